@@ -1,0 +1,60 @@
+# gpuops from a checkout. Everything goes into .venv/, except the Debian packages that the tests use (see .ci/packages).
+# A second call is quick: what was installed is remembered by stamps in .venv/.made/, until pyproject.toml changes.
+#
+# make demo     train a digit reader on two nodes, both of them this machine
+# make test     format, lint, types, the agent's Python 3.8, every test
+# make proof    every test, with the full counts as well (long)
+# make clean    remove what was made here, .venv/ too; never your runs/
+
+PYTHON ?= python3
+BIN := .venv/bin
+MADE := .venv/.made
+
+# PROGRAM:PACKAGE, what the tests use of the system
+PACKAGES := git:git ps:procps
+
+.PHONY: help demo test proof clean packages
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+demo: $(MADE)/train
+	$(BIN)/gpuops train multinode --nodes 2
+
+test: packages $(MADE)/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/vermin -q -t=3.8- --no-parse-comments gpuops/agent
+	$(BIN)/python -m pytest
+
+proof: packages $(MADE)/dev
+	$(BIN)/python -m pytest -m "proof or not proof"
+
+packages:
+	@.ci/packages $(PACKAGES)
+
+$(MADE)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "error: gpuops needs Python 3.11 or later, this is $$($(PYTHON) --version)"; \
+	    echo "hint: name another one: make PYTHON=python3.12 $(or $(MAKECMDGOALS),demo)"; exit 1; } >&2
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || .ci/packages -:python3-venv
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@mkdir -p $(MADE) && touch $@
+
+# torch is the big one: on Linux PyPI's build brings CUDA (gigabytes). A machine without a GPU is served by
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+$(MADE)/train: pyproject.toml $(MADE)/venv
+	$(BIN)/python -m pip install -e '.[train]'
+	@touch $@
+
+$(MADE)/dev: pyproject.toml $(MADE)/train
+	$(BIN)/python -m pip install --quiet --group dev
+	@touch $@
+
+clean:
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find gpuops provisioners train tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	rm -f train/*.pt train/*.pt.tmp
