@@ -1,0 +1,48 @@
+"""Mode `agent`: serves agent.sock and supervises runs; started by the watchdog, gone soon after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Sequence
+
+from gpuops.agent import prctl, procs, runs
+from gpuops.agent.init import start_watchdog
+from gpuops.agent.node import Node, log, node_of
+from gpuops.agent.resultfile import settle
+from gpuops.agent.server import Server
+from gpuops.agent.wake import Wake
+from gpuops.agent.watchdog import note_self
+
+LOOK_S = 2.0
+"""How often the parent is looked at, where the kernel does not tell of its end."""
+WATCHDOG_DIED = signal.SIGUSR2
+
+
+def main(_mode: str, arguments: Sequence[str]) -> int:
+    node, rest = node_of(arguments)
+    watchdog = int(rest[rest.index("--watchdog") + 1])
+    os.chdir(node.dir)
+    prctl.become_subreaper()
+    wake = Wake([WATCHDOG_DIED, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD])
+    prctl.die_with_parent(WATCHDOG_DIED)
+    note_self(node, "agent.json")
+    settle(node)
+    threading.Thread(target=Server(node).serve, name="server", daemon=True).start()
+    while os.getppid() == watchdog:
+        wake.wait(LOOK_S)
+        procs.reap()
+    orphaned(node)
+    return 0
+
+
+def orphaned(node: Node) -> None:
+    """The watchdog was killed: nothing may go on without one. End the run, start another watchdog, leave."""
+    log("the watchdog is gone; ending what is on and starting another")
+    reason = {"kind": "watchdog", "say": "gpuops' watchdog on this node was killed while the run was on"}
+    runs.close(reason, "now", "lost")
+    procs.end_all(procs.helpers)
+    if os.path.exists("node.json") and not os.path.exists("ended.json"):
+        start_watchdog(node)
+    os._exit(0)  # threads that serve clients have nothing left to say

@@ -1,0 +1,87 @@
+"""Mode `end`: a node goes, with every process of every run. Asking again is harmless."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from typing import Sequence
+
+from gpuops.agent import procs
+from gpuops.agent.node import Node, node_of, read_json, write_json
+from gpuops.agent.proctable import descendants, lives, marked, table
+from gpuops.agent.runfiles import markers
+
+ORDERLY_S = 20.0
+"""How long the watchdog may take to end everything by itself, in seconds."""
+
+
+def main(_mode: str, arguments: Sequence[str]) -> int:
+    """Prints `{"ended": n, "left": n}`; exit code 1 when something is left."""
+    node, rest = node_of(arguments)
+    counts = end(node) if os.path.isdir(node.dir) else {"ended": 0, "left": 0}
+    if "--remove" in rest and not counts["left"]:
+        remove(node)
+    print(json.dumps(counts), flush=True)
+    return 1 if counts["left"] else 0
+
+
+def end(node: Node) -> dict[str, int]:
+    """End watchdog, agent and runs; how many processes ended, and how many could not be."""
+    if not os.path.exists(node.path("ended.json")):
+        write_json(node.path("ended.json"), {"at": time.time(), "why": "it was ended"})
+    ours = dict(_ours(node))
+    watchdog = _noted(node, "watchdog.json")
+    if watchdog is not None:
+        procs.send([watchdog], signal.SIGTERM)
+        _wait(node)
+    everyone = dict(ours)
+
+    def left() -> set[int]:
+        everyone.update(_ours(node))
+        seen = table()
+        return {pid for pid, start in everyone.items() if pid in seen and seen[pid].start == start}
+
+    count = procs.end_all(left, polite_s=0.0)
+    return {"ended": len(everyone) - count, "left": count}
+
+
+def _wait(node: Node) -> None:
+    deadline = time.monotonic() + ORDERLY_S
+    while _noted(node, "watchdog.json") is not None and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _noted(node: Node, name: str) -> int | None:
+    """The process that a file names, if it lives."""
+    noted = read_json(node.path(name))
+    return noted["pid"] if noted and lives(noted["pid"], noted["start"]) else None
+
+
+def _ours(node: Node) -> list[tuple[int, str]]:
+    """(pid, start) of watchdog and agent, of all below them, and of what carries the marker of a run."""
+    seen = table()
+    heads = {pid for pid in (_noted(node, "watchdog.json"), _noted(node, "agent.json")) if pid is not None}
+    found = heads | descendants(seen, heads) | marked(seen, markers(node))
+    return [(pid, seen[pid].start) for pid in found - {os.getpid()} if pid in seen]
+
+
+def remove(node: Node) -> None:
+    """Remove the node's folder, and the cluster's when it is empty. node.json goes last, so it can be repeated."""
+    if os.path.exists(node.path("node.json")):
+        for name in os.listdir(node.dir):
+            path = node.path(name)
+            if name == "node.json":
+                continue
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                os.unlink(path)
+        os.unlink(node.path("node.json"))
+    for folder in (node.dir, os.path.dirname(node.dir)):
+        try:
+            os.rmdir(folder)
+        except OSError:
+            return  # not empty: something is not ours, or another node lives there; or gone already

@@ -1,0 +1,41 @@
+"""The verb `left`: what lies in a tree that neither a push put there nor a pattern names.
+
+It would go with the node: edits made by hand, and results under names that nobody thought of.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, Dict
+
+from gpuops.agent.filestate import ours
+from gpuops.agent.node import Node, read_json
+from gpuops.agent.outs import matcher, walk
+from gpuops.agent.survey import load_record
+from gpuops.agent.treefolder import TreeFolder, raw, stat_entry
+
+Emit = Callable[[Dict[str, Any]], None]
+
+
+def left(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001 (a verb's signature)
+    """`{files: [[path, size, mtime_ns, edited]]}`; `edited`: pushed, and changed since.
+
+    With `run`, only what changed since that run started, in its tree; else all of `tree`.
+    """
+    tree, since = args.get("tree"), 0
+    if args.get("run"):
+        spec = os.path.join(node.run(args["run"]), "spec.json")
+        tree, since = (read_json(spec) or {}).get("tree", tree), os.stat(spec).st_mtime_ns
+    folder = TreeFolder(node.tree(str(tree)))
+    record, named = load_record(node, str(tree)), matcher(args["patterns"])
+    root = os.fsencode(folder.folder)
+
+    def candidate(path: str) -> bool:
+        return not named(path) and not (os.path.islink(folder.at(path)) and os.path.isdir(folder.at(path)))
+
+    files = []
+    for path, (size, mtime_ns) in walk(root, candidate):
+        pushed, pending = record.files.get(path), record.pending.get(path)
+        if mtime_ns >= since and not ours(stat_entry(os.path.join(root, raw(path))), pushed, pending):
+            files.append([path, size, mtime_ns, pushed is not None])
+    return {"files": sorted(files)}

@@ -1,0 +1,111 @@
+"""Tar streams over stdio, the node's end. A member is never longer or shorter than it announced."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tarfile
+from typing import IO, BinaryIO, Iterator, Sequence, cast
+
+from gpuops.agent.filestate import LINK
+from gpuops.agent.node import Refusal
+from gpuops.agent.treefolder import TreeFolder, checked, stat_entry
+from gpuops.agent.whole import Whole
+
+BLOCK = 1 << 18
+
+
+def options(arguments: Sequence[str]) -> dict[str, str]:
+    """`["--tree", "project"]` -> `{"tree": "project"}`."""
+    return {name[2:]: value for name, value in zip(arguments[::2], arguments[1::2])}
+
+
+def torn() -> Refusal:
+    return Refusal("torn", "the transfer ended early", "push again: what arrived whole is not sent again")
+
+
+def members(stream: BinaryIO) -> Iterator[tuple[str, int, Iterator[bytes]]]:
+    """Name, size and content of each regular file in a tar stream, in order.
+
+    Each content must be read before the next member is asked for. Raises Refusal `torn`.
+    """
+    try:
+        with tarfile.open(mode="r|", fileobj=stream, bufsize=BLOCK) as tar:
+            for member in tar:
+                file = tar.extractfile(member)
+                if file is None:
+                    raise torn()
+                yield member.name, member.size, _blocks(file)
+    except (tarfile.TarError, EOFError) as error:
+        raise torn() from error
+
+
+def _blocks(file: IO[bytes]) -> Iterator[bytes]:
+    try:
+        while True:
+            block = file.read(BLOCK)
+            if not block:
+                return
+            yield block
+    except (tarfile.TarError, EOFError) as error:
+        raise torn() from error
+
+
+def send_files(folder: TreeFolder, paths: list[str], stdout: BinaryIO, follow: bool) -> None:
+    """Write the files as a tar stream. Raises Refusal `bad-path` before the first byte."""
+    for path in paths:
+        checked(path)
+    with tarfile.open(
+        mode="w|",
+        fileobj=cast(BinaryIO, Whole(stdout)),
+        bufsize=BLOCK,
+        format=tarfile.PAX_FORMAT,
+        encoding="utf-8",
+        errors="surrogateescape",
+    ) as tar:
+        for path in paths:
+            if not follow and stat_entry(folder.at(path)).kind == LINK:
+                _send_link(tar, path, folder)
+            else:
+                _send_file(tar, path, folder)
+    stdout.flush()
+
+
+def _send_link(tar: tarfile.TarFile, path: str, folder: TreeFolder) -> None:
+    found = stat_entry(folder.at(path))
+    if found.entry.link is None:
+        return  # replaced in this moment
+    member = tarfile.TarInfo(path)
+    member.type, member.linkname = tarfile.SYMTYPE, found.entry.link
+    tar.addfile(member)
+
+
+def _send_file(tar: tarfile.TarFile, path: str, folder: TreeFolder) -> None:
+    try:
+        # A pipe in a file's place must not make us wait for its writer.
+        fd = os.open(folder.at(path), os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return  # vanished, or not ours to read: left out
+    try:
+        seen = os.fstat(fd)
+        if stat.S_ISREG(seen.st_mode):
+            member = tarfile.TarInfo(path)
+            member.size, member.mode, member.mtime = seen.st_size, stat.S_IMODE(seen.st_mode), int(seen.st_mtime)
+            with open(fd, "rb", closefd=False) as file:
+                tar.addfile(member, cast(BinaryIO, Padded(file, seen.st_size)))
+    finally:
+        os.close(fd)
+
+
+class Padded:
+    """Exactly `size` bytes of a file that may grow or shrink meanwhile; zeros stand for what is missing."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self.file = file
+        self.left = size
+
+    def read(self, count: int) -> bytes:
+        count = min(count, self.left)
+        data = self.file.read(count)
+        self.left -= count
+        return data + bytes(count - len(data))

@@ -1,0 +1,150 @@
+"""Mode `watchdog`: the outermost process of ours on a node. It keeps the agent alive and the lease.
+
+It needs nothing but the node's folder: not the agent's good health, not the network, not a client.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from typing import Any, Sequence
+
+from gpuops.agent import lease, prctl, procs
+from gpuops.agent.dial import ask
+from gpuops.agent.init import open_log
+from gpuops.agent.node import Node, log, node_of, program, write_json
+from gpuops.agent.proctable import find
+from gpuops.agent.runfiles import markers
+from gpuops.agent.wake import Wake
+
+TICK_S = 2.0
+"""How often the lease is looked at; an end is kept to one tick."""
+LEAVE_S = 90.0
+"""How long the agent may take for the last snapshot before everything is ended, in seconds."""
+FAREWELL_S = 60.0
+"""How long whoever is connected may take after that to fetch the results of a run that the lease ended."""
+HEALTHY_S = 10.0
+"""An agent that lived this long is started again at once; otherwise there is a growing pause."""
+END_TRIES = 3
+END_S = 60.0
+
+
+def main(_mode: str, arguments: Sequence[str]) -> int:
+    node, _ = node_of(arguments)
+    os.chdir(node.dir)
+    lock = os.open("watchdog.lock", os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return 0  # another one watches already
+    prctl.become_subreaper()
+    note_self(node, "watchdog.json")
+    Watchdog(node).watch()
+    return 0
+
+
+def note_self(node: Node, name: str) -> None:
+    """Write who we are, so that others can tell us from a later process with the same number."""
+    me = find(os.getpid())
+    write_json(node.path(name), {"pid": os.getpid(), "start": me.start if me else ""})
+
+
+class Watchdog:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._wake = Wake([signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+        self._quiet = lease.Quiet()
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._started = 0.0
+        self._pause_s = 0.0
+
+    def watch(self) -> None:
+        """Until an end of the lease, SIGTERM, or `ended.json` (written by `end`)."""
+        self._clear()
+        wait_s = 0.0
+        while True:
+            terminated = signal.SIGTERM in self._wake.wait(wait_s)
+            self._tend_agent()
+            end = self._next_end()
+            if terminated or self._has_ended():
+                self._close("stop", "this node is being ended", "now")
+                return
+            if end is not None and end.left_s <= 0:
+                self._end(end.why)
+                return
+            wait_s = min(TICK_S, end.left_s) if end is not None else TICK_S
+
+    def _next_end(self) -> lease.End | None:
+        now = lease.read_clocks()
+        quiet_s = self._quiet.seconds(lease.touched(self._node), now)
+        return lease.next_end(lease.read(self._node), now, quiet_s, os.path.exists("live.json"))
+
+    def _has_ended(self) -> bool:
+        """Said by a file, or by there being none: whoever removed the node's folder wanted the node gone."""
+        return os.path.exists("ended.json") or not os.path.exists("node.json")
+
+    def _tend_agent(self) -> None:
+        procs.reap()
+        if self._agent is not None and self._agent.poll() is not None:
+            log(f"the agent ended ({self._agent.returncode}); ending what it had started")
+            self._agent = None
+            left = self._clear()
+            lived = time.monotonic() - self._started
+            self._pause_s = 0.0 if lived > HEALTHY_S else min(30.0, max(0.2, 2 * self._pause_s))
+            log(f"{left} processes could not be ended; a new agent in {self._pause_s:.1f} s")
+            self._started = time.monotonic()
+        if self._agent is None and not self._has_ended() and time.monotonic() >= self._started + self._pause_s:
+            self._start_agent()
+
+    def _clear(self, polite_s: float = procs.POLITE_S) -> int:
+        """End every descendant, and what carries a marker of this node's runs; how many are left."""
+        left = procs.end_all(lambda: procs.below(markers(self._node)), polite_s)
+        procs.reap()
+        return left
+
+    def _start_agent(self) -> None:
+        self._started = time.monotonic()
+        with open_log(self._node, "agent.log") as errors:
+            self._agent = procs.start(
+                [*program(), "agent", "--node", self._node.dir, "--watchdog", str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                cwd=self._node.dir,
+            )
+
+    def _close(self, kind: str, say: str, how: str, farewell_s: float = 0.0) -> None:
+        """Ask the agent for an orderly end of its run, then end whatever there is."""
+        polite_s = 0.0  # the agent has nothing left to do then
+        try:
+            wish = {"kind": kind, "say": say, "how": how, "farewell_s": farewell_s}
+            ask("leave", wish, limit_s=LEAVE_S + farewell_s)
+        except (OSError, ValueError) as error:
+            log(f"the agent did not end its run by itself: {error}")
+            polite_s = procs.POLITE_S
+        self._clear(polite_s)
+
+    def _end(self, why: str) -> None:
+        log(f"ending this node: {why}")
+        self._close("lease", why, "graceful", FAREWELL_S)
+        write_json(self._node.path("ended.json"), {"at": time.time(), "why": why})
+        argv = self._node.settings().get("end")
+        for attempt in range(END_TRIES if argv else 0):
+            if attempt:
+                time.sleep(10.0)
+            if run_end(argv):
+                return
+
+
+def run_end(argv: Any) -> bool:
+    """Run what ends this machine for good; whether it succeeded."""
+    try:
+        code = subprocess.run(argv, stdin=subprocess.DEVNULL, timeout=END_S, check=False).returncode
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log(f"cannot end this machine: {error}")
+        return False
+    log(f"{argv[0]} ended with exit code {code}")
+    return code == 0
