@@ -1,0 +1,1 @@
+"""Provisioners: one module per provider, all behind `provisioners.base.Provisioner`."""

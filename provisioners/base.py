@@ -1,0 +1,101 @@
+"""The contract of a provisioner: the few things only a provider can do.
+
+A provisioner translates; it never waits, retries, journals on its own, or prints. Polling,
+deadlines, back-off, marking and the ledger live once, in `gpuops.cluster` and `gpuops.teardown`.
+A third party implements this Protocol in a wheel of its own and names it in the entry point group
+`gpuops.provisioners` (`name = "package.module:factory"`, called with a Context); nothing in this
+repository has to change.
+
+Every call sets a time limit for each of its requests over the network (at most 60 s) and turns off
+its SDK's own retries of anything that creates. All but `create` may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gpuops.models import Intent, Journal, Offer, Option, Problem, Request, Resource
+
+CONTRACT = 1
+"""Version of this contract; a provisioner states the one it was written for as `contract`."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a provisioner is given at construction, which must be cheap and touch nothing."""
+
+    owner: str
+    """8 hex digits that mark everything of this user."""
+    home: Path
+    """gpuops' own folder on this computer (`~/.gpuops`)."""
+    env: Mapping[str, str]
+    """Credentials and settings: the real environment, joined with the known names of `.env`."""
+
+
+class Provisioner(Protocol):
+    """One provider. Errors are `gpuops.errors.ProviderError` and its children, nothing else."""
+
+    contract: int
+    name: str
+    capabilities: Mapping[str, bool | str]
+    """`multinode`, `spot`, `self_destruct`, `host_keys`, `rented`, `shares_disk`: True, or the sentence why not.
+    `rented` is True where machines cost money while they exist, `shares_disk` where a node sees this
+    computer's files under the same paths (local nodes alone)."""
+    options: Sequence[Option]
+    settle_s: float
+    """For how many seconds `list_owned` and `describe` may not yet know what `create` has made; 0 where they
+    know at once. So long is looked again before a lost answer counts as `nothing was made`."""
+    gone_s: float
+    """How many seconds the end of a cluster may take at this provider, first `destroy` to empty list."""
+
+    def preflight(self, request: Request) -> Sequence[Problem]:
+        """Cheap and read-only: credentials, balance, quota. All problems at once."""
+
+    def offers(self, request: Request) -> Sequence[Offer]:
+        """Ways to satisfy the request, best first, each with exactly `request.nodes` nodes. No side effect.
+
+        One offer is one place where all nodes can be had together (one zone, one data centre).
+        """
+
+    def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+        """All nodes or none. `journal.will` before and `journal.got` after each effect.
+
+        Returns the resources, machines in node order; does not wait until they run. The name given
+        to `will` is the resource's later `name`, whose last part is for a machine its node's index.
+        Nodes of the user's own (plain SSH hosts) are created too: what is made is our folder there.
+        Where the provider or the node's start-up can end a node by itself at `intent.boot_deadline`,
+        that is asked for in the very call that creates it.
+
+        Raises NoCapacity, QuotaExceeded, AuthFailed, RateLimited, Rejected: the last `will` did not
+        happen; or Unknown: any open `will` may have happened. With several requests under way, raise
+        when all are answered, and Unknown when one of them is not. What was made before a failure is
+        destroyed by the core, which finds it in the journal and by its mark.
+        """
+
+    def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
+        """Everything at the provider that carries our mark (`gpuops-<owner>-…`), in any state but `ended`
+        for good (what a provider still shows for an hour after its end is left out).
+
+        `regions`: those in which something of the cluster was intended; empty: all that the account
+        can use. All pages, and never a partial answer: raise where one region does not answer.
+        """
+
+    def describe(self, resource: Resource) -> Resource:
+        """One look at a resource of any kind, never waits: state, address, port, private address, price.
+
+        What the provider does not know is no error: its state is `ended`.
+        """
+
+    def destroy(self, resources: Sequence[Resource]) -> None:
+        """Idempotent and immediate; gone already is success; knows the order that works.
+
+        Asked again every few seconds until nothing is listed, with what was listed: what cannot go
+        yet (a security group whose machines still end) is left for the next time. One that fails
+        does not keep the others from being asked for: raise after all were.
+        """
+
+    def self_destruct(self, resource: Resource) -> Sequence[str] | None:
+        """The argv a node's watchdog runs to end its node, with credentials the node has."""

@@ -1,0 +1,254 @@
+"""This machine plays the nodes: a folder, a watchdog and an agent each, nothing else.
+
+No root, no namespaces, no sshd. A node lives in `<home>/local/<cluster>/n<i>`; being there is
+what makes it ours, so an interrupted creation is found by its folder even without a ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpuops.errors import ProviderError, Rejected, Unknown
+from gpuops.models import Intent, Journal, Offer, Option, Problem, Request, Resource
+from provisioners.base import CONTRACT, Context
+from provisioners.localproc import end_by_force, watchdog_lives
+
+INIT_S = 60.0
+REGION = "local"
+
+
+class LocalProvisioner:
+    """The embedded default: free, and gone with the command that asked for it."""
+
+    contract = CONTRACT
+    name = "local"
+    capabilities: Mapping[str, bool | str] = {
+        "multinode": True,
+        "spot": "this machine is not rented, so there is no spot price",
+        "self_destruct": "a local node is processes and a folder; its watchdog ends the processes",
+        "host_keys": "local nodes are reached without SSH",
+        "rented": "this machine is yours",
+        "shares_disk": True,
+    }
+    options: Sequence[Option] = ()
+    settle_s = 0.0
+    gone_s = 60.0
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.root = context.home / "local"
+        self._ending: dict[str, subprocess.Popen[bytes]] = {}
+
+    def preflight(self, request: Request) -> Sequence[Problem]:
+        problems = []
+        if sys.platform == "win32":
+            problems.append(Problem("local nodes need Linux or macOS", "use WSL, or name another provider with --on"))
+        for flag, value in (
+            ("--gpu-type", request.gpu_type),
+            ("--gpu-mem", request.gpu_mem),
+            ("--region", request.region),
+            ("--image", request.image),
+        ):
+            if value is not None:
+                problems.append(
+                    Problem(
+                        f"{flag} says which machine to rent, and local nodes are this machine",
+                        f"leave out {flag}, or name another provider",
+                    )
+                )
+        return problems
+
+    def offers(self, request: Request) -> Sequence[Offer]:
+        """One offer: this machine, its GPUs divided among the nodes (none, where they do not suffice)."""
+        gpus = visible_gpus()
+        shares, note = divide(gpus, request.nodes, request.gpus)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        each = f"{len(shares[0])} GPU{'s' * (len(shares[0]) != 1)}" if shares and shares[0] else "CPU"
+        share = f"{each} each, {cores} cores shared" if request.nodes > 1 else f"{each}, {cores} cores"
+        what = f"{request.nodes} node{'s' * (request.nodes != 1)} on this machine ({share})"
+        return [
+            Offer(
+                "local",
+                "this-machine",
+                what,
+                request.nodes,
+                len(shares[0]) if shares else 0,
+                region=REGION,
+                notes=(note,) if note else (),
+                data={"gpus": shares},
+            )
+        ]
+
+    def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+        artefact = self._install(intent.agent)
+        shares = offer.data.get("gpus") or [None] * offer.nodes
+        return [
+            self._create_node(index, gpus, artefact, offer, intent, journal)
+            for index, gpus in zip(range(offer.nodes), shares, strict=True)
+        ]
+
+    def _create_node(
+        self, index: int, gpus: Sequence[str] | None, artefact: Path, offer: Offer, intent: Intent, journal: Journal
+    ) -> Resource:
+        mark = intent.mark(index)
+        journal.will("machine", mark, intent.token, REGION)
+        folder = self.root / intent.cluster / f"n{index}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        document = {
+            "node": {
+                "cluster": intent.cluster,
+                "owner": intent.owner,
+                "index": index,
+                "mark": mark,
+                "token": intent.token,
+                "end": None,
+                "gpus": gpus,
+                "cores_share": 1 / offer.nodes,
+                "artefact": artefact.stem,
+            },
+            "lease": {"boot_in": max(1.0, intent.boot_deadline - time.time())},
+        }
+        init_node(artefact, folder, document)
+        resource = self._resource(folder)
+        journal.got(resource)
+        return resource
+
+    def _install(self, agent: Path) -> Path:
+        """The agent's place among local nodes, by content; written once."""
+        target = self.root / "agent" / agent.name
+        if not target.exists():
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            temporary = target.with_suffix(f".{os.getpid()}")
+            shutil.copyfile(agent, temporary)
+            temporary.replace(target)
+        return target
+
+    def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
+        """Every node folder there is: they lie in this user's own home, so all are the owner's."""
+        return [
+            self._resource(folder)
+            for folder in sorted(self.root.glob("*/n*"))
+            if folder.is_dir() and folder.name[1:].isdigit()
+        ]
+
+    def _resource(self, folder: Path) -> Resource:
+        """What a node's own file says of it, so that one that nobody remembers is whole again."""
+        mark = f"gpuops-{self.context.owner}-{folder.parent.name}-{folder.name[1:]}"
+        return Resource(
+            kind="machine",
+            id=str(folder),
+            region=REGION,
+            name=mark,
+            bills=False,
+            state="running" if watchdog_lives(folder) else "ended",
+            address="127.0.0.1",
+            private_address="127.0.0.1",
+            data={"connection": "process", "root": str(self.root), "python": sys.executable, **_settings(folder)},
+        )
+
+    def describe(self, resource: Resource) -> Resource:
+        folder = Path(resource.id)
+        if not folder.exists():
+            return Resource(**{**vars(resource), "state": "ended"})
+        return self._resource(folder)
+
+    def destroy(self, resources: Sequence[Resource]) -> None:
+        """Ask each node to end and to remove its folder; a program of its own does it."""
+        for resource in resources:
+            folder = Path(resource.id)
+            ending = self._ending.get(resource.id)
+            if folder.parent.parent != self.root or not folder.exists() or (ending and ending.poll() is None):
+                continue
+            artefact = self._any_artefact(folder)
+            if artefact is None:  # nothing was ever started here, or the agents' own folder was deleted
+                if end_by_force(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+                continue
+            self._ending[resource.id] = subprocess.Popen(
+                [sys.executable, "-I", str(artefact), "end", "--node", str(folder), "--remove"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd="/",
+            )
+
+    def _any_artefact(self, folder: Path) -> Path | None:
+        """The newest agent installed here: `end` understands the files of every earlier one."""
+        found = sorted((self.root / "agent").glob("*.pyz"), key=lambda path: path.stat().st_mtime)
+        return found[-1] if found and (folder / "node.json").exists() else None
+
+    def self_destruct(self, resource: Resource) -> Sequence[str] | None:
+        return None
+
+
+def _settings(folder: Path) -> dict[str, object]:
+    """GPUs, share of the cores and artefact from `node.json`; nothing where the node never came to life."""
+    try:
+        node = json.loads((folder / "node.json").read_text())
+        return {name: node[name] for name in ("gpus", "cores_share", "artefact")}
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
+def divide(gpus: Sequence[str], nodes: int, wanted: int | None) -> tuple[list[list[str]], str]:
+    """Each node's GPUs, and a sentence where the user should know.
+
+    Without GPUs every share is empty. `wanted` GPUs per node, or all, divided evenly.
+    Raises Rejected when GPUs exist and are wanted in a number that is not there.
+    """
+    if not gpus:
+        return [[] for _ in range(nodes)], ""
+    if len(gpus) < nodes:
+        have = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}"
+        return [[] for _ in range(nodes)], f"this machine has {have} for {nodes} nodes, so the ranks run on the CPU"
+    each = len(gpus) // nodes if wanted is None else wanted
+    if each * nodes > len(gpus):
+        raise Rejected(
+            f"{nodes} nodes with {each} GPUs each need {each * nodes}, this machine has {len(gpus)}",
+            f"ask for --gpus {len(gpus) // nodes}, or for fewer --nodes",
+        )
+    return [list(gpus[index * each : (index + 1) * each]) for index in range(nodes)], ""
+
+
+def visible_gpus() -> list[str]:
+    """This machine's NVIDIA GPUs that the user lets us see, as `CUDA_VISIBLE_DEVICES` names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [part.strip() for part in visible.split(",") if part.strip() not in ("", "-1")]
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    count = sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+    return [str(index) for index in range(count)]
+
+
+def init_node(artefact: Path, folder: Path, document: Mapping[str, object]) -> None:
+    """Start a node's watchdog and agent. Raises ProviderError with the agent's own words."""
+    argv = [sys.executable, "-I", str(artefact), "init", "--node", str(folder)]
+    try:
+        # A session of its own: Ctrl-C must not end a node half-way into being.
+        done = subprocess.run(
+            argv,
+            input=json.dumps(document),
+            capture_output=True,
+            text=True,
+            timeout=INIT_S,
+            check=False,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired:
+        raise Unknown(
+            f"the local node in {folder} did not start within {INIT_S:.0f} s", f"look at {folder}/watchdog.log"
+        ) from None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise ProviderError(f"the local node in {folder} did not start: {last}", f"look at {folder}/watchdog.log")
