@@ -1,0 +1,110 @@
+"""One bulk transfer's channel, watched: whichever side stops moving bytes, it ends within a limit."""
+
+from __future__ import annotations
+
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import BinaryIO, TypeVar, cast
+
+from gpuops.connection import Channel
+from gpuops.errors import ConnectionLost, NodeError
+from gpuops.tarstream import complaint
+
+SILENCE_S = 60.0
+"""How long a transfer may move no byte in either direction, in seconds."""
+PIECE = 1 << 15
+"""Bytes of one write. A pipe takes a write as a whole before it returns: small ones show a slow line's progress."""
+
+T = TypeVar("T")
+
+
+class Cut(Exception):
+    """The channel, not a file of ours, ended or failed."""
+
+
+class Watched:
+    """A channel of which every read and write is timed; one that takes longer than `silence_s` ends the program.
+
+    Only waiting for the other side counts, not what is done here between two reads.
+    """
+
+    def __init__(self, channel: Channel, silence_s: float) -> None:
+        self.silence_s = silence_s
+        self.silent = False
+        self._channel = channel
+        self._since: float | None = None
+        self._done = threading.Event()
+        self.stdin = cast(BinaryIO, _Side(self, channel.stdin))
+        self.stdout = cast(BinaryIO, _Side(self, channel.stdout))
+        threading.Thread(target=self._watch, daemon=True, name="bulk watch").start()
+
+    def _watch(self) -> None:
+        while not self._done.wait(self.silence_s / 10):
+            since = self._since
+            if since is not None and time.monotonic() - since > self.silence_s:
+                self.silent = True
+                self._channel.close()  # whoever waits in a read or write sees the end of the pipe
+                return
+
+    def timed(self, act: Callable[[], T]) -> T:
+        """`act`, a read or a write. Raises Cut where it fails."""
+        self._since = time.monotonic()
+        try:
+            return act()
+        except (OSError, ValueError) as error:  # ValueError: closed by the watcher
+            raise Cut(str(error)) from error
+        finally:
+            self._since = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self._channel.wait(timeout)
+
+    def errors(self) -> str:
+        return self._channel.errors()
+
+    def close(self) -> None:
+        self._done.set()
+        self._channel.close()
+
+
+class _Side:
+    """One of the two streams; `write` may take less than it is given."""
+
+    def __init__(self, owner: Watched, stream: BinaryIO) -> None:
+        self._owner = owner
+        self._stream = stream
+
+    def read(self, count: int) -> bytes:
+        return self._owner.timed(lambda: self._stream.read(count))
+
+    def write(self, data: bytes) -> int:
+        return self._owner.timed(lambda: self._stream.write(data[:PIECE]))
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+@contextmanager
+def transfer(channel: Channel, label: str, silence_s: float = SILENCE_S) -> Iterator[Watched]:
+    """The watched channel for one transfer, closed at the end.
+
+    Whatever the other side does wrong is raised as NodeRefused (its own words) or ConnectionLost. Errors
+    of our own files are left to the caller, as OSError.
+    """
+    watched = Watched(channel, silence_s)
+    try:
+        yield watched
+    except (Cut, tarfile.TarError, NodeError) as error:
+        if watched.silent:
+            raise ConnectionLost(
+                f"the transfer with {label} has not moved for {silence_s:.0f} s",
+                "check the node and the network, then try again: what arrived whole is not sent again",
+            ) from error
+        if isinstance(error, NodeError):
+            raise
+        raise complaint(watched, label) from error
+    finally:
+        watched.close()

@@ -1,0 +1,215 @@
+"""`up`, `down`, `lease`, `reap`: bringing up and ending."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
+from gpuops.cli.shapes import NamesProvider, example_help
+from gpuops.cli.world import greet, make_world
+from gpuops.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpuops.ledger import ClusterRow
+    from gpuops.models import Resource
+    from gpuops.world import World
+
+UP_HELP = example_help(
+    "Bring up a cluster and leave it up.",
+    "gpuops up local --nodes 2",
+    "gpuops up local --name lab --max-hours 3",
+)
+DOWN_HELP = example_help(
+    "End clusters; results come home first.\n\nRuns are stopped in good order, and nothing is left that costs.",
+    "gpuops down",
+    "gpuops down lab",
+    "gpuops down --all",
+)
+LEASE_HELP = example_help(
+    "Show until when a cluster may live, or extend it.", "gpuops lease lab", "gpuops lease lab --extend 2h"
+)
+REAP_HELP = example_help("Find and end what carries our mark and nobody remembers.", "gpuops reap", "gpuops reap --yes")
+
+
+def register(app: typer.Typer) -> None:
+    their_own = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command("up", cls=NamesProvider, help=UP_HELP, context_settings=their_own)(up)
+    app.command("down", help=DOWN_HELP)(down)
+    app.command("lease", help=LEASE_HELP)(lease)
+    app.command("reap", help=REAP_HELP)(reap)
+
+
+@with_flags(MachineFlags)
+def up(
+    machine: MachineFlags,
+    context: typer.Context,
+    provider: Annotated[str, typer.Argument(metavar="PROVIDER", help="Who rents or owns the machines.")],
+    name: Annotated[str | None, typer.Option(help="What to call it.", show_default=False)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be created, and its price.")] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    from gpuops import cluster
+    from gpuops.cli.request import lease_wish, machine_request, own_options, with_table
+    from gpuops.output import money
+
+    world, settings = make_world(as_json=as_json, yes=yes, strict=True)
+    machine = with_table(settings, "up", machine)
+    request = machine_request(provider, machine, own_options(world, provider, context.args))
+    if name is not None:
+        check_name(name)
+    greet(world)
+    if dry_run:
+        _, offers = cluster.plan(world, request)
+        documents = [dataclasses.asdict(offer) | {"per_hour": offer.per_hour} for offer in offers]
+        lines = [
+            f"would create: {offer.say}" + (f", {money(offer.per_hour)}/h" if offer.per_hour else ", free")
+            for offer in offers
+        ]
+        world.out.result("offers", {"offers": documents}, lines)
+        return
+    with world.signals:
+        live = cluster.bring_up(world, request, name=name, ephemeral=False, wish=lease_wish(machine))
+    live.close()
+    world.ledger.set_cluster(live.row.id, keeper=None)
+    _announce(world, live.row, live.machines)
+
+
+def _announce(world: World, row: ClusterRow, machines: Sequence[Resource]) -> None:
+    """What is up, until when, and the document for programs."""
+    import time
+
+    from gpuops import guard
+    from gpuops import lease as leases
+
+    if guard.wants_guard(world.ledger, row):
+        guard.ensure(world.home)
+    nodes = [{"name": one.name, "address": one.address, "per_hour": one.per_hour} for one in machines]
+    count = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
+    world.out.result(
+        "cluster",
+        {
+            "name": row.name,
+            "provider": row.provider,
+            "nodes": nodes,
+            "hard_end": row.lease.end,
+            "idle_s": row.lease.idle_s,
+        },
+        [f"{row.name} is up: {count}; {leases.describe(row.lease, time.time())}"],
+    )
+
+
+def check_name(name: str) -> None:
+    """Raises UsageError for a name that providers could not take as a mark."""
+    from gpuops.models import NAME
+
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"'{name}' cannot be a cluster's name",
+            "use a small letter, then at most 23 small letters, digits and dashes",
+        )
+
+
+def down(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Which clusters; without, the one there is.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every live cluster.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Do not wait for runs, give up results that are not home.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    from gpuops import down as story
+    from gpuops.cli.progress import progress_for
+    from gpuops.ledger import LedgerTooNew
+    from gpuops.reap import down_by_mark
+
+    world, _ = make_world(as_json=as_json)
+    try:
+        greet(world)
+        with world.signals:
+            world.signals.backward()
+            said = story.down(world, story.pick(world, names or [], everything), progress_for(world), force=force)
+    except LedgerTooNew as error:
+        world.out.say(f"note: {error.say}: working from the marks at the providers")
+        said = down_by_mark(world, names or [], everything)
+        for sentence in said:
+            world.out.say(sentence)
+    lines = [] if said else ["nothing is up"]
+    world.out.result("down", {"gone": [sentence.split()[0] for sentence in said]}, lines)
+
+
+def lease(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which cluster.")],
+    extend: Annotated[
+        str | None, typer.Option(metavar="SPAN", help="Move its hard end by this much: 30min, 2h.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    import time
+
+    from gpuops import choose, cluster, guard
+    from gpuops import lease as leases
+
+    by_s = leases.parse_span(extend) if extend is not None else None
+    world, _ = make_world(as_json=as_json)
+    greet(world)
+    row = choose.by_name(world.ledger.clusters(), name)
+    now = time.time()
+    ours = row.lease
+    if by_s is not None:
+        ours = leases.extended(ours, by_s, now)
+        live = cluster.open_live(world, row)
+        try:
+            cluster.send_lease(live, ours, now)
+        finally:
+            live.close()
+        world.ledger.set_cluster(row.id, lease=ours)
+        guard.ensure(world.home)
+        if ours.end != ours.hard_end:
+            world.out.say("note: the spending limit (--max-cost) comes first; extending time does not move it")
+    world.out.result(
+        "lease",
+        {"name": row.name, "hard_end": ours.end, "idle_s": ours.idle_s},
+        [f"{row.name}: {leases.describe(ours, now)}"],
+    )
+
+
+def reap(yes: Yes = False, as_json: Json = False) -> None:
+    from gpuops import reap as story
+    from gpuops.ledger import LedgerTooNew
+
+    world, _ = make_world(as_json=as_json)
+    try:
+        greet(world)
+    except LedgerTooNew as error:
+        world.out.say(f"note: {error.say}: whatever carries our mark counts as left over")
+    found, unasked = story.strays(world)
+    closed, unasked_too = story.forgotten(world)
+    unasked += [sentence for sentence in unasked_too if sentence not in unasked]
+    for name in closed:
+        world.out.say(f"{name} is gone: its provider lists nothing of it")
+    left: list[story.Stray] = []
+    if found and not yes:
+        for sentence in unasked:
+            world.out.say(f"note: {sentence}")
+        for stray in found:
+            world.out.say(f"found {stray.resource.name} at {stray.provider} ({stray.resource.state})")
+        if not world.out.interactive:
+            raise UsageError(
+                f"{len(found)} left over, and nobody is there to be asked", "end them with: gpuops reap --yes"
+            )
+        if not typer.confirm("end them?", err=True):
+            found, left = [], found
+    story.settle(world, found, unasked)
+    ended = [stray.resource.name for stray in found]
+    world.out.result(
+        "reap",
+        {"ended": ended, "closed": closed, "unasked": unasked},
+        [f"ended {name}" for name in ended] or [f"{len(left)} left as they are" if left else "nothing left over"],
+    )

@@ -1,0 +1,77 @@
+"""From argv to an exit code: the one place where errors become words."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+import typer
+
+from gpuops.cli.app import app, command_names
+from gpuops.cli.complaints import in_our_words
+from gpuops.cli.passed import set_passed, split
+from gpuops.errors import BUG, GpuopsError, Interrupted, UsageError
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code. Nothing escapes as a traceback."""
+    ours, passed = split(arguments)
+    set_passed(passed)
+    as_json = "--json" in ours
+    try:
+        code = app(args=list(ours), prog_name="gpuops", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except (GpuopsError, Interrupted) as error:
+        report(error.say, error.hint, error.exit_code, as_json)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):  # Abort: the end of input where a question was asked
+        report("interrupted", "", Interrupted.exit_code, as_json)
+        return Interrupted.exit_code
+    except Exception as error:
+        words = in_our_words(error, ours, command_names())
+        if words is None:
+            return _bug(error, as_json)
+        report(*words, UsageError.exit_code, as_json)
+        return UsageError.exit_code
+
+
+def _bug(error: Exception, as_json: bool) -> int:
+    where = Path(os.environ.get("GPUOPS_HOME") or Path.home() / ".gpuops") / f"bug-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+    try:
+        where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        where.write_text("".join(traceback.format_exception(error)))
+    except OSError:
+        where = Path("(it could not be written down)")
+    report(f"a bug in gpuops: {type(error).__name__}: {error}", f"please report it with {where}", BUG, as_json)
+    return BUG
+
+
+def report(say: str, hint: str, code: int, as_json: bool) -> None:
+    """One sentence and one thing to do, on stderr; with --json an error object on stdout as well."""
+    if as_json:
+        from gpuops.output import SCHEMA
+
+        _print(json.dumps({"schema": SCHEMA, "kind": "error", "say": say, "hint": hint, "exit_code": code}), sys.stdout)
+    _print(f"error: {say}" + (f"\nhint: {hint}" if hint else ""), sys.stderr)
+
+
+def _print(text: str, stream: TextIO) -> None:
+    try:
+        print(text, file=stream)
+    except OSError:
+        pass  # the terminal is gone, and with it whoever would read this
+
+
+def settle() -> None:
+    """Write out what is buffered: a terminal or a pipe that is gone must not change the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,0 +1,147 @@
+"""The flags of `up`, `run` and `train`, once: for the command line, for `gpuops.toml` and for help.
+
+A flag that was not typed is None (or an empty list), so that what `gpuops.toml` says can fill it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask no questions.")]
+
+
+def _option(help_text: str, *names: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=help_text, metavar=metavar, show_default=False)
+
+
+@dataclass(frozen=True)
+class MachineFlags:
+    """What to bring up, and until when."""
+
+    nodes: Annotated[int | None, _option("How many nodes.")] = None
+    gpus: Annotated[int | None, _option("GPUs per node; without GPUs, ranks per node.")] = None
+    gpu_type: Annotated[str | None, _option("Which GPU to rent, such as h100.")] = None
+    gpu_mem: Annotated[int | None, _option("GPU memory to rent, in GB.", metavar="GB")] = None
+    spot: Annotated[bool | None, typer.Option("--spot", help="Rent interruptible machines.", show_default=False)] = None
+    region: Annotated[str | None, _option("Where to rent.")] = None
+    image: Annotated[str | None, _option("Which image rented machines start from.")] = None
+    max_price: Annotated[float | None, _option("Highest price, all nodes together.", metavar="$/H")] = None
+    max_hours: Annotated[float | None, _option("The cluster ends after so many hours.", metavar="H")] = None
+    max_cost: Annotated[float | None, _option("The cluster ends when it has cost so much.", metavar="$")] = None
+    idle: Annotated[float | None, _option("The cluster ends after so many minutes without use.", metavar="MIN")] = None
+    timeout: Annotated[float | None, _option("How long a node may take to become ready.", metavar="MIN")] = None
+
+
+@dataclass(frozen=True)
+class LaunchFlags:
+    """How to launch: shared by `run` and `train`."""
+
+    on: Annotated[
+        str | None,
+        _option(
+            "Bring up a fresh cluster there, and end it afterwards. Takes that provider's own options as well.",
+            metavar="PROVIDER",
+        ),
+    ] = None
+    cluster: Annotated[str | None, _option("Use this live cluster.", metavar="NAME")] = None
+    data: Annotated[str | None, _option("A file or folder the run reads.", metavar="PATH")] = None
+    out: Annotated[
+        list[str] | None, _option("Files to bring home, such as 'checkpoints/**'. Repeatable.", metavar="GLOB")
+    ] = None
+    env: Annotated[
+        list[str] | None,
+        _option(
+            "Set a variable in the run; K alone takes yours. Recorded: use --secret for what must not be. Repeatable.",
+            metavar="K[=V]",
+        ),
+    ] = None
+    secret: Annotated[
+        list[str] | None, _option("Like --env K, but never written anywhere. Repeatable.", metavar="NAME")
+    ] = None
+    prelude: Annotated[
+        list[str] | None,
+        _option("A shell line before every rank, such as 'module load cuda'. Repeatable.", metavar="LINE"),
+    ] = None
+    python: Annotated[str | None, _option("The Python on the nodes.", metavar="PATH")] = None
+    setup: Annotated[
+        str | None, _option("A shell command on every node before the launch; '' for none.", metavar="CMD")
+    ] = None
+    resume: Annotated[
+        str | None, _option("Put this earlier run's snapshots back on every node first.", metavar="RUN")
+    ] = None
+    queue: Annotated[
+        bool | None, typer.Option("--queue", help="Wait while another run is on the cluster.", show_default=False)
+    ] = None
+    keep: Annotated[
+        bool | None, typer.Option("--keep", help="Leave a fresh cluster up afterwards.", show_default=False)
+    ] = None
+    detach: Annotated[
+        bool | None, typer.Option("--detach", help="Return once the run has started.", show_default=False)
+    ] = None
+    overwrite: Annotated[
+        bool | None,
+        typer.Option("--overwrite", help="Send files over versions edited on the node.", show_default=False),
+    ] = None
+    send_anyway: Annotated[
+        list[str] | None, _option("Send a file that looks like a secret. Repeatable.", metavar="PATH")
+    ] = None
+
+
+F = TypeVar("F")
+
+
+def with_flags(*groups: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the fields of dataclasses as options; it receives one object per class, in order, first."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[len(groups) :]
+        options = [_parameter(group, field) for group in groups for field in dataclasses.fields(group)]
+
+        @functools.wraps(function)
+        def command(**values: Any) -> None:
+            objects = [
+                group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)}) for group in groups
+            ]
+            function(*objects, **values)
+
+        keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        command.__signature__ = inspect.Signature([*keyword, *options])  # type: ignore[attr-defined]
+        # typer reads annotations from the signature, but resolves names through this attribute too.
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in [*keyword, *options]}
+        return command
+
+    return decorate
+
+
+def _parameter(group: type[Any], field: dataclasses.Field[Any]) -> inspect.Parameter:
+    hints = typing.get_type_hints(group, include_extras=True)
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hints[field.name])
+
+
+def keys(*groups: type[Any]) -> dict[str, type]:
+    """Names and plain types of flags, as `gpuops.toml` may hold them: `gpu-type` -> str."""
+    table: dict[str, type] = {}
+    for group in groups:
+        for name, hint in typing.get_type_hints(group).items():
+            plain = next(part for part in typing.get_args(hint) if part is not type(None))
+            table[name.replace("_", "-")] = typing.get_origin(plain) or plain
+    return table
+
+
+def filled(flags: F, table: Mapping[str, Any]) -> F:
+    """The same flags with what was not typed taken from `gpuops.toml`'s table."""
+    values = {}
+    for field in dataclasses.fields(flags):  # type: ignore[arg-type]
+        key = field.name.replace("_", "-")
+        if getattr(flags, field.name) in (None, []) and key in table:
+            values[field.name] = table[key]
+    return dataclasses.replace(flags, **values)  # type: ignore[type-var]

@@ -1,0 +1,133 @@
+"""`run` and `train`: launching."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from gpuops.cli.flags import Json, LaunchFlags, MachineFlags, Yes, with_flags
+from gpuops.cli.passed import passed
+from gpuops.cli.shapes import WORDS, TakesArguments, TakesCommand, example_help
+from gpuops.errors import UsageError
+
+TRAIN_HELP = example_help(
+    "Train through torchrun on one GPU, one node or several.\n\n"
+    "SCRIPT is your own file, run as it is; its arguments stand behind `--`. Without SCRIPT: the workload `digits`.",
+    "gpuops train multinode --nodes 2",
+    "gpuops train multigpu train.py -- 50 10 --batch_size 32",
+    "gpuops train multinode --workload toy -- 50 10",
+)
+RUN_HELP = example_help(
+    "Run any command on a node.\n\nWith push, logs, lease, results and teardown around it.",
+    "gpuops run -- python3 hello.py",
+    "gpuops run --nodes 2 --all-nodes -- nvidia-smi",
+)
+
+MODES: tuple[Literal["single"], Literal["multigpu"], Literal["multinode"]] = ("single", "multigpu", "multinode")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("train", cls=TakesArguments, help=TRAIN_HELP)(train)
+    app.command("run", cls=TakesCommand, help=RUN_HELP)(run)
+
+
+@with_flags(LaunchFlags, MachineFlags)
+def train(
+    flags: LaunchFlags,
+    machine: MachineFlags,
+    context: typer.Context,
+    mode: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODE", help="single: one rank; multigpu: one node, a rank per GPU; multinode: several nodes."
+        ),
+    ],
+    script: Annotated[str | None, typer.Argument(metavar="SCRIPT", help="Your training script.")] = None,
+    module: Annotated[
+        str | None, typer.Option("-m", metavar="MODULE", help="Run a module instead of a script.", show_default=False)
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option(help="Run one of gpuops' own programs: digits, toy.", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be created, sent and executed.")] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    from gpuops import workloads
+    from gpuops.cli.story import tell
+    from gpuops.models import RunRequest
+
+    checked = check_mode(mode)
+    given = [name for name, value in (("SCRIPT", script), ("-m", module), ("--workload", workload)) if value]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} exclude each other", "name one thing to train")
+    if not given:
+        workload = workloads.DEFAULT
+
+    def request(machine: MachineFlags) -> RunRequest:
+        return RunRequest(
+            kind="torchrun",
+            mode=checked,
+            nodes=nodes_for(checked, machine, script),
+            gpus=machine.gpus,
+            script=script,
+            module=module,
+            workload=workload,
+            argv=passed() or [],
+        )
+
+    tell("train", request, flags, machine, context.meta[WORDS], dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+def check_mode(mode: str) -> Literal["single", "multigpu", "multinode"]:
+    """Raises UsageError for a mode that is none, also where the script stands in its place."""
+    for known in MODES:
+        if mode == known:
+            return known
+    raise UsageError(
+        f"'{mode}' is neither single, multigpu nor multinode",
+        f"say how far to spread first: gpuops train multinode {mode}"
+        if mode.endswith(".py")
+        else "say how far to spread: gpuops train multinode",
+    )
+
+
+def nodes_for(mode: str, machine: MachineFlags, script: str | None) -> int:
+    """How many nodes a mode takes, 0 for all there are. Raises UsageError where the flags contradict it."""
+    nodes = machine.nodes or (0 if mode == "multinode" else 1)
+    same = f" {script}" if script else ""
+    if mode != "multinode" and nodes != 1:
+        raise UsageError(
+            f"train {mode} is for one node, {nodes} were asked for", f"gpuops train multinode --nodes {nodes}{same}"
+        )
+    if mode == "single" and machine.gpus not in (None, 1):
+        raise UsageError(
+            f"train single is one rank on one GPU, {machine.gpus} were asked for",
+            f"gpuops train multigpu --gpus {machine.gpus}{same}",
+        )
+    return nodes
+
+
+@with_flags(LaunchFlags, MachineFlags)
+def run(
+    flags: LaunchFlags,
+    machine: MachineFlags,
+    context: typer.Context,
+    all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Run it on every node, not on node0 alone.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be created, sent and executed.")] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    from gpuops.cli.story import tell
+    from gpuops.models import RunRequest
+
+    words: Any = passed()
+    if not words:
+        raise UsageError("there is no command to run", "write it behind `--`: gpuops run -- python3 hello.py")
+
+    def request(machine: MachineFlags) -> RunRequest:
+        nodes = (machine.nodes or 0) if all_nodes else 1
+        return RunRequest(kind="command", mode="run", nodes=nodes, gpus=machine.gpus, argv=words, all_nodes=all_nodes)
+
+    tell("run", request, flags, machine, context.meta[WORDS], dry_run=dry_run, yes=yes, as_json=as_json)

@@ -1,0 +1,131 @@
+"""`logs`, `status`, `runs`, `stop`: looking at what is and was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpuops.cli.flags import Json
+from gpuops.cli.shapes import example_help
+from gpuops.cli.world import greet, make_world
+
+LOGS_HELP = example_help(
+    "Show a run's output, each byte once, whoever fetched it.",
+    "gpuops logs",
+    "gpuops logs -f",
+    "gpuops logs digits-3 --rank 2 --tail 50",
+)
+STATUS_HELP = example_help("Show what is up, and until when.", "gpuops status", "gpuops status --cloud")
+RUNS_HELP = example_help("List runs, the latest last.", "gpuops runs", "gpuops runs --json")
+STOP_HELP = example_help(
+    "Stop a run in good order; the cluster stays.\n\nA snapshot is asked for, and results come home.",
+    "gpuops stop",
+    "gpuops stop digits-3",
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("logs", help=LOGS_HELP)(logs)
+    app.command("status", help=STATUS_HELP)(status)
+    app.command("runs", help=RUNS_HELP)(runs)
+    app.command("stop", help=STOP_HELP)(stop)
+
+
+def logs(
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="Which run; without, this folder's latest.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run ends. Ctrl-C only detaches.")
+    ] = False,
+    node: Annotated[int | None, typer.Option(help="Only this node's lines.", show_default=False)] = None,
+    rank: Annotated[int | None, typer.Option(help="Only this rank's lines.", show_default=False)] = None,
+    tail: Annotated[int | None, typer.Option(metavar="N", help="Only the last N lines.", show_default=False)] = None,
+    launcher: Annotated[bool, typer.Option("--launcher", help="Show torchrun's own lines as well.")] = False,
+    as_json: Json = False,
+) -> None:
+    from gpuops.watch import Filter, watch
+
+    world, _ = make_world(as_json=as_json)
+    greet(world)
+    watch(world, run, Filter(node, rank, tail, launcher), follow=follow)
+
+
+def status(
+    cloud: Annotated[bool, typer.Option("--cloud", help="Ask the providers what is really there.")] = False,
+    as_json: Json = False,
+) -> None:
+    world, _ = make_world(as_json=as_json)
+    if cloud:
+        from gpuops.status import cloud as look_outside
+        from gpuops.status import cloud_lines
+
+        documents, unasked = look_outside(world)
+        for sentence in unasked:
+            world.out.say(f"note: {sentence}")
+        world.out.result("cloud", {"resources": documents, "unasked": unasked}, cloud_lines(documents))
+        return
+    if not (world.home / "ledger.db").exists():  # nothing was ever brought up: no need to open anything
+        world.out.result("status", {"clusters": []}, ["nothing is up"])
+        return
+    from gpuops.status import lines, look
+
+    greet(world)
+    found = look(world)
+    world.out.result("status", {"clusters": found}, lines(found))
+
+
+def runs(as_json: Json = False) -> None:
+    from gpuops.output import ago, table
+
+    world, _ = make_world(as_json=as_json)
+    greet(world)
+    rows = world.ledger.runs() if (world.home / "ledger.db").exists() else []
+    documents = [
+        {
+            "run": row.name,
+            "state": row.state,
+            "outcome": (row.verdict or {}).get("outcome"),
+            "say": (row.verdict or {}).get("say"),
+            "created": row.created,
+            "ended": row.ended,
+            "folder": str(row.folder),
+            "home": str(row.home),
+        }
+        for row in rows
+    ]
+    heading = ["RUN", "STATE", "STARTED", "WHAT CAME OF IT", "RESULTS"]
+    cells = [
+        [
+            row.name,
+            str((row.verdict or {}).get("outcome") or row.state),
+            ago(row.created),
+            str((row.verdict or {}).get("say") or "-"),
+            _place(row.home, world.folder),
+        ]
+        for row in rows
+    ]
+    lines = table([heading, *cells]) if rows else ["no run yet"]
+    world.out.result("runs", {"runs": documents}, lines)
+
+
+def _place(home: Path, folder: Path) -> str:
+    """Where results are, as short as it can be typed here; a dash where there are none."""
+    if not home.is_dir():
+        return "-"
+    return str(home.relative_to(folder) if home.is_relative_to(folder) else home)
+
+
+def stop(
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="Which run; without, the one going on here.")] = None,
+    as_json: Json = False,
+) -> None:
+    from gpuops import down as story
+    from gpuops.cli.progress import progress_for
+
+    world, _ = make_world(as_json=as_json)
+    greet(world)
+    row = story.pick_run(world, run, running=run is None)
+    with world.signals:
+        say = story.stop(world, row, progress_for(world))
+    world.out.result("stop", {"run": row.name, "say": say}, [say])

@@ -1,0 +1,169 @@
+"""From flags, `gpuops.toml` and a provider's own options to the requests that the stories take."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from gpuops.cli.complaints import NEAR
+from gpuops.cli.flags import LaunchFlags, MachineFlags, filled, keys
+from gpuops.cluster import LeaseWish
+from gpuops.errors import UsageError
+from gpuops.models import Option, Request
+from gpuops.settings import Settings
+from gpuops.world import World
+
+F = TypeVar("F")
+TIMEOUT_MIN = 20.0
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+KINDS: Mapping[str, tuple[Any, str]] = {
+    "str": (str, "text"),
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "path": (str, "a path"),
+}
+
+
+def with_table(settings: Settings, table: str, flags: F) -> F:
+    """Flags completed from `gpuops.toml`'s table."""
+    return filled(flags, settings.tables.get(table, {}))
+
+
+def machine_request(provider: str, flags: MachineFlags, options: Mapping[str, Any]) -> Request:
+    """The request for machines. Raises UsageError for impossible numbers."""
+    for name, value, least in (("--nodes", flags.nodes, 1), ("--gpus", flags.gpus, 1), ("--gpu-mem", flags.gpu_mem, 1)):
+        if value is not None and value < least:
+            raise UsageError(f"{name} {value} is too few", f"{name} takes a number from {least}")
+    for name, amount in (
+        ("--max-price", flags.max_price),
+        ("--max-hours", flags.max_hours),
+        ("--max-cost", flags.max_cost),
+        ("--idle", flags.idle),
+        ("--timeout", flags.timeout),
+    ):
+        if amount is not None and not 0 < amount < float("inf"):
+            raise UsageError(f"{name} {amount:g} is no limit that can be kept", f"{name} takes a number above 0")
+    return Request(
+        provider=provider,
+        nodes=flags.nodes or 1,
+        gpus=flags.gpus,
+        gpu_type=flags.gpu_type,
+        gpu_mem=flags.gpu_mem,
+        spot=bool(flags.spot),
+        region=flags.region,
+        max_price=flags.max_price,
+        image=flags.image,
+        timeout_min=flags.timeout or TIMEOUT_MIN,
+        options=options,
+    )
+
+
+def lease_wish(flags: MachineFlags) -> LeaseWish:
+    return LeaseWish(flags.max_hours, flags.max_cost, flags.idle)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        said = re.sub(r"argument (--[\w-]+): expected one argument", r"\1 needs a value", message)
+        raise UsageError(re.sub(r"argument (--[\w-]+): ", r"\1: ", said), f"see: gpuops {self.prog} --help")
+
+
+def own_options(world: World, provider: str, words: Sequence[str]) -> dict[str, Any]:
+    """A provider's own flags, parsed by what it declares. Raises UsageError for a flag nobody knows."""
+    parser = _Parser(prog=f"up {provider}", add_help=False, allow_abbrev=False)
+    options = world.provisioner(provider).options
+    for option in options:
+        _add(parser, option)
+    known, unknown = parser.parse_known_args(list(words))
+    if unknown and not unknown[0].startswith("-"):
+        raise UsageError(f"'{unknown[0]}' is more than gpuops up takes", f"see: gpuops up {provider} --help")
+    if unknown:
+        name = unknown[0].partition("=")[0]
+        near = difflib.get_close_matches(name, [f"--{known}" for known in _names(options)], 1, NEAR)
+        raise UsageError(
+            f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else ""),
+            f"see: gpuops up {provider} --help",
+        )
+    return {name: value for name, value in vars(known).items() if value is not None}
+
+
+def _add(parser: argparse.ArgumentParser, option: Option) -> None:
+    flag = f"--{option.name}"
+    if option.type == "bool":
+        parser.add_argument(flag, dest=option.name, action="store_true", default=option.default)
+    elif option.type == "list":
+        parser.add_argument(flag, dest=option.name, action="append", default=option.default)
+    else:
+        parser.add_argument(flag, dest=option.name, type=_reader(option), default=option.default)
+
+
+def _reader(option: Option) -> Callable[[str], Any]:
+    kind, called = KINDS[option.type]
+
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise UsageError(f"--{option.name} takes {called}, not '{text}'", "correct the value") from None
+
+    return read
+
+
+def _names(options: Sequence[Option]) -> list[str]:
+    """Every option of `up`: everybody's and the provider's own."""
+    return [*keys(MachineFlags), "name", "dry-run", "yes", "json", *(option.name for option in options)]
+
+
+def environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """`--env K=V` and `--env K` as a mapping. Raises UsageError, also for what says who a process of the run is."""
+    from gpuops.launch import IDENTITY
+
+    values = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not VARIABLE.fullmatch(name):
+            raise UsageError(
+                f"--env {word} names no variable", "write --env NAME=VALUE, or --env NAME for your own value"
+            )
+        if IDENTITY.fullmatch(name):
+            raise UsageError(
+                f"--env {name} cannot be set: it tells each process of the run which one it is",
+                "leave it out; --nodes and --gpus say how many there are",
+            )
+        if not equals and name not in environ:
+            raise UsageError(f"--env {name}: {name} is not set here", f"set it, or write --env {name}=VALUE")
+        values[name] = value if equals else environ[name]
+    return values
+
+
+def check_data(data: str | None, folder: Path, *, inside: bool = True) -> str | None:
+    """The data's path, absolute unless it lies in the project and the run works `inside` a copy of that.
+
+    Raises UsageError when nothing is there, or when it is the whole project.
+    """
+    if data is None:
+        return None
+    full = (folder / Path(data).expanduser()).absolute()
+    if not full.exists():
+        raise UsageError(f"--data {data}: there is no such file or folder", "check the path")
+    full = Path(os.path.normpath(full))
+    if full == folder:
+        raise UsageError(f"--data {data} is the project itself, which is sent anyway", "leave out --data")
+    return full.relative_to(folder).as_posix() if inside and full.is_relative_to(folder) else str(full)
+
+
+def launch_flags(settings: Settings, table: str, flags: LaunchFlags) -> LaunchFlags:
+    """Launch flags completed from `gpuops.toml`; lists are never None afterwards."""
+    complete = with_table(settings, table, flags)
+    lists: dict[str, Any] = {
+        field.name: getattr(complete, field.name) or []
+        for field in dataclasses.fields(complete)
+        if field.name in ("out", "env", "secret", "prelude", "send_anyway")
+    }
+    return dataclasses.replace(complete, **lists)

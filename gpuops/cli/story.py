@@ -1,0 +1,138 @@
+"""What `run` and `train` have in common between flags and exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import typer
+
+from gpuops.cli.flags import LaunchFlags, MachineFlags
+from gpuops.cli.progress import progress_for
+from gpuops.cli.request import (
+    check_data,
+    environment,
+    launch_flags,
+    lease_wish,
+    machine_request,
+    own_options,
+    with_table,
+)
+from gpuops.cli.world import greet, make_world
+from gpuops.errors import UsageError
+from gpuops.models import RunRequest
+from gpuops.world import World
+
+NODES = 2
+"""How many nodes `train multinode` brings up when nobody says: the fewest that are several."""
+
+
+def tell(
+    table: str,
+    make_request: Callable[[MachineFlags], RunRequest],
+    flags: LaunchFlags,
+    machine: MachineFlags,
+    own: Sequence[str],
+    *,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Complete the request, run the story, print its end; exits with the story's code.
+
+    `make_request` is given the flags completed from `gpuops.toml`; `own` are the words that the provider
+    behind `--on` reads.
+    """
+    from gpuops import job as story
+    from gpuops.run import Sending
+
+    world, settings = make_world(as_json=as_json, yes=yes, strict=True)
+    flags = launch_flags(settings, table, flags)
+    machine = with_table(settings, table, machine)
+    machines = machine_request(flags.on or "local", machine, own_options(world, flags.on, own) if flags.on else {})
+    request = complete(world, make_request(machine), flags)
+    if request.kind == "torchrun":
+        machines = dataclasses.replace(machines, nodes=request.nodes or NODES)
+    job = story.Job(
+        request=request,
+        machines=machines,
+        cluster=flags.cluster,
+        on=flags.on,
+        keep=bool(flags.keep),
+        detach=bool(flags.detach),
+        wish=lease_wish(machine),
+        sending=Sending(bool(flags.overwrite), flags.send_anyway or (), bool(flags.queue)),
+    )
+    greet(world)
+    if dry_run:
+        from gpuops.dryrun import dry_run as plan
+
+        document, lines = plan(world, job)
+        world.out.result("plan", document, lines)
+        return
+    progress = progress_for(world)
+    try:
+        outcome = story.execute(world, settings, job, progress)
+    finally:
+        progress.close()
+    world.out.result("run", outcome.document, [])
+    for line in outcome.last:
+        world.out.say(line)
+    if outcome.exit_code:
+        raise typer.Exit(outcome.exit_code)
+
+
+def complete(world: World, request: RunRequest, flags: LaunchFlags) -> RunRequest:
+    """The request with everything the flags say, checked. Raises UsageError before anything is created."""
+    changes: dict[str, Any] = {
+        "data": check_data(flags.data, world.folder, inside=not request.workload),
+        "outs": flags.out or (),
+        "env": environment(flags.env or (), world.env),
+        "secrets": flags.secret or (),
+        "prelude": flags.prelude or (),
+        "python": flags.python,
+        "resume": flags.resume,
+        "setup": flags.setup,
+    }
+    request = dataclasses.replace(request, **changes)
+    if request.workload:
+        from gpuops import workloads
+
+        request = dataclasses.replace(request, script=workloads.script(request.workload))
+    elif request.script is not None:
+        request = dataclasses.replace(request, script=script_inside(world.folder, request.script))
+    if flags.detach and flags.queue:
+        raise UsageError("--detach and --queue exclude each other", "leave out one of them")
+    if request.resume:
+        request = _resumed(world, request)
+    return request
+
+
+def script_inside(folder: Path, script: str) -> str:
+    """The script's path relative to the project. Raises UsageError when it is absent or outside."""
+    full = (folder / Path(script).expanduser()).absolute()
+    if full.is_dir():
+        raise UsageError(f"{script} is a folder", "name the script in it")
+    if not full.exists():
+        raise UsageError(f"there is no script {script}", "check the path; it is looked for under the current folder")
+    resolved = Path(*full.parts)
+    try:
+        inside = resolved.relative_to(folder)
+        if ".." in inside.parts:
+            inside = full.resolve().relative_to(folder.resolve())
+    except ValueError:
+        raise UsageError(
+            f"{script} lies outside the project {folder}", f"start gpuops in the folder that holds it: cd {full.parent}"
+        ) from None
+    return str(PurePosixPath(inside))
+
+
+def _resumed(world: World, request: RunRequest) -> RunRequest:
+    """`--resume RUN`: the run must have outputs, and be of the same kind."""
+    from gpuops.push.restore import check
+    from gpuops.run import find_run, tree_of
+
+    check(find_run(world, str(request.resume)), tree_of(request, world.folder)[0])
+    return request

@@ -1,0 +1,399 @@
+"""The first story: a cluster comes to be, is reached, and is gone again.
+
+Waiting, retrying, journalling and marking live here, once, for every provider.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from gpuops import artefact, guard
+from gpuops import lease as leases
+from gpuops.agent.node import PROTOCOL
+from gpuops.agentclient import AgentClient, NodePaths
+from gpuops.connection import connect
+from gpuops.errors import (
+    ConnectionLost,
+    GpuopsError,
+    Interrupted,
+    NoCapacity,
+    NodeError,
+    NodeRefused,
+    ProviderError,
+    RateLimited,
+    StillBilling,
+    Unknown,
+    UsageError,
+)
+from gpuops.ledger import ClusterRow, LedgerJournal
+from gpuops.models import Intent, Lease, Offer, Request, Resource
+from gpuops.oneach import on_each
+from gpuops.output import money, span
+from gpuops.teardown import POLL_S, POLL_SLOW_S, clear, in_order, owned, tear_down
+from gpuops.world import World
+from provisioners.base import Provisioner
+
+BOOT_MARGIN_S = 600.0
+"""What the boot lease adds to `--timeout`."""
+RETRIES = 4
+EAGER_S = 10.0
+"""So long a new node is looked at often."""
+BOOTING = frozenset({"no-node", "no-agent"})
+"""Refusals of a machine that can be logged in to before its node has come to life."""
+
+T = TypeVar("T")
+
+
+@dataclass
+class Live:
+    """A cluster that answers: its row, its machines and a conversation with each node's agent."""
+
+    row: ClusterRow
+    machines: list[Resource]
+    clients: list[AgentClient] = field(default_factory=list)
+    facts: list[Mapping[str, Any]] = field(default_factory=list)
+    """Each node's `hello`."""
+    skews: list[float] = field(default_factory=list)
+    """Seconds to add to a node's clock to get ours."""
+
+    def each(self, action: Callable[[int, AgentClient], T]) -> list[T]:
+        """Do something on every node at once; the first error wins, after all have ended."""
+        return on_each(lambda index: action(index, self.clients[index]), range(len(self.clients)))
+
+    def reconnect(self, index: int) -> AgentClient:
+        """A new conversation with one node. Raises ConnectionLost."""
+        self.clients[index].close()
+        self.clients[index] = _client(self.row.name, self.machines[index], index)
+        return self.clients[index]
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+            client.connection.close()
+
+
+def plan(world: World, request: Request) -> tuple[Provisioner, list[Offer]]:
+    """Check the request and get its offers; nothing is created. Raises ProviderError, UsageError."""
+    provisioner = world.provisioner(request.provider)
+    _check_capabilities(provisioner, request)
+    problems = list(provisioner.preflight(request))
+    for problem in problems:
+        if not problem.fatal:
+            world.out.say(f"note: {problem.say}; {problem.hint}")
+    fatal = [problem for problem in problems if problem.fatal]
+    if fatal:
+        raise ProviderError("; ".join(problem.say for problem in fatal), fatal[0].hint)
+    offers = [
+        offer
+        for offer in provisioner.offers(request)
+        if offer.nodes == request.nodes and (request.max_price is None or offer.per_hour <= request.max_price)
+    ]
+    if not offers:
+        raise NoCapacity(
+            f"{request.provider} offers nothing that fits this request",
+            "ask for less, raise --max-price, or try another provider",
+        )
+    return provisioner, offers
+
+
+def _check_capabilities(provisioner: Provisioner, request: Request) -> None:
+    for wanted, capability in ((request.nodes > 1, "multinode"), (request.spot, "spot")):
+        able = provisioner.capabilities.get(capability, f"{provisioner.name} does not say that it can")
+        if wanted and able is not True:
+            raise UsageError(
+                f"{provisioner.name} cannot do {capability}: {able}", "leave that out, or name another provider"
+            )
+
+
+@dataclass(frozen=True)
+class LeaseWish:
+    """The flags that shape a lease; None: the provider's default."""
+
+    max_hours: float | None = None
+    max_cost: float | None = None
+    idle_min: float | None = None
+
+
+def bring_up(world: World, request: Request, *, name: str | None, ephemeral: bool, wish: LeaseWish) -> Live:
+    """Create a cluster and wait until every node answers. What fails is undone before it is raised."""
+    provisioner, offers = plan(world, request)
+    rented = provisioner.capabilities.get("rented") is True
+    _confirm(world, offers[0])
+    agent, _ = artefact.build(world.home / "cache")
+    now = world.clock.now()
+    row = world.ledger.intend(
+        provider=request.provider,
+        name=name,
+        folder=world.folder,
+        ephemeral=ephemeral,
+        token=uuid.uuid4().hex,
+        request=dataclasses.asdict(request),
+        boot_deadline=now + request.timeout_min * 60 + BOOT_MARGIN_S,
+        lease=leases.make(rented=rented, per_hour=offers[0].per_hour, now=now, **dataclasses.asdict(wish)),
+        keeper=world.me,
+        now=now,
+    )
+    try:
+        guard.ensure(world.home)
+        intent = Intent(world.owner, row.name, row.token, row.boot_deadline, agent)
+        offer = _create(world, provisioner, offers, row, intent)
+        if rented:
+            world.out.say("not yet protected: keep this computer on until the nodes are ready")
+        live = _wait_ready(world, provisioner, row, request)
+        try:
+            _start_lease(world, live, wish, rented, offer)
+        except BaseException:
+            live.close()
+            raise
+    except StillBilling:
+        world.ledger.ending(row.id)  # the guard, or `down`, goes on with it
+        raise
+    except BaseException as error:
+        world.signals.backward()
+        why = error.say if isinstance(error, (GpuopsError, Interrupted)) else "an error in gpuops"
+        world.out.say(f"undoing {row.name}: {why}")
+        tear_down(world, row.id, why)
+        raise
+    return live
+
+
+def _confirm(world: World, offer: Offer) -> None:
+    """One question before money is spent, where somebody can answer it. Raises UsageError."""
+    if not offer.per_hour or world.yes:
+        return
+    if not world.out.interactive:
+        raise UsageError("this costs money, and nobody is there to be asked", "say --yes")
+    if not world.out.confirm(f"{offer.say}, {money(offer.per_hour)}/h: go?"):
+        raise UsageError("not confirmed: nothing was created", "say --yes to skip the question")
+
+
+def _create(world: World, provisioner: Provisioner, offers: Sequence[Offer], row: ClusterRow, intent: Intent) -> Offer:
+    """Try offer after offer. A failed one leaves nothing behind before the next is tried.
+
+    An offer that costs more than what was agreed to is asked about again.
+    """
+    refused: list[str] = []
+    agreed = offers[0].per_hour
+    for offer in offers:
+        if offer.per_hour > agreed:
+            _confirm(world, offer)
+            agreed = offer.per_hour
+        world.out.say(f"{row.name}: {offer.say}" + (f", {money(offer.per_hour)}/h" if offer.per_hour else ""))
+        for note in offer.notes:
+            world.out.say(f"note: {note}")
+        world.ledger.set_cluster(row.id, offer=dataclasses.asdict(offer))
+        try:
+            _create_once(world, provisioner, offer, row, intent)
+            return offer
+        except NoCapacity as error:
+            refused.append(error.say)
+            _undo(world, provisioner, row)
+    raise NoCapacity(
+        refused[-1] if len(refused) == 1 else f"none of {len(refused)} offers could be had: {refused[-1]}",
+        "try again later, or allow more kinds of machine",
+    )
+
+
+def _create_once(world: World, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
+    """One offer, as often as its provider says `slower`. Raises ProviderError; what was made may still be there."""
+    for attempt in range(RETRIES):
+        fresh = dataclasses.replace(intent, token=f"{intent.token}-{uuid.uuid4().hex[:8]}")
+        try:
+            _ask(world, provisioner, offer, row, fresh)
+            return
+        except RateLimited as error:
+            world.ledger.refused(row.id)
+            if attempt == RETRIES - 1:
+                raise
+            _undo(world, provisioner, row)  # half of it may be there; made again, it would be there twice
+            wait = 2.0 ** (attempt + 1) if error.retry_after is None else error.retry_after
+            world.clock.pause(wait, world.clock.monotonic() + wait)
+        except Unknown:
+            if _look_up(world, provisioner, offer, row):
+                return
+            raise
+        except ProviderError:
+            world.ledger.refused(row.id)
+            raise
+
+
+def _undo(world: World, provisioner: Provisioner, row: ClusterRow) -> None:
+    """Nothing of a failed attempt is left, at the provider and in the ledger. Raises StillBilling."""
+    clear(world, provisioner, world.ledger.cluster(row.id))
+    world.ledger.cleared(row.id)
+
+
+def _ask(world: World, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
+    """The one call that makes something. Raises what `create` raises, and Unknown where it made too few or too many."""
+    with world.signals.shielded():  # what a provider has done must be in the ledger first
+        made = provisioner.create(offer, intent, LedgerJournal(world.ledger, row.id))
+        known = {(one.kind, one.id) for one in world.ledger.resources(row.id)}
+        for resource in made:
+            if (resource.kind, resource.id) not in known:
+                world.ledger.got(row.id, resource)
+    count = len(machines_of(world, row))
+    if count != offer.nodes:
+        raise Unknown(
+            f"{provisioner.name} made {count} of {offer.nodes} machines", "try again, or ask for another kind"
+        )
+
+
+def _look_up(world: World, provisioner: Provisioner, offer: Offer, row: ClusterRow) -> bool:
+    """After a lost answer: whether all machines are there, by their mark, and then in the ledger."""
+    clock = world.clock
+    deadline = clock.monotonic() + provisioner.settle_s
+    while True:
+        found = [one for one in owned(world, provisioner, row) if one.kind == "machine" and one.state != "ended"]
+        if len(found) == offer.nodes:
+            for resource in found:
+                world.ledger.got(row.id, resource)
+            return True
+        if len(found) > offer.nodes or clock.monotonic() >= deadline:
+            return False
+        clock.pause(POLL_SLOW_S, deadline)
+
+
+def machines_of(world: World, row: ClusterRow) -> list[Resource]:
+    """The cluster's machines as the ledger knows them, in node order."""
+    return in_order([one for one in world.ledger.resources(row.id) if one.kind == "machine"])
+
+
+def all_ended(world: World, row: ClusterRow) -> bool:
+    """Whether a cluster's provider says that none of its machines runs any more. Raises ProviderError."""
+    provider = world.provisioner(row.provider)
+    return all(provider.describe(machine).state == "ended" for machine in machines_of(world, row))
+
+
+def _wait_ready(world: World, provisioner: Provisioner, row: ClusterRow, request: Request) -> Live:
+    """One loop, one deadline: described, addressed, connected, answering. Raises NodeError, ProviderError."""
+    clock = world.clock
+    started = clock.monotonic()
+    deadline = started + request.timeout_min * 60
+    seen: set[str] = set()
+    while True:
+        wait = POLL_S if clock.monotonic() - started < EAGER_S else POLL_SLOW_S
+        try:
+            machines = [provisioner.describe(machine) for machine in machines_of(world, row)]
+            seen |= {machine.id for machine in machines if machine.state != "ended"}
+            why = _not_yet(machines, seen, settled=clock.monotonic() - started >= provisioner.settle_s)
+            if not why:
+                live = reach(row, machines)
+                for machine in machines:
+                    world.ledger.update_resource(row.id, machine)
+                return live
+        except RateLimited as error:
+            why, wait = error.say, error.retry_after or wait
+        except (Unknown, ConnectionLost) as error:
+            why = error.say
+        except NodeRefused as refusal:
+            if refusal.kind not in BOOTING:
+                raise
+            why = refusal.say
+        if clock.monotonic() >= deadline:
+            raise NodeError(
+                f"{row.name} was not ready after {span(clock.monotonic() - started)}: {why}",
+                "raise --timeout if it only needs longer",
+            )
+        clock.pause(wait, deadline)
+
+
+def _not_yet(machines: Sequence[Resource], seen: set[str], *, settled: bool) -> str:
+    """Why no connection is tried yet; empty when there is no reason. Raises NodeError for a machine that has ended.
+
+    `seen`: machines that their provider has known; of another one `ended` may still mean `not known yet`.
+    """
+    for machine in machines:
+        if machine.state == "ended" and (settled or machine.id in seen):
+            raise NodeError(f"{machine.name} ended before it was ready", "try again, or look at the provider's console")
+        if machine.state in ("starting", "ended"):
+            return f"{machine.name} is still starting"
+        if not machine.address:
+            return f"{machine.name} has no address yet"
+    return ""
+
+
+def reach(row: ClusterRow, machines: Sequence[Resource]) -> Live:
+    """Converse with every node of a cluster. Raises ConnectionLost, NodeRefused."""
+    if not machines:
+        raise NodeError(f"{row.name} has no machines", f"gpuops down {row.name}")
+    live = Live(row, list(machines))
+    try:
+        live.clients += _clients(row.name, machines)
+        for facts, skew in live.each(partial(_hello, row.name)):
+            live.facts.append(facts)
+            live.skews.append(skew)
+    except BaseException:
+        live.close()
+        raise
+    return live
+
+
+def _client(cluster: str, machine: Resource, index: int) -> AgentClient:
+    paths = NodePaths(machine, cluster, index, str(machine.data.get("artefact", "")))
+    return AgentClient(connect(machine, index), paths)
+
+
+def _clients(cluster: str, machines: Sequence[Resource]) -> list[AgentClient]:
+    """A conversation with each machine, all begun at once; none is left open where one fails."""
+    made: dict[int, AgentClient] = {}
+
+    def one(index: int) -> AgentClient:
+        made[index] = _client(cluster, machines[index], index)
+        return made[index]
+
+    try:
+        return on_each(one, range(len(machines)))
+    except BaseException:
+        for client in list(made.values()):
+            client.close()
+            client.connection.close()
+        raise
+
+
+def _hello(cluster: str, _index: int, client: AgentClient) -> tuple[Mapping[str, Any], float]:
+    """A node's facts, and its clock's distance from ours (the middle of the round trip is the moment).
+
+    The clock is asked by `ping`: `hello` waits for the GPUs' driver. Raises NodeRefused (`protocol`) for
+    an agent that speaks another version, NodeError for an answer that is none.
+    """
+    before = time.time()
+    pong = client.call("ping")
+    moment = (before + time.time()) / 2
+    facts = client.call("hello")
+    if facts.get("protocol") != PROTOCOL:
+        raise NodeRefused(
+            f"{client.label} was started by another version of gpuops", f"gpuops down {cluster}", "protocol"
+        )
+    try:
+        return facts, moment - float(pong.get("time", facts["time"]))  # an agent from before says it in `hello` only
+    except (KeyError, TypeError, ValueError):
+        raise NodeError(
+            f"what answers on {client.label} is no agent of gpuops: it does not say what time it is",
+            "end it and bring up another: gpuops down",
+        ) from None
+
+
+def _start_lease(world: World, live: Live, wish: LeaseWish, rented: bool, offer: Offer) -> None:
+    now = world.clock.now()
+    lease = leases.make(rented=rented, per_hour=offer.per_hour, now=now, **dataclasses.asdict(wish))
+    send_lease(live, lease, now)
+    if not world.ledger.ready(live.row.id, lease, now):
+        raise Interrupted(f"another command ends {live.row.name} while it is being created", "gpuops status")
+    live.row = world.ledger.cluster(live.row.id)
+
+
+def send_lease(live: Live, lease: Lease, now: float) -> None:
+    """Tell every watchdog; clocks differ, so what travels is the time left."""
+    ends_in = max(0.0, lease.end - now) if lease.end is not None else None
+    live.each(lambda _i, client: client.call("lease", ends_in=ends_in, idle_s=lease.idle_s))
+
+
+def open_live(world: World, row: ClusterRow) -> Live:
+    """Reach a cluster that the ledger says is up. Raises NodeError."""
+    return reach(row, machines_of(world, row))

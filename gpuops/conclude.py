@@ -1,0 +1,186 @@
+"""The end of a run: results home and verified, a verdict, and the record of both."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuops.causes import held_back
+from gpuops.cluster import Live
+from gpuops.errors import GpuopsError, NodeError
+from gpuops.follow import Follower, OnBytes, lost
+from gpuops.ledger import RunRow
+from gpuops.models import RunRequest, Verdict
+from gpuops.output import SCHEMA
+from gpuops.progress import Progress
+from gpuops.push.restore import outputs
+from gpuops.results import RunHome, fetch
+from gpuops.results.leftover import exactly, left, sentence, worth
+from gpuops.verdict import judge, node_result, resume_hint
+from gpuops.world import World
+
+LOOK_S = 0.2
+HURRY_S = 10.0
+"""How long a final fetch may go on after a second signal."""
+SILENT = ("node", "gone", "no-run")
+"""Kinds of a lost node that nothing is fetched from (`follow.lost`)."""
+
+
+@dataclass
+class Conclusion:
+    """What became of a run."""
+
+    verdict: Verdict
+    home: RunHome
+    missing: str = ""
+    """The sentence that says which results could not be brought home; empty when all are."""
+    unsaved: str = ""
+    """The same of those that another try may bring home: until then their nodes must not be destroyed."""
+    document: Mapping[str, Any] = field(default_factory=dict)
+
+
+def request_of(row: RunRow) -> RunRequest:
+    """The run's request as the ledger kept it."""
+    return RunRequest(**row.request)
+
+
+def follower(world: World, live: Live, row: RunRow, on_bytes: OnBytes, say: Callable[[str], None]) -> Follower:
+    """Somebody who mirrors a run's logs and waits for its end."""
+    provider = world.provisioner(live.row.provider)
+
+    def gone(index: int) -> bool:
+        try:
+            return provider.describe(live.machines[index]).state == "ended"
+        except GpuopsError:
+            return False  # a provider that does not answer says nothing about its machine
+
+    return Follower(live, row.name, RunHome(row.home), request_of(row).nodes, on_bytes=on_bytes, say=say, gone=gone)
+
+
+def fetch_now(live: Live, row: RunRow, progress: Progress, *, final: bool, nodes: list[int] | None = None) -> int:
+    """Bring home what the run has made so far; with `final`, all of it, verified. Returns files fetched."""
+    request = request_of(row)
+    wanted = range(request.nodes) if nodes is None else nodes
+    clients = {index: live.clients[index] for index in wanted}
+    report = fetch(clients, row.name, row.tree, request.outs, RunHome(row.home), final=final, progress=progress)
+    for conflict in report.conflicts:
+        progress.say(conflict)
+    return int(report.files)
+
+
+def conclude(
+    world: World, live: Live, row: RunRow, results: Mapping[int, Mapping[str, Any]], progress: Progress
+) -> Conclusion:
+    """Fetch and verify what is left, judge, and write it down. The nodes may be destroyed when `unsaved` is empty."""
+    over = row.ended or time.time()
+    kinds = {index: result["reason"].get("kind") for index, result in sorted(results.items())}
+    talking = [index for index, kind in kinds.items() if kind not in SILENT]
+    failed, left_out = _fetch_last(world, live, row, progress, talking)
+    unsaved = _joined(failed, _named(kinds, "node", "cannot be reached any more"))
+    missing = _joined(unsaved, _named(kinds, "gone", "ended before all results were home"))
+    request = request_of(row)
+    skews = row.facts.get("skews") or [0.0] * request.nodes
+    nodes = [node_result(index, dict(results[index]), skews[index]) for index in sorted(results)]
+    home = RunHome(row.home)
+    again = resume_hint(row.name, saved=bool(outputs(home)))
+    verdict = judge(request, int(row.facts.get("world", 0)), nodes, again)
+    if unsent := held_back(verdict.tail, row.facts.get("held") or []):
+        verdict = dataclasses.replace(verdict, hint=unsent)
+    document = record(world, row, verdict, results, missing, over) | {"left_behind": left_out}
+    home.write_record(document)
+    world.ledger.set_run(
+        row.id,
+        state="ended" if unsaved else "home",
+        keeper=None,
+        ended=over,
+        verdict=dataclasses.asdict(verdict),
+    )
+    return Conclusion(verdict, home, missing, unsaved, document)
+
+
+def _bring_left(live: Live, row: RunRow, progress: Progress, nodes: list[int]) -> str:
+    """What the run made and no pattern names comes home too, unless it is large: that is named."""
+    clients = {index: live.clients[index] for index in nodes}
+    small, large = worth(left(clients, request_of(row).outs, run=row.name))
+    if small:
+        fetch(clients, row.name, row.tree, exactly(small), RunHome(row.home), final=True, progress=progress)
+    return sentence(large)
+
+
+def _fetch_last(world: World, live: Live, row: RunRow, progress: Progress, nodes: list[int]) -> tuple[str, str]:
+    """The final fetch: why it failed, and what stays behind. In a thread: a second signal leaves it `HURRY_S`,
+    a first one here raises."""
+    failures: list[BaseException] = []
+    behind: list[str] = []
+
+    def fetch() -> None:
+        try:
+            fetch_now(live, row, progress, final=True, nodes=nodes)
+            behind.append(_bring_left(live, row, progress, nodes))
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=fetch, daemon=True, name=f"last fetch {row.name}")
+    thread.start()
+    hurried: float | None = None
+    while thread.is_alive():
+        thread.join(LOOK_S)
+        if world.signals.hurry:
+            hurried = hurried or time.monotonic()
+            if time.monotonic() - hurried > HURRY_S:
+                return "the last fetch was cut short", ""
+    for error in failures:
+        if not isinstance(error, GpuopsError):
+            raise error
+        return error.say, ""
+    return "", "".join(behind)
+
+
+def _named(kinds: Mapping[int, str | None], kind: str, what: str) -> str:
+    names = ", ".join(f"node{index}" for index, one in kinds.items() if one == kind)
+    return f"{names} {what}" if names else ""
+
+
+def _joined(*sentences: str) -> str:
+    return "; ".join(filter(None, sentences))
+
+
+def record(
+    world: World, row: RunRow, verdict: Verdict, results: Mapping[int, Mapping[str, Any]], missing: str, over: float
+) -> dict[str, Any]:
+    """What `run.json` keeps and `--json` prints. `over`: when the run had ended everywhere (UTC seconds).
+
+    Of a cluster that is kept, a run is billed from its own beginning.
+    """
+    cluster = world.ledger.cluster(row.cluster)
+    started = row.started or over
+    since = cluster.created if cluster.ephemeral else row.created
+    return {
+        "schema": SCHEMA,
+        "run": row.name,
+        "verdict": dataclasses.asdict(verdict),
+        "request": dict(row.request),
+        "cluster": cluster.name,
+        "created": row.created,
+        "started": row.started,
+        "ended": over,
+        "duration_s": over - started,
+        "before_s": started - since,
+        "cost": float(row.facts.get("per_hour") or 0.0) * (time.time() - since) / 3600,
+        "rented": cluster.provider != "local" and bool(row.facts.get("per_hour")),
+        "home": str(row.home),
+        "missing": missing,
+        **row.facts,
+        "nodes_ended": {
+            str(index): {key: result[key] for key in ("outcome", "reason")} for index, result in results.items()
+        },
+    }
+
+
+def unreached(row: RunRow, error: NodeError, *, gone: bool) -> dict[int, dict[str, Any]]:
+    """Results for a run none of whose nodes can be reached any more. `gone`: their provider says that they ended."""
+    return {index: lost(index, error.say, "gone" if gone else "node") for index in range(request_of(row).nodes)}

@@ -1,0 +1,207 @@
+"""Ending clusters and runs by hand: nothing is destroyed unsaved without the user's word."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpuops import choose, guard
+from gpuops import cluster as clusters
+from gpuops.conclude import conclude, follower
+from gpuops.errors import GpuopsError, Interrupted, NodeError, UsageError, worst
+from gpuops.halt import halt
+from gpuops.ledger import ClusterRow, LedgerUnwritable, RunRow
+from gpuops.progress import Progress
+from gpuops.results import RunHome
+from gpuops.results.folder import OutFolder
+from gpuops.results.home import keep_from_git, local_errors
+from gpuops.results.leftover import Left, left, save, sentence, worth
+from gpuops.run import find_run
+from gpuops.teardown import tear_down
+from gpuops.world import World
+
+STOP_S = 60.0
+"""How long a run may take to stop on top of its own grace."""
+LOOK_S = 0.2
+
+
+def pick(world: World, names: Sequence[str], everything: bool) -> list[ClusterRow]:
+    """The clusters `down` means; a named one may be gone already, and there may be none. Raises UsageError."""
+    history = world.ledger.clusters(live=False)
+    live = [row for row in history if row.state != "gone"]
+    if everything:
+        return live
+    if names:
+        return [choose.to_end(history, name) for name in names]
+    return [choose.the_one(live, world.folder, "gpuops down")] if live else []
+
+
+def down(world: World, rows: Sequence[ClusterRow], progress: Progress, *, force: bool) -> list[str]:
+    """End clusters, their runs first. Returns a sentence each.
+
+    One that cannot be ended keeps no other alive: all are tried, then the worst error is raised
+    (StillBilling, NodeError).
+    """
+    said: list[str] = []
+    failed: list[GpuopsError] = []
+    names = ", ".join(row.name for row in rows)
+    world.signals.insist(lambda: world.out.say(f"\nstill ending {names}; once more leaves that to the guard"))
+    for row in rows:
+        try:
+            if row.state != "gone":
+                _end(world, row, progress, force)
+        except Interrupted:
+            raise _left(world, rows) from None
+        except GpuopsError as error:
+            failed.append(error)
+            continue
+        why = f" ({row.why})" if row.why else ""
+        said.append(f"{row.name} is gone" + (f" already{why}" if row.state == "gone" else ""))
+        world.out.say(said[-1])
+    if failed:
+        failed.sort(key=lambda error: error.exit_code == worst(*(one.exit_code for one in failed)))
+        for other in failed[:-1]:
+            world.out.say(f"error: {other.say}\nhint: {other.hint}")
+        raise failed[-1]
+    return said
+
+
+def _left(world: World, rows: Sequence[ClusterRow]) -> Interrupted:
+    """What is not ended yet becomes the guard's, which brings results home before it ends anything."""
+    left = [row for row in map(world.ledger.cluster, (row.id for row in rows)) if row.state != "gone"]
+    for row in left:
+        if row.state == "creating":
+            world.ledger.ending(row.id)
+        for run in world.ledger.runs(cluster=row.id):
+            if run.keeper == world.me:
+                world.ledger.set_run(run.id, keeper=None)
+        world.ledger.set_cluster(row.id, ephemeral=1, keeper=None)
+    guard.ensure(world.home)
+    names = ", ".join(row.name for row in left)
+    return Interrupted(f"interrupted: the guard goes on ending {names}", "gpuops status shows what is left")
+
+
+def _end(world: World, row: ClusterRow, progress: Progress, force: bool) -> None:
+    try:
+        world.ledger.set_cluster(row.id, keeper=world.me)
+    except LedgerUnwritable:
+        pass  # a full disk keeps nothing alive; tear_down says it
+    if not force:
+        _save_runs(world, row, progress)
+    tear_down(world, row.id, "gpuops down")
+
+
+def _save_runs(world: World, row: ClusterRow, progress: Progress) -> None:
+    """Stop what runs and bring home what is not; a failure stops the teardown."""
+    runs = [run for run in world.ledger.runs(cluster=row.id) if run.state in ("running", "ended")]
+    if row.state != "up":
+        return
+    try:
+        live = clusters.open_live(world, row)
+    except NodeError as error:
+        if clusters.all_ended(world, row):
+            return  # the machines are gone, and with them whatever was on them
+        what = f"results of {runs[-1].name}" if runs else "files that were edited there"
+        raise NodeError(
+            f"{what} may not be home, and {row.name} cannot be reached: {error.say}",
+            f"try again, or give them up: gpuops down {row.name} --force",
+        ) from error
+    try:
+        for run in runs:
+            _save(world, live, run, progress)
+        _save_left(world, live, row)
+    finally:
+        live.close()
+
+
+def _save(world: World, live: clusters.Live, run: RunRow, progress: Progress) -> None:
+    world.ledger.set_run(run.id, keeper=world.me)
+    world.out.say(f"stopping {run.name} and bringing its results home")
+    results = stop_and_wait(world, live, run, "gpuops down")
+    end = conclude(world, live, run, results, progress)
+    if end.unsaved:
+        raise NodeError(
+            f"results of {run.name} are not home: {end.unsaved}",
+            f"try again, or give them up: gpuops down {live.row.name} --force",
+        )
+
+
+def _save_left(world: World, live: clusters.Live, row: ClusterRow) -> None:
+    """What was edited or made on the nodes outside of any run comes home to a folder of its own."""
+    for index, client in enumerate(live.clients):
+        found = [one for one in left({index: client}, [], tree="project") if not _is_home(world, row, one)]
+        small, large = worth(found)
+        target = row.folder / "runs" / f"{row.name}-left" / f"node{index}"
+        if small:
+            with local_errors(target):
+                keep_from_git(target.parent)
+            save(client, "project", small, target)
+            world.out.say(f"edited or made on node{index}, saved in {target}: {sentence(small)}")
+        if large:
+            world.out.say(f"goes with node{index}: {sentence(large)}")
+
+
+def _is_home(world: World, row: ClusterRow, one: Left) -> bool:
+    """Whether a run of this cluster brought home just this version of the file."""
+    for run in world.ledger.runs(cluster=row.id):
+        held = OutFolder(RunHome(run.home)).memory().held.get(one.path, {}).get(one.node)
+        if held is not None and held.stamp == (one.size, one.mtime_ns):
+            return True
+    return False
+
+
+def stop_and_wait(world: World, live: clusters.Live, run: RunRow, why: str) -> dict[int, Mapping[str, Any]]:
+    """Stop a run on all its nodes and wait for their results. Raises NodeError past the deadline."""
+    following = follower(world, live, run, lambda *_: None, world.out.say)
+    following.start()
+    halt(live, run.name, "graceful", why)
+    deadline = time.monotonic() + STOP_S + 2 * float(run.request.get("grace_s", 10.0))
+    while not following.wait(LOOK_S):
+        if time.monotonic() > deadline:
+            following.quit()
+            raise NodeError(f"{run.name} did not stop", f"gpuops down {live.row.name} --force")
+    return dict(following.results)
+
+
+def pick_run(world: World, name: str | None, *, running: bool) -> RunRow:
+    """The run a command means: the named one, else the latest of this folder. Raises UsageError."""
+    if name is not None:
+        return find_run(world, name)
+    rows = [row for row in world.ledger.runs() if row.folder == world.folder]
+    if running:
+        rows = [row for row in rows if row.state in ("starting", "running")]
+    if not rows:
+        raise UsageError(
+            "no run of this folder is going on" if running else "this folder has had no run yet",
+            "`gpuops runs` lists all runs" if running else "start one: gpuops train multinode --nodes 2",
+        )
+    if running and len(rows) > 1:
+        names = ", ".join(row.name for row in rows)
+        raise UsageError(f"several runs of this folder are going on: {names}", f"name one: gpuops stop {rows[-1].name}")
+    return rows[-1]
+
+
+def stop(world: World, run: RunRow, progress: Progress) -> str:
+    """Stop a run in good order; its results come home; the cluster stays, unless it was the run's own."""
+    if run.state not in ("starting", "running"):
+        return f"{run.name} has ended already"
+    if run.state == "starting":
+        if _has_keeper(world, run):
+            raise UsageError(f"{run.name} is still being prepared", "press Ctrl-C where it was started")
+        return f"{run.name} was never started: the guard clears it away"
+    row = world.ledger.cluster(run.cluster)
+    live = clusters.open_live(world, row)
+    try:
+        results = stop_and_wait(world, live, run, "gpuops stop")
+        if not _has_keeper(world, run):
+            conclude(world, live, run, results, progress)
+    finally:
+        live.close()
+    return f"{run.name} is stopped; its results are in {run.home}"
+
+
+def _has_keeper(world: World, run: RunRow) -> bool:
+    """Whether the command that started it, or the guard, is there to conclude it."""
+    keeper = world.ledger.run(run.id).keeper
+    return keeper is not None and keeper != world.me and keeper.alive()

@@ -1,0 +1,99 @@
+"""`--dry-run`: what would be created, sent and executed, with its price. Nothing is touched."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuops import choose, push
+from gpuops import cluster as clusters
+from gpuops.job import Job, on_all
+from gpuops.launch import NodeFacts, node_specs, ranks_for
+from gpuops.output import money
+from gpuops.run import check, tree_of, with_data
+from gpuops.world import World
+
+TOKEN = re.compile(r"\{(python|agent|run)\}")
+PLAIN = re.compile(r"[\w@%+=:,./-]*<[a-z0-9]+>[\w/-]*")
+"""A word that holds one of our angle brackets and nothing else that a shell would read."""
+
+
+def dry_run(world: World, job: Job) -> tuple[dict[str, Any], list[str]]:
+    """The plan as a document and as lines. Raises what the real thing would raise so far."""
+    choice = choose.for_run(world.ledger.clusters(live=False), world.folder, cluster=job.cluster, on=job.on)
+    job = on_all(world, job, choice)
+    check(world, job.request, job.sending, choice.row.provider if choice.row else choice.provider)
+    document: dict[str, Any] = {}
+    lines = [choice.say] if choice.say else []
+    if choice.row is None:
+        machines = dataclasses.replace(job.machines, provider=choice.provider)
+        _, offers = clusters.plan(world, machines)
+        offer = offers[0]
+        gpus = offer.gpus
+        document["create"] = dataclasses.asdict(offer) | {"per_hour": offer.per_hour}
+        lines.append(f"would create: {offer.say}" + (f", {money(offer.per_hour)}/h" if offer.per_hour else ", free"))
+        lines += [f"note: {note}" for note in offer.notes]
+    else:
+        lines.append(f"would use {choice.row.name}")
+        document["use"] = choice.row.name
+        gpus = int(choice.row.offer.get("gpus", 0))
+    name, folder = tree_of(job.request, world.folder)
+    tree = push.scan(folder, world.home / "cache", job.sending.send_anyway)
+    if job.request.data and not job.request.workload:
+        tree = with_data(tree, world.folder, Path(job.request.data))
+    document["send"] = {
+        "tree": name,
+        "files": [entry.path for entry in tree.files],
+        "bytes": tree.size,
+        "held": [{"path": held.path, "why": held.why} for held in tree.held],
+    }
+    lines += [f"would send: {sentence}" for sentence in push.summary(tree)[:1]] + push.summary(tree)[1:]
+    document["execute"] = commands(job, gpus)
+    lines += [f"would execute on node{index}: {shown(argv)}" for index, argv in enumerate(document["execute"])]
+    lines += [f"would set up: {job.request.setup}"] * bool(job.request.setup)
+    return document, lines
+
+
+def commands(job: Job, gpus: int) -> list[list[str]]:
+    """Each node's command line, on machines with so many GPUs; what only a node knows stands in angle brackets."""
+    nodes = [
+        NodeFacts(
+            index=index,
+            python="<python>",
+            ranks=ranks_for(job.request, gpus),
+            cores=1,
+            cores_share=1.0,
+            gpus=None,
+            interface="<interface>",
+            address="<node0>" if index == 0 else f"<node{index}>",
+        )
+        for index in range(job.request.nodes)
+    ]
+    specs = node_specs(
+        job.request,
+        run="<run>",
+        cluster="<cluster>",
+        tree="<tree>",
+        nodes=nodes,
+        master=("<node0>", 0),
+        gang=None,
+        attempt=1,
+    )
+    return [_without_tokens(spec) for spec in specs]
+
+
+def _without_tokens(spec: Mapping[str, Any]) -> list[str]:
+    """A spec's argv with `<run>` for `{run}`, where that is ours: in a torchrun line up to its `--`."""
+    argv = list(spec["argv"])
+    ours = argv.index("--") if spec["kind"] == "torchrun" else 0
+    filled = [TOKEN.sub(r"<\1>", word).replace("--master-port=0", "--master-port=<port>") for word in argv[:ours]]
+    return filled + argv[ours:]
+
+
+def shown(argv: Sequence[str]) -> str:
+    """A command line for people: quoted as a shell needs it, but for our angle brackets."""
+    return " ".join(word if PLAIN.fullmatch(word) else shlex.quote(word) for word in argv)

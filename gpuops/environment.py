@@ -1,0 +1,177 @@
+"""What a Python environment for a project must hold, and which build of torch fits the GPUs.
+
+Pure but for reading the project's own files: the node makes the environment (verb `python`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuops.errors import UsageError
+from gpuops.settings import Settings
+
+TORCH = "torch>=2.4,<2.14"
+"""The torch that gpuops is tested with; also in the package's extra `train`."""
+WORKLOAD = ("numpy>=1.26,<3",)
+"""What the reference workloads need beside torch."""
+IS_TORCH = re.compile(r"(?i)torch\b(?![-.])")
+"""Matches a requirement of torch itself, not of torch-geometric."""
+WHEELS = "https://download.pytorch.org/whl/"
+
+
+@dataclass(frozen=True)
+class Build:
+    """Builds of torch for one CUDA: the index `tag`, the oldest `driver` (major version), compute
+    capabilities from `oldest_gpu` to below `too_new_gpu`, and the first and last torch there is."""
+
+    tag: str
+    driver: int
+    oldest_gpu: float
+    too_new_gpu: float
+    first: tuple[int, int]
+    last: tuple[int, int]
+
+
+EVER = (99, 0)
+BUILDS = (
+    Build("cu130", 580, 7.5, 99.0, (2, 9), EVER),
+    Build("cu128", 570, 7.5, 99.0, (2, 7), (2, 11)),
+    Build("cu126", 525, 5.0, 10.0, (2, 6), (2, 14)),
+    Build("cu124", 525, 5.0, 10.0, (2, 4), (2, 6)),
+    Build("cu121", 525, 5.0, 10.0, (2, 1), (2, 5)),
+    Build("cu118", 450, 3.7, 10.0, (2, 0), (2, 7)),
+)
+"""Best first.
+
+Drivers: CUDA 13.x runs on driver 580 and later, any 12.x on 525 and later, 11.x on 450 and later
+(NVIDIA, "CUDA Compatibility", minor version compatibility, table 1); cu128 is kept for drivers of its
+own generation, since it is chosen for Blackwell, which needs 570. GPUs: cu130 and cu128 start at
+Turing (7.5), cu126 goes from Maxwell (5.0) to Hopper (9.0); Blackwell (10.0 and later) begins with
+cu128 (pytorch issues 172663 for release 2.11, 190355 for 2.14). Earlier releases of cu128 knew Volta, but
+pip takes the newest. cu128 ended with torch 2.11 (FBGEMM pull request 5976), cu126 ends with 2.14 (pytorch
+issue 190385). First and last torch of cu118, cu121 and cu124: PyTorch's "previous versions" page.
+"""
+
+
+def torch_choice(gpus: Sequence[Mapping[str, Any]], settings: Settings, asked: str = "") -> tuple[str, str]:
+    """What to ask pip for, and the index ("": pip's own) it comes from.
+
+    gpus: as in `hello`, of every node that shall run the same torch; empty for the CPU.
+    asked: the project's own requirement of torch. Raises UsageError when no build fits.
+    """
+    spec = settings.env_values.get("GPUOPS_TORCH_SPEC") or asked or TORCH
+    if not IS_TORCH.match(spec):
+        raise UsageError(f"GPUOPS_TORCH_SPEC is '{spec}', which does not ask for torch", "write it as in torch==2.11.0")
+    if "GPUOPS_TORCH_INDEX" in settings.env_values:
+        return spec, settings.env_values["GPUOPS_TORCH_INDEX"]
+    pinned = re.match(r"(?i)torch\s*(?:\[[^]]*\]\s*)?===?\s*(\d+)\.(\d+)[.*\w]*(?:\+(\w+))?", spec)
+    if pinned and pinned[3]:
+        return spec, WHEELS + pinned[3]  # torch==2.5.1+cu121 is to be had in one place only
+    if not gpus:
+        return spec, WHEELS + "cpu"
+    version = (int(pinned[1]), int(pinned[2])) if pinned else None
+    return spec, WHEELS + _build(gpus, spec, version).tag
+
+
+def _build(gpus: Sequence[Mapping[str, Any]], spec: str, version: tuple[int, int] | None) -> Build:
+    driver = min(_number(gpu, "driver", int) for gpu in gpus)
+    capabilities = [_number(gpu, "compute_cap", float) for gpu in gpus]
+    for build in BUILDS:
+        runs = (
+            driver >= build.driver and build.oldest_gpu <= min(capabilities) and max(capabilities) < build.too_new_gpu
+        )
+        if runs and (version is None or build.first <= version <= build.last):
+            return build
+    names = " and ".join(sorted({str(gpu.get("name") or "GPU") for gpu in gpus}))
+    raise UsageError(
+        f"no build of {spec} is known for {names} with driver {driver}",
+        "ask for another torch, or name the index that has it: GPUOPS_TORCH_INDEX",
+    )
+
+
+def _number(gpu: Mapping[str, Any], name: str, kind: type[int] | type[float]) -> float:
+    """The leading number of a fact: 550.54.15 is driver 550. Raises UsageError when there is none."""
+    match = re.match(r"\d+" if kind is int else r"\d+(\.\d+)?", str(gpu.get(name) or ""))
+    if match is None:
+        raise UsageError(
+            f"the node does not say which {'driver' if name == 'driver' else 'generation'} its GPU has",
+            "name the index that torch shall come from: GPUOPS_TORCH_INDEX",
+        )
+    return kind(match[0])
+
+
+def make_plan(folder: Path, gpus: Sequence[Mapping[str, Any]], settings: Settings, workload: bool) -> dict[str, Any]:
+    """The argument `make` of verb `python`: requirements without torch, torch, index, name by content.
+
+    workload: for one of gpuops' own programs, to which the folder's files do not matter.
+    """
+    lines = list(WORKLOAD) if workload else wants(folder)
+    asked = [line for line in lines if IS_TORCH.match(line)]
+    spec, index = torch_choice(gpus, settings, asked[0] if asked else "")
+    rest = [line for line in lines if line not in asked]
+    content = json.dumps([rest, spec, index]).encode()
+    return {"requirements": rest, "torch": spec, "index": index, "name": hashlib.sha256(content).hexdigest()[:12]}
+
+
+def wants(folder: Path) -> list[str]:
+    """The project's requirements as pip takes them: `requirements.txt`, else `pyproject.toml`.
+
+    What only exists inside the project (`-e .`, `./wheels/x.whl`, `-c file`) is left out: it is not
+    there when the environment is made, and a set-up command deals with it. Raises UsageError.
+    """
+    requirements = folder / "requirements.txt"
+    if requirements.is_file():
+        return list(_lines(requirements, folder, set()))
+    project = folder / "pyproject.toml"
+    return _dependencies(project) if project.is_file() else []
+
+
+def _lines(path: Path, folder: Path, seen: set[Path]) -> Iterator[str]:
+    """Lines of one requirements file and, in their place, of those that it includes."""
+    path = path.resolve()
+    if path in seen:
+        return
+    seen.add(path)
+    # Comments go first, as pip has it: a backslash that ends a comment joins nothing.
+    bare = "\n".join(re.sub(r"(^|\s)#.*$", "", line) for line in _text(path).splitlines())
+    for line in bare.replace("\\\n", " ").splitlines():
+        line = " ".join(line.split())
+        include = re.fullmatch(r"(?:-r|--requirement)[ =]?(.+)", line)
+        if include:
+            yield from _lines(_inside(path, include[1], folder), folder, seen)
+        elif line and not re.match(r"(-e|--editable|-c|--constraint)\b|[./~]|file:", line):
+            yield line
+
+
+def _inside(path: Path, named: str, folder: Path) -> Path:
+    """The file that a `-r` names. Raises UsageError when it is outside the project, or absent."""
+    target = (path.parent / named).resolve()
+    if not target.is_relative_to(folder.resolve()):
+        raise UsageError(
+            f"{path.name} includes {named}, which is outside the project", "copy that file into the project"
+        )
+    if not target.is_file():
+        raise UsageError(f"{path.name} includes {named}, which does not exist", "correct the line, or add the file")
+    return target
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "make it a text file in UTF-8") from error
+
+
+def _dependencies(path: Path) -> list[str]:
+    try:
+        project = tomllib.loads(_text(path)).get("project", {})
+        return [str(line) for line in project.get("dependencies", [])]
+    except (tomllib.TOMLDecodeError, AttributeError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "correct [project] and its dependencies") from error

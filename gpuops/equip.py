@@ -1,0 +1,173 @@
+"""Equipping nodes for a run: which Python, which interface and address, what the project asks for."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuops import environment
+from gpuops.agentclient import AgentClient
+from gpuops.cluster import Live
+from gpuops.errors import NodeError, NodeRefused, RunFailed, UsageError
+from gpuops.launch import NodeFacts, ranks_for
+from gpuops.models import Resource, RunRequest
+from gpuops.oneach import on_each
+from gpuops.progress import Progress
+from gpuops.settings import Settings
+from gpuops.world import World
+
+PYTHON_SILENCE_S = 1800.0
+"""How long the making of an environment may say nothing."""
+
+
+@dataclass(frozen=True)
+class Equipped:
+    """One node ready to launch on: what a spec needs to know of it, and the torch that was found."""
+
+    facts: NodeFacts
+    torch: str | None
+    why: str
+
+
+def equip(
+    world: World, settings: Settings, live: Live, request: RunRequest, folder: Path, progress: Progress
+) -> list[Equipped]:
+    """Each node's Python, ranks, interface and address. Raises NodeError where torch differs between nodes."""
+
+    shared = capable(world, live, "shares_disk")
+
+    def one(index: int) -> Equipped:
+        client, hello, machine = live.clients[index], live.facts[index], live.machines[index]
+        found = _python(world, settings, client, hello, request, folder, shared, progress)
+        gpus = machine.data.get("gpus")
+        seen = [str(gpu["index"]) for gpu in hello["gpus"]] if gpus is None else list(gpus)
+        peer = live.machines[1 if index == 0 and request.nodes > 1 else 0]
+        route = client.call("route", to=(peer.private_address or peer.address) if request.nodes > 1 else "127.0.0.1")
+        facts = NodeFacts(
+            index=index,
+            python=found["python"],
+            cores=hello["cores"],
+            cores_share=float(machine.data.get("cores_share", 1.0)),
+            ranks=ranks_for(request, len(seen)),
+            gpus=gpus if gpus is None else list(gpus),
+            interface=route["interface"],
+            address=address_of(index, machine, route),
+        )
+        return Equipped(facts, found["torch"], found["why"])
+
+    nodes = on_each(one, range(request.nodes))
+    first = nodes[0]
+    torch = f"torch {first.torch}" if first.torch else "no torch"
+    world.out.say(f"python: {first.facts.python} ({torch}; {first.why})")
+    for index, node in enumerate(nodes):
+        if request.kind == "torchrun" and node.torch != first.torch:
+            raise NodeError(
+                f"node{index} has torch {node.torch}, node0 has {first.torch}",
+                "name one that is the same on all nodes with --python PATH",
+            )
+    return nodes
+
+
+def _python(
+    world: World,
+    settings: Settings,
+    client: AgentClient,
+    hello: Mapping[str, Any],
+    request: RunRequest,
+    folder: Path,
+    shared: bool,
+    progress: Progress,
+) -> Mapping[str, Any]:
+    """Verb `python`. A plain command takes any Python where none with torch is to be had."""
+    make = environment.make_plan(folder, hello["gpus"], settings, workload=bool(request.workload))
+    arguments: dict[str, Any] = {
+        "explicit": request.python,
+        "candidates": _active(world) if shared else [],
+        "name": make["name"],
+    }
+    needs = request.kind == "torchrun"
+    try:
+        answer = _stream_python(client, progress, {**arguments, "needs_torch": True, "make": make if needs else None})
+    except NodeRefused as refusal:
+        if request.python and refusal.kind == "no-python":
+            raise UsageError(refusal.say, refusal.hint) from refusal
+        if needs or refusal.kind != "no-python":
+            raise
+        answer = _stream_python(client, progress, {**arguments, "needs_torch": False, "make": None})
+    return answer
+
+
+def address_of(index: int, machine: Resource, route: Mapping[str, Any]) -> str:
+    """Where the other nodes reach this one. A public address is the last choice: nothing may listen on it there."""
+    private = machine.private_address if index == 0 else ""
+    return str(private or route["address"] or machine.address)
+
+
+def _stream_python(client: AgentClient, progress: Progress, arguments: dict[str, Any]) -> Mapping[str, Any]:
+    stream = client.stream("python", timeout=PYTHON_SILENCE_S, **arguments)
+    for item in stream:
+        if "say" in item:
+            progress.say(f"{client.label}: {item['say']}")
+    return stream.answer
+
+
+def _active(world: World) -> list[str]:
+    """The user's own environment on this computer: the active one, then the one that gpuops runs in."""
+    active = [f"{world.env[name]}/bin/python" for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if world.env.get(name)]
+    return [*active, sys.executable]
+
+
+def capable(world: World, live: Live, what: str) -> bool:
+    """Whether a cluster's provider declares a capability."""
+    return world.provisioner(live.row.provider).capabilities.get(what) is True
+
+
+def setup_command(request: RunRequest, folder: Path, *, rented: bool) -> str:
+    """What prepares a node for the project: `--setup`, else what the project asks for, on rented nodes only."""
+    if request.setup is not None or not rented or request.workload:
+        return request.setup or ""
+    if (folder / "requirements.txt").is_file():
+        return "python -m pip install -r requirements.txt"
+    return "python -m pip install ." if (folder / "pyproject.toml").is_file() else ""
+
+
+def set_up(world: World, live: Live, tree: str, command: str, nodes: Sequence[Equipped]) -> None:
+    """Run the set-up command on each node, in the tree; skipped where it has succeeded before. Raises RunFailed."""
+
+    def one(node: Equipped) -> None:
+        client = live.clients[node.facts.index]
+        key = hashlib.sha256(f"{command}\0{node.facts.python}".encode()).hexdigest()[:12]
+        output = b""
+        stream = client.stream(
+            "setup", timeout=PYTHON_SILENCE_S, tree=tree, command=command, python=node.facts.python, key=key
+        )
+        for item in stream:
+            output = (output + base64.b64decode(item.get("b64", "")))[-4096:]
+        if stream.answer["code"] != 0:
+            last = output.decode(errors="replace").strip().splitlines()
+            raise RunFailed(
+                f"the set-up on node{node.facts.index} failed with exit code {stream.answer['code']}: "
+                f"{last[-1] if last else 'it said nothing'}",
+                f"it was: {command}",
+            )
+        if not stream.answer["skipped"]:
+            world.out.say(f"node{node.facts.index}: set up")
+
+    for node in nodes:
+        one(node)
+
+
+def versions(live: Live, nodes: Sequence[Equipped]) -> dict[str, Any]:
+    """What the receipt says the run was made with."""
+    gpus = live.facts[0]["gpus"]
+    return {
+        "torch": nodes[0].torch,
+        "python": nodes[0].facts.python,
+        "driver": gpus[0]["driver"] if gpus else None,
+        "image": live.row.request.get("image"),
+    }

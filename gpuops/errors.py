@@ -1,0 +1,124 @@
+"""Every error gpuops knows, and the exit code it ends with.
+
+    GpuopsError
+    ├── UsageError              2    the command, a file or a setting is wrong
+    ├── RunFailed               1    a rank's own error, or a world that never formed
+    ├── ProviderError           3    the provider said no
+    │   ├── NoCapacity                none of this offer to be had now
+    │   ├── QuotaExceeded             the account may not have it
+    │   ├── AuthFailed                credentials missing or refused
+    │   ├── RateLimited               slow down; `retry_after` seconds where the provider says
+    │   ├── Rejected                  this request will never be accepted
+    │   └── Unknown                   no answer, or one we cannot read: it may have happened
+    ├── NodeError               4    a node or the network failed
+    │   ├── ConnectionLost            the connection ended; the node may be well
+    │   └── NodeRefused               the agent said no; `kind` says why
+    ├── LocalDisk               4    this computer cannot write: no node has failed
+    └── StillBilling            5    something may still cost money
+
+    Interrupted                 130  Ctrl-C, SIGTERM, SIGHUP: no failure, and no GpuopsError
+
+What a user reads is always one sentence (`say`) and one thing to do (`hint`). Anything
+else that escapes is a bug: exit code 70, and the traceback goes to a file.
+"""
+
+from __future__ import annotations
+
+BUG = 70
+"""Exit code of a bug in gpuops (sysexits' EX_SOFTWARE)."""
+
+
+class GpuopsError(Exception):
+    """A failure that a user can act on: one sentence, one thing to do, one exit code."""
+
+    exit_code = 4
+
+    def __init__(self, say: str, hint: str = "") -> None:
+        super().__init__(say)
+        self.say = say
+        self.hint = hint
+
+
+class UsageError(GpuopsError):
+    exit_code = 2
+
+
+class RunFailed(GpuopsError):
+    exit_code = 1
+
+
+class ProviderError(GpuopsError):
+    exit_code = 3
+
+
+class NoCapacity(ProviderError):
+    pass
+
+
+class QuotaExceeded(ProviderError):
+    pass
+
+
+class AuthFailed(ProviderError):
+    pass
+
+
+class RateLimited(ProviderError):
+    def __init__(self, say: str, hint: str = "", retry_after: float | None = None) -> None:
+        super().__init__(say, hint)
+        # A provider's number is not ours to trust: a negative one would be no pause at all.
+        self.retry_after = retry_after if retry_after is not None and 0 <= retry_after < float("inf") else None
+
+
+class Rejected(ProviderError):
+    pass
+
+
+class Unknown(ProviderError):
+    pass
+
+
+class NodeError(GpuopsError):
+    exit_code = 4
+
+
+class ConnectionLost(NodeError):
+    pass
+
+
+class NodeRefused(NodeError):
+    """The agent on a node refused a request; `kind` is machine-readable (`busy`, `edited`, …)."""
+
+    def __init__(self, say: str, hint: str = "", kind: str = "refused", data: dict | None = None) -> None:  # type: ignore[type-arg]
+        super().__init__(say, hint)
+        self.kind = kind
+        self.data = data or {}
+
+
+class LocalDisk(GpuopsError):
+    """This computer's own disk: neither a node nor the network has failed, and trying those again does not help."""
+
+    exit_code = 4
+
+
+class StillBilling(GpuopsError):
+    exit_code = 5
+
+
+class Interrupted(BaseException):
+    """Somebody wants the story to end. What is borne as a failure (`except GpuopsError`) must not swallow it."""
+
+    exit_code = 130
+
+    def __init__(self, say: str, hint: str = "") -> None:
+        super().__init__(say)
+        self.say = say
+        self.hint = hint
+
+
+def worst(*codes: int) -> int:
+    """The exit code that wins when several apply (design: 5 beats 130 beats 4 beats 3 beats 1)."""
+    for code in (BUG, 5, 130, 4, 3, 2, 1):
+        if code in codes:
+            return code
+    return 0

@@ -1,0 +1,199 @@
+"""The guard: a small detached process that is there while anything of ours is.
+
+It looks after what has no living keeper: undoes half-made clusters, follows runs to their end,
+brings results home, tears down, and ends what has outlived its lease. What it did it leaves as
+a notice, which the next command shows. One guard at a time; it leaves when nothing is left.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuops.errors import GpuopsError
+from gpuops.models import Lease
+
+if TYPE_CHECKING:
+    from gpuops.ledger import ClusterRow, Ledger, RunRow
+    from gpuops.processes import Identity
+    from gpuops.world import World
+
+TICK_S = 1.0
+LEASE_MARGIN_S = 60.0
+"""The node's own watchdog goes first; the guard is the second dead-man."""
+RETRY_S = 30.0
+LOOK_S = 60.0
+"""How often a cluster that is simply up is looked at: its nodes may have ended by themselves."""
+HANG_S = 600.0
+"""After this a thread whose cluster has outlived its lease is not waited for: longer than bringing home takes."""
+LEDGER_TRIES = 40
+"""How often in a row the ledger may fail before the guard leaves; the next command starts another."""
+LOCK = "guard.lock"
+
+
+def ensure(home: Path) -> None:
+    """Start a guard unless one runs; returns at once. The process is detached: no terminal, own session."""
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(home / LOCK, timeout=0):
+            pass
+    except Timeout:
+        return
+    with open(home / "guard.log", "ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-m", "gpuops.guard", str(home)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd=home,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+        )
+
+
+def main(home: Path) -> int:
+    """Keep watch until no cluster is left. A second guard leaves at once."""
+    import signal
+
+    from filelock import FileLock, Timeout
+
+    for name in ("SIGINT", "SIGHUP"):  # a terminal's signals are not for us
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    lock = FileLock(home / LOCK, timeout=5)
+    try:
+        lock.acquire()
+    except Timeout:
+        return 0
+    with lock:
+        _watch(home)
+    # A cluster may have been intended between our last look and the release of the lock.
+    ledger = _world(home).ledger
+    if any(wants_guard(ledger, row) for row in ledger.clusters()):
+        ensure(home)
+    return 0
+
+
+def wants_guard(ledger: Ledger, row: ClusterRow) -> bool:
+    """Whether a live cluster has an end that somebody must see to: all but an idle one of the user's own
+    machines that was brought up to stay and has no lease."""
+    settled = row.state == "up" and not row.ephemeral and row.lease == Lease()
+    return not settled or any(run.state != "home" for run in ledger.runs(cluster=row.id))
+
+
+def _world(home: Path, folder: Path | None = None) -> World:
+    """The guard's surroundings; with those of the project in `folder`: credentials may stand in its `.env`."""
+    from gpuops.output import Output
+    from gpuops.settings import Settings, load_leniently, owner
+    from gpuops.signals import Signals
+    from gpuops.world import World
+
+    settings = load_leniently(folder, os.environ, {})[0] if folder else Settings()
+    env = {**settings.env_values, **os.environ}
+    return World(home=home, owner=owner(home), folder=home, env=env, out=Output(), signals=Signals())
+
+
+def _watch(home: Path) -> None:
+    tending: dict[int, tuple[threading.Thread, float]] = {}
+    failures = 0
+    while failures < LEDGER_TRIES:
+        try:
+            if not _look(home, tending):
+                return
+            failures = 0
+            time.sleep(TICK_S)
+        except (GpuopsError, sqlite3.Error):
+            failures += 1
+            _log_failure()
+            time.sleep(RETRY_S)
+
+
+def _look(home: Path, tending: dict[int, tuple[threading.Thread, float]]) -> bool:
+    """Give every cluster that needs it a thread, one at a time each. Returns whether there is still one to watch."""
+    world = _world(home)
+    try:
+        rows = [row for row in world.ledger.clusters() if wants_guard(world.ledger, row)]
+        for row in rows:
+            thread, began = tending.get(row.id, (None, -LOOK_S))
+            if thread is not None and thread.is_alive() and not _hangs(row, time.time(), time.monotonic() - began):
+                continue
+            if needs_tending(row, world.ledger.runs(cluster=row.id), time.time(), world.me, time.monotonic() - began):
+                thread = threading.Thread(target=_tend, args=(home, row.id, row.folder), daemon=True)
+                tending[row.id] = (thread, time.monotonic())
+                thread.start()
+    finally:
+        world.ledger.close()
+    return bool(rows)
+
+
+def needs_tending(row: ClusterRow, runs: Sequence[RunRow], now: float, me: Identity, looked_s: float) -> bool:
+    """Whether a cluster has outlived its lease, or has something to be done and nobody who does it.
+
+    `now`: UTC seconds; `me`: this guard, which starts again where an attempt of its own failed;
+    `looked_s`: seconds since it was tended last.
+    """
+    if outlived(row, now - LEASE_MARGIN_S):
+        return True
+    if _is_kept(row.keeper, me):
+        return False
+    orphans = any(run.state != "home" and not _is_kept(run.keeper, me) for run in runs)
+    return row.state != "up" or row.ephemeral or orphans or looked_s >= LOOK_S
+
+
+def outlived(row: ClusterRow, now: float) -> bool:
+    """Whether a cluster has reached its end: of its lease, or before it is up, of its boot lease."""
+    end = _end(row)
+    return end is not None and now > end
+
+
+def _end(row: ClusterRow) -> float | None:
+    """UTC seconds."""
+    return row.boot_deadline if row.state == "creating" else row.lease.end
+
+
+def _hangs(row: ClusterRow, now: float, began_s: float) -> bool:
+    """Whether a thread that began so long ago keeps its cluster from its end: another must do without it.
+
+    One from before the end does not know of it: it follows a run, or waits for a node that never answers.
+    """
+    end = _end(row)
+    late = now - end if end is not None else 0.0
+    return late > LEASE_MARGIN_S and (began_s > late or began_s >= HANG_S)
+
+
+def _is_kept(keeper: Identity | None, me: Identity) -> bool:
+    return keeper is not None and keeper != me and keeper.alive()
+
+
+def _tend(home: Path, cluster: int, folder: Path) -> None:
+    """One cluster, in a thread and with a ledger of its own. A failure is logged, and tried again later."""
+    from gpuops import keep
+
+    try:
+        world = _world(home, folder)
+        try:
+            keep.tend(world, cluster)
+        finally:
+            world.ledger.close()
+    except Exception:
+        _log_failure()
+        time.sleep(RETRY_S)
+
+
+def _log_failure() -> None:
+    print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), file=sys.stderr)
+    traceback.print_exc()
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

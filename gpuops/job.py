@@ -1,0 +1,254 @@
+"""`run` and `train` from keyboard to receipt: where, up, prepare, launch, follow, conclude, down.
+
+Whatever this brought up it takes down, in every case, unless told to keep it. The verdict is the
+last thing said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gpuops import choose, guard
+from gpuops import cluster as clusters
+from gpuops.cluster import LeaseWish, Live
+from gpuops.conclude import Conclusion, conclude, follower
+from gpuops.errors import GpuopsError, Interrupted, NodeError, worst
+from gpuops.follow import Follower
+from gpuops.halt import halt
+from gpuops.ledger import RunRow
+from gpuops.livefetch import LiveFetch
+from gpuops.models import Request, RunRequest
+from gpuops.output import span
+from gpuops.progress import Progress
+from gpuops.receipt import receipt
+from gpuops.results import RunHome
+from gpuops.run import Prepared, Sending, check, give_up, launch, prepare
+from gpuops.settings import Settings
+from gpuops.show import HomeTail, Veil
+from gpuops.signals import HandOver
+from gpuops.teardown import tear_down
+from gpuops.verdict import is_port_clash
+from gpuops.watch import Filter, merger_for
+from gpuops.world import World
+
+LOOK_S = 0.2
+PATIENCE_S = 30.0
+"""How long after a second signal nodes that cannot be reached are still sought."""
+HOLD_S = 5.0
+"""How long a traceback waits to be shown: by then it is known whether a rank failed."""
+RELAUNCHES = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One `run` or `train` as typed."""
+
+    request: RunRequest
+    machines: Request
+    """What to bring up, where a fresh cluster is needed; its provider is replaced by the choice."""
+    cluster: str | None = None
+    on: str | None = None
+    keep: bool = False
+    detach: bool = False
+    wish: LeaseWish = field(default_factory=LeaseWish)
+    sending: Sending = field(default_factory=Sending)
+
+
+@dataclass
+class Outcome:
+    """What a job came to: an exit code, and what is printed last."""
+
+    exit_code: int
+    document: dict[str, Any]
+    last: Sequence[str] = ()
+
+
+def execute(world: World, settings: Settings, job: Job, progress: Progress) -> Outcome:
+    """The whole story. Raises GpuopsError for what ended it before there was a run to judge."""
+    choice = choose.for_run(world.ledger.clusters(live=False), world.folder, cluster=job.cluster, on=job.on)
+    job = on_all(world, job, choice)
+    check(world, job.request, job.sending, choice.row.provider if choice.row else choice.provider)
+    if choice.say:
+        world.out.say(choice.say)
+    if choice.row and job.wish != LeaseWish():
+        world.out.say(
+            f"note: limits belong to a new cluster, {choice.row.name} keeps its own: gpuops lease {choice.row.name}"
+        )
+    with world.signals:
+        live = _reach(world, job, choice)
+        ours = choice.row is None and not job.keep
+        try:
+            outcome = _run_on(world, settings, live, job, progress, ours)
+        except HandOver:
+            _hand_over(world, live)
+            raise
+        except BaseException as error:
+            world.signals.backward()
+            if ours:
+                _tear_down(
+                    world, live, "interrupted" if isinstance(error, Interrupted) else "the run could not be started"
+                )
+            raise
+        finally:
+            live.close()
+        if ours and not (job.detach and outcome.document.get("detached")):
+            outcome.exit_code = worst(outcome.exit_code, _tear_down(world, live, "its run ended"))
+        elif choice.row is None and not outcome.document.get("detached"):
+            world.ledger.set_cluster(live.row.id, keeper=None)
+            world.out.say(f"{live.row.name} is kept: `gpuops down {live.row.name}` ends it")
+        return outcome
+
+
+def on_all(world: World, job: Job, choice: choose.Choice) -> Job:
+    """The job with its number of nodes: as asked for, else all that the cluster has, or will have."""
+    there = [one for one in world.ledger.resources(choice.row.id) if one.kind == "machine"] if choice.row else []
+    least = 2 if job.request.mode == "multinode" else 1
+    nodes = job.request.nodes or (max(least, len(there)) if choice.row else job.machines.nodes)
+    return dataclasses.replace(job, request=dataclasses.replace(job.request, nodes=nodes))
+
+
+def _reach(world: World, job: Job, choice: choose.Choice) -> Live:
+    if choice.row is not None:
+        return clusters.open_live(world, choice.row)
+    request = dataclasses.replace(job.machines, provider=choice.provider)
+    return clusters.bring_up(world, request, name=None, ephemeral=not job.keep, wish=job.wish)
+
+
+def _run_on(world: World, settings: Settings, live: Live, job: Job, progress: Progress, ours: bool) -> Outcome:
+    prepared = prepare(world, settings, live, job.request, job.sending, progress)
+    _launch(world, live, prepared)
+    row = world.ledger.run(prepared.row.id)
+    world.out.say(f"{row.name} runs on {_where(prepared)}; results come to {row.home}")
+    if job.detach:
+        return _detached(world, live, row, ours)
+    tail = HomeTail(RunHome(row.home), merger_for(world, row, Filter()), Veil(HOLD_S))
+    while True:
+        following = _follow(world, live, row, tail)
+        if world.signals.count or prepared.attempt > RELAUNCHES or not clashed(prepared.request, following.results):
+            break
+        world.out.say("the port was taken by another program in the meantime: launching once more")
+        _launch(world, live, prepared)
+    end = conclude(world, live, world.ledger.run(row.id), following.results, progress)
+    return _told(world, end)
+
+
+def _launch(world: World, live: Live, prepared: Prepared) -> None:
+    try:
+        launch(world, live, prepared)
+    except BaseException as error:
+        give_up(world, prepared.row, error)
+        raise
+
+
+def clashed(request: RunRequest, results: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Whether the rendezvous port was taken between our look and torchrun's; a plain command's ports are its own."""
+    return request.kind == "torchrun" and is_port_clash(results.values())
+
+
+def _where(prepared: Prepared) -> str:
+    ranks, nodes = prepared.world_size, len(prepared.nodes)
+    on = f"{nodes} node{'s' * (nodes != 1)}"
+    return f"{on}, {ranks} rank{'s' * (ranks != 1)}" if prepared.request.kind == "torchrun" else on
+
+
+def _follow(world: World, live: Live, row: RunRow, tail: HomeTail) -> Follower:
+    """Show a run until it has ended everywhere. A first signal stops it in good order, a second at once."""
+
+    def show(lines: Iterator[str]) -> None:
+        for line in lines:
+            world.out.line(line)
+
+    following = follower(world, live, row, lambda *_: None, world.out.say)
+    following.start()
+    try:
+        fetching = LiveFetch(live, row)
+        while not following.wait(LOOK_S):
+            show(tail.new())
+            fetching.look()
+    except HandOver:
+        following.quit()
+        raise
+    except Interrupted:
+        _stop(world, live, row, following, lambda: show(tail.new()))
+    show(tail.rest())
+    return following
+
+
+def _stop(world: World, live: Live, row: RunRow, following: Follower, show: Callable[[], None]) -> None:
+    """Stop a run and wait until no node has anything left of it; in a hurry, not for ever for one that is away."""
+    _ask(live, row, "graceful", "interrupted")
+    hurried: float | None = None
+    while not following.wait(LOOK_S):
+        show()
+        if world.signals.hurry and hurried is None:
+            hurried = time.monotonic()
+            _ask(live, row, "now", "interrupted twice")
+        if hurried is not None and time.monotonic() - hurried > PATIENCE_S:
+            following.abandon()
+
+
+def _ask(live: Live, row: RunRow, how: Literal["graceful", "now"], why: str) -> None:
+    """Without waiting for the answers: a node that does not give one must not keep a second signal unheard."""
+    threading.Thread(target=halt, args=(live, row.name, how, why), daemon=True, name=f"stop {row.name}").start()
+
+
+def _told(world: World, end: Conclusion) -> Outcome:
+    code = Interrupted.exit_code if world.signals.count else end.verdict.exit_code
+    document = {**end.document, "exit_code": code}
+    last = [*receipt(dict(end.document))]
+    if end.verdict.tail and end.verdict.exit_code:
+        last += ["", *end.verdict.tail.splitlines()]
+    last += [end.verdict.say + (f"\nhint: {end.verdict.hint}" if end.verdict.hint else "")]
+    return Outcome(code, document, last)
+
+
+def _detached(world: World, live: Live, row: RunRow, ours: bool) -> Outcome:
+    """Leave the run to the guard, which brings results home and, where the cluster is the run's own, ends it."""
+    world.ledger.set_run(row.id, keeper=None)
+    world.ledger.set_cluster(live.row.id, keeper=None)
+    guard.ensure(world.home)
+    after = "then ends the nodes" if ours else f"{live.row.name} stays up"
+    say = f"detached: the guard brings the results home, {after}; follow it with: gpuops logs {row.name} -f"
+    return Outcome(
+        0,
+        {"run": row.name, "home": str(row.home), "cluster": live.row.name, "detached": True, "exit_code": 0},
+        [say],
+    )
+
+
+def _hand_over(world: World, live: Live) -> None:
+    """The guard goes on with what this command had in hand."""
+    for run in world.ledger.runs(cluster=live.row.id):
+        if run.keeper == world.me:
+            world.ledger.set_run(run.id, keeper=None)
+    world.ledger.set_cluster(live.row.id, keeper=None)
+    guard.ensure(world.home)
+
+
+def _tear_down(world: World, live: Live, why: str) -> int:
+    """End what this command brought up. Returns an exit code; what could not be ended is said."""
+    world.signals.backward()
+    began = time.monotonic()
+    if any(run.state in ("running", "ended") for run in world.ledger.runs(cluster=live.row.id)):
+        _hand_over(world, live)
+        world.out.say(
+            f"{live.row.name} is kept for now: the guard brings the results home and ends {live.row.name}; "
+            f"`gpuops down {live.row.name} --force` gives them up"
+        )
+        return NodeError.exit_code
+    nodes = len(live.machines)
+    live.close()
+    try:
+        tear_down(world, live.row.id, why)
+    except GpuopsError as error:
+        world.out.say(f"error: {error.say}\nhint: {error.hint}")
+        return error.exit_code
+    world.out.say(
+        f"{nodes} node{'s' * (nodes != 1)} of {live.row.name} ended, nothing left ({span(time.monotonic() - began)})"
+    )
+    return 0

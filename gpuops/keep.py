@@ -1,0 +1,156 @@
+"""What is done for a cluster whose command is gone: undo, follow, bring home, tear down, and say so."""
+
+from __future__ import annotations
+
+import time
+
+from gpuops import cluster as clusters
+from gpuops.conclude import conclude, follower, request_of, unreached
+from gpuops.errors import NodeError
+from gpuops.follow import lost
+from gpuops.guard import outlived
+from gpuops.halt import halt
+from gpuops.ledger import ClusterRow, RunRow
+from gpuops.livefetch import LiveFetch
+from gpuops.output import span
+from gpuops.progress import Silent
+from gpuops.teardown import tear_down
+from gpuops.world import World
+
+LOOK_S = 1.0
+WHY = "its lease ended"
+SAVE_S = 60.0
+"""How long the results of a run on an expired cluster are waited for."""
+
+
+def tend(world: World, cluster: int) -> None:
+    """Look after one cluster that has no living keeper, or has outlived its lease. Raises GpuopsError: try again."""
+    row = world.ledger.cluster(cluster)
+    expired = outlived(row, world.clock.now())
+    if row.state == "gone" or (not world.ledger.take(cluster, world.me) and not expired):
+        return
+    if row.state == "creating":
+        why = "was not ready in time" if expired else "was half-made when its command died"
+        _end(world, row, f"{row.name} {why}: undone")
+    elif row.state == "ending":
+        _end(world, row, f"{row.name}: teardown finished")
+    else:
+        _tend_live(world, row, expired)
+
+
+def _tend_live(world: World, row: ClusterRow, expired: bool) -> None:
+    unfinished = [run for run in world.ledger.runs(cluster=row.id) if run.state != "home"]
+    runs = [run for run in unfinished if _orphaned(world, run)]
+    if expired:
+        _end_with_keepers(world, row, [run for run in unfinished if run not in runs])
+    for run in runs:
+        _finish_run(world, row, run, SAVE_S if expired else None)
+    if world.ledger.cluster(row.id).state != "up":
+        return  # somebody tore it down meanwhile
+    if expired:
+        _end(world, row, f"{row.name} reached the end of its lease and was ended")
+    elif row.ephemeral:
+        _end(
+            world,
+            row,
+            f"{row.name} was torn down after its run"
+            if runs
+            else f"{row.name} was torn down: its command died before a run was started",
+        )
+    elif clusters.all_ended(world, row) and all(run.state == "home" for run in world.ledger.runs(cluster=row.id)):
+        _end(world, row, f"{row.name} had ended by itself and was cleared away")
+    else:
+        world.ledger.set_cluster(row.id, keeper=None)
+
+
+def _end_with_keepers(world: World, row: ClusterRow, runs: list[RunRow]) -> None:
+    """Stop runs whose own commands live, and give these time to bring everything home."""
+    if not runs:
+        return
+    try:
+        live = clusters.open_live(world, row)
+    except NodeError:
+        return  # it has ended already, or is out of reach for their commands too
+    try:
+        for run in runs:
+            halt(live, run.name, "graceful", WHY, kind="lease")
+    finally:
+        live.close()
+    deadline = time.monotonic() + SAVE_S
+    while any(world.ledger.run(run.id).state != "home" for run in runs) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+
+
+def _orphaned(world: World, run: RunRow) -> bool:
+    return run.keeper is None or run.keeper == world.me or not run.keeper.alive()
+
+
+def _finish_run(world: World, row: ClusterRow, run: RunRow, patience: float | None) -> None:
+    """Follow a run to its end, bring its results home, write its verdict. Only the nodes know whether it began."""
+    world.ledger.set_run(run.id, keeper=world.me)
+    try:
+        live = clusters.open_live(world, row)
+    except NodeError as error:
+        return _unreachable(world, row, run, error, given_up=patience is not None)
+    try:
+        _follow(world, live, run, patience)
+    finally:
+        live.close()
+
+
+def _follow(world: World, live: clusters.Live, run: RunRow, patience: float | None) -> None:
+    """`patience`: the run is stopped; seconds until that is hurried, and again until its results are given up."""
+    progress = Silent()
+    if patience is not None:
+        halt(live, run.name, "graceful", WHY, kind="lease")
+    following = follower(world, live, run, lambda *_: None, progress.say)
+    following.start()
+    fetching = LiveFetch(live, run)
+    began = time.monotonic()
+    stopped = False
+    while not following.wait(LOOK_S):
+        if world.ledger.cluster(live.row.id).state != "up" or world.ledger.run(run.id).keeper != world.me:
+            return following.quit()  # a command took over
+        if patience is not None and time.monotonic() - began > patience:
+            if stopped:
+                following.quit()
+                break
+            halt(live, run.name, "now", WHY, kind="lease")
+            stopped, began = True, time.monotonic()
+        fetching.look()
+    if following.results and all(one["reason"].get("kind") == "no-run" for one in following.results.values()):
+        return _never_started(world, run)
+    nodes = range(request_of(run).nodes)
+    silent = {index: lost(index, f"node{index} did not stop in time", "node") for index in nodes}
+    end = conclude(world, live, run, {**silent, **following.results}, progress)
+    if end.unsaved and patience is None:
+        raise NodeError(f"{run.name}: {end.unsaved}")  # the guard tries again
+    results = f"{end.missing}; what came home is" if end.missing else "results"
+    left = end.document.get("left_behind")
+    gone = f"; too large to bring unasked: {left}" if left else ""
+    world.ledger.notice(f"{run.name}: {end.verdict.say}; {results} in {run.home}{gone}")
+    return None
+
+
+def _never_started(world: World, run: RunRow) -> None:
+    world.ledger.set_run(run.id, state="home", keeper=None, ended=time.time())
+    world.ledger.notice(f"{run.name} was never started: its command died first")
+
+
+def _unreachable(world: World, row: ClusterRow, run: RunRow, error: NodeError, *, given_up: bool) -> None:
+    """No node answers. While its provider still knows the machines and the lease lasts, they are tried again later."""
+    gone = not given_up and clusters.all_ended(world, row)
+    if not (given_up or gone):
+        raise error
+    if run.started is None:
+        return _never_started(world, run)
+    live = clusters.Live(row, clusters.machines_of(world, row))
+    end = conclude(world, live, run, unreached(run, error, gone=gone), Silent())
+    world.ledger.notice(f"{run.name}: {end.verdict.say}; what had come home is in {run.home}")
+    return None
+
+
+def _end(world: World, row: ClusterRow, say: str) -> None:
+    began = time.monotonic()
+    tear_down(world, row.id, say)
+    world.ledger.notice(f"{say} (took {span(time.monotonic() - began)})")

@@ -1,0 +1,193 @@
+"""Which command line each node runs. Pure: a request and facts about nodes in, launch specs out.
+
+The recipe (static rendezvous, a fresh port and id for every attempt, no restarts by torchrun, a
+rank wrapper that keeps each rank's bytes) is explained in docs/architecture.md, section 5; the
+spec's fields in docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpuops.errors import UsageError
+from gpuops.models import RunRequest
+
+JOIN_S = 300
+"""How long torchrun waits for the other nodes, in seconds: a cold import of torch from a network
+file system takes minutes."""
+
+CPU_RANKS = 2
+"""Ranks per node on a machine without GPUs: the fewest that show what several do."""
+
+SCRUB = (
+    "PET_", "MASTER_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME",
+    "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE",
+)  # fmt: skip
+"""What a provider's image or an outer launcher may have set, and torchrun would believe."""
+
+IDENTITY = re.compile(
+    r"PET_.*|MASTER_(ADDR|PORT)|TORCHELASTIC_(RUN_ID|ERROR_FILE)|((LOCAL|NODE|GROUP|ROLE)_)?RANK"
+    r"|((LOCAL|GROUP|ROLE)_)?WORLD_SIZE|GPUOPS_(RUN|NODE|NODES|NODE_RANK|HEAD|STOP_FILE)"
+)
+"""Who a process is: refused in the user's `--env`, and never taken from it."""
+
+
+Place = tuple[str, int]
+"""Address and port."""
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What a launch has to know about one node."""
+
+    index: int
+    python: str
+    """The interpreter that runs the user's script."""
+    ranks: int
+    cores: int
+    """Cores of the machine that this node may use."""
+    cores_share: float = 1.0
+    """Fraction of them that is this node's; several nodes may share one machine."""
+    gpus: Sequence[int] | None = None
+    """Indices of this node's GPUs; None: whatever there is, empty: none."""
+    interface: str = ""
+    """The network interface that routes to the other nodes."""
+    address: str = ""
+    """Where the other nodes reach it; node0's is the head's."""
+
+
+def ranks_for(request: RunRequest, gpus: int) -> int:
+    """How many ranks a node with `gpus` GPUs runs. Raises UsageError when it has too few.
+
+    Its cores do not change that: two ranks show what several do even where they share one.
+    """
+    if request.mode == "single":
+        return 1
+    if request.gpus is None:
+        return gpus or CPU_RANKS
+    if 0 < gpus < request.gpus:
+        raise UsageError(
+            f"--gpus {request.gpus} was asked for, but a node has {gpus} GPU{'s' if gpus > 1 else ''}",
+            f"ask for --gpus {gpus} or fewer, or leave --gpus out",
+        )
+    return request.gpus
+
+
+def torchrun_command(
+    node: NodeFacts,
+    *,
+    nodes: int,
+    master: Place,
+    rendezvous: str,
+    command: Sequence[str],
+) -> list[str]:
+    """The torchrun line of one node; `command` is what a rank runs, byte for byte.
+
+    `{python}`, `{agent}` and `{run}` are filled in by the node's agent, up to the first `--`.
+    """
+    return [
+        node.python, "-m", "torch.distributed.run",
+        f"--nnodes={nodes}", f"--node-rank={node.index}", f"--nproc-per-node={node.ranks}",
+        f"--master-addr={master[0]}", f"--master-port={master[1]}",
+        f"--rdzv-id={rendezvous}", f"--rdzv-conf=timeout={JOIN_S}", "--max-restarts=0", "--log-dir={run}/elastic",
+        "--no-python", "{python}", "-I", "{agent}", "rank", "--node-run", "{run}", "--",
+        *command,
+    ]  # fmt: skip
+
+
+def rank_command(request: RunRequest, python: str) -> list[str]:
+    """What one rank runs: the user's script or module, with its arguments byte for byte."""
+    if request.module is not None:
+        return [python, "-m", request.module, *request.argv]
+    script = request.script or ""
+    # Python would take a script whose name starts with a dash for an option.
+    return [python, f"./{script}" if script.startswith("-") else script, *request.argv]
+
+
+def node_specs(
+    request: RunRequest,
+    *,
+    run: str,
+    cluster: str,
+    tree: str,
+    nodes: Sequence[NodeFacts],
+    master: Place | None,
+    gang: Place | None,
+    attempt: int,
+) -> list[dict[str, Any]]:
+    """The launch spec of each node that takes part, in node order (docs/protocol.md).
+
+    A plain command runs on the first node alone unless `request.all_nodes`, and needs no
+    `master`; a run of one node needs no `gang`. `request.data` is the path as the nodes see it.
+    """
+    torchrun = request.kind == "torchrun"
+    parts = [node if torchrun else replace(node, ranks=0) for node in nodes]
+    if not (torchrun or request.all_nodes):
+        parts = parts[:1]
+    shared: dict[str, Any] = {
+        "schema": 1,
+        "run": run,
+        "attempt": attempt,
+        "cluster": cluster,
+        "nodes": len(parts),
+        "tree": tree,
+        "kind": request.kind,
+        "scrub": list(SCRUB),
+        "world": sum(node.ranks for node in parts),
+        "master": _place(master),
+        "gang": _place(gang) if len(parts) > 1 else None,
+        "prelude": list(request.prelude),
+        "outs": list(request.outs),
+        "grace_s": request.grace_s,
+    }
+    return [
+        shared
+        | {
+            "node": node.index,
+            "argv": _argv(request, node, len(parts), master, f"{run}-a{attempt}"),
+            "env": _environment(request, node, parts),
+            "user_env": _users(request),
+            "path_first": [folder] if (folder := posixpath.dirname(node.python)) else [],
+            "ranks": node.ranks,
+            "rank_base": sum(before.ranks for before in parts[:position]),
+        }
+        for position, node in enumerate(parts)
+    ]
+
+
+def _argv(request: RunRequest, node: NodeFacts, nodes: int, master: Place | None, rendezvous: str) -> list[str]:
+    if request.kind == "command":
+        return list(request.argv)
+    assert master is not None, "torchrun needs a place to meet"
+    command = rank_command(request, node.python)
+    return torchrun_command(node, nodes=nodes, master=master, rendezvous=rendezvous, command=command)
+
+
+def _environment(request: RunRequest, node: NodeFacts, nodes: Sequence[NodeFacts]) -> dict[str, str]:
+    """What we set, with tokens for what only the node knows."""
+    env = {"PYTHONUNBUFFERED": "1", "SPT_NOENV": "1"}
+    if node.interface:
+        env["GLOO_SOCKET_IFNAME"] = node.interface
+        env["NCCL_SOCKET_IFNAME"] = "=" + node.interface  # `=`: exactly this one, not a prefix
+    if node.gpus is not None:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpus))
+    if request.kind == "torchrun":
+        env["OMP_NUM_THREADS"] = str(max(1, int(node.cores * node.cores_share) // node.ranks))
+        env["TORCHELASTIC_ERROR_FILE"] = "{run}/agent_error.json"
+    else:
+        env.update(GPUOPS_NODE_RANK=str(node.index), GPUOPS_NODES=str(len(nodes)), GPUOPS_HEAD=nodes[0].address)
+    return env
+
+
+def _users(request: RunRequest) -> dict[str, str]:
+    """What the user set, over ours and taken literally, except for who a process is."""
+    data = {"GPUOPS_DATA": request.data} if request.data is not None else {}
+    return data | {name: value for name, value in request.env.items() if not IDENTITY.fullmatch(name)}
+
+
+def _place(place: Place | None) -> dict[str, Any] | None:
+    return {"address": place[0], "port": place[1]} if place else None

@@ -1,0 +1,579 @@
+"""The ledger: what we asked for before we asked for it. SQLite, one file, many commands at once.
+
+Every change is one transaction that is on disk when the method returns (`journal_mode=DELETE`,
+`synchronous=EXTRA`: homes may lie on NFS). A cluster goes
+
+    creating -> up -> ending -> gone
+
+and has a keeper: the process (pid and start time) that looks after it. A dead keeper is how the
+guard, or the next command, knows that there is something to finish or to undo.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpuops.errors import GpuopsError, Interrupted, UsageError
+from gpuops.models import Lease, Resource
+from gpuops.processes import Identity
+
+SCHEMA = 1
+FILE = "ledger.db"
+BUSY_S = 30.0
+"""How long another command's change is waited for."""
+TABLE_NAMES = "SELECT name FROM sqlite_master WHERE type = 'table'"
+
+TABLES = """
+CREATE TABLE clusters (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL, provider TEXT NOT NULL, folder TEXT NOT NULL,
+    state TEXT NOT NULL, ephemeral INTEGER NOT NULL, token TEXT NOT NULL, request TEXT NOT NULL,
+    offer TEXT, boot_deadline REAL NOT NULL, hard_end REAL, idle_s REAL, money_end REAL,
+    keeper_pid INTEGER, keeper_start REAL, created REAL NOT NULL, ready REAL, ended REAL, why TEXT);
+CREATE UNIQUE INDEX one_live_cluster_per_name ON clusters (name) WHERE state != 'gone';
+CREATE TABLE resources (
+    id INTEGER PRIMARY KEY, cluster INTEGER NOT NULL REFERENCES clusters, state TEXT NOT NULL,
+    kind TEXT NOT NULL, mark TEXT NOT NULL, token TEXT NOT NULL, region TEXT NOT NULL, resource TEXT);
+CREATE TABLE runs (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, cluster INTEGER NOT NULL REFERENCES clusters,
+    folder TEXT NOT NULL, home TEXT NOT NULL, tree TEXT NOT NULL, request TEXT NOT NULL,
+    state TEXT NOT NULL, facts TEXT NOT NULL, verdict TEXT, keeper_pid INTEGER, keeper_start REAL,
+    created REAL NOT NULL, started REAL, ended REAL);
+CREATE TABLE notices (id INTEGER PRIMARY KEY, at REAL NOT NULL, say TEXT NOT NULL, shown INTEGER NOT NULL DEFAULT 0);
+"""
+
+
+class LedgerTooNew(UsageError):
+    """A later gpuops wrote this ledger; `down`, `reap` and `status --cloud` work without it."""
+
+
+class LedgerUnwritable(UsageError):
+    """The disk is full, read-only or gone, or another command holds the ledger for too long."""
+
+
+class RowGone(GpuopsError):
+    """What was asked for is not in the ledger any more: the file was damaged, or removed, in between."""
+
+
+class Damaged(sqlite3.DatabaseError):
+    """SQLite can open the file, but what is in it is no ledger."""
+
+
+@dataclass(frozen=True)
+class ClusterRow:
+    """A cluster as the ledger knows it. `state`: creating, up, ending, gone."""
+
+    id: int
+    name: str
+    provider: str
+    folder: Path
+    state: str
+    ephemeral: bool
+    """Brought up by a command for itself: its end is that command's, or the guard's, duty."""
+    token: str
+    request: Mapping[str, Any]
+    offer: Mapping[str, Any]
+    boot_deadline: float
+    lease: Lease
+    keeper: Identity | None
+    created: float
+    ready: float | None
+    ended: float | None
+    why: str
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run as the ledger knows it. `state`: starting, running, ended (nodes are done), home."""
+
+    id: int
+    name: str
+    cluster: int
+    folder: Path
+    home: Path
+    """Where its results go: `<folder>/runs/<run>`, absolute."""
+    tree: str
+    request: Mapping[str, Any]
+    state: str
+    facts: Mapping[str, Any]
+    """What the receipt needs: commit, torch, driver, nodes, …"""
+    verdict: Mapping[str, Any] | None
+    keeper: Identity | None
+    created: float
+    started: float | None
+    ended: float | None
+
+
+@dataclass
+class Ledger:
+    """One connection to the ledger; cheap to open, safe beside others, not shared by threads."""
+
+    path: Path
+    db: sqlite3.Connection = field(repr=False)
+
+    @classmethod
+    def open(cls, home: Path) -> Ledger:
+        """Open or create. A damaged file is kept aside and said; raises LedgerTooNew, LedgerUnwritable."""
+        path = home / FILE
+        try:
+            return cls(path, _connect(path))
+        except (sqlite3.Error, OSError) as error:
+            if not _is_damage(error):
+                raise _unwritable(path, error) from error
+        return cls._renewed(path)
+
+    @classmethod
+    def _renewed(cls, path: Path) -> Ledger:
+        """A fresh ledger in the place of a damaged one. Of several commands that see the damage, one does it."""
+        from filelock import FileLock, Timeout
+
+        try:
+            with FileLock(path.with_suffix(".lock"), timeout=BUSY_S):
+                try:
+                    return cls(path, _connect(path))  # another command was quicker
+                except sqlite3.Error as error:
+                    if not _is_damage(error):
+                        raise
+                aside = _set_aside(path)
+                ledger = cls(path, _connect(path))
+        except (sqlite3.Error, OSError, Timeout) as error:
+            raise _unwritable(path, error) from error
+        ledger.notice(f"the ledger was damaged and is kept as {aside}; `gpuops reap` finds what still exists")
+        return ledger
+
+    def close(self) -> None:
+        self.db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """One change. Raises LedgerUnwritable where the disk or another command does not let it be made."""
+        with self._in_words():
+            try:
+                self.db.execute("BEGIN IMMEDIATE")
+                yield self.db
+                self.db.execute("COMMIT")
+            finally:
+                if self.db.in_transaction:
+                    self.db.execute("ROLLBACK")
+
+    def _read(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        """The rows of a SELECT. Raises LedgerUnwritable where the disk or another command does not let it be read."""
+        with self._in_words():
+            return self.db.execute(query, values).fetchall()
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        """What SQLite meets outside itself, as LedgerUnwritable; a wrong statement stays the bug that it is."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
+                raise
+            raise _unwritable(self.path, error) from error
+
+    # -- clusters ---------------------------------------------------------------------------
+
+    def intend(
+        self,
+        *,
+        provider: str,
+        name: str | None,
+        folder: Path,
+        ephemeral: bool,
+        token: str,
+        request: Mapping[str, Any],
+        boot_deadline: float,
+        lease: Lease,
+        keeper: Identity,
+        now: float,
+    ) -> ClusterRow:
+        """Record that a cluster is about to be created. Without a name: `<provider>-<n>`, the next free."""
+        with self._transaction() as db:
+            if name is None:
+                name = _next_name(provider, {row[0] for row in db.execute("SELECT name FROM clusters")})
+            if db.execute("SELECT 1 FROM clusters WHERE name = ? AND state != 'gone'", (name,)).fetchone():
+                raise UsageError(
+                    f"a cluster named {name} exists already", f"choose another --name, or end it: gpuops down {name}"
+                )
+            cursor = db.execute(
+                "INSERT INTO clusters (name, provider, folder, state, ephemeral, token, request, boot_deadline,"
+                " hard_end, idle_s, money_end, keeper_pid, keeper_start, created)"
+                " VALUES (?,?,?,'creating',?,?,?,?,?,?,?,?,?,?)",
+                (
+                    name,
+                    provider,
+                    str(folder),
+                    ephemeral,
+                    token,
+                    json.dumps(request),
+                    boot_deadline,
+                    lease.hard_end,
+                    lease.idle_s,
+                    lease.money_end,
+                    keeper.pid,
+                    keeper.start,
+                    now,
+                ),
+            )
+            row_id = int(cursor.lastrowid or 0)
+        return self.cluster(row_id)
+
+    def cluster(self, row_id: int) -> ClusterRow:
+        """One cluster. Raises RowGone."""
+        return _cluster(_only(self._read("SELECT * FROM clusters WHERE id = ?", row_id), "cluster"))
+
+    def clusters(self, *, live: bool = True) -> list[ClusterRow]:
+        where = "WHERE state != 'gone'" if live else ""
+        return [_cluster(row) for row in self._read(f"SELECT * FROM clusters {where} ORDER BY id")]
+
+    def set_cluster(self, row_id: int, **columns: Any) -> None:
+        """Change columns by name; `offer` is stored as JSON, `lease` in its three columns."""
+        self._set("clusters", row_id, _columns(columns))
+
+    def ready(self, cluster: int, lease: Lease, now: float) -> bool:
+        """creating -> up. False where another command has begun to end it meanwhile."""
+        columns = {"ready": now, **_columns({"lease": lease})}
+        assignments = ", ".join(f"{name} = ?" for name in columns)
+        with self._transaction() as db:
+            cursor = db.execute(
+                f"UPDATE clusters SET state = 'up', {assignments} WHERE id = ? AND state = 'creating'",
+                (*columns.values(), cluster),
+            )
+        return cursor.rowcount == 1
+
+    def ending(self, cluster: int) -> bool:
+        """Its end begins, or goes on. False where it is gone already: its name may be another's by now."""
+        with self._transaction() as db:
+            cursor = db.execute("UPDATE clusters SET state = 'ending' WHERE id = ? AND state != 'gone'", (cluster,))
+        return cursor.rowcount == 1
+
+    def take(self, cluster: int, keeper: Identity) -> bool:
+        """Become the keeper of a cluster and of its unfinished runs, unless another lives. Raises RowGone."""
+        with self._transaction():
+            row = _only(self._read("SELECT keeper_pid, keeper_start FROM clusters WHERE id = ?", cluster), "cluster")
+            holder = _identity(row["keeper_pid"], row["keeper_start"])
+            if holder is not None and holder != keeper and holder.alive():
+                return False
+            self.db.execute(
+                "UPDATE clusters SET keeper_pid = ?, keeper_start = ? WHERE id = ?", (keeper.pid, keeper.start, cluster)
+            )
+        return True
+
+    # -- resources --------------------------------------------------------------------------
+
+    def will(self, cluster: int, kind: str, mark: str, token: str, region: str) -> None:
+        """About to create something: between this commit and `got` it may exist or not.
+
+        Raises Interrupted where another command has begun to end the cluster: what were made now
+        might be made after that command's last look.
+        """
+        with self._transaction() as db:
+            row = _only(self._read("SELECT name, state FROM clusters WHERE id = ?", cluster), "cluster")
+            if row["state"] in ("ending", "gone"):
+                raise Interrupted(f"another command ends {row['name']} while it is being created", "gpuops status")
+            db.execute(
+                "INSERT INTO resources (cluster, state, kind, mark, token, region) VALUES (?,'willed',?,?,?,?)",
+                (cluster, kind, mark, token, region),
+            )
+
+    def got(self, cluster: int, resource: Resource) -> None:
+        """It exists. Fills the oldest open intent of its kind and mark, or adds a line; said twice, it is one."""
+        document = json.dumps(asdict(resource))
+        with self._transaction() as db:
+            if line := _line_of(db, cluster, resource):
+                db.execute("UPDATE resources SET resource = ? WHERE id = ?", (document, line))
+                return
+            open_line = db.execute(
+                "SELECT id FROM resources WHERE cluster = ? AND kind = ? AND mark = ? AND state = 'willed' ORDER BY id",
+                (cluster, resource.kind, resource.name),
+            ).fetchone()
+            if open_line:
+                db.execute("UPDATE resources SET state = 'got', resource = ? WHERE id = ?", (document, open_line[0]))
+            else:
+                db.execute(
+                    "INSERT INTO resources (cluster, state, kind, mark, token, region, resource)"
+                    " VALUES (?,'got',?,?,'',?,?)",
+                    (cluster, resource.kind, resource.name, resource.region, document),
+                )
+
+    def resources(self, cluster: int) -> list[Resource]:
+        """What a cluster has, as last seen; machines in node order."""
+        rows = self._read("SELECT resource FROM resources WHERE cluster = ? AND state = 'got' ORDER BY id", cluster)
+        return [Resource(**json.loads(row[0])) for row in rows]
+
+    def refused(self, cluster: int) -> None:
+        """The provider said no: what was intended and not answered for does not exist."""
+        with self._transaction() as db:
+            db.execute("UPDATE resources SET state = 'refused' WHERE cluster = ? AND state = 'willed'", (cluster,))
+
+    def cleared(self, cluster: int) -> None:
+        """What an attempt had made is gone; the cluster may be tried again."""
+        with self._transaction() as db:
+            db.execute("UPDATE resources SET state = 'gone' WHERE cluster = ?", (cluster,))
+
+    def unanswered(self, cluster: int) -> bool:
+        """Whether something was intended of which nobody knows whether it was made."""
+        return bool(self._read("SELECT 1 FROM resources WHERE cluster = ? AND state = 'willed'", cluster))
+
+    def update_resource(self, cluster: int, resource: Resource) -> None:
+        with self._transaction() as db:
+            if line := _line_of(db, cluster, resource):
+                db.execute("UPDATE resources SET resource = ? WHERE id = ?", (json.dumps(asdict(resource)), line))
+
+    def regions(self, cluster: int) -> list[str]:
+        """Every region in which something of this cluster was ever intended."""
+        return [row[0] for row in self._read("SELECT DISTINCT region FROM resources WHERE cluster = ?", cluster)]
+
+    def gone(self, cluster: int, now: float, why: str) -> None:
+        """The provider lists nothing of it any more."""
+        with self._transaction() as db:
+            db.execute("UPDATE resources SET state = 'gone' WHERE cluster = ?", (cluster,))
+            db.execute(
+                "UPDATE clusters SET state = 'gone', ended = ?, why = ?, keeper_pid = NULL"
+                " WHERE id = ? AND state != 'gone'",
+                (now, why, cluster),
+            )
+            # A run of a cluster that is gone can change no more, whatever it was doing.
+            db.execute(
+                "UPDATE runs SET state = 'home', keeper_pid = NULL, ended = coalesce(ended, ?)"
+                " WHERE cluster = ? AND state != 'home'",
+                (now, cluster),
+            )
+
+    # -- runs -------------------------------------------------------------------------------
+
+    def add_run(
+        self,
+        *,
+        stem: str,
+        cluster: int,
+        folder: Path,
+        tree: str,
+        request: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        keeper: Identity,
+        now: float,
+    ) -> RunRow:
+        """Record a run before anything is started; its name is `<stem>-<n>`, the next free."""
+        with self._transaction() as db:
+            taken = {row[0] for row in db.execute("SELECT name FROM runs")}
+            taken |= {path.name for path in (folder / "runs").glob(f"{stem}-*")}  # of a ledger that was lost
+            name = _next_name(stem, taken)
+            cursor = db.execute(
+                "INSERT INTO runs (name, cluster, folder, home, tree, request, state, facts, keeper_pid, keeper_start,"
+                " created) VALUES (?,?,?,?,?,?,'starting',?,?,?,?)",
+                (
+                    name,
+                    cluster,
+                    str(folder),
+                    str(folder / "runs" / name),
+                    tree,
+                    json.dumps(request),
+                    json.dumps(facts),
+                    keeper.pid,
+                    keeper.start,
+                    now,
+                ),
+            )
+            row_id = int(cursor.lastrowid or 0)
+        return self.run(row_id)
+
+    def run(self, row_id: int) -> RunRow:
+        """One run. Raises RowGone."""
+        return _run(_only(self._read("SELECT * FROM runs WHERE id = ?", row_id), "run"))
+
+    def runs(self, *, cluster: int | None = None) -> list[RunRow]:
+        """Runs, oldest first; of one cluster or of all."""
+        where, values = ("WHERE cluster = ?", [cluster]) if cluster is not None else ("", [])
+        return [_run(row) for row in self._read(f"SELECT * FROM runs {where} ORDER BY id", *values)]
+
+    def set_run(self, row_id: int, **columns: Any) -> None:
+        """Change columns by name; `verdict` and `facts` are stored as JSON."""
+        self._set("runs", row_id, _columns(columns))
+
+    # -- notices ----------------------------------------------------------------------------
+
+    def notice(self, say: str) -> None:
+        """Leave a sentence for the next command to show: what happened while nobody looked."""
+        with self._transaction() as db:
+            db.execute("INSERT INTO notices (at, say) VALUES (?, ?)", (time.time(), say))
+
+    def take_notices(self) -> list[tuple[float, str]]:
+        """The sentences nobody has seen yet; each is given once."""
+        if not self._read("SELECT 1 FROM notices WHERE shown = 0"):
+            return []
+        with self._transaction() as db:
+            rows = db.execute("SELECT at, say FROM notices WHERE shown = 0 ORDER BY id").fetchall()
+            db.execute("UPDATE notices SET shown = 1")
+        return [(row["at"], row["say"]) for row in rows]
+
+    def _set(self, table: str, row_id: int, columns: Mapping[str, Any]) -> None:
+        assignments = ", ".join(f"{name} = ?" for name in columns)
+        with self._transaction() as db:
+            db.execute(f"UPDATE {table} SET {assignments} WHERE id = ?", (*columns.values(), row_id))
+
+
+@dataclass(frozen=True)
+class LedgerJournal:
+    """The journal a provisioner writes to while it creates one cluster."""
+
+    ledger: Ledger
+    cluster: int
+
+    def will(self, kind: str, mark: str, token: str, region: str) -> None:
+        self.ledger.will(self.cluster, kind, mark, token, region)
+
+    def got(self, resource: Resource) -> None:
+        self.ledger.got(self.cluster, resource)
+
+
+def _line_of(db: sqlite3.Connection, cluster: int, resource: Resource) -> int | None:
+    """The row of a resource that is known to exist, by its kind and the provider's id."""
+    query = "SELECT id, resource FROM resources WHERE cluster = ? AND state = 'got' AND kind = ?"
+    for row in db.execute(query, (cluster, resource.kind)).fetchall():
+        if json.loads(row["resource"])["id"] == resource.id:
+            return int(row["id"])
+    return None
+
+
+def _only(rows: Sequence[sqlite3.Row], what: str) -> sqlite3.Row:
+    """The one row. Raises RowGone where there is none."""
+    if not rows:
+        raise RowGone(f"that {what} is no longer in the ledger", "gpuops reap finds what still exists")
+    return rows[0]
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether the file itself is at fault, not the disk, the permissions or another command."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return isinstance(error, Damaged) or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _unwritable(path: Path, error: Exception) -> LedgerUnwritable:
+    return LedgerUnwritable(
+        f"the ledger {path} cannot be used: {error}",
+        "check the folder's permissions and free space, or set GPUOPS_HOME",
+    )
+
+
+def _set_aside(path: Path) -> Path:
+    """Move a ledger away, and its journal with it, which would be played into a new one. Returns its new place."""
+    aside = path.with_name(f"{FILE}.damaged-{int(time.time())}-{os.getpid()}")
+    os.replace(path, aside)
+    journal = path.with_name(f"{FILE}-journal")
+    if journal.exists():
+        os.replace(journal, aside.with_name(f"{aside.name}-journal"))
+    return aside
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    if not path.exists():
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+    try:
+        _make_ready(db, path)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _make_ready(db: sqlite3.Connection, path: Path) -> None:
+    """Set what NFS needs, check version and health, make the tables in an empty file."""
+    db.row_factory = sqlite3.Row
+    db.execute("PRAGMA journal_mode=DELETE")
+    db.execute("PRAGMA synchronous=EXTRA")
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA:
+        raise LedgerTooNew(
+            f"{path} was written by a newer gpuops (schema {version}, this one knows {SCHEMA})",
+            "upgrade gpuops; `gpuops down` and `gpuops reap` work all the same",
+        )
+    if version == 0:
+        _create(db)
+    # A torn file shows here, not in mid-story.
+    if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+        raise Damaged("it fails SQLite's own check")
+    if not {"clusters", "resources", "runs", "notices"} <= {row[0] for row in db.execute(TABLE_NAMES)}:
+        raise Damaged("tables are missing")
+
+
+def _create(db: sqlite3.Connection) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    if db.execute("PRAGMA user_version").fetchone()[0] == 0:  # another command may have been quicker
+        for statement in TABLES.split(";"):
+            db.execute(statement)
+        db.execute(f"PRAGMA user_version = {SCHEMA}")
+    db.execute("COMMIT")
+
+
+def _next_name(stem: str, taken: set[str]) -> str:
+    number = 1
+    while f"{stem}-{number}" in taken:
+        number += 1
+    return f"{stem}-{number}"
+
+
+def _columns(columns: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in columns.items():
+        if name == "lease":
+            flat |= {"hard_end": value.hard_end, "idle_s": value.idle_s, "money_end": value.money_end}
+        elif name == "keeper":
+            flat |= {"keeper_pid": value.pid if value else None, "keeper_start": value.start if value else None}
+        elif name in ("offer", "verdict", "facts"):
+            flat[name] = json.dumps(value)
+        else:
+            flat[name] = value
+    return flat
+
+
+def _identity(pid: int | None, start: float | None) -> Identity | None:
+    return None if pid is None else Identity(pid, start or 0.0)
+
+
+def _cluster(row: sqlite3.Row) -> ClusterRow:
+    return ClusterRow(
+        id=row["id"],
+        name=row["name"],
+        provider=row["provider"],
+        folder=Path(row["folder"]),
+        state=row["state"],
+        ephemeral=bool(row["ephemeral"]),
+        token=row["token"],
+        request=json.loads(row["request"]),
+        offer=json.loads(row["offer"] or "{}"),
+        boot_deadline=row["boot_deadline"],
+        lease=Lease(row["hard_end"], row["idle_s"], row["money_end"]),
+        keeper=_identity(row["keeper_pid"], row["keeper_start"]),
+        created=row["created"],
+        ready=row["ready"],
+        ended=row["ended"],
+        why=row["why"] or "",
+    )
+
+
+def _run(row: sqlite3.Row) -> RunRow:
+    return RunRow(
+        id=row["id"],
+        name=row["name"],
+        cluster=row["cluster"],
+        folder=Path(row["folder"]),
+        home=Path(row["home"]),
+        tree=row["tree"],
+        request=json.loads(row["request"]),
+        state=row["state"],
+        facts=json.loads(row["facts"]),
+        verdict=json.loads(row["verdict"]) if row["verdict"] else None,
+        keeper=_identity(row["keeper_pid"], row["keeper_start"]),
+        created=row["created"],
+        started=row["started"],
+        ended=row["ended"],
+    )

@@ -1,0 +1,160 @@
+"""A run's output for people: bytes of many streams in, complete lines out, each saying whose it is.
+
+The files keep every byte as written; what is shown is readable: a progress bar that redraws
+itself with `\\r` becomes its latest state, bytes that are no UTF-8 become `�`, and a line without
+an end is shown in pieces. No clock is read: whoever shows says when (`idle`).
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from dataclasses import dataclass, field
+
+IDLE_LOOKS = 10
+"""After how many looks (`idle`) without news an unfinished line is shown: 2 s at 5 looks a second."""
+
+REDRAW_LOOKS = 50
+"""How many looks a progress bar that keeps moving stays silent in between."""
+
+PIECE = 8192
+"""The longest text shown as one line, in characters."""
+
+STREAM = re.compile(r"(?:launcher|rank(\d+))\.(?:out|err)")
+"""A run's output; group 1 is the rank's number."""
+_COLOURS = (36, 33, 35, 32, 34, 31)
+_GREY = 90
+
+
+@dataclass
+class _Unfinished:
+    """One stream's text since its last newline."""
+
+    prefix: str
+    decoder: codecs.IncrementalDecoder
+    text: str = ""
+    shown: bool = False
+    """Part of this line was shown already, so an empty rest is not a line of its own."""
+    quiet: int = 0
+    """Looks since the last byte."""
+    waited: int = 0
+    """Looks since something of this line was last shown."""
+
+
+@dataclass
+class LineMerger:
+    """Turns the streams of one run into lines for a terminal or a pipe.
+
+    `nodes`, `ranks`: of the whole run; `kind`: of its request. Lines carry `[n1 r3] ` (a rank's)
+    or `[n1] ` (the launcher's, a command's) unless there is one only who can have said it.
+    `node` and `rank` filter: of one node, or the streams of one rank alone. torchrun's own lines
+    are shown with `launcher` only: when a run ends well or badly, most of them are noise about it.
+    """
+
+    nodes: int
+    ranks: int
+    kind: str = "torchrun"
+    node: int | None = None
+    rank: int | None = None
+    colour: bool = False
+    launcher: bool = False
+    _streams: dict[tuple[int, str], _Unfinished | None] = field(init=False, default_factory=dict)
+
+    def feed(self, node: int, stream: str, data: bytes) -> list[str]:
+        """The lines that `data`, the next bytes of a stream (`rank3.err`), completes."""
+        state = self._stream(node, stream)
+        if state is None:
+            return []
+        state.quiet = 0
+        *ends, state.text = (state.text + state.decoder.decode(data)).split("\n")
+        lines = [line for text in ends for line in _finish(state, text)]
+        state.text = _redrawn(state.text) if len(state.text) <= PIECE else _last_drawn(state.text)
+        while len(state.text) > PIECE:
+            lines.append(_show(state, state.text[:PIECE]))
+            state.text = state.text[PIECE:]
+        return lines
+
+    def idle(self) -> list[str]:
+        """To be called at every look, news or not: unfinished lines that have waited long enough."""
+        return [line for state in self._live() for line in _look(state)]
+
+    def flush(self) -> list[str]:
+        """What is left when nothing more will come."""
+        lines = []
+        for state in self._live():
+            text, state.text = state.text + state.decoder.decode(b"", final=True), ""
+            lines += _finish(state, text) if text else []
+        return lines
+
+    def _live(self) -> list[_Unfinished]:
+        return [state for state in self._streams.values() if state is not None]
+
+    def _stream(self, node: int, stream: str) -> _Unfinished | None:
+        """The stream's state; None for one that is not shown."""
+        key = (node, stream)
+        if key not in self._streams:
+            self._streams[key] = self._open(node, stream)
+        return self._streams[key]
+
+    def _open(self, node: int, stream: str) -> _Unfinished | None:
+        match = STREAM.fullmatch(stream)
+        if match is None or self.node not in (None, node):
+            return None
+        rank = int(match[1]) if match[1] else None
+        if self.rank not in (None, rank):
+            return None
+        if rank is None and self.kind == "torchrun" and not self.launcher:
+            return None
+        return _Unfinished(self._prefix(node, rank), codecs.getincrementaldecoder("utf-8")("replace"))
+
+    def _prefix(self, node: int, rank: int | None) -> str:
+        alone = self.nodes == 1 and (self.kind == "command" or self.ranks <= 1)
+        if alone:
+            return ""
+        who = f"[n{node}]" if rank is None else f"[n{node} r{rank}]"
+        if self.colour:
+            who = f"\x1b[{_GREY if rank is None else _COLOURS[rank % len(_COLOURS)]}m{who}\x1b[0m"
+        return f"{who} "
+
+
+def _finish(state: _Unfinished, text: str) -> list[str]:
+    """The line or lines that a newline after `text` ends."""
+    final = _last_drawn(text)
+    hidden = state.shown and not final
+    state.shown, state.waited = False, 0
+    if hidden:
+        return []
+    pieces = [final[start : start + PIECE] for start in range(0, len(final), PIECE)]
+    return [state.prefix + piece for piece in pieces or [""]]
+
+
+def _look(state: _Unfinished) -> list[str]:
+    state.quiet += 1
+    state.waited += 1
+    if not state.text:
+        return []
+    if state.quiet >= IDLE_LOOKS:
+        text, state.text = _last_drawn(state.text), ""
+        return [_show(state, text)] if text else []
+    # A bar's last piece may be half drawn: the one before it is whole.
+    drawn, redraw, rest = state.text.rpartition("\r")
+    if redraw and drawn and state.waited >= REDRAW_LOOKS:
+        state.text = redraw + rest
+        return [_show(state, drawn)]
+    return []
+
+
+def _show(state: _Unfinished, text: str) -> str:
+    state.shown, state.waited = True, 0
+    return state.prefix + text
+
+
+def _redrawn(text: str) -> str:
+    """An unfinished line without the states of a progress bar that were drawn over."""
+    drawn, redraw, rest = text.rpartition("\r")
+    return _last_drawn(drawn) + redraw + rest if redraw else text
+
+
+def _last_drawn(text: str) -> str:
+    """What a terminal would show of it: the last thing written after a carriage return."""
+    return next((part for part in reversed(text.split("\r")) if part), "")

@@ -1,0 +1,250 @@
+"""The nouns of gpuops as plain data: what the user asked for, what a provider offers, what exists.
+
+Everything here is frozen and JSON-able (`dataclasses.asdict`), so that a plan can be printed,
+stored in the ledger and compared in a test. Money is in US dollars, prices in $/h, times are
+absolute UTC seconds since the epoch (`float`) unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+NAME = re.compile(r"[a-z][a-z0-9-]{0,23}")
+"""What a cluster, a run and a workload may be called."""
+
+STATES = ("starting", "running", "ended", "unknown")
+"""What a resource may be. `ended`: it will never run again and costs nothing; a machine that is merely
+stopped, and whose disk still costs, is `unknown`."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for. `gpus` is per machine; None means all there are."""
+
+    provider: str
+    nodes: int = 1
+    gpus: int | None = None
+    gpu_type: str | None = None
+    gpu_mem: int | None = None
+    spot: bool = False
+    region: str | None = None
+    max_price: float | None = None
+    image: str | None = None
+    timeout_min: float = 20.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The provider's own options (`Provisioner.options`), by name."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """One line of an offer's price: `per_hour` $ for `what`."""
+
+    what: str
+    per_hour: float
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One concrete way to satisfy a request; all its nodes together."""
+
+    provider: str
+    id: str
+    say: str
+    """What it is, for people: `2 local nodes, 1 core each`."""
+    nodes: int
+    gpus: int
+    """GPUs per node."""
+    region: str = ""
+    prices: Sequence[Price] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    """Sentences the user should read before accepting (`2 nodes but 1 GPU: ranks run on CPU`)."""
+
+    @property
+    def per_hour(self) -> float:
+        return sum(price.per_hour for price in self.prices)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What preflight found: what is wrong, whether it stops us, and what to do."""
+
+    say: str
+    hint: str
+    fatal: bool = True
+
+
+@dataclass(frozen=True)
+class Resource:
+    """Anything of ours at a provider. A machine is a resource of kind `machine`.
+
+    `data` (JSON-able) holds what the provider needs to find it again and, for a machine from
+    `running` on, how it is reached: `connection` (`process` or `ssh`), `root` (folder for gpuops on
+    the node), `python` (the interpreter that runs the agent), `artefact` (stem of `Intent.agent`:
+    which agent is there), `gpus` (indices this node may use, or None for all; the default),
+    `cores_share` (fraction of the machine's cores, default 1; local nodes share one machine).
+    """
+
+    kind: str
+    id: str
+    region: str
+    name: str
+    """Our mark, as `Intent.mark` gives it; where names may be doubled, it is still this one."""
+    bills: bool
+    parent: str = ""
+    state: str = ""
+    """One of STATES; a provider's own words go to `data`."""
+    address: str = ""
+    port: int = 0
+    private_address: str = ""
+    per_hour: float = 0.0
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Intent:
+    """What the ledger has committed to disk before a provider is asked for anything."""
+
+    owner: str
+    cluster: str
+    token: str
+    """Client token (at most 48 letters, digits and dashes), fresh for each call of `create`. A call at the
+    provider that is made several times derives its own from it: `<token>-<part>`."""
+    boot_deadline: float
+    """Absolute UTC end of the boot lease; travels with the create call."""
+    agent: Path
+    """The agent artefact (a zipapp) on this computer."""
+
+    def mark(self, part: int | str) -> str:
+        """The name of one resource: a node's index, or a word without a dash (`keys`) for what serves them all."""
+        return f"gpuops-{self.owner}-{self.cluster}-{part}"
+
+
+class Journal(Protocol):
+    """How a provisioner tells the ledger what it is about to do and what came of it.
+
+    Both calls return only when the line is on disk. `will` before, `got` after each effect; to be
+    called from the thread that `create` was called in. `will` raises Interrupted when another
+    command has begun to end this cluster: let it pass, and create nothing more.
+    """
+
+    def will(self, kind: str, mark: str, token: str, region: str) -> None: ...
+
+    def got(self, resource: Resource) -> None: ...
+
+
+@dataclass(frozen=True)
+class Option:
+    """A provider's own flag: appears in `up NAME --help` and in the request's `options`."""
+
+    name: str
+    """As typed, without dashes: `host`."""
+    help: str
+    type: Literal["str", "int", "float", "bool", "path", "list"] = "str"
+    default: Any = None
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Until when a cluster may live. None means: no such end."""
+
+    hard_end: float | None = None
+    idle_s: float | None = None
+    money_end: float | None = None
+    """When the spending limit is reached at the present price; a hard end by another name."""
+
+    @property
+    def end(self) -> float | None:
+        ends = [end for end in (self.hard_end, self.money_end) if end is not None]
+        return min(ends) if ends else None
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What `train` or `run` was asked to launch, before any node is known."""
+
+    kind: Literal["torchrun", "command"]
+    mode: Literal["single", "multigpu", "multinode", "run"]
+    nodes: int
+    """0 as typed without a number: all that the cluster has."""
+    gpus: int | None
+    """Ranks per node; None: one per GPU, or the default for a machine without."""
+    script: str | None = None
+    """Path relative to the project, for torchrun."""
+    module: str | None = None
+    workload: str | None = None
+    argv: Sequence[str] = ()
+    """Arguments of the script, or the whole command."""
+    all_nodes: bool = False
+    """`run --all-nodes`: the command runs on every node, not on node0 alone."""
+    data: str | None = None
+    outs: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Sequence[str] = ()
+    """Names only; the values are read when the run starts and are never stored."""
+    prelude: Sequence[str] = ()
+    python: str | None = None
+    setup: str | None = None
+    """A shell command on every node; None: the provider's default, empty: none."""
+    resume: str | None = None
+    grace_s: float = 10.0
+    """How long a graceful stop waits before SIGTERM, and again before SIGKILL."""
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """How one rank ended. Times are on its node's clock, corrected to ours by the client."""
+
+    rank: int
+    node: int
+    local: int
+    code: int | None
+    """Exit code, or None when a signal ended it or it never reported."""
+    signal: int | None
+    started: float | None
+    ended: float | None
+    joined: bool | None
+    """Whether it was seen connected to the rendezvous store; None: could not tell."""
+    oom: bool = False
+    after_stop: bool = False
+    """Ended because we had begun to stop this node."""
+    tail: str = ""
+    """The last lines of its stderr."""
+    error: Mapping[str, Any] | None = None
+    """torch's error.json, when the script uses `@record`."""
+
+
+@dataclass(frozen=True)
+class NodeResult:
+    """How a run ended on one node."""
+
+    node: int
+    outcome: Literal["done", "failed", "stopped", "lost"]
+    reason: Mapping[str, Any]
+    """`{"kind": "rank" | "launcher" | "command" | "stop" | "gang" | "lease" | "agent" |
+    "watchdog" | "start", "say": …}`; see docs/protocol.md."""
+    started: float | None
+    ended: float | None
+    launcher_code: int | None
+    ranks: Sequence[RankResult] = ()
+    tail: str = ""
+    """The last lines of the launcher's (or the command's) stderr."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said last, and the exit code."""
+
+    outcome: Literal["done", "failed", "stopped", "lost", "unformed", "unclear"]
+    exit_code: int
+    say: str
+    """One sentence: `rank 3 on node1 failed with exit code 3`."""
+    hint: str = ""
+    rank: int | None = None
+    node: int | None = None
+    tail: str = ""
+    """The first failing rank's last words, printed before `say`."""

@@ -1,0 +1,34 @@
+"""The same work on several nodes at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def on_each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """`work` on every item at once, results in order; the first failure is raised when all have ended.
+
+    The threads are daemons: an interrupt of the calling thread waits for none of them.
+    """
+    results: dict[int, R] = {}
+    failures: dict[int, BaseException] = {}
+
+    def one(index: int, item: T) -> None:
+        try:
+            results[index] = work(item)
+        except BaseException as error:
+            failures[index] = error
+
+    threads = [threading.Thread(target=one, args=pair, daemon=True) for pair in enumerate(items)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[min(failures)]
+    return [results[index] for index in range(len(items))]

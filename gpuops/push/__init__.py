@@ -1,0 +1,12 @@
+"""The project goes to its nodes: what is sent, what is held back, sending it; edits home, snapshots back.
+
+files, ignore   which files there are, by git's rules
+keyscan         what must not leave this computer
+send            what would be sent, and sending it
+edits           what was edited on a node comes home
+restore         an earlier run's snapshots go back
+"""
+
+from gpuops.push.send import Held, PushReport, Tree, push_many, scan, summary
+
+__all__ = ["Held", "PushReport", "Tree", "push_many", "scan", "summary"]

@@ -1,0 +1,52 @@
+"""Ignore files with git's syntax, where git itself is not asked: nested, the last match decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pathspec import GitIgnoreSpec
+
+
+class IgnoreRules:
+    """The ignore files called `name` in `folder` and below. Paths are relative, with `/`."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder = folder
+        self.name = name
+        self._specs: dict[str, GitIgnoreSpec | None] = {}
+        self._folders: dict[str, bool] = {"": False}
+
+    def ignores(self, path: str) -> bool:
+        """Whether this file is ignored, by itself or because a folder above it is."""
+        above = path.rpartition("/")[0]
+        return self.ignores_folder(above) or self._decide(path)
+
+    def ignores_folder(self, path: str) -> bool:
+        """As `ignores`, for a folder: nothing below an ignored folder can be taken back in."""
+        known = self._folders.get(path)
+        if known is None:
+            known = self.ignores_folder(path.rpartition("/")[0]) or self._decide(path + "/")
+            self._folders[path] = known
+        return known
+
+    def _decide(self, path: str) -> bool:
+        """The deepest ignore file that has an opinion."""
+        base = path.rstrip("/").rpartition("/")[0]
+        while True:
+            spec = self._spec(base)
+            if spec is not None:
+                verdict = spec.check_file(path[len(base) + 1 :] if base else path).include
+                if verdict is not None:
+                    return verdict
+            if not base:
+                return False
+            base = base.rpartition("/")[0]
+
+    def _spec(self, base: str) -> GitIgnoreSpec | None:
+        if base not in self._specs:
+            try:
+                lines = (self.folder / base / self.name).read_text("utf-8", "surrogateescape").splitlines()
+            except OSError:
+                lines = []
+            self._specs[base] = GitIgnoreSpec.from_lines(lines) if lines else None
+        return self._specs[base]

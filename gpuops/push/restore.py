@@ -1,0 +1,77 @@
+"""`--resume RUN`: that run's snapshots go back onto every node before anything starts.
+
+A replaced node without the newest snapshot would train from epoch 0 beside others at epoch 6,
+silently; so every node gets every file, its own version where nodes had differing ones.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from gpuops.agent.whole import Whole
+from gpuops.agentclient import AgentClient
+from gpuops.bulk import transfer
+from gpuops.errors import UsageError
+from gpuops.ledger import RunRow
+from gpuops.oneach import on_each
+from gpuops.results import RunHome
+from gpuops.results.folder import OutFolder
+from gpuops.results.memory import Memory
+from gpuops.tarstream import BLOCK, finish
+
+
+def outputs(home: RunHome) -> list[str]:
+    """Places in `out/` of everything that a run has left."""
+    return sorted(OutFolder(home).memory().written)
+
+
+def check(row: RunRow, tree: str) -> None:
+    """Whether a run can be resumed by one in `tree`. Raises UsageError: nothing there, another kind, a file gone."""
+    home = RunHome(row.home)
+    memory = OutFolder(home).memory()
+    if not memory.written:
+        raise UsageError(f"{row.name} left no snapshots to resume from", f"look into {row.home}")
+    if row.tree != tree:
+        raise UsageError(
+            f"{row.name} was a run of {'our workloads' if row.tree == 'train' else 'your own script'}, this is not",
+            "resume it with what it was started with",
+        )
+    missing = [place for place in memory.written if not (home.out / place).is_file()]
+    if missing:
+        raise UsageError(f"{missing[0]} of {row.name} is not in {home.out} any more", "resume another run")
+
+
+def put_back(clients: Sequence[AgentClient], tree: str, row: RunRow) -> int:
+    """Restore a run's files on every node; returns how many. Raises UsageError as `check` does."""
+    check(row, tree)
+    home = RunHome(row.home)
+    memory = OutFolder(home).memory()
+    on_each(partial(_send, tree, home.out, memory), list(enumerate(clients)))
+    return len(memory.held)
+
+
+def places_for(memory: Memory, node: int) -> dict[str, str]:
+    """Which home file each path gets on a node: its own, else the lowest node's."""
+    return {
+        path: (versions.get(node) or versions[min(versions)]).at for path, versions in memory.held.items() if versions
+    }
+
+
+def _send(tree: str, out: Path, memory: Memory, numbered: tuple[int, AgentClient]) -> None:
+    node, client = numbered
+    with transfer(client.bulk("restore", "--tree", tree), client.label) as channel:
+        with tarfile.open(
+            mode="w|", fileobj=cast(BinaryIO, Whole(channel.stdin)), bufsize=BLOCK, format=tarfile.PAX_FORMAT
+        ) as tar:
+            for path, place in places_for(memory, node).items():
+                try:
+                    tar.add(out / place, arcname=path, recursive=False)
+                except OSError as error:
+                    raise UsageError(
+                        f"{out / place} cannot be read: {error.strerror or error}", "resume another run"
+                    ) from error
+        finish(channel, client.label)

@@ -1,0 +1,150 @@
+"""What is at the providers against what the ledger says: finding, and ending, what nobody remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuops import registry
+from gpuops.errors import GpuopsError, ProviderError, RateLimited, StillBilling, UsageError
+from gpuops.models import Resource
+from gpuops.teardown import POLL_S, POLL_SLOW_S, remaining, still_billing
+from gpuops.world import World
+
+if TYPE_CHECKING:
+    from gpuops.ledger import ClusterRow
+
+
+@dataclass(frozen=True)
+class Stray:
+    """Something with our mark that no live cluster of the ledger accounts for."""
+
+    provider: str
+    resource: Resource
+
+    @property
+    def cluster(self) -> str:
+        """The cluster's name, read from the mark `gpuops-<owner>-<cluster>-<part>`."""
+        return self.resource.name.split("-", 2)[2].rpartition("-")[0]
+
+
+def owned(world: World) -> tuple[list[Stray], list[str]]:
+    """Everything of ours at every provider, and a sentence for each that could not be asked."""
+    found, unasked = [], []
+    for name in registry.names():
+        try:
+            provisioner = world.provisioner(name)
+            found += [Stray(name, resource) for resource in provisioner.list_owned(world.owner, [])]
+        except GpuopsError as error:
+            unasked.append(f"{name} could not be asked: {error.say}")
+    return found, unasked
+
+
+def strays(world: World) -> tuple[list[Stray], list[str]]:
+    """What is there without a live cluster in the ledger."""
+    found, unasked = owned(world)
+    live = {(row.provider, row.name) for row in _known(world)}
+    return [stray for stray in found if (stray.provider, stray.cluster) not in live], unasked
+
+
+def forgotten(world: World) -> tuple[list[str], list[str]]:
+    """Clusters in the ledger of which nothing is left at their provider: closed here, and named; and a sentence
+    for each that could not be asked. What its command, or the guard, still works on is left to them."""
+    closed, unasked = [], []
+    for row in _known(world):
+        if row.state != "up" or (row.keeper is not None and row.keeper.alive()):
+            continue
+        try:
+            left = remaining(world, world.provisioner(row.provider), row)
+        except GpuopsError as error:
+            unasked.append(f"{row.provider} could not be asked about {row.name}: {error.say}")
+            continue
+        if not left:
+            world.ledger.gone(row.id, world.clock.now(), f"{row.provider} lists nothing of it")
+            closed.append(row.name)
+    return closed, unasked
+
+
+def _known(world: World) -> list[ClusterRow]:
+    """The ledger's live clusters; none where a newer gpuops wrote it, so that marks alone count."""
+    from gpuops.ledger import LedgerTooNew
+
+    try:
+        return world.ledger.clusters()
+    except LedgerTooNew:
+        return []
+
+
+def settle(world: World, found: Sequence[Stray], unasked: Sequence[str]) -> None:
+    """End what was found; then say who could not be asked, for something may be left there. Raises StillBilling."""
+    failed = []
+    try:
+        end(world, found)
+    except StillBilling as error:
+        failed.append(error.say)
+    if unasked:
+        failed.append(f"something may still be there: {'; '.join(unasked)}")
+    if failed:
+        raise StillBilling("; ".join(failed), "try again: gpuops reap")
+
+
+def end(world: World, found: Sequence[Stray]) -> None:
+    """Destroy and look again until nothing is listed. Raises StillBilling naming what is left.
+
+    Every provider is tried, whatever becomes of the others. A question may have stood in between: what
+    belongs to a cluster by now is left to it.
+    """
+    failed = []
+    live = {(row.provider, row.name) for row in _known(world)}
+    found = [stray for stray in found if (stray.provider, stray.cluster) not in live]
+    for name in sorted({stray.provider for stray in found}):
+        try:
+            _end_at(world, name, [stray.resource for stray in found if stray.provider == name])
+        except GpuopsError as error:
+            failed.append(error.say)
+    if failed:
+        raise StillBilling("; ".join(failed), "gpuops reap")
+
+
+def _end_at(world: World, name: str, found: Sequence[Resource]) -> None:
+    """One provider's. Raises StillBilling, and UsageError where its provisioner cannot be loaded."""
+    provisioner = world.provisioner(name)
+    clock = world.clock
+    deadline = clock.monotonic() + provisioner.gone_s
+    wanted = {(one.kind, one.id) for one in found}
+    left, pause = list(found), POLL_S
+    while True:
+        wait, trouble = pause, ""
+        try:
+            provisioner.destroy(left)
+            listed = provisioner.list_owned(world.owner, [])
+            left = [one for one in listed if (one.kind, one.id) in wanted]
+            if not left:
+                return
+        except ProviderError as error:
+            trouble = error.say
+            if isinstance(error, RateLimited):
+                wait = error.retry_after or pause
+        if clock.monotonic() >= deadline:
+            raise still_billing(left, {}, trouble, name, "gpuops reap")
+        clock.pause(wait, deadline)
+        pause = min(pause * 1.5, POLL_SLOW_S)
+
+
+def down_by_mark(world: World, names: Sequence[str], everything: bool) -> list[str]:
+    """`down` without a ledger (a newer gpuops wrote it): clusters are found by their marks alone."""
+    found, unasked = owned(world)
+    there = sorted({stray.cluster for stray in found})
+    wanted = there if everything else list(names) or there
+    if not everything and len(wanted) > 1 and not names:
+        raise UsageError(f"several clusters are live: {', '.join(wanted)}", f"name one: gpuops down {wanted[0]}")
+    missing = [name for name in wanted if name not in there]
+    if unasked and (everything or missing):
+        settle(world, [stray for stray in found if stray.cluster in wanted], unasked)
+    if missing:
+        raise UsageError(
+            f"there is no live cluster named {missing[0]}", f"live clusters: {', '.join(there) or 'there is none'}"
+        )
+    end(world, [stray for stray in found if stray.cluster in wanted])
+    return [f"{name} is gone" for name in wanted]

@@ -1,0 +1,74 @@
+"""What is printed when a run is over and its machines are gone: what it was, took, cost and left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpuops.output import money, span
+
+SHORT_HASH = 10
+
+
+def receipt(record: Mapping[str, Any]) -> list[str]:
+    """Lines for people, from the record that `--json` prints as it is; what is not known is left out.
+
+    Read are: `run`, `request` (with `workload`), `gpuops` (its version), `commit` (a git hash), `dirty`,
+    `provider`, `nodes`, `image`, `torch`, `driver`, `duration_s` and `before_s` (seconds billed before the
+    first step), `rented`, `cost` ($, an estimate until the provider bills), `home` (a path) and `missing`
+    (a sentence about what was not brought home). How the run ended is for the verdict to say.
+    """
+    rows = [
+        ("run", str(record.get("run") or "")),
+        ("code", _code(record)),
+        ("where", _where(record)),
+        ("with", _versions(record)),
+        ("time", _time(record)),
+        ("cost", _cost(record)),
+        ("results", str(record.get("home") or "")),
+        ("not home", str(record.get("missing") or "")),
+        ("left", _left(record)),
+    ]
+    return [f"{label:<9}{text}" for label, text in rows if text]
+
+
+def _left(record: Mapping[str, Any]) -> str:
+    """Large files that no pattern names: they stay, or go, with the node."""
+    names = record.get("left_behind")
+    return f"{names}; `--out` brings such files home" if names else ""
+
+
+def _code(record: Mapping[str, Any]) -> str:
+    workload, commit = (record.get("request") or {}).get("workload"), record.get("commit")
+    if workload:
+        version = record.get("gpuops")
+        return (f"gpuops {version}, " if version else "") + f"workload {workload}"
+    if not commit:
+        return "no git commit"
+    return f"commit {commit[:SHORT_HASH]}" + (" with uncommitted changes" if record.get("dirty") else "")
+
+
+def _where(record: Mapping[str, Any]) -> str:
+    nodes, provider = record.get("nodes"), record.get("provider")
+    count = f"{nodes} node{'s' * (nodes != 1)}" if nodes else ""
+    return " on ".join(part for part in (count, provider) if part)
+
+
+def _versions(record: Mapping[str, Any]) -> str:
+    known = [(name, record.get(name)) for name in ("image", "torch", "driver")]
+    return ", ".join(f"{name} {value}" for name, value in known if value)
+
+
+def _time(record: Mapping[str, Any]) -> str:
+    duration, before = record.get("duration_s"), record.get("before_s")
+    parts = [span(duration)] if duration is not None else []
+    if before is not None and record.get("rented"):
+        parts.append(f"{span(before)} billed before the first step")
+    return "; ".join(parts)
+
+
+def _cost(record: Mapping[str, Any]) -> str:
+    if not record.get("rented"):
+        return "free: this machine" if record.get("provider") == "local" else ""
+    cost = record.get("cost")
+    return "not known" if cost is None else f"about {money(cost)}"

@@ -1,0 +1,270 @@
+"""How results come home: logs as they are written, files as they change, and checksums at the end.
+
+`mirror` follows one node's logs; `fetch` brings what all nodes of a run have made. Both may be cut
+anywhere and called again, and may run twice at once (a terminal and the guard).
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpuops.agent.whole import Whole
+from gpuops.agentclient import AgentClient
+from gpuops.errors import ConnectionLost, NodeError
+from gpuops.oneach import on_each
+from gpuops.results.folder import OutFolder
+from gpuops.results.home import RunHome, local_errors
+from gpuops.results.memory import Stamp
+from gpuops.results.plan import Listing, Sums, Todo, arrivals, batches, is_inside, picks, twins
+from gpuops.results.receive import Received, receive
+
+if TYPE_CHECKING:
+    from gpuops.progress import Progress
+
+
+DEFAULT_OUTS = (
+    "*.pt",
+    "*.pth",
+    "*.ckpt",
+    "*.safetensors",
+    "*.distcp",
+    ".metadata",  # written last by torch's distributed checkpoint: without it the shards cannot be read
+    "**/checkpoints/**",
+    "**/snapshots/**",
+    "**/outputs/**",
+    "**/results/**",
+    "**/lightning_logs/**",
+    "**/events.out.tfevents*",
+)
+"""What is a result unless `--out` says otherwise."""
+
+SILENCE_S = 30.0
+"""`tail` and `sums` say something every 5 s; this much silence in seconds is a lost connection."""
+LIST_S = 600.0
+"""How long a node may take to walk through its tree, in seconds."""
+
+OnBytes = Callable[[int, str, int, bytes], None]
+T = TypeVar("T")
+
+
+def mirror(
+    client: AgentClient, run: str, node: int, home: RunHome, follow: bool, on_bytes: OnBytes
+) -> dict[str, Any] | None:
+    """Bring a node's logs home, from where they end here; the node's result, or None while it runs.
+
+    Bytes are written at their own offset, so that two mirrors at once write the same bytes to the
+    same place. `on_bytes(node, stream, offset, data)` follows each writing. Raises ConnectionLost
+    for the caller to reconnect, NodeRefused, and LocalDisk when this computer cannot write: the node
+    is well then, and reconnecting to it does not help.
+    """
+    stream = client.stream("tail", timeout=SILENCE_S, run=run, offsets=home.offsets(node), follow=follow)
+    for item in stream:
+        if "s" in item:
+            data = base64.b64decode(item["b64"])
+            _write_at(home.log(node, item["s"]), item["o"], data, client.label)
+            on_bytes(node, item["s"], item["o"], data)
+    result: dict[str, Any] | None = stream.answer.get("result")
+    return result
+
+
+def _write_at(path: Path, offset: int, data: bytes, label: str) -> None:
+    # A handle of our own and a seek: what `pwrite` does, and Windows has no `pwrite`.
+    with local_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        with path.open("r+b", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size < offset:
+                raise ConnectionLost(f"{path.name} of {label} became shorter on this computer", "following it anew")
+            file.seek(offset)
+            Whole(file).write(data)
+
+
+@dataclass(frozen=True)
+class FetchReport:
+    """What one fetch brought: how many files and bytes travelled, and a sentence for each file that
+    lies beside one that a person had changed."""
+
+    files: int
+    bytes: int
+    conflicts: Sequence[str]
+
+
+def fetch(
+    clients: Mapping[int, AgentClient],
+    run: str,
+    tree: str,
+    patterns: Sequence[str],
+    home: RunHome,
+    *,
+    final: bool,
+    progress: Progress,
+) -> FetchReport:
+    """Bring home what a run has made and is not home yet, in its latest version.
+
+    While the run lives (`final=False`), a file that changes during its transfer stays away until the
+    next call. `final=True` compares checksums of everything with the bytes that are home and raises
+    NodeError, naming files, when that fails twice. A node that is lost does not keep the others'
+    files away: its error is raised after they are home. LocalDisk, when this computer cannot write,
+    is raised at once: it says nothing about any node.
+    """
+    home.create()
+    work = _Fetch(clients, run, tree, patterns, home, progress)
+    work.out.clear_dead()
+    listing = work.round(live=not final)
+    if final:
+        wrong = work.unverified(listing)
+        if wrong:
+            progress.say(f"{_count(wrong)} changed on the way home: fetching again")
+            work.out.forget(wrong)
+            again = work.round(live=False, only=wrong)
+            wrong = work.unverified(again, only=wrong)
+        if wrong and not work.errors:
+            names = ", ".join(f"{path} (node{node})" for node, path in sorted(wrong)[:3])
+            raise NodeError(
+                f"{_count(wrong)} could not be verified: {names}" + (", …" if len(wrong) > 3 else ""),
+                "`gpuops pull` tries again; nothing is deleted on the nodes before that",
+            )
+    for error in work.errors.values():
+        raise error
+    return FetchReport(work.files, work.bytes, tuple(work.conflicts))
+
+
+def _count(files: Iterable[object]) -> str:
+    number = len(list(files))
+    return f"{number} file" + "s" * (number != 1)
+
+
+class _Fetch:
+    """One call of `fetch`: what it has brought so far, and the nodes it lost on the way."""
+
+    def __init__(
+        self,
+        clients: Mapping[int, AgentClient],
+        run: str,
+        tree: str,
+        patterns: Sequence[str],
+        home: RunHome,
+        progress: Progress,
+    ) -> None:
+        self.clients = clients
+        self.run = run
+        self.tree = tree
+        self.patterns = list(patterns)
+        self.progress = progress
+        self.out = OutFolder(home)
+        self.errors: dict[int, NodeError] = {}
+        self.files = 0
+        self.bytes = 0
+        self.conflicts: list[str] = []
+        self._total = 0
+        self._lock = threading.Lock()
+
+    def round(self, live: bool, only: set[tuple[int, str]] | None = None) -> Listing:
+        """Bring everything that is not home, or only some of it; what the nodes have."""
+        listing = self._list(self.clients)
+        todo = self._todo(listing, live, only)
+        self._total = sum(stamp[0] for stamps in todo.values() for stamp in stamps.values()) + self.bytes
+        if todo:
+            self.progress.phase("fetching results")
+        for batch in batches(todo):
+            with self.out.staging() as staging:
+                self._bring(batch, live, staging)
+        if self.bytes:
+            self.progress.advance(self.bytes, self.bytes, "results")
+        return listing
+
+    def unverified(self, listing: Listing, only: set[tuple[int, str]] | None = None) -> set[tuple[int, str]]:
+        """(node, path) pairs whose bytes at home are not what the node has, both read anew."""
+        wanted = {n: [p for p in files if only is None or (n, p) in only] for n, files in listing.items()}
+        if any(wanted.values()):
+            self.progress.phase("comparing checksums")
+        theirs = self._sums(wanted)
+        memory = self.out.memory()
+        ours: dict[str, str | None] = {}
+        wrong = set()
+        for node, path in ((node, path) for node, paths in wanted.items() for path in paths):
+            held = memory.held.get(path, {}).get(node)
+            if held and held.at not in ours:
+                ours[held.at] = self.out.sha256(held.at)
+            if node not in self.errors and (held is None or theirs.get((node, path)) != ours[held.at]):
+                wrong.add((node, path))
+        return wrong
+
+    def _todo(self, listing: Listing, live: bool, only: set[tuple[int, str]] | None) -> Todo:
+        memory = self.out.memory()
+        todo: Todo = {}
+        for node, files in listing.items():
+            for path, stamp in files.items():
+                # An empty file of a living run has mostly just been opened for writing: it must not
+                # replace the version before, which may be the last good one.
+                skipped = (only is not None and (node, path) not in only) or (live and stamp[0] == 0)
+                if not skipped and not self.out.is_home(memory, node, path, stamp):
+                    todo.setdefault(path, {})[node] = stamp
+        return todo
+
+    def _bring(self, batch: Todo, live: bool, staging: Path) -> None:
+        memory = self.out.memory()
+        sums = self._sums(twins(batch, memory))
+        received = self._receive(batch, picks(batch, sums, memory), staging)
+        whole = arrivals(batch, sums, received)
+        if live:
+            now = self._list({arrival.node for arrival in whole})
+            whole = [arrival for arrival in whole if now.get(arrival.node, {}).get(arrival.path) == arrival.stamp]
+        beside = self.out.publish(whole, staging)
+        self.conflicts += [f"out/{place} lies beside a file that was changed here" for place in beside]
+
+    def _receive(self, batch: Todo, chosen: Mapping[int, Sequence[str]], staging: Path) -> Received:
+        def one(node: int) -> Received:
+            files = {path: batch[path][node] for path in chosen[node]}
+            return receive(self.clients[node], self.run, node, files, staging, self._count)
+
+        received: Received = {}
+        for arrived in self._each(chosen, one).values():
+            received |= arrived
+        self.files += len(received)
+        return received
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self.bytes += size
+            self.progress.advance(self.bytes, max(self._total, self.bytes), "results")
+
+    def _list(self, nodes: Iterable[int]) -> dict[int, dict[str, Stamp]]:
+        def one(node: int) -> dict[str, Stamp]:
+            client = self.clients[node]
+            files = client.call("outs", timeout=LIST_S, run=self.run, patterns=self.patterns)["files"]
+            outside = [path for path, _, _ in files if not is_inside(path)]
+            if outside:
+                raise NodeError(f"{client.label} offers {outside[0]!r} as a result", "check that this node is yours")
+            return {path: (size, mtime_ns) for path, size, mtime_ns in files}
+
+        return self._each(nodes, one)
+
+    def _sums(self, wanted: Mapping[int, Sequence[str]]) -> Sums:
+        def one(node: int) -> Sums:
+            if not wanted[node]:
+                return {}
+            items = self.clients[node].stream("sums", timeout=SILENCE_S, tree=self.tree, paths=list(wanted[node]))
+            return {(node, item["path"]): item["sha256"] for item in items if "path" in item}
+
+        return {key: sha256 for sums in self._each(wanted, one).values() for key, sha256 in sums.items()}
+
+    def _each(self, nodes: Iterable[int], work: Callable[[int], T]) -> dict[int, T]:
+        """`work` on all nodes at once; a node that fails is remembered and asked no more."""
+        alive = [node for node in nodes if node not in self.errors]
+
+        def safely(node: int) -> tuple[T] | None:
+            try:
+                return (work(node),)
+            except NodeError as error:
+                self.errors[node] = error
+                return None
+
+        found = on_each(safely, alive)
+        return {node: one[0] for node, one in zip(alive, found, strict=True) if one}

@@ -1,0 +1,85 @@
+"""What no pattern names and no push put on a node: small things come home all the same, large ones are named.
+
+A result is easily written under a name that nobody thought of, and a file edited on a node is somebody's
+work. Both would go with the node.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuops.agentclient import AgentClient
+from gpuops.bulk import transfer
+from gpuops.progress import amount
+from gpuops.push.files import shown
+from gpuops.results.home import local_errors
+from gpuops.results.plan import is_inside
+from gpuops.tarstream import finish, read_files
+
+SMALL = 100_000_000
+"""Files up to this size (bytes) come home unasked: most results that are no snapshots are far smaller."""
+MANY = 1000
+"""At most so many of them: more is a data set or a cache."""
+LIST_S = 600.0
+
+
+@dataclass(frozen=True)
+class Left:
+    """One file on a node: `edited` when it was pushed and has changed since."""
+
+    node: int
+    path: str
+    size: int
+    mtime_ns: int
+    edited: bool
+
+
+def left(clients: Mapping[int, AgentClient], patterns: Sequence[str], **which: str) -> list[Left]:
+    """Verb `left` on several nodes; `which` is `run` or `tree`. Raises NodeRefused, ConnectionLost."""
+    found = []
+    for node, client in clients.items():
+        for path, size, mtime_ns, edited in client.call("left", timeout=LIST_S, patterns=list(patterns), **which)[
+            "files"
+        ]:
+            if is_inside(path):
+                found.append(Left(node, path, size, mtime_ns, edited))
+    return found
+
+
+def worth(found: Sequence[Left]) -> tuple[list[Left], list[Left]]:
+    """Those that come home unasked, and those that are only named."""
+    small = [one for one in found if one.size <= SMALL]
+    if len(small) > MANY:
+        small = [one for one in small if one.edited][:MANY]
+    return small, [one for one in found if one not in small]
+
+
+def exactly(found: Sequence[Left]) -> list[str]:
+    """Patterns that name just these files."""
+    return sorted({glob.escape(one.path) for one in found})
+
+
+def sentence(found: Sequence[Left]) -> str:
+    """`data/cache.bin (1.2 GB, node0) and 3 more`; empty when there is nothing."""
+    named = [f"{shown(one.path)} ({amount(one.size)}, node{one.node})" for one in found[:3]]
+    return ", ".join(named) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+
+
+def save(client: AgentClient, tree: str, found: Sequence[Left], target: Path) -> None:
+    """Copy files of one node's tree into `target`, under their paths. Raises NodeRefused, ConnectionLost, LocalDisk."""
+    with transfer(client.bulk("send", "--tree", tree), client.label) as channel:
+        for member, content in read_files(channel, [one.path for one in found]):
+            if content is None:
+                continue  # a link leads to what is saved under its own name, or elsewhere
+            place = target / member.name
+            with local_errors(place):
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with place.open("wb") as file:
+                    shutil.copyfileobj(content, file)
+                os.utime(place, (member.mtime, member.mtime))
+        finish(channel, client.label)

@@ -1,0 +1,101 @@
+"""What we remember of `runs/<run>/out/`, and where a file belongs in it. Plain data, no disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Stamp = tuple[int, int]
+"""Size in bytes and mtime in ns: how a file looked."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A node's file that has come home. `temp` is None when the same bytes came another way."""
+
+    node: int
+    path: str
+    stamp: Stamp
+    sha256: str
+    temp: Path | None = None
+
+
+@dataclass(frozen=True)
+class Held:
+    """A node's file that is home: how it looked there, its bytes, and where it lies in out/."""
+
+    stamp: Stamp
+    sha256: str
+    at: str
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file we wrote in out/, for which path of the run, and how it may look if nobody touched it."""
+
+    path: str
+    sha256: str
+    looks: tuple[Stamp, ...]
+
+
+@dataclass
+class Memory:
+    """What `.gpuops.json` holds: per path what each node has given, and what we wrote where."""
+
+    held: dict[str, dict[int, Held]] = field(default_factory=dict)
+    written: dict[str, Written] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Memory:
+        held = {
+            path: {int(node): Held(tuple(stamp), sha256, at) for node, (stamp, sha256, at) in nodes.items()}
+            for path, nodes in raw.get("held", {}).items()
+        }
+        written = {
+            place: Written(path, sha256, tuple(tuple(look) for look in looks))
+            for place, (path, sha256, looks) in raw.get("written", {}).items()
+        }
+        return cls(held, written)
+
+    def dump(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "held": {
+                path: {str(node): [held.stamp, held.sha256, held.at] for node, held in nodes.items()}
+                for path, nodes in self.held.items()
+            },
+            "written": {
+                place: [written.path, written.sha256, written.looks] for place, written in self.written.items()
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Move:
+    """A file that is about to appear at `place` in out/, for a path of the run."""
+
+    temp: Path
+    place: str
+    path: str
+    sha256: str
+    beside: bool
+    """The place it was meant for is taken by something of a person's."""
+
+
+def places(path: str, sums: Mapping[int, str]) -> dict[str, str]:
+    """SHA-256 -> where in out/ it belongs, for one path and what each node has there."""
+    leaders: dict[str, int] = {}
+    for node in sorted(sums):
+        leaders.setdefault(sums[node], node)
+    lowest = min(sums)
+    return {sha256: path if node == lowest else f"node{node}/{path}" for sha256, node in leaders.items()}
+
+
+def is_beside(place: str, wanted: str) -> bool:
+    """Whether a place is `<wanted>.new`, `<wanted>.new.new`, …"""
+    rest = place
+    while rest != wanted and rest.endswith(".new"):
+        rest = rest[: -len(".new")]
+    return rest == wanted != place

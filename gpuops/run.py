@@ -1,0 +1,318 @@
+"""The second story: from a cluster that answers to a run that needs this computer no more.
+
+Push, choose a Python, agree on addresses and ports, and give each agent its spec. What happens
+afterwards is `gpuops.follow` and `gpuops.conclude`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpuops import __version__, guard, push, workloads
+from gpuops.cluster import Live
+from gpuops.equip import capable, equip, set_up, setup_command, versions
+from gpuops.errors import BUG, ConnectionLost, GpuopsError, Interrupted, UsageError
+from gpuops.launch import NodeFacts, node_specs
+from gpuops.ledger import RunRow
+from gpuops.models import RunRequest, Verdict
+from gpuops.progress import Progress
+from gpuops.push.files import FileEntry
+from gpuops.push.restore import put_back
+from gpuops.results import DEFAULT_OUTS, RunHome
+from gpuops.settings import Settings, secret_values
+from gpuops.world import World
+
+QUEUE_POLL_S = 2.0
+START_S = 600.0
+"""How long a node may take to start a run: it takes stock of what lies in the tree first."""
+
+
+@dataclass(frozen=True)
+class Sending:
+    """How the project travels."""
+
+    overwrite: bool = False
+    send_anyway: Sequence[str] = ()
+    queue: bool = False
+
+
+@dataclass
+class Prepared:
+    """A run ready for launch on each of its nodes."""
+
+    row: RunRow
+    home: RunHome
+    request: RunRequest
+    nodes: list[NodeFacts]
+    secrets: Mapping[str, str] = field(repr=False, default_factory=dict)
+    attempt: int = 0
+
+    @property
+    def world_size(self) -> int:
+        return sum(node.ranks for node in self.nodes)
+
+
+def stem(request: RunRequest) -> str:
+    """What a run's name starts with: the workload's, script's, module's or command's own, in our alphabet."""
+    source = (
+        request.workload
+        or Path(request.script or "").stem
+        or (request.module or "").rpartition(".")[2]
+        or (Path(request.argv[0]).stem if request.argv else "run")
+    )
+    letters = "".join(char if char.isascii() and char.isalnum() else "-" for char in source.lower()).strip("-")
+    return (letters if letters[:1].isalpha() else f"run-{letters}").rstrip("-")[:18].rstrip("-") or "run"
+
+
+def tree_of(request: RunRequest, folder: Path) -> tuple[str, Path]:
+    """Which tree a run works in, and where it comes from: our workloads' or the user's project."""
+    return ("train", workloads.folder()) if request.workload else ("project", folder)
+
+
+def check(world: World, request: RunRequest, sending: Sending, provider: str) -> None:
+    """What can be known to fail before anything is created. Raises UsageError."""
+    shares = world.provisioner(provider).capabilities.get("shares_disk", "its nodes have disks of their own")
+    if request.data and shares is not True:
+        raise UsageError(f"--data cannot be sent to {provider} yet: {shares}", "keep the data inside the project")
+    secret_values(request.secrets, world.folder, world.env)
+    _, folder = tree_of(request, world.folder)
+    _check_script(request, push.scan(folder, world.home / "cache", _allowed(request, sending)))
+
+
+def _allowed(request: RunRequest, sending: Sending) -> Sequence[str]:
+    return () if request.workload else sending.send_anyway
+
+
+def prepare(
+    world: World, settings: Settings, live: Live, request: RunRequest, sending: Sending, progress: Progress
+) -> Prepared:
+    """Bring everything a run needs to its nodes. Nothing is started yet. Raises GpuopsError."""
+    if request.nodes > len(live.clients):
+        raise UsageError(
+            f"{live.row.name} has {len(live.clients)} node{'s' * (len(live.clients) != 1)}, not {request.nodes}",
+            f"bring up more: gpuops up {live.row.provider} --nodes {request.nodes}, or ask for fewer --nodes",
+        )
+    # The agents take stock of these files at the start, to tell what the run made from what was there.
+    request = dataclasses.replace(request, outs=request.outs or DEFAULT_OUTS)
+    values = secret_values(request.secrets, world.folder, world.env)
+    if not sending.queue:
+        _refuse_second(world, live, None)
+    row = world.ledger.add_run(
+        stem=stem(request),
+        cluster=live.row.id,
+        folder=world.folder,
+        tree=tree_of(request, world.folder)[0],
+        request=dataclasses.asdict(request),
+        facts={
+            "gpuops": __version__,
+            "provider": live.row.provider,
+            "cluster": live.row.name,
+            "per_hour": sum(machine.per_hour for machine in live.machines),
+            "skews": live.skews,
+        },
+        keeper=world.me,
+        now=time.time(),
+    )
+    guard.ensure(world.home)
+    try:
+        row = _wait_for_turn(world, live, sending, row)
+        return _prepared(world, settings, live, request, sending, row, values, progress)
+    except BaseException as error:
+        give_up(world, row, error)
+        raise
+
+
+def give_up(world: World, row: RunRow, error: BaseException) -> None:
+    """Note a run that never started, and why; the folder that was to hold its results goes."""
+    say = error.say if isinstance(error, (GpuopsError, Interrupted)) else type(error).__name__
+    verdict = Verdict("failed", getattr(error, "exit_code", BUG), f"not started: {say}")
+    world.ledger.set_run(row.id, state="home", keeper=None, ended=time.time(), verdict=dataclasses.asdict(verdict))
+    for folder in (RunHome(row.home).out, row.home):
+        try:
+            folder.rmdir()
+        except OSError:
+            return  # something lies in it, or it was never made
+
+
+def _prepared(
+    world: World,
+    settings: Settings,
+    live: Live,
+    request: RunRequest,
+    sending: Sending,
+    row: RunRow,
+    values: Mapping[str, str],
+    progress: Progress,
+) -> Prepared:
+    """The part of `prepare` that a run in the ledger stands for."""
+    name, folder = tree_of(request, world.folder)
+    tree = _scanned(world, request, sending, folder)
+    home = RunHome(row.home)
+    home.create()
+    clients = live.clients[: request.nodes]
+    reports = push.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress)
+    _say_kept(world, reports)
+    if request.resume:
+        count = put_back(clients, name, find_run(world, request.resume))
+        world.out.say(f"{count} file{'s' * (count != 1)} of {request.resume} put back on every node")
+    nodes = equip(world, settings, live, request, folder, progress)
+    if setup := setup_command(request, folder, rented=capable(world, live, "rented")):
+        set_up(world, live, name, setup, nodes)
+    size = sum(node.facts.ranks for node in nodes)
+    origin = {"commit": None, "dirty": False} if request.workload else {"commit": tree.commit, "dirty": tree.dirty}
+    held = [one.path for one in tree.held]
+    facts = {**row.facts, **origin, "held": held, "nodes": request.nodes, "world": size, **versions(live, nodes)}
+    world.ledger.set_run(row.id, facts=facts)
+    return Prepared(world.ledger.run(row.id), home, request, [node.facts for node in nodes], values)
+
+
+def _scanned(world: World, request: RunRequest, sending: Sending, folder: Path) -> push.Tree:
+    """What is sent, as it is now, and said. Raises UsageError."""
+    tree = push.scan(folder, world.home / "cache", _allowed(request, sending))
+    first, *more = push.summary(tree)
+    for sentence in (f"code: {first}", *more):
+        world.out.say(sentence)
+    _check_script(request, tree)
+    if request.data and not request.workload:
+        tree = with_data(tree, world.folder, Path(request.data))
+    return tree
+
+
+def _wait_for_turn(world: World, live: Live, sending: Sending, row: RunRow) -> RunRow:
+    """One run at a time on a node: refuse, or with --queue wait until all that came before have ended.
+
+    The ledger says who came first, so that of two that wait only one goes on. What is billed counts from the turn.
+    """
+    if not sending.queue:
+        _refuse_second(world, live, row)
+        return row
+    told = ""
+    while busy := _busy(world, live, row):
+        if busy != told:
+            world.out.say(f"waiting for {busy} on {live.row.name}")
+            told = busy
+        time.sleep(QUEUE_POLL_S)
+    if told:
+        world.ledger.set_run(row.id, created=time.time())
+    return world.ledger.run(row.id)
+
+
+def _refuse_second(world: World, live: Live, row: RunRow | None) -> None:
+    if busy := _busy(world, live, row):
+        raise UsageError(
+            f"{busy} is running on {live.row.name}", f"wait for it with --queue, or end it: gpuops stop {busy}"
+        )
+
+
+def _busy(world: World, live: Live, row: RunRow | None) -> str:
+    """A run that a new one, or that of `row`, has to wait for; empty when there is none."""
+    for run in world.ledger.runs(cluster=live.row.id):
+        before = row is None or run.id < row.id
+        if before and run.state in ("starting", "running") and run.keeper is not None and run.keeper.alive():
+            return run.name
+    names = live.each(lambda _i, client: str(client.call("hello").get("busy") or ""))
+    return next(filter(None, names), "")
+
+
+def _check_script(request: RunRequest, tree: push.Tree) -> None:
+    """A script that will not be on the nodes is told now, not by torchrun on each of them."""
+    if request.kind != "torchrun" or request.script is None or request.workload:
+        return
+    if any(entry.path == request.script for entry in tree.files):
+        return
+    held = [held for held in tree.held if held.path == request.script]
+    if held:
+        raise UsageError(f"{request.script} is not sent: {held[0].why}", f"send it: --send-anyway {request.script}")
+    raise UsageError(
+        f"{request.script} is not sent, since git or .gpuopsignore ignores it", "take it out of the ignore file"
+    )
+
+
+def with_data(tree: push.Tree, folder: Path, data: Path) -> push.Tree:
+    """`--data` inside the project: on local nodes the place is a link to the original, nothing is copied."""
+    full = (folder / data).absolute()
+    if not full.is_relative_to(folder):
+        return tree
+    relative = full.relative_to(folder).as_posix()
+    others = [entry for entry in tree.files if entry.path != relative and not entry.path.startswith(relative + "/")]
+    link = FileEntry(path=relative, size=0, mtime_ns=0, mode=0o777, link=str(full))
+    return dataclasses.replace(tree, files=[*others, link])
+
+
+def _say_kept(world: World, reports: Sequence[push.PushReport]) -> None:
+    for report in reports:
+        if report.kept:
+            first = ", ".join(report.kept[:3]) + (f" and {len(report.kept) - 3} more" if len(report.kept) > 3 else "")
+            world.out.say(f"kept as edited on {report.node}: {first} (`gpuops pull --edits` brings them home)")
+
+
+def find_run(world: World, name: str) -> RunRow:
+    """A run by its name. Raises UsageError."""
+    import difflib
+
+    rows = world.ledger.runs()
+    for row in rows:
+        if row.name == name:
+            return row
+    near = difflib.get_close_matches(name, [row.name for row in rows], 1)
+    raise UsageError(
+        f"there is no run named {name}" + (f"; did you mean {near[0]}?" if near else ""), "`gpuops runs` lists them"
+    )
+
+
+def launch(world: World, live: Live, prepared: Prepared) -> None:
+    """Start the run on every node, the head first. A fresh port each time it is called. Raises GpuopsError."""
+    prepared.attempt += 1
+    head = prepared.nodes[0]
+    several = len(prepared.nodes) > 1
+    address = head.address if several else "127.0.0.1"
+
+    def meeting_point() -> tuple[str, int]:
+        return address, int(live.clients[0].call("port", address=address)["port"])
+
+    master, gang = meeting_point(), meeting_point() if several else None
+    specs = node_specs(
+        prepared.request,
+        run=prepared.row.name,
+        cluster=live.row.name,
+        tree=prepared.row.tree,
+        nodes=prepared.nodes,
+        master=master,
+        gang=gang,
+        attempt=prepared.attempt,
+    )
+    gang_secret = secrets.token_hex(32)
+    # Before the first node is asked: killed in between, the run is one that the guard and `gpuops stop` know of.
+    world.ledger.set_run(prepared.row.id, state="running", started=time.time())
+    asked = 0
+    try:
+        for index, spec in enumerate(specs):
+            asked = index + 1
+            live.clients[index].call(
+                "start", timeout=START_S, spec=spec, secrets=dict(prepared.secrets), gang_secret=gang_secret
+            )
+    except BaseException:
+        for index in range(asked):
+            _call_off(live, index, prepared.row.name)
+        world.ledger.set_run(prepared.row.id, state="starting", started=None)
+        raise
+
+
+def _call_off(live: Live, index: int, run: str) -> None:
+    """Stop what one node may have started of a run that does not start everywhere."""
+    why: dict[str, Any] = {"run": run, "how": "now", "why": "the run could not be started on every node"}
+    try:
+        live.clients[index].call("stop", **why)
+    except ConnectionLost:
+        try:
+            live.reconnect(index).call("stop", **why)
+        except GpuopsError:
+            pass  # out of reach: the gang link, or the lease, ends it there
+    except GpuopsError:
+        pass  # it knows of no such run

@@ -1,0 +1,252 @@
+"""Settings: flags > `gpuops.toml` > the environment > `.env`, and what each of them may say.
+
+A project is often a repository that somebody else wrote. So its `.env` and `gpuops.toml` may choose
+sizes and versions, but not where keys are sent nor what runs on this computer: endpoints,
+identities, proxies and gpuops' own folder come from the real environment and from flags alone.
+Nothing read here is put into `os.environ`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import secrets
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuops.errors import UsageError
+
+if TYPE_CHECKING:
+    from dotenv.parser import Binding
+
+FROM_DOTENV = ("GPUOPS_TORCH_SPEC", "GPUOPS_TORCH_INDEX")
+"""What may stand in `.env` as well as in the environment."""
+FROM_ENVIRONMENT = ("GPUOPS_HOME",)
+"""What only the real environment may say. Together: the variables of `.env.example`."""
+NOT_IN_FILES = re.compile(r"(.*-)?(identity|proxy|endpoint|url)")
+"""Options that `gpuops.toml` may not carry."""
+
+TYPES: Mapping[type, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list of texts",
+}
+
+Tables = Mapping[str, Mapping[str, type]]
+"""Tables of `gpuops.toml`, each with its options (as flags without dashes in front) and their type."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What files and environment say; flags are laid over it by who has them."""
+
+    env_values: Mapping[str, str] = field(default_factory=dict)
+    """Known variables, the environment's word before `.env`'s. A name that is set nowhere is absent."""
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """`gpuops.toml`, checked: table to option to value."""
+
+
+def load(folder: Path, environ: Mapping[str, str], tables: Tables) -> Settings:
+    """Settings for the project in `folder`. Raises UsageError naming file, and key or line."""
+    in_file = read_dotenv(folder / ".env")
+    for name in in_file:
+        _check_variable(name)
+    return Settings(_known(in_file, environ), read_toml(folder / "gpuops.toml", tables))
+
+
+def load_leniently(folder: Path, environ: Mapping[str, str], tables: Tables) -> tuple[Settings, list[str]]:
+    """As `load`, for who must go on: what can be read, and a sentence for each file that is not as it should be.
+
+    The lines of `.env` that can be read count, since a credential may stand there; a `gpuops.toml` counts whole.
+    """
+    wrong: list[str] = []
+    try:
+        return load(folder, environ, tables), wrong
+    except UsageError as error:
+        wrong.append(error.say)
+    found: Mapping[str, Mapping[str, Any]] = {}
+    try:
+        found = read_toml(folder / "gpuops.toml", tables)
+    except UsageError as error:
+        wrong += [error.say] if error.say not in wrong else []
+    try:
+        in_file = _values(_bindings(folder / ".env"))
+    except UsageError:
+        in_file = {}
+    allowed = {name: value for name, value in in_file.items() if name in FROM_DOTENV}
+    return Settings(_known(allowed, environ), found), wrong
+
+
+def _known(in_file: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are ours, the environment's word before the file's."""
+    joined = {**in_file, **environ}
+    return {name: joined[name] for name in (*FROM_DOTENV, *FROM_ENVIRONMENT) if name in joined}
+
+
+def _check_variable(name: str) -> None:
+    """Raises UsageError for a variable of ours that `.env` may not set, or that is none."""
+    if name in FROM_ENVIRONMENT:
+        raise UsageError(f"{name} has no effect in .env", f"remove it there, and export {name} in your shell instead")
+    if name.startswith("GPUOPS_") and name not in FROM_DOTENV:
+        raise UsageError(f".env sets {name}, which gpuops does not know", _nearest(name, FROM_DOTENV, "{}"))
+
+
+def read_dotenv(path: Path) -> dict[str, str]:
+    """The values of a `.env`, as written (`$NAME` is not expanded). {} where there is none. Raises UsageError."""
+    bindings = _bindings(path)
+    for binding in bindings:
+        if binding.error:
+            line = binding.original.line + _blank_lines(binding.original.string)
+            raise UsageError(
+                f"{path}, line {line}: this is not NAME=value",
+                "correct the line, or put a # before it",
+            )
+    return _values(bindings)
+
+
+def _bindings(path: Path) -> list[Binding]:
+    """A `.env`, line by line. Raises UsageError where it is no text."""
+    from dotenv.parser import parse_stream
+
+    if not path.is_file():
+        return []
+    try:
+        with path.open(encoding="utf-8-sig") as stream:
+            return list(parse_stream(stream))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {_reason(error)}", "make it a text file in UTF-8") from error
+
+
+def _values(bindings: Iterable[Binding]) -> dict[str, str]:
+    return {binding.key: binding.value for binding in bindings if binding.key and binding.value is not None}
+
+
+def _blank_lines(text: str) -> int:
+    """How many lines pass before the first word: the parser counts from the end of the previous one."""
+    return text[: len(text) - len(text.lstrip())].count("\n")
+
+
+def read_toml(path: Path, tables: Tables) -> dict[str, dict[str, Any]]:
+    """The tables of a `gpuops.toml`, every option known and of its type. {} where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {_reason(error)}", "correct the file, or remove it") from error
+    for table, options in document.items():
+        if table not in tables or not isinstance(options, dict):
+            raise UsageError(f"{path}: there is no table [{table}]", _nearest(table, tables, "[{}]"))
+    return {
+        table: {name: _checked(f"{path}, [{table}]", name, value, tables[table]) for name, value in options.items()}
+        for table, options in document.items()
+    }
+
+
+def _checked(where: str, name: str, value: Any, options: Mapping[str, type]) -> Any:
+    if NOT_IN_FILES.fullmatch(name.replace("_", "-")):
+        raise UsageError(f"{where}: {name} may not be set in a file", f"use the flag --{name.replace('_', '-')}")
+    if name not in options:
+        raise UsageError(f"{where}: there is no option {name}", _nearest(name, options, "{}"))
+    wanted = options[name]
+    if wanted is float and type(value) is int:
+        return float(value)
+    texts = not isinstance(value, list) or all(isinstance(item, str) for item in value)
+    if type(value) is not wanted or not texts:
+        raise UsageError(f"{where}: {name} must be {TYPES[wanted]}, not {value!r}", "correct the value")
+    return value
+
+
+def _nearest(name: str, known: Iterable[str], form: str) -> str:
+    """`did you mean gpus?`, or all there are."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, 1)
+    if close:
+        return f"did you mean {form.format(close[0])}?"
+    return "use one of " + ", ".join(form.format(one) for one in known)
+
+
+def secret_values(names: Iterable[str], folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The values of `--secret NAME`…, from the environment, else `.env`. Raises UsageError.
+
+    An empty value counts as none: it is what a copied `.env.example` holds.
+    """
+    names = list(names)
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            # What follows a "=" may be the secret itself, and is not repeated.
+            raise UsageError(
+                f"--secret takes a variable's name, not '{name.partition('=')[0]}…'",
+                "give the name alone: its value is read from the environment or .env",
+            )
+    joined = {**read_dotenv(folder / ".env"), **{name: value for name, value in environ.items() if value}}
+    for name in names:
+        if not joined.get(name):
+            raise UsageError(
+                f"the secret {name} is neither in the environment nor in {folder / '.env'}",
+                f"`export {name}=…`, or add it to .env",
+            )
+    return {name: joined[name] for name in names}
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """gpuops' own folder, `$GPUOPS_HOME` or `~/.gpuops`, made (0700) when absent. Raises UsageError."""
+    given = environ.get("GPUOPS_HOME")
+    path = Path(given) if given else Path(environ.get("HOME") or Path.home()) / ".gpuops"
+    if not path.is_absolute():
+        raise UsageError(f"GPUOPS_HOME is '{given}', which is not an absolute path", "give the whole path, from / on")
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"gpuops cannot make its folder {path}: {_reason(error)}",
+            "set GPUOPS_HOME to a folder that you may write to",
+        ) from error
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise UsageError(
+            f"gpuops may not write to its folder {path}",
+            "make it yours (chown, chmod 700), or set GPUOPS_HOME to another",
+        )
+    return path
+
+
+def owner(home: Path, new: Callable[[], str] = lambda: secrets.token_hex(4)) -> str:
+    """8 hex digits that mark everything this user rents; chosen once, whoever comes first.
+
+    Raises UsageError for a damaged file: another mark would hide what carries the old one.
+    """
+    path = home / "owner"
+    if not path.exists():
+        _create_once(path, new() + "\n")
+    text = path.read_text(encoding="utf-8", errors="replace").strip()
+    if not re.fullmatch(r"[0-9a-f]{8}", text):
+        raise UsageError(
+            f"{path} is damaged: it should hold 8 hex digits",
+            "restore it: what you rent carries these digits in its name, gpuops-<digits>-…",
+        )
+    return text
+
+
+def _create_once(path: Path, text: str) -> None:
+    """Create `path`, whole and on disk; when another process was first, its file stays."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    with draft.open("x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        pass
+    finally:
+        draft.unlink()
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,117 @@
+"""Tar streams to and from a node's bulk programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from gpuops.agent.whole import Whole
+from gpuops.connection import Channel
+from gpuops.errors import ConnectionLost, NodeRefused, UsageError
+
+if TYPE_CHECKING:
+    from gpuops.push.files import FileEntry
+
+BLOCK = 1 << 18
+END_S = 600.0
+"""How long a bulk program may take to end once it has everything."""
+
+LAST_WORDS_S = 10.0
+"""How long a broken transfer is given to say why."""
+
+
+class Counted:
+    """Exactly `size` bytes of a file that may change meanwhile, zeros for what is missing, each one told."""
+
+    def __init__(self, file: BinaryIO, size: int, told: Callable[[int], None]) -> None:
+        self.file = file
+        self.left = size
+        self.told = told
+
+    def read(self, count: int) -> bytes:
+        count = min(count, self.left)
+        data = self.file.read(count)
+        self.left -= count
+        self.told(count)
+        return data + bytes(count - len(data))
+
+
+def write_files(
+    channel: Channel, folder: Path, files: Sequence[tuple[int, FileEntry]], told: Callable[[int], None]
+) -> list[str]:
+    """Send each file under its number as name. Returns the paths that changed or went while they were sent.
+
+    Raises UsageError for a file that cannot be read.
+    """
+    changed: list[str] = []
+    with tarfile.open(mode="w|", fileobj=cast(BinaryIO, Whole(channel.stdin)), bufsize=BLOCK) as tar:
+        for number, entry in files:
+            member = tarfile.TarInfo(str(number))
+            member.size = entry.size
+            try:
+                with open(folder / entry.path, "rb") as file:
+                    tar.addfile(member, cast(BinaryIO, Counted(file, entry.size, told)))
+                    after = os.fstat(file.fileno())
+            except FileNotFoundError:
+                changed.append(entry.path)
+                continue
+            except OSError as error:
+                raise UsageError(
+                    f"{entry.path} cannot be read: {error.strerror or error}", "list it in .gpuopsignore"
+                ) from error
+            if (after.st_size, after.st_mtime_ns) != (entry.size, entry.mtime_ns):
+                changed.append(entry.path)
+    return changed
+
+
+def finish(channel: Channel, label: str) -> None:
+    """Wait for a bulk program's end. Raises NodeRefused with its own words, or ConnectionLost."""
+    try:
+        channel.stdin.close()
+    except OSError:
+        pass  # it ended before we did: its exit code says why
+    try:
+        code = channel.wait(END_S)
+    except TimeoutError as error:
+        raise ConnectionLost(f"the transfer with {label} does not end", "check the node, then try again") from error
+    if code != 0:
+        raise complaint(channel, label)
+
+
+def complaint(channel: Channel, label: str) -> NodeRefused | ConnectionLost:
+    """Why a bulk program ended, from the last line it wrote to stderr."""
+    try:
+        channel.wait(LAST_WORDS_S)
+    except TimeoutError:
+        pass  # it hangs without having said why
+    last = (channel.errors().strip().splitlines() or [""])[-1]
+    try:
+        error = json.loads(last)["error"]
+        return NodeRefused(f"{label}: {error['say']}", error.get("hint", ""), error["kind"], error.get("data"))
+    except (ValueError, KeyError, TypeError):
+        return ConnectionLost(f"the transfer with {label} was cut ({last or 'no reason given'})",
+                              "try again: what arrived whole is not sent again")  # fmt: skip
+
+
+def read_files(channel: Channel, paths: Sequence[str]) -> Iterator[tuple[tarfile.TarInfo, BinaryIO | None]]:
+    """Ask a `send` program for `paths`; each file with its content, each link with None.
+
+    Only what was asked for is given back, whatever the other side sends. Raises tarfile.TarError for a
+    stream that is none, or ends early.
+    """
+    asked = set(paths)
+    Whole(channel.stdin).write(json.dumps(list(paths)).encode())
+    channel.stdin.close()
+    try:
+        with tarfile.open(
+            mode="r|", fileobj=channel.stdout, bufsize=BLOCK, encoding="utf-8", errors="surrogateescape"
+        ) as tar:
+            for member in tar:
+                if member.name in asked and (member.isreg() or member.issym()):
+                    yield member, cast("BinaryIO | None", tar.extractfile(member) if member.isreg() else None)
+    except (EOFError, ValueError) as error:
+        raise tarfile.ReadError(f"no tar stream: {error}") from error

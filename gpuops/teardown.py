@@ -1,0 +1,130 @@
+"""The end of a cluster: ask, look, ask again, until its provider lists nothing of it.
+
+What counts as gone: the provider lists nothing with the cluster's mark, and knows nothing of what
+the ledger knows; where an answer was lost, or something made was never seen yet, this must hold
+for as long as the provider may take to show what it has made (`settle_s`). Two may do this together:
+once the ledger calls a cluster gone its name is free, and what carries the mark may be a newer one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpuops.errors import AuthFailed, ProviderError, QuotaExceeded, RateLimited, Rejected, StillBilling
+from gpuops.ledger import ClusterRow, LedgerUnwritable
+from gpuops.models import Resource
+from gpuops.output import money
+from gpuops.world import World
+from provisioners.base import Provisioner
+
+POLL_S = 0.2
+POLL_SLOW_S = 5.0
+FINAL = (AuthFailed, QuotaExceeded, Rejected)
+"""Answers that asking again will hardly change."""
+FINAL_TRIES = 4
+
+
+def tear_down(world: World, cluster: int, why: str) -> None:
+    """Destroy everything of a cluster and wait until its provider lists nothing. Raises StillBilling.
+
+    A ledger that cannot be written (a full disk) does not keep anything alive: its error is raised afterwards.
+    """
+    row = world.ledger.cluster(cluster)
+    if row.state == "gone" and not world.ledger.resources(cluster):
+        return
+    try:
+        world.ledger.ending(cluster)
+    except LedgerUnwritable as error:
+        world.out.say(f"note: {error.say}; {row.name} is ended all the same")
+    clear(world, world.provisioner(row.provider), row)
+    world.ledger.gone(cluster, world.clock.now(), why)
+
+
+def clear(world: World, provisioner: Provisioner, row: ClusterRow) -> None:
+    """Destroy what carries a cluster's mark until nothing is left, within `gone_s`. Raises StillBilling."""
+    clock = world.clock
+    began = clock.monotonic()
+    deadline = began + max(provisioner.gone_s, provisioner.settle_s)
+    pause, finals, seen = POLL_S, 0, set[str]()
+    left: Sequence[Resource] = world.ledger.resources(row.id)
+    while True:
+        wait = pause
+        try:
+            left = remaining(world, provisioner, row)
+            seen |= {one.id for one in left}
+            if left:
+                provisioner.destroy(left)
+            elif _is_settled(world, row, seen) or clock.monotonic() - began >= provisioner.settle_s:
+                return
+            trouble = ""
+        except ProviderError as error:
+            trouble = error.say
+            finals += isinstance(error, FINAL)
+            if isinstance(error, RateLimited):
+                wait = error.retry_after or pause
+        if finals == FINAL_TRIES or clock.monotonic() >= deadline:
+            raise still_billing(left, row.offer, trouble, row.name, f"gpuops down {row.name}")
+        clock.pause(wait, deadline)
+        pause = min(pause * 1.5, POLL_SLOW_S)
+
+
+def _is_settled(world: World, row: ClusterRow, seen: set[str]) -> bool:
+    """Whether an empty list can be believed at once: nothing of this cluster was made so lately that it may lag."""
+    if world.ledger.unanswered(row.id):
+        return False
+    return row.ready is not None or all(one.id in seen for one in world.ledger.resources(row.id))
+
+
+def remaining(world: World, provisioner: Provisioner, row: ClusterRow) -> list[Resource]:
+    """What the provider lists of a cluster, and what the ledger knows of that is not listed but still there.
+
+    Where a newer cluster has the name by now: only what the ledger knows to be this one's.
+    """
+    listed = owned(world, provisioner, row)
+    known = world.ledger.resources(row.id)
+    if _succeeded(world, row):  # asked after the list: until now the mark was this cluster's
+        ours = {(one.kind, one.id) for one in known}
+        listed = [one for one in listed if (one.kind, one.id) in ours]
+    ids = {(one.kind, one.id) for one in listed}
+    hidden = [one for one in known if (one.kind, one.id) not in ids]
+    return listed + [one for one in map(provisioner.describe, hidden) if one.state != "ended"]
+
+
+def _succeeded(world: World, row: ClusterRow) -> bool:
+    """Whether this cluster is gone, and a newer one of the same name is there."""
+    return any(other.name == row.name and other.id != row.id for other in world.ledger.clusters())
+
+
+def owned(world: World, provisioner: Provisioner, row: ClusterRow) -> list[Resource]:
+    """What the provider lists of one cluster, by its mark; machines in node order."""
+    listed = provisioner.list_owned(world.owner, world.ledger.regions(row.id))
+    return belonging(listed, world.owner, row.name)
+
+
+def belonging(resources: Sequence[Resource], owner: str, cluster: str) -> list[Resource]:
+    """Those whose mark is `gpuops-<owner>-<cluster>-<part>`; a part has no dash, so that
+    cluster `a` never takes what is cluster `a-b`'s."""
+    prefix = f"gpuops-{owner}-{cluster}-"
+    ours = [one for one in resources if one.name.startswith(prefix) and "-" not in one.name[len(prefix) :]]
+    return in_order(ours)
+
+
+def in_order(resources: Sequence[Resource]) -> list[Resource]:
+    """By the last part of the mark: machines in node order."""
+    return sorted(resources, key=lambda one: one.name.rpartition("-")[2].zfill(6))
+
+
+def still_billing(
+    left: Sequence[Resource], offer: Mapping[str, Any], trouble: str, otherwise: str, command: str
+) -> StillBilling:
+    """The error that names what may still be there, its price per hour, why, and the next command.
+
+    `otherwise`: what to name where nothing is known by name. The price is the resources' own, else their offer's.
+    """
+    names = ", ".join(one.name for one in left) or otherwise
+    price = sum(one.per_hour for one in left if one.bills)
+    if not price and (any(one.bills for one in left) or not left):
+        price = sum(line["per_hour"] for line in offer.get("prices") or ())
+    bill = f" and bill {money(price)}/h" if price else ""
+    return StillBilling(f"{names} may still be there{bill}" + (f": {trouble}" if trouble else ""), command)

@@ -1,0 +1,119 @@
+"""`push` and `pull` by hand: the project to a cluster, edits and results home."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpuops import choose, push
+from gpuops import cluster as clusters
+from gpuops.conclude import conclude, fetch_now
+from gpuops.down import pick_run
+from gpuops.errors import NodeError, UsageError
+from gpuops.ledger import ClusterRow
+from gpuops.progress import Progress
+from gpuops.push.edits import pull_edits
+from gpuops.push.files import shown
+from gpuops.push.restore import outputs
+from gpuops.results import RunHome, mirror
+from gpuops.world import World
+
+
+def _cluster(world: World, name: str | None, verb: str) -> ClusterRow:
+    live = world.ledger.clusters()
+    return choose.by_name(live, name) if name else choose.the_one(live, world.folder, f"gpuops {verb} --cluster")
+
+
+def push_project(
+    world: World, cluster: str | None, progress: Progress, *, overwrite: bool, allow: Sequence[str], dry_run: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Bring every node's copy of the project up to date. Raises UsageError, NodeError."""
+    tree = push.scan(world.folder, world.home / "cache", allow)
+    document: dict[str, Any] = {
+        "files": len(tree.files),
+        "bytes": tree.size,
+        "held": [{"path": held.path, "why": held.why} for held in tree.held],
+    }
+    if dry_run:
+        return document | {"paths": [entry.path for entry in tree.files]}, [
+            *(f"would send: {sentence}" for sentence in push.summary(tree)[:1]),
+            *push.summary(tree)[1:],
+            *(f"  {shown(entry.path)}" for entry in tree.files),
+        ]
+    live = clusters.open_live(world, _cluster(world, cluster, "push"))
+    try:
+        first, *more = push.summary(tree)
+        for sentence in (f"code: {first}", *more):
+            world.out.say(sentence)
+        reports = push.push_many(live.clients, "project", tree, overwrite=overwrite, progress=progress)
+    finally:
+        live.close()
+    nodes: list[dict[str, Any]] = [
+        {
+            "node": report.node,
+            "files_sent": report.files_sent,
+            "bytes_sent": report.bytes_sent,
+            "removed": report.removed,
+            "kept": list(report.kept),
+        }
+        for report in reports
+    ]
+    return document | {"nodes": nodes}, [_said(report) for report in reports]
+
+
+def _said(report: push.PushReport) -> str:
+    """`node0: 2 files sent, 1 removed`, or that there was nothing to do."""
+    parts = [f"{_count(report.files_sent)} sent"] if report.files_sent else []
+    parts += [f"{report.removed} removed"] if report.removed else []
+    parts += [f"kept as edited there: {', '.join(report.kept)}"] if report.kept else []
+    return f"{report.node}: {', '.join(parts) or 'up to date'}"
+
+
+def _count(files: int) -> str:
+    return f"{files} file{'s' * (files != 1)}"
+
+
+def pull_project_edits(world: World, cluster: str | None) -> tuple[dict[str, Any], list[str]]:
+    """Bring home the project's files that were edited on the nodes; nothing here is overwritten unsaved."""
+    live = clusters.open_live(world, _cluster(world, cluster, "pull --edits"))
+    try:
+        brought = pull_edits(live.clients, "project", world.folder)
+    finally:
+        live.close()
+    return (
+        {"files": [{"path": one.path, "node": one.node, "at": str(one.at), "beside": one.beside} for one in brought]},
+        [one.say for one in brought] or ["nothing was edited on the nodes"],
+    )
+
+
+def pull_results(world: World, name: str | None, progress: Progress) -> tuple[dict[str, Any], list[str]]:
+    """Bring home what a run has made so far, or, when it has ended, all of it."""
+    row = pick_run(world, name, running=False)
+    home = RunHome(row.home)
+    cluster = world.ledger.cluster(row.cluster)
+    if row.state != "home":
+        if cluster.state != "up":
+            raise NodeError(
+                f"{row.name} has results that are not home, and {cluster.name} is {cluster.state}",
+                "`gpuops status --cloud` shows what is still there",
+            )
+        live = clusters.open_live(world, cluster)
+        try:
+            results = {}
+            for index in range(int(row.request["nodes"])):
+                result = mirror(live.clients[index], row.name, index, home, False, lambda *_: None)
+                if result is not None:
+                    results[index] = result
+            if len(results) == int(row.request["nodes"]) and row.state == "ended":
+                end = conclude(world, live, row, results, progress)
+                if end.missing:
+                    raise NodeError(f"results of {row.name} are not home: {end.missing}", "try again: gpuops pull")
+            else:
+                fetch_now(live, row, progress, final=len(results) == int(row.request["nodes"]))
+        finally:
+            live.close()
+    places = outputs(home)
+    if not places and not home.path.exists():
+        raise UsageError(f"{row.name} left nothing at home", "`gpuops runs` lists where each run's results are")
+    say = f"{_count(len(places))} of {row.name} in {home.out}" if places else f"{row.name} has made no files"
+    return {"run": row.name, "home": str(row.home), "files": places}, [say]

@@ -1,0 +1,175 @@
+"""What came of a run: one sentence, one thing to do, one exit code. Pure.
+
+`node_result` reads what a node says (`result.json`, docs/protocol.md), `judge` weighs what all
+nodes say. The order: a rank or a launcher with a cause of its own; then what ended the run from
+outside (lease, a lost node, a stop); then deaths that only echo a peer's; then, when every
+process ended well, whether the ranks had formed the world that was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gpuops.causes import OWN, PEER, WINDOW_S, Death, culprit, deaths, hint, is_port_taken, sentence
+from gpuops.models import NodeResult, RankResult, RunRequest, Verdict
+
+STOPPED = 130
+"""Also for a run that `gpuops stop` ended from another terminal: nothing failed, and it is not done."""
+FAILED = 1
+NODE_FAILED = 4
+
+RESUME = "run it again with `--resume` to continue from the newest snapshot that came home"
+AGAIN = "run it again: it left no snapshot to continue from"
+
+
+def node_result(node: int, raw: Mapping[str, Any], skew: float) -> NodeResult:
+    """A node's result.json as a value. `skew` seconds are added to its times to make them ours."""
+    launcher = raw.get("launcher") or {}
+    reason = dict(raw.get("reason") or {})
+    if launcher.get("signal"):
+        reason.setdefault("signal", launcher["signal"])
+    return NodeResult(
+        node=node,
+        outcome=raw["outcome"],
+        reason=reason,
+        started=_ours(raw.get("started"), skew),
+        ended=_ours(raw.get("ended"), skew),
+        launcher_code=launcher.get("code"),
+        ranks=tuple(_rank_result(node, rank, skew) for rank in raw.get("ranks") or ()),
+        tail=raw.get("tail") or "",
+    )
+
+
+def resume_hint(run: str, saved: bool) -> str:
+    """How to go on after a run that did not end by itself. `saved`: something it had made is home."""
+    return f"run it again with `--resume {run}` to continue from the newest snapshot that came home" if saved else AGAIN
+
+
+def judge(request: RunRequest, world: int, results: Sequence[NodeResult], again: str = RESUME) -> Verdict:
+    """The verdict over all nodes' results; `world` is the number of ranks that was asked for.
+
+    `again`: the hint for a run that was ended from outside.
+    """
+    if not results:
+        return Verdict("lost", NODE_FAILED, "no node could say how the run ended", again)
+    several = len(results) > 1
+    blamed = culprit(death for result in results for death in deaths(request.kind, result, several))
+    outside = _ended_from_outside(results, again)
+    if blamed and blamed.weight == OWN and not (outside and _came_before(outside[0], blamed)):
+        return _failed(blamed, results)
+    if outside:
+        return outside[1]
+    if blamed:
+        return _failed(blamed, results)
+    return _formed(request, world, results)
+
+
+def is_port_clash(results: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a run failed only because its port was taken: a relaunch with a fresh one helps.
+
+    `results`: the nodes' result.json. Torchrun finds out before it starts any rank; a port that
+    the user's program opens is the user's.
+    """
+    known = list(results)
+    started = any(rank.get("started") for result in known for rank in result.get("ranks") or ())
+    return not started and any(
+        result["outcome"] == "failed" and is_port_taken(result.get("tail") or "") for result in known
+    )
+
+
+def _rank_result(node: int, raw: Mapping[str, Any], skew: float) -> RankResult:
+    return RankResult(
+        rank=raw["rank"],
+        node=node,
+        local=raw.get("local", 0),
+        code=raw.get("code"),
+        signal=raw.get("signal"),
+        started=_ours(raw.get("started"), skew),
+        ended=_ours(raw.get("ended"), skew),
+        joined=raw.get("joined"),
+        oom=bool(raw.get("oom")),
+        after_stop=bool(raw.get("after_stop")),
+        tail=raw.get("tail") or "",
+        error=raw.get("error"),
+    )
+
+
+def _ours(time: float | None, skew: float) -> float | None:
+    return None if time is None else time + skew
+
+
+def _ended_from_outside(results: Sequence[NodeResult], again: str) -> tuple[NodeResult, Verdict] | None:
+    """What ended the run although no process of it failed: lease, loss, stop, in this order."""
+    first = sorted(results, key=lambda result: float("inf") if result.ended is None else result.ended)
+    for result in first:
+        if result.reason.get("kind") == "lease":
+            say = f"the lease of node{result.node} ended the run"
+            return result, Verdict("stopped", NODE_FAILED, say, again, node=result.node)
+    # A node that heard of the loss by the gang link is a witness only: the lost one itself speaks first.
+    for result in sorted(first, key=lambda result: result.reason.get("kind") == "gang"):
+        if result.outcome == "lost":
+            return result, _lost(result, again)
+    for result in first:
+        if result.outcome == "stopped" and result.reason.get("kind") != "gang":
+            return result, Verdict("stopped", STOPPED, "the run was stopped before its end", again)
+    for result in first:
+        if result.reason.get("kind") == "gang" and all(other.outcome != "failed" for other in results):
+            return result, _lost(result, again)
+    return None
+
+
+def _lost(result: NodeResult, again: str) -> Verdict:
+    why = str(result.reason.get("say") or "it was gone")
+    node = int(result.reason.get("from", result.node))
+    say = why if why.startswith(f"node{node}") else f"the run was lost on node{node}: {why}"
+    return Verdict("lost", NODE_FAILED, say, again, node=node)
+
+
+def _came_before(result: NodeResult, death: Death) -> bool:
+    """Whether a lost node explains a death elsewhere that has its own words (a caught error)."""
+    if result.outcome != "lost" or death.oom:
+        return False
+    if result.reason.get("kind") in ("node", "gone"):
+        return True  # it vanished and can say nothing; what its peers say then, they say of that
+    if result.ended is None or death.ended is None:
+        return False
+    return result.ended <= death.ended + WINDOW_S
+
+
+def _failed(death: Death, results: Sequence[NodeResult]) -> Verdict:
+    advice = hint(death)
+    if death.weight == PEER:
+        advice = _left_early(death, results) or advice
+    return Verdict("failed", FAILED, sentence(death), advice, death.rank, death.node, death.tail)
+
+
+def _left_early(death: Death, results: Sequence[NodeResult]) -> str:
+    """A rank that ended well while its peers still needed it: nothing else would name it."""
+    for rank in (rank for result in results for rank in result.ranks):
+        if rank.code == 0 and rank.ended and death.ended and rank.ended <= death.ended:
+            return (
+                f"rank {rank.rank} on node{rank.node} had ended before, with exit code 0: "
+                "let every rank take part in the same steps"
+            )
+    return ""
+
+
+def _formed(request: RunRequest, world: int, results: Sequence[NodeResult]) -> Verdict:
+    """All ended well; did they train together?"""
+    if request.kind != "torchrun":
+        return Verdict("done", 0, "the command ended well")
+    if world <= 1:
+        return Verdict("done", 0, "the run ended well")
+    ranks = [rank.joined for result in results for rank in result.ranks]
+    together = ranks.count(True)
+    well = f"all {world} ranks ended well"
+    if False in ranks:
+        formed = f"only {together} of them joined" if together else "none of them joined"
+        say = f"{well}, but {formed} the world of {world} that was asked for"
+        advice = "check that the script calls `torch.distributed.init_process_group` on this kind of machine"
+        return Verdict("unformed", FAILED, say, advice)
+    if together < world:
+        say = f"{well}, but too soon: gpuops could not tell whether they formed one world of {world}"
+        return Verdict("unclear", 0, say, "look for the world size in what rank 0 printed (`gpuops logs --rank 0`)")
+    return Verdict("done", 0, well)
