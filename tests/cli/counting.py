@@ -1,0 +1,150 @@
+"""A run of numbered lines whose every byte is written twice: to its log, and beside it where nothing of ours looks.
+
+`Counting` starts such a run through the real command line, finds its processes, and compares.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.conftest import HANG_S, Shell, until
+
+PROGRAM = Path(__file__).parent / "programs" / "count.py"
+PLAIN = ("run", "--nodes", "2", "--all-nodes")
+TORCHRUN = ("train", "multinode", "--nodes", "2", "--gpus", "1")
+
+
+@dataclass
+class Counting:
+    """A run of two nodes with one counter each: `who` is 0 on node0 and 1 on node1."""
+
+    shell: Shell
+    side: Path
+    kind: Sequence[str] = PLAIN
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of the command's process (`Shell.start`)."""
+    process: subprocess.Popen[str] = field(init=False)
+
+    @property
+    def run(self) -> str:
+        return "python3-1" if self.kind[0] == "run" else "count-1"
+
+    def start(self, *counter: str, flags: Sequence[str] = (), until_line: int = 20) -> Counting:
+        """Type the command; come back once every counter has counted so far and the lines come home."""
+        self.side.mkdir(exist_ok=True)
+        self.shell.write("count.py", PROGRAM.read_text())
+        script = ["--", "python3", "count.py"] if self.kind[0] == "run" else ["count.py", "--"]
+        self.process = self.shell.start(*self.kind, *flags, *script, str(self.side), *counter, **self.options)
+        self.wait_for(until_line)
+        return self
+
+    def wait_for(self, line: int) -> None:
+        def there() -> bool:
+            if self.process.poll() is not None and self.process.returncode >= 0:
+                raise AssertionError(f"it ended: {self.process.communicate()}")
+            return all(self.home(who).count(b"\n") > line for who in (0, 1))
+
+        until(there, f"line {line} of both counters at home")
+
+    def wait_beside(self, more: int = 20) -> None:
+        """Until the counters have gone on, whoever sees it."""
+        before = {who: (self.side / f"{who}.txt").stat().st_size for who in (0, 1)}
+        until(
+            lambda: all((self.side / f"{who}.txt").stat().st_size > size + more for who, size in before.items()),
+            "that they count on",
+        )
+
+    def enough(self) -> None:
+        """Let the counters end well."""
+        (self.side / "enough").touch()
+
+    def end(self) -> subprocess.CompletedProcess[str]:
+        out, err = self.process.communicate(timeout=HANG_S)
+        return subprocess.CompletedProcess(self.kind, self.process.returncode, out, err)
+
+    # Where its processes are.
+
+    def node(self, index: int) -> Path:
+        (folder,) = (self.shell.home / "local").glob(f"*/n{index}")
+        return folder
+
+    def pid(self, what: str, index: int) -> int:
+        """Of `agent`, `watchdog`, `launcher`, `wrapper` or `worker` on one node."""
+        if what in ("agent", "watchdog"):
+            return int(_read(self.node(index) / f"{what}.json")["pid"])
+        if what == "launcher":
+            return int(self.event(index, "started")["pid"])
+        record = _read(self.node(index) / "runs" / self.run / "ranks" / f"{index}.json")
+        return int(record["pid" if what == "worker" else what])
+
+    def kill(self, what: str, index: int, sign: int = signal.SIGKILL) -> None:
+        os.kill(self.pid(what, index), sign)
+
+    def event(self, index: int, kind: str) -> dict[str, Any]:
+        return next(event for event in self._events(index) if event["event"] == kind)
+
+    def has_event(self, index: int, kind: str) -> bool:
+        return any(event["event"] == kind for event in self._events(index))
+
+    def _events(self, index: int) -> list[dict[str, Any]]:
+        text = (self.node(index) / "runs" / self.run / "events.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    # What it left.
+
+    def home(self, who: int) -> bytes:
+        """What came home of a counter's output."""
+        stream = "launcher.out" if self.kind[0] == "run" else f"rank{who}.out"
+        path = self.shell.folder / "runs" / self.run / "logs" / f"node{who}" / stream
+        return path.read_bytes() if path.exists() else b""
+
+    def expect_every_byte(self) -> None:
+        """The log at home is what the counter wrote: it writes to the log first, so one line may not be beside it."""
+        for who in (0, 1):
+            count = (self.side / f"{who}.txt").read_bytes().count(b"\n")
+            wrote = [b"".join(line(who, n) for n in range(size)) for size in (count, count + 1)]
+            assert (self.side / f"{who}.txt").read_bytes() == wrote[0]
+            assert self.home(who) in wrote, f"{count} lines written, home ends with {self.home(who)[-200:]!r}"
+
+    def expect_nothing_left(self) -> None:
+        """No process of the run lives, not even those without a name, an environment or a parent; no node is left."""
+        self.shell.expect_clean()
+        self.expect_children_gone()
+
+    def expect_children_gone(self) -> None:
+        noted = [path.read_text().split() for path in self.side.glob("*.child")]
+        assert len(noted) >= 2, "the counters started no children"
+        assert not [pid for pid, start in noted if lives(int(pid), float(start))]
+
+    def verdict(self) -> dict[str, Any]:
+        """What the ledger says of it."""
+        (row,) = self.shell.json("runs")["runs"]
+        return dict(row)
+
+
+def line(who: int, number: int) -> bytes:
+    """As programs/count.py writes it."""
+    return f"{who} counts {number} with some bytes behind it: {'.' * (number % 50)}\n".encode()
+
+
+def lives(pid: int, start: float) -> bool:
+    """Whether this very process runs; `start` as psutil gives it."""
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - start) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _read(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document

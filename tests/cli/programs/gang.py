@@ -1,0 +1,57 @@
+"""Four ranks that reduce for ever, until rank 3 does what the argument says. `patient` ranks catch what hits them."""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+RANK = int(os.environ["RANK"])
+WHAT, *MOODS = sys.argv[1:]
+
+
+def reduce_for_ever():
+    while True:
+        dist.all_reduce(torch.ones(1))
+
+
+def train():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    for _ in range(5):
+        model(torch.randn(8, 4)).square().mean().backward()
+    print("trained as", dist.get_rank(), "of", dist.get_world_size())
+    time.sleep(1)
+
+
+def do(what):
+    if what == "raise":
+        raise ValueError("rank three has had enough")
+    if what == "exit":
+        sys.exit(7)
+    if what == "segv":
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+dist.init_process_group("gloo")
+for _ in range(5):
+    dist.all_reduce(torch.ones(1))
+print("met", flush=True)
+if WHAT == "train":
+    train()
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.exit(0)
+if RANK == 3 and WHAT != "nothing":
+    try:
+        do(WHAT)
+    finally:
+        dist.destroy_process_group()  # else torch may abort while Python ends, which is another death
+try:
+    reduce_for_ever()
+except RuntimeError:
+    if "patient" not in MOODS:
+        raise
+    print("the peers are gone, giving up", file=sys.stderr)
+    sys.exit(3)

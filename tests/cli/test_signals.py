@@ -1,0 +1,242 @@
+"""Ctrl-C, SIGTERM, SIGHUP, `gpuops stop` and the end of a lease: each means one thing, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.counting import PLAIN, TORCHRUN, Counting
+from tests.conftest import HANG_S, Shell, until
+
+SAYS = "interrupted: stopping in good order (again to hurry)"
+STOPPED = "the run was stopped before its end"
+
+
+@pytest.mark.parametrize(("kind", "sign"), [(PLAIN, signal.SIGINT), (PLAIN, signal.SIGTERM), (TORCHRUN, signal.SIGINT)])
+def test_the_first_signal_stops_in_good_order(
+    shell: Shell, tmp_path: Path, kind: tuple[str, ...], sign: signal.Signals
+) -> None:
+    counting = Counting(shell, tmp_path / "side", kind).start("saving", "leaving")
+    counting.process.send_signal(sign)
+    done = counting.end()
+    assert done.returncode == 130, done.stderr
+    assert SAYS in done.stderr
+    assert done.stderr.splitlines()[-2:] == [
+        STOPPED,
+        f"hint: run it again with `--resume {counting.run}` to continue from the newest snapshot that came home",
+    ]
+    for who in (0, 1):
+        assert (shell.folder / f"runs/{counting.run}/out/snapshot-{who}.pt").read_text() == f"saved by {who}\n"
+    counting.expect_nothing_left()
+    counting.expect_every_byte()
+    assert counting.verdict()["outcome"] == "stopped"
+
+
+def test_the_second_signal_hurries_what_hears_nothing(shell: Shell, tmp_path: Path) -> None:
+    counting = Counting(shell, tmp_path / "side").start("deaf")
+    counting.process.send_signal(signal.SIGINT)
+    for node in (0, 1):
+        until(lambda node=node: counting.has_event(node, "stopping"), "the first is heard")
+    counting.process.send_signal(signal.SIGINT)
+    done = counting.end()
+    assert done.returncode == 130, done.stderr
+    assert "hurrying: ending everything now" in done.stderr
+    assert done.stderr.splitlines()[-2:] == [STOPPED, "hint: run it again: it left no snapshot to continue from"]
+    counting.expect_nothing_left()
+    counting.expect_every_byte()
+    for node in (0, 1):
+        events = (shell.folder / f"runs/{counting.run}/logs/node{node}/events.jsonl").read_text().splitlines()
+        assert [event["how"] for event in map(json.loads, events) if event["event"] == "stopping"] == [
+            "graceful",
+            "now",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "starting"),
+    [
+        ("INT", "gpuops.cluster:plan", False),
+        ("INT", "gpuops.cluster:_create", False),
+        ("INT", "gpuops.cluster:_wait_ready", False),
+        ("INT", "gpuops.push:push_many", True),
+        ("INT", "gpuops.run:_nodes", True),
+        ("INT", "gpuops.run:node_specs", True),
+        ("HUP", "gpuops.cluster:_create", False),
+        ("HUP", "gpuops.push:push_many", True),
+        ("HUP", "gpuops.run:node_specs", True),
+    ],
+)
+def test_a_signal_before_there_is_a_run(shell: Shell, place: str, starting: bool, name: str) -> None:
+    done = shell.run("run", "--nodes", "2", "--", "echo", "never", driver=f"signal:{name}:{place}")
+    assert done.returncode == 130, done.stderr
+    assert "never" not in done.stdout
+    assert "Traceback" not in done.stderr
+    shell.expect_clean()
+    until(lambda: not shell.clusters(), "nothing is up")
+    assert len(shell.json("runs")["runs"]) == starting
+    if name == "INT":
+        assert SAYS in done.stderr
+
+
+def test_ctrl_c_during_up(shell: Shell) -> None:
+    done = shell.run("up", "local", "--nodes", "2", driver="signal:INT:gpuops.cluster:_wait_ready")
+    assert done.returncode == 130, done.stderr
+    assert "undoing local-1: interrupted" in done.stderr
+    assert shell.clusters() == []
+    shell.expect_clean()
+
+
+def test_the_terminal_goes_away(shell: Shell, tmp_path: Path) -> None:
+    """A real terminal that is closed: SIGHUP, and nothing can be written any more."""
+    master, slave = os.openpty()
+    counting = Counting(shell, tmp_path / "side")
+    counting.options = {"stdin": slave, "stdout": slave, "stderr": slave, "preexec_fn": lambda: take_terminal(slave)}
+    counting.start()
+    os.close(slave)
+    os.close(master)
+    assert counting.process.wait(HANG_S) == 130
+    counting.wait_beside()
+    assert shell.clusters() != []
+    counting.enough()
+    counting.expect_nothing_left()
+    counting.expect_every_byte()
+    said = shell.run("status").stderr
+    assert "python3-1: the command ended well; results in" in said
+    assert "was torn down after its run" in said
+
+
+def take_terminal(slave: int) -> None:
+    import fcntl
+    import termios
+
+    os.setsid()
+    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+
+
+def test_a_cluster_that_was_there_before_stays(shell: Shell, tmp_path: Path) -> None:
+    assert shell.run("up", "local", "--nodes", "2").returncode == 0
+    counting = Counting(shell, tmp_path / "side").start("saving", "leaving")
+    counting.process.send_signal(signal.SIGINT)
+    done = counting.end()
+    assert done.returncode == 130, done.stderr
+    assert STOPPED in done.stderr.splitlines()
+    assert [one["name"] for one in shell.clusters()] == ["local-1"]
+    counting.expect_children_gone()
+    assert shell.run("run", "--", "echo", "still there").stdout == "still there\n"
+    assert shell.run("down").returncode == 0
+    counting.expect_nothing_left()
+
+
+def test_ctrl_c_in_logs_only_detaches(shell: Shell, tmp_path: Path) -> None:
+    counting = Counting(shell, tmp_path / "side").start()
+    logs = shell.start("logs", "-f", stdout=(tmp_path / "seen").open("w"))
+    until(lambda: (tmp_path / "seen").stat().st_size > 0, "lines in the second terminal")
+    logs.send_signal(signal.SIGINT)
+    _, err = logs.communicate(timeout=HANG_S)
+    assert logs.returncode == 0, err
+    assert "detached; python3-1 goes on" in err
+    assert "stopping in good order" not in err
+    counting.wait_beside()
+    counting.enough()
+    assert counting.end().returncode == 0
+    counting.expect_nothing_left()
+    counting.expect_every_byte()
+
+
+def test_stop_from_another_terminal(shell: Shell, tmp_path: Path) -> None:
+    """The run's own command says that it was stopped, as if it had been interrupted itself, and tears down."""
+    counting = Counting(shell, tmp_path / "side").start("saving", "leaving")
+    stop = shell.run("stop")
+    assert stop.returncode == 0, stop.stderr
+    assert stop.stdout.startswith("python3-1 is stopped; its results are in ")
+    done = counting.end()
+    assert done.returncode == 130, done.stderr
+    assert STOPPED in done.stderr.splitlines()
+    assert (shell.folder / "runs/python3-1/out/snapshot-0.pt").exists()
+    counting.expect_nothing_left()
+    counting.expect_every_byte()
+
+
+def test_ctrl_c_in_stop(shell: Shell, tmp_path: Path) -> None:
+    """The stop goes on: it is the nodes that do it."""
+    counting = Counting(shell, tmp_path / "side").start("saving")
+    stop = shell.start("stop")
+    until(lambda: counting.has_event(0, "stopping"), "the stop is heard")
+    stop.send_signal(signal.SIGINT)
+    _, err = stop.communicate(timeout=HANG_S)
+    assert stop.returncode == 130, err
+    assert "Traceback" not in err
+    counting.enough()
+    assert counting.end().returncode == 130
+    counting.expect_nothing_left()
+
+
+def test_the_lease_ends_during_a_run(shell: Shell, tmp_path: Path) -> None:
+    """By the nodes' watchdogs: in good order, and only when what was saved is home."""
+    assert shell.run("up", "local", "--nodes", "2", "--max-hours", "0.5").returncode == 0
+    counting = Counting(shell, tmp_path / "side").start("saving", "leaving")
+    for index in (0, 1):
+        path = counting.node(index) / "lease.json"
+        lease = json.loads(path.read_text())
+        assert 0 < lease["hard_wall"] - time.time() <= 1800
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps({**lease, "hard_wall": time.time()}))
+        draft.replace(path)
+    expect_ended_by_lease(counting)
+    watchdogs = [counting.node(index) / "ended.json" for index in (0, 1)]
+    until(lambda: all(path.exists() for path in watchdogs), "both nodes ended by themselves")
+    assert shell.run("down").returncode == 0
+    counting.expect_nothing_left()
+    counting.expect_every_byte()
+
+
+def test_the_guard_ends_what_outlived_its_lease(shell: Shell, tmp_path: Path) -> None:
+    """The second dead-man: the nodes' watchdogs hang."""
+    assert shell.run("up", "local", "--nodes", "2", "--max-hours", "1").returncode == 0
+    counting = Counting(shell, tmp_path / "side").start("saving", "leaving")
+    for index in (0, 1):
+        counting.kill("watchdog", index, signal.SIGSTOP)
+    expire(shell)
+    expect_ended_by_lease(counting)
+    counting.expect_nothing_left()
+    counting.expect_every_byte()
+    assert "local-1 reached the end of its lease and was ended" in shell.run("status").stderr
+
+
+def test_the_guard_ends_a_lease_when_nobody_is_left(shell: Shell, tmp_path: Path) -> None:
+    assert shell.run("up", "local", "--nodes", "2", "--max-hours", "1").returncode == 0
+    counting = Counting(shell, tmp_path / "side").start("saving", "leaving")
+    counting.process.kill()
+    counting.process.wait()
+    expire(shell)
+    counting.expect_nothing_left()
+    counting.expect_every_byte()
+    assert (shell.folder / "runs/python3-1/out/snapshot-1.pt").exists()
+    assert re.fullmatch("the lease of node[01] ended the run", str(counting.verdict()["say"]))
+
+
+def expire(shell: Shell) -> None:
+    """Let the lease have ended a good while ago, as this computer sees it."""
+    from gpuops.guard import LEASE_MARGIN_S
+    from gpuops.ledger import Ledger
+    from gpuops.models import Lease
+
+    ledger = Ledger.open(shell.home)
+    (row,) = ledger.clusters()
+    ledger.set_cluster(row.id, lease=Lease(hard_end=time.time() - LEASE_MARGIN_S - 1))
+
+
+def expect_ended_by_lease(counting: Counting) -> None:
+    done = counting.end()
+    assert done.returncode == 4, done.stderr
+    assert re.search("^the lease of node[01] ended the run$", done.stderr, re.MULTILINE), done.stderr
+    assert "--resume python3-1" in done.stderr.splitlines()[-1]
+    for who in (0, 1):
+        saved = counting.shell.folder / f"runs/python3-1/out/snapshot-{who}.pt"
+        assert saved.read_text() == f"saved by {who}\n"

@@ -1,0 +1,146 @@
+"""What every test may use: a home of its own, the real command line, and a look for what was left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+HANG_S = 120.0
+"""Beyond this a test is hanging; nothing is measured with it."""
+TESTS = Path(__file__).parent
+
+
+def until(condition: Callable[[], Any], what: str, hang_s: float = HANG_S) -> Any:
+    """The condition's value once it is true."""
+    deadline = time.monotonic() + hang_s
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.1)
+    raise AssertionError(f"still not: {what}")
+
+
+NOBODY = 65534
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter: pytest's own lie behind a door that only we can open."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        yield Path(folder)
+
+
+@contextmanager
+def without_root() -> Iterator[None]:
+    """As a user to whom permissions apply: root reads and writes everything."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+@dataclass
+class Shell:
+    """A user at a keyboard: a home, a project folder, and `gpuops` typed in it."""
+
+    home: Path
+    folder: Path
+    env: dict[str, str] = field(default_factory=dict)
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def environment(self) -> dict[str, str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUOPS_", "VIRTUAL_ENV"))}
+        return {**clean, "GPUOPS_HOME": str(self.home), "GPUOPS_TEST_HOME": str(self.home), **self.env}
+
+    def start(self, *arguments: str, driver: str | None = None, **options: Any) -> subprocess.Popen[str]:
+        """Type a command and go on; `driver` is a point of sabotage (tests/chaos/driver.py)."""
+        program = [str(TESTS / "chaos" / "driver.py"), driver] if driver else ["-m", "gpuops"]
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        process = subprocess.Popen([sys.executable, *program, *arguments], cwd=self.folder, text=True,
+                                   env=self.environment(), **streams)  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def run(self, *arguments: str, driver: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Type a command and wait for its end."""
+        process = self.start(*arguments, driver=driver)
+        out, err = process.communicate(timeout=HANG_S)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def json(self, *arguments: str) -> dict[str, Any]:
+        done = self.run(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def clusters(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.json("status")["clusters"]
+        return found
+
+    def processes(self) -> list[str]:
+        """Command lines of every living process that belongs to this home: agents, runs, guard."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                ours = process.environ().get("GPUOPS_TEST_HOME") == str(self.home)
+                ours = ours or any(str(self.home) in word for word in process.cmdline())
+                if ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(" ".join(process.cmdline()))
+            except psutil.Error:
+                continue
+        return found
+
+    def is_clean(self) -> bool:
+        """Nothing is left: no process, no node folder."""
+        return not self.processes() and not list((self.home / "local").glob("*/n*"))
+
+    def expect_clean(self) -> None:
+        until(self.is_clean, f"nothing left, but: {self.processes()} {list((self.home / 'local').glob('*/n*'))}")
+
+    def end(self) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        if (self.home / "ledger.db").exists():
+            self.run("down", "--all", "--force")
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("GPUOPS_TEST_HOME") == str(self.home):
+                    process.send_signal(signal.SIGKILL)
+            except psutil.Error:
+                continue
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """A fresh home and an empty project folder; whatever is left at the end is ended."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    one = Shell(tmp_path / "home", folder)
+    yield one
+    one.end()

@@ -1,0 +1,59 @@
+"""A node without a server: verbs are called directly, bulk modes run as real processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpuops.agent import left, tree
+from gpuops.agent.node import Node, Refusal
+from gpuops.connection import ProcessChannel
+from gpuops.errors import NodeRefused
+
+SOURCE = str(Path(__file__).parents[2])
+AGENT_PYTHON = os.environ.get("GPUOPS_TEST_AGENT_PYTHON", sys.executable)
+"""The interpreter of the node's side; another one shows that the agent runs there too."""
+
+PROGRAM = f"""
+import sys
+sys.path.insert(0, {SOURCE!r})
+from gpuops.agent import left, tree
+from gpuops.agent.__main__ import refuse
+from gpuops.agent.node import Node, Refusal
+try:
+    mode = getattr(tree, sys.argv[1])
+    sys.exit(mode(Node(sys.argv[3]), sys.argv[4:], sys.stdin.buffer, sys.stdout.buffer))
+except Refusal as refusal:
+    sys.exit(refuse(refusal.kind, refusal.say, refusal.hint, 1))
+"""
+
+Verb = Callable[[Node, dict[str, Any], Callable[[dict[str, Any]], None]], dict[str, Any]]
+VERBS: dict[str, Verb] = {"plan": tree.plan, "commit": tree.commit, "edits": tree.edits, "left": left.left}
+
+
+class InProcessClient:
+    """What `AgentClient` offers, for the verbs of a tree."""
+
+    def __init__(self, folder: Path, label: str = "node0") -> None:
+        self.label = label
+        self.node = Node(str(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        self.asked: list[str] = []
+        self.items: list[dict[str, Any]] = []
+
+    def call(self, verb: str, timeout: float = 60.0, **args: Any) -> dict[str, Any]:  # noqa: ARG002
+        self.asked.append(verb)
+        try:
+            return VERBS[verb](self.node, args, self.items.append)
+        except Refusal as refusal:
+            raise NodeRefused(f"{self.label}: {refusal.say}", refusal.hint, refusal.kind, refusal.data) from None
+
+    def argv(self, mode: str, *arguments: str) -> list[str]:
+        return [AGENT_PYTHON, "-I", "-c", PROGRAM, mode, "--node", self.node.dir, *arguments]
+
+    def bulk(self, mode: str, *arguments: str) -> ProcessChannel:
+        self.asked.append(mode)
+        return ProcessChannel(self.argv(mode, *arguments))

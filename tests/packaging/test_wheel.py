@@ -1,0 +1,113 @@
+"""What a user installs: the wheel's content, and that it lives in an empty environment far from a checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOT_IN_THE_CORE = {"torch", "numpy", "boto3", "botocore", "runpod", "paramiko", "scikit-learn"}
+
+
+def run(*argv: str | Path, cwd: Path) -> str:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, ROOT, cwd=target)
+    [path] = target.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def content(wheel: Path) -> set[str]:
+    return set(zipfile.ZipFile(wheel).namelist())
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with nothing but the wheel and what it asks for."""
+    folder = tmp_path_factory.mktemp("installed")
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+    python = folder / "venv" / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", wheel, cwd=folder)
+    return python
+
+
+def test_the_wheel_holds_the_packages_and_nothing_else_on_top(content: set[str]) -> None:
+    tops = {name.partition("/")[0] for name in content}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"gpuops", "provisioners"}
+    sources = {str(path.relative_to(ROOT)) for top in ("gpuops", "provisioners") for path in (ROOT / top).rglob("*.py")}
+    assert sources <= content
+
+
+def test_the_wheel_holds_the_workloads_with_their_data_and_no_snapshots(content: set[str]) -> None:
+    carried = {name.removeprefix("gpuops/") for name in content if name.startswith("gpuops/train/")}
+    files = {path for path in (ROOT / "train").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    there = {str(path.relative_to(ROOT)) for path in files if path.name != ".gitignore" and ".pt" not in path.suffixes}
+    assert carried == there
+    assert {"train/digits.py", "train/toy.py", "train/data/digits.csv.gz", "train/data/SOURCE.txt"} <= carried
+
+
+def test_the_wheel_carries_its_licence(content: set[str]) -> None:
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in content)
+
+
+def test_the_core_install_is_light(installed: Path) -> None:
+    listed = run(sys.executable, "-m", "pip", "--python", installed, "list", "--format", "json", cwd=installed.parent)
+    names = {package["name"] for package in json.loads(listed)}
+    assert "gpuops" in names
+    assert not names & NOT_IN_THE_CORE
+
+
+def test_installed_it_finds_itself_and_its_workloads(installed: Path, tmp_path: Path) -> None:
+    code = (
+        "import gpuops, provisioners.base, gpuops.workloads as w; print(gpuops.__file__, w.folder() / w.script('toy'))"
+    )
+    package, toy = map(Path, run(installed, "-c", code, cwd=tmp_path).split())
+    assert package.is_relative_to(installed.parents[1])
+    assert toy.read_bytes() == (ROOT / "train" / "toy.py").read_bytes()
+    assert toy.parent == package.parent / "train"
+
+
+def test_the_installed_command_says_its_version(installed: Path, tmp_path: Path) -> None:
+    from gpuops import __version__
+
+    assert run(installed.with_name("gpuops"), "--version", cwd=tmp_path) == f"gpuops {__version__}\n"
+
+
+@pytest.mark.timeout(1200)
+def test_the_demo_runs_from_an_empty_environment_in_another_folder(installed: Path, tmp_path: Path) -> None:
+    """No torch is there, so gpuops makes an environment that has it; minutes, most of them pip's."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    own = ("GPUOPS_", "VIRTUAL_ENV", "PYTHONPATH")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    env["GPUOPS_HOME"] = str(tmp_path / "home")
+    done = subprocess.run(
+        [installed.with_name("gpuops"), "train", "multinode", "--nodes", "2"],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=1100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"\[n0 r0\] test accuracy (0\.\d+) .* on 4 ranks \(2 nodes x 2\)", done.stdout)
+    assert found is not None, done.stdout
+    assert float(found[1]) >= 0.95
+    assert (folder / "runs/digits-1/out/digits.pt").exists()
+    assert not list((tmp_path / "home/local").glob("*/n*")), done.stderr

@@ -1,0 +1,195 @@
+"""The gang link between real endpoints on loopback, with short times."""
+
+from __future__ import annotations
+
+import json
+import queue
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from gpuops.agent.gang import Head, Link, Member, Times, proof
+
+TIMES = Times(beat=0.05, silence=1.0, join=2.0, proof=1.0)
+HANG_S = 30.0
+FAILED = {"kind": "rank", "say": "rank 1 failed with exit code 3"}
+
+
+class Heard:
+    """What one node hears, in order."""
+
+    def __init__(self) -> None:
+        self.queue: queue.Queue[Any] = queue.Queue()
+
+    def __call__(self, event: Any) -> None:
+        self.queue.put(event)
+
+    def next(self) -> Any:
+        return self.queue.get(timeout=HANG_S)
+
+
+class Lab:
+    """Links of one run; all are told to close at the end."""
+
+    def __init__(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.place = ("127.0.0.1", probe.getsockname()[1])
+        self.links: list[Link] = []
+
+    def node(self, index: int, nodes: int = 2, secret: str = "s", times: Times = TIMES) -> tuple[Link, Heard]:
+        heard = Heard()
+        link = (Member if index else Head)(index, nodes, self.place, secret, heard, times)
+        self.links.append(link)
+        link.begin()
+        return link, heard
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    lab = Lab()
+    yield lab
+    for link in lab.links:
+        link.tell({"event": "ended", "node": lab.links.index(link), "outcome": "done", "reason": {}})
+        link.close()
+
+
+def ended(node: int, outcome: str = "failed") -> dict[str, Any]:
+    return {"event": "ended", "node": node, "outcome": outcome, "reason": FAILED}
+
+
+def stop(node: int) -> dict[str, Any]:
+    return {"event": "stop", "node": node, "why": "dinner", "how": "graceful"}
+
+
+def test_every_node_hears_every_other(lab: Lab) -> None:
+    links, heards = zip(*(lab.node(index, 3) for index in range(3)), strict=True)
+    for speaker, link in enumerate(links):
+        link.tell(stop(speaker))
+        for listener, heard in enumerate(heards):
+            if listener != speaker:
+                assert heard.next() == stop(speaker)
+
+
+def test_what_was_said_before_the_link_stood_is_heard(lab: Lab) -> None:
+    member, _ = lab.node(1, 3)
+    member.tell(ended(1))
+    member.close()
+    _, head = lab.node(0, 3)
+    assert head.next() == ended(1)
+    _, late = lab.node(2, 3)
+    assert late.next() == ended(1)
+
+
+def test_who_has_ended_is_not_missed(lab: Lab) -> None:
+    head, _ = lab.node(0, 3)
+    (one, _), (_, heard_two) = lab.node(1, 3), lab.node(2, 3)
+    one.tell(ended(1, "done"))
+    one.close()
+    assert heard_two.next() == ended(1, "done")
+    head.tell(ended(0, "done"))
+    head.close()
+    assert heard_two.next() == ended(0, "done")
+    with pytest.raises(queue.Empty):
+        heard_two.queue.get(timeout=3 * TIMES.silence)
+
+
+def test_a_member_that_never_joins_is_lost(lab: Lab) -> None:
+    _, heard = lab.node(0)
+    event = heard.next()
+    assert (event["node"], event["outcome"]) == (1, "lost")
+    assert event["reason"]["say"] == "node1 did not join the run within 2 s"
+
+
+def test_a_head_that_never_answers_is_lost(lab: Lab) -> None:
+    _, heard = lab.node(1)
+    event = heard.next()
+    assert (event["node"], event["outcome"], event["reason"]["kind"]) == (0, "lost", "gang")
+
+
+def greet(place: tuple[str, int], node: int, secret: str) -> Any:
+    """A hand-made member: its file, after the handshake."""
+    file = socket.create_connection(place).makefile("rwb")
+    nonce = json.loads(file.readline())["nonce"]
+    answer = {"node": node, "nonce": "n", "proof": proof(secret, "member", node, nonce)}
+    file.write(json.dumps(answer).encode() + b"\n")
+    file.flush()
+    return file
+
+
+def test_a_member_that_falls_silent_is_lost_to_all(lab: Lab) -> None:
+    _, head = lab.node(0, 3)
+    _, other = lab.node(2, 3)
+    file = greet(lab.place, 1, "s")
+    assert json.loads(file.readline()) == {"proof": proof("s", "head", 1, "n")}
+    for heard in (head, other):
+        event = heard.next()
+        assert (event["node"], event["reason"]["say"]) == (1, "node1 has not been heard for 1 s")
+
+
+def test_a_head_that_falls_silent_is_lost(lab: Lab) -> None:
+    with socket.socket() as listener:
+        listener.bind(lab.place)
+        listener.listen()
+        _, heard = lab.node(1)
+        connection, _ = listener.accept()
+        file = connection.makefile("rwb")
+        file.write(b'{"nonce": "n"}\n')
+        file.flush()
+        answer = json.loads(file.readline())
+        assert answer["proof"] == proof("s", "member", 1, "n")
+        file.write(json.dumps({"proof": proof("s", "head", 1, answer["nonce"])}).encode() + b"\n")
+        file.flush()
+        event = heard.next()
+        assert (event["node"], event["outcome"]) == (0, "lost")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda nonce: {"node": 1, "nonce": "n", "proof": proof("wrong", "member", 1, nonce)},
+        lambda nonce: {"node": 7, "nonce": "n", "proof": proof("s", "member", 7, nonce)},
+        lambda nonce: {"node": 2, "nonce": "n", "proof": proof("s", "member", 1, nonce)},
+        lambda nonce: {"node": 1, "nonce": "n", "proof": proof("s", "head", 1, nonce)},
+        lambda nonce: {"node": 1, "proof": nonce},
+        lambda nonce: [nonce],
+    ],
+    ids=["wrong secret", "no such node", "another's proof", "the other role", "a field less", "no object"],
+)
+def test_a_stranger_is_not_heard(lab: Lab, answer: Callable[[str], Any]) -> None:
+    _, heard = lab.node(0, 3, times=TIMES._replace(join=60.0))
+    with socket.create_connection(lab.place) as connection, connection.makefile("rwb") as file:
+        nonce = json.loads(file.readline())["nonce"]
+        file.write(json.dumps(answer(nonce)).encode() + b"\n" + json.dumps(stop(1)).encode() + b"\n")
+        file.flush()
+        assert file.readline() == b""
+    assert heard.queue.empty()
+
+
+def test_a_member_with_the_wrong_secret_hears_nothing(lab: Lab) -> None:
+    head, _ = lab.node(0)
+    head.tell(ended(0))
+    _, heard = lab.node(1, secret="wrong")
+    event = heard.next()
+    assert event["outcome"] == "lost"  # its own words: it was never let in
+
+
+def test_a_silent_stranger_keeps_nobody_out(lab: Lab) -> None:
+    head, _ = lab.node(0)
+    with socket.create_connection(lab.place):
+        _, heard = lab.node(1)
+        head.tell(stop(0))
+        assert heard.next() == stop(0)
+
+
+def test_a_broken_connection_is_made_again(lab: Lab) -> None:
+    head, _ = lab.node(0)
+    member, heard = lab.node(1)
+    head.tell(stop(0))
+    assert heard.next() == stop(0)
+    assert isinstance(head, Head)
+    head._members[1].close()
+    assert heard.next() == stop(0)  # said again to who comes back
+    member.tell(ended(1))

@@ -1,0 +1,95 @@
+"""Which command line, in which environment, and what its end means: values in, values out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from gpuops.agent import launcher, outcome
+from gpuops.agent.outcome import Step, Stop, decide, ladder
+
+TOKENS = {"{python}": "/py", "{agent}": "/a.pyz", "{run}": "/node/runs/r-1"}
+
+
+def test_tokens_are_ours_only_before_the_dashes() -> None:
+    argv = ["/venv/python", "--log-dir={run}/t", "{python}", "{agent}", "--", "{run}", "--", "x"]
+    assert launcher.command({"kind": "torchrun", "argv": argv}, TOKENS) == [
+        *["/venv/python", "--log-dir=/node/runs/r-1/t", "/py", "/a.pyz", "--", "{run}", "--", "x"]
+    ]
+
+
+def test_a_users_command_is_left_alone() -> None:
+    argv = ["echo", "{run}", "{python}"]
+    assert launcher.command({"kind": "command", "argv": argv}, TOKENS) == argv
+
+
+def test_a_prelude_never_quotes_the_command() -> None:
+    found = launcher.with_prelude(["module load cuda"], ["echo", "$(x)"], which=lambda name: f"/bin/{name}")
+    assert found == ["/bin/bash", "-c", 'module load cuda\nexec "$@"', "/bin/bash", "echo", "$(x)"]
+    assert launcher.with_prelude(["x"], ["echo"], which=lambda _: None)[0] == "/bin/sh"
+
+
+@pytest.mark.parametrize(
+    ("name", "gone"),
+    [("PET_NNODES", True), ("PET", False), ("RANK", True), ("RANKS", False), ("XPET_A", False)],
+)
+def test_scrubbing_is_by_name_or_prefix(name: str, gone: bool) -> None:
+    env = launcher.environment({name: "1"}, {"scrub": ["PET_", "RANK"]}, {}, TOKENS, {})
+    assert (name not in env) is gone
+
+
+def test_later_sources_win() -> None:
+    spec = {"env": {"A": "spec", "B": "spec", "DIR": "{run}/x"}}
+    env = launcher.environment({"A": "base", "PATH": "/bin"}, spec, {"B": "secret"}, TOKENS, {"GPUOPS_RUN": "mark"})
+    ours = {"A": "spec", "B": "secret", "DIR": "/node/runs/r-1/x", "GPUOPS_RUN": "mark", "PATH": "/bin"}
+    assert env == ours
+
+
+def test_the_ladder() -> None:
+    assert ladder("graceful", 10.0) == [Step(0.0, "ask"), Step(10.0, "term"), Step(20.0, "kill")]
+    assert ladder("now", 10.0) == [Step(0.0, "term"), Step(2.0, "kill")]
+
+
+STOP = Stop("stopped", {"kind": "stop", "say": "enough"})
+
+
+def record(rank: int, ended: float | None, code: int | None = 0, signal: int | None = None) -> dict[str, Any]:
+    return {"rank": rank, "ended": ended, "code": code, "signal": signal}
+
+
+@pytest.mark.parametrize(
+    ("kind", "returncode", "records", "stop", "expected"),
+    [
+        ("torchrun", 0, [record(0, 50), record(1, 51)], None, ("done", "launcher", "it ended by itself")),
+        ("command", 0, [], None, ("done", "command", "it ended by itself")),
+        ("command", 3, [], None, ("failed", "command", "the command failed with exit code 3")),
+        ("command", -9, [], None, ("failed", "command", "the command was ended by SIGKILL")),
+        ("torchrun", 1, [], None, ("failed", "launcher", "torchrun failed with exit code 1")),
+        ("torchrun", -9, [record(0, None)], None, ("failed", "launcher", "torchrun was ended by SIGKILL")),
+        (
+            "torchrun",
+            1,
+            [record(0, 52, 1), record(1, 51, 3)],
+            None,
+            ("failed", "rank", "rank 1 failed with exit code 3"),
+        ),
+        ("torchrun", 1, [record(0, 52, None, 11)], None, ("failed", "rank", "rank 0 was ended by SIGSEGV")),
+        ("torchrun", 1, [record(0, 101, 1)], STOP, ("stopped", "stop", "enough")),
+        ("torchrun", 0, [record(0, 101)], STOP, ("stopped", "stop", "enough")),
+        ("torchrun", None, [record(0, None)], STOP, ("stopped", "stop", "enough")),
+        ("torchrun", 1, [record(0, 99, 1)], STOP, ("failed", "rank", "rank 0 failed with exit code 1")),
+        ("command", -15, [], STOP._replace(outcome="lost"), ("lost", "stop", "enough")),
+    ],
+)
+def test_how_a_run_ended(
+    kind: str, returncode: int | None, records: list[dict[str, Any]], stop: Stop | None, expected: tuple[str, str, str]
+) -> None:
+    found, reason = decide(kind, returncode, records, stop, 100.0 if stop else math.inf)
+    assert (found, reason["kind"], reason["say"]) == expected
+
+
+def test_signals_have_names_where_they_do() -> None:
+    assert outcome.signal_name(9) == "SIGKILL"
+    assert outcome.signal_name(63) == "signal 63"

@@ -1,0 +1,201 @@
+"""Whose a process is, and how a set of them is ended: with real processes, in a process of its own.
+
+Each scenario runs in a fresh Python that makes itself a subreaper, as the agent is one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuops.agent import procs, proctable
+from gpuops.agent.proctable import Marker, Process, carries, descendants, parse_stat
+
+LINUX = pytest.mark.skipif(not proctable.PROC, reason="needs /proc")
+
+
+def scenario(source: str, folder: Path) -> dict[str, object]:
+    """Run it in a process of its own; the JSON that it prints last."""
+    head = (
+        "import json, os, signal, subprocess, sys, time\n"
+        "from gpuops.agent import prctl, procs\n"
+        "from gpuops.agent.proctable import Marker, catches, find, lives, table\n"
+        "prctl.become_subreaper()\n"
+        "def until(test):\n"
+        "    while not test(): time.sleep(0.01)\n"
+        "py = sys.executable\n"
+    )
+    program = [sys.executable, "-c", head + source]
+    env = {**os.environ, "PYTHONPATH": str(Path(proctable.__file__).parents[2])}
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, cwd=folder, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_descendants_are_all_below_the_roots() -> None:
+    seen = {pid: Process(pid, parent, pid, "1") for pid, parent in [(1, 0), (2, 1), (3, 2), (4, 3), (5, 1)]}
+    assert descendants(seen, [2]) == {3, 4}
+    assert descendants(seen, [1]) == {2, 3, 4, 5}
+    assert descendants(seen, [9]) == set()
+
+
+@pytest.mark.parametrize("name", ["sh", "a) Z 1 (b", "new\nline", ")", ""])
+def test_a_stat_line_is_read_whatever_the_name(name: str) -> None:
+    fields = ["S", "7", "7", "9", *["0"] * 13, "1", "0", "4711", "0"]
+    assert parse_stat(42, f"42 ({name}) " + " ".join(fields)) == Process(42, 7, 9, "4711")
+
+
+def test_a_zombie_is_not_a_process_unless_threads_go_on() -> None:
+    fields = ["Z", "7", "7", "9", *["0"] * 13, "1", "0", "4711", "0"]
+    assert parse_stat(42, "42 (sh) " + " ".join(fields)) is None
+    fields[17] = "3"
+    assert parse_stat(42, "42 (sh) " + " ".join(fields)) is not None
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        (["A=1", "GPUOPS_RUN=c-r-0"], True),
+        (["GPUOPS_RUN=c-r-0", "GPUOPS_STOP_FILE=/here/stop"], True),
+        (["GPUOPS_RUN=c-r-0", "GPUOPS_STOP_FILE=/elsewhere/stop"], False),
+        (["GPUOPS_RUN=c-r-01"], False),
+        (["XGPUOPS_RUN=c-r-0", "A=GPUOPS_RUN=c-r-0"], False),
+        ([], False),
+    ],
+)
+def test_a_marker_is_the_whole_entry(entries: list[str], expected: bool) -> None:
+    environment = b"".join(entry.encode() + b"\0" for entry in entries)
+    assert carries(environment, Marker("c-r-0", "/here/stop")) is expected
+
+
+@LINUX
+def test_helpers_and_what_they_start_are_not_a_runs(tmp_path: Path) -> None:
+    told = scenario(
+        "launcher = procs.start([py, '-c', 'import time; time.sleep(60)'])\n"
+        "helper = procs.helper(['sh', '-c', '(sleep 60 & echo $!) ; sleep 60'], stdout=subprocess.PIPE)\n"
+        "orphan = int(helper.stdout.readline())\n"
+        "before = procs.of_run([])\n"
+        "helper.kill(); helper.wait()\n"
+        "until(lambda: find(orphan).parent == os.getpid())\n"
+        "after = procs.of_run([]); left = procs.end_all(lambda: procs.of_run([])); helpers = procs.helpers()\n"
+        "print(json.dumps({'before': before == {launcher.pid}, 'after': after == {launcher.pid}, 'left': left,\n"
+        "                  'helpers': orphan in helpers}))\n"
+        "procs.end_all(procs.helpers, 0.0)\n",
+        tmp_path,
+    )
+    assert told == {"before": True, "after": True, "left": 0, "helpers": True}
+
+
+@LINUX
+def test_orphans_without_an_environment_come_back_and_are_ended(tmp_path: Path) -> None:
+    told = scenario(
+        "child = 'import os, signal, subprocess, sys, time; signal.signal(15, signal.SIG_IGN);'\n"
+        'child += \'os.setsid(); open("pid", "w").write(str(os.getpid())); os.rename("pid", "note"); time.sleep(60)\'\n'
+        "parent = 'import os, subprocess, sys; subprocess.Popen([sys.executable, \"-c\", sys.argv[1]], env={})'\n"
+        "launcher = procs.start([py, '-c', parent, child]); launcher.wait()\n"
+        "until(lambda: os.path.exists('note')); pid = int(open('note').read())\n"
+        "found = procs.of_run([]); left = procs.end_all(lambda: procs.of_run([]), 0.2)\n"
+        "procs.reap()\n"
+        "print(json.dumps({'found': found == {pid}, 'left': left, 'gone': not os.path.exists('/proc/%d' % pid)}))\n",
+        tmp_path,
+    )
+    assert told == {"found": True, "left": 0, "gone": True}
+
+
+@LINUX
+def test_sigterm_comes_first_and_some_are_ended_last(tmp_path: Path) -> None:
+    told = scenario(
+        "polite = \"trap 'echo term; exit 5' TERM; echo up; while :; do sleep 0.02; done\"\n"
+        "deaf = \"trap '' TERM; echo up; while :; do sleep 0.02; done\"\n"
+        "recorder = \"trap '' TERM; echo up; read line; echo recorded\"\n"
+        "pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)\n"
+        "one, two, three = (procs.start(['bash', '-c', script], **pipes) for script in (polite, deaf, recorder))\n"
+        "[process.stdout.readline() for process in (one, two, three)]\n"
+        "def last():\n"
+        "    if two.poll() is not None and not three.stdin.closed: three.stdin.close()\n"
+        "    return {three.pid}\n"
+        "left = procs.end_all(lambda: procs.of_run([]), 0.5, last=last)\n"
+        "print(json.dumps({'left': left, 'one': one.wait(), 'two': two.wait(), 'three': three.wait(),\n"
+        "                  'said': three.stdout.read()}))\n",
+        tmp_path,
+    )
+    assert told == {"left": 0, "one": 5, "two": -signal.SIGKILL, "three": 0, "said": "recorded\n"}
+
+
+@LINUX
+def test_the_reaper_leaves_exit_codes_to_those_who_wait(tmp_path: Path) -> None:
+    told = scenario(
+        "children = [procs.helper(['sh', '-c', 'exit %d' % code]) for code in range(8)]\n"
+        "for _ in range(50): procs.reap(); time.sleep(0.005)\n"
+        "print(json.dumps({'codes': [child.wait() for child in children]}))\n",
+        tmp_path,
+    )
+    assert told == {"codes": list(range(8))}
+
+
+@LINUX
+def test_a_marker_finds_a_process_outside_the_tree(tmp_path: Path) -> None:
+    env = {"GPUOPS_RUN": f"c-{os.getpid()}-0", "GPUOPS_STOP_FILE": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=env)
+    try:
+        mine = Marker(env["GPUOPS_RUN"], str(tmp_path))
+        deadline = time.monotonic() + 30
+        while proctable.marked(proctable.table(), [mine]) != {process.pid}:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)  # between fork and exec it still has our environment
+        assert proctable.marked(proctable.table(), [mine._replace(stop_file="/elsewhere")]) == set()
+    finally:
+        process.kill()
+        process.wait()
+
+
+@LINUX
+def test_who_catches_a_signal_is_known(tmp_path: Path) -> None:
+    told = scenario(
+        "before = catches(os.getpid(), signal.SIGUSR1)\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: None)\n"
+        "during = catches(os.getpid(), signal.SIGUSR1)\n"
+        "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n"
+        "print(json.dumps({'states': [before, during, catches(os.getpid(), signal.SIGUSR1)]}))\n",
+        tmp_path,
+    )
+    assert told == {"states": [False, True, False]}
+
+
+def test_a_process_is_told_from_a_later_one_with_its_number() -> None:
+    me = proctable.find(os.getpid())
+    assert me is not None
+    assert proctable.lives(me.pid, me.start)
+    assert not proctable.lives(me.pid, me.start + "0")
+
+
+@pytest.mark.skipif(not Path("/bin/ps").exists(), reason="needs ps (package procps)")
+def test_ps_tells_the_same_as_proc() -> None:
+    mine = proctable._from_ps()[os.getpid()]
+    assert mine.parent == os.getppid()
+    assert mine == proctable._from_ps()[os.getpid()]
+
+
+def test_reaping_beside_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child's own waiter may collect it between our two looks: that ends nothing (it once ended the agent)."""
+    child = procs.start([sys.executable, "-c", ""])
+    real = os.waitid
+
+    def slow(*args: int) -> object:
+        found = real(*args)
+        if found is not None:
+            child.wait()
+        return found
+
+    monkeypatch.setattr(os, "waitid", slow)
+    until_zombie = real(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert until_zombie is not None
+    procs.reap()
+    assert child.returncode == 0

@@ -1,0 +1,230 @@
+"""A node that answers garbage, half lines, huge lines, nothing, or slowly: a sentence, soon, and no hang."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from sys import executable
+
+import pytest
+
+from gpuops import agentclient, cluster
+from gpuops.agentclient import AgentClient, NodePaths
+from gpuops.connection import ProcessConnection
+from gpuops.errors import ConnectionLost, NodeError, NodeRefused
+from gpuops.models import Resource
+from tests.conftest import until
+
+HANG_S = 30.0
+SPEAK = "import sys, time, json\nout = sys.stdout.buffer\ndef say(data): out.write(data); out.flush()\n"
+MAGIC = 'say(b"gpuops-agent 1\\n")\n'
+ECHO = SPEAK + MAGIC + "for line in sys.stdin.buffer:\n    request = json.loads(line)\n    "
+
+Dial = Callable[..., AgentClient]
+
+
+@pytest.fixture
+def dial(tmp_path: Path) -> Iterator[Dial]:
+    """Converse with a program in the agent's place."""
+    connection = ProcessConnection("node0")
+    (tmp_path / "agent").mkdir()
+
+    def start(program: str, greeting_s: float = HANG_S) -> AgentClient:
+        (tmp_path / "agent" / "fake.pyz").write_text(program)
+        machine = Resource("machine", "m", "r", "n", False, data={"root": str(tmp_path), "python": executable})
+        return AgentClient(connection, NodePaths(machine, "lab", 0, "fake"), greeting_s)
+
+    began = time.monotonic()
+    yield start
+    connection.close()
+    assert time.monotonic() - began < HANG_S, "it hangs"
+    assert not [channel for channel in connection._channels if channel._process.poll() is None]
+
+
+@pytest.mark.parametrize(
+    ("program", "error", "say"),
+    [
+        ("", ConnectionLost, "the agent on node0 does not answer (nothing was said)"),
+        ("print('no such file or directory')", ConnectionLost, "(no such file or directory)"),
+        ("import sys; sys.exit('bash: python3: not found')", ConnectionLost, "(bash: python3: not found)"),
+        (SPEAK + "say(b'gpuops-agent 2\\n')", ConnectionLost, "(gpuops-agent 2)"),
+        (SPEAK + "say(b'gpuops-agent 1')", ConnectionLost, "(gpuops-agent 1)"),
+        (SPEAK + "say(b'\\xff\\xfe\\x1b[2J')", ConnectionLost, "?[2J)"),
+        (SPEAK + "say(b'x' * 100_000)", ConnectionLost, "(" + "x" * 200 + "…)"),
+        (SPEAK + "say(b'x' * (3 << 20)); time.sleep(60)", ConnectionLost, "x…)"),
+        ('import sys; sys.exit(\'{"error": {"kind": "ended", "say": "this node has ended"}}\')',
+         NodeRefused, "node0: this node has ended"),
+        ("import sys; sys.exit('{\"error\": 5}')", ConnectionLost, '({"error": 5})'),
+        ("import sys; sys.exit('[' * 100_000)", ConnectionLost, "[[["),
+    ],
+)  # fmt: skip
+def test_what_is_no_agent(dial: Dial, program: str, error: type[NodeError], say: str) -> None:
+    with pytest.raises(error) as caught:
+        dial(program)
+    assert say in caught.value.say
+    assert len(caught.value.say) < 300
+    assert caught.value.say.isprintable()
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("program", ["import time; time.sleep(600)", SPEAK + "while True: say(b'x'); time.sleep(0.01)"])
+def test_silence_and_chatter_have_a_limit(dial: Dial, program: str) -> None:
+    with pytest.raises(ConnectionLost, match="has said nothing for 1 s"):
+        dial(program, greeting_s=1.0)
+
+
+def test_a_shell_may_talk_first(dial: Dial) -> None:
+    noise = (
+        SPEAK
+        + "say(b'Welcome to gpuops-agent \\xff\\n' * 3000); say(b'gpuops-'); time.sleep(0.2); say(b'agent 1\\n')\n"
+    )
+    early = 'say(b\'{"id": 99, "ok": {"early": true}}\\n\')\n'
+    answer = 'say(json.dumps({"id": request["id"], "ok": {"verb": request["verb"]}}).encode() + b"\\n")'
+    client = dial(noise + early + ECHO.split(MAGIC)[1] + answer)
+    assert client.call("hello") == {"verb": "hello"}
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\n", b"nonsense\n", b"\xff\xfe\n", b"[1, 2]\n", b"5\n", b"null\n", b"{}\n", b'{"id": 1}\n',
+        b'{"id": {}, "ok": {}}\n', b'{"id": 1, "ok": 5}\n', b'{"id": 1, "ok": [1]}\n',
+        b'{"id": 1, "item": "x"}\n', b'{"id": 1, "error": null}\n',
+        b'{"id": 99, "ok": {}}\n', b"[" * 100_000 + b"\n", b"1" * 10_000 + b"\n", b"x" * 1_000_000 + b"\n",
+    ],
+    ids=lambda data: repr(data[:20]),
+)  # fmt: skip
+def test_a_line_of_garbage_is_passed_over(dial: Dial, garbage: bytes) -> None:
+    client = dial(ECHO + f'say({garbage!r}); say(b\'{{"id": %d, "ok": {{"well": 1}}}}\\n\' % request["id"])')
+    assert client.call("hello", timeout=HANG_S) == {"well": 1}
+    assert client.call("hello", timeout=HANG_S) == {"well": 1}
+
+
+def test_half_lines_are_put_together(dial: Dial) -> None:
+    client = dial(ECHO + 'for byte in b\'{"id": 1, "item": {"n": 1}}\\n{"id": 1, "ok": {"x": "\\xc3\\xa4"}}\\n\':\n'
+                  "        say(bytes([byte])); time.sleep(0.002)")  # fmt: skip
+    stream = client.stream("tail")
+    assert list(stream) == [{"n": 1}]
+    assert stream.answer == {"x": "ä"}
+
+
+def test_a_line_without_an_end_ends_the_conversation(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agentclient, "LINE_LIMIT", 1 << 20)
+    client = dial(ECHO + "while True: say(b'x' * 65536)")
+    with pytest.raises(ConnectionLost, match="the connection to node0 ended"):
+        client.call("hello", timeout=HANG_S)
+
+
+@pytest.mark.parametrize("after", ["pass", 'say(b\'{"id": 1, "ok"\')', 'say(b\'{"id": 2, "ok": {}}\\n\')'])
+def test_no_answer_has_a_limit(dial: Dial, after: str) -> None:
+    client = dial(ECHO + after)
+    with pytest.raises(ConnectionLost, match="node0 has not answered 'hello' for 0 s"):
+        client.call("hello", timeout=0.4)
+
+
+def test_an_agent_that_dies_says_so_to_all_who_wait(dial: Dial) -> None:
+    client = dial(ECHO + "sys.exit()")
+    for _ in range(2):
+        with pytest.raises(ConnectionLost, match="ended"):
+            client.call("hello", timeout=HANG_S)
+
+
+def test_a_node_that_takes_nothing_blocks_nobody(dial: Dial) -> None:
+    """Requests beyond what the pipes hold: each runs into its own limit, and closing is quick."""
+    client = dial(SPEAK + MAGIC + "time.sleep(600)")
+    for _ in range(3):
+        with pytest.raises(ConnectionLost, match="has not answered"):
+            client.call("plan", timeout=0.3, files=["x" * 1_000_000])
+    client.close()
+
+
+def test_a_refusal_of_any_shape_is_a_refusal(dial: Dial) -> None:
+    for error in (
+        {},
+        {"say": None, "hint": 5, "kind": [], "data": "no"},
+        {"say": "busy", "kind": "busy", "data": {"run": "r"}},
+    ):
+        client = dial(ECHO + f"say(json.dumps({{'id': request['id'], 'error': {error!r}}}).encode() + b'\\n')")
+        with pytest.raises(NodeRefused) as caught:
+            client.call("start", timeout=HANG_S)
+        assert isinstance(caught.value.data, dict)
+        assert caught.value.say.startswith("node0: ")
+    assert (caught.value.kind, caught.value.data) == ("busy", {"run": "r"})
+
+
+def test_leaving_a_stream_cancels_it(dial: Dial, tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    client = dial(ECHO + f"open({str(heard)!r}, 'a').write(request['verb'] + ' ')\n"
+                  "    if request['verb'] == 'tail': say(b'{\"id\": 1, \"item\": {}}\\n' * 50)")  # fmt: skip
+    stream = client.stream("tail")
+    next(stream)
+    stream.close()
+    until(lambda: heard.read_text() == "tail cancel ", "the cancelling heard", HANG_S)
+
+
+def test_two_streams_keep_their_own_last_words(dial: Dial) -> None:
+    client = dial(ECHO + "say(json.dumps({'id': request['id'], 'ok': {'n': request['id']}}).encode() + b'\\n')")
+    first, second = client.stream("tail"), client.stream("tail")
+    assert list(first) == list(second) == []
+    assert client.call("hello") == {"n": 3}
+    assert (first.answer, second.answer) == ({"n": 1}, {"n": 2})
+
+
+def hello_agent(protocol: int, hello_behind_s: float) -> str:
+    """A clock 100 s behind ours in `ping`, and a `hello` that is dated by when it was asked for."""
+    return (
+        ECHO
+        + f"ok = {{'ping': {{'time': time.time() - 100}}, 'hello': {{'protocol': {protocol}, "
+        + f"'time': time.time() - {hello_behind_s}}}}}\n"
+        + "    say(json.dumps({'id': request['id'], 'ok': ok[request['verb']]}).encode() + b'\\n')"
+    )
+
+
+def test_the_clock_is_asked_by_what_answers_at_once(dial: Dial) -> None:
+    facts, skew = cluster._hello("lab", 0, dial(hello_agent(1, 10_000)))
+    assert facts["protocol"] == 1
+    assert 100 - HANG_S < skew < 100 + HANG_S
+
+
+def test_an_agent_of_another_version_is_refused(dial: Dial) -> None:
+    with pytest.raises(NodeRefused) as caught:
+        cluster._hello("lab", 0, dial(hello_agent(2, 0)))
+    assert caught.value.say == "node0 was started by another version of gpuops"
+    assert (caught.value.hint, caught.value.kind) == ("gpuops down lab", "protocol")
+
+
+def test_nodes_are_logged_in_to_at_once(tmp_path: Path) -> None:
+    """Each of these agents greets only once the other has been started."""
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "fake.pyz").write_text(
+        SPEAK
+        + f"import pathlib\nhere = pathlib.Path({str(tmp_path)!r})\n"
+        + "(here / ('met-' + sys.argv[-1][-1])).touch()\n"
+        + "end = time.monotonic() + 5\n"
+        + "while len(list(here.glob('met-*'))) < 2:\n"
+        + "    time.sleep(0.02)\n"
+        + "    if time.monotonic() > end: sys.exit('alone')\n"
+        + MAGIC
+        + "sys.stdin.read()"
+    )
+    data = {"root": str(tmp_path), "python": executable, "artefact": "fake", "connection": "process"}
+    machines = [Resource("machine", name, "r", name, False, data=data) for name in ("a", "b")]
+    clients = cluster._clients("lab", machines)
+    assert [client.label for client in clients] == ["node0", "node1"]
+    for client in clients:
+        client.close()
+        client.connection.close()
+
+
+def test_closing_ends_what_the_program_started(dial: Dial) -> None:
+    """A login shell with a child that holds the pipes: both go, and the reader with them."""
+    client = dial(
+        "import subprocess, sys\n"
+        + SPEAK
+        + MAGIC
+        + "subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    )
+    client.close()
+    with pytest.raises(ConnectionLost):
+        client.call("hello", timeout=HANG_S)

@@ -1,0 +1,456 @@
+"""A cluster against a provider that refuses, loses answers, lies, lags and never finishes (tests/fakes/provider.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gpuops import cluster as clusters
+from gpuops.cli.entry import execute
+from gpuops.clock import Clock
+from gpuops.cluster import LeaseWish
+from gpuops.errors import (
+    AuthFailed,
+    Interrupted,
+    NoCapacity,
+    NodeError,
+    ProviderError,
+    RateLimited,
+    StillBilling,
+    Unknown,
+    UsageError,
+)
+from gpuops.ledger import ClusterRow
+from gpuops.models import Request, Resource
+from gpuops.output import Output
+from gpuops.teardown import belonging, tear_down
+from gpuops.world import World
+from tests.fakes.provider import NAME, PRICE, Cloud, Fault, surroundings
+
+TWO = Request(NAME, nodes=2, timeout_min=1.0)
+STATES_HELD = ["starting", "ended", "unknown", "EXITED"]
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World]:
+    return surroundings(tmp_path, monkeypatch)
+
+
+def up(world: World, request: Request = TWO) -> clusters.Live:
+    return clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseWish())
+
+
+def down_at_the_end(world: World) -> None:
+    for row in world.ledger.clusters():
+        tear_down(world, row.id, "the test's end")
+
+
+def assert_nothing_left(cloud: Cloud, world: World) -> None:
+    assert cloud.machines() == []
+    assert world.ledger.clusters() == []
+
+
+# -- creation -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (Fault("NoCapacity", made=0), NoCapacity),
+        (Fault("NoCapacity", made=1), NoCapacity),
+        (Fault("AuthFailed", made=1), AuthFailed),
+        (Fault("QuotaExceeded", made=1), ProviderError),
+        (Fault("Rejected", made=0), ProviderError),
+        (Fault("Unknown", made=0), Unknown),
+        (Fault("Unknown", made=1, told=0), Unknown),
+        (Fault("Unknown", made=2, told=1, twice=True), Unknown),
+        (Fault("KeyError", made=1, told=0), Unknown),
+        (Fault("OSError", made=0), Unknown),
+        (Fault(made=1), Unknown),
+        (Fault(made=2, twice=True, error="Unknown"), Unknown),
+    ],
+)
+def test_what_fails_half_way_is_undone(there: tuple[Cloud, World], fault: Fault, error: type[Exception]) -> None:
+    cloud, world = there
+    cloud.play(create=[fault])
+    with pytest.raises(error):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+def test_up_asks_its_provider_once_for_offers(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud, world = there
+    monkeypatch.setenv("GPUOPS_HOME", str(world.home))
+    monkeypatch.setenv("SCRIPTED", str(cloud.folder))
+    monkeypatch.chdir(world.folder)
+    cloud.play(create=[Fault("AuthFailed", made=0)])
+    assert execute(["up", NAME, "--yes"]) == 3
+    assert [cloud.calls().count(call) for call in ("preflight", "offers", "create")] == [1, 1, 1]
+
+
+def test_a_machine_that_boots_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be logged in to, and the node's folder is not there yet."""
+    cloud, world = surroundings(tmp_path, monkeypatch, Clock())
+    cloud.play(real=True, settle_s=0.0)
+    reach, looks = clusters.reach, []
+
+    def early(row: ClusterRow, machines: Sequence[Resource]) -> clusters.Live:
+        folder = world.home / "local" / "lab" / "n1"
+        looks.append(len(looks))
+        if len(looks) > 1:
+            return reach(row, machines)
+        aside = folder.rename(folder.with_name("aside"))
+        try:
+            return reach(row, machines)
+        finally:
+            aside.rename(folder)
+
+    monkeypatch.setattr(clusters, "reach", early)
+    try:
+        up(world).close()
+    finally:
+        down_at_the_end(world)
+    assert len(looks) == 2
+    assert_nothing_left(cloud, world)
+
+
+def test_a_lost_answer_of_a_provider_that_lags_leaves_no_orphan(there: tuple[Cloud, World]) -> None:
+    """The list shows what was made only after a while: an empty list means nothing until `settle_s` is over."""
+    cloud, world = there
+    cloud.play(create=[Fault("Unknown", made=1, told=0)], list_owned=[Fault(lie=True)] * 6, settle_s=60)
+    with pytest.raises(Unknown):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+def test_a_crash_before_the_answer_at_a_provider_that_lags_leaves_no_orphan(there: tuple[Cloud, World]) -> None:
+    """The command died inside `create`; whoever undoes it sees an empty list at first, and does not believe it."""
+    cloud, world = there
+    row = made(cloud, world, list_owned=[Fault(lie=True)] * 6, settle_s=60)
+    world.ledger.cleared(row)
+    world.ledger.set_cluster(row, state="creating", ready=None)
+    world.ledger.will(row, "machine", f"gpuops-{world.owner}-lab-0", "t", "moon")
+    tear_down(world, row, "undone")
+    assert_nothing_left(cloud, world)
+
+
+def test_what_a_refused_offer_had_made_does_not_count_for_the_next(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    cloud.play(offers_at=[1.0, 1.0], create=[Fault("NoCapacity", made=1)])
+    with pytest.raises(NodeError, match="reached by 'pigeon'"):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+def test_what_the_list_hides_but_the_ledger_knows_is_ended_too(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    cloud.play(create=[Fault("AuthFailed", made=1)], list_owned_always=[Fault(lie=True)])
+    with pytest.raises(AuthFailed):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+def test_slow_down_in_the_middle_of_a_gang_makes_nothing_twice(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    cloud.play(create=[Fault("RateLimited", made=1, retry_after=7.0), Fault("AuthFailed")])
+    with pytest.raises(AuthFailed):
+        up(world)
+    assert cloud.calls().index("destroy") < len(cloud.calls()) - 1 - cloud.calls()[::-1].index("create")
+    assert len(set(cloud.tokens())) == 2, "the second call is another one, with another token"
+    assert 7.0 in world.clock.slept  # type: ignore[attr-defined]
+    assert_nothing_left(cloud, world)
+
+
+@pytest.mark.parametrize("retry_after", [None, 0.0, -5.0, 1e9, float("nan"), float("inf")])
+def test_slow_down_for_ever_has_a_limit(there: tuple[Cloud, World], retry_after: float | None) -> None:
+    cloud, world = there
+    cloud.play(create_always=[Fault("RateLimited", made=0, retry_after=retry_after)])
+    began = world.clock.monotonic()
+    with pytest.raises(RateLimited):
+        up(world)
+    assert cloud.calls().count("create") == clusters.RETRIES
+    assert world.clock.monotonic() - began < 3600
+    assert_nothing_left(cloud, world)
+
+
+def test_offer_after_offer(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    cloud.play(offers_at=[1.0, 1.0, 1.0], create_always=[Fault("NoCapacity", made=1)])
+    with pytest.raises(NoCapacity, match="none of 3 offers"):
+        up(world)
+    assert cloud.calls().count("create") == 3
+    assert_nothing_left(cloud, world)
+
+
+def test_the_next_offer_is_not_tried_while_something_of_the_last_is_left(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    cloud.play(offers_at=[1.0, 1.0], create=[Fault("NoCapacity", made=1)], destroy_always=[Fault(lie=True)])
+    with pytest.raises(StillBilling, match=r"\$1\.25/h"):
+        up(world)
+    assert cloud.calls().count("create") == 1
+    assert [row.state for row in world.ledger.clusters()] == ["ending"]
+
+
+def test_a_dearer_offer_is_asked_about(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    cloud.play(offers_at=[2.0, 40.0], create=[Fault("NoCapacity", made=0)])
+    world.yes = False
+    asked: list[str] = []
+    world.out = Yes(asked)
+    with pytest.raises(UsageError, match="not confirmed"):
+        up(world)
+    assert [question.split(", ")[1] for question in asked] == ["$2.00/h: go?", "$40.00/h: go?"]
+    assert cloud.calls().count("create") == 1
+    assert_nothing_left(cloud, world)
+
+
+class Yes(Output):
+    """Somebody at the terminal who says yes once."""
+
+    interactive = True  # type: ignore[assignment]
+
+    def __init__(self, asked: list[str]) -> None:
+        super().__init__()
+        self.asked = asked
+
+    def confirm(self, question: str) -> bool:
+        self.asked.append(question)
+        return len(self.asked) == 1
+
+
+def test_an_offer_of_fewer_nodes_is_none(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, world = there
+    provisioner = world.provisioner(NAME)
+    two = provisioner.offers(TWO)
+    monkeypatch.setattr("tests.fakes.provider.Scripted.offers", lambda *_: two)
+    with pytest.raises(NoCapacity):
+        clusters.plan(world, Request(NAME, nodes=3))
+
+
+# -- waiting ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", STATES_HELD)
+def test_a_state_that_lasts_for_ever(there: tuple[Cloud, World], state: str) -> None:
+    cloud, world = there
+    cloud.play(describe=[Fault(state=state, address="")] * 5000)
+    began = world.clock.monotonic()
+    with pytest.raises(NodeError) as caught:
+        up(world)
+    assert world.clock.monotonic() - began < TWO.timeout_min * 60 + 200
+    assert caught.value.exit_code == 4
+    assert_nothing_left(cloud, world)
+
+
+def test_a_machine_that_ends_before_it_is_ready(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    cloud.play(describe=[Fault(state="starting")] * 6 + [Fault(state="ended")])
+    with pytest.raises(NodeError, match="lab-0 ended before it was ready"):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+def test_a_machine_that_its_provider_does_not_know_yet_is_waited_for(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    cloud.play(describe=[Fault(state="ended")] * 8 + [Fault(state="starting")] * 500, settle_s=60)
+    with pytest.raises(NodeError, match="still starting"):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+@pytest.mark.parametrize("error", ["RateLimited", "Unknown", "KeyError"])
+def test_one_bad_look_is_not_the_end(there: tuple[Cloud, World], error: str) -> None:
+    cloud, world = there
+    cloud.play(real=True, describe=[Fault(error, retry_after=2.0)] * 3)
+    live = up(world, Request(NAME, nodes=1, timeout_min=1.0))
+    live.close()
+    assert world.ledger.cluster(live.row.id).state == "up"
+    world.clock = Clock()  # real nodes take real time to end
+    down_at_the_end(world)
+    assert_nothing_left(cloud, world)
+
+
+def test_a_provisioner_that_does_not_say_how_a_node_is_reached(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    cloud.play(data={"connection": "ssh"})
+    with pytest.raises(NodeError, match=r"does not say of .*: root, python, artefact"):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+def test_real_nodes_after_all_of_it(there: tuple[Cloud, World]) -> None:
+    """A refused offer, a `slower` with half the gang made, a lost answer: two nodes, no more."""
+    cloud, world = there
+    cloud.play(real=True, offers_at=[2.0, 2.0],
+               create=[Fault("NoCapacity", made=0), Fault("RateLimited", made=1), Fault("Unknown")])  # fmt: skip
+    world.clock = Quick()
+    live = up(world)
+    try:
+        assert [facts["busy"] for facts in live.facts] == [None, None]
+        assert [machine.name[-5:] for machine in live.machines] == ["lab-0", "lab-1"]
+        assert live.row.lease.hard_end is not None, "a rented node has a lease"
+        assert live.row.state == "up"
+    finally:
+        live.close()
+        down_at_the_end(world)
+    assert_nothing_left(cloud, world)
+
+
+class Quick(Clock):
+    """Real time, in shorter pauses."""
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(min(seconds, 0.2))
+
+
+# -- the end ------------------------------------------------------------------------------------
+
+
+def made(cloud: Cloud, world: World, **script: object) -> int:
+    """A cluster that is up as far as the ledger knows, on machines on which nothing answers."""
+    from gpuops.ledger import LedgerJournal
+    from gpuops.models import Intent, Lease
+
+    row = world.ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=False, token="t",
+                              request={}, boot_deadline=world.clock.now() + 600, lease=Lease(), keeper=world.me,
+                              now=world.clock.now())  # fmt: skip
+    provisioner = world.provisioner(NAME)
+    intent = Intent(world.owner, "lab", "t", row.boot_deadline, world.home / "x.pyz")
+    provisioner.create(provisioner.offers(TWO)[0], intent, LedgerJournal(world.ledger, row.id))
+    world.ledger.ready(row.id, Lease(), world.clock.now())
+    (cloud.folder / "calls").unlink()
+    cloud.play(**script)
+    return row.id
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        {"destroy_always": [Fault(lie=True)]},
+        {"destroy_always": [Fault("Unknown", lie=True)]},
+        {"destroy_always": [Fault("KeyError", lie=True)]},
+        {"destroy_always": [Fault("RateLimited", lie=True, retry_after=3600.0)]},
+        {"destroy_always": [Fault("AuthFailed", lie=True)]},
+        {"destroy_always": [Fault(lie=True)], "list_owned_always": [Fault(lie=True)]},
+        {"list_owned_always": [Fault("RateLimited", retry_after=-1.0)]},
+        {"list_owned_always": [Fault("Unknown")]},
+        {"list_owned_always": [Fault("AuthFailed")]},
+        {"list_owned_always": [Fault("OSError")]},
+    ],
+    ids=str,
+)
+def test_down_never_says_gone_of_what_may_be_there(there: tuple[Cloud, World], script: dict[str, object]) -> None:
+    cloud, world = there
+    row = made(cloud, world, **script)
+    began = world.clock.monotonic()
+    with pytest.raises(StillBilling) as caught:
+        tear_down(world, row, "down")
+    assert world.clock.monotonic() - began < 200
+    assert caught.value.exit_code == 5
+    assert caught.value.hint == "gpuops down lab"
+    assert "lab-0" in caught.value.say
+    assert "lab-1" in caught.value.say
+    assert f"${2 * PRICE:.2f}/h" in caught.value.say
+    assert world.ledger.cluster(row).state == "ending", "the guard, or the next `down`, goes on"
+    cloud.play()
+    tear_down(world, row, "down")
+    assert_nothing_left(cloud, world)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        {"destroy": [Fault("Unknown"), Fault("Unknown", lie=True), Fault("RateLimited", lie=True)]},
+        {"destroy": [Fault("Unknown")] * 3, "list_owned": [Fault("Unknown")] * 3},
+        {"destroy": [Fault(lie=True)] * 4},
+        {"list_owned_always": [Fault(twice=True)]},
+    ],
+    ids=str,
+)
+def test_down_gets_there_in_the_end(there: tuple[Cloud, World], script: dict[str, object]) -> None:
+    cloud, world = there
+    row = made(cloud, world, **script)
+    tear_down(world, row, "down")
+    assert_nothing_left(cloud, world)
+
+
+def test_a_full_disk_keeps_nothing_alive(there: tuple[Cloud, World]) -> None:
+    """The ledger cannot be written any more: the machines end all the same, and the error is told."""
+    cloud, world = there
+    row = made(cloud, world)
+    world.ledger.db.execute("PRAGMA query_only = ON")
+    with pytest.raises(UsageError, match="cannot be used"):
+        tear_down(world, row, "down")
+    assert cloud.machines() == []
+    world.ledger.db.execute("PRAGMA query_only = OFF")
+    tear_down(world, row, "down")
+    assert_nothing_left(cloud, world)
+
+
+def test_a_cluster_that_another_command_ends_while_it_is_made(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    row = made(cloud, world)
+    world.ledger.set_cluster(row, state="ending")
+    with pytest.raises(Interrupted, match="another command ends lab"):
+        world.ledger.will(row, "machine", "m", "t", "moon")
+    assert not world.ledger.ready(row, world.ledger.cluster(row).lease, 0.0)
+    tear_down(world, row, "down")
+    assert_nothing_left(cloud, world)
+
+
+def test_what_was_made_after_a_cluster_was_gone_is_ended_all_the_same(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    row = made(cloud, world)
+    machines = world.ledger.resources(row)
+    world.ledger.gone(row, 0.0, "somebody else's look came too early")
+    world.ledger.got(row, machines[0])
+    tear_down(world, row, "down")
+    assert cloud.machines() == []
+
+
+def test_two_teardowns_at_once_leave_a_newer_cluster_of_the_name_alone(there: tuple[Cloud, World]) -> None:
+    """While the second waits for its provider's list, the first is done, and `up` takes the name again."""
+    cloud, world = there
+    row = made(cloud, world, destroy=[Fault(lie=True)])
+    newer = []
+
+    class Meanwhile(Clock):
+        def sleep(self, seconds: float) -> None:  # noqa: ARG002
+            if not newer:
+                for path in cloud.folder.glob("machines/*"):
+                    path.unlink()
+                world.ledger.gone(row, 0.0, "the other command")
+                newer.append(made(cloud, world))
+
+    world.clock = Meanwhile()
+    tear_down(world, row, "down")
+    assert world.ledger.cluster(newer[0]).state == "up"
+    assert len(cloud.machines()) == 2
+    assert world.ledger.cluster(row).why == "the other command"
+
+
+def test_a_cluster_that_is_gone_is_not_made_to_end_again(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    row = made(cloud, world)
+    assert world.ledger.ending(row)
+    world.ledger.gone(row, 0.0, "down")
+    assert not world.ledger.ending(row)
+    assert world.ledger.cluster(row).state == "gone"
+
+
+def test_a_command_has_one_provisioner_of_each_provider(there: tuple[Cloud, World]) -> None:
+    _, world = there
+    assert world.provisioner(NAME) is world.provisioner(NAME)
+    assert world.provisioner(NAME) is not world.provisioner("local")
+
+
+def test_a_mark_is_read_to_its_last_dash(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    made(cloud, world)
+    both = world.provisioner(NAME).list_owned(world.owner, [])
+    assert len(belonging(both, world.owner, "lab")) == 2
+    assert belonging(both, world.owner, "la") == []
+    other = [type(one)(**{**vars(one), "name": one.name.replace("lab-", "lab-b-")}) for one in both]
+    assert belonging(other, world.owner, "lab") == []

@@ -1,0 +1,127 @@
+"""What is written down at a run's end, and which nodes may be destroyed after it; a real ledger, no node."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gpuops.cluster import Live
+from gpuops.conclude import conclude
+from gpuops.errors import ConnectionLost, UsageError
+from gpuops.follow import lost
+from gpuops.ledger import ClusterRow, RunRow
+from gpuops.livefetch import LiveFetch
+from gpuops.models import Lease, RunRequest
+from gpuops.output import Output
+from gpuops.processes import Identity
+from gpuops.progress import Silent
+from gpuops.results import RunHome
+from gpuops.run import Sending, _wait_for_turn
+from gpuops.signals import Signals
+from gpuops.world import World
+from tests.conftest import until
+
+REQUEST = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("true",))
+DEAD = Identity(2**22 + 1, 1.0)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    home = tmp_path / "home"
+    home.mkdir()
+    one = World(home=home, owner="me", folder=tmp_path, env=dict(os.environ), out=Output(), signals=Signals())
+    yield one
+    one.ledger.close()
+
+
+def a_cluster(world: World, *, created: float, ephemeral: bool = False) -> ClusterRow:
+    return world.ledger.intend(
+        provider="local", name="lab", folder=world.folder, ephemeral=ephemeral, token="t", request={},
+        boot_deadline=created + 60, lease=Lease(), keeper=world.me, now=created,
+    )  # fmt: skip
+
+
+def a_run(world: World, cluster: ClusterRow, *, created: float, keeper: Identity | None = None) -> RunRow:
+    row = world.ledger.add_run(
+        stem="r", cluster=cluster.id, folder=world.folder, tree="project", request=dataclasses.asdict(REQUEST),
+        facts={"per_hour": 36.0, "world": 0}, keeper=keeper or world.me, now=created,
+    )  # fmt: skip
+    RunHome(row.home).create()
+    return row
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "unsaved"),
+    [("node", "ended", "node0 cannot be reached any more"), ("gone", "home", ""), ("no-run", "home", "")],
+)
+def test_only_what_is_certainly_lost_may_be_destroyed(world: World, kind: str, state: str, unsaved: str) -> None:
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+    end = conclude(world, Live(cluster, []), row, {0: lost(0, "node0 is silent", kind)}, Silent())
+    assert world.ledger.run(row.id).state == state
+    assert end.unsaved == unsaved
+    assert end.missing == (unsaved or ("node0 ended before all results were home" if kind == "gone" else ""))
+    assert (end.verdict.outcome, end.verdict.exit_code) == ("lost", 4)
+
+
+@pytest.mark.parametrize(("ephemeral", "hours"), [(True, 3), (False, 2)])
+def test_what_a_run_costs_and_how_long_it_was(world: World, ephemeral: bool, hours: int) -> None:
+    now = time.time()
+    cluster = a_cluster(world, created=now - 3 * 3600, ephemeral=ephemeral)
+    row = a_run(world, cluster, created=now - 2 * 3600)
+    world.ledger.set_run(row.id, state="ended", started=now - 3600, ended=now - 1800)  # its fetch took half an hour
+    conclude(world, Live(cluster, []), world.ledger.run(row.id), {0: lost(0, "gone", "gone")}, Silent())
+    record: dict[str, Any] = json.loads((row.home / "run.json").read_text())
+    assert record["schema"] == 1
+    assert record["duration_s"] == pytest.approx(1800)
+    assert record["before_s"] == pytest.approx((hours - 1) * 3600)
+    assert record["cost"] == pytest.approx(36.0 * hours, rel=0.05)
+
+
+class Hanging:
+    """A node that never answers."""
+
+    label = "node0"
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.let_go = threading.Event()
+
+    def call(self, *_: Any, **__: Any) -> dict[str, Any]:
+        self.asked += 1
+        self.let_go.wait(60)
+        raise ConnectionLost("away")
+
+
+def test_a_fetch_that_hangs_keeps_nobody_waiting_and_is_never_doubled(world: World) -> None:
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+    node = Hanging()
+    fetching = LiveFetch(Live(cluster, [], cast("Any", [node])), row, every_s=0.0)
+    fetching.look()
+    until(lambda: node.asked, "the fetch to begin")
+    fetching.look()
+    fetching.look()
+    assert node.asked == 1
+    node.let_go.set()
+    until(lambda: fetching.look() or node.asked > 1, "another fetch after the first")
+
+
+def test_of_two_runs_the_earlier_goes_first(world: World) -> None:
+    """Both are in the ledger, and no node is busy yet: the second waits, or is refused without --queue."""
+    cluster = a_cluster(world, created=time.time())
+    live = Live(cluster, [])
+    first, second = (a_run(world, cluster, created=time.time()) for _ in range(2))
+    assert _wait_for_turn(world, live, Sending(), first).id == first.id
+    with pytest.raises(UsageError, match="r-1 is running on lab"):
+        _wait_for_turn(world, live, Sending(), second)
+    world.ledger.set_run(first.id, keeper=DEAD)
+    assert _wait_for_turn(world, live, Sending(queue=True), second).id == second.id

@@ -1,0 +1,343 @@
+"""The guard: the second dead-man. And what is left when it is dead too: the node's own boot lease."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpuops import guard, keep
+from gpuops.errors import NodeError, StillBilling
+from gpuops.ledger import ClusterRow, Ledger, RunRow
+from gpuops.models import Lease
+from gpuops.processes import Identity, myself, started
+from gpuops.world import World
+from provisioners.base import Context
+from tests.conftest import Shell, until
+from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, surroundings
+
+ROOT = Path(__file__).parents[2]
+NOW = 1_800_000_000.0
+ME = myself()
+DEAD = Identity(ME.pid, ME.start - 5.0)
+"""Our number, given to another process."""
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World]:
+    return surroundings(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def other() -> Iterator[Identity]:
+    """Somebody who lives: another command."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield Identity(process.pid, started(process.pid))
+    process.kill()
+    process.wait()
+
+
+# -- what is to be done ---------------------------------------------------------------------------
+
+
+def row(state: str = "up", keeper: Identity | None = None, ephemeral: bool = False, lease: Lease | None = None,
+        boot: float = NOW + 99) -> ClusterRow:  # fmt: skip
+    lease = lease or Lease()
+    return ClusterRow(1, "a", NAME, Path("/p"), state, ephemeral, "t", {}, {}, boot, lease, keeper, 0.0, None, None, "")
+
+
+def run(state: str, keeper: Identity | None) -> RunRow:
+    return RunRow(1, "r", 1, Path("/p"), Path("/p/r"), "project", {}, state, {}, None, keeper, 0.0, None, None)
+
+
+def test_who_needs_the_guard(other: Identity) -> None:
+    long_ago = Lease(hard_end=NOW - guard.LEASE_MARGIN_S - 1)
+    just_now = Lease(hard_end=NOW - guard.LEASE_MARGIN_S + 1)
+    table: list[tuple[ClusterRow, list[RunRow], bool]] = [
+        (row(), [], False),
+        (row(keeper=DEAD), [], False),
+        (row("creating"), [], True),
+        (row("creating", keeper=DEAD), [], True),
+        (row("creating", keeper=other), [], False),
+        (row("creating", keeper=other, boot=NOW - guard.LEASE_MARGIN_S - 1), [], True),
+        (row("ending", keeper=ME), [], True),
+        (row("ending", keeper=other), [], False),
+        (row(ephemeral=True), [], True),
+        (row(ephemeral=True, keeper=other), [], False),
+        (row(keeper=ME), [run("running", ME)], True),
+        (row(), [run("running", None)], True),
+        (row(), [run("running", DEAD)], True),
+        (row(), [run("running", other)], False),
+        (row(), [run("home", None)], False),
+        (row(keeper=other, lease=long_ago), [], True),
+        (row(keeper=other, lease=just_now), [], False),
+        (row(keeper=other, lease=Lease(None, 5.0, NOW - 100)), [], True),
+    ]
+    for cluster, runs, expected in table:
+        assert guard.needs_tending(cluster, runs, NOW, ME, looked_s=1.0) is expected, (cluster, runs)
+    assert guard.needs_tending(row(), [], NOW, ME, looked_s=guard.LOOK_S), "now and then it looks all the same"
+
+
+def test_who_is_not_waited_for_any_longer() -> None:
+    late = Lease(hard_end=NOW - guard.LEASE_MARGIN_S - 1)
+    table: list[tuple[ClusterRow, float, bool]] = [
+        (row(), 9999.0, False),
+        (row(lease=late), guard.LEASE_MARGIN_S, False),
+        (row(lease=late), guard.LEASE_MARGIN_S + 2, True),
+        (row(lease=Lease(hard_end=NOW - 1)), 9999.0, False),
+        (row(lease=Lease(hard_end=NOW - 9999)), guard.HANG_S, True),
+        (row("creating", boot=NOW - 9999), guard.HANG_S - 1, False),
+    ]
+    for cluster, began_s, expected in table:
+        assert guard._hangs(cluster, NOW, began_s) is expected, (cluster, began_s)
+
+
+# -- doing it -------------------------------------------------------------------------------------
+
+
+def cluster(world: World, *, keeper: Identity | None = None, state: str = "up", lease: Lease | None = None,
+            machine: bool = True, ephemeral: bool = False) -> int:  # fmt: skip
+    ledger = world.ledger
+    made = ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=ephemeral, token="t", request={},
+                         boot_deadline=world.clock.now() + 60, lease=lease or Lease(), keeper=keeper or DEAD,
+                         now=world.clock.now())  # fmt: skip
+    if machine:
+        ledger.got(made.id, Scripted(Context(OWNER, world.home, world.env))._add(f"gpuops-{OWNER}-lab-0"))
+    ledger.set_cluster(made.id, state=state, ready=world.clock.now() if state == "up" else None)
+    return made.id
+
+
+def running(world: World, on: int, keeper: Identity | None) -> RunRow:
+    made = world.ledger.add_run(stem="toy", cluster=on, folder=world.folder, tree="project", request=REQUEST, facts={},
+                                keeper=ME, now=0.0)  # fmt: skip
+    world.ledger.set_run(made.id, state="running", started=1.0, keeper=keeper)
+    return world.ledger.run(made.id)
+
+
+REQUEST = {"kind": "command", "mode": "run", "nodes": 1, "gpus": None, "argv": ["true"]}
+
+
+def told(world: World) -> str:
+    return "; ".join(say for _, say in world.ledger.take_notices())
+
+
+@pytest.mark.parametrize(
+    ("state", "ephemeral", "say"),
+    [
+        ("creating", True, "lab was half-made when its command died: undone"),
+        ("ending", False, "lab: teardown finished"),
+        ("up", True, "lab was torn down: its command died before a run was started"),
+    ],
+)
+def test_what_a_dead_command_left(there: tuple[Cloud, World], state: str, ephemeral: bool, say: str) -> None:
+    cloud, world = there
+    lab = cluster(world, state=state, ephemeral=ephemeral)
+    keep.tend(world, lab)
+    assert cloud.machines() == []
+    assert world.ledger.cluster(lab).state == "gone"
+    assert say in told(world)
+
+
+def test_what_a_living_command_has_in_hand_is_left_to_it(there: tuple[Cloud, World], other: Identity) -> None:
+    cloud, world = there
+    for state in ("creating", "ending", "up"):
+        lab = cluster(world, state=state, ephemeral=True, keeper=other)
+        keep.tend(world, lab)
+        assert len(cloud.machines()) == 1
+        world.ledger.set_cluster(lab, keeper=DEAD)
+        keep.tend(world, lab)
+
+
+def test_a_lease_ends_a_cluster_even_while_its_keeper_lives(there: tuple[Cloud, World], other: Identity) -> None:
+    cloud, world = there
+    lab = cluster(world, keeper=other, lease=Lease(hard_end=world.clock.now() + 10))
+    keep.tend(world, lab)
+    assert len(cloud.machines()) == 1, "not before its end"
+    world.clock.sleep(20)
+    keep.tend(world, lab)
+    assert cloud.machines() == []
+    assert "lab reached the end of its lease and was ended" in told(world)
+
+
+def test_a_command_that_hangs_while_creating_is_ended_for(there: tuple[Cloud, World], other: Identity) -> None:
+    cloud, world = there
+    lab = cluster(world, keeper=other, state="creating", lease=Lease(hard_end=world.clock.now() + 86400))
+    world.clock.sleep(61)
+    keep.tend(world, lab)
+    assert cloud.machines() == []
+    assert "lab was not ready in time: undone" in told(world)
+
+
+def test_a_node_that_cannot_be_reached_is_waited_for_but_not_beyond_its_lease(there: tuple[Cloud, World]) -> None:
+    """Nothing answers on it, and its provider says that it runs and bills: at the lease's end results are given up."""
+    cloud, world = there
+    lab = cluster(world, lease=Lease(hard_end=world.clock.now() + 10))
+    one = running(world, lab, keeper=None)
+    with pytest.raises(NodeError, match="node0 is reached by 'pigeon'"):
+        keep.tend(world, lab)
+    assert len(cloud.machines()) == 1
+    assert world.ledger.run(one.id).state == "running"
+    world.clock.sleep(20)
+    keep.tend(world, lab)
+    assert cloud.machines() == []
+    assert world.ledger.run(one.id).state == "home"
+    assert "toy-1: " in told(world)
+
+
+def test_a_cluster_that_ended_by_itself_is_cleared_away(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    lab = cluster(world, lease=Lease(None, 1800.0))
+    keep.tend(world, lab)
+    assert world.ledger.cluster(lab).state == "up"
+    assert world.ledger.cluster(lab).keeper is None, "the guard keeps nothing that it does not work on"
+    for path in cloud.folder.glob("machines/*"):
+        path.unlink()
+    keep.tend(world, lab)
+    assert world.ledger.cluster(lab).state == "gone"
+    assert "lab had ended by itself and was cleared away" in told(world)
+
+
+def test_after_a_provider_that_raises_the_guard_tries_again(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own first attempt made it the keeper: that must not keep it from the second."""
+    cloud, world = there
+    monkeypatch.setenv("SCRIPTED", str(cloud.folder))
+    monkeypatch.setattr(guard, "RETRY_S", 0.1)
+    (world.home / "owner").write_text(OWNER + "\n")
+    lab = cluster(world, state="ending")
+    cloud.play(destroy_always=[Fault("KeyError", lie=True)], gone_s=0.3, settle_s=0.0)
+    tending: dict = {}  # type: ignore[type-arg]
+
+    def look() -> bool:
+        guard._look(world.home, tending)
+        return cloud.calls().count("destroy") > 8
+
+    until(look, "several attempts", 30)
+    with pytest.raises(StillBilling):
+        keep.tend(world, lab)
+    cloud.play(settle_s=0.0)
+    until(lambda: not guard._look(world.home, tending), "the end, now that it is possible", 30)
+    assert cloud.machines() == []
+
+
+def test_a_ledger_that_cannot_be_read_is_not_waited_for_for_ever(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, world = there
+    (world.home / "owner").write_text(OWNER + "\n")
+    (world.home / "ledger.db").mkdir()
+    monkeypatch.setattr(guard, "RETRY_S", 0.0)
+    guard._watch(world.home)
+
+
+# -- as a process ---------------------------------------------------------------------------------
+
+
+def guards(shell: Shell) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if "gpuops.guard" in process.cmdline() and str(shell.home) in process.cmdline():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_one_at_a_time_and_gone_when_nothing_is_left(shell: Shell) -> None:
+    assert shell.run("up", "local", "--max-hours", "1").returncode == 0
+    first = until(lambda: guards(shell), "a guard")[0]
+    words = [sys.executable, "-m", "gpuops.guard", str(shell.home)]
+    more = [subprocess.Popen(words, cwd=ROOT, env=shell.environment()) for _ in range(3)]
+    assert [process.wait(60) for process in more] == [0, 0, 0]
+    assert guards(shell) == [first]
+    assert shell.run("down").returncode == 0
+    until(lambda: not guards(shell), "the guard gone")
+    shell.expect_clean()
+
+
+def test_a_killed_guard_is_replaced_by_the_next_command(shell: Shell) -> None:
+    assert shell.run("up", "local", "--max-hours", "1").returncode == 0
+    first = until(lambda: guards(shell), "a guard")[0]
+    first.kill()
+    until(lambda: not first.is_running() or first.status() == psutil.STATUS_ZOMBIE, "its death")
+    shell.run("status")
+    until(lambda: [one for one in guards(shell) if one != first], "another guard")
+    assert shell.run("down").returncode == 0
+    shell.expect_clean()
+
+
+UP_THAT_NEVER_ENDS = """
+import dataclasses, sys
+from gpuops import cluster
+from provisioners.local import LocalProvisioner
+cluster.BOOT_MARGIN_S = 3.0
+real = LocalProvisioner.describe
+LocalProvisioner.describe = lambda self, one: dataclasses.replace(real(self, one), state="starting")
+from gpuops.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_with_command_and_guard_dead_a_node_ends_by_its_boot_lease(shell: Shell) -> None:
+    """SIGKILL for both before the run lease came: the node's own watchdog is what is left, and it suffices."""
+    up = subprocess.Popen([sys.executable, "-c", UP_THAT_NEVER_ENDS, "up", "local", "--timeout", "0.05"], text=True,
+                          cwd=shell.folder, env={**shell.environment(), "PYTHONPATH": str(ROOT)},
+                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
+    shell.started.append(up)
+    node = shell.home / "local" / "local-1" / "n0"
+    until(lambda: (node / "agent.json").exists() and guards(shell), "a node and a guard")
+    for one in guards(shell):
+        one.kill()
+    os.kill(up.pid, signal.SIGKILL)
+    up.wait()
+    until(lambda: (node / "ended.json").exists(), "the end of the boot lease", 60)
+    assert json.loads((node / "ended.json").read_text())["why"] == "nobody took it over in time after it started"
+    until(lambda: not shell.processes(), "no process of the node left")
+    ledger = Ledger.open(shell.home)
+    assert [one.state for one in ledger.clusters()] == ["creating"], "nobody was there to write it down"
+    ledger.close()
+    shell.run("status")
+    shell.expect_clean()
+    until(lambda: not shell.clusters(), "the ledger's word for it")
+
+
+def test_a_thread_that_hangs_keeps_no_cluster_beyond_its_lease(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud, world = there
+    monkeypatch.setenv("SCRIPTED", str(cloud.folder))
+    (world.home / "owner").write_text(OWNER + "\n")
+    lab = cluster(world, lease=Lease(hard_end=1.0))
+    over = threading.Event()
+    hanging = threading.Thread(target=over.wait, daemon=True)
+    hanging.start()
+    tending = {lab: (hanging, time.monotonic() - guard.HANG_S)}
+    assert guard._look(world.home, tending)
+    until(lambda: not cloud.machines(), "the machine ended while the first thread hangs")
+    assert hanging.is_alive()
+    over.set()
+    for thread in (hanging, tending[lab][0]):
+        thread.join()
+
+
+def test_the_guard_knows_what_stands_in_the_projects_dotenv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, project = tmp_path / "home", tmp_path / "project"
+    home.mkdir()
+    project.mkdir()
+    (project / ".env").write_text("GPUOPS_TORCH_SPEC=torch==2.11.0\n= = =\n")
+    monkeypatch.delenv("GPUOPS_TORCH_SPEC", raising=False)
+    assert "GPUOPS_TORCH_SPEC" not in guard._world(home).env
+    assert guard._world(home, project).env["GPUOPS_TORCH_SPEC"] == "torch==2.11.0"
+    monkeypatch.setenv("GPUOPS_TORCH_SPEC", "torch")
+    assert guard._world(home, project).env["GPUOPS_TORCH_SPEC"] == "torch"

@@ -1,0 +1,83 @@
+"""Until when a cluster may live: arithmetic, and the words for it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuops.errors import UsageError
+from gpuops.lease import describe, extended, make, parse_span
+from gpuops.models import Lease
+
+NOW = 1_800_000_000.0
+
+
+def test_rented_machines_end_by_themselves_and_own_ones_do_not() -> None:
+    assert make(rented=True, per_hour=2.0, now=NOW) == Lease(NOW + 24 * 3600, 1800.0, None)
+    assert make(rented=False, per_hour=0.0, now=NOW) == Lease()
+
+
+def test_flags_come_before_defaults() -> None:
+    assert make(rented=True, per_hour=2.0, now=NOW, max_hours=3, idle_min=5) == Lease(NOW + 10800, 300.0, None)
+    assert make(rented=False, per_hour=0.0, now=NOW, max_hours=1) == Lease(NOW + 3600, None, None)
+
+
+def test_money_is_time_at_the_present_price() -> None:
+    lease = make(rented=True, per_hour=2.0, now=NOW, max_cost=5.0)
+    assert lease.money_end == NOW + 2.5 * 3600
+    assert lease.end == lease.money_end, "the earlier end counts"
+    assert make(rented=True, per_hour=0.0, now=NOW, max_cost=5.0).money_end is None, "what is free costs nothing"
+
+
+@given(st.floats(0.01, 1e4), st.floats(0.01, 1e5), st.floats(0.1, 1e3))
+def test_a_cap_in_money_is_never_exceeded(per_hour: float, max_cost: float, max_hours: float) -> None:
+    end = make(rented=True, per_hour=per_hour, now=0.0, max_cost=max_cost, max_hours=max_hours).end
+    assert end is not None
+    assert end / 3600 * per_hour <= max_cost * 1.000001
+    assert end <= max_hours * 3600
+
+
+def test_extending_moves_the_hard_end_alone() -> None:
+    assert extended(Lease(NOW + 60, 5.0, NOW + 90), 3600, NOW) == Lease(NOW + 3660, 5.0, NOW + 90)
+    assert extended(Lease(NOW - 60), 3600, NOW) == Lease(NOW + 3600), "what has passed is counted from now"
+    assert extended(Lease(), 3600, NOW) == Lease(NOW + 3600)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("30min", 1800), ("30m", 1800), ("2h", 7200), ("1h30m", 5400), ("1h 30m", 5400), ("1.5d", 129600),
+     (" 2 H ", 7200)],
+)  # fmt: skip
+def test_spans(text: str, seconds: float) -> None:
+    assert parse_span(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", " ", "2", "h", "-2h", "2 weeks", "1h30", "0s", "nan h", "1e3h", "2h x", "²h"])
+def test_what_is_no_span(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_span(text)
+    assert (caught.value.say, caught.value.exit_code) == (f"'{text}' is not a length of time", 2)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_span_or_a_sentence(text: str) -> None:
+    try:
+        seconds = parse_span(text)
+    except UsageError:
+        return
+    assert seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("lease", "words"),
+    [
+        (Lease(), "no end: `gpuops down` ends it"),
+        (Lease(NOW + 7200), "ends in 2 h 00 min"),
+        (Lease(NOW + 7200, 1800.0, NOW + 60), "ends in 1:00 min, or after 30:00 min without use"),
+        (Lease(None, 90.0), "ends after 1:30 min without use"),
+        (Lease(NOW - 5), "ends in 0 s"),
+    ],
+)
+def test_words(lease: Lease, words: str) -> None:
+    assert describe(lease, NOW) == words

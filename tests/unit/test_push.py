@@ -1,0 +1,460 @@
+"""From a folder here to a folder on a node and back, by real processes."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuops.connection import ProcessChannel
+from gpuops.errors import ConnectionLost, NodeRefused, UsageError
+from gpuops.progress import PlainProgress, Silent, TerminalProgress, amount, pace, progress_on
+from gpuops.push import PushReport, Tree, push_many, scan, summary
+from gpuops.push.edits import pull_edits
+from tests.conftest import open_folder, without_root
+from tests.fakes.inprocess import InProcessClient
+
+TOKEN = "hf_" + "aB3dE6gH9jK2mN5pQ8sT1vW4yZ7bC0eF3hJ6"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "lib").mkdir(parents=True)
+    (folder / "train.py").write_text("print('one')\n")
+    (folder / "lib" / "util.py").write_text("x = 1\n")
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> InProcessClient:
+    return InProcessClient(tmp_path / "n0")
+
+
+class World:
+    """One project, one node."""
+
+    def __init__(self, project: Path, node: InProcessClient, cache: Path) -> None:
+        self.here, self.node, self.cache = project, node, cache
+        self.there = Path(node.node.dir) / "project"
+
+    def scan(self, *allow: str) -> Tree:
+        return scan(self.here, self.cache, allow)
+
+    def push(self, **options: Any) -> PushReport:
+        return push_many([self.node], "project", self.scan(), progress=Silent(), **options)[0]  # type: ignore[list-item]
+
+
+@pytest.fixture
+def world(project: Path, node: InProcessClient, tmp_path: Path) -> World:
+    return World(project, node, tmp_path / "cache")
+
+
+def contents(folder: Path) -> dict[bytes, object]:
+    """Every file: its bytes, mode and time; every link: its target."""
+    found: dict[bytes, object] = {}
+    root = os.fsencode(folder)
+    for base, names, files in os.walk(root):
+        for name in [*files, *(name for name in names if os.path.islink(os.path.join(base, name)))]:
+            path = os.path.join(base, name)
+            seen = os.lstat(path)
+            if stat.S_ISLNK(seen.st_mode):
+                found[os.path.relpath(path, root)] = os.readlink(path)
+            else:
+                with open(path, "rb") as file:
+                    found[os.path.relpath(path, root)] = (file.read(), stat.S_IMODE(seen.st_mode), seen.st_mtime_ns)
+    return found
+
+
+def test_everything_arrives_byte_for_byte(world: World) -> None:
+    here = os.fsencode(world.here)
+    names = [b"a b", b"q'\"`$(touch pwned)", b"two\nlines", "ünï\U0001f600".encode(), b"raw\xff\xfe", b"-rf",
+             b"\\n", b"x" * 255, b"deep/" * 40 + b"file"]  # fmt: skip
+    for number, name in enumerate(names):
+        os.makedirs(os.path.dirname(os.path.join(here, name)), exist_ok=True)
+        with open(os.path.join(here, name), "wb") as file:
+            file.write(bytes(range(256)) * number)
+    os.symlink("train.py", here + b"/link")
+    os.symlink(b"/nowhere/\xff", here + b"/dangling")
+    os.symlink("lib", here + b"/folder-link")
+    (world.here / "private").write_text("for me")
+    (world.here / "private").chmod(0o600)
+
+    report = world.push()
+
+    assert contents(world.there) == contents(world.here)
+    assert report.files_sent == len(names) + 4
+    assert report.bytes_sent == world.scan().size
+
+
+def test_a_second_push_sends_nothing(world: World) -> None:
+    world.push()
+    assert world.push() == PushReport("node0", 0, 0, 0, [])
+    assert world.node.asked.count("receive") == 1
+
+
+def test_only_what_changed_is_sent(world: World) -> None:
+    world.push()
+    (world.here / "train.py").write_text("print('two')\n")
+    (world.here / "run.sh").chmod(0o644)
+    (world.here / "lib" / "new.py").write_text("y")
+    assert world.push() == PushReport("node0", 2, 14, 0, [])
+    assert contents(world.there) == contents(world.here)
+
+
+def test_stale_files_go_and_what_a_run_made_stays(world: World) -> None:
+    world.push()
+    (world.there / "model.pt").write_bytes(b"weights")
+    (world.there / "out").mkdir()
+    (world.there / "out" / "log").write_text("epoch 1")
+    shutil.rmtree(world.here / "lib")
+    assert world.push().removed == 1
+    assert not (world.there / "lib").exists()
+    assert (world.there / "model.pt").read_bytes() == b"weights"
+    assert (world.there / "out" / "log").exists()
+
+
+def test_a_stale_file_that_was_edited_there_stays(world: World) -> None:
+    world.push()
+    (world.there / "lib" / "util.py").write_text("edited on the node")
+    (world.here / "lib" / "util.py").unlink()
+    report = world.push()
+    assert report.removed == 0
+    assert report.kept == ["lib/util.py"]
+    assert (world.there / "lib" / "util.py").read_text() == "edited on the node"
+
+
+def test_files_turn_into_folders_and_links_and_back(world: World) -> None:
+    world.push()
+    shutil.rmtree(world.here / "lib")
+    (world.here / "lib").write_text("now a file")
+    (world.here / "run.sh").unlink()
+    (world.here / "run.sh").mkdir()
+    (world.here / "run.sh" / "inner").write_text("now a folder")
+    (world.here / "train.py").unlink()
+    (world.here / "train.py").symlink_to("lib")
+    world.push()
+    assert contents(world.there) == contents(world.here)
+    (world.here / "train.py").unlink()
+    (world.here / "train.py").mkdir()
+    (world.here / "train.py" / "__main__.py").write_text("a link no more")
+    world.push()
+    assert contents(world.there) == contents(world.here)
+
+
+def test_an_edit_there_is_kept_while_ours_is_unchanged(world: World) -> None:
+    world.push()
+    (world.there / "train.py").write_text("edited on the node")
+    assert world.push().kept == ["train.py"]
+    assert world.push().kept == ["train.py"]
+    assert (world.there / "train.py").read_text() == "edited on the node"
+
+
+def test_edits_on_both_sides_stop_the_push(world: World) -> None:
+    world.push()
+    (world.there / "train.py").write_text("edited on the node")
+    (world.here / "train.py").write_text("edited here")
+    (world.here / "other.py").write_text("new")
+    with pytest.raises(UsageError) as refused:
+        world.push()
+    assert refused.value.say == "train.py was edited on node0 since the last push and differs here"
+    assert refused.value.hint == "`gpuops pull --edits` brings it home, beside yours; `--overwrite` sends yours"
+    assert (world.there / "train.py").read_text() == "edited on the node"
+    assert not (world.there / "other.py").exists()
+
+    world.push(overwrite=True)
+    assert contents(world.there) == contents(world.here)
+
+
+def test_the_same_edit_on_both_sides_is_no_conflict(world: World) -> None:
+    world.push()
+    (world.there / "train.py").write_text("same edit\n")
+    (world.here / "train.py").write_text("same edit\n")
+    assert world.push() == PushReport("node0", 0, 0, 0, [])
+    assert contents(world.there) == contents(world.here)
+    assert world.node.call("edits", tree="project") == {"files": []}
+
+
+def test_a_file_of_the_same_size_made_by_a_run_is_not_overwritten(world: World) -> None:
+    world.push()
+    (world.there / "result.txt").write_text("theirs")
+    (world.here / "result.txt").write_text("ours!!")
+    with pytest.raises(UsageError, match=r"result\.txt was edited on node0"):
+        world.push()
+    assert (world.there / "result.txt").read_text() == "theirs"
+
+
+def test_an_edit_during_the_transfer_is_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.push()
+    (world.here / "train.py").write_text("new here")
+    bulk = world.node.bulk
+
+    def edit_then_send(mode: str, *arguments: str) -> ProcessChannel:
+        (world.there / "train.py").write_text("edited meanwhile")
+        return bulk(mode, *arguments)
+
+    monkeypatch.setattr(world.node, "bulk", edit_then_send)
+    with pytest.raises(NodeRefused) as refused:
+        world.push()
+    assert refused.value.kind == "edited"
+    assert (world.there / "train.py").read_text() == "edited meanwhile"
+
+
+class Meddling(Silent):
+    """Something writes to a file while it is being sent."""
+
+    def __init__(self, path: Path, times: int) -> None:
+        self.path, self.times = path, times
+
+    def phase(self, text: str) -> None:  # noqa: ARG002
+        if self.times:
+            self.times -= 1
+            with open(self.path, "ab") as file:
+                file.write(b"more" * 1000)
+
+
+def test_a_file_that_changes_while_it_is_sent_is_sent_again(world: World) -> None:
+    big = world.here / "big.bin"
+    big.write_bytes(b"1" * 1_000_000)
+    push_many([world.node], "project", world.scan(), progress=Meddling(big, 1))  # type: ignore[list-item]
+    assert contents(world.there) == contents(world.here)
+
+
+def test_a_file_that_never_rests_is_named(world: World) -> None:
+    big = world.here / "big.bin"
+    big.write_bytes(b"1" * 1_000_000)
+    with pytest.raises(UsageError, match=r"big\.bin keeps changing while it is sent"):
+        push_many([world.node], "project", world.scan(), progress=Meddling(big, 99))  # type: ignore[list-item]
+    assert not (world.there / "big.bin").exists()
+
+
+def test_a_file_that_goes_before_it_is_sent_is_left_out(world: World) -> None:
+    tree = world.scan()
+    (world.here / "train.py").unlink()
+    push_many([world.node], "project", tree, progress=Silent())  # type: ignore[list-item]
+    assert contents(world.there) == contents(world.here)
+
+
+def test_a_newer_push_makes_an_older_one_void(world: World) -> None:
+    answer = world.node.call("plan", tree="project", files=[file.wire for file in world.scan().files])
+    world.push()
+    with pytest.raises(NodeRefused) as refused:
+        world.node.call("commit", tree="project", push=answer["push"])
+    assert refused.value.kind == "superseded"
+    channel = world.node.bulk("receive", "--tree", "project", "--push", answer["push"])
+    channel.stdin.close()
+    assert channel.wait(30) == 1
+    assert "another push has begun" in channel.errors()
+    channel.close()
+
+
+def test_a_receiver_that_dies_is_a_lost_connection(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    (world.here / "big.bin").write_bytes(os.urandom(4_000_000))
+
+    def dies(mode: str, *arguments: str) -> ProcessChannel:  # noqa: ARG001
+        return ProcessChannel(["sh", "-c", "echo out of luck >&2; exit 9"])
+
+    with monkeypatch.context() as broken:
+        broken.setattr(world.node, "bulk", dies)
+        with pytest.raises(ConnectionLost, match="out of luck"):
+            world.push()
+    world.push()
+    assert contents(world.there) == contents(world.here)
+
+
+def test_many_nodes_at_once(world: World, tmp_path: Path) -> None:
+    nodes = [InProcessClient(tmp_path / f"m{index}", f"node{index}") for index in range(3)]
+    (world.here / "big.bin").write_bytes(os.urandom(1_000_000))
+    lines: list[str] = []
+    progress = PlainProgress(lines.append, itertools.count(0.0, 10.0).__next__)  # every look at the clock 10 s later
+    reports = push_many(nodes, "project", world.scan(), progress=progress)  # type: ignore[arg-type]
+    assert [report.node for report in reports] == ["node0", "node1", "node2"]
+    assert all(contents(Path(node.node.dir) / "project") == contents(world.here) for node in nodes)
+    assert lines[0] == "sending 4 files to 3 nodes, 3.0 MB"
+    assert lines[-1].startswith("3 nodes: 3.0 MB of 3.0 MB")
+
+    (Path(nodes[2].node.dir) / "project" / "train.py").write_text("edited")
+    (world.here / "train.py").write_text("here too")
+    with pytest.raises(UsageError, match=r"train\.py was edited on node2"):
+        push_many(nodes, "project", world.scan(), progress=Silent())  # type: ignore[arg-type]
+
+
+def test_edits_come_home(world: World) -> None:
+    world.push()
+    (world.there / "train.py").write_text("better\n")
+    (world.there / "lib" / "util.py").write_text("theirs\n")
+    (world.here / "lib" / "util.py").write_text("ours\n")
+    (world.there / "run.sh").unlink()
+
+    brought = pull_edits([world.node], "project", world.here)  # type: ignore[list-item]
+
+    assert [item.say for item in brought] == [
+        "lib/util.py changed here and on node0: the node's lies beside it as util.py.node0",
+        "train.py came home from node0",
+    ]
+    assert (world.here / "train.py").read_text() == "better\n"
+    assert (world.here / "lib" / "util.py").read_text() == "ours\n"
+    assert (world.here / "lib" / "util.py.node0").read_text() == "theirs\n"
+    assert (world.here / "run.sh").exists()
+    assert not list(world.here.rglob("*.part"))
+    assert pull_edits([world.node], "project", world.here) == []  # type: ignore[list-item]
+
+
+def test_two_nodes_with_different_edits_both_come_home(world: World, tmp_path: Path) -> None:
+    nodes = [InProcessClient(tmp_path / f"m{index}", f"node{index}") for index in range(2)]
+    push_many(nodes, "project", world.scan(), progress=Silent())  # type: ignore[arg-type]
+    for index, node in enumerate(nodes):
+        (Path(node.node.dir) / "project" / "train.py").write_text(f"edit {index}")
+    pull_edits(nodes, "project", world.here)  # type: ignore[arg-type]
+    assert (world.here / "train.py").read_text() == "edit 0"
+    assert (world.here / "train.py.node1").read_text() == "edit 1"
+
+
+@pytest.mark.parametrize("path", ["../escaped", "/tmp/escaped", ".git/hooks/post-checkout", "out/escaped", "a/../../b"])
+def test_a_node_cannot_write_elsewhere_at_home(world: World, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (world.here.parent / "outside").mkdir()
+    (world.here / "out").symlink_to("../outside")
+    lie = {"files": [{"path": path, "state": "changed", "size": 1, "pushed": None}]}
+    monkeypatch.setattr(world.node, "call", lambda *_, **__: lie)
+    before = contents(world.here.parent)
+    assert pull_edits([world.node], "project", world.here) == []  # type: ignore[list-item]
+    assert contents(world.here.parent) == before
+
+
+@pytest.fixture
+def repository(world: World) -> Callable[..., None]:
+    if shutil.which("git") is None:
+        pytest.skip("needs git")
+
+    def git(*command: str) -> None:
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        subprocess.run(["git", *identity, *command], cwd=world.here, check=True, capture_output=True)
+
+    git("init", "-q")
+    return git
+
+
+def test_keys_are_held_back(world: World, repository: Callable[..., None]) -> None:
+    (world.here / "notes.txt").write_text(TOKEN)
+    (world.here / ".env").write_text("A=1")
+    repository("add", "train.py")
+    tree = world.scan()
+    assert {held.path: held.why for held in tree.held} == {
+        "notes.txt": "a Hugging Face token", ".env": "a file of secrets by its name"}  # fmt: skip
+    assert {file.path for file in tree.files} == {"train.py", "run.sh", "lib/util.py"}
+    assert summary(tree)[-1] == "held back: notes.txt (a Hugging Face token)"
+    world.push()
+    assert not any(TOKEN.encode() in path.read_bytes() for path in world.there.parent.rglob("*") if path.is_file())
+    assert "notes.txt" in {file.path for file in world.scan("notes.*").files}
+
+
+@pytest.mark.parametrize(("name", "why"), [("train.py", "a Hugging Face token"), (".env", "a file of secrets")])
+def test_a_key_that_git_tracks_stops_the_push(
+    world: World, repository: Callable[..., None], name: str, why: str
+) -> None:
+    (world.here / name).write_text(f"token = '{TOKEN}'")
+    repository("add", name)
+    with pytest.raises(UsageError) as refused:
+        world.scan()
+    assert name in refused.value.say
+    assert why in refused.value.say
+    assert TOKEN not in refused.value.say
+    assert f"--send-anyway {name}" in refused.value.hint
+    assert name in {file.path for file in world.scan(name).files}
+
+
+def test_the_commit_is_told(world: World, repository: Callable[..., None]) -> None:
+    assert (world.scan().commit, world.scan().dirty) == (None, False)
+    repository("add", ".")
+    repository("commit", "-qm", "one")
+    tree = world.scan()
+    assert tree.commit is not None
+    assert not tree.dirty
+    (world.here / "train.py").write_text("other")
+    assert world.scan().dirty
+
+
+def test_the_five_biggest_are_named(world: World) -> None:
+    for index in range(7):
+        (world.here / f"d{index}").write_bytes(bytes((index + 1) * 1_000_000))
+    lines = summary(world.scan())
+    assert lines == [
+        "10 files, 28.0 MB",
+        "biggest: d6 (7.0 MB), d5 (6.0 MB), d4 (5.0 MB), d3 (4.0 MB), d2 (3.0 MB)",
+    ]
+
+
+def test_an_unreadable_file_is_named() -> None:
+    with open_folder() as folder:
+        (folder / "secret").write_text("x")
+        (folder / "secret").chmod(0)
+        with without_root(), pytest.raises(UsageError, match="secret cannot be read"):
+            scan(folder, folder / "cache")
+
+
+def test_plain_progress_says_little() -> None:
+    lines: list[str] = []
+    now = iter([0.0, 0.0, 0.5, 2.0, 6.0, 7.0, 20.0, 20.0])
+    progress = PlainProgress(lines.append, lambda: next(now))
+    progress.phase("sending")
+    for done in (100_000, 400_000, 600_000, 700_000, 1_000_000, 1_000_000):
+        progress.advance(done, 1_000_000, "node0")
+    assert lines == [
+        "sending",
+        "node0: 400.0 kB of 1.0 MB, 200.0 kB/s, 3 s left",
+        "node0: 700.0 kB of 1.0 MB, 100.0 kB/s, 3 s left",
+        "node0: 1.0 MB of 1.0 MB, 50.0 kB/s in 20 s",
+    ]
+
+
+def test_quick_work_needs_no_progress() -> None:
+    lines: list[str] = []
+    progress = PlainProgress(lines.append)
+    progress.phase("sending")
+    for done in (1, 2, 2):
+        progress.advance(done, 2, "node0")
+    assert lines == []
+
+
+@pytest.mark.parametrize("env", [{"TERM": "xterm"}, {"TERM": "xterm", "NO_COLOR": "1"}])
+def test_terminal_progress(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")  # rich looks here for what colours there are
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    assert isinstance(progress_on(stream, env, print), TerminalProgress)
+    now = iter([0.0, 0.0, 0.5, 2.0, 2.5])
+    progress = TerminalProgress(stream, env, lambda: next(now))
+    progress.phase("sending [a/b]")
+    progress.advance(0, 2, "node[0]")
+    assert stream.getvalue() == ""
+    progress.advance(1, 2, "node[0]")
+    progress.advance(2, 2, "node[0]")
+    progress.close()
+    assert "sending [a/b]" in stream.getvalue()
+    assert "node[0]" in stream.getvalue()
+    assert "2 B of 2 B" in stream.getvalue()
+    coloured = re.search(r"\x1b\[[0-9;]*3[0-9]", stream.getvalue())
+    assert bool(coloured) == ("NO_COLOR" not in env)
+    assert isinstance(progress_on(io.StringIO(), env, print), PlainProgress)
+
+
+def test_numbers_for_people() -> None:
+    assert [amount(size) for size in (0, 999, 1500, 2_000_000, 3e9, 4e12)] == [
+        "0 B", "999 B", "1.5 kB", "2.0 MB", "3.0 GB", "4.0 TB"]  # fmt: skip
+    assert pace(0, 10, 1.0) == "waiting"

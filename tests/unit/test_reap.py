@@ -1,0 +1,196 @@
+"""What carries our mark and is in no live cluster of the ledger is found; what may be left is never called gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuops import down, reap, status
+from gpuops.errors import StillBilling, UsageError
+from gpuops.models import Lease
+from gpuops.progress import Silent
+from gpuops.world import World
+from provisioners.base import Context
+from tests.conftest import Shell
+from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, install, surroundings
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World]:
+    return surroundings(tmp_path, monkeypatch)
+
+
+def exists(world: World, *clusters: str) -> None:
+    """One machine each at the provider, whatever the ledger knows."""
+    for name in clusters:
+        Scripted(Context(OWNER, world.home, world.env))._add(f"gpuops-{OWNER}-{name}-0")
+
+
+def known(world: World, name: str, state: str = "up") -> int:
+    row = world.ledger.intend(provider=NAME, name=name, folder=world.folder, ephemeral=False, token="t", request={},
+                              boot_deadline=0.0, lease=Lease(), keeper=world.me, now=0.0)  # fmt: skip
+    world.ledger.set_cluster(row.id, state=state, keeper=None)
+    return row.id
+
+
+def names(found: list[reap.Stray]) -> list[str]:
+    return sorted(stray.cluster for stray in found)
+
+
+def test_strays_are_what_no_live_cluster_accounts_for(there: tuple[Cloud, World]) -> None:
+    _, world = there
+    exists(world, "lab", "lab-b", "old", "lost")
+    known(world, "lab")
+    world.ledger.gone(known(world, "old"), 1.0, "down")
+    found, unasked = reap.strays(world)
+    assert names(found) == ["lab-b", "lost", "old"]
+    assert unasked == []
+    reap.end(world, found)
+    assert there[0].machines() == [f"gpuops-{OWNER}-lab-0"]
+
+
+def test_the_same_name_at_another_provider_is_another_cluster(there: tuple[Cloud, World]) -> None:
+    _, world = there
+    exists(world, "lab")
+    row = known(world, "lab")
+    world.ledger.set_cluster(row, provider="local")
+    assert names(reap.strays(world)[0]) == ["lab"]
+    assert [one["known"] for one in status.cloud(world)[0]] == [False]
+
+
+def test_a_provider_that_cannot_be_asked_hides_no_other(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    exists(world, "lost")
+    (cloud.site / "scripted-1.0.dist-info" / "entry_points.txt").write_text(
+        f"[gpuops.provisioners]\na = no_such_module:x\n{NAME} = tests.fakes.provider:Scripted\n"
+    )
+    found, unasked = reap.strays(world)
+    assert names(found) == ["lost"]
+    assert [sentence.split(":")[0] for sentence in unasked] == ["a could not be asked"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        {"destroy_always": [Fault(lie=True)]},
+        {"destroy_always": [Fault("KeyError", lie=True)]},
+        {"list_owned_always": [Fault("Unknown")]},
+        {"list_owned_always": [Fault("RateLimited", retry_after=0.0)]},
+    ],
+    ids=str,
+)
+def test_reap_never_says_ended_of_what_may_be_there(there: tuple[Cloud, World], script: dict[str, Any]) -> None:
+    cloud, world = there
+    exists(world, "lost")
+    found, _ = reap.strays(world)
+    cloud.play(**script)
+    (cloud.folder / "calls").unlink()
+    began = world.clock.monotonic()
+    with pytest.raises(StillBilling, match=r"lost-0 may still be there and bill \$1\.25/h"):
+        reap.end(world, found)
+    assert world.clock.monotonic() - began < 200
+
+
+def test_what_is_a_clusters_by_the_time_of_the_answer_is_left_to_it(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    exists(world, "lab", "lost")
+    found, _ = reap.strays(world)
+    known(world, "lab")
+    reap.end(world, found)
+    assert cloud.machines() == [f"gpuops-{OWNER}-lab-0"]
+
+
+def test_whoever_could_not_be_asked_is_named_after_the_rest_was_ended(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    exists(world, "lost")
+    found, _ = reap.strays(world)
+    with pytest.raises(StillBilling, match="something may still be there: moon could not be asked: why"):
+        reap.settle(world, found, ["moon could not be asked: why"])
+    assert cloud.machines() == []
+    reap.settle(world, [], [])
+
+
+def test_down_of_what_is_gone_says_so(there: tuple[Cloud, World]) -> None:
+    _, world = there
+    world.ledger.gone(known(world, "lab"), 1.0, "reached the end of its lease")
+    rows = down.pick(world, ["lab"], everything=False)
+    assert down.down(world, rows, Silent(), force=False) == ["lab is gone already (reached the end of its lease)"]
+    assert down.pick(world, [], everything=False) == []
+    with pytest.raises(UsageError, match="no live cluster named lib"):
+        down.pick(world, ["lib"], everything=False)
+
+
+def test_forgotten_clusters_are_closed_once_nothing_is_there(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    exists(world, "lab")
+    lab, old, making = known(world, "lab"), known(world, "old"), known(world, "making", "creating")
+    assert reap.forgotten(world) == (["old"], [])
+    assert [world.ledger.cluster(row).state for row in (lab, old, making)] == ["up", "gone", "creating"]
+    cloud.play(list_owned_always=[Fault("Unknown")])
+    closed, unasked = reap.forgotten(world)
+    assert closed == []
+    assert unasked == ["scripted could not be asked about lab: the provider said Unknown"]
+
+
+def test_a_cluster_whose_package_was_removed(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    known(world, "lab")
+    (cloud.site / "scripted-1.0.dist-info" / "entry_points.txt").unlink()
+    closed, unasked = reap.forgotten(world)
+    assert closed == []
+    assert "there is no provider named 'scripted'" in unasked[0]
+    assert [one["name"] for one in status.look(world)] == ["lab"]
+
+
+def test_down_without_a_ledger(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    exists(world, "a", "b")
+    with pytest.raises(UsageError, match="several clusters are live: a, b"):
+        reap.down_by_mark(world, [], everything=False)
+    with pytest.raises(UsageError, match="no live cluster named c"):
+        reap.down_by_mark(world, ["c"], everything=False)
+    assert reap.down_by_mark(world, ["a"], everything=False) == ["a is gone"]
+    assert cloud.machines() == [f"gpuops-{OWNER}-b-0"]
+    assert reap.down_by_mark(world, [], everything=True) == ["b is gone"]
+
+
+def test_down_without_a_ledger_does_not_vouch_for_whom_it_could_not_ask(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    exists(world, "a")
+    cloud.play(list_owned_always=[Fault("AuthFailed")])
+    for everything, which in ((True, []), (False, ["a"])):
+        with pytest.raises(StillBilling, match="scripted could not be asked"):
+            reap.down_by_mark(world, which, everything=everything)
+
+
+def test_from_the_keyboard(shell: Shell) -> None:
+    """A stranger's provider that lies about DELETE: exit 5, what, how much, and what to type; then it is true."""
+    folder = shell.folder.parent / "cloud"
+    folder.mkdir()
+    cloud = install(folder)
+    cloud.play(real=True)
+    shell.env = {"PYTHONPATH": f"{cloud.site}:{ROOT}", "SCRIPTED": str(cloud.folder)}
+    made = shell.run("up", NAME, "--name", "lab", "--tier", "gold", "--yes")
+    assert made.returncode == 0, made.stderr
+    assert "not yet protected: keep this computer on" in made.stderr
+    assert [one["per_hour"] for one in shell.clusters()] == [1.25]
+    cloud.play(real=True, destroy_always=[Fault(lie=True)], gone_s=1.0, settle_s=0.0)
+    lied = shell.run("down", "lab")
+    assert lied.returncode == 5, lied.stderr
+    assert "lab-0 may still be there and bill $1.25/h\nhint: gpuops down lab\n" in lied.stderr
+    assert shell.json("status", "--cloud")["resources"][-1]["known"] is True
+    cloud.play(real=True)
+    told = shell.run("down", "lab")
+    assert told.returncode == 0, told.stderr
+    shell.expect_clean()
+    assert cloud.machines() == []
+    again = shell.run("down", "lab")
+    assert (again.returncode, "lab is gone already (" in again.stderr) == (0, True), again.stderr
+    cloud.play(real=True, list_owned_always=[Fault("AuthFailed")])
+    unasked = shell.run("reap")
+    assert (unasked.returncode, unasked.stdout) == (5, "")
+    assert "scripted could not be asked: the provider said AuthFailed" in unasked.stderr

@@ -1,0 +1,79 @@
+"""The receipt: what is said of a run in the end, whatever is known of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpuops.receipt import receipt
+
+RENTED: dict[str, Any] = {
+    "run": "digits-3",
+    "verdict": {"outcome": "failed", "exit_code": 1, "say": "rank 3 on node1 failed with exit code 3"},
+    "commit": "0123456789abcdef0123456789abcdef01234567",
+    "dirty": True,
+    "provider": "runpod",
+    "nodes": 2,
+    "image": "pytorch:2.8",
+    "torch": "2.13.0",
+    "driver": "570.86",
+    "before_s": 95.4,
+    "duration_s": 3725.0,
+    "rented": True,
+    "cost": 4.5,
+    "home": "/home/me/project/runs/digits-3",
+    "missing": "node1 cannot be reached any more",
+}
+
+
+def test_a_rented_run() -> None:
+    assert receipt(RENTED) == [
+        "run      digits-3",
+        "code     commit 0123456789 with uncommitted changes",
+        "where    2 nodes on runpod",
+        "with     image pytorch:2.8, torch 2.13.0, driver 570.86",
+        "time     1 h 02 min; 1:35 min billed before the first step",
+        "cost     about $4.50",
+        "results  /home/me/project/runs/digits-3",
+        "not home node1 cannot be reached any more",
+    ]
+
+
+def test_this_machine_is_free_and_bills_nothing() -> None:
+    local = {
+        "provider": "local",
+        "rented": False,
+        "nodes": 1,
+        "image": None,
+        "driver": None,
+        "cost": 0.0,
+        "missing": "",
+    }
+    assert receipt({**RENTED, **local, "dirty": False}) == [
+        "run      digits-3",
+        "code     commit 0123456789",
+        "where    1 node on local",
+        "with     torch 2.13.0",
+        "time     1 h 02 min",
+        "cost     free: this machine",
+        "results  /home/me/project/runs/digits-3",
+    ]
+
+
+def test_what_is_not_known_is_not_made_up() -> None:
+    assert receipt({}) == ["code     no git commit"]
+
+
+@pytest.mark.parametrize("name", list(RENTED))
+def test_each_fact_may_be_missing(name: str) -> None:
+    assert receipt({**RENTED, name: None})
+
+
+def test_a_price_that_is_not_known_is_not_free() -> None:
+    assert "cost     not known" in receipt({**RENTED, "cost": None})
+
+
+def test_the_code_of_a_workload_is_ours() -> None:
+    said = receipt({**RENTED, "request": {"workload": "digits"}, "gpuops": "0.1.0", "commit": None})
+    assert "code     gpuops 0.1.0, workload digits" in said

@@ -1,0 +1,48 @@
+"""gpuops.workloads: which programs come along, and where they lie in a checkout and in a wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuops import workloads
+from gpuops.errors import UsageError
+
+
+def package_with_train(package: Path, train: Path) -> Path:
+    package.mkdir(parents=True, exist_ok=True)
+    train.mkdir(parents=True)
+    for name in workloads.names():
+        (train / workloads.script(name)).touch()
+    return package
+
+
+def test_every_workload_is_a_file_that_says_what_it_is() -> None:
+    for name in workloads.names():
+        assert (workloads.folder() / workloads.script(name)).read_text().startswith('"""')
+        assert workloads.WORKLOADS[name]
+    assert workloads.DEFAULT in workloads.names()
+
+
+def test_a_checkout_has_them_beside_the_package(tmp_path: Path) -> None:
+    package = package_with_train(tmp_path / "gpuops", tmp_path / "train")
+    assert workloads.folder(package) == tmp_path / "train"
+
+
+def test_a_wheel_has_them_inside_the_package(tmp_path: Path) -> None:
+    package = package_with_train(tmp_path / "gpuops", tmp_path / "gpuops" / "train")
+    assert workloads.folder(package) == tmp_path / "gpuops" / "train"
+
+
+def test_a_strangers_train_folder_is_not_taken_for_ours(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "main.py").touch()
+    with pytest.raises(UsageError, match="lacks its workloads"):
+        workloads.folder(tmp_path / "gpuops")
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="no workload named 'digit'") as caught:
+        workloads.script("digit")
+    assert caught.value.hint == "choose one of: digits, toy"
