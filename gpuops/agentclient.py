@@ -78,7 +78,23 @@ class Stream(Iterator[dict[str, Any]]):
         self._items.close()
 
 
-class AgentClient:
+class Programs:
+    """Starting the agent's bulk modes on a node, as programs of their own: they need no agent that lives."""
+
+    def __init__(self, connection: Connection, paths: NodePaths) -> None:
+        self.label = connection.label
+        self.connection = connection
+        self.paths = paths
+
+    def bulk(self, mode: str, *arguments: str) -> Channel:
+        """Start `receive`, `send`, `restore` or `left`. Raises ConnectionLost."""
+        return self.connection.open(self.paths.argv(mode, *arguments))
+
+    def close(self) -> None:
+        """Nothing is open but what `bulk` gave; the connection stays."""
+
+
+class AgentClient(Programs):
     """One conversation with one agent. Thread-safe; ends for good when the channel does.
 
     Whatever is at the other end: nothing here waits without a limit, and nothing but NodeError is raised.
@@ -86,9 +102,7 @@ class AgentClient:
     """
 
     def __init__(self, connection: Connection, paths: NodePaths, greeting_s: float = GREETING_S) -> None:
-        self.label = connection.label
-        self.connection = connection
-        self.paths = paths
+        super().__init__(connection, paths)
         self._channel: Channel = connection.open(paths.argv("connect"))
         self._ids = itertools.count(1)
         self._answers: dict[int, queue.SimpleQueue[dict[str, Any] | None]] = {}
@@ -265,10 +279,6 @@ class AgentClient:
             f"the connection to {self.label} ended",
             "the node may be well: `gpuops logs -f` and `gpuops status` look again",
         )
-
-    def bulk(self, mode: str, *arguments: str) -> Channel:
-        """Start one of the agent's bulk modes (`receive`, `send`) as a program of its own."""
-        return self.connection.open(self.paths.argv(mode, *arguments))
 
     def close(self) -> None:
         self._outgoing.put(None)

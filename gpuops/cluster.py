@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from gpuops import artefact, guard
 from gpuops import lease as leases
 from gpuops.agent.node import PROTOCOL
-from gpuops.agentclient import AgentClient, NodePaths
+from gpuops.agentclient import AgentClient, NodePaths, Programs
 from gpuops.connection import connect
 from gpuops.errors import (
     ConnectionLost,
@@ -335,8 +335,16 @@ def reach(row: ClusterRow, machines: Sequence[Resource]) -> Live:
 
 
 def _client(cluster: str, machine: Resource, index: int) -> AgentClient:
-    paths = NodePaths(machine, cluster, index, str(machine.data.get("artefact", "")))
-    return AgentClient(connect(machine, index), paths)
+    return AgentClient(connect(machine, index), _paths(cluster, machine, index))
+
+
+def programs_of(row: ClusterRow, machine: Resource, index: int) -> Programs:
+    """The agent's bulk programs on one node, whether its agent lives or not. Close its `connection` at the end."""
+    return Programs(connect(machine, index), _paths(row.name, machine, index))
+
+
+def _paths(cluster: str, machine: Resource, index: int) -> NodePaths:
+    return NodePaths(machine, cluster, index, str(machine.data.get("artefact", "")))
 
 
 def _clients(cluster: str, machines: Sequence[Resource]) -> list[AgentClient]:

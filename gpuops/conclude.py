@@ -16,7 +16,7 @@ from gpuops.follow import Follower, OnBytes, lost
 from gpuops.ledger import RunRow
 from gpuops.models import RunRequest, Verdict
 from gpuops.output import SCHEMA
-from gpuops.progress import Progress
+from gpuops.progress import Progress, amount
 from gpuops.push.restore import outputs
 from gpuops.results import RunHome, fetch
 from gpuops.results.leftover import exactly, left, sentence, worth
@@ -103,11 +103,19 @@ def conclude(
 
 
 def _bring_left(live: Live, row: RunRow, progress: Progress, nodes: list[int]) -> str:
-    """What the run made and no pattern names comes home too, unless it is large: that is named."""
+    """What the run made and no pattern names comes home too; what is large only where it would go with its node.
+
+    Returns what stays behind.
+    """
     clients = {index: live.clients[index] for index in nodes}
-    small, large = worth(left(clients, request_of(row).outs, run=row.name))
-    if small:
-        fetch(clients, row.name, row.tree, exactly(small), RunHome(row.home), final=True, progress=progress)
+    found = left(clients, request_of(row).outs, run=row.name)
+    worthy, large = worth(found)
+    if live.row.ephemeral and large:
+        size = amount(sum(one.size for one in found))
+        progress.say(f"bringing home {size} that no --out names: {sentence(large)}; next time --out '!GLOB' leaves it")
+        worthy, large = found, []
+    if worthy:
+        fetch(clients, row.name, row.tree, exactly(worthy), RunHome(row.home), final=True, progress=progress)
     return sentence(large)
 
 

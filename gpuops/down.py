@@ -13,12 +13,9 @@ from gpuops.errors import GpuopsError, Interrupted, NodeError, UsageError, worst
 from gpuops.halt import halt
 from gpuops.ledger import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.progress import Progress
-from gpuops.results import RunHome
-from gpuops.results.folder import OutFolder
-from gpuops.results.home import keep_from_git, local_errors
-from gpuops.results.leftover import Left, left, save, sentence, worth
 from gpuops.run import find_run
 from gpuops.teardown import tear_down
+from gpuops.unsaved import save_left
 from gpuops.world import World
 
 STOP_S = 60.0
@@ -87,32 +84,45 @@ def _end(world: World, row: ClusterRow, progress: Progress, force: bool) -> None
         world.ledger.set_cluster(row.id, keeper=world.me)
     except LedgerUnwritable:
         pass  # a full disk keeps nothing alive; tear_down says it
-    if not force:
+    if not force and row.state == "up":
         _save_runs(world, row, progress)
+        _save_left(world, row, progress)
     tear_down(world, row.id, "gpuops down")
 
 
 def _save_runs(world: World, row: ClusterRow, progress: Progress) -> None:
     """Stop what runs and bring home what is not; a failure stops the teardown."""
     runs = [run for run in world.ledger.runs(cluster=row.id) if run.state in ("running", "ended")]
-    if row.state != "up":
+    if not runs:
         return
     try:
         live = clusters.open_live(world, row)
     except NodeError as error:
         if clusters.all_ended(world, row):
             return  # the machines are gone, and with them whatever was on them
-        what = f"results of {runs[-1].name}" if runs else "files that were edited there"
-        raise NodeError(
-            f"{what} may not be home, and {row.name} cannot be reached: {error.say}",
-            f"try again, or give them up: gpuops down {row.name} --force",
-        ) from error
+        raise _unsaved(row, f"results of {runs[-1].name}", error) from error
     try:
         for run in runs:
             _save(world, live, run, progress)
-        _save_left(world, live, row)
     finally:
         live.close()
+
+
+def _save_left(world: World, row: ClusterRow, progress: Progress) -> None:
+    """Bring home what was edited or made outside of runs; a failure stops the teardown."""
+    try:
+        for said in save_left(world, row, progress):
+            world.out.say(said)
+    except NodeError as error:
+        if not clusters.all_ended(world, row):
+            raise _unsaved(row, "files that were edited there", error) from error
+
+
+def _unsaved(row: ClusterRow, what: str, error: NodeError) -> NodeError:
+    return NodeError(
+        f"{what} may not be home, and {row.name} cannot be reached: {error.say}",
+        f"try again, or give them up: gpuops down {row.name} --force",
+    )
 
 
 def _save(world: World, live: clusters.Live, run: RunRow, progress: Progress) -> None:
@@ -125,30 +135,6 @@ def _save(world: World, live: clusters.Live, run: RunRow, progress: Progress) ->
             f"results of {run.name} are not home: {end.unsaved}",
             f"try again, or give them up: gpuops down {live.row.name} --force",
         )
-
-
-def _save_left(world: World, live: clusters.Live, row: ClusterRow) -> None:
-    """What was edited or made on the nodes outside of any run comes home to a folder of its own."""
-    for index, client in enumerate(live.clients):
-        found = [one for one in left({index: client}, [], tree="project") if not _is_home(world, row, one)]
-        small, large = worth(found)
-        target = row.folder / "runs" / f"{row.name}-left" / f"node{index}"
-        if small:
-            with local_errors(target):
-                keep_from_git(target.parent)
-            save(client, "project", small, target)
-            world.out.say(f"edited or made on node{index}, saved in {target}: {sentence(small)}")
-        if large:
-            world.out.say(f"goes with node{index}: {sentence(large)}")
-
-
-def _is_home(world: World, row: ClusterRow, one: Left) -> bool:
-    """Whether a run of this cluster brought home just this version of the file."""
-    for run in world.ledger.runs(cluster=row.id):
-        held = OutFolder(RunHome(run.home)).memory().held.get(one.path, {}).get(one.node)
-        if held is not None and held.stamp == (one.size, one.mtime_ns):
-            return True
-    return False
 
 
 def stop_and_wait(world: World, live: clusters.Live, run: RunRow, why: str) -> dict[int, Mapping[str, Any]]:

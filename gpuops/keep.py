@@ -6,7 +6,7 @@ import time
 
 from gpuops import cluster as clusters
 from gpuops.conclude import conclude, follower, request_of, unreached
-from gpuops.errors import NodeError
+from gpuops.errors import GpuopsError, NodeError
 from gpuops.follow import lost
 from gpuops.guard import outlived
 from gpuops.halt import halt
@@ -15,6 +15,7 @@ from gpuops.livefetch import LiveFetch
 from gpuops.output import span
 from gpuops.progress import Silent
 from gpuops.teardown import tear_down
+from gpuops.unsaved import save_left
 from gpuops.world import World
 
 LOOK_S = 1.0
@@ -48,6 +49,7 @@ def _tend_live(world: World, row: ClusterRow, expired: bool) -> None:
     if world.ledger.cluster(row.id).state != "up":
         return  # somebody tore it down meanwhile
     if expired:
+        _save_edits(world, row)
         _end(world, row, f"{row.name} reached the end of its lease and was ended")
     elif row.ephemeral:
         _end(
@@ -58,6 +60,7 @@ def _tend_live(world: World, row: ClusterRow, expired: bool) -> None:
             else f"{row.name} was torn down: its command died before a run was started",
         )
     elif clusters.all_ended(world, row) and all(run.state == "home" for run in world.ledger.runs(cluster=row.id)):
+        _save_edits(world, row)
         _end(world, row, f"{row.name} had ended by itself and was cleared away")
     else:
         world.ledger.set_cluster(row.id, keeper=None)
@@ -127,9 +130,18 @@ def _follow(world: World, live: clusters.Live, run: RunRow, patience: float | No
         raise NodeError(f"{run.name}: {end.unsaved}")  # the guard tries again
     results = f"{end.missing}; what came home is" if end.missing else "results"
     left = end.document.get("left_behind")
-    gone = f"; too large to bring unasked: {left}" if left else ""
-    world.ledger.notice(f"{run.name}: {end.verdict.say}; {results} in {run.home}{gone}")
+    stays = f"; still on {live.row.name}: {left}" if left else ""
+    world.ledger.notice(f"{run.name}: {end.verdict.say}; {results} in {run.home}{stays}")
     return None
+
+
+def _save_edits(world: World, row: ClusterRow) -> None:
+    """A lease waits for nobody, but what its node's watchdog has left on the disk comes home first."""
+    try:
+        for said in save_left(world, row, Silent()):
+            world.ledger.notice(said)
+    except GpuopsError as error:
+        world.ledger.notice(f"what was edited or made on {row.name} outside of runs is not home: {error.say}")
 
 
 def _never_started(world: World, run: RunRow) -> None:

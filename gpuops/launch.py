@@ -108,6 +108,12 @@ def rank_command(request: RunRequest, python: str) -> list[str]:
     return [python, f"./{script}" if script.startswith("-") else script, *request.argv]
 
 
+def _here(node: NodeFacts, parts: Sequence[NodeFacts]) -> dict[str, int]:
+    """How much of the run is on this node's machine."""
+    beside = [other for other in parts if other.address == node.address]
+    return {"nodes": len(beside), "ranks": sum(other.ranks for other in beside)}
+
+
 def node_specs(
     request: RunRequest,
     *,
@@ -154,6 +160,7 @@ def node_specs(
             "path_first": [folder] if (folder := posixpath.dirname(node.python)) else [],
             "ranks": node.ranks,
             "rank_base": sum(before.ranks for before in parts[:position]),
+            "here": _here(node, parts),
         }
         for position, node in enumerate(parts)
     ]

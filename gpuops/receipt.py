@@ -33,9 +33,9 @@ def receipt(record: Mapping[str, Any]) -> list[str]:
 
 
 def _left(record: Mapping[str, Any]) -> str:
-    """Large files that no pattern names: they stay, or go, with the node."""
+    """Large files that no pattern names, on a cluster that stays."""
     names = record.get("left_behind")
-    return f"{names}; `--out` brings such files home" if names else ""
+    return f"still on {record.get('cluster')}: {names}; `gpuops down` brings them home" if names else ""
 
 
 def _code(record: Mapping[str, Any]) -> str:

@@ -70,6 +70,11 @@ def stem(request: RunRequest) -> str:
     return (letters if letters[:1].isalpha() else f"run-{letters}").rstrip("-")[:18].rstrip("-") or "run"
 
 
+def patterns(outs: Sequence[str]) -> Sequence[str]:
+    """What is a result: as asked for; the default where only exceptions (`!GLOB`) were named."""
+    return outs if any(not one.startswith("!") for one in outs) else (*DEFAULT_OUTS, *outs)
+
+
 def tree_of(request: RunRequest, folder: Path) -> tuple[str, Path]:
     """Which tree a run works in, and where it comes from: our workloads' or the user's project."""
     return ("train", workloads.folder()) if request.workload else ("project", folder)
@@ -99,7 +104,7 @@ def prepare(
             f"bring up more: gpuops up {live.row.provider} --nodes {request.nodes}, or ask for fewer --nodes",
         )
     # The agents take stock of these files at the start, to tell what the run made from what was there.
-    request = dataclasses.replace(request, outs=request.outs or DEFAULT_OUTS)
+    request = dataclasses.replace(request, outs=patterns(request.outs))
     values = secret_values(request.secrets, world.folder, world.env)
     if not sending.queue:
         _refuse_second(world, live, None)

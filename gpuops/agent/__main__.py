@@ -13,6 +13,7 @@ MODES = {
     "receive": "bulk",
     "send": "bulk",
     "restore": "bulk",
+    "left": "bulk",
     "end": "end",
     "rank": "rank",
 }

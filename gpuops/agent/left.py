@@ -1,23 +1,30 @@
-"""The verb `left`: what lies in a tree that neither a push put there nor a pattern names.
+"""Mode `left`: what lies in a tree that neither a push put there nor a pattern names.
 
-It would go with the node: edits made by hand, and results under names that nobody thought of.
+It would go with the node: edits made by hand, and results under names that nobody thought of. A program of
+its own, since an agent may have ended with its node's lease, and the files are still there.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from typing import Any, Callable, Dict
+from typing import Any, BinaryIO, Sequence
 
 from gpuops.agent.filestate import ours
 from gpuops.agent.node import Node, read_json
-from gpuops.agent.outs import matcher, walk
+from gpuops.agent.outs import mentioned, walk
 from gpuops.agent.survey import load_record
 from gpuops.agent.treefolder import TreeFolder, raw, stat_entry
 
-Emit = Callable[[Dict[str, Any]], None]
+
+def left(node: Node, arguments: Sequence[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001 (a mode's signature)
+    """The mode: arguments as JSON on stdin (read to its end), the answer as one line of JSON on stdout."""
+    stdout.write(json.dumps(listing(node, json.loads(stdin.read()))).encode() + b"\n")
+    stdout.flush()
+    return 0
 
 
-def left(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001 (a verb's signature)
+def listing(node: Node, args: dict[str, Any]) -> dict[str, Any]:
     """`{files: [[path, size, mtime_ns, edited]]}`; `edited`: pushed, and changed since.
 
     With `run`, only what changed since that run started, in its tree; else all of `tree`.
@@ -27,7 +34,7 @@ def left(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
         spec = os.path.join(node.run(args["run"]), "spec.json")
         tree, since = (read_json(spec) or {}).get("tree", tree), os.stat(spec).st_mtime_ns
     folder = TreeFolder(node.tree(str(tree)))
-    record, named = load_record(node, str(tree)), matcher(args["patterns"])
+    record, named = load_record(node, str(tree)), mentioned(args["patterns"])
     root = os.fsencode(folder.folder)
 
     def candidate(path: str) -> bool:

@@ -2,7 +2,8 @@
 
 Patterns are read as git reads its ignore rules: `*` and `?` stay within one name, `**` crosses
 folders, a pattern without a slash matches at any depth, one with a slash counts from the tree,
-and a pattern that matches a folder means everything in it.
+and a pattern that matches a folder means everything in it. One that begins with `!` is the
+user's word that what it matches is no result.
 """
 
 from __future__ import annotations
@@ -58,7 +59,18 @@ def inventory(node: Node, tree: str, patterns: Sequence[str]) -> dict[str, list[
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a path, or a folder above it, matches one of the patterns."""
+    """Whether a path, or a folder above it, matches one of the patterns and none of those with `!`."""
+    wanted = _any_of([pattern for pattern in patterns if not pattern.startswith("!")])
+    unwanted = _any_of([pattern[1:] for pattern in patterns if pattern.startswith("!")])
+    return lambda path: wanted(path) and not unwanted(path)
+
+
+def mentioned(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a path, or a folder above it, is spoken of at all: as a result, or with `!` as none."""
+    return _any_of([pattern[pattern.startswith("!") :] for pattern in patterns])
+
+
+def _any_of(patterns: Sequence[str]) -> Callable[[str], bool]:
     expressions = [translate(pattern) for pattern in patterns if pattern.strip("/")]
     alternatives = "|".join(expressions) or "(?!)"
     joined = re.compile(f"(?:{alternatives})(?:/.*)?", re.DOTALL)

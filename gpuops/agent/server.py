@@ -39,7 +39,6 @@ VERBS = {
     "leave": "runs:leave",
     "tail": "tail:tail",
     "outs": "outs:outs",
-    "left": "left:left",
     "sums": "outs:sums",
     "lease": "lease:lease",
 }

@@ -20,9 +20,6 @@ from gpuops.agent.resultfile import result
 
 LOOK_S = 0.2
 TOUCH_S = 15.0
-FORMING_S = 60.0
-LATE_LOOK_S = 2.0
-"""How often ranks that still have not joined are looked at after the first minute, in seconds."""
 GANG_S = 3.0
 """How long the ranks here may take to end by themselves after another node's failure, in seconds: who was
 the culprit is told by how each rank ended, and it may be one of ours that is slow to leave."""
@@ -41,7 +38,8 @@ class Supervisor:
         self.folder = node.run(spec["run"])
         self._marker = runfiles.marker(node, spec)
         self._process: subprocess.Popen[bytes] | None = None
-        self._sampler = Sampler(spec["master"]["port"]) if spec.get("master") else None
+        here = spec.get("here") or {"nodes": spec["nodes"], "ranks": spec["world"]}
+        self._sampler = Sampler(spec["master"]["port"], here["nodes"], here["ranks"]) if spec.get("master") else None
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stop: Stop | None = None
@@ -50,7 +48,7 @@ class Supervisor:
         self._steps_from = 0.0
         self._rank_failed = 0.0
         self._touched = 0.0
-        self._sample_at = 0.0
+        self._joined: set[int] = set()
         self._clearing = float("inf")
         self._acted = float("inf")
         """When the first step of a stop was taken (UTC seconds)."""
@@ -92,9 +90,13 @@ class Supervisor:
             return
         self._event("started", pid=self._process.pid)
         self.launched.set()
+        if self._sampler:
+            self._sampler.begin()
         while self._process.poll() is None and self._keep_on():
             self._wake.wait(LOOK_S)
             self._wake.clear()
+        if self._sampler:
+            self._sampler.end()
         code, records = self._process.returncode, self._records().values()
         self._finish(*decide(self._spec["kind"], code, records, self._stop, self._acted))
 
@@ -129,17 +131,18 @@ class Supervisor:
             self._node.touch()
             self._touched = now
         records = self._records()
-        self._sample(records, now)
+        self._notice_joined(records)
         self._notice_failure(records, now)
         return self._climb(now)
 
-    def _sample(self, records: Mapping[int, Mapping[str, Any]], now: float) -> None:
-        if self._sampler is None or now < self._sample_at:
+    def _notice_joined(self, records: Mapping[int, Mapping[str, Any]]) -> None:
+        if self._sampler is None:
             return
-        self._sample_at = now + (0.0 if time.time() - self._started < FORMING_S else LATE_LOOK_S)
         living = {rank: record["pid"] for rank, record in records.items() if record["pid"] and record["ended"] is None}
-        for rank in sorted(self._sampler.sample(living)):
+        joined = self._sampler.watch(living)
+        for rank in sorted(joined - self._joined):
             self._event("joined", rank=rank)
+        self._joined = joined
 
     def _notice_failure(self, records: Mapping[int, Mapping[str, Any]], now: float) -> None:
         """A failed rank is told to the other nodes at once; torchrun gets a moment to end by itself."""

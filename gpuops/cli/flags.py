@@ -55,7 +55,8 @@ class LaunchFlags:
     cluster: Annotated[str | None, _option("Use this live cluster.", metavar="NAME")] = None
     data: Annotated[str | None, _option("A file or folder the run reads.", metavar="PATH")] = None
     out: Annotated[
-        list[str] | None, _option("Files to bring home, such as 'checkpoints/**'. Repeatable.", metavar="GLOB")
+        list[str] | None,
+        _option("Files to bring home, such as 'checkpoints/**'; '!GLOB' leaves some. Repeatable.", metavar="GLOB"),
     ] = None
     env: Annotated[
         list[str] | None,

@@ -1,28 +1,33 @@
-"""What no pattern names and no push put on a node: small things come home all the same, large ones are named.
+"""What no pattern names and no push put on a node: it comes home all the same before its node goes.
 
 A result is easily written under a name that nobody thought of, and a file edited on a node is somebody's
-work. Both would go with the node.
+work. `--out '!GLOB'` is the user's word that such files may go.
 """
 
 from __future__ import annotations
 
 import glob
+import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from gpuops.agentclient import AgentClient
+from gpuops.agent.whole import Whole
+from gpuops.agentclient import LINE_LIMIT, Programs
 from gpuops.bulk import transfer
+from gpuops.errors import ConnectionLost
 from gpuops.progress import amount
 from gpuops.push.files import shown
 from gpuops.results.home import local_errors
 from gpuops.results.plan import is_inside
-from gpuops.tarstream import finish, read_files
+from gpuops.tarstream import BLOCK, finish, read_files
 
 SMALL = 100_000_000
-"""Files up to this size (bytes) come home unasked: most results that are no snapshots are far smaller."""
+"""Files up to this size (bytes) come home unasked from a node that stays: most results that are no snapshots are
+far smaller."""
 MANY = 1000
 """At most so many of them: more is a data set or a cache."""
 LIST_S = 600.0
@@ -39,20 +44,37 @@ class Left:
     edited: bool
 
 
-def left(clients: Mapping[int, AgentClient], patterns: Sequence[str], **which: str) -> list[Left]:
-    """Verb `left` on several nodes; `which` is `run` or `tree`. Raises NodeRefused, ConnectionLost."""
+def left(nodes: Mapping[int, Programs], patterns: Sequence[str], **which: str) -> list[Left]:
+    """What lies on several nodes; `which` is `run` or `tree`. Raises NodeRefused, ConnectionLost."""
     found = []
-    for node, client in clients.items():
-        for path, size, mtime_ns, edited in client.call("left", timeout=LIST_S, patterns=list(patterns), **which)[
-            "files"
-        ]:
+    for node, programs in nodes.items():
+        for path, size, mtime_ns, edited in _listing(programs, {"patterns": list(patterns), **which}):
             if is_inside(path):
                 found.append(Left(node, path, size, mtime_ns, edited))
     return found
 
 
+def _listing(programs: Programs, question: Mapping[str, Any]) -> Sequence[Any]:
+    with transfer(programs.bulk("left"), programs.label, LIST_S) as channel:
+        Whole(channel.stdin).write(json.dumps(question).encode())
+        channel.stdin.close()
+        answer = b""
+        while chunk := channel.stdout.read(BLOCK):
+            answer += chunk
+            if len(answer) > LINE_LIMIT:
+                raise ConnectionLost(f"{programs.label} lists files without end", "check that this node is yours")
+        finish(channel, programs.label)
+    try:
+        files: Sequence[Any] = json.loads(answer)["files"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConnectionLost(
+            f"{programs.label} does not say what lies on it", "check that this node is yours"
+        ) from error
+    return files
+
+
 def worth(found: Sequence[Left]) -> tuple[list[Left], list[Left]]:
-    """Those that come home unasked, and those that are only named."""
+    """Of files whose node stays: those that come home unasked, and those that are only named."""
     small = [one for one in found if one.size <= SMALL]
     if len(small) > MANY:
         small = [one for one in small if one.edited][:MANY]
@@ -61,7 +83,7 @@ def worth(found: Sequence[Left]) -> tuple[list[Left], list[Left]]:
 
 def exactly(found: Sequence[Left]) -> list[str]:
     """Patterns that name just these files."""
-    return sorted({glob.escape(one.path) for one in found})
+    return sorted({"./" + glob.escape(one.path) for one in found})
 
 
 def sentence(found: Sequence[Left]) -> str:
@@ -70,7 +92,7 @@ def sentence(found: Sequence[Left]) -> str:
     return ", ".join(named) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
 
 
-def save(client: AgentClient, tree: str, found: Sequence[Left], target: Path) -> None:
+def save(client: Programs, tree: str, found: Sequence[Left], target: Path) -> None:
     """Copy files of one node's tree into `target`, under their paths. Raises NodeRefused, ConnectionLost, LocalDisk."""
     with transfer(client.bulk("send", "--tree", tree), client.label) as channel:
         for member, content in read_files(channel, [one.path for one in found]):

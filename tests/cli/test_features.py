@@ -152,8 +152,8 @@ def test_toml_fills_what_was_not_typed(shell: Shell) -> None:
     assert "--nproc-per-node=1" in plan["execute"][0]
     out = good(shell, "train", "multinode", "--nodes", "2", "a.py")
     assert sorted(out.splitlines()) == ["[n0 r0] 2 toml", "[n1 r1] 2 toml"]
-    good(shell, "run", "--", "sh", "-c", "truncate -s 101M a.txt a.pt")
-    assert made(shell, "sh-1") == ["a.txt"]
+    good(shell, "run", "--", "sh", "-c", "echo 1 > a.txt; echo 2 > a.pt")
+    assert json.loads((shell.folder / "runs/sh-1/run.json").read_text())["request"]["outs"] == ["*.txt"]
 
 
 # What travels.
@@ -170,11 +170,10 @@ def made(shell: Shell, run: str) -> list[str]:
 def test_out_says_what_comes_home(shell: Shell) -> None:
     make = "mkdir -p deep/er; echo 1 > a.pt; echo 2 > b.log; echo 3 > deep/er/c.csv"
     good(shell, "run", "--out", "*.log", "--out", "deep/**", "--", "sh", "-c", make)
-    assert made(shell, "sh-1") == ["a.pt", "b.log", "deep/er/c.csv"], "what no pattern names is small here"
-    good(shell, "run", "--", "sh", "-c", "truncate -s 101M a.log b.bin")
-    assert made(shell, "sh-2") == []
+    assert made(shell, "sh-1") == ["a.pt", "b.log", "deep/er/c.csv"], "what no pattern names would go with the node"
+    good(shell, "up", "local")
     good(shell, "run", "--out", "*.log", "--", "sh", "-c", "truncate -s 101M a.log b.bin")
-    assert made(shell, "sh-3") == ["a.log"]
+    assert made(shell, "sh-2") == ["a.log"]
 
 
 def test_data_in_the_project_and_beside_it(shell: Shell) -> None:
@@ -348,16 +347,26 @@ def test_what_was_pushed_is_no_result(shell: Shell) -> None:
     assert sorted(path.name for path in out.iterdir() if path.name != ".gpuops.json") == ["made.pt"]
 
 
-def test_what_no_pattern_names_comes_home_unless_it_is_large(shell: Shell) -> None:
+def test_what_no_pattern_names_comes_home_before_its_node_goes(shell: Shell) -> None:
     shell.write("log.csv", "0\n")
-    script = "echo 1 > metrics.json; echo 2 >> log.csv; echo 3 > model.pt; truncate -s 101M big.bin"
-    out = shell.run("run", "--out", "*.json", "--", "sh", "-c", script)
+    script = "echo 1 > metrics.json; echo 2 >> log.csv; echo 3 > model.pt; echo no > junk.bin; truncate -s 101M big.bin"
+    out = shell.run("run", "--out", "*.json", "--out", "!junk.*", "--", "sh", "-c", script)
     home = shell.folder / "runs" / "sh-1" / "out"
     assert sorted(path.name for path in home.iterdir() if path.is_file()) == [
-        ".gpuops.json", "log.csv", "metrics.json", "model.pt",
+        ".gpuops.json", "big.bin", "log.csv", "metrics.json", "model.pt",
     ]  # fmt: skip
     assert (home / "log.csv").read_text() == "0\n2\n"
-    assert "left     big.bin (105.9 MB, node0); `--out` brings such files home" in out.stderr
+    assert "bringing home 105.9 MB that no --out names: big.bin (105.9 MB, node0)" in out.stderr
+
+
+def test_what_is_large_stays_on_a_cluster_that_stays_until_down(shell: Shell) -> None:
+    assert shell.run("up", "local", "--name", "lab").returncode == 0
+    ran = shell.run("run", "--out", "!junk.*", "--", "sh", "-c", "echo no > junk.bin; truncate -s 101M big.bin")
+    assert "left     still on lab: big.bin (105.9 MB, node0); `gpuops down` brings them home" in ran.stderr
+    assert not (shell.folder / "runs" / "sh-1" / "out" / "big.bin").exists()
+    assert shell.run("down", "lab").returncode == 0
+    saved = shell.folder / "runs" / "lab-left" / "node0"
+    assert {path.name: path.stat().st_size for path in saved.iterdir()} == {"big.bin": 101 << 20}
 
 
 def test_down_saves_what_was_edited_on_a_node(shell: Shell) -> None:
@@ -398,14 +407,7 @@ def test_all_nodes_means_all_that_are_there(shell: Shell) -> None:
     assert asked.stderr.startswith("error: sh-1 has nodes 0 to 1, not node 2\n")
 
 
-def test_the_guard_names_what_it_did_not_bring(shell: Shell) -> None:
+def test_the_guard_brings_what_no_pattern_names(shell: Shell) -> None:
     assert shell.run("run", "--detach", "--", "truncate", "-s", "101M", "big.bin").returncode == 0
-    said = ""
-
-    def told() -> bool:
-        nonlocal said
-        said += shell.run("status").stderr
-        return "truncate-1: " in said
-
-    until(told, "the guard's notice")
-    assert "too large to bring unasked: big.bin (105.9 MB, node0)" in said
+    until(lambda: not shell.clusters(), "the guard's end of the cluster")
+    assert made(shell, "truncate-1") == ["big.bin"]

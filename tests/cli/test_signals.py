@@ -65,7 +65,7 @@ def test_the_second_signal_hurries_what_hears_nothing(shell: Shell, tmp_path: Pa
         ("INT", "gpuops.cluster:_create", False),
         ("INT", "gpuops.cluster:_wait_ready", False),
         ("INT", "gpuops.push:push_many", True),
-        ("INT", "gpuops.run:_nodes", True),
+        ("INT", "gpuops.equip:equip", True),
         ("INT", "gpuops.run:node_specs", True),
         ("HUP", "gpuops.cluster:_create", False),
         ("HUP", "gpuops.push:push_many", True),
@@ -182,12 +182,9 @@ def test_the_lease_ends_during_a_run(shell: Shell, tmp_path: Path) -> None:
     assert shell.run("up", "local", "--nodes", "2", "--max-hours", "0.5").returncode == 0
     counting = Counting(shell, tmp_path / "side").start("saving", "leaving")
     for index in (0, 1):
-        path = counting.node(index) / "lease.json"
-        lease = json.loads(path.read_text())
+        lease = json.loads((counting.node(index) / "lease.json").read_text())
         assert 0 < lease["hard_wall"] - time.time() <= 1800
-        draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps({**lease, "hard_wall": time.time()}))
-        draft.replace(path)
+        end_now(counting.node(index))
     expect_ended_by_lease(counting)
     watchdogs = [counting.node(index) / "ended.json" for index in (0, 1)]
     until(lambda: all(path.exists() for path in watchdogs), "both nodes ended by themselves")
@@ -209,6 +206,28 @@ def test_the_guard_ends_what_outlived_its_lease(shell: Shell, tmp_path: Path) ->
     assert "local-1 reached the end of its lease and was ended" in shell.run("status").stderr
 
 
+def test_the_guard_saves_edits_from_nodes_that_their_lease_has_ended(shell: Shell) -> None:
+    shell.write("train.py", "print(1)\n")
+    assert shell.run("up", "local", "--name", "lab", "--max-hours", "1").returncode == 0
+    node = shell.home / "local" / "lab" / "n0"
+    assert shell.run("push").returncode == 0
+    (node / "project" / "train.py").write_text("print(1)  # precious\n")
+    end_now(node)
+    until(lambda: (node / "ended.json").exists(), "the node ended by itself")
+    expire(shell)
+    said = ""
+
+    def told() -> bool:
+        nonlocal said
+        said += shell.run("status").stderr
+        return "reached the end of its lease" in said
+
+    until(told, "the guard's notice")
+    assert (shell.folder / "runs/lab-left/node0/train.py").read_text() == "print(1)  # precious\n"
+    assert "edited or made on node0, saved in" in said
+    shell.expect_clean()
+
+
 def test_the_guard_ends_a_lease_when_nobody_is_left(shell: Shell, tmp_path: Path) -> None:
     assert shell.run("up", "local", "--nodes", "2", "--max-hours", "1").returncode == 0
     counting = Counting(shell, tmp_path / "side").start("saving", "leaving")
@@ -219,6 +238,14 @@ def test_the_guard_ends_a_lease_when_nobody_is_left(shell: Shell, tmp_path: Path
     counting.expect_every_byte()
     assert (shell.folder / "runs/python3-1/out/snapshot-1.pt").exists()
     assert re.fullmatch("the lease of node[01] ended the run", str(counting.verdict()["say"]))
+
+
+def end_now(node: Path) -> None:
+    """Let a node's lease end at once, as its watchdog sees it."""
+    path = node / "lease.json"
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps({**json.loads(path.read_text()), "hard_wall": time.time()}))
+    draft.replace(path)
 
 
 def expire(shell: Shell) -> None:

@@ -72,6 +72,23 @@ def test_ranks_that_never_met(shell: Shell) -> None:
     assert done.stdout.count("this needs GPUs") == 2
 
 
+HELLO = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+print("hello from", dist.get_rank(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_only_said_hello_are_not_called_apart(shell: Shell) -> None:
+    """Seconds of imports, then a world for a moment."""
+    shell.write("hello.py", HELLO)
+    done = shell.run(*TWO_BY_TWO, "hello.py")
+    assert done.returncode == 0, done.stderr
+    assert last_words(done.stderr)[0].startswith("all 4 ranks ended well")
+    assert "joined the world" not in done.stderr
+
+
 def test_ranks_that_were_too_quick_to_tell(shell: Shell) -> None:
     shell.write("short.py", "print('this needs GPUs')\n")
     done = shell.run("train", "multinode", "--nodes", "2", "--gpus", "1", "short.py")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpuops.agent import left, tree
+from gpuops.agent import tree
 from gpuops.agent.node import Node, Refusal
 from gpuops.connection import ProcessChannel
 from gpuops.errors import NodeRefused
@@ -24,14 +24,14 @@ from gpuops.agent import left, tree
 from gpuops.agent.__main__ import refuse
 from gpuops.agent.node import Node, Refusal
 try:
-    mode = getattr(tree, sys.argv[1])
+    mode = getattr(left if sys.argv[1] == "left" else tree, sys.argv[1])
     sys.exit(mode(Node(sys.argv[3]), sys.argv[4:], sys.stdin.buffer, sys.stdout.buffer))
 except Refusal as refusal:
     sys.exit(refuse(refusal.kind, refusal.say, refusal.hint, 1))
 """
 
 Verb = Callable[[Node, dict[str, Any], Callable[[dict[str, Any]], None]], dict[str, Any]]
-VERBS: dict[str, Verb] = {"plan": tree.plan, "commit": tree.commit, "edits": tree.edits, "left": left.left}
+VERBS: dict[str, Verb] = {"plan": tree.plan, "commit": tree.commit, "edits": tree.edits}
 
 
 class InProcessClient:

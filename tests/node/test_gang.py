@@ -18,12 +18,13 @@ from gpuops.errors import NodeRefused
 from tests.node.conftest import RealNode, alive, until
 
 SCRIPT = """
-import os, sys
+import os, sys, time
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 print("ranks", int(total), flush=True)
+time.sleep(2)  # whether a rank joined is seen by looking at it now and then
 for step in range(100000):
     if int(os.environ["RANK"]) == 3 and step == 10:
         dist.destroy_process_group()  # gloo's threads may abort an interpreter that ends beside them

@@ -80,9 +80,10 @@ def test_the_rest_of_the_specs() -> None:
         "gang": {"address": "10.0.0.4", "port": 23457}, "prelude": ["module load cuda"], "outs": ["**/*.pt"],
         "grace_s": 3.0,
     }  # fmt: skip
-    own = {"node", "ranks", "rank_base", "argv", "env", "user_env", "path_first"}
+    own = {"node", "ranks", "rank_base", "argv", "env", "user_env", "path_first", "here"}
     assert [{key: spec[key] for key in spec.keys() - own} for spec in (first, second)] == [same, same]
     assert [(spec["node"], spec["ranks"], spec["rank_base"]) for spec in (first, second)] == [(0, 2, 0), (1, 3, 2)]
+    assert [spec["here"] for spec in (first, second)] == [{"nodes": 1, "ranks": 2}, {"nodes": 1, "ranks": 3}]
     assert json.loads(json.dumps(first)) == first
 
 

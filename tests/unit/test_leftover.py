@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuops.agent.outs import matcher
 from gpuops.progress import Silent
 from gpuops.push import push_many, scan
 from gpuops.results.leftover import MANY, SMALL, Left, exactly, left, save, sentence, worth
@@ -48,7 +49,17 @@ def test_edits_and_new_files_are_left_unless_a_pattern_names_them(client: InProc
     (there(client) / "metrics [1].json").write_text("{}")
     (there(client) / "model.pt").write_text("weights")
     assert seen(client, ["*.pt"]) == {"train.py": (10, True), "metrics [1].json": (2, False)}
-    assert exactly([Left(0, "metrics [1].json", 2, 0, False)]) == ["metrics [[]1].json"]
+    assert exactly([Left(0, "metrics [1].json", 2, 0, False)]) == ["./metrics [[]1].json"]
+
+
+def test_what_the_user_gives_up_is_not_left(client: InProcessClient) -> None:
+    (there(client) / "data").mkdir()
+    for name in ("data/a.bin", "data/keep.bin", "!odd", "x.json"):
+        (there(client) / name).write_text("1")
+    assert set(seen(client, ["!data/*"])) == {"!odd", "x.json"}
+    everything = left({0: client}, [], tree="project")  # type: ignore[dict-item]
+    matches = matcher([*exactly(everything), "!data/a*"])
+    assert [one.path for one in everything if matches(one.path)] == ["!odd", "data/keep.bin", "x.json"]
 
 
 def test_small_things_are_worth_it_and_large_ones_are_named() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from gpuops.agent import joined, proctable
+from tests.conftest import until
 
 pytestmark = pytest.mark.skipif(not proctable.PROC, reason="needs /proc")
 
@@ -24,16 +26,37 @@ def row(local: int, remote: int, state: str, inode: int) -> str:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (row(40000, 23456, "01", 7), {"7"}),
-        (row(23456, 40000, "01", 7), {"7"}),
-        (row(23456, 0, "0A", 7), {"7"}),
-        (row(40000, 23456, "06", 7), set()),
-        (row(40000, 23457, "01", 7), set()),
-        ("torn", set()),
+        (row(40000, 23456, "01", 7), [("7", "01", "0100007F:9C40")]),
+        (row(23456, 40000, "01", 7), [("7", "01", "")]),
+        (row(23456, 0, "0A", 7), [("7", "0A", "")]),
+        (row(40000, 23456, "06", 0), [("0", "06", "0100007F:9C40")]),
+        (row(40000, 23456, "02", 7), []),
+        (row(40000, 23457, "01", 7), []),
+        ("torn", []),
     ],
 )
-def test_a_socket_table_is_read(text: str, expected: set[str]) -> None:
+def test_a_socket_table_is_read(text: str, expected: list[tuple[str, str, str]]) -> None:
     assert joined.parse_table([HEADER, text], 23456) == expected
+
+
+@pytest.mark.parametrize(("connections", "expected"), [(1, False), (2, None), (3, True)])
+def test_connections_that_nobody_saw_are_counted_afterwards(connections: int, expected: bool | None) -> None:
+    """One node of two ranks: torchrun's own connection, then those of ranks that were gone too soon."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        now = [0.0]
+        sampler = joined.Sampler(port, 1, 2, clock=lambda: now[0])
+        other = subprocess.Popen(["sleep", "600"])
+        try:
+            for _ in range(connections):
+                socket.create_connection(("127.0.0.1", port)).close()
+                listener.accept()[0].close()
+            for now[0] in (0.0, joined.ENOUGH_S):
+                sampler.sample({0: other.pid})
+            assert sampler.joined(0) is expected
+        finally:
+            other.kill()
+            other.wait()
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
@@ -42,7 +65,7 @@ def test_a_connection_is_seen_once_it_stands(family: socket.AddressFamily) -> No
     with socket.socket(family) as listener:
         listener.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
         listener.listen()
-        sampler = joined.Sampler(listener.getsockname()[1])
+        sampler = joined.Sampler(listener.getsockname()[1], 1, 4)
         child = os.fork()
         if child == 0:  # a rank that holds only its own end
             connection = socket.create_connection(listener.getsockname()[:2])
@@ -50,22 +73,32 @@ def test_a_connection_is_seen_once_it_stands(family: socket.AddressFamily) -> No
             connection.recv(1)
             os._exit(0)
         connection, _ = listener.accept()
-        while 0 not in sampler.sample({0: child, 1: me + 4_000_000}):
-            pass
-        assert sampler.joined(0) is True
+        while not sampler.joined(0):
+            sampler.sample({0: child, 1: me + 4_000_000})
         assert sampler.joined(1) is None
         connection.close()
         os.waitpid(child, 0)
-        assert sampler.sample({0: child}) == set()
+        sampler.sample({0: child})
         assert sampler.joined(0) is True
 
 
-def test_enough_looks_without_a_connection_are_a_no() -> None:
-    sampler = joined.Sampler(1)
-    for looks in range(joined.ENOUGH):
-        assert sampler.joined(0) is None, looks
+def test_a_long_enough_look_without_a_connection_is_a_no() -> None:
+    now = [100.0]
+    sampler = joined.Sampler(1, 1, 4, clock=lambda: now[0])
+    assert sampler.joined(0) is None
+    for seconds, expected in ((0.0, None), (joined.ENOUGH_S / 2, None), (joined.ENOUGH_S, False)):
+        now[0] = 100.0 + seconds
         sampler.sample({0: os.getpid()})
-    assert sampler.joined(0) is False
+        assert sampler.joined(0) is expected
+
+
+def test_who_lives_is_looked_at_until_the_end() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sampler = joined.Sampler(listener.getsockname()[1], 1, 4)
+        sampler.begin()
+        assert sampler.watch({}) == set()
+        until(lambda: sampler.watch({3: os.getpid()}) == {3}, "it was seen")
+        sampler.end()
 
 
 @pytest.mark.skipif(not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="kernel tells no children")
