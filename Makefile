@@ -11,7 +11,7 @@ BIN := .venv/bin
 MADE := .venv/.made
 
 # PROGRAM:PACKAGE, what the tests use of the system
-PACKAGES := git:git ps:procps
+PACKAGES := git:git ps:procps sshd:openssh-server ssh:openssh-client rsync:rsync ip:iproute2 nft:nftables
 
 .PHONY: help demo test proof clean packages
 .DELETE_ON_ERROR:

@@ -14,7 +14,7 @@ import itertools
 import json
 import queue
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from gpuops.agent.whole import Whole
@@ -283,6 +283,35 @@ class AgentClient(Programs):
     def close(self) -> None:
         self._outgoing.put(None)
         self._channel.close()
+
+
+class Nowhere:
+    """The connection to a node that does not answer, among others that do."""
+
+    def __init__(self, label: str, error: NodeError) -> None:
+        self.label = label
+        self._error = error
+
+    def open(self, argv: Sequence[str]) -> Channel:  # noqa: ARG002 (a connection's signature)
+        raise self._error
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Absent(AgentClient):
+    """The conversation with such a node: whatever is asked of it fails as the first question did."""
+
+    def __init__(self, label: str, paths: NodePaths, error: NodeError) -> None:
+        Programs.__init__(self, Nowhere(label, error), paths)
+        self._error = error
+
+    def _items(self, verb: str, timeout: float, args: dict[str, Any]) -> Items:  # noqa: ARG002 (an agent's signature)
+        raise self._error
+        yield  # what makes this a generator
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def _shown(text: str) -> str:

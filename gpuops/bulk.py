@@ -9,14 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, TypeVar, cast
 
+from gpuops.agent.whole import Whole
 from gpuops.connection import Channel
 from gpuops.errors import ConnectionLost, NodeError
-from gpuops.tarstream import complaint
+from gpuops.tarstream import complaint, finish
 
 SILENCE_S = 60.0
 """How long a transfer may move no byte in either direction, in seconds."""
 PIECE = 1 << 15
 """Bytes of one write. A pipe takes a write as a whole before it returns: small ones show a slow line's progress."""
+
+ANSWER_LIMIT = 64 << 20
+"""The longest answer of a program that is borne, in bytes."""
 
 T = TypeVar("T")
 
@@ -108,3 +112,20 @@ def transfer(channel: Channel, label: str, silence_s: float = SILENCE_S) -> Iter
         raise complaint(watched, label) from error
     finally:
         watched.close()
+
+
+def exchange(channel: Channel, label: str, question: bytes = b"", silence_s: float = SILENCE_S) -> bytes:
+    """Give a program its whole input, take its whole output, wait for its end.
+
+    Raises NodeRefused with an agent's own words, ConnectionLost for anything else but exit code 0.
+    """
+    with transfer(channel, label, silence_s) as watched:
+        Whole(watched.stdin).write(question)
+        watched.stdin.close()
+        answer = bytearray()
+        while chunk := watched.stdout.read(1 << 16):
+            answer += chunk
+            if len(answer) > ANSWER_LIMIT:
+                raise ConnectionLost(f"{label} answers without end", "check that this node is yours")
+        finish(watched, label)
+    return bytes(answer)

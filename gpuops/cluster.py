@@ -10,13 +10,12 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 from gpuops import artefact, guard
 from gpuops import lease as leases
 from gpuops.agent.node import PROTOCOL
-from gpuops.agentclient import AgentClient, NodePaths, Programs
+from gpuops.agentclient import Absent, AgentClient, NodePaths, Programs
 from gpuops.connection import connect
 from gpuops.errors import (
     ConnectionLost,
@@ -31,8 +30,9 @@ from gpuops.errors import (
     Unknown,
     UsageError,
 )
+from gpuops.install import revive
 from gpuops.ledger import ClusterRow, LedgerJournal
-from gpuops.models import Intent, Lease, Offer, Request, Resource
+from gpuops.models import Intent, Lease, Offer, Problem, Request, Resource
 from gpuops.oneach import on_each
 from gpuops.output import money, span
 from gpuops.teardown import POLL_S, POLL_SLOW_S, clear, in_order, owned, tear_down
@@ -69,7 +69,7 @@ class Live:
     def reconnect(self, index: int) -> AgentClient:
         """A new conversation with one node. Raises ConnectionLost."""
         self.clients[index].close()
-        self.clients[index] = _client(self.row.name, self.machines[index], index)
+        self.clients[index] = _client(self.clients[index].paths, self.machines[index], index)
         return self.clients[index]
 
     def close(self) -> None:
@@ -83,6 +83,9 @@ def plan(world: World, request: Request) -> tuple[Provisioner, list[Offer]]:
     provisioner = world.provisioner(request.provider)
     _check_capabilities(provisioner, request)
     problems = list(provisioner.preflight(request))
+    settled = _settled(world, request, problems)
+    if settled != request:
+        request, problems = settled, list(provisioner.preflight(settled))
     for problem in problems:
         if not problem.fatal:
             world.out.say(f"note: {problem.say}; {problem.hint}")
@@ -100,6 +103,15 @@ def plan(world: World, request: Request) -> tuple[Provisioner, list[Offer]]:
             "ask for less, raise --max-price, or try another provider",
         )
     return provisioner, offers
+
+
+def _settled(world: World, request: Request, problems: Sequence[Problem]) -> Request:
+    """The request with what only a person can settle (a host's key), asked where there is one."""
+    if world.out.interactive and not world.yes:
+        for problem in problems:
+            if problem.settle and world.out.confirm(f"{problem.say}: go on?"):
+                request = dataclasses.replace(request, options={**request.options, problem.settle: True})
+    return request
 
 
 def _check_capabilities(provisioner: Provisioner, request: Request) -> None:
@@ -120,10 +132,23 @@ class LeaseWish:
     idle_min: float | None = None
 
 
-def bring_up(world: World, request: Request, *, name: str | None, ephemeral: bool, wish: LeaseWish) -> Live:
-    """Create a cluster and wait until every node answers. What fails is undone before it is raised."""
+def bring_up(
+    world: World,
+    request: Request,
+    *,
+    name: str | None,
+    ephemeral: bool,
+    wish: LeaseWish,
+    foreword: Callable[[Offer], str] = lambda _: "",
+) -> Live:
+    """Create a cluster and wait until every node answers. What fails is undone before it is raised.
+
+    `foreword`: what is said of the offer before anybody is asked to agree to it.
+    """
     provisioner, offers = plan(world, request)
     rented = provisioner.capabilities.get("rented") is True
+    if said := foreword(offers[0]):
+        world.out.say(said)
     _confirm(world, offers[0])
     agent, _ = artefact.build(world.home / "cache")
     now = world.clock.now()
@@ -284,6 +309,7 @@ def _wait_ready(world: World, provisioner: Provisioner, row: ClusterRow, request
             why = _not_yet(machines, seen, settled=clock.monotonic() - started >= provisioner.settle_s)
             if not why:
                 live = reach(row, machines)
+                name_hosts(world, row, machines)
                 for machine in machines:
                     world.ledger.update_resource(row.id, machine)
                 return live
@@ -303,6 +329,15 @@ def _wait_ready(world: World, provisioner: Provisioner, row: ClusterRow, request
         clock.pause(wait, deadline)
 
 
+def name_hosts(world: World, row: ClusterRow, machines: Sequence[Resource]) -> None:
+    """Write the names under which plain `ssh`, rsync and editors reach nodes that have an sshd."""
+    targets = [machine.data["target"] for machine in machines if machine.data.get("connection") == "ssh"]
+    if targets and len(targets) == len(machines):
+        from gpuops import ssh
+
+        ssh.write_config(world.home / "ssh", row.name, [ssh.Target.from_document(one) for one in targets])
+
+
 def _not_yet(machines: Sequence[Resource], seen: set[str], *, settled: bool) -> str:
     """Why no connection is tried yet; empty when there is no reason. Raises NodeError for a machine that has ended.
 
@@ -318,24 +353,46 @@ def _not_yet(machines: Sequence[Resource], seen: set[str], *, settled: bool) -> 
     return ""
 
 
-def reach(row: ClusterRow, machines: Sequence[Resource]) -> Live:
-    """Converse with every node of a cluster. Raises ConnectionLost, NodeRefused."""
+def reach(row: ClusterRow, machines: Sequence[Resource], *, some: bool = False) -> Live:
+    """Converse with every node of a cluster; with `some`, with those that answer, at least one.
+
+    Raises ConnectionLost, NodeRefused.
+    """
     if not machines:
         raise NodeError(f"{row.name} has no machines", f"gpuops down {row.name}")
-    live = Live(row, list(machines))
-    try:
-        live.clients += _clients(row.name, machines)
-        for facts, skew in live.each(partial(_hello, row.name)):
-            live.facts.append(facts)
-            live.skews.append(skew)
-    except BaseException:
+
+    def one(index: int) -> tuple[AgentClient, Mapping[str, Any], float]:
+        paths = _paths(row.name, machines[index], index)
+        try:
+            client = _client(paths, machines[index], index)
+            try:
+                return client, *_hello(row.name, client)
+            except BaseException:
+                client.close()
+                client.connection.close()
+                raise
+        except NodeError as error:
+            failed[index] = error
+            return Absent(f"node{index}", paths, error), {}, 0.0
+
+    failed: dict[int, NodeError] = {}
+    nodes = on_each(one, range(len(machines)))
+    live = Live(row, list(machines), *(list(column) for column in zip(*nodes, strict=True)))
+    if failed and (not some or len(failed) == len(machines)):
         live.close()
-        raise
+        raise failed[min(failed)]
     return live
 
 
-def _client(cluster: str, machine: Resource, index: int) -> AgentClient:
-    return AgentClient(connect(machine, index), _paths(cluster, machine, index))
+def _client(paths: NodePaths, machine: Resource, index: int) -> AgentClient:
+    connection = connect(machine, index)
+    try:
+        return AgentClient(connection, paths)
+    except NodeRefused as refusal:
+        if refusal.kind != "no-agent" or not machine.data.get("revives"):
+            raise
+        revive(connection, paths.python, paths.agent, paths.node)  # the machine was started anew
+        return AgentClient(connection, paths)
 
 
 def programs_of(row: ClusterRow, machine: Resource, index: int) -> Programs:
@@ -347,24 +404,7 @@ def _paths(cluster: str, machine: Resource, index: int) -> NodePaths:
     return NodePaths(machine, cluster, index, str(machine.data.get("artefact", "")))
 
 
-def _clients(cluster: str, machines: Sequence[Resource]) -> list[AgentClient]:
-    """A conversation with each machine, all begun at once; none is left open where one fails."""
-    made: dict[int, AgentClient] = {}
-
-    def one(index: int) -> AgentClient:
-        made[index] = _client(cluster, machines[index], index)
-        return made[index]
-
-    try:
-        return on_each(one, range(len(machines)))
-    except BaseException:
-        for client in list(made.values()):
-            client.close()
-            client.connection.close()
-        raise
-
-
-def _hello(cluster: str, _index: int, client: AgentClient) -> tuple[Mapping[str, Any], float]:
+def _hello(cluster: str, client: AgentClient) -> tuple[Mapping[str, Any], float]:
     """A node's facts, and its clock's distance from ours (the middle of the round trip is the moment).
 
     The clock is asked by `ping`: `hello` waits for the GPUs' driver. Raises NodeRefused (`protocol`) for
@@ -402,6 +442,6 @@ def send_lease(live: Live, lease: Lease, now: float) -> None:
     live.each(lambda _i, client: client.call("lease", ends_in=ends_in, idle_s=lease.idle_s))
 
 
-def open_live(world: World, row: ClusterRow) -> Live:
-    """Reach a cluster that the ledger says is up. Raises NodeError."""
-    return reach(row, machines_of(world, row))
+def open_live(world: World, row: ClusterRow, *, some: bool = False) -> Live:
+    """Reach a cluster that the ledger says is up; with `some`, as much of it as answers. Raises NodeError."""
+    return reach(row, machines_of(world, row), some=some)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from gpuops.errors import NodeError
@@ -143,6 +144,16 @@ def connect(machine: Resource, index: int) -> Connection:
     kind = machine.data.get("connection")
     if kind == "process":
         return ProcessConnection(f"node{index}")
+    if kind == "ssh":
+        from gpuops import ssh
+
+        if missing := [name for name in ("target", "ssh_folder") if not machine.data.get(name)]:
+            raise NodeError(
+                f"the provisioner does not say of {machine.name}: {', '.join(missing)}",
+                "this is a bug in the provisioner: report it to whoever wrote it",
+            )
+        target = ssh.Target.from_document(machine.data["target"])
+        return ssh.connect(target, f"node{index}", Path(machine.data["ssh_folder"]))
     raise NodeError(
         f"node{index} is reached by '{kind}', which this version of gpuops does not speak",
         "upgrade gpuops",

@@ -96,7 +96,7 @@ def _save_runs(world: World, row: ClusterRow, progress: Progress) -> None:
     if not runs:
         return
     try:
-        live = clusters.open_live(world, row)
+        live = clusters.open_live(world, row, some=True)
     except NodeError as error:
         if clusters.all_ended(world, row):
             return  # the machines are gone, and with them whatever was on them
@@ -177,7 +177,7 @@ def stop(world: World, run: RunRow, progress: Progress) -> str:
             raise UsageError(f"{run.name} is still being prepared", "press Ctrl-C where it was started")
         return f"{run.name} was never started: the guard clears it away"
     row = world.ledger.cluster(run.cluster)
-    live = clusters.open_live(world, row)
+    live = clusters.open_live(world, row, some=True)
     try:
         results = stop_and_wait(world, live, run, "gpuops stop")
         if not _has_keeper(world, run):

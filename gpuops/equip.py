@@ -1,4 +1,4 @@
-"""Equipping nodes for a run: which Python, which interface and address, what the project asks for."""
+"""Equipping nodes for a run: which Python, how many ranks, what the project asks for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from gpuops.agentclient import AgentClient
 from gpuops.cluster import Live
 from gpuops.errors import NodeError, NodeRefused, RunFailed, UsageError
 from gpuops.launch import NodeFacts, ranks_for
-from gpuops.models import Resource, RunRequest
+from gpuops.meeting import Spot
+from gpuops.models import RunRequest
 from gpuops.oneach import on_each
 from gpuops.progress import Progress
 from gpuops.settings import Settings
@@ -32,12 +33,21 @@ class Equipped:
     facts: NodeFacts
     torch: str | None
     why: str
+    version: str = ""
+    """The Python's."""
+    gpus: int = 0
 
 
 def equip(
-    world: World, settings: Settings, live: Live, request: RunRequest, folder: Path, progress: Progress
+    world: World,
+    settings: Settings,
+    live: Live,
+    request: RunRequest,
+    folder: Path,
+    spots: Sequence[Spot],
+    progress: Progress,
 ) -> list[Equipped]:
-    """Each node's Python, ranks, interface and address. Raises NodeError where torch differs between nodes."""
+    """Each node's Python and ranks, at its spot. Raises NodeError where torch differs between nodes."""
 
     shared = capable(world, live, "shares_disk")
 
@@ -46,8 +56,6 @@ def equip(
         found = _python(world, settings, client, hello, request, folder, shared, progress)
         gpus = machine.data.get("gpus")
         seen = [str(gpu["index"]) for gpu in hello["gpus"]] if gpus is None else list(gpus)
-        peer = live.machines[1 if index == 0 and request.nodes > 1 else 0]
-        route = client.call("route", to=(peer.private_address or peer.address) if request.nodes > 1 else "127.0.0.1")
         facts = NodeFacts(
             index=index,
             python=found["python"],
@@ -55,10 +63,10 @@ def equip(
             cores_share=float(machine.data.get("cores_share", 1.0)),
             ranks=ranks_for(request, len(seen)),
             gpus=gpus if gpus is None else list(gpus),
-            interface=route["interface"],
-            address=address_of(index, machine, route),
+            interface=spots[index].interface,
+            address=spots[index].address,
         )
-        return Equipped(facts, found["torch"], found["why"])
+        return Equipped(facts, found["torch"], found["why"], found["version"], len(seen))
 
     nodes = on_each(one, range(request.nodes))
     first = nodes[0]
@@ -70,7 +78,25 @@ def equip(
                 f"node{index} has torch {node.torch}, node0 has {first.torch}",
                 "name one that is the same on all nodes with --python PATH",
             )
+    for note in differences(nodes) if request.kind == "torchrun" else ():
+        world.out.say(f"note: {note}")
     return nodes
+
+
+def differences(nodes: Sequence[Equipped]) -> list[str]:
+    """What a user should know of nodes that are not alike, though it stops nothing."""
+    found = []
+    minors = [".".join(node.version.split(".")[:2]) for node in nodes]
+    if other := next((index for index, minor in enumerate(minors) if minor != minors[0]), 0):
+        found.append(
+            f"node{other} has Python {minors[other]}, node0 {minors[0]}; what one pickles the other may not read"
+        )
+    if other := next((index for index, node in enumerate(nodes) if node.gpus != nodes[0].gpus), 0):
+        unlike = [(0, nodes[0]), (other, nodes[other])]
+        has = ", ".join(f"node{index} has {node.gpus} GPU{'s' * (node.gpus != 1)}" for index, node in unlike)
+        run = " and ".join(str(node.facts.ranks) for _, node in unlike)
+        found.append(f"{has}: they run {run} ranks; a script that takes all nodes for alike may fail")
+    return found
 
 
 def _python(
@@ -100,12 +126,6 @@ def _python(
             raise
         answer = _stream_python(client, progress, {**arguments, "needs_torch": False, "make": None})
     return answer
-
-
-def address_of(index: int, machine: Resource, route: Mapping[str, Any]) -> str:
-    """Where the other nodes reach this one. A public address is the last choice: nothing may listen on it there."""
-    private = machine.private_address if index == 0 else ""
-    return str(private or route["address"] or machine.address)
 
 
 def _stream_python(client: AgentClient, progress: Progress, arguments: dict[str, Any]) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gpuops import choose, guard
+from gpuops import choose, guard, push
 from gpuops import cluster as clusters
 from gpuops.cluster import LeaseWish, Live
 from gpuops.conclude import Conclusion, conclude, follower
@@ -22,12 +22,13 @@ from gpuops.follow import Follower
 from gpuops.halt import halt
 from gpuops.ledger import RunRow
 from gpuops.livefetch import LiveFetch
-from gpuops.models import Request, RunRequest
+from gpuops.models import Offer, Request, RunRequest
 from gpuops.output import span
 from gpuops.progress import Progress
+from gpuops.push import uplink
 from gpuops.receipt import receipt
 from gpuops.results import RunHome
-from gpuops.run import Prepared, Sending, check, give_up, launch, prepare
+from gpuops.run import Prepared, Sending, check, give_up, launch, prepare, tree_of
 from gpuops.settings import Settings
 from gpuops.show import HomeTail, Veil
 from gpuops.signals import HandOver
@@ -116,7 +117,22 @@ def _reach(world: World, job: Job, choice: choose.Choice) -> Live:
     if choice.row is not None:
         return clusters.open_live(world, choice.row)
     request = dataclasses.replace(job.machines, provider=choice.provider)
-    return clusters.bring_up(world, request, name=None, ephemeral=not job.keep, wish=job.wish)
+    return clusters.bring_up(
+        world,
+        request,
+        name=None,
+        ephemeral=not job.keep,
+        wish=job.wish,
+        foreword=lambda offer: upload(world, job, offer),
+    )
+
+
+def upload(world: World, job: Job, offer: Offer) -> str:
+    """What is to be sent, how long that will take and cost: said before anything is rented. Raises UsageError."""
+    if world.provisioner(offer.provider).capabilities.get("rented") is not True:
+        return ""
+    tree = push.scan(tree_of(job.request, world.folder)[1], world.home / "cache", job.sending.send_anyway)
+    return uplink.estimate(tree.size, offer.nodes, offer.per_hour, uplink.recall(world.home / "cache"))
 
 
 def _run_on(world: World, settings: Settings, live: Live, job: Job, progress: Progress, ours: bool) -> Outcome:

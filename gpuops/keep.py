@@ -71,7 +71,7 @@ def _end_with_keepers(world: World, row: ClusterRow, runs: list[RunRow]) -> None
     if not runs:
         return
     try:
-        live = clusters.open_live(world, row)
+        live = clusters.open_live(world, row, some=True)
     except NodeError:
         return  # it has ended already, or is out of reach for their commands too
     try:
@@ -92,7 +92,7 @@ def _finish_run(world: World, row: ClusterRow, run: RunRow, patience: float | No
     """Follow a run to its end, bring its results home, write its verdict. Only the nodes know whether it began."""
     world.ledger.set_run(run.id, keeper=world.me)
     try:
-        live = clusters.open_live(world, row)
+        live = clusters.open_live(world, row, some=True)
     except NodeError as error:
         return _unreachable(world, row, run, error, given_up=patience is not None)
     try:

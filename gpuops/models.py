@@ -76,6 +76,8 @@ class Problem:
     say: str
     hint: str
     fatal: bool = True
+    settle: str = ""
+    """The provider's own yes-or-no option by which the user may settle it: asked for where somebody can answer."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,11 @@ class Option:
     name: str
     """As typed, without dashes: `host`."""
     help: str
-    type: Literal["str", "int", "float", "bool", "path", "list"] = "str"
+    type: Literal["str", "int", "float", "bool", "path", "list", "lines"] = "str"
+    """`list`: may be given several times; `lines`: the file whose lines are the list, `#` begins a comment."""
     default: Any = None
+    counts: bool = False
+    """Each value stands for a machine: without `--nodes` there are as many nodes."""
 
 
 @dataclass(frozen=True)

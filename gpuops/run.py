@@ -17,10 +17,11 @@ from typing import Any
 from gpuops import __version__, guard, push, workloads
 from gpuops.cluster import Live
 from gpuops.equip import capable, equip, set_up, setup_command, versions
-from gpuops.errors import BUG, ConnectionLost, GpuopsError, Interrupted, UsageError
-from gpuops.launch import NodeFacts, node_specs
+from gpuops.errors import BUG, ConnectionLost, GpuopsError, Interrupted, NodeRefused, UsageError
+from gpuops.launch import NodeFacts, Place, node_specs
 from gpuops.ledger import RunRow
 from gpuops.models import RunRequest, Verdict
+from gpuops.probe import meet
 from gpuops.progress import Progress
 from gpuops.push.files import FileEntry
 from gpuops.push.restore import put_back
@@ -50,6 +51,8 @@ class Prepared:
     home: RunHome
     request: RunRequest
     nodes: list[NodeFacts]
+    ports: Sequence[int] = ()
+    """Of node0, known to be reached by all: for the first launch."""
     secrets: Mapping[str, str] = field(repr=False, default_factory=dict)
     attempt: int = 0
 
@@ -161,12 +164,14 @@ def _prepared(
     home = RunHome(row.home)
     home.create()
     clients = live.clients[: request.nodes]
+    alone = capable(world, live, "shares_disk") or not (request.kind == "torchrun" or request.all_nodes)
+    meeting = meet(world, live, request.nodes, alone=alone)
     reports = push.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress)
     _say_kept(world, reports)
     if request.resume:
         count = put_back(clients, name, find_run(world, request.resume))
         world.out.say(f"{count} file{'s' * (count != 1)} of {request.resume} put back on every node")
-    nodes = equip(world, settings, live, request, folder, progress)
+    nodes = equip(world, settings, live, request, folder, meeting.spots, progress)
     if setup := setup_command(request, folder, rented=capable(world, live, "rented")):
         set_up(world, live, name, setup, nodes)
     size = sum(node.facts.ranks for node in nodes)
@@ -174,7 +179,7 @@ def _prepared(
     held = [one.path for one in tree.held]
     facts = {**row.facts, **origin, "held": held, "nodes": request.nodes, "world": size, **versions(live, nodes)}
     world.ledger.set_run(row.id, facts=facts)
-    return Prepared(world.ledger.run(row.id), home, request, [node.facts for node in nodes], values)
+    return Prepared(world.ledger.run(row.id), home, request, [node.facts for node in nodes], meeting.ports, values)
 
 
 def _scanned(world: World, request: RunRequest, sending: Sending, folder: Path) -> push.Tree:
@@ -272,16 +277,18 @@ def find_run(world: World, name: str) -> RunRow:
 
 
 def launch(world: World, live: Live, prepared: Prepared) -> None:
-    """Start the run on every node, the head first. A fresh port each time it is called. Raises GpuopsError."""
+    """Start the run on every node, the head first. Other ports each time it is called. Raises GpuopsError."""
     prepared.attempt += 1
-    head = prepared.nodes[0]
-    several = len(prepared.nodes) > 1
-    address = head.address if several else "127.0.0.1"
+    try:
+        _start(world, live, prepared)
+    except NodeRefused as refusal:
+        if refusal.kind != "gang" or prepared.attempt > 1:
+            raise
+        launch(world, live, prepared)  # the gang link's port was taken in the meantime; nothing has begun
 
-    def meeting_point() -> tuple[str, int]:
-        return address, int(live.clients[0].call("port", address=address)["port"])
 
-    master, gang = meeting_point(), meeting_point() if several else None
+def _start(world: World, live: Live, prepared: Prepared) -> None:
+    master, gang = _places(live, prepared)
     specs = node_specs(
         prepared.request,
         run=prepared.row.name,
@@ -307,6 +314,21 @@ def launch(world: World, live: Live, prepared: Prepared) -> None:
             _call_off(live, index, prepared.row.name)
         world.ledger.set_run(prepared.row.id, state="starting", started=None)
         raise
+
+
+def _places(live: Live, prepared: Prepared) -> tuple[Place, Place | None]:
+    """Where torchrun and the gang link meet: on the ports that the probe has found to be reached, once; then on fresh
+    ones."""
+    several = len(prepared.nodes) > 1
+    address = prepared.nodes[0].address if several else "127.0.0.1"
+    if several and prepared.ports and prepared.attempt == 1:
+        master, gang = prepared.ports
+        return (address, master), (address, gang)
+
+    def fresh() -> Place:
+        return address, int(live.clients[0].call("port", address=address)["port"])
+
+    return fresh(), fresh() if several else None
 
 
 def _call_off(live: Live, index: int, run: str) -> None:

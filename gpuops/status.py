@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from gpuops.errors import GpuopsError
 from gpuops.lease import describe
 from gpuops.ledger import ClusterRow
+from gpuops.models import Resource
+from gpuops.oneach import on_each
 from gpuops.output import money, span, table
 from gpuops.teardown import belonging
 from gpuops.world import World
@@ -20,12 +23,7 @@ def look(world: World) -> list[dict[str, Any]]:
 
 def _cluster(world: World, row: ClusterRow) -> dict[str, Any]:
     machines = [machine for machine in world.ledger.resources(row.id) if machine.kind == "machine"]
-    nodes = []
-    for machine in machines:
-        try:
-            nodes.append(world.provisioner(row.provider).describe(machine).state)
-        except GpuopsError:  # it does not answer, or the package that brings it is no longer installed
-            nodes.append("unknown")
+    nodes = _states(world, row, machines)
     runs = [run for run in world.ledger.runs(cluster=row.id) if run.state in ("starting", "running")]
     now = time.time()
     return {
@@ -43,6 +41,22 @@ def _cluster(world: World, row: ClusterRow) -> dict[str, Any]:
         "idle_s": row.lease.idle_s,
         "lease": describe(row.lease, now),
     }
+
+
+def _states(world: World, row: ClusterRow, machines: Sequence[Resource]) -> list[str]:
+    """What its provider says of each machine; `unknown` where it says nothing."""
+    try:
+        provisioner = world.provisioner(row.provider)
+    except GpuopsError:  # the package that brings it is no longer installed
+        return ["unknown"] * len(machines)
+
+    def one(machine: Resource) -> str:
+        try:
+            return provisioner.describe(machine).state
+        except GpuopsError:
+            return "unknown"
+
+    return on_each(one, machines)
 
 
 def _state(row: ClusterRow, nodes: list[str]) -> str:

@@ -39,6 +39,10 @@ def tear_down(world: World, cluster: int, why: str) -> None:
         world.out.say(f"note: {error.say}; {row.name} is ended all the same")
     clear(world, world.provisioner(row.provider), row)
     world.ledger.gone(cluster, world.clock.now(), why)
+    if (world.home / "ssh" / f"{row.name}.conf").exists():
+        from gpuops import ssh
+
+        ssh.remove_config(world.home / "ssh", row.name)
 
 
 def clear(world: World, provisioner: Provisioner, row: ClusterRow) -> None:

@@ -97,7 +97,7 @@ def pull_results(world: World, name: str | None, progress: Progress) -> tuple[di
                 f"{row.name} has results that are not home, and {cluster.name} is {cluster.state}",
                 "`gpuops status --cloud` shows what is still there",
             )
-        live = clusters.open_live(world, cluster)
+        live = clusters.open_live(world, cluster, some=True)
         try:
             results = {}
             for index in range(int(row.request["nodes"])):

@@ -104,7 +104,7 @@ def _live(world: World, row: RunRow, tail: HomeTail, wanted: Filter, follow: boo
 
 def _look(world: World, row: RunRow, tail: HomeTail, wanted: Filter, follow: bool) -> None:
     try:
-        live = clusters.open_live(world, world.ledger.cluster(row.cluster))
+        live = clusters.open_live(world, world.ledger.cluster(row.cluster), some=True)
     except GpuopsError as error:
         return _at_home(world, row, tail, wanted, follow, error)
     try:

@@ -15,10 +15,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpuops.errors import ProviderError, Rejected, Unknown
+from gpuops.errors import ProviderError, Unknown
 from gpuops.models import Intent, Journal, Offer, Option, Problem, Request, Resource
 from provisioners.base import CONTRACT, Context
 from provisioners.localproc import end_by_force, watchdog_lives
+from provisioners.shares import divide
 
 INIT_S = 60.0
 REGION = "local"
@@ -68,7 +69,7 @@ class LocalProvisioner:
     def offers(self, request: Request) -> Sequence[Offer]:
         """One offer: this machine, its GPUs divided among the nodes (none, where they do not suffice)."""
         gpus = visible_gpus()
-        shares, note = divide(gpus, request.nodes, request.gpus)
+        shares, note = divide(gpus, request.nodes, request.gpus, "this machine")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         each = f"{len(shares[0])} GPU{'s' * (len(shares[0]) != 1)}" if shares and shares[0] else "CPU"
         share = f"{each} each, {cores} cores shared" if request.nodes > 1 else f"{each}, {cores} cores"
@@ -196,26 +197,6 @@ def _settings(folder: Path) -> dict[str, object]:
         return {name: node[name] for name in ("gpus", "cores_share", "artefact")}
     except (OSError, ValueError, KeyError):
         return {}
-
-
-def divide(gpus: Sequence[str], nodes: int, wanted: int | None) -> tuple[list[list[str]], str]:
-    """Each node's GPUs, and a sentence where the user should know.
-
-    Without GPUs every share is empty. `wanted` GPUs per node, or all, divided evenly.
-    Raises Rejected when GPUs exist and are wanted in a number that is not there.
-    """
-    if not gpus:
-        return [[] for _ in range(nodes)], ""
-    if len(gpus) < nodes:
-        have = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}"
-        return [[] for _ in range(nodes)], f"this machine has {have} for {nodes} nodes, so the ranks run on the CPU"
-    each = len(gpus) // nodes if wanted is None else wanted
-    if each * nodes > len(gpus):
-        raise Rejected(
-            f"{nodes} nodes with {each} GPUs each need {each * nodes}, this machine has {len(gpus)}",
-            f"ask for --gpus {len(gpus) // nodes}, or for fewer --nodes",
-        )
-    return [list(gpus[index * each : (index + 1) * each]) for index in range(nodes)], ""
 
 
 def visible_gpus() -> list[str]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +65,8 @@ class Shell:
     folder: Path
     env: dict[str, str] = field(default_factory=dict)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
+    prefix: Sequence[str] = ()
+    """Where the command is typed: in the network of a lab."""
 
     def environment(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUOPS_", "VIRTUAL_ENV"))}
@@ -74,7 +76,7 @@ class Shell:
         """Type a command and go on; `driver` is a point of sabotage (tests/chaos/driver.py)."""
         program = [str(TESTS / "chaos" / "driver.py"), driver] if driver else ["-m", "gpuops"]
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        process = subprocess.Popen([sys.executable, *program, *arguments], cwd=self.folder, text=True,
+        process = subprocess.Popen([*self.prefix, sys.executable, *program, *arguments], cwd=self.folder, text=True,
                                    env=self.environment(), **streams)  # fmt: skip
         self.started.append(process)
         return process

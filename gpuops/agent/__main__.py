@@ -15,6 +15,7 @@ MODES = {
     "restore": "bulk",
     "left": "bulk",
     "end": "end",
+    "nodes": "nodes",
     "rank": "rank",
 }
 """Mode -> module; its `main(mode, arguments)` gives the exit code."""

@@ -14,6 +14,7 @@ from gpuops.agent.node import Node, node_of, read_json, write_json
 from gpuops.agent.proctable import descendants, lives, marked, table
 from gpuops.agent.runfiles import markers
 
+SHARED = {"agent", "env"}
 ORDERLY_S = 20.0
 """How long the watchdog may take to end everything by itself, in seconds."""
 
@@ -24,6 +25,8 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     counts = end(node) if os.path.isdir(node.dir) else {"ended": 0, "left": 0}
     if "--remove" in rest and not counts["left"]:
         remove(node)
+        if "--root" in rest:
+            remove_root(node.root)
     print(json.dumps(counts), flush=True)
     return 1 if counts["left"] else 0
 
@@ -85,3 +88,14 @@ def remove(node: Node) -> None:
             os.rmdir(folder)
         except OSError:
             return  # not empty: something is not ours, or another node lives there; or gone already
+
+
+def remove_root(root: str) -> None:
+    """Remove what all nodes of this root share, this program and the environments made here, once no node is left."""
+    try:
+        if set(os.listdir(root)) <= SHARED:
+            for name in SHARED:
+                shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+            os.rmdir(root)
+    except OSError:
+        pass  # gone already, or something is not ours

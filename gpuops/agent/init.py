@@ -19,14 +19,27 @@ ANSWER_S = 30.0
 
 
 def main(_mode: str, arguments: Sequence[str]) -> int:
-    """Reads `{"node": …, "lease": {"boot_in", "ends_in", "idle_s"}}` on stdin; prints both process numbers."""
-    node, _ = node_of(arguments)
+    """Reads `{"node": …, "lease": {"boot_in", "ends_in", "idle_s"}}` on stdin; prints both process numbers.
+
+    With `--revive` nothing is read: a node whose processes a reboot has ended goes on, under the lease it had.
+    """
+    node, rest = node_of(arguments)
+    if "--revive" in rest:
+        if not node.settings():
+            raise Refusal("no-node", f"there is no node in {node.dir}", "it was removed, or never started")
+        os.chdir(node.dir)
+        refuse_ended(node)
+        return _answer(node)
     try:
         document = json.loads(sys.stdin.read())
         settings, wish = dict(document["node"]), dict(document["lease"])
     except (ValueError, KeyError, TypeError):
         raise Refusal("usage", "init needs one JSON document on its input", "it is started by gpuops") from None
     prepare(node, settings, wish)
+    return _answer(node)
+
+
+def _answer(node: Node) -> int:
     if not watched(node):
         start_watchdog(node)
     print(json.dumps(wait_for_agent(node)), flush=True)

@@ -49,14 +49,15 @@ def _ask_kernel(family: int, address: str) -> str:
         answer = kernel.recv(65536)
     length, kind = struct.unpack_from("=IH", answer)
     if kind == RTM_GETROUTE - 2:
-        for name, value in _attributes(answer[16 + 12 : length]):
+        for name, value in attributes(answer[16 + 12 : length]):
             if name == RTA_OIF:
                 return socket.if_indextoname(struct.unpack("=I", value)[0])
     number = -struct.unpack_from("=i", answer, 16)[0]
     raise OSError(number, os.strerror(number))
 
 
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Netlink's attributes, by number."""
     while len(data) >= 4:
         length, name = struct.unpack_from("=HH", data)
         yield name, data[4:length]

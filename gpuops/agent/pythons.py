@@ -60,7 +60,9 @@ def candidates(node: Node, name: str, first: Sequence[str], usual: Sequence[Cand
 
 
 def _answer(found: Interpreter, why: str, made: bool = False) -> dict[str, Any]:
-    return {"python": found.path, "torch": found.torch, "cuda": found.cuda, "why": why, "made": made}
+    version = ".".join(map(str, found.version))
+    torch, cuda = found.torch, found.cuda
+    return {"python": found.path, "version": version, "torch": torch, "cuda": cuda, "why": why, "made": made}
 
 
 def _explicit(asked: str, needs_torch: bool, spawn: Spawn) -> Interpreter:

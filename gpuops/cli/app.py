@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from gpuops.cli import clusters, files, launch, look
+from gpuops.cli import clusters, files, launch, login, look
 
 app = typer.Typer(
     name="gpuops",
@@ -34,5 +34,5 @@ def command_names() -> list[str]:
     return [str(command.name) for command in app.registered_commands]
 
 
-for module in (clusters, launch, look, files):
+for module in (clusters, launch, look, files, login):
     module.register(app)

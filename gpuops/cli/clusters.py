@@ -54,12 +54,13 @@ def up(
     as_json: Json = False,
 ) -> None:
     from gpuops import cluster
-    from gpuops.cli.request import lease_wish, machine_request, own_options, with_table
+    from gpuops.cli.request import counted, lease_wish, machine_request, own_options, with_table
     from gpuops.output import money
 
     world, settings = make_world(as_json=as_json, yes=yes, strict=True)
     machine = with_table(settings, "up", machine)
-    request = machine_request(provider, machine, own_options(world, provider, context.args))
+    options = own_options(world, provider, context.args)
+    request = machine_request(provider, machine, options, counted(world, provider, options))
     if name is not None:
         check_name(name)
     greet(world)
@@ -83,7 +84,7 @@ def _announce(world: World, row: ClusterRow, machines: Sequence[Resource]) -> No
     """What is up, until when, and the document for programs."""
     import time
 
-    from gpuops import guard
+    from gpuops import guard, login
     from gpuops import lease as leases
 
     if guard.wants_guard(world.ledger, row):
@@ -99,7 +100,7 @@ def _announce(world: World, row: ClusterRow, machines: Sequence[Resource]) -> No
             "hard_end": row.lease.end,
             "idle_s": row.lease.idle_s,
         },
-        [f"{row.name} is up: {count}; {leases.describe(row.lease, time.time())}"],
+        [f"{row.name} is up: {count}; {leases.describe(row.lease, time.time())}", *login.names(world, row, machines)],
     )
 
 

@@ -8,6 +8,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -35,8 +36,14 @@ def with_table(settings: Settings, table: str, flags: F) -> F:
     return filled(flags, settings.tables.get(table, {}))
 
 
-def machine_request(provider: str, flags: MachineFlags, options: Mapping[str, Any]) -> Request:
-    """The request for machines. Raises UsageError for impossible numbers."""
+def counted(world: World, provider: str, options: Mapping[str, Any]) -> int:
+    """How many machines a provider's own options name, at least 1."""
+    counting = [option.name for option in world.provisioner(provider).options if option.counts]
+    return max(1, sum(len(options.get(name) or ()) for name in counting))
+
+
+def machine_request(provider: str, flags: MachineFlags, options: Mapping[str, Any], count: int = 1) -> Request:
+    """The request for machines, `count` of them where nobody says. Raises UsageError for impossible numbers."""
     for name, value, least in (("--nodes", flags.nodes, 1), ("--gpus", flags.gpus, 1), ("--gpu-mem", flags.gpu_mem, 1)):
         if value is not None and value < least:
             raise UsageError(f"{name} {value} is too few", f"{name} takes a number from {least}")
@@ -51,7 +58,7 @@ def machine_request(provider: str, flags: MachineFlags, options: Mapping[str, An
             raise UsageError(f"{name} {amount:g} is no limit that can be kept", f"{name} takes a number above 0")
     return Request(
         provider=provider,
-        nodes=flags.nodes or 1,
+        nodes=flags.nodes or count,
         gpus=flags.gpus,
         gpu_type=flags.gpu_type,
         gpu_mem=flags.gpu_mem,
@@ -97,10 +104,25 @@ def _add(parser: argparse.ArgumentParser, option: Option) -> None:
     flag = f"--{option.name}"
     if option.type == "bool":
         parser.add_argument(flag, dest=option.name, action="store_true", default=option.default)
+    elif option.type == "lines":
+        parser.add_argument(flag, dest=option.name, type=partial(_lines, option.name), default=option.default)
     elif option.type == "list":
         parser.add_argument(flag, dest=option.name, action="append", default=option.default)
     else:
         parser.add_argument(flag, dest=option.name, type=_reader(option), default=option.default)
+
+
+def _lines(name: str, path: str) -> list[str]:
+    """The lines of a file, without comments and empty ones. Raises UsageError."""
+    try:
+        text = Path(path).expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"--{name} {path} cannot be read: {why}", "name a text file with one of them a line") from None
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    if not any(lines):
+        raise UsageError(f"--{name} {path} names nothing", "write one of them a line")
+    return [line for line in lines if line]
 
 
 def _reader(option: Option) -> Callable[[str], Any]:

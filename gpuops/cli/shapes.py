@@ -36,6 +36,12 @@ class TakesCommand(TakesArguments):
     passed = "-- COMMAND [ARGS...]"
 
 
+class MayTakeCommand(TakesArguments):
+    """`ssh`: what stands behind `--` is a command, instead of a shell."""
+
+    passed = "[-- COMMAND [ARGS...]]"
+
+
 class NamesProvider(TyperCommand):
     """`up`: its help ends with the options of the provider that was named."""
 
@@ -104,7 +110,8 @@ def _options(provider: str) -> Sequence[Option]:
 
 
 def _flag(option: Option) -> str:
-    return f"--{option.name}" + ("" if option.type == "bool" else f" <{option.type}>")
+    values = {"bool": "", "list": f" {option.name.upper()}", "lines": " FILE", "path": " PATH"}
+    return f"--{option.name}" + values.get(option.type, f" <{option.type}>")
 
 
 def example_help(what: str, *examples: str) -> str:

@@ -13,6 +13,7 @@ from gpuops.cli.flags import LaunchFlags, MachineFlags
 from gpuops.cli.progress import progress_for
 from gpuops.cli.request import (
     check_data,
+    counted,
     environment,
     launch_flags,
     lease_wish,
@@ -51,10 +52,12 @@ def tell(
     world, settings = make_world(as_json=as_json, yes=yes, strict=True)
     flags = launch_flags(settings, table, flags)
     machine = with_table(settings, table, machine)
-    machines = machine_request(flags.on or "local", machine, own_options(world, flags.on, own) if flags.on else {})
+    options = own_options(world, flags.on, own) if flags.on else {}
+    count = counted(world, flags.on, options) if flags.on else 1
+    machines = machine_request(flags.on or "local", machine, options, count)
     request = complete(world, make_request(machine), flags)
     if request.kind == "torchrun":
-        machines = dataclasses.replace(machines, nodes=request.nodes or NODES)
+        machines = dataclasses.replace(machines, nodes=request.nodes or max(NODES, count))
     job = story.Job(
         request=request,
         machines=machines,

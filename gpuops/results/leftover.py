@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuops.agent.whole import Whole
-from gpuops.agentclient import LINE_LIMIT, Programs
-from gpuops.bulk import transfer
+from gpuops.agentclient import Programs
+from gpuops.bulk import exchange, transfer
 from gpuops.errors import ConnectionLost
 from gpuops.progress import amount
 from gpuops.push.files import shown
 from gpuops.results.home import local_errors
 from gpuops.results.plan import is_inside
-from gpuops.tarstream import BLOCK, finish, read_files
+from gpuops.tarstream import finish, read_files
 
 SMALL = 100_000_000
 """Files up to this size (bytes) come home unasked from a node that stays: most results that are no snapshots are
@@ -55,15 +54,7 @@ def left(nodes: Mapping[int, Programs], patterns: Sequence[str], **which: str) -
 
 
 def _listing(programs: Programs, question: Mapping[str, Any]) -> Sequence[Any]:
-    with transfer(programs.bulk("left"), programs.label, LIST_S) as channel:
-        Whole(channel.stdin).write(json.dumps(question).encode())
-        channel.stdin.close()
-        answer = b""
-        while chunk := channel.stdout.read(BLOCK):
-            answer += chunk
-            if len(answer) > LINE_LIMIT:
-                raise ConnectionLost(f"{programs.label} lists files without end", "check that this node is yours")
-        finish(channel, programs.label)
+    answer = exchange(programs.bulk("left"), programs.label, json.dumps(question).encode(), LIST_S)
     try:
         files: Sequence[Any] = json.loads(answer)["files"]
     except (ValueError, KeyError, TypeError) as error:

@@ -40,12 +40,22 @@ class Counting:
 
     def start(self, *counter: str, flags: Sequence[str] = (), until_line: int = 20) -> Counting:
         """Type the command; come back once every counter has counted so far and the lines come home."""
-        self.side.mkdir(exist_ok=True)
+        self.make_sides()
         self.shell.write("count.py", PROGRAM.read_text())
         script = ["--", "python3", "count.py"] if self.kind[0] == "run" else ["count.py", "--"]
         self.process = self.shell.start(*self.kind, *flags, *script, str(self.side), *counter, **self.options)
         self.wait_for(until_line)
         return self
+
+    def make_sides(self) -> None:
+        self.side.mkdir(exist_ok=True)
+
+    def side_of(self, who: int) -> Path:  # noqa: ARG002
+        """Where a counter writes beside its log, as this test sees it."""
+        return self.side
+
+    def beside(self, who: int) -> Path:
+        return self.side_of(who) / f"{who}.txt"
 
     def wait_for(self, line: int) -> None:
         def there() -> bool:
@@ -57,15 +67,16 @@ class Counting:
 
     def wait_beside(self, more: int = 20) -> None:
         """Until the counters have gone on, whoever sees it."""
-        before = {who: (self.side / f"{who}.txt").stat().st_size for who in (0, 1)}
+        before = {who: self.beside(who).stat().st_size for who in (0, 1)}
         until(
-            lambda: all((self.side / f"{who}.txt").stat().st_size > size + more for who, size in before.items()),
+            lambda: all(self.beside(who).stat().st_size > size + more for who, size in before.items()),
             "that they count on",
         )
 
     def enough(self) -> None:
         """Let the counters end well."""
-        (self.side / "enough").touch()
+        for who in (0, 1):
+            (self.side_of(who) / "enough").touch()
 
     def end(self) -> subprocess.CompletedProcess[str]:
         out, err = self.process.communicate(timeout=HANG_S)
@@ -110,9 +121,9 @@ class Counting:
     def expect_every_byte(self) -> None:
         """The log at home is what the counter wrote: it writes to the log first, so one line may not be beside it."""
         for who in (0, 1):
-            count = (self.side / f"{who}.txt").read_bytes().count(b"\n")
+            count = self.beside(who).read_bytes().count(b"\n")
             wrote = [b"".join(line(who, n) for n in range(size)) for size in (count, count + 1)]
-            assert (self.side / f"{who}.txt").read_bytes() == wrote[0]
+            assert self.beside(who).read_bytes() == wrote[0]
             assert self.home(who) in wrote, f"{count} lines written, home ends with {self.home(who)[-200:]!r}"
 
     def expect_nothing_left(self) -> None:

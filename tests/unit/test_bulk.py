@@ -16,9 +16,7 @@ from gpuops.agent.whole import Whole
 from gpuops.agentclient import AgentClient
 from gpuops.bulk import transfer
 from gpuops.connection import ProcessChannel, ProcessConnection
-from gpuops.equip import address_of
 from gpuops.errors import ConnectionLost, NodeRefused, UsageError
-from gpuops.models import Resource
 from gpuops.push import restore
 from gpuops.push.files import entry
 from gpuops.results.memory import Held, Memory
@@ -145,17 +143,3 @@ def test_a_transfer_that_does_not_end_is_a_lost_connection(monkeypatch: pytest.M
         transfer(python(HANGS), "node0") as channel,
     ):
         finish(channel, "node0")
-
-
-@pytest.mark.parametrize(
-    ("index", "private", "public", "route", "expected"),
-    [
-        (0, "10.0.0.1", "5.6.7.8", "172.16.0.1", "10.0.0.1"),
-        (0, "", "5.6.7.8", "172.16.0.1", "172.16.0.1"),
-        (0, "", "5.6.7.8", "", "5.6.7.8"),
-        (1, "10.0.0.2", "5.6.7.9", "172.16.0.2", "172.16.0.2"),
-    ],
-)
-def test_where_a_node_is_reached(index: int, private: str, public: str, route: str, expected: str) -> None:
-    machine = Resource("machine", "m", "r", "n", False, address=public, private_address=private)
-    assert address_of(index, machine, {"interface": "eth0", "address": route}) == expected

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from gpuops.cluster import Live
 from gpuops.equip import setup_command
+from gpuops.errors import NodeRefused
+from gpuops.launch import NodeFacts
 from gpuops.models import RunRequest
-from gpuops.run import stem
+from gpuops.run import Prepared, launch, stem
 
 TRAIN = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=None, script="train.py")
 
@@ -56,3 +61,55 @@ def test_set_up_is_what_the_project_asks_for_on_rented_nodes(
 def test_our_workloads_need_no_set_up(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("")
     assert setup_command(replace(TRAIN, script=None, workload="digits"), tmp_path, rented=True) == ""
+
+
+class Agent:
+    """Notes where it is to meet the others; the head refuses to listen so many times."""
+
+    def __init__(self, refusals: int = 0) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self._refusals = refusals
+        self._fresh = 21000
+
+    def call(self, verb: str, **args: Any) -> dict[str, Any]:
+        if verb == "port":
+            self._fresh += 1
+            return {"port": self._fresh}
+        if verb == "start":
+            spec = args["spec"]
+            self.asked.append((spec["master"]["port"], spec["gang"]["port"]))
+            if len(self.asked) <= self._refusals:
+                raise NodeRefused("its port is taken", "start again", "gang")
+        return {}
+
+
+def launched(refusals: int, times: int = 1) -> list[Agent]:
+    agents = [Agent(refusals), Agent()]
+    facts = [NodeFacts(index, "python", ranks=1, cores=1, address=f"10.0.0.{index}") for index in range(2)]
+    row = SimpleNamespace(id=1, name="train-1", tree="project")
+    world = SimpleNamespace(ledger=SimpleNamespace(set_run=lambda *_args, **_fields: None))
+    prepared = Prepared(cast(Any, row), cast(Any, None), TRAIN, facts, (23456, 23457))
+    live = Live(cast(Any, SimpleNamespace(name="c-1")), [], cast(Any, agents))
+    try:
+        for _ in range(times):
+            launch(cast(Any, world), live, prepared)
+    except NodeRefused:
+        agents[0].asked.append((0, 0))
+    return agents
+
+
+def test_the_first_launch_takes_the_ports_that_were_probed_and_a_second_takes_others() -> None:
+    assert [agent.asked for agent in launched(0, times=2)] == [[(23456, 23457), (21001, 21002)]] * 2
+
+
+@pytest.mark.parametrize(
+    ("refusals", "head", "member"),
+    [
+        (1, [(23456, 23457), (21001, 21002)], [(21001, 21002)]),
+        (2, [(23456, 23457), (21001, 21002), (0, 0)], []),
+    ],
+)
+def test_a_gang_port_taken_in_the_meantime_is_replaced_once(
+    refusals: int, head: list[tuple[int, int]], member: list[tuple[int, int]]
+) -> None:
+    assert [agent.asked for agent in launched(refusals)] == [head, member]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from gpuops.agent import interpreters, makeenv, pythons, streamed
 from gpuops.agent.interpreters import Candidate, look
 from gpuops.agent.node import Node, Refusal
 
+VERSION = platform.python_version()
 VERSION_PY = "__version__ = '{}'\ndebug = False\ncuda: Optional[str] = {!r}\ngit_version = 'abc'\n"
 MAKE = {
     "requirements": ["requests", "torchvision"],
@@ -153,6 +155,7 @@ def test_the_active_environment_comes_before_the_usual_places(node: Node, with_t
     answer = ask(node, [plain], candidates=["/nowhere/python", with_torch])
     assert answer == {
         "python": with_torch,
+        "version": VERSION,
         "torch": "2.8.0+cu128",
         "cuda": "12.8",
         "made": False,
@@ -233,6 +236,7 @@ def test_uv_makes_it_once(node: Node, plain: str, uv: Path) -> None:
     answer = ask(node, [plain], items.append, make=MAKE)
     assert answer == {
         "python": python,
+        "version": VERSION,
         "torch": "2.9.0+cu126",
         "cuda": "12.6",
         "made": True,

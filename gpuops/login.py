@@ -1,0 +1,89 @@
+"""Logging in to a node by hand: a shell, one command, a forwarded port; and plain `ssh` for everything else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpuops import choose
+from gpuops.cluster import machines_of
+from gpuops.errors import UsageError
+from gpuops.ledger import ClusterRow
+from gpuops.models import Resource
+from gpuops.world import World
+
+SHELL = 'cd "$1" 2>/dev/null; exec "${SHELL:-/bin/sh}" -l'
+COMMAND = 'cd "$1" 2>/dev/null; shift; exec "$@"'
+NOT_FOUND = 127
+
+
+def pick(world: World, name: str | None, node: int, verb: str) -> tuple[ClusterRow, Resource]:
+    """The cluster and the machine of one node. Raises UsageError."""
+    live = world.ledger.clusters()
+    row = choose.by_name(live, name) if name else choose.the_one(live, world.folder, f"gpuops {verb}")
+    machines = machines_of(world, row)
+    if not 0 <= node < len(machines):
+        raise UsageError(f"{row.name} has {_nodes(len(machines))}, not node {node}", f"--node 0 to {len(machines) - 1}")
+    return row, machines[node]
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' * (count != 1)}"
+
+
+def enter(world: World, row: ClusterRow, machine: Resource, node: int, command: Sequence[str]) -> int:
+    """A shell on a node, or one command, in the project's folder there; its exit code."""
+    if machine.data.get("connection") == "process":
+        project = f"{machine.data['root']}/{row.name}/n{node}/project"
+        return _run(["sh", "-c", COMMAND if command else SHELL, "sh", project, *command])
+    from gpuops import ssh
+
+    project = f"{machine.data['root']}/{row.name}/n{node}/project"
+    argv = ["sh", "-c", COMMAND if command else SHELL, "sh", project, *command]
+    return _run(ssh.command_line(world.home / "ssh", row.name, node, argv, tty=not command and world.out.interactive))
+
+
+def forward(world: World, row: ClusterRow, machine: Resource, node: int, port: int, here: int) -> int:
+    """Hold a port of the node open on this computer until Ctrl-C; the exit code of `ssh`."""
+    if machine.data.get("connection") == "process":
+        raise UsageError(f"the nodes of {row.name} are this machine", f"open http://127.0.0.1:{port} as it is")
+    from gpuops import ssh
+
+    argv = ssh.command_line(world.home / "ssh", row.name, node, (), forwards=(f"{here}:127.0.0.1:{port}",))
+    world.out.say(f"http://127.0.0.1:{here} is port {port} of node{node} of {row.name}; Ctrl-C ends it")
+    return _run(argv)
+
+
+def _run(argv: Sequence[str]) -> int:
+    """In the foreground, with the terminal. Ctrl-C is the program's own; a signal's code is the shell's."""
+    environment = {name: value for name, value in os.environ.items() if name != "GPUOPS_RUN"}
+    try:
+        process = subprocess.Popen(list(argv), env=environment)
+    except OSError as error:
+        raise UsageError(f"{argv[0]} cannot be started: {error.strerror}", "install it") from error
+    while True:
+        try:
+            code = process.wait()
+            return code if code >= 0 else 128 - code
+        except KeyboardInterrupt:
+            continue  # it got the same signal, and decides
+
+
+def names(world: World, row: ClusterRow, machines: Sequence[Resource]) -> list[str]:
+    """Sentences: how the nodes of a cluster are reached by plain `ssh` and by editors; none for local nodes."""
+    if any(machine.data.get("connection") != "ssh" for machine in machines):
+        return []
+    folder = world.home / "ssh"
+    hosts = f"gpuops-{row.name}-0" + (f" to gpuops-{row.name}-{len(machines) - 1}" if len(machines) > 1 else "")
+    include = "" if _included(folder) else f", once ~/.ssh/config begins with the line: Include {folder}/*.conf"
+    return [f"log in: gpuops ssh {row.name}", f"plain ssh and VS Code: {hosts}{include}"]
+
+
+def _included(folder: Path) -> bool:
+    try:
+        text = (Path.home() / ".ssh" / "config").read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return f"{folder}/*.conf" in text or str(folder).replace(str(Path.home()), "~") + "/*.conf" in text

@@ -1,0 +1,38 @@
+"""Files of the SSH layer on this computer: private, and written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from gpuops.errors import LocalDisk
+
+
+def private_folder(folder: Path) -> Path:
+    """The folder, made if need be; nobody else may look into it. Raises LocalDisk."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if folder.stat().st_mode & 0o077 and os.name != "nt":
+            folder.chmod(0o700)
+    except OSError as error:
+        raise LocalDisk(f"{folder} cannot be made: {error.strerror}", "check this disk and its permissions") from error
+    return folder
+
+
+def write_private(path: Path, text: str) -> None:
+    """Put `text` into `path` for the user alone (0600); readers see the old text or the new. Raises LocalDisk."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with open(descriptor, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise LocalDisk(f"{path} cannot be written: {error.strerror}", "check this disk and its permissions") from error

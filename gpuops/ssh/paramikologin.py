@@ -1,0 +1,122 @@
+"""Logins by paramiko to one target: one transport as a rule, more where the server limits programs per login."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from gpuops.errors import NodeError
+from gpuops.ssh import faults
+from gpuops.ssh.gate import Gate
+from gpuops.ssh.limits import Limits
+from gpuops.ssh.login import Full, Gone, Line, open_line
+from gpuops.ssh.quoting import encoded
+from gpuops.ssh.streams import Program
+from gpuops.ssh.target import Target
+
+if TYPE_CHECKING:
+    import paramiko
+
+
+class ParamikoLogin:
+    """Thread-safe. A dead transport is replaced when the next program is started."""
+
+    def __init__(self, target: Target, limits: Limits, gate: Gate) -> None:
+        self.target = target
+        self._limits = limits
+        self._gate = gate
+        self._lines: list[Line] = []
+        self._running: list[Program] = []
+        self._lock = threading.Lock()
+        self._logging_in = threading.Lock()
+        self._attempts = 0
+        self._failure: NodeError | None = None
+
+    def start(self, line: str) -> Program:
+        """Start a line on the host. Raises ConnectionLost, Denied, HostKeyChanged, NodeError."""
+        import paramiko
+
+        program = Program(self._channel(), self.target.where)
+        try:
+            program.start(encoded(line))
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            program.close(self._limits.close_s)
+            if program.connected:
+                raise faults.noise(self.target.where, b"", "", "refused to start a program") from error
+            raise faults.ended(self.target.where) from error
+        with self._lock:
+            self._running = [*(known for known in self._running if not known.closed), program]
+        return program
+
+    def _channel(self) -> paramiko.Channel:
+        full: list[Line] = []
+        for _ in range(2 * self._limits.logins):
+            line = self._line(full)
+            try:
+                return line.session()
+            except Full:
+                full.append(line)
+            except Gone:
+                line.close()
+        raise faults.ended(self.target.where)
+
+    def _line(self, full: list[Line]) -> Line:
+        """A live transport that is not in `full`; a new login where there is none."""
+        if line := self._live(full):
+            return line
+        seen = self._attempts
+        with self._logging_in:
+            if line := self._live(full):
+                return line
+            if self._attempts != seen and self._failure is not None:
+                raise faults.again(self._failure)  # what others met while we waited is not tried again by each
+            if len([line for line in full if line.alive]) >= self._limits.logins:
+                raise faults.crowded(self.target.where)
+            return self._log_in()
+
+    def _live(self, full: list[Line]) -> Line | None:
+        with self._lock:
+            dead = [line for line in self._lines if not line.alive]
+            self._lines = [line for line in self._lines if line.alive]
+            found = next((line for line in self._lines if line not in full), None)
+        for line in dead:
+            line.close()
+        return found
+
+    def _log_in(self) -> Line:
+        try:
+            line = self._gate.start(self.target.address, lambda: open_line(self.target, self._limits))
+        except NodeError as error:
+            self._failure = error
+            raise
+        else:
+            self._failure = None
+        finally:
+            self._attempts += 1
+        with self._lock:
+            self._lines.append(line)
+        return line
+
+    def broken(self, program: Program) -> NodeError | None:
+        """Why a program never began; None where the far side's shell is to blame."""
+        return None if program.connected else faults.ended(self.target.where)
+
+    @property
+    def busy(self) -> bool:
+        with self._lock:
+            return any(not program.closed for program in self._running)
+
+    def tick(self, passed_s: float) -> None:
+        with self._lock:
+            lines = list(self._lines)
+        for line in lines:
+            line.tick(passed_s)
+
+    def close(self) -> None:
+        with self._lock:
+            lines, self._lines = self._lines, []
+            running, self._running = self._running, []
+        for line in lines:
+            line.close()
+        for program in running:
+            program.close(self._limits.close_s)

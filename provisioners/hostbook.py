@@ -1,0 +1,87 @@
+"""Which hosts something of ours may be on, how they are reached, and the key each was first met with."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuops.errors import Rejected, Unknown
+
+if TYPE_CHECKING:
+    from gpuops.ssh import Target
+
+LOCK_S = 20.0
+
+
+@dataclass(frozen=True)
+class Met:
+    """A host that was logged in to: where our folder is there, and the Python that runs the agent."""
+
+    target: Target
+    root: str
+    python: str
+
+
+class HostBook:
+    """A file of JSON, by the host's name. Several commands may write it; each write is whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def names(self) -> list[str]:
+        return sorted(self._read())
+
+    def get(self, name: str) -> Met | None:
+        from gpuops.ssh import Target
+
+        one = self._read().get(name)
+        return Met(Target.from_document(one["target"]), one["root"], one["python"]) if one else None
+
+    def known(self, name: str) -> Met:
+        """Raises Rejected for a host that nobody wrote down."""
+        met = self.get(name)
+        if met is None:
+            raise Rejected(f"{name} was forgotten while it was used", "try again")
+        return met
+
+    def put(self, name: str, met: Met) -> None:
+        with self._changing() as book:
+            book[name] = {"target": met.target.document(), "root": met.root, "python": met.python}
+
+    def forget(self, name: str) -> None:
+        with self._changing() as book:
+            book.pop(name, None)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self._path.read_text()))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise Unknown(f"{self._path} cannot be read: {error}", "repair it, or move it away") from error
+
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, Any]]:
+        from filelock import FileLock, Timeout
+
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            with FileLock(self._path.with_suffix(".lock"), timeout=LOCK_S):
+                book = self._read()
+                yield book
+                temporary = self._path.with_suffix(f".{os.getpid()}")
+                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                with os.fdopen(descriptor, "w") as file:
+                    json.dump(book, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(self._path)
+        except Timeout:
+            raise Unknown(f"{self._path} is held by another command", "try again") from None
+        except OSError as error:
+            raise Unknown(f"{self._path} cannot be written: {error}", "free some space") from error

@@ -1,0 +1,395 @@
+"""Hosts of the user's own, reached by SSH. What is made there is a folder, and what is removed is that folder.
+
+`<home>/.gpuops-<owner>/<cluster>/n<i>` on a host is a node; being there is what makes it ours, so an interrupted
+creation is found by its folder. Which hosts to ask, and the key each was first met with, stands in a small
+file on this computer (`ssh/hosts.json`) for as long as something of ours is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpuops.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, Rejected, Unknown, UsageError
+from gpuops.models import Intent, Journal, Offer, Option, Problem, Request, Resource
+from gpuops.oneach import on_each
+from provisioners.base import CONTRACT, Context
+from provisioners.hostbook import HostBook, Met
+from provisioners.shares import divide
+
+if TYPE_CHECKING:
+    from gpuops.connection import Connection
+    from gpuops.install import Found
+    from gpuops.ssh import Target
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host that was logged in to: `name` is the region of its resources."""
+
+    name: str
+    target: Target
+    found: Found
+
+
+class Unsettled(NodeError):
+    """A host whose key only the user can vouch for."""
+
+
+class SshProvisioner:
+    """Nothing is rented; `down` leaves a host as it was."""
+
+    contract = CONTRACT
+    name = "ssh"
+    capabilities: Mapping[str, bool | str] = {
+        "multinode": True,
+        "spot": "these hosts are yours, so there is no spot price",
+        "self_destruct": "these hosts are yours: a lease ends runs and processes, never the host",
+        "host_keys": True,
+        "rented": "these hosts are yours",
+        "shares_disk": "a host has its own disk",
+    }
+    options: Sequence[Option] = (
+        Option(
+            "host", "A host: user@address:port, or a name from your ~/.ssh/config. Repeatable.", "list", counts=True
+        ),
+        Option("hosts", "A file with a host a line.", "lines", counts=True),
+        Option("identity", "The private key to log in with.", "path"),
+        Option("accept-new", "Trust the key of a host that was never met before.", "bool", default=False),
+    )
+    settle_s = 0.0
+    gone_s = 120.0
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._folder = context.home / "ssh"
+        self._book = HostBook(self._folder / "hosts.json")
+        self._met: dict[str, Host] = {}
+        self._open: dict[str, Connection] = {}
+        self._ending: dict[str, _Ending] = {}
+        self._lock = threading.Lock()
+
+    # Before anything is made.
+
+    def preflight(self, request: Request) -> Sequence[Problem]:
+        problems = [
+            Problem(f"{flag} says which machine to rent, and these hosts are yours", f"leave out {flag}")
+            for flag, value in (
+                ("--gpu-type", request.gpu_type),
+                ("--gpu-mem", request.gpu_mem),
+                ("--region", request.region),
+                ("--image", request.image),
+            )
+            if value is not None
+        ]
+        typed = _typed(request)
+        if not typed:
+            problems.append(Problem("no host was named", "add --host user@address, once for each host"))
+        if problems:
+            return problems
+        return [problem for problem in on_each(lambda one: self._try(one, request), typed) if problem]
+
+    def _try(self, typed: str, request: Request) -> Problem | None:
+        try:
+            self._meet(typed, request)
+        except Unsettled as error:
+            return Problem(error.say, error.hint, settle="accept-new")
+        except GpuopsError as error:
+            say = error.say if typed in error.say else f"{typed}: {error.say}"
+            return Problem(say, error.hint)
+        return None
+
+    def _meet(self, typed: str, request: Request) -> Host:
+        """Log in, once for the whole command, and look. Raises UsageError, NodeError."""
+        if typed in self._met:
+            return self._met[typed]
+        from gpuops import install, ssh
+
+        target = ssh.resolve(typed, identity=_identity(request))
+        name = _name(target)
+        target = dataclasses.replace(target, host_keys=self._trusted(typed, name, target, request))
+        found = install.look(self._connection(name, target))
+        host = Host(name, target, found)
+        self._met[typed] = host
+        return host
+
+    def _trusted(self, typed: str, name: str, target: Target, request: Request) -> tuple[str, ...]:
+        """The host's own keys, as far as somebody vouches for them. Raises NodeError, Unsettled."""
+        from gpuops import ssh
+
+        met = self._book.get(name)
+        known = met.target.host_keys if met else ssh.known_keys(target.host, target.port)
+        if not known and typed != target.host:
+            known = ssh.known_keys(typed.rpartition("@")[2], target.port)
+        presented = ssh.scan(target, prefer=known)
+        if not known:
+            if request.options.get("accept-new"):
+                return tuple(presented)
+            prints = ", ".join(ssh.fingerprint(key) for key in presented)
+            raise Unsettled(
+                f"{name} was never met before, its key is {prints}",
+                "compare it with the host's own (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub there), then add "
+                "--accept-new",
+            )
+        agreed = tuple(key for key in presented if key in known)
+        if not agreed:
+            raise NodeError(
+                f"the host key of {name} is not the one that is known: it shows {ssh.fingerprint(presented[0])}, "
+                f"expected is {ssh.fingerprint(known[0])}; somebody may stand in between",
+                f"if the host was set up anew: ssh-keygen -R '{_known_as(target)}', then try again",
+            )
+        return agreed
+
+    def _connection(self, name: str, target: Target) -> Connection:
+        """The one connection of this provisioner to a host."""
+        from gpuops import ssh
+
+        with self._lock:
+            if name not in self._open:
+                self._open[name] = ssh.connect(target, name, self._folder)
+            return self._open[name]
+
+    def offers(self, request: Request) -> Sequence[Offer]:
+        """One offer: these hosts. More nodes than hosts are virtual ones, each with its share of the GPUs."""
+        hosts = [self._meet(typed, request) for typed in _typed(request)][: request.nodes]
+        names = [host.name for host in hosts]
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise UsageError(
+                f"{doubled[0]} is named twice", f"name it once; --nodes {request.nodes} makes virtual nodes on it"
+            )
+        places, notes = place(hosts, request.nodes, request.gpus)
+        gpus = min((len(one["gpus"]) if one["gpus"] is not None else one["all_gpus"]) for one in places)
+        count = f"{request.nodes} node{'s' * (request.nodes != 1)}"
+        what = f"{count} on {', '.join(dict.fromkeys(one['host'] for one in places))}"
+        return [Offer("ssh", "hosts", what, request.nodes, gpus, notes=tuple(notes), data={"places": places})]
+
+    # Making, finding, ending.
+
+    def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+        places: Sequence[Mapping[str, Any]] = offer.data["places"]
+        for index, one in enumerate(places):
+            journal.will("machine", intent.mark(index), f"{intent.token}-{index}", one["host"])
+        for one in places:
+            self._book.put(one["host"], Met(_target(one["target"]), self._root(one["home"]), one["python"]))
+        agents = dict(zip(
+            hosts := list(dict.fromkeys(one["host"] for one in places)),
+            on_each(lambda name: _provider(lambda: self._bring(name, intent.agent)), hosts),
+            strict=True,
+        ))  # fmt: skip
+
+        def one_node(index: int) -> Resource:
+            return _provider(lambda: self._create_node(index, places[index], agents[places[index]["host"]], intent))
+
+        made = on_each(one_node, range(len(places)))
+        for resource in made:
+            journal.got(resource)
+        return made
+
+    def _root(self, home: str) -> str:
+        return f"{home}/.gpuops-{self.context.owner}"
+
+    def _bring(self, name: str, agent: Path) -> str:
+        from gpuops import install
+
+        met = self._book.known(name)
+        return install.bring(self._connection(name, met.target), met.root, agent)
+
+    def _create_node(self, index: int, one: Mapping[str, Any], agent: str, intent: Intent) -> Resource:
+        from gpuops import install
+
+        met = self._book.known(one["host"])
+        folder = f"{met.root}/{intent.cluster}/n{index}"
+        node = {
+            "cluster": intent.cluster,
+            "owner": intent.owner,
+            "index": index,
+            "mark": intent.mark(index),
+            "token": f"{intent.token}-{index}",
+            "end": None,
+            "gpus": one["gpus"],
+            "cores_share": one["cores_share"],
+            "artefact": intent.agent.stem,
+            "host": one["host"],
+        }
+        lease = {"boot_in": max(1.0, intent.boot_deadline - time.time())}
+        install.init(
+            self._connection(one["host"], met.target), met.python, agent, folder, {"node": node, "lease": lease}
+        )
+        return self._resource(one["host"], met, {**node, "folder": folder, "state": "running"})
+
+    def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
+        """Every node folder of this owner's, on these hosts or on all that something of ours may be on."""
+        names = [name for name in (regions or self._book.names()) if self._book.get(name)]
+        return [node for nodes in on_each(self._list, names) for node in nodes]
+
+    def _list(self, name: str) -> list[Resource]:
+        from gpuops import install
+
+        met = self._book.get(name)
+        if met is None:
+            return []
+        ask = ["sh", "-c", ASK, "sh", met.python, f"{met.root}/agent", met.root, name]
+        answer = _provider(lambda: install.program(self._connection(name, met.target), ask))
+        return [self._resource(name, met, node) for node in answer.get("nodes") or [] if node.get("mark")]
+
+    def _resource(self, name: str, met: Met, node: Mapping[str, Any]) -> Resource:
+        return Resource(
+            kind="machine",
+            id=f"{name}:{node['folder']}",
+            region=name,
+            name=str(node["mark"]),
+            bills=False,
+            state=str(node["state"]),
+            address=met.target.host,
+            port=met.target.port,
+            data={
+                "connection": "ssh",
+                "target": met.target.document(),
+                "ssh_folder": str(self._folder),
+                "root": met.root,
+                "python": met.python,
+                "revives": True,
+                **{key: node.get(key) for key in ("folder", "gpus", "cores_share", "artefact")},
+            },
+        )
+
+    def describe(self, resource: Resource) -> Resource:
+        for node in self._list(resource.region):
+            if node.id == resource.id:
+                return node
+        return dataclasses.replace(resource, state="ended")
+
+    def destroy(self, resources: Sequence[Resource]) -> None:
+        """Each node ends itself and removes its folder, in a thread of ours that waits for it."""
+        for resource in resources:
+            running = self._ending.get(resource.id)
+            if running is None or not running.is_alive():
+                self._ending[resource.id] = _Ending(lambda resource=resource: self._end(resource))  # type: ignore[misc]
+                self._ending[resource.id].start()
+        for resource in resources:
+            self._ending[resource.id].join(END_S)
+        for ending in (self._ending[resource.id] for resource in resources):
+            if ending.error is not None:
+                raise ending.error
+
+    def _end(self, resource: Resource) -> None:
+        from gpuops import install
+
+        met = self._book.get(resource.region)
+        if met is None:
+            return
+        connection = self._connection(resource.region, met.target)
+        folder = str(resource.data["folder"])
+        argv = ["sh", "-c", END, "sh", met.python, f"{met.root}/agent", folder]
+        _provider(lambda: install.program(connection, argv))
+        if not self._list(resource.region):
+            self._book.forget(resource.region)
+
+    def self_destruct(self, resource: Resource) -> Sequence[str] | None:
+        return None
+
+
+END_S = 0.5
+"""How long `destroy` waits before it lets the core look again."""
+NEWEST = 'agent=$(ls -t "$2"/*.pyz 2>/dev/null | head -n 1); '
+ASK = (
+    NEWEST
+    + """if [ -z "$agent" ]; then printf '{"nodes": []}'; exit 0; fi
+exec "$1" -I "$agent" nodes --root "$3" --host "$4" """
+)
+"""An agent understands the files of every earlier one; without any, no node was ever begun."""
+END = (
+    NEWEST
+    + """if [ -z "$agent" ] || [ ! -d "$3" ]; then printf '{"ended": 0, "left": 0}'; exit 0; fi
+exec "$1" -I "$agent" end --node "$3" --remove --root """
+)
+
+
+class _Ending(threading.Thread):
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(daemon=True, name="end of a node")
+        self._work = work
+        self.error: GpuopsError | None = None
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except GpuopsError as error:
+            self.error = error
+
+
+def _provider(work: Callable[[], T]) -> T:
+    """A node's errors in a provider's words."""
+    try:
+        return work()
+    except ConnectionLost as error:
+        raise Unknown(error.say, error.hint) from error
+    except (NodeRefused, NodeError) as error:
+        raise Rejected(error.say, error.hint) from error
+
+
+def _typed(request: Request) -> list[str]:
+    return [*(request.options.get("host") or ()), *(request.options.get("hosts") or ())]
+
+
+def _identity(request: Request) -> str | None:
+    identity = request.options.get("identity")
+    if identity is None:
+        return None
+    path = Path(str(identity)).expanduser()
+    if not path.is_file():
+        raise UsageError(f"--identity {identity}: there is no such file", "name the private key")
+    return str(path.absolute())
+
+
+def _name(target: Target) -> str:
+    """What a host is called in the ledger and in messages: `root@10.0.0.5`, with the port where it is another one."""
+    host = f"[{target.host}]" if ":" in target.host else target.host
+    return f"{target.user}@{host}" + (f":{target.port}" if target.port != 22 else "")
+
+
+def _known_as(target: Target) -> str:
+    return f"[{target.host}]:{target.port}" if target.port != 22 else target.host
+
+
+def _target(document: Mapping[str, Any]) -> Target:
+    from gpuops.ssh import Target
+
+    return Target.from_document(dict(document))
+
+
+def place(hosts: Sequence[Host], nodes: int, gpus: int | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """Which node is on which host, with its share of the GPUs and cores, and sentences that the user should know.
+
+    Nodes of one host are neighbours in rank order. Raises Rejected where GPUs are wanted that are not there.
+    """
+    base, more = divmod(nodes, len(hosts))
+    places, notes = [], []
+    for position, host in enumerate(hosts):
+        count = base + (position < more)
+        there = [str(index) for index in range(host.found.gpus)]
+        shares, note = divide(there, count, gpus, host.name)
+        if note:
+            notes.append(note)
+        for share in shares:
+            places.append({
+                "host": host.name,
+                "target": host.target.document(),
+                "home": host.found.home,
+                "python": host.found.python,
+                "all_gpus": host.found.gpus,
+                "gpus": None if count == 1 and gpus is None else share,
+                "cores_share": 1 / count,
+            })  # fmt: skip
+    if nodes > len(hosts):
+        here = f"{len(hosts)} host{'s' * (len(hosts) != 1)}"
+        notes.append(f"{nodes} nodes on {here}: virtual nodes, which share cores, memory and disk")
+    return places, notes

@@ -1,0 +1,31 @@
+"""Labs for tests; a machine that cannot have one skips them with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.available import why_no_lab
+from tests.lab.hosts import Lab
+from tests.lab.laptop import Laptop
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    """An empty lab of this test's own."""
+    if reason := why_no_lab():
+        pytest.skip(reason)
+    with Lab(tmp_path / "lab") as one:
+        yield one
+
+
+@pytest.fixture
+def laptop(lab: Lab, tmp_path: Path) -> Iterator[Laptop]:
+    """A fresh home and an empty project folder on the laptop; whatever is left at the end is ended."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    one = Laptop(tmp_path / "home", folder, prefix=lab.enter, lab=lab)
+    yield one
+    one.end()

@@ -1,0 +1,183 @@
+"""A real sshd on a loopback port, for tests: own keys, own home, nobody else's files; ends with the test."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from gpuops.ssh import Target
+from tests.conftest import until
+
+
+def find_sshd() -> str | None:
+    """sshd must be called by its absolute path: it starts itself again."""
+    return shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin")
+
+
+def can_serve() -> str:
+    """Why no sshd can be started here; empty where one can."""
+    if find_sshd() is None or shutil.which("ssh-keygen") is None:
+        return "needs sshd (Debian: openssh-server)"
+    return ""
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def make_key(path: Path, passphrase: str = "", kind: str = "ed25519") -> str:
+    """A new private key; its public line."""
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", "a test", "-f", str(path)],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    return " ".join(path.with_name(path.name + ".pub").read_text().split()[:2])
+
+
+class Sshd:
+    """One server. `options` are lines of sshd_config; `bashrc` is what the user's start-up file does."""
+
+    def __init__(
+        self, folder: Path, options: Mapping[str, object] | None = None, bashrc: str = "", port: int | None = None
+    ) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / ".bashrc").write_text(bashrc)
+        self.identity = folder / "id"
+        self.user = getpass.getuser()
+        self.port = port or free_port()
+        self.host_key = make_key(folder / "host_key")
+        (folder / "authorized_keys").write_text(make_key(self.identity) + "\n")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._write(options or {})
+        self.start()
+
+    def _write(self, options: Mapping[str, object]) -> None:
+        lines = {
+            "ListenAddress": f"127.0.0.1:{self.port}",
+            "HostKey": self.folder / "host_key",
+            "AuthorizedKeysFile": self.folder / "authorized_keys",
+            "PidFile": self.folder / "pid",
+            "SetEnv": f"HOME={self.home}",
+            "UsePAM": "no",
+            "StrictModes": "no",
+            "UseDNS": "no",
+            "PermitRootLogin": "yes",
+            "PasswordAuthentication": "no",
+            "KbdInteractiveAuthentication": "no",
+            **options,
+        }
+        text = "".join(f"{name} {value}\n" for name, value in lines.items())
+        (self.folder / "sshd_config").write_text(text)
+
+    def start(self) -> None:
+        program = find_sshd()
+        assert program, can_serve()
+        if os.geteuid() == 0:
+            Path("/run/sshd").mkdir(exist_ok=True)  # sshd insists on it; a boot makes it anew
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [program, "-D", "-e", "-f", str(self.folder / "sshd_config")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        until(self._listens, f"sshd on port {self.port}: {self.log()}")
+
+    def _listens(self) -> bool:
+        assert self._process
+        if self._process.poll() is not None:
+            raise AssertionError(f"sshd ended: {self.log()}")
+        return "Server listening" in self.log()
+
+    def log(self) -> str:
+        path = self.folder / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def logins(self) -> int:
+        """How often a key was accepted."""
+        return self.log().count("Accepted publickey")
+
+    def target(self, **changes: object) -> Target:
+        fields: dict[str, object] = {
+            "host": "127.0.0.1",
+            "port": self.port,
+            "user": self.user,
+            "identities": (str(self.identity),),
+            "identities_only": True,
+            "host_keys": (self.host_key,),
+        }
+        return Target(**{**fields, **changes})  # type: ignore[arg-type]
+
+    def _sessions(self) -> list[psutil.Process]:
+        """The processes that serve connections, programs not among them."""
+        assert self._process
+        try:
+            children = psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        found = []
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.name().startswith("sshd"):
+                    found.append(child)
+        return found
+
+    def cut(self) -> None:
+        """End every connection without a word; the server goes on."""
+        for process in self._sessions():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def pause(self) -> None:
+        """From now on it hangs; TCP still lives."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        assert self._process
+        for process in [psutil.Process(self._process.pid), *self._sessions()]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def stop(self) -> None:
+        """End it, and all that was started through it."""
+        if self._process is None:
+            return
+        with contextlib.suppress(psutil.NoSuchProcess):
+            tree = psutil.Process(self._process.pid).children(recursive=True)
+            for process in tree:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+
+
+@contextlib.contextmanager
+def serving(options: Mapping[str, object] | None = None, bashrc: str = "") -> Iterator[Sshd]:
+    """A server in a folder of its own. The folder's name is short: sockets are made in it."""
+    with tempfile.TemporaryDirectory(prefix="sshd") as folder:
+        server = Sshd(Path(folder), options, bashrc)
+        try:
+            yield server
+        finally:
+            server.stop()

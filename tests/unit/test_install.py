@@ -1,0 +1,92 @@
+"""A machine becomes a node: what a look at it tells, and the agent put there, by a shell of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuops import artefact, install
+from gpuops.connection import ProcessConnection
+from gpuops.errors import NodeError, NodeRefused
+
+GOOD = "home /root\npython /usr/bin/python3\nfree_kb 9000000\n"
+
+
+def test_a_look_tells_what_is_there() -> None:
+    assert install.read(GOOD, "box") == install.Found("/root", "/usr/bin/python3", 0)
+    assert install.read(GOOD + "gpus 4\n", "box").gpus == 4
+    assert install.read("home /a b\nold /usr/bin/python3 is Python 3.6\npython /opt/p\nfree_kb \n", "box") == (
+        install.Found("/a b", "/opt/p")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "say", "hint"),
+    [
+        ("home /root\n", "box has no Python 3.8 or later", "install python3 on box"),
+        (
+            "home /root\nold /usr/bin/python3 is Python 3.6\n",
+            "box has no Python 3.8 or later (/usr/bin/python3 is Python 3.6)",
+            "install python3 on box",
+        ),
+        (GOOD + "unwritable /root\n", "the home folder /root of box cannot be written", "log in as another user"),
+        ("home /h\npython /p\nfree_kb 12\n", "the disk of box is full", "free some space under /h there"),
+        ("", "box has no Python 3.8 or later", "install python3 on box"),
+    ],
+)
+def test_what_cannot_become_a_node_is_one_sentence(text: str, say: str, hint: str) -> None:
+    with pytest.raises(NodeError) as error:
+        install.read(text, "box")
+    assert (error.value.say, error.value.hint) == (say, hint)
+
+
+def test_a_look_at_this_machine() -> None:
+    found = install.look(ProcessConnection("here"))
+    assert Path(found.home) == Path(os.environ["HOME"])
+    assert Path(found.python).exists()
+
+
+def test_the_agent_is_brought_once_and_a_node_begins(tmp_path: Path) -> None:
+    root = tmp_path / "a root"
+    connection = ProcessConnection("here")
+    agent, sha = artefact.build(tmp_path / "cache")
+    path = install.bring(connection, str(root), agent)
+    assert Path(path).read_bytes() == agent.read_bytes()
+    before = Path(path).stat()
+    assert install.bring(connection, str(root), agent) == path
+    assert Path(path).stat().st_mtime_ns == before.st_mtime_ns
+    assert [one.name for one in (root / "agent").iterdir()] == [f"{sha}.pyz"]
+
+    folder = root / "lab" / "n0"
+    node = {"cluster": "lab", "owner": "0badcafe", "index": 0, "mark": "gpuops-0badcafe-lab-0", "token": "t-0",
+            "end": None, "gpus": None, "artefact": sha, "host": "here"}  # fmt: skip
+    document = {"node": node, "lease": {"boot_in": 600.0}}
+    install.init(connection, sys.executable, path, str(folder), document)
+    nodes = [sys.executable, "-I", path, "nodes", "--root", str(root), "--host"]
+    (seen,) = install.program(connection, [*nodes, "here"])["nodes"]
+    assert (seen["mark"], seen["state"], seen["folder"]) == (node["mark"], "running", str(folder))
+    assert install.program(connection, [*nodes, "another host that shares the home"])["nodes"] == []
+    with pytest.raises(NodeRefused) as refused:
+        install.init(connection, sys.executable, path, str(folder), {**document, "node": {**node, "token": "other"}})
+    assert refused.value.kind == "foreign"
+
+    end = [sys.executable, "-I", path, "end", "--node", str(folder), "--remove", "--root"]
+    assert install.program(connection, end)["left"] == 0
+    assert not root.exists(), "nothing is left of us"
+    connection.close()
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    agent, _ = artefact.build(tmp_path / "cache")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NodeError, match=r"the agent cannot be put on here: mkdir: .*Not a directory"):
+        install.bring(ProcessConnection("here"), str(tmp_path / "file"), agent)
+
+
+def test_a_program_that_says_something_else_is_said() -> None:
+    with pytest.raises(NodeError, match="here gave no answer but 'login banner'"):
+        install.program(ProcessConnection("here"), ["echo", json.dumps({})[:-1] + "\nlogin banner"])
