@@ -87,7 +87,7 @@ def _end(world: World, row: ClusterRow, progress: Progress, force: bool) -> None
     if not force and row.state == "up":
         _save_runs(world, row, progress)
         _save_left(world, row, progress)
-    tear_down(world, row.id, "gpuops down")
+    tear_down(world, row.id, "gpuops down", force=force)
 
 
 def _save_runs(world: World, row: ClusterRow, progress: Progress) -> None:

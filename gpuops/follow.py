@@ -17,6 +17,8 @@ ALONE_S = 3600.0
 """How long an unreachable node is sought while nothing else says that the run is over."""
 OTHERS_ENDED_S = 30.0
 """How long it is sought once every other node has ended."""
+CONDEMNED_S = 10.0
+"""The same where these say that they were stopped because of it."""
 RETRY_S = 0.5
 RETRY_SLOW_S = 5.0
 REMIND_S = 60.0
@@ -114,9 +116,14 @@ class Follower:
         others_ended = len(self.results) == self._nodes - 1 and self._nodes > 1
         if away > 2 * RETRY_S and self._gone(index):
             return lost(index, f"node{index} ended without a word", "gone")
-        if away > ALONE_S or (others_ended and now - max(since, self._ended_at) > OTHERS_ENDED_S):
+        patience = CONDEMNED_S if self._is_condemned(index) else OTHERS_ENDED_S
+        if away > ALONE_S or (others_ended and now - max(since, self._ended_at) > patience):
             return lost(index, f"node{index} could not be reached for {away:.0f} s: {trouble.say}", "node")
         return None
+
+    def _is_condemned(self, index: int) -> bool:
+        reasons = [result["reason"] for result in self.results.values()]
+        return any(reason.get("kind") == "gang" and reason.get("from") == index for reason in reasons)
 
     def _final(self, index: int, trouble: GpuopsError) -> Mapping[str, Any] | None:
         """The result of a node whose agent will never give one; what lies on a machine that lives may be saved yet."""

@@ -8,12 +8,13 @@ once the ledger calls a cluster gone its name is free, and what carries the mark
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gpuops.errors import AuthFailed, ProviderError, QuotaExceeded, RateLimited, Rejected, StillBilling
 from gpuops.ledger import ClusterRow, LedgerUnwritable
 from gpuops.models import Resource
+from gpuops.oneach import on_each
 from gpuops.output import money
 from gpuops.world import World
 from provisioners.base import Provisioner
@@ -25,9 +26,10 @@ FINAL = (AuthFailed, QuotaExceeded, Rejected)
 FINAL_TRIES = 4
 
 
-def tear_down(world: World, cluster: int, why: str) -> None:
+def tear_down(world: World, cluster: int, why: str, *, force: bool = False) -> None:
     """Destroy everything of a cluster and wait until its provider lists nothing. Raises StillBilling.
 
+    With `force`, hosts of the user's own that cannot be reached are given up; what is rented never is.
     A ledger that cannot be written (a full disk) does not keep anything alive: its error is raised afterwards.
     """
     row = world.ledger.cluster(cluster)
@@ -37,7 +39,7 @@ def tear_down(world: World, cluster: int, why: str) -> None:
         world.ledger.ending(cluster)
     except LedgerUnwritable as error:
         world.out.say(f"note: {error.say}; {row.name} is ended all the same")
-    clear(world, world.provisioner(row.provider), row)
+    clear(world, world.provisioner(row.provider), row, force=force)
     world.ledger.gone(cluster, world.clock.now(), why)
     if (world.home / "ssh" / f"{row.name}.conf").exists():
         from gpuops import ssh
@@ -45,8 +47,10 @@ def tear_down(world: World, cluster: int, why: str) -> None:
         ssh.remove_config(world.home / "ssh", row.name)
 
 
-def clear(world: World, provisioner: Provisioner, row: ClusterRow) -> None:
+def clear(world: World, provisioner: Provisioner, row: ClusterRow, *, force: bool = False) -> None:
     """Destroy what carries a cluster's mark until nothing is left, within `gone_s`. Raises StillBilling."""
+    force = force and provisioner.capabilities.get("rented") is not True
+    given_up: set[str] = set()
     clock = world.clock
     began = clock.monotonic()
     deadline = began + max(provisioner.gone_s, provisioner.settle_s)
@@ -55,7 +59,7 @@ def clear(world: World, provisioner: Provisioner, row: ClusterRow) -> None:
     while True:
         wait = pause
         try:
-            left = remaining(world, provisioner, row)
+            left = remaining(world, provisioner, row, given_up)
             seen |= {one.id for one in left}
             if left:
                 provisioner.destroy(left)
@@ -67,6 +71,10 @@ def clear(world: World, provisioner: Provisioner, row: ClusterRow) -> None:
             finals += isinstance(error, FINAL)
             if isinstance(error, RateLimited):
                 wait = error.retry_after or pause
+            if force:
+                for region, say in silent(world, provisioner, row).items():
+                    given_up.add(region)
+                    world.out.say(f"note: {say}; what is there of {row.name} is given up: gpuops reap asks it again")
         if finals == FINAL_TRIES or clock.monotonic() >= deadline:
             raise still_billing(left, row.offer, trouble, row.name, f"gpuops down {row.name}")
         clock.pause(wait, deadline)
@@ -80,13 +88,31 @@ def _is_settled(world: World, row: ClusterRow, seen: set[str]) -> bool:
     return row.ready is not None or all(one.id in seen for one in world.ledger.resources(row.id))
 
 
-def remaining(world: World, provisioner: Provisioner, row: ClusterRow) -> list[Resource]:
-    """What the provider lists of a cluster, and what the ledger knows of that is not listed but still there.
+def silent(world: World, provisioner: Provisioner, row: ClusterRow) -> dict[str, str]:
+    """The regions of a cluster that do not answer now, with a sentence each."""
+
+    def one(region: str) -> str:
+        try:
+            provisioner.list_owned(world.owner, [region])
+        except ProviderError as error:
+            return error.say
+        return ""
+
+    regions = list(world.ledger.regions(row.id))
+    return {region: say for region, say in zip(regions, on_each(one, regions), strict=True) if say}
+
+
+def remaining(
+    world: World, provisioner: Provisioner, row: ClusterRow, given_up: Collection[str] = ()
+) -> list[Resource]:
+    """What the provider lists of a cluster, and what the ledger knows of that is not listed but still there, in
+    any region but those that were given up.
 
     Where a newer cluster has the name by now: only what the ledger knows to be this one's.
     """
-    listed = owned(world, provisioner, row)
-    known = world.ledger.resources(row.id)
+    regions = [region for region in world.ledger.regions(row.id) if region not in given_up]
+    listed = owned(world, provisioner, row, regions) if regions or not given_up else []
+    known = [one for one in world.ledger.resources(row.id) if one.region not in given_up]
     if _succeeded(world, row):  # asked after the list: until now the mark was this cluster's
         ours = {(one.kind, one.id) for one in known}
         listed = [one for one in listed if (one.kind, one.id) in ours]
@@ -100,9 +126,11 @@ def _succeeded(world: World, row: ClusterRow) -> bool:
     return any(other.name == row.name and other.id != row.id for other in world.ledger.clusters())
 
 
-def owned(world: World, provisioner: Provisioner, row: ClusterRow) -> list[Resource]:
-    """What the provider lists of one cluster, by its mark; machines in node order."""
-    listed = provisioner.list_owned(world.owner, world.ledger.regions(row.id))
+def owned(
+    world: World, provisioner: Provisioner, row: ClusterRow, regions: Sequence[str] | None = None
+) -> list[Resource]:
+    """What the provider lists of one cluster, by its mark; machines in node order. `regions`: all of its own."""
+    listed = provisioner.list_owned(world.owner, world.ledger.regions(row.id) if regions is None else regions)
     return belonging(listed, world.owner, row.name)
 
 

@@ -31,7 +31,7 @@ class HostBook:
     """A file of JSON, by the host's name. Several commands may write it; each write is whole."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
 
     def names(self) -> list[str]:
         return sorted(self._read())
@@ -59,29 +59,29 @@ class HostBook:
 
     def _read(self) -> dict[str, Any]:
         try:
-            return dict(json.loads(self._path.read_text()))
+            return dict(json.loads(self.path.read_text()))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            raise Unknown(f"{self._path} cannot be read: {error}", "repair it, or move it away") from error
+            raise Unknown(f"{self.path} cannot be read: {error}", "repair it, or move it away") from error
 
     @contextmanager
     def _changing(self) -> Iterator[dict[str, Any]]:
         from filelock import FileLock, Timeout
 
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            with FileLock(self._path.with_suffix(".lock"), timeout=LOCK_S):
+            with FileLock(self.path.with_suffix(".lock"), timeout=LOCK_S):
                 book = self._read()
                 yield book
-                temporary = self._path.with_suffix(f".{os.getpid()}")
+                temporary = self.path.with_suffix(f".{os.getpid()}")
                 descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
                 with os.fdopen(descriptor, "w") as file:
                     json.dump(book, file)
                     file.flush()
                     os.fsync(file.fileno())
-                temporary.replace(self._path)
+                temporary.replace(self.path)
         except Timeout:
-            raise Unknown(f"{self._path} is held by another command", "try again") from None
+            raise Unknown(f"{self.path} is held by another command", "try again") from None
         except OSError as error:
-            raise Unknown(f"{self._path} cannot be written: {error}", "free some space") from error
+            raise Unknown(f"{self.path} cannot be written: {error}", "free some space") from error

@@ -65,13 +65,15 @@ class SshProvisioner:
         Option("accept-new", "Trust the key of a host that was never met before.", "bool", default=False),
     )
     settle_s = 0.0
-    gone_s = 120.0
+    gone_s = 60.0
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self._folder = context.home / "ssh"
         self._book = HostBook(self._folder / "hosts.json")
         self._met: dict[str, Host] = {}
+        self._shown: dict[str, tuple[str, ...]] = {}
+        """Keys that the user was shown: the same must be there when they are accepted."""
         self._open: dict[str, Connection] = {}
         self._ending: dict[str, _Ending] = {}
         self._lock = threading.Lock()
@@ -114,38 +116,38 @@ class SshProvisioner:
 
         target = ssh.resolve(typed, identity=_identity(request))
         name = _name(target)
-        target = dataclasses.replace(target, host_keys=self._trusted(typed, name, target, request))
+        target = dataclasses.replace(target, host_keys=self._trusted(name, target, request))
         found = install.look(self._connection(name, target))
         host = Host(name, target, found)
         self._met[typed] = host
         return host
 
-    def _trusted(self, typed: str, name: str, target: Target, request: Request) -> tuple[str, ...]:
-        """The host's own keys, as far as somebody vouches for them. Raises NodeError, Unsettled."""
+    def _trusted(self, name: str, target: Target, request: Request) -> tuple[str, ...]:
+        """The host's own keys, as far as somebody vouches for them: the user's known_hosts, the first meeting of a
+        cluster that is still there, or the user now. Raises NodeError, Unsettled."""
         from gpuops import ssh
 
         met = self._book.get(name)
-        known = met.target.host_keys if met else ssh.known_keys(target.host, target.port)
-        if not known and typed != target.host:
-            known = ssh.known_keys(typed.rpartition("@")[2], target.port)
-        presented = ssh.scan(target, prefer=known)
-        if not known:
-            if request.options.get("accept-new"):
-                return tuple(presented)
-            prints = ", ".join(ssh.fingerprint(key) for key in presented)
-            raise Unsettled(
-                f"{name} was never met before, its key is {prints}",
-                "compare it with the host's own (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub there), then add "
-                "--accept-new",
-            )
-        agreed = tuple(key for key in presented if key in known)
-        if not agreed:
+        known = target.host_keys or (met.target.host_keys if met else ())
+        shown = ssh.scan(target, prefer=known)
+        agreed = tuple(key for key in shown if key in known)
+        if agreed:
+            return agreed
+        prints = ssh.fingerprint(shown[0])
+        if known:
+            anew = f"ssh-keygen -R '{_known_as(target)}'" if target.host_keys else f"remove it from {self._book.path}"
             raise NodeError(
-                f"the host key of {name} is not the one that is known: it shows {ssh.fingerprint(presented[0])}, "
-                f"expected is {ssh.fingerprint(known[0])}; somebody may stand in between",
-                f"if the host was set up anew: ssh-keygen -R '{_known_as(target)}', then try again",
+                f"the host key of {name} is not the one that is known: it shows {prints}, expected is "
+                f"{ssh.fingerprint(known[0])}; somebody may stand in between",
+                f"if the host was set up anew: {anew}, then try again",
             )
-        return agreed
+        if request.options.get("accept-new") and self._shown.setdefault(name, shown) == shown:
+            return shown
+        self._shown[name] = shown
+        raise Unsettled(
+            f"{name} was never met before, its key is {prints}",
+            "compare that with the host's own: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub, then add --accept-new",
+        )
 
     def _connection(self, name: str, target: Target) -> Connection:
         """The one connection of this provisioner to a host."""

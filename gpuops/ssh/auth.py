@@ -36,6 +36,8 @@ def authenticate(transport: paramiko.Transport, target: Target) -> None:
                 told.notes.append(f"it takes only: {', '.join(error.allowed_types)}")
                 raise faults.denied(target, told.tried, [], told.notes) from error
             except paramiko.AuthenticationException as error:
+                if "timeout" in str(error):
+                    raise faults.ended(target.where) from error
                 told.tried.append(name)
                 if not transport.is_active():
                     told.notes.append("then it hung up")
@@ -46,7 +48,7 @@ def authenticate(transport: paramiko.Transport, target: Target) -> None:
             if more:
                 raise faults.Denied(
                     f"{target.where} asks for more than a key ({', '.join(more)})",
-                    "log in through the system's ssh with a ControlMaster of your own, or allow keys alone",
+                    "gpuops cannot answer questions: allow this user to log in with a key alone",
                 )
             return
     finally:

@@ -12,7 +12,8 @@ from gpuops.ssh import hostkeys
 from gpuops.ssh.system import fits_socket, shares_logins
 from gpuops.ssh.target import Target
 
-ALGORITHMS = frozenset({"ciphers", "hostkeyalgorithms"})
+CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes192-ctr,aes256-ctr"
+"""All that OpenSSH takes by default, the fastest first (older versions cannot say `^aes128-gcm@openssh.com`)."""
 
 
 def value(text: str) -> str:
@@ -30,10 +31,15 @@ def path_value(path: str | Path) -> str:
     return value(str(path).replace("%", "%%"))
 
 
+def mark(target: Target) -> str:
+    """A short name for exactly this target."""
+    text = json.dumps(target.document(), sort_keys=True)
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+
+
 def control_path(folder: Path, target: Target, number: int = 0) -> Path:
     """The socket through which all programs share a login: the same target, the same socket."""
-    text = json.dumps(target.document(), sort_keys=True)
-    return folder / "cm" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}-{number}"
+    return folder / "cm" / f"{mark(target)}-{number}"
 
 
 def host_lines(
@@ -48,7 +54,7 @@ def host_lines(
         f"IdentitiesOnly {'yes' if target.identities_only else 'no'}",
         f"HostKeyAlias {alias}",
         f"UserKnownHostsFile {path_value(known_hosts)}",
-        "GlobalKnownHostsFile none",
+        "GlobalKnownHostsFile /dev/null",
         "StrictHostKeyChecking yes",
         "UpdateHostKeys no",
         "CheckHostIP no",
@@ -63,8 +69,8 @@ def host_lines(
         lines += ["ControlMaster auto", f"ControlPath {path_value(control)}", f"ControlPersist {persist_s}"]
     if target.proxy:
         lines.append(f"ProxyCommand {target.proxy}")
-    if not any(name.lower() in ALGORITHMS for name, _ in target.options):
-        lines.append("Ciphers ^aes128-gcm@openssh.com,aes256-gcm@openssh.com")
+    if not any(name.lower() == "ciphers" for name, _ in target.options):
+        lines.append(f"Ciphers {CIPHERS}")
     lines += [f"{name} {text}" for name, text in target.options]
     return [f"Host {alias}", *(f"  {line}" for line in lines)]
 

@@ -21,7 +21,7 @@ from gpuops.ssh.target import Target
 
 PERSIST_S = 600
 """How long a login by hand is kept for the next one."""
-CONTROL = re.compile(r'^\s*ControlPath "(?P<path>.*)"$', re.MULTILINE)
+CONTROL = re.compile(r"^\s*# Target ([0-9a-f]{16})$", re.MULTILINE)
 FORWARD = re.compile(r"[\w.:\[\]*-]+")
 
 
@@ -42,7 +42,11 @@ def write_config(folder: Path, cluster: str, targets: Sequence[Target]) -> Path:
     for index, target in enumerate(targets):
         name = alias(cluster, index)
         trusted += conf.known_hosts_lines(name, target)
-        lines += ["", *conf.host_lines(name, target, known, conf.control_path(folder, target), PERSIST_S)]
+        lines += [
+            "",
+            f"# Target {conf.mark(target)}",
+            *conf.host_lines(name, target, known, conf.control_path(folder, target), PERSIST_S),
+        ]
     write_private(known, "\n".join([*trusted, ""]))
     write_private(config, "\n".join([*lines, ""]))
     return config
@@ -53,23 +57,29 @@ def remove_config(folder: Path, cluster: str) -> None:
     if not NAME.fullmatch(cluster):
         return
     config = folder / f"{cluster}.conf"
+    others = [path for path in folder.glob("*.conf") if path != config]
+    for mark in _marks(config) - {mark for path in others for mark in _marks(path)}:
+        for socket in (folder / "cm").glob(f"{mark}-*"):
+            end_master(socket)
+        for path in (folder / "own").glob(f"{mark}[.-]*"):
+            _unlink(path)
+    _unlink(config)
+    _unlink(folder / f"{cluster}.known_hosts")
+
+
+def _marks(config: Path) -> set[str]:
+    """Which targets a file of ours names."""
     try:
-        for path in set(CONTROL.findall(config.read_text(encoding="utf-8"))):
-            end_masters(Path(path.replace("%%", "%")))
+        return set(CONTROL.findall(config.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError):
-        pass  # there is none, or none that is ours
-    for path in (config, folder / f"{cluster}.known_hosts"):
-        try:
-            path.unlink(missing_ok=True)
-        except OSError:
-            pass  # a stale file makes nothing wrong: hosts are checked by key
+        return set()  # there is none, or none that is ours
 
 
-def end_masters(path: Path) -> None:
-    """End the login at this socket, and those that were opened beside it because it was full."""
-    for one in path.parent.glob(f"{path.name.rpartition('-')[0]}-*"):
-        if one.is_socket():
-            end_master(one)
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        pass  # a stale file makes nothing wrong: hosts are checked by key
 
 
 def command_line(

@@ -59,8 +59,11 @@ class SshConnection:
         except faults.Refused:  # the login broke just then, and nothing was started
             channel = self._begin(login, login.start(line), mark)
         with self._lock:
-            self._channels = [*(known for known in self._channels if not known.closed), channel]
-        return channel
+            if self._login is login:
+                self._channels = [*(known for known in self._channels if not known.closed), channel]
+                return channel
+        channel.close()  # the connection was closed meanwhile
+        raise faults.ended(self._target.where)
 
     def _begin(self, login: Login, program: Channel, mark: bytes) -> SshChannel:
         """The program once its own output begins. Raises ConnectionLost, NodeError."""

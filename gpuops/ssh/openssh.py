@@ -7,7 +7,6 @@ configuration: what of it counts is in the target already.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import socket
@@ -17,12 +16,15 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from gpuops.connection import ProcessChannel
 from gpuops.errors import ConnectionLost, NodeError, UsageError
 from gpuops.ssh import conf, faults, keyfiles
 from gpuops.ssh.files import private_folder, write_private
 from gpuops.ssh.gate import Gate
 from gpuops.ssh.limits import Limits
+from gpuops.ssh.once import Once
 from gpuops.ssh.quoting import encoded
 from gpuops.ssh.system import fits_socket, shares_logins, ssh_program
 from gpuops.ssh.target import Target
@@ -61,7 +63,7 @@ class Slot:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.starting = threading.Lock()
+        self.opening: Once[bool] = Once()
         self._programs = 0
         self._lock = threading.Lock()
 
@@ -111,9 +113,7 @@ class SystemLogin:
             program = SystemProgram([*argv, "-S", "none", ALIAS, command], None, self.target.where)
         else:
             try:
-                with slot.starting:
-                    if not slot.alive():
-                        self._gate.start(self.target.address, lambda: self._open_master(argv, slot.path))
+                slot.opening.get(lambda: slot.alive() or None, lambda: self._open_master(argv, slot))
                 program = SystemProgram(
                     [*argv, "-o", "ControlMaster=no", "-S", str(slot.path), ALIAS, command], slot, self.target.where
                 )
@@ -137,11 +137,11 @@ class SystemLogin:
     def _configured(self) -> Path:
         """The generated configuration of this target, written once."""
         with self._lock:
-            if self._config is None:
+            if self._config is None or not self._config.exists():
                 private_folder(self._folder)
                 private_folder(self._folder / "cm")
                 own = private_folder(self._folder / "own")
-                name = hashlib.sha256(repr(self.target).encode()).hexdigest()[:16]
+                name = conf.mark(self.target)
                 known = own / f"{name}.known_hosts"
                 write_private(known, "\n".join([*conf.known_hosts_lines(ALIAS, self.target), ""]))
                 lines = conf.host_lines(ALIAS, self.target, known, None, PERSIST_S, max(1, round(self._limits.ping_s)))
@@ -150,8 +150,21 @@ class SystemLogin:
                 self._config = own / f"{name}.config"
             return self._config
 
-    def _open_master(self, argv: Sequence[str], path: Path) -> None:
-        """Log in, and leave the login in the background. Raises what `faults.from_openssh` says."""
+    def _open_master(self, argv: Sequence[str], slot: Slot) -> bool:
+        """Log in, and leave the login in the background, unless another process of this user just did."""
+        try:
+            with FileLock(self._folder / "own" / f"{slot.path.name}.lock", timeout=self._limits.login_s, mode=0o600):
+                if not slot.alive():
+                    self._gate.start(self.target.address, lambda: self._log_in(argv, slot.path))
+        except Timeout as error:
+            raise ConnectionLost(
+                f"another gpuops has been logging in to {self.target.where} for {self._limits.login_s:.0f} s",
+                f"try it by hand: ssh {self.target.where}",
+            ) from error
+        return True
+
+    def _log_in(self, argv: Sequence[str], path: Path) -> None:
+        """Raises what `faults.from_openssh` says."""
         path.unlink(missing_ok=True)  # nobody listens there any more
         with tempfile.TemporaryFile() as words:
             process = subprocess.Popen(

@@ -10,6 +10,7 @@ from gpuops.ssh import faults
 from gpuops.ssh.gate import Gate
 from gpuops.ssh.limits import Limits
 from gpuops.ssh.login import Full, Gone, Line, open_line
+from gpuops.ssh.once import Once
 from gpuops.ssh.quoting import encoded
 from gpuops.ssh.streams import Program
 from gpuops.ssh.target import Target
@@ -28,9 +29,7 @@ class ParamikoLogin:
         self._lines: list[Line] = []
         self._running: list[Program] = []
         self._lock = threading.Lock()
-        self._logging_in = threading.Lock()
-        self._attempts = 0
-        self._failure: NodeError | None = None
+        self._logging_in: Once[Line] = Once()
 
     def start(self, line: str) -> Program:
         """Start a line on the host. Raises ConnectionLost, Denied, HostKeyChanged, NodeError."""
@@ -62,17 +61,7 @@ class ParamikoLogin:
 
     def _line(self, full: list[Line]) -> Line:
         """A live transport that is not in `full`; a new login where there is none."""
-        if line := self._live(full):
-            return line
-        seen = self._attempts
-        with self._logging_in:
-            if line := self._live(full):
-                return line
-            if self._attempts != seen and self._failure is not None:
-                raise faults.again(self._failure)  # what others met while we waited is not tried again by each
-            if len([line for line in full if line.alive]) >= self._limits.logins:
-                raise faults.crowded(self.target.where)
-            return self._log_in()
+        return self._logging_in.get(lambda: self._live(full), lambda: self._log_in(full))
 
     def _live(self, full: list[Line]) -> Line | None:
         with self._lock:
@@ -83,16 +72,10 @@ class ParamikoLogin:
             line.close()
         return found
 
-    def _log_in(self) -> Line:
-        try:
-            line = self._gate.start(self.target.address, lambda: open_line(self.target, self._limits))
-        except NodeError as error:
-            self._failure = error
-            raise
-        else:
-            self._failure = None
-        finally:
-            self._attempts += 1
+    def _log_in(self, full: list[Line]) -> Line:
+        if len([line for line in full if line.alive]) >= self._limits.logins:
+            raise faults.crowded(self.target.where)
+        line = self._gate.start(self.target.address, lambda: open_line(self.target, self._limits))
         with self._lock:
             self._lines.append(line)
         return line

@@ -21,7 +21,14 @@ def shell_line(argv: Sequence[str]) -> str:
     if any("\0" in word for word in argv):
         raise UsageError("a command line cannot hold a NUL character", "send such bytes through a file or stdin")
     line = " ".join(_quoted(word) for word in argv)
-    if len(encoded(line)) > LINE_LIMIT:
+    try:
+        size = len(encoded(line))
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"a command line cannot hold {error.object[error.start]!a}, which is no character",
+            "send it through a file or stdin",
+        ) from error
+    if size > LINE_LIMIT:
         raise UsageError(
             f"the command line is longer than {LINE_LIMIT} bytes, which a remote shell may not take",
             "put the long part into a file",

@@ -22,7 +22,8 @@ DEFAULT_IDENTITIES = ("id_ed25519", "id_ecdsa", "id_rsa")
 CARRIED = (
     "AddressFamily", "BindAddress", "BindInterface", "CASignatureAlgorithms", "CertificateFile", "Ciphers",
     "GSSAPIAuthentication", "HostKeyAlgorithms", "IdentityAgent", "IPQoS", "KexAlgorithms", "MACs",
-    "PKCS11Provider", "PreferredAuthentications", "PubkeyAcceptedAlgorithms", "RequiredRSASize", "SecurityKeyProvider",
+    "PKCS11Provider", "PreferredAuthentications", "PubkeyAcceptedAlgorithms", "PubkeyAcceptedKeyTypes",
+    "RequiredRSASize", "SecurityKeyProvider",
 )  # fmt: skip
 """Lines of the user's configuration that a login may need, where they differ from OpenSSH's defaults."""
 HARMLESS = frozenset({"IPQoS", "Ciphers", "MACs", "RequiredRSASize", "AddressFamily", "GSSAPIAuthentication"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,6 +21,7 @@ from tests.ssh.sshd import Sshd, can_serve, serving
 KINDS = ("paramiko", "openssh")
 
 Connect = Callable[..., Connection]
+MakeSshd = Callable[..., Sshd]
 
 
 def of_kind(target: Target, kind: str) -> Target:
@@ -101,7 +101,3 @@ def any_kind(request: pytest.FixtureRequest) -> Iterator[Connection]:
         return
     connected = request.getfixturevalue("connected")
     yield connected(request.getfixturevalue("shared_sshd").target(), request.param)
-
-
-def is_root() -> bool:
-    return hasattr(os, "geteuid") and os.geteuid() == 0

@@ -13,6 +13,8 @@ import pytest
 from gpuops.errors import GpuopsError, NodeError, UsageError
 from gpuops.ssh import Target, command_line, remove_config, write_config
 from tests.conftest import until
+from tests.ssh.conftest import Connect, MakeSshd
+from tests.ssh.programs import run
 from tests.ssh.sshd import Sshd
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIP7o4sTEDmj9wsA+cpZyP6ntZAxvDJapXatD7EhwBV1R"
@@ -62,7 +64,8 @@ def test_files_are_private_and_nothing_else_lies_there(room: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"identities": ('/a"b',)}, {"identities": ("/a\\b",)}, {"identities": ("/${HOME}/k",)}, {"identities": ("\x1b",)},
+        {"identities": ('/a"b',)}, {"identities": ("/a\\b",)}, {"identities": ("/${HOME}/k",)},
+        {"identities": ("\x1b",)},
         {"host_keys": ("ssh-ed25519 AAAA",)}, {"host_keys": (f"x\n* {KEY}",)}, {"host_keys": ("",)},
     ],
 )  # fmt: skip
@@ -122,6 +125,22 @@ def test_plain_ssh_logs_in_and_down_ends_its_login(shared_sshd: Sshd, room: Path
 
 
 @needs_ssh
+def test_what_one_cluster_removes_another_still_has(shared_sshd: Sshd, room: Path, connected: Connect) -> None:
+    target = replace(shared_sshd.target(), system=True)
+    for cluster in ("lab", "other"):
+        write_config(room, cluster, [target])
+    node = connected(target, "openssh")
+    channel = node.open(["cat"])
+    remove_config(room, "lab")
+    channel.stdin.write(b"still here")
+    assert channel.stdout.read(100) == b"still here"
+    remove_config(room, "other")
+    assert channel.wait(60) == 255
+    until(lambda: not [path for path in room.rglob("*") if path.is_file() or path.is_socket()], "nothing is left")
+    assert run(node, ["echo", "again"])[1] == b"again\n"
+
+
+@needs_ssh
 def test_plain_ssh_refuses_another_host(shared_sshd: Sshd, room: Path) -> None:
     write_config(room, "lab", [replace(shared_sshd.target(), host_keys=(KEY,))])
     line = command_line(room, "lab", 0, ["true"])
@@ -131,8 +150,8 @@ def test_plain_ssh_refuses_another_host(shared_sshd: Sshd, room: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("rsync") is None, reason="needs rsync")
-def test_rsync_goes_through_it(shared_sshd: Sshd, room: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    server: Sshd = request.getfixturevalue("quiet_sshd")
+def test_rsync_goes_through_it(sshd: MakeSshd, room: Path, tmp_path: Path) -> None:
+    server = sshd()  # one that does not talk: rsync bears no noise
     config = write_config(room, "lab", [server.target()])
     (tmp_path / "from").mkdir()
     (tmp_path / "from" / "a file").write_text("content")
@@ -145,9 +164,3 @@ def test_rsync_goes_through_it(shared_sshd: Sshd, room: Path, tmp_path: Path, re
     )
     assert (tmp_path / "to" / "a file").read_text() == "content"
     remove_config(room, "lab")
-
-
-@pytest.fixture
-def quiet_sshd(sshd: object) -> Sshd:
-    """rsync bears no noise."""
-    return sshd()  # type: ignore[operator,no-any-return]

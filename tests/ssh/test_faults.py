@@ -66,7 +66,7 @@ def test_but_not_for_ever(server: FakeServer, node: SshConnection) -> None:
     server.faults.turn_away = 99
     with pytest.raises(Refused, match="closed the connection before the login"):
         node.open(["true"])
-    assert server.connections == QUICK.tries
+    assert 1 < server.connections <= QUICK.tries
 
 
 def test_silence_instead_of_a_banner(server: FakeServer, node: SshConnection) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,11 +21,10 @@ from gpuops.ssh.gate import Gate
 from gpuops.ssh.limits import Limits
 from gpuops.ssh.pool import Pool
 from tests.conftest import HANG_S, until
-from tests.ssh.conftest import KINDS, Connect
+from tests.ssh.conftest import KINDS, Connect, MakeSshd
 from tests.ssh.programs import feed, read_all, run
-from tests.ssh.sshd import Sshd, make_key
+from tests.ssh.sshd import make_key
 
-MakeSshd = Callable[..., Sshd]
 both = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -78,6 +78,34 @@ def test_no_pinned_key_no_login(sshd: MakeSshd, connected: Connect, kind: str) -
     with pytest.raises(NodeError, match="no host key of"):
         connected(server.target(host_keys=()), kind).open(["true"])
     assert "Connection" not in server.log()
+
+
+@pytest.mark.parametrize("algorithm", ["rsa", "ecdsa"])
+def test_keys_of_other_kinds(sshd: MakeSshd, connected: Connect, algorithm: str, tmp_path: Path) -> None:
+    server = sshd()
+    with (server.folder / "authorized_keys").open("a") as keys:
+        keys.write(make_key(tmp_path / "key", kind=algorithm) + "\n")
+    assert run(connected(server.target(identities=(str(tmp_path / "key"),))), ["echo", "in"])[1] == b"in\n"
+
+
+@both
+def test_many_programs_that_cannot_log_in_try_once(
+    sshd: MakeSshd, connected: Connect, kind: str, tmp_path: Path
+) -> None:
+    """A server counts failed logins, and bans."""
+    server = sshd({"LogLevel": "VERBOSE"})
+    make_key(tmp_path / "stranger")
+    node = connected(server.target(identities=(str(tmp_path / "stranger"),)), kind)
+    begin = threading.Barrier(6)
+
+    def fail(_: int) -> None:
+        begin.wait()
+        with pytest.raises(Denied):
+            node.open(["true"])
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(fail, range(6)))
+    assert server.log().count("Connection from") < 6
 
 
 @both
