@@ -104,7 +104,7 @@ class SshProvisioner:
         except Unsettled as error:
             return Problem(error.say, error.hint, settle="accept-new")
         except GpuopsError as error:
-            say = error.say if typed in error.say else f"{typed}: {error.say}"
+            say = error.say if typed.removesuffix(":22") in error.say else f"{typed}: {error.say}"
             return Problem(say, error.hint)
         return None
 

@@ -6,7 +6,20 @@ import functools
 import os
 from typing import Any, Mapping, NamedTuple
 
-from gpuops.agent.filestate import ABSENT, BLOCKED, FOLDER, NOTHING, WRITE, Entry, Found, Written, decide, ours
+from gpuops.agent.filestate import (
+    ABSENT,
+    BLOCKED,
+    FOLDER,
+    KEPT,
+    NOTHING,
+    SAME,
+    WRITE,
+    Entry,
+    Found,
+    Written,
+    decide,
+    ours,
+)
 from gpuops.agent.node import Node, Refusal, read_json, write_json
 from gpuops.agent.treefolder import TreeFolder, blocked, checked, in_the_way, parents, sha256
 
@@ -79,8 +92,9 @@ def survey(
     that is not ours.
     """
     result = Survey({}, [], [], [], dict(record.files))
+    looked: dict[str, Found] = {}
     for path in record.paths():
-        found = folder.look(path)
+        found = looked[path] = folder.look(path)
         known = ours(found, record.pending.get(path), record.files.get(path))
         if known:
             result.settled[path] = known
@@ -93,7 +107,7 @@ def survey(
                 result.edited.append(path)
     leaving = set(result.stale)
     for path, entry in wanted.items():
-        found = _after_leaving(folder, path, folder.look(path), leaving)
+        found = _after_leaving(folder, path, looked[path] if path in looked else folder.look(path), leaving)
         same = functools.partial(_same_bytes, folder, path, sums.get(path))
         last, pending = record.files.get(path), record.pending.get(path)
         result.verdicts[path] = decide(entry, found, last, pending, overwrite, same)
@@ -115,6 +129,12 @@ def _after_leaving(folder: TreeFolder, path: str, found: Found, leaving: set[str
             return NOTHING
         raise in_the_way(path)
     return found
+
+
+def is_settled(record: Record, seen: Survey) -> bool:
+    """Whether a push changes nothing at all, neither in the tree nor in the record of it."""
+    untouched = all(verdict in (SAME, KEPT) for verdict in seen.verdicts.values())
+    return untouched and not (seen.stale or seen.gone or record.pending or record.leaving)
 
 
 def to_write(seen: Survey) -> list[str]:

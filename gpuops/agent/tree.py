@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Callable, Dict, Iterator, Mapping, NamedTuple
 from gpuops.agent import tarpipe
 from gpuops.agent.filestate import ASK, CONFLICT, FILE, KEPT, LINK, SAME, TOUCH, Entry, Written, ours
 from gpuops.agent.node import Node, Refusal, read_json, write_json
-from gpuops.agent.survey import Record, Survey, load_record, parse_files, store_record, survey, to_write
+from gpuops.agent.survey import Record, Survey, is_settled, load_record, parse_files, store_record, survey, to_write
 from gpuops.agent.treefolder import TreeFolder, free_bytes, raw, settle, stat_entry
 
 Emit = Callable[[Dict[str, Any]], None]
@@ -102,7 +102,12 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     sums = {paths[int(index)]: value for index, value in (args.get("sums") or {}).items()}
     made = Plan(secrets.token_hex(8), wanted, bool(args.get("overwrite")), sums)
     with locked(node, name):
-        seen = survey(folder, load_record(node, name), wanted, made.overwrite, sums)
+        record = load_record(node, name)
+        seen = survey(folder, record, wanted, made.overwrite, sums)
+        if is_settled(record, seen) and os.path.isdir(folder.folder):
+            Incoming(node, name).close()  # an older push is void all the same
+            return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [],
+                    "kept": seen.having(KEPT) + seen.edited}  # fmt: skip
         incoming = Incoming(node, name)
         incoming.open(wanted)
         incoming.store(made)

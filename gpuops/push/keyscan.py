@@ -102,19 +102,21 @@ def find_keys(folder: Path, files: Iterable[FileEntry], cache: Path) -> dict[str
     for file in files:
         why = by_name(file.path)
         if why is None and file.link is None and file.size:
-            stamp = [file.size, file.mtime_ns, (folder / file.path).stat().st_ino]
+            where = f"{folder}/{file.path}"
+            stamp = [file.size, file.mtime_ns, os.stat(where).st_ino]
             last = known.get(file.path)
-            why = last[1] if last and last[0] == stamp else by_content(_start(folder / file.path))
+            why = last[1] if last and last[0] == stamp else by_content(_start(where))
             if now - file.mtime_ns > SETTLED_NS:
                 seen[file.path] = (stamp, why)
         if why:
             found[file.path] = why
-    _save(store, seen)
+    if seen != known:
+        _save(store, seen)
     return found
 
 
-def _start(path: Path) -> bytes:
-    with path.open("rb") as file:
+def _start(path: str) -> bytes:
+    with open(path, "rb") as file:
         return file.read(LIMIT)
 
 
@@ -122,7 +124,8 @@ def _load(store: Path) -> Remembered:
     """What an earlier scan found; empty when there was none, by other patterns, or torn."""
     try:
         document = json.loads(store.read_text("utf-8"))
-        return document["files"] if document["version"] == _VERSION else {}
+        known = document["files"] if document["version"] == _VERSION else {}
+        return {path: (stamp, why) for path, (stamp, why) in known.items()}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

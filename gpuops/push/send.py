@@ -238,5 +238,7 @@ def _look_again(tree: Tree, changed: Sequence[str]) -> Tree:
 
 
 def _commit(plan: _Plan) -> PushReport:
+    if not plan.answer["push"]:  # everything is there as it should be
+        return PushReport(plan.client.label, 0, 0, 0, plan.answer["kept"])
     answer = plan.client.call("commit", timeout=VERB_S, tree=plan.tree_name, push=plan.answer["push"])
     return PushReport(plan.client.label, len(plan.need), plan.size, answer["removed"], plan.answer["kept"])

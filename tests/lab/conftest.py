@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def laptop(lab: Lab, tmp_path: Path) -> Iterator[Laptop]:
     """A fresh home and an empty project folder on the laptop; whatever is left at the end is ended."""
     folder = tmp_path / "project"
     folder.mkdir()
-    one = Laptop(tmp_path / "home", folder, prefix=lab.enter, lab=lab)
-    yield one
-    one.end()
+    with tempfile.TemporaryDirectory(prefix="gpuops-") as home:  # short: sockets lie in it
+        one = Laptop(Path(home), folder, prefix=lab.enter, lab=lab)
+        yield one
+        one.end()

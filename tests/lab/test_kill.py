@@ -55,7 +55,9 @@ def ended(counting: HostCounting) -> dict[str, object]:
     ],
 )
 @pytest.mark.parametrize("alone", [False, True], ids=["watched", "with the command dead"])
-def test_a_process_is_killed_on_a_host(begin: Begin, what: str, kind: tuple[str, ...], code: int, say: str, alone: bool) -> None:
+def test_a_process_is_killed_on_a_host(
+    begin: Begin, what: str, kind: tuple[str, ...], code: int, say: str, alone: bool
+) -> None:
     counting = begin("deaf", kind=kind)
     if alone:
         kill_the_command(counting)
@@ -195,7 +197,7 @@ def test_secrets_reach_the_run_and_nothing_else(laptop: Laptop, hosts: Pair) -> 
     laptop.write(".env", f"RUNPOD_API_KEY={canary}\n")
     show = "env; cat /proc/$PPID/cmdline /proc/*/cmdline | tr '\\0' ' '"
     done = laptop.run(
-        "run", "--secret", "TOKEN", "--", "sh", "-c", f"test ${#TOKEN} = 13 && ({show}) | grep -v TOKEN"
+        "run", "--secret", "TOKEN", "--", "sh", "-c", f"test ${{#TOKEN}} = 13 && ({show}) | grep -v TOKEN"
     )
     assert done.returncode == 0, done.stderr
     assert canary not in done.stdout + done.stderr

@@ -80,10 +80,13 @@ def sha256(path: Path) -> str:
 
 
 def receive(node: Node, push: str, data: bytes) -> None:
-    tree.receive(node, ["--tree", "project", "--push", push], io.BytesIO(data), io.BytesIO())
+    if push:
+        tree.receive(node, ["--tree", "project", "--push", push], io.BytesIO(data), io.BytesIO())
 
 
 def commit(node: Node, push: str) -> dict[str, Any]:
+    if not push:
+        return {"written": 0, "removed": 0}  # the plan had nothing to do
     return tree.commit(node, {"tree": "project", "push": push}, ignore)
 
 
