@@ -23,6 +23,7 @@ from gpuops.ledger import RunRow
 from gpuops.models import RunRequest, Verdict
 from gpuops.probe import meet
 from gpuops.progress import Progress
+from gpuops.push import uplink
 from gpuops.push.files import FileEntry
 from gpuops.push.restore import put_back
 from gpuops.results import DEFAULT_OUTS, RunHome
@@ -166,7 +167,10 @@ def _prepared(
     clients = live.clients[: request.nodes]
     alone = capable(world, live, "shares_disk") or not (request.kind == "torchrun" or request.all_nodes)
     meeting = meet(world, live, request.nodes, alone=alone)
+    began = time.monotonic()
     reports = push.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress)
+    if not capable(world, live, "shares_disk"):
+        uplink.remember(world.home / "cache", sum(one.bytes_sent for one in reports), time.monotonic() - began)
     _say_kept(world, reports)
     if request.resume:
         count = put_back(clients, name, find_run(world, request.resume))

@@ -27,9 +27,10 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     """`--node-run RUN -- CMD…`; ends exactly as CMD does."""
     folder, command = parse(arguments)
     # The agent signals the script directly. A handler rather than SIG_IGN, which the script would inherit.
+    early: list[int] = []
     for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(sign, lambda *_: None)
-    record = run(folder, command, os.environ)
+        signal.signal(sign, lambda number, _: early.append(number))
+    record = run(folder, command, os.environ, early)
     return end_like(record["code"], record["signal"])
 
 
@@ -40,8 +41,11 @@ def parse(arguments: Sequence[str]) -> tuple[str, list[str]]:
     return arguments[1], list(arguments[3:])
 
 
-def run(folder: str, command: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
-    """Run the command to its end; the record that lies in `ranks/<rank>.json` then."""
+def run(folder: str, command: Sequence[str], env: Mapping[str, str], early: Sequence[int] = ()) -> dict[str, Any]:
+    """Run the command to its end; the record that lies in `ranks/<rank>.json` then.
+
+    `early`: signals that have come so far, some perhaps when the command had begun and was not known yet.
+    """
     rank = int(env["RANK"])
     base = os.path.join(folder, "ranks", str(rank))
     spec = read_json(os.path.join(folder, "spec.json")) or {}
@@ -57,7 +61,7 @@ def run(folder: str, command: Sequence[str], env: Mapping[str, str]) -> dict[str
                 stderr=errors,
                 preexec_fn=_die_with(os.getpid()),
             )
-            pass_on_late(process.pid)
+            pass_on_late(process.pid, early)
             record["pid"] = process.pid
             write_json(base + ".json", record)
             code = process.wait()
@@ -71,8 +75,8 @@ def run(folder: str, command: Sequence[str], env: Mapping[str, str]) -> dict[str
     return record
 
 
-def pass_on_late(group: int) -> None:
-    """From now on torchrun's SIGTERM and SIGINT reach the script's process group after a moment."""
+def pass_on_late(group: int, early: Sequence[int]) -> None:
+    """Torchrun's SIGTERM and SIGINT, those from before too, reach the script's process group after a moment."""
 
     def later(sign: int, _frame: Any) -> None:
         signal.signal(signal.SIGALRM, lambda *_: _signal_group(group, sign))
@@ -80,6 +84,9 @@ def pass_on_late(group: int) -> None:
 
     signal.signal(signal.SIGTERM, later)
     signal.signal(signal.SIGINT, later)
+    for sign in early:
+        if sign != signal.SIGUSR1:
+            later(sign, None)
 
 
 def _signal_group(group: int, sign: int) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from sys import executable
+from types import SimpleNamespace
 
 import pytest
 
@@ -182,14 +183,14 @@ def hello_agent(protocol: int, hello_behind_s: float) -> str:
 
 
 def test_the_clock_is_asked_by_what_answers_at_once(dial: Dial) -> None:
-    facts, skew = cluster._hello("lab", 0, dial(hello_agent(1, 10_000)))
+    facts, skew = cluster._hello("lab", dial(hello_agent(1, 10_000)))
     assert facts["protocol"] == 1
     assert 100 - HANG_S < skew < 100 + HANG_S
 
 
 def test_an_agent_of_another_version_is_refused(dial: Dial) -> None:
     with pytest.raises(NodeRefused) as caught:
-        cluster._hello("lab", 0, dial(hello_agent(2, 0)))
+        cluster._hello("lab", dial(hello_agent(2, 0)))
     assert caught.value.say == "node0 was started by another version of gpuops"
     assert (caught.value.hint, caught.value.kind) == ("gpuops down lab", "protocol")
 
@@ -205,16 +206,31 @@ def test_nodes_are_logged_in_to_at_once(tmp_path: Path) -> None:
         + "while len(list(here.glob('met-*'))) < 2:\n"
         + "    time.sleep(0.02)\n"
         + "    if time.monotonic() > end: sys.exit('alone')\n"
-        + MAGIC
-        + "sys.stdin.read()"
+        + hello_agent(1, 0)
     )
     data = {"root": str(tmp_path), "python": executable, "artefact": "fake", "connection": "process"}
     machines = [Resource("machine", name, "r", name, False, data=data) for name in ("a", "b")]
-    clients = cluster._clients("lab", machines)
-    assert [client.label for client in clients] == ["node0", "node1"]
-    for client in clients:
-        client.close()
-        client.connection.close()
+    live = cluster.reach(SimpleNamespace(name="lab"), machines)  # type: ignore[arg-type]
+    assert [client.label for client in live.clients] == ["node0", "node1"]
+    live.close()
+
+
+def test_a_node_that_is_away_among_others(tmp_path: Path) -> None:
+    """It is no reason to leave the others alone: asked for, it answers with why it is away."""
+    (tmp_path / "agent").mkdir()
+    gone = "if sys.argv[-1].endswith('n1'): sys.exit('no way there')\n"
+    (tmp_path / "agent" / "fake.pyz").write_text(SPEAK + gone + hello_agent(1, 0))
+    data = {"root": str(tmp_path), "python": executable, "artefact": "fake", "connection": "process"}
+    machines = [Resource("machine", name, "r", name, False, data=data) for name in ("a", "b")]
+    row = SimpleNamespace(name="lab")
+    with pytest.raises(ConnectionLost, match="no way there"):
+        cluster.reach(row, machines)  # type: ignore[arg-type]
+    live = cluster.reach(row, machines, some=True)  # type: ignore[arg-type]
+    assert live.clients[0].call("ping")
+    for ask in (lambda: live.clients[1].call("ping"), lambda: live.clients[1].bulk("left")):
+        with pytest.raises(ConnectionLost, match="no way there"):
+            ask()
+    live.close()
 
 
 def test_closing_ends_what_the_program_started(dial: Dial) -> None:
