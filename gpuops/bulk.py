@@ -19,6 +19,8 @@ SILENCE_S = 60.0
 PIECE = 1 << 15
 """Bytes of one write. A pipe takes a write as a whole before it returns: small ones show a slow line's progress."""
 
+PATIENCE = 10
+"""A whole answer may take so many times as long as its longest silence."""
 ANSWER_LIMIT = 64 << 20
 """The longest answer of a program that is borne, in bytes."""
 
@@ -119,13 +121,14 @@ def exchange(channel: Channel, label: str, question: bytes = b"", silence_s: flo
 
     Raises NodeRefused with an agent's own words, ConnectionLost for anything else but exit code 0.
     """
+    end = time.monotonic() + PATIENCE * silence_s
     with transfer(channel, label, silence_s) as watched:
         Whole(watched.stdin).write(question)
         watched.stdin.close()
         answer = bytearray()
         while chunk := watched.stdout.read(1 << 16):
             answer += chunk
-            if len(answer) > ANSWER_LIMIT:
+            if len(answer) > ANSWER_LIMIT or time.monotonic() > end:
                 raise ConnectionLost(f"{label} answers without end", "check that this node is yours")
         finish(watched, label)
     return bytes(answer)

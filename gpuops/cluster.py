@@ -91,7 +91,7 @@ def plan(world: World, request: Request) -> tuple[Provisioner, list[Offer]]:
             world.out.say(f"note: {problem.say}; {problem.hint}")
     fatal = [problem for problem in problems if problem.fatal]
     if fatal:
-        raise ProviderError("; ".join(problem.say for problem in fatal), fatal[0].hint)
+        raise ProviderError("; ".join(dict.fromkeys(problem.say for problem in fatal)), fatal[0].hint)
     offers = [
         offer
         for offer in provisioner.offers(request)
@@ -106,11 +106,12 @@ def plan(world: World, request: Request) -> tuple[Provisioner, list[Offer]]:
 
 
 def _settled(world: World, request: Request, problems: Sequence[Problem]) -> Request:
-    """The request with what only a person can settle (a host's key), asked where there is one."""
-    if world.out.interactive and not world.yes:
-        for problem in problems:
-            if problem.settle and world.out.confirm(f"{problem.say}: go on?"):
-                request = dataclasses.replace(request, options={**request.options, problem.settle: True})
+    """The request with what only a person can settle (a host's key), asked where there is one: all, or nothing."""
+    open_ones = [problem for problem in problems if problem.settle]
+    asked = world.out.interactive and not world.yes
+    if asked and open_ones and all(world.out.confirm(f"{problem.say}: go on?") for problem in open_ones):
+        settled = {problem.settle: True for problem in open_ones}
+        return dataclasses.replace(request, options={**request.options, **settled})
     return request
 
 
@@ -393,6 +394,12 @@ def _client(paths: NodePaths, machine: Resource, index: int) -> AgentClient:
             raise
         revive(connection, paths.python, paths.agent, paths.node)  # the machine was started anew
         return AgentClient(connection, paths)
+
+
+def absent(row: ClusterRow, machines: Sequence[Resource], error: NodeError) -> Live:
+    """A cluster none of whose nodes answers: asked anything, they say why."""
+    nodes = [Absent(f"node{index}", _paths(row.name, one, index), error) for index, one in enumerate(machines)]
+    return Live(row, list(machines), [*nodes], [{} for _ in nodes], [0.0 for _ in nodes])
 
 
 def programs_of(row: ClusterRow, machine: Resource, index: int) -> Programs:

@@ -14,6 +14,7 @@ from gpuops.halt import halt
 from gpuops.ledger import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.progress import Progress
 from gpuops.run import find_run
+from gpuops.salvage import conclude_without
 from gpuops.teardown import tear_down
 from gpuops.unsaved import save_left
 from gpuops.world import World
@@ -84,7 +85,9 @@ def _end(world: World, row: ClusterRow, progress: Progress, force: bool) -> None
         world.ledger.set_cluster(row.id, keeper=world.me)
     except LedgerUnwritable:
         pass  # a full disk keeps nothing alive; tear_down says it
-    if not force and row.state == "up":
+    if row.state == "up" and force:
+        _save_what_answers(world, row, progress)
+    elif row.state == "up":
         _save_runs(world, row, progress)
         _save_left(world, row, progress)
     tear_down(world, row.id, "gpuops down", force=force)
@@ -98,8 +101,11 @@ def _save_runs(world: World, row: ClusterRow, progress: Progress) -> None:
     try:
         live = clusters.open_live(world, row, some=True)
     except NodeError as error:
-        if clusters.all_ended(world, row):
-            return  # the machines are gone, and with them whatever was on them
+        if _have_ended(world, row):
+            for run in runs:
+                end = conclude_without(world, row, run, error, gone=True)
+                world.out.say(f"{run.name}: {end.verdict.say}; what came home is in {run.home}")
+            return
         raise _unsaved(row, f"results of {runs[-1].name}", error) from error
     try:
         for run in runs:
@@ -114,8 +120,25 @@ def _save_left(world: World, row: ClusterRow, progress: Progress) -> None:
         for said in save_left(world, row, progress):
             world.out.say(said)
     except NodeError as error:
-        if not clusters.all_ended(world, row):
+        if not _have_ended(world, row):
             raise _unsaved(row, "files that were edited there", error) from error
+
+
+def _save_what_answers(world: World, row: ClusterRow, progress: Progress) -> None:
+    """`--force` gives up what cannot be had, and nothing else."""
+    try:
+        for said in save_left(world, row, progress):
+            world.out.say(said)
+    except GpuopsError as error:
+        world.out.say(f"note: {error.say}; what is there is given up")
+
+
+def _have_ended(world: World, row: ClusterRow) -> bool:
+    """Whether the machines are gone, and with them whatever was on them; a provider that is silent says nothing."""
+    try:
+        return clusters.all_ended(world, row)
+    except GpuopsError:
+        return False
 
 
 def _unsaved(row: ClusterRow, what: str, error: NodeError) -> NodeError:

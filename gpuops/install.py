@@ -37,6 +37,8 @@ for name in "$@"; do
     esac
 done
 command -v nvidia-smi >/dev/null 2>&1 && printf 'gpus %s\n' "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')"
+boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
+printf 'machine %s %s\n' "$boot" "$(readlink /proc/self/ns/net 2>/dev/null)"
 [ -w "$home" ] || printf 'unwritable %s\n' "$home"
 printf 'free_kb %s\n' "$(df -Pk "$home" 2>/dev/null | awk 'END { print $4 }')"
 """
@@ -62,6 +64,8 @@ class Found:
     python: str
     """The interpreter that is to run the agent."""
     gpus: int = 0
+    machine: str = ""
+    """The same for two names of one machine; empty where that is not told."""
 
 
 def look(connection: Connection) -> Found:
@@ -84,9 +88,11 @@ def read(text: str, label: str) -> Found:
     if "unwritable" in said:
         raise NodeError(f"the home folder {said['unwritable']} of {label} cannot be written", "log in as another user")
     if said.get("free_kb", "").isdigit() and int(said["free_kb"]) < LITTLE_KB:
-        raise NodeError(f"the disk of {label} is full", f"free some space under {said['home']} there")
+        free, least = int(said["free_kb"]) // 1000, LITTLE_KB // 1000
+        say = f"{label} has {free} MB of free disk, at least {least} MB are needed"
+        raise NodeError(say, f"free some space under {said['home']} there")
     gpus = said.get("gpus", "")
-    return Found(said.get("home", ""), said["python"], int(gpus) if gpus.isdigit() else 0)
+    return Found(said.get("home", ""), said["python"], int(gpus) if gpus.isdigit() else 0, said.get("machine", ""))
 
 
 def bring(connection: Connection, root: str, artefact: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from gpuops import cluster as clusters
-from gpuops.conclude import conclude, follower, request_of, unreached
+from gpuops.conclude import conclude, follower, request_of
 from gpuops.errors import GpuopsError, NodeError
 from gpuops.follow import lost
 from gpuops.guard import outlived
@@ -14,6 +14,7 @@ from gpuops.ledger import ClusterRow, RunRow
 from gpuops.livefetch import LiveFetch
 from gpuops.output import span
 from gpuops.progress import Silent
+from gpuops.salvage import conclude_without
 from gpuops.teardown import tear_down
 from gpuops.unsaved import save_left
 from gpuops.world import World
@@ -34,6 +35,8 @@ def tend(world: World, cluster: int) -> None:
         why = "was not ready in time" if expired else "was half-made when its command died"
         _end(world, row, f"{row.name} {why}: undone")
     elif row.state == "ending":
+        if row.ready is not None and clusters.machines_of(world, row):
+            _save_edits(world, row)
         _end(world, row, f"{row.name}: teardown finished")
     else:
         _tend_live(world, row, expired)
@@ -140,8 +143,9 @@ def _save_edits(world: World, row: ClusterRow) -> None:
     try:
         for said in save_left(world, row, Silent()):
             world.ledger.notice(said)
-    except GpuopsError as error:
-        world.ledger.notice(f"what was edited or made on {row.name} outside of runs is not home: {error.say}")
+    except Exception as error:  # whatever a host answers, its end does not wait for it
+        why = error.say if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
+        world.ledger.notice(f"what was edited or made on {row.name} outside of runs is not all home: {why}")
 
 
 def _never_started(world: World, run: RunRow) -> None:
@@ -156,8 +160,7 @@ def _unreachable(world: World, row: ClusterRow, run: RunRow, error: NodeError, *
         raise error
     if run.started is None:
         return _never_started(world, run)
-    live = clusters.Live(row, clusters.machines_of(world, row))
-    end = conclude(world, live, run, unreached(run, error, gone=gone), Silent())
+    end = conclude_without(world, row, run, error, gone=gone)
     world.ledger.notice(f"{run.name}: {end.verdict.say}; what had come home is in {run.home}")
     return None
 

@@ -401,9 +401,10 @@ class Ledger:
     # -- notices ----------------------------------------------------------------------------
 
     def notice(self, say: str) -> None:
-        """Leave a sentence for the next command to show: what happened while nobody looked."""
+        """Leave a sentence for the next command to show, once: what happened while nobody looked."""
+        unsaid = "NOT EXISTS (SELECT 1 FROM notices WHERE say = ? AND shown = 0)"
         with self._transaction() as db:
-            db.execute("INSERT INTO notices (at, say) VALUES (?, ?)", (time.time(), say))
+            db.execute(f"INSERT INTO notices (at, say) SELECT ?, ? WHERE {unsaid}", (time.time(), say, say))
 
     def take_notices(self) -> list[tuple[float, str]]:
         """The sentences nobody has seen yet; each is given once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,9 +52,22 @@ def forward(world: World, row: ClusterRow, machine: Resource, node: int, port: i
         raise UsageError(f"the nodes of {row.name} are this machine", f"open http://127.0.0.1:{port} as it is")
     from gpuops import ssh
 
+    _check_free(here, port)
     argv = ssh.command_line(world.home / "ssh", row.name, node, (), forwards=(f"{here}:127.0.0.1:{port}",))
     world.out.say(f"http://127.0.0.1:{here} is port {port} of node{node} of {row.name}; Ctrl-C ends it")
     return _run(argv)
+
+
+def _check_free(here: int, port: int) -> None:
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", here))
+    except OSError as error:
+        raise UsageError(
+            f"port {here} of this computer cannot be had: {error.strerror}",
+            f"name another: gpuops forward {port} --local 6007",
+        ) from error
 
 
 def _run(argv: Sequence[str]) -> int:

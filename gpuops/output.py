@@ -38,8 +38,8 @@ class Output:
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def say(self, text: str) -> None:
-        """One line of prose, for people."""
-        self._write(self.err, text + "\n")
+        """One line of prose, for people. A host's words may be in it: nothing in them steers the terminal."""
+        self._write(self.err, calm(text) + "\n")
 
     def line(self, text: str) -> None:
         """One line of a run's own output: stdout, or stderr when stdout is kept for JSON."""
@@ -47,7 +47,7 @@ class Output:
 
     def result(self, kind: str, document: Mapping[str, Any], lines: list[str]) -> None:
         """What was asked for: as one JSON document, or as lines."""
-        text = json.dumps({"schema": SCHEMA, "kind": kind, **document}) if self.as_json else "\n".join(lines)
+        text = json.dumps({"schema": SCHEMA, "kind": kind, **document}) if self.as_json else calm("\n".join(lines))
         if text:
             self._write(self.out, text + "\n")
 
@@ -59,6 +59,11 @@ class Output:
                 stream.flush()
             except (OSError, ValueError):
                 pass  # nobody reads any more; the run and its teardown go on
+
+
+def calm(text: str) -> str:
+    """Text without control characters, but for the ends of lines and tabs."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
 
 
 def table(rows: list[list[str]]) -> list[str]:

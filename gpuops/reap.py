@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpuops import registry
 from gpuops.errors import GpuopsError, ProviderError, RateLimited, StillBilling, UsageError
 from gpuops.models import Resource
-from gpuops.teardown import POLL_S, POLL_SLOW_S, remaining, still_billing
+from gpuops.teardown import POLL_S, POLL_SLOW_S, forget_names, remaining, still_billing
 from gpuops.world import World
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def forgotten(world: World) -> tuple[list[str], list[str]]:
             unasked.append(f"{row.provider} could not be asked about {row.name}: {error.say}")
             continue
         if not left:
+            forget_names(world, row)
             world.ledger.gone(row.id, world.clock.now(), f"{row.provider} lists nothing of it")
             closed.append(row.name)
     return closed, unasked

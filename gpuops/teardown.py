@@ -40,7 +40,12 @@ def tear_down(world: World, cluster: int, why: str, *, force: bool = False) -> N
     except LedgerUnwritable as error:
         world.out.say(f"note: {error.say}; {row.name} is ended all the same")
     clear(world, world.provisioner(row.provider), row, force=force)
+    forget_names(world, row)
     world.ledger.gone(cluster, world.clock.now(), why)
+
+
+def forget_names(world: World, row: ClusterRow) -> None:
+    """Remove the names under which plain `ssh` and editors reached the nodes."""
     if (world.home / "ssh" / f"{row.name}.conf").exists():
         from gpuops import ssh
 
@@ -71,6 +76,8 @@ def clear(world: World, provisioner: Provisioner, row: ClusterRow, *, force: boo
             finals += isinstance(error, FINAL)
             if isinstance(error, RateLimited):
                 wait = error.retry_after or pause
+            if not isinstance(error, RateLimited):
+                _end_what_answers(world, provisioner, row, given_up)
             if force:
                 for region, say in silent(world, provisioner, row).items():
                     given_up.add(region)
@@ -86,6 +93,25 @@ def _is_settled(world: World, row: ClusterRow, seen: set[str]) -> bool:
     if world.ledger.unanswered(row.id):
         return False
     return row.ready is not None or all(one.id in seen for one in world.ledger.resources(row.id))
+
+
+def _end_what_answers(world: World, provisioner: Provisioner, row: ClusterRow, given_up: Collection[str]) -> None:
+    """Where one region does not answer, the others' machines need not live on for it."""
+
+    def ask(region: str) -> Sequence[Resource]:
+        try:
+            return provisioner.list_owned(world.owner, [region])
+        except ProviderError:
+            return ()  # the next look says it
+
+    regions = [region for region in world.ledger.regions(row.id) if region not in given_up]
+    listed = [one for found in on_each(ask, regions) for one in found] if len(regions) > 1 else []
+    there = ours_of(row, listed, world.owner)
+    try:
+        if there and not _succeeded(world, row):
+            provisioner.destroy(there)
+    except ProviderError:
+        pass  # it is asked again
 
 
 def silent(world: World, provisioner: Provisioner, row: ClusterRow) -> dict[str, str]:
@@ -131,7 +157,13 @@ def owned(
 ) -> list[Resource]:
     """What the provider lists of one cluster, by its mark; machines in node order. `regions`: all of its own."""
     listed = provisioner.list_owned(world.owner, world.ledger.regions(row.id) if regions is None else regions)
-    return belonging(listed, world.owner, row.name)
+    return ours_of(row, listed, world.owner)
+
+
+def ours_of(row: ClusterRow, listed: Sequence[Resource], owner: str) -> list[Resource]:
+    """Those of this cluster. One that tells its token and was made by another attempt is another's of the same name."""
+    named = belonging(listed, owner, row.name)
+    return [one for one in named if str(one.data.get("token") or row.token).startswith(row.token)]
 
 
 def belonging(resources: Sequence[Resource], owner: str, cluster: str) -> list[Resource]:

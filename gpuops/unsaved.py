@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 
 from gpuops.agentclient import Programs
 from gpuops.cluster import machines_of, programs_of
-from gpuops.errors import NodeRefused
+from gpuops.errors import GpuopsError, NodeRefused
 from gpuops.ledger import ClusterRow
+from gpuops.models import Resource
 from gpuops.progress import Progress
 from gpuops.results import RunHome
 from gpuops.results.folder import OutFolder
@@ -25,21 +26,36 @@ TREE = "project"
 def save_left(world: World, row: ClusterRow, progress: Progress) -> Iterator[str]:
     """Save it in `runs/<cluster>-left/node<i>/` of the cluster's folder; yields a sentence per node that had some.
 
-    What the cluster's runs were told to leave (`--out '!GLOB'`) is left. Raises NodeError, LocalDisk.
+    What the cluster's runs were told to leave (`--out '!GLOB'`) is left. Every node is tried; then the first
+    error is raised: NodeError, LocalDisk.
     """
+    failed: GpuopsError | None = None
     for index, machine in enumerate(machines_of(world, row)):
-        programs = programs_of(row, machine, index)
         try:
-            found = _unsaved(world, row, index, programs)
-            if found:
-                target = row.folder / "runs" / f"{row.name}-left" / f"node{index}"
-                progress.phase(f"saving what was edited or made on node{index}: {sentence(found)}")
-                with local_errors(target):
-                    keep_from_git(target.parent)
-                save(programs, TREE, found, target)
-                yield f"edited or made on node{index}, saved in {target}: {sentence(found)}"
-        finally:
-            programs.connection.close()
+            said = _save_one(world, row, machine, index, progress)
+        except GpuopsError as error:
+            failed = failed or error
+            continue
+        if said:
+            yield said
+    if failed is not None:
+        raise failed
+
+
+def _save_one(world: World, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
+    programs = programs_of(row, machine, index)
+    try:
+        found = _unsaved(world, row, index, programs)
+        if not found:
+            return ""
+        target = row.folder / "runs" / f"{row.name}-left" / f"node{index}"
+        progress.phase(f"saving what was edited or made on node{index}: {sentence(found)}")
+        with local_errors(target):
+            keep_from_git(target.parent)
+        save(programs, TREE, found, target)
+        return f"edited or made on node{index}, saved in {target}: {sentence(found)}"
+    finally:
+        programs.connection.close()
 
 
 def _unsaved(world: World, row: ClusterRow, index: int, programs: Programs) -> list[Left]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ class Met:
     target: Target
     root: str
     python: str
+    at: float = field(default=0.0, compare=False)
+    """When this was written down (UTC seconds)."""
 
 
 class HostBook:
@@ -40,7 +43,9 @@ class HostBook:
         from gpuops.ssh import Target
 
         one = self._read().get(name)
-        return Met(Target.from_document(one["target"]), one["root"], one["python"]) if one else None
+        if not one:
+            return None
+        return Met(Target.from_document(one["target"]), one["root"], one["python"], float(one.get("at", 0.0)))
 
     def known(self, name: str) -> Met:
         """Raises Rejected for a host that nobody wrote down."""
@@ -51,11 +56,18 @@ class HostBook:
 
     def put(self, name: str, met: Met) -> None:
         with self._changing() as book:
-            book[name] = {"target": met.target.document(), "root": met.root, "python": met.python}
+            book[name] = {
+                "target": met.target.document(),
+                "root": met.root,
+                "python": met.python,
+                "at": max(time.time(), float(book.get(name, {}).get("at", 0.0)) + 1e-3),
+            }
 
-    def forget(self, name: str) -> None:
+    def forget(self, name: str, met: Met) -> None:
+        """Unless somebody wrote it down anew since `met` was read: a node may be coming into being there."""
         with self._changing() as book:
-            book.pop(name, None)
+            if name in book and float(book[name].get("at", 0.0)) == met.at:
+                del book[name]
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -63,7 +75,9 @@ class HostBook:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            raise Unknown(f"{self.path} cannot be read: {error}", "repair it, or move it away") from error
+            raise Unknown(
+                f"{self.path} cannot be read: {error}", "restore it: it tells where something of ours may be"
+            ) from error
 
     @contextmanager
     def _changing(self) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -92,15 +93,17 @@ class SshProvisioner:
             if value is not None
         ]
         typed = _typed(request)
-        if not typed:
-            problems.append(Problem("no host was named", "add --host user@address, once for each host"))
         if problems:
             return problems
+        if not typed:
+            raise UsageError("no host was named", "add --host user@address, once for each host")
         return [problem for problem in on_each(lambda one: self._try(one, request), typed) if problem]
 
     def _try(self, typed: str, request: Request) -> Problem | None:
         try:
             self._meet(typed, request)
+        except UsageError:
+            raise
         except Unsettled as error:
             return Problem(error.say, error.hint, settle="accept-new")
         except GpuopsError as error:
@@ -135,13 +138,15 @@ class SshProvisioner:
             return agreed
         prints = ssh.fingerprint(shown[0])
         if known:
-            anew = f"ssh-keygen -R '{_known_as(target)}'" if target.host_keys else f"remove it from {self._book.path}"
+            anew = f"ssh-keygen -R '{_known_as(target)}'" if target.host_keys else f"take it out of {self._book.path}"
             raise NodeError(
                 f"the host key of {name} is not the one that is known: it shows {prints}, expected is "
                 f"{ssh.fingerprint(known[0])}; somebody may stand in between",
                 f"if the host was set up anew: {anew}, then try again",
             )
-        if request.options.get("accept-new") and self._shown.setdefault(name, shown) == shown:
+        if shown[0] in ssh.revoked_keys(target.host, target.port):
+            raise NodeError(f"the key that {name} shows, {prints}, was revoked", "do not log in there")
+        if request.options.get("accept-new") and (not self._shown or self._shown.get(name) == shown):
             return shown
         self._shown[name] = shown
         raise Unsettled(
@@ -160,14 +165,25 @@ class SshProvisioner:
 
     def offers(self, request: Request) -> Sequence[Offer]:
         """One offer: these hosts. More nodes than hosts are virtual ones, each with its share of the GPUs."""
-        hosts = [self._meet(typed, request) for typed in _typed(request)][: request.nodes]
+        everyone = [self._meet(typed, request) for typed in _typed(request)]
+        hosts, spare = everyone[: request.nodes], everyone[request.nodes :]
         names = [host.name for host in hosts]
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
             raise UsageError(
                 f"{doubled[0]} is named twice", f"name it once; --nodes {request.nodes} makes virtual nodes on it"
             )
+        machines = [host.found.machine for host in hosts]
+        for position, host in enumerate(hosts):
+            if host.found.machine and host.found.machine in machines[:position]:
+                twin = hosts[machines.index(host.found.machine)].name
+                raise UsageError(
+                    f"{twin} and {host.name} are one machine",
+                    f"name it once; --nodes {request.nodes} makes virtual nodes",
+                )
         places, notes = place(hosts, request.nodes, request.gpus)
+        if spare:
+            notes.append(f"not used, since --nodes is {request.nodes}: {', '.join(host.name for host in spare)}")
         gpus = min((len(one["gpus"]) if one["gpus"] is not None else one["all_gpus"]) for one in places)
         count = f"{request.nodes} node{'s' * (request.nodes != 1)}"
         what = f"{count} on {', '.join(dict.fromkeys(one['host'] for one in places))}"
@@ -233,14 +249,21 @@ class SshProvisioner:
         return [node for nodes in on_each(self._list, names) for node in nodes]
 
     def _list(self, name: str) -> list[Resource]:
+        met = self._book.get(name)
+        return [] if met is None else self._look(name, met)
+
+    def _look(self, name: str, met: Met) -> list[Resource]:
+        """The nodes under one root of a host, as they are now. Raises ProviderError."""
         from gpuops import install
 
-        met = self._book.get(name)
-        if met is None:
-            return []
         ask = ["sh", "-c", ASK, "sh", met.python, f"{met.root}/agent", met.root, name]
-        answer = _provider(lambda: install.program(self._connection(name, met.target), ask))
-        return [self._resource(name, met, node) for node in answer.get("nodes") or [] if node.get("mark")]
+        try:
+            answer = install.program(self._connection(name, met.target), ask)
+        except NodeError as error:
+            say = f"{error.say} (gone for good? take {name} out of {self._book.path})"
+            raise Unknown(say, error.hint) from error
+        found = [node for node in answer.get("nodes") or [] if isinstance(node, dict)]
+        return [self._resource(name, met, node) for node in found if node.get("mark") and node.get("folder")]
 
     def _resource(self, name: str, met: Met, node: Mapping[str, Any]) -> Resource:
         return Resource(
@@ -259,12 +282,13 @@ class SshProvisioner:
                 "root": met.root,
                 "python": met.python,
                 "revives": True,
-                **{key: node.get(key) for key in ("folder", "gpus", "cores_share", "artefact")},
+                **{key: node.get(key) for key in ("folder", "gpus", "cores_share", "artefact", "token")},
             },
         )
 
     def describe(self, resource: Resource) -> Resource:
-        for node in self._list(resource.region):
+        """Where the node is stands in the resource itself: what became of the book of hosts does not matter."""
+        for node in self._look(resource.region, _met(resource)):
             if node.id == resource.id:
                 return node
         return dataclasses.replace(resource, state="ended")
@@ -274,7 +298,7 @@ class SshProvisioner:
         for resource in resources:
             running = self._ending.get(resource.id)
             if running is None or not running.is_alive():
-                self._ending[resource.id] = _Ending(lambda resource=resource: self._end(resource))  # type: ignore[misc]
+                self._ending[resource.id] = _Ending(partial(self._end, resource))
                 self._ending[resource.id].start()
         for resource in resources:
             self._ending[resource.id].join(END_S)
@@ -285,15 +309,11 @@ class SshProvisioner:
     def _end(self, resource: Resource) -> None:
         from gpuops import install
 
-        met = self._book.get(resource.region)
-        if met is None:
-            return
-        connection = self._connection(resource.region, met.target)
-        folder = str(resource.data["folder"])
-        argv = ["sh", "-c", END, "sh", met.python, f"{met.root}/agent", folder]
-        _provider(lambda: install.program(connection, argv))
-        if not self._list(resource.region):
-            self._book.forget(resource.region)
+        name, met, entry = resource.region, _met(resource), self._book.get(resource.region)
+        argv = ["sh", "-c", END, "sh", met.python, f"{met.root}/agent", str(resource.data["folder"])]
+        _provider(lambda: install.program(self._connection(name, met.target), argv))
+        if entry is not None and not self._look(name, met):
+            self._book.forget(name, entry)
 
     def self_destruct(self, resource: Resource) -> Sequence[str] | None:
         return None
@@ -338,6 +358,10 @@ def _provider(work: Callable[[], T]) -> T:
         raise Rejected(error.say, error.hint) from error
 
 
+def _met(resource: Resource) -> Met:
+    return Met(_target(resource.data["target"]), str(resource.data["root"]), str(resource.data["python"]))
+
+
 def _typed(request: Request) -> list[str]:
     return [*(request.options.get("host") or ()), *(request.options.get("hosts") or ())]
 
@@ -347,8 +371,13 @@ def _identity(request: Request) -> str | None:
     if identity is None:
         return None
     path = Path(str(identity)).expanduser()
+    if path.suffix == ".pub":
+        raise UsageError(
+            f"--identity {identity} is the public half of a key", f"name the private one: {path.with_suffix('')}"
+        )
     if not path.is_file():
-        raise UsageError(f"--identity {identity}: there is no such file", "name the private key")
+        what = "it is a folder" if path.is_dir() else "there is no such file"
+        raise UsageError(f"--identity {identity}: {what}", "name the private key")
     return str(path.absolute())
 
 

@@ -10,9 +10,10 @@ import time
 from typing import Sequence
 
 from gpuops.agent import procs
-from gpuops.agent.node import Node, node_of, read_json, write_json
+from gpuops.agent.node import Node, Refusal, node_of, read_json, write_json
 from gpuops.agent.proctable import descendants, lives, marked, table
 from gpuops.agent.runfiles import markers
+from gpuops.agent.treefolder import mounts_below
 
 SHARED = {"agent", "env"}
 ORDERLY_S = 20.0
@@ -34,7 +35,10 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
 def end(node: Node) -> dict[str, int]:
     """End watchdog, agent and runs; how many processes ended, and how many could not be."""
     if not os.path.exists(node.path("ended.json")):
-        write_json(node.path("ended.json"), {"at": time.time(), "why": "it was ended"})
+        try:
+            write_json(node.path("ended.json"), {"at": time.time(), "why": "it was ended"})
+        except OSError:
+            pass  # a full disk keeps nothing alive
     ours = dict(_ours(node))
     watchdog = _noted(node, "watchdog.json")
     if watchdog is not None:
@@ -72,7 +76,13 @@ def _ours(node: Node) -> list[tuple[int, str]]:
 
 
 def remove(node: Node) -> None:
-    """Remove the node's folder, and the cluster's when it is empty. node.json goes last, so it can be repeated."""
+    """Remove the node's folder, and the cluster's when it is empty. node.json goes last, so it can be repeated.
+
+    Raises Refusal(`remains`) where something cannot be removed, or is mounted there: that is not the node's.
+    """
+    mounted = mounts_below(node.dir)
+    if mounted:
+        raise Refusal("remains", f"{mounted[0]} is mounted from elsewhere", f"unmount it: umount {mounted[0]}")
     if os.path.exists(node.path("node.json")):
         for name in os.listdir(node.dir):
             path = node.path(name)
@@ -82,6 +92,9 @@ def remove(node: Node) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 os.unlink(path)
+        remains = [name for name in os.listdir(node.dir) if name != "node.json"]
+        if remains:
+            raise Refusal("remains", f"{node.path(remains[0])} cannot be removed", "remove it by hand, then try again")
         os.unlink(node.path("node.json"))
     for folder in (node.dir, os.path.dirname(node.dir)):
         try:

@@ -14,7 +14,7 @@ from gpuops.agent.filestate import ours
 from gpuops.agent.node import Node, read_json
 from gpuops.agent.outs import mentioned, walk
 from gpuops.agent.survey import load_record
-from gpuops.agent.treefolder import TreeFolder, raw, stat_entry
+from gpuops.agent.treefolder import TreeFolder, mounts_below, raw, stat_entry, text
 
 
 def left(node: Node, arguments: Sequence[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001 (a mode's signature)
@@ -37,7 +37,12 @@ def listing(node: Node, args: dict[str, Any]) -> dict[str, Any]:
     record, named = load_record(node, str(tree)), mentioned(args["patterns"])
     root = os.fsencode(folder.folder)
 
+    mounted = [text(os.fsencode(point))[len(os.path.realpath(folder.folder)) + 1 :] + "/"
+               for point in mounts_below(os.fsdecode(folder.folder))]  # fmt: skip
+
     def candidate(path: str) -> bool:
+        if any(path.startswith(point) for point in mounted):
+            return False  # of another disk, which does not go with the node
         return not named(path) and not (os.path.islink(folder.at(path)) and os.path.isdir(folder.at(path)))
 
     files = []

@@ -129,8 +129,8 @@ def _check_room(node: Node, size: int) -> None:
     if free is not None and size > free:
         raise Refusal(
             "disk",
-            f"the push needs {size / 1e9:.1f} GB and the disk has {free / 1e9:.1f} GB left",
-            "send less with .gpuopsignore, or take a node with a larger disk",
+            f"the push needs {size / 1e6:.0f} MB and the disk has {free / 1e6:.0f} MB left",
+            "free some space there, or send less with .gpuopsignore",
         )
 
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import stat
 from typing import Iterable
 
 from gpuops.agent.filestate import ABSENT, BLOCKED, FILE, FOLDER, LINK, NOTHING, OTHER, Entry, Found
 from gpuops.agent.node import Refusal
+
+MOUNT_ESCAPE = re.compile(r"\\([0-7]{3})")
+"""How the kernel writes a blank in the name of a mount point."""
 
 
 def raw(text: str) -> bytes:
@@ -65,6 +69,17 @@ def sha256(path: bytes) -> str:
         for block in iter(lambda: file.read(1 << 20), b""):
             digest.update(block)
     return digest.hexdigest()
+
+
+def mounts_below(folder: str) -> list[str]:
+    """What is mounted inside a folder: disks, shares and buckets of somebody's, which are not ours to empty."""
+    inside = os.path.realpath(folder) + "/"
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            points = [MOUNT_ESCAPE.sub(lambda found: chr(int(found[1], 8)), line.split()[4]) for line in file]
+    except (OSError, IndexError):
+        points = [path for path, _, _ in os.walk(folder) if os.path.ismount(path)]
+    return sorted(point for point in points if (point + "/").startswith(inside) and point + "/" != inside)
 
 
 class TreeFolder:

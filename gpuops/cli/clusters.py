@@ -22,6 +22,7 @@ UP_HELP = example_help(
     "Bring up a cluster and leave it up.",
     "gpuops up local --nodes 2",
     "gpuops up local --name lab --max-hours 3",
+    "gpuops up ssh --name lab --host alice@10.0.0.5 --host alice@10.0.0.6",
 )
 DOWN_HELP = example_help(
     "End clusters; results come home first.\n\nRuns are stopped in good order, and nothing is left that costs.",
@@ -156,6 +157,7 @@ def lease(
 
     from gpuops import choose, cluster, guard
     from gpuops import lease as leases
+    from gpuops.models import Lease
 
     by_s = leases.parse_span(extend) if extend is not None else None
     world, _ = make_world(as_json=as_json)
@@ -164,6 +166,8 @@ def lease(
     now = time.time()
     ours = row.lease
     if by_s is not None:
+        if ours == Lease():
+            world.out.say(f"note: {row.name} had no end until now")
         ours = leases.extended(ours, by_s, now)
         live = cluster.open_live(world, row)
         try:

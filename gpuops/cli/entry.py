@@ -58,7 +58,9 @@ def report(say: str, hint: str, code: int, as_json: bool) -> None:
         from gpuops.output import SCHEMA
 
         _print(json.dumps({"schema": SCHEMA, "kind": "error", "say": say, "hint": hint, "exit_code": code}), sys.stdout)
-    _print(f"error: {say}" + (f"\nhint: {hint}" if hint else ""), sys.stderr)
+    from gpuops.output import calm
+
+    _print(calm(f"error: {say}" + (f"\nhint: {hint}" if hint else "")), sys.stderr)
 
 
 def _print(text: str, stream: TextIO) -> None:

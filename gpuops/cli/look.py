@@ -63,7 +63,8 @@ def status(
         documents, unasked = look_outside(world)
         for sentence in unasked:
             world.out.say(f"note: {sentence}")
-        world.out.result("cloud", {"resources": documents, "unasked": unasked}, cloud_lines(documents))
+        said = [] if unasked and not documents else cloud_lines(documents)
+        world.out.result("cloud", {"resources": documents, "unasked": unasked}, said)
         return
     if not (world.home / "ledger.db").exists():  # nothing was ever brought up: no need to open anything
         world.out.result("status", {"clusters": []}, ["nothing is up"])

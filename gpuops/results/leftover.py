@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,21 +48,28 @@ def left(nodes: Mapping[int, Programs], patterns: Sequence[str], **which: str) -
     """What lies on several nodes; `which` is `run` or `tree`. Raises NodeRefused, ConnectionLost."""
     found = []
     for node, programs in nodes.items():
-        for path, size, mtime_ns, edited in _listing(programs, {"patterns": list(patterns), **which}):
-            if is_inside(path):
-                found.append(Left(node, path, size, mtime_ns, edited))
+        for row in _listing(programs, {"patterns": list(patterns), **which}):
+            match row:
+                case [str(path), int(size), int(mtime_ns), bool(edited)] if is_inside(path) and size >= 0:
+                    found.append(Left(node, path, size, mtime_ns, edited))
+                case _:
+                    raise _strange(programs)
     return found
 
 
 def _listing(programs: Programs, question: Mapping[str, Any]) -> Sequence[Any]:
     answer = exchange(programs.bulk("left"), programs.label, json.dumps(question).encode(), LIST_S)
     try:
-        files: Sequence[Any] = json.loads(answer)["files"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConnectionLost(
-            f"{programs.label} does not say what lies on it", "check that this node is yours"
-        ) from error
+        files = json.loads(answer)["files"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _strange(programs) from error
+    if not isinstance(files, list):
+        raise _strange(programs)
     return files
+
+
+def _strange(programs: Programs) -> ConnectionLost:
+    return ConnectionLost(f"{programs.label} does not say what is on it", "check that this node is yours")
 
 
 def worth(found: Sequence[Left]) -> tuple[list[Left], list[Left]]:
@@ -94,5 +102,6 @@ def save(client: Programs, tree: str, found: Sequence[Left], target: Path) -> No
                 place.parent.mkdir(parents=True, exist_ok=True)
                 with place.open("wb") as file:
                     shutil.copyfileobj(content, file)
-                os.utime(place, (member.mtime, member.mtime))
+                with suppress(OSError, ValueError, OverflowError):  # a time that no file can have
+                    os.utime(place, (member.mtime, member.mtime))
         finish(channel, client.label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,6 +12,10 @@ from gpuops.ssh.target import Target
 
 if TYPE_CHECKING:
     import paramiko
+
+
+AGENT_S = 5.0
+"""How long a key agent may take to say which keys it holds."""
 
 
 @dataclass
@@ -58,13 +63,23 @@ def authenticate(transport: paramiko.Transport, target: Target) -> None:
 
 
 def _agent(told: Told) -> paramiko.Agent | None:
+    """The user's key agent; None where it fails, or hangs as one does whose forwarded socket is stale."""
     import paramiko
 
-    try:
-        return paramiko.Agent()
-    except (paramiko.SSHException, OSError, EOFError) as error:
-        told.notes.append(f"the key agent failed: {faults.shown(str(error))}")
-        return None
+    found: list[paramiko.Agent] = []
+
+    def ask() -> None:
+        try:
+            found.append(paramiko.Agent())
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            told.notes.append(f"the key agent failed: {faults.shown(str(error))}")
+
+    asking = threading.Thread(target=ask, daemon=True, name="key agent")
+    asking.start()
+    asking.join(AGENT_S)
+    if asking.is_alive():
+        told.notes.append("the key agent does not answer")
+    return found[0] if found else None
 
 
 def _keys(

@@ -13,9 +13,9 @@ class Limits:
     """Reaching a host and its SSH server's first words; each of the two."""
     login_s: float = 90.0
     """A whole login by the system's OpenSSH: a security key waits for a finger."""
-    ping_s: float = 10.0
+    ping_s: float = 5.0
     """Silence after which the other side is asked whether it is there."""
-    silence_s: float = 35.0
+    silence_s: float = 20.0
     """Silence after which a connection is dead."""
     idle_s: float = 30.0
     """How long a login is kept without users."""

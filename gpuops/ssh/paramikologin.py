@@ -35,7 +35,11 @@ class ParamikoLogin:
         """Start a line on the host. Raises ConnectionLost, Denied, HostKeyChanged, NodeError."""
         import paramiko
 
-        program = Program(self._channel(), self.target.where)
+        channel = self._channel()
+        program = Program(channel, self.target.where)
+        limit = threading.Timer(self._limits.noise_s, channel.event.set)  # paramiko waits for the answer without end
+        limit.daemon = True
+        limit.start()
         try:
             program.start(encoded(line))
         except (paramiko.SSHException, EOFError, OSError) as error:
@@ -43,6 +47,8 @@ class ParamikoLogin:
             if program.connected:
                 raise faults.noise(self.target.where, b"", "", "refused to start a program") from error
             raise faults.ended(self.target.where) from error
+        finally:
+            limit.cancel()
         with self._lock:
             self._running = [*(known for known in self._running if not known.closed), program]
         return program

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NOT_IN_THE_CORE = {"torch", "numpy", "boto3", "botocore", "runpod", "paramiko", "scikit-learn"}
+NOT_IN_THE_CORE = {"torch", "numpy", "boto3", "botocore", "runpod", "scikit-learn"}
 
 
 def run(*argv: str | Path, cwd: Path) -> str:

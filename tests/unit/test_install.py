@@ -34,7 +34,11 @@ def test_a_look_tells_what_is_there() -> None:
             "install python3 on box",
         ),
         (GOOD + "unwritable /root\n", "the home folder /root of box cannot be written", "log in as another user"),
-        ("home /h\npython /p\nfree_kb 12\n", "the disk of box is full", "free some space under /h there"),
+        (
+            "home /h\npython /p\nfree_kb 12\n",
+            "box has 0 MB of free disk, at least 50 MB are needed",
+            "free some space under /h there",
+        ),
         ("", "box has no Python 3.8 or later", "install python3 on box"),
     ],
 )

@@ -1,0 +1,92 @@
+"""What nodes whose agents have ended still tell of a run: its logs to the last byte, and how it ended.
+
+A lease that ended while this computer was away leaves both on a host's disk. No agent answers there any more,
+but its bulk programs read the same files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpuops.agentclient import Programs
+from gpuops.cluster import absent, machines_of, programs_of
+from gpuops.conclude import Conclusion, conclude, unreached
+from gpuops.errors import GpuopsError, NodeError
+from gpuops.ledger import ClusterRow, RunRow
+from gpuops.progress import Silent
+from gpuops.results import RunHome
+from gpuops.results.leftover import left, save
+from gpuops.world import World
+
+TREE = "runs"
+"""The folder of a node in which all its runs are."""
+STREAM = re.compile(r"(launcher\.(?:out|err)|events\.jsonl|ranks/(?P<rank>\d+)\.(?P<kind>out|err))")
+RESULT = "result.json"
+
+
+def salvage(world: World, row: ClusterRow, run: RunRow) -> dict[int, Mapping[str, Any]]:
+    """Bring home what is longer there than here; the results of nodes that have one, without those out of reach."""
+    results = {}
+    for index, machine in enumerate(machines_of(world, row)[: int(run.request["nodes"])]):
+        programs = programs_of(row, machine, index)
+        try:
+            result = _salvage(programs, run, index)
+        except GpuopsError:
+            continue
+        finally:
+            programs.connection.close()
+        if result is not None:
+            results[index] = result
+    return results
+
+
+def conclude_without(world: World, row: ClusterRow, run: RunRow, error: NodeError, *, gone: bool) -> Conclusion:
+    """Judge a run whose nodes answer no more, by what they left. `gone`: their provider says that they ended."""
+    live = absent(row, machines_of(world, row), error)
+    results = {**unreached(run, error, gone=gone), **salvage(world, row, run)}
+    return conclude(world, live, run, results, Silent())
+
+
+def _salvage(programs: Programs, run: RunRow, index: int) -> Mapping[str, Any] | None:
+    home = RunHome(run.home)
+    home.create()
+    prefix = f"{run.name}/"
+    found = [one for one in left({index: programs}, [], tree=TREE) if one.path.startswith(prefix)]
+    wanted = [one for one in found if stream(one.path[len(prefix) :]) or one.path == prefix + RESULT]
+    with tempfile.TemporaryDirectory(dir=run.home, prefix=".salvage-") as folder:
+        save(programs, TREE, wanted, Path(folder))
+        for one in wanted:
+            name = stream(one.path[len(prefix) :])
+            there = Path(folder) / one.path
+            if name and there.is_file():
+                _keep_longer(there, home.log(index, name))
+        return _result(Path(folder) / prefix / RESULT)
+
+
+def stream(path: str) -> str:
+    """The stream that a file of a run's folder on a node holds, as logs are named here; empty for none."""
+    found = STREAM.fullmatch(path)
+    if not found:
+        return ""
+    return f"rank{int(found['rank'])}.{found['kind']}" if found["rank"] else path
+
+
+def _keep_longer(there: Path, here: Path) -> None:
+    """Logs only grow: what is here is the beginning of what is there."""
+    if not here.exists() or there.stat().st_size > here.stat().st_size:
+        here.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(there, here)
+
+
+def _result(path: Path) -> Mapping[str, Any] | None:
+    try:
+        document = json.loads(path.read_text())
+        return document if isinstance(document["reason"], dict) and isinstance(document["ranks"], list) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
