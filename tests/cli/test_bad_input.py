@@ -79,7 +79,8 @@ ROWS = [
     Row("a lease of words", ("lease", "lab", "--extend", "soon"), "'soon' is not a length of time",
         "write it like 90s, 30min, 2h or 1h30m"),
     # Names.
-    Row("provider", ("up", "loca"), "there is no provider named 'loca'; did you mean local?", "choose one of: local, ssh"),
+    Row("provider", ("up", "loca"),
+        "there is no provider named 'loca'; did you mean local?", "choose one of: local, ssh"),
     Row("provider of a run", ("run", "--on", "locale", "--", "true"),
         "there is no provider named 'locale'; did you mean local?", "choose one of: local, ssh"),
     Row("workload", (*TRAIN, "--workload", "digit"), "there is no workload named 'digit'; did you mean digits?",
