@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -77,6 +78,9 @@ def _run(argv: Sequence[str]) -> int:
         process = subprocess.Popen(list(argv), env=environment)
     except OSError as error:
         raise UsageError(f"{argv[0]} cannot be started: {error.strerror}", "install it") from error
+    for name in ("SIGTERM", "SIGHUP"):  # ours to pass on: else it would go on without us
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda *_: process.terminate())
     while True:
         try:
             code = process.wait()

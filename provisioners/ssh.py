@@ -250,7 +250,18 @@ class SshProvisioner:
 
     def _list(self, name: str) -> list[Resource]:
         met = self._book.get(name)
-        return [] if met is None else self._look(name, met)
+        nodes = [] if met is None else self._look(name, met)
+        if met is not None and not nodes and time.time() - met.at > STALE_S:
+            self._tidy(name, met)
+        return nodes
+
+    def _tidy(self, name: str, met: Met) -> None:
+        """Take away what a command that died has brought to a host on which no node came to be."""
+        from gpuops.bulk import exchange
+
+        argv = ["sh", "-c", TIDY, "sh", met.root]
+        _provider(lambda: exchange(self._connection(name, met.target).open(argv), name))
+        self._book.forget(name, met)
 
     def _look(self, name: str, met: Met) -> list[Resource]:
         """The nodes under one root of a host, as they are now. Raises ProviderError."""
@@ -321,6 +332,11 @@ class SshProvisioner:
 
 END_S = 0.5
 """How long `destroy` waits before it lets the core look again."""
+STALE_S = 900.0
+"""Within so many seconds a node may still come to be on a host that was written down."""
+TIDY = """cd "$1" 2>/dev/null || exit 0
+[ -z "$(ls -A | grep -vx -e agent -e env)" ] && rm -rf agent env && cd / && rmdir "$1"
+exit 0"""
 NEWEST = 'agent=$(ls -t "$2"/*.pyz 2>/dev/null | head -n 1); '
 ASK = (
     NEWEST
