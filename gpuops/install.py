@@ -52,6 +52,11 @@ rm -f "$1/$2.$$"
 [ -z "$done" ] || printf 'there\n'
 exit 0
 """
+TIDY = r"""
+cd "$1" 2>/dev/null || exit 0
+[ -z "$(ls -A | grep -vx -e agent -e env)" ] && rm -rf agent env && cd / && rmdir "$1"
+exit 0
+"""
 LITTLE_KB = 50_000
 """Below so much free disk (kB) nothing can be brought to a machine."""
 
@@ -104,6 +109,11 @@ def bring(connection: Connection, root: str, artefact: Path) -> str:
     if last != "there":
         raise NodeError(f"the agent cannot be put on {connection.label}: {last}", f"look at {folder} there")
     return str(PurePosixPath(folder) / artefact.name)
+
+
+def tidy(connection: Connection, root: str) -> None:
+    """Take away what was brought to a machine on which no node came to be. Raises ConnectionLost."""
+    exchange(connection.open(["sh", "-c", TIDY, "sh", root]), connection.label, silence_s=LIMIT_S)
 
 
 def init(connection: Connection, python: str, agent: str, folder: str, document: Mapping[str, Any]) -> None:

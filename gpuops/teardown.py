@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from gpuops.errors import AuthFailed, ProviderError, QuotaExceeded, RateLimited, Rejected, StillBilling
+from gpuops.errors import AuthFailed, ProviderError, QuotaExceeded, RateLimited, Rejected, StillBilling, Unknown
 from gpuops.ledger import ClusterRow, LedgerUnwritable
 from gpuops.models import Resource
 from gpuops.oneach import on_each
@@ -120,8 +120,10 @@ def silent(world: World, provisioner: Provisioner, row: ClusterRow) -> dict[str,
     def one(region: str) -> str:
         try:
             provisioner.list_owned(world.owner, [region])
-        except ProviderError as error:
+        except Unknown as error:
             return error.say
+        except ProviderError:
+            pass  # it answers, if not as one would like
         return ""
 
     regions = list(world.ledger.regions(row.id))

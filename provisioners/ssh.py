@@ -8,10 +8,10 @@ file on this computer (`ssh/hosts.json`) for as long as something of ours is the
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,27 +21,12 @@ from gpuops.models import Intent, Journal, Offer, Option, Problem, Request, Reso
 from gpuops.oneach import on_each
 from provisioners.base import CONTRACT, Context
 from provisioners.hostbook import HostBook, Met
-from provisioners.shares import divide
+from provisioners.hostmeeting import Meetings, place, typed_hosts
 
 if TYPE_CHECKING:
-    from gpuops.connection import Connection
-    from gpuops.install import Found
     from gpuops.ssh import Target
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Host:
-    """A host that was logged in to: `name` is the region of its resources."""
-
-    name: str
-    target: Target
-    found: Found
-
-
-class Unsettled(NodeError):
-    """A host whose key only the user can vouch for."""
 
 
 class SshProvisioner:
@@ -70,14 +55,10 @@ class SshProvisioner:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._folder = context.home / "ssh"
-        self._book = HostBook(self._folder / "hosts.json")
-        self._met: dict[str, Host] = {}
-        self._shown: dict[str, tuple[str, ...]] = {}
-        """Keys that the user was shown: the same must be there when they are accepted."""
-        self._open: dict[str, Connection] = {}
+        folder = context.home / "ssh"
+        self._book = HostBook(folder / "hosts.json")
+        self._meetings = Meetings(folder, self._book)
         self._ending: dict[str, _Ending] = {}
-        self._lock = threading.Lock()
 
     # Before anything is made.
 
@@ -92,80 +73,16 @@ class SshProvisioner:
             )
             if value is not None
         ]
-        typed = _typed(request)
+        typed = typed_hosts(request)
         if problems:
             return problems
         if not typed:
             raise UsageError("no host was named", "add --host user@address, once for each host")
-        return [problem for problem in on_each(lambda one: self._try(one, request), typed) if problem]
-
-    def _try(self, typed: str, request: Request) -> Problem | None:
-        try:
-            self._meet(typed, request)
-        except UsageError:
-            raise
-        except Unsettled as error:
-            return Problem(error.say, error.hint, settle="accept-new")
-        except GpuopsError as error:
-            say = error.say if typed.removesuffix(":22") in error.say else f"{typed}: {error.say}"
-            return Problem(say, error.hint)
-        return None
-
-    def _meet(self, typed: str, request: Request) -> Host:
-        """Log in, once for the whole command, and look. Raises UsageError, NodeError."""
-        if typed in self._met:
-            return self._met[typed]
-        from gpuops import install, ssh
-
-        target = ssh.resolve(typed, identity=_identity(request))
-        name = _name(target)
-        target = dataclasses.replace(target, host_keys=self._trusted(name, target, request))
-        found = install.look(self._connection(name, target))
-        host = Host(name, target, found)
-        self._met[typed] = host
-        return host
-
-    def _trusted(self, name: str, target: Target, request: Request) -> tuple[str, ...]:
-        """The host's own keys, as far as somebody vouches for them: the user's known_hosts, the first meeting of a
-        cluster that is still there, or the user now. Raises NodeError, Unsettled."""
-        from gpuops import ssh
-
-        met = self._book.get(name)
-        known = target.host_keys or (met.target.host_keys if met else ())
-        shown = ssh.scan(target, prefer=known)
-        agreed = tuple(key for key in shown if key in known)
-        if agreed:
-            return agreed
-        prints = ssh.fingerprint(shown[0])
-        if known:
-            anew = f"ssh-keygen -R '{_known_as(target)}'" if target.host_keys else f"take it out of {self._book.path}"
-            raise NodeError(
-                f"the host key of {name} is not the one that is known: it shows {prints}, expected is "
-                f"{ssh.fingerprint(known[0])}; somebody may stand in between",
-                f"if the host was set up anew: {anew}, then try again",
-            )
-        if shown[0] in ssh.revoked_keys(target.host, target.port):
-            raise NodeError(f"the key that {name} shows, {prints}, was revoked", "do not log in there")
-        if request.options.get("accept-new") and (not self._shown or self._shown.get(name) == shown):
-            return shown
-        self._shown[name] = shown
-        raise Unsettled(
-            f"{name} was never met before, its key is {prints}",
-            "compare that with the host's own: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub, then add --accept-new",
-        )
-
-    def _connection(self, name: str, target: Target) -> Connection:
-        """The one connection of this provisioner to a host."""
-        from gpuops import ssh
-
-        with self._lock:
-            if name not in self._open:
-                self._open[name] = ssh.connect(target, name, self._folder)
-            return self._open[name]
+        return [problem for problem in on_each(lambda one: self._meetings.problem(one, request), typed) if problem]
 
     def offers(self, request: Request) -> Sequence[Offer]:
         """One offer: these hosts. More nodes than hosts are virtual ones, each with its share of the GPUs."""
-        everyone = [self._meet(typed, request) for typed in _typed(request)]
+        everyone = [self._meetings.meet(typed, request) for typed in typed_hosts(request)]
         hosts, spare = everyone[: request.nodes], everyone[request.nodes :]
         names = [host.name for host in hosts]
         doubled = sorted({name for name in names if names.count(name) > 1})
@@ -218,7 +135,7 @@ class SshProvisioner:
         from gpuops import install
 
         met = self._book.known(name)
-        return install.bring(self._connection(name, met.target), met.root, agent)
+        return install.bring(self._meetings.connection(name, met.target), met.root, agent)
 
     def _create_node(self, index: int, one: Mapping[str, Any], agent: str, intent: Intent) -> Resource:
         from gpuops import install
@@ -239,7 +156,11 @@ class SshProvisioner:
         }
         lease = {"boot_in": max(1.0, intent.boot_deadline - time.time())}
         install.init(
-            self._connection(one["host"], met.target), met.python, agent, folder, {"node": node, "lease": lease}
+            self._meetings.connection(one["host"], met.target),
+            met.python,
+            agent,
+            folder,
+            {"node": node, "lease": lease},
         )
         return self._resource(one["host"], met, {**node, "folder": folder, "state": "running"})
 
@@ -257,10 +178,9 @@ class SshProvisioner:
 
     def _tidy(self, name: str, met: Met) -> None:
         """Take away what a command that died has brought to a host on which no node came to be."""
-        from gpuops.bulk import exchange
+        from gpuops import install
 
-        argv = ["sh", "-c", TIDY, "sh", met.root]
-        _provider(lambda: exchange(self._connection(name, met.target).open(argv), name))
+        _provider(lambda: install.tidy(self._meetings.connection(name, met.target), met.root))
         self._book.forget(name, met)
 
     def _look(self, name: str, met: Met) -> list[Resource]:
@@ -269,7 +189,9 @@ class SshProvisioner:
 
         ask = ["sh", "-c", ASK, "sh", met.python, f"{met.root}/agent", met.root, name]
         try:
-            answer = install.program(self._connection(name, met.target), ask)
+            answer = install.program(self._meetings.connection(name, met.target), ask)
+        except NodeRefused as error:
+            raise Rejected(error.say, error.hint) from error
         except NodeError as error:
             say = f"{error.say} (gone for good? take {name} out of {self._book.path})"
             raise Unknown(say, error.hint) from error
@@ -289,7 +211,7 @@ class SshProvisioner:
             data={
                 "connection": "ssh",
                 "target": met.target.document(),
-                "ssh_folder": str(self._folder),
+                "ssh_folder": str(self._meetings.folder),
                 "root": met.root,
                 "python": met.python,
                 "revives": True,
@@ -322,7 +244,7 @@ class SshProvisioner:
 
         name, met, entry = resource.region, _met(resource), self._book.get(resource.region)
         argv = ["sh", "-c", END, "sh", met.python, f"{met.root}/agent", str(resource.data["folder"])]
-        _provider(lambda: install.program(self._connection(name, met.target), argv))
+        _provider(lambda: install.program(self._meetings.connection(name, met.target), argv))
         if entry is not None and not self._look(name, met):
             self._book.forget(name, entry)
 
@@ -334,13 +256,19 @@ END_S = 0.5
 """How long `destroy` waits before it lets the core look again."""
 STALE_S = 900.0
 """Within so many seconds a node may still come to be on a host that was written down."""
-TIDY = """cd "$1" 2>/dev/null || exit 0
-[ -z "$(ls -A | grep -vx -e agent -e env)" ] && rm -rf agent env && cd / && rmdir "$1"
-exit 0"""
 NEWEST = 'agent=$(ls -t "$2"/*.pyz 2>/dev/null | head -n 1); '
+ORPHANED = json.dumps({
+    "error": {
+        "kind": "no-agent",
+        "say": "somebody has removed the agent there, and nodes of ours are still there",
+        "hint": "end their processes and remove ~/.gpuops-* there by hand",
+    }
+})  # fmt: skip
 ASK = (
     NEWEST
-    + """if [ -z "$agent" ]; then printf '{"nodes": []}'; exit 0; fi
+    + f"""if [ -z "$agent" ]; then
+for node in "$3"/*/n*/node.json; do [ -e "$node" ] && {{ printf '%s\\n' '{ORPHANED}' >&2; exit 1; }}; done
+printf '{{"nodes": []}}'; exit 0; fi
 exec "$1" -I "$agent" nodes --root "$3" --host "$4" """
 )
 """An agent understands the files of every earlier one; without any, no node was ever begun."""
@@ -378,65 +306,7 @@ def _met(resource: Resource) -> Met:
     return Met(_target(resource.data["target"]), str(resource.data["root"]), str(resource.data["python"]))
 
 
-def _typed(request: Request) -> list[str]:
-    return [*(request.options.get("host") or ()), *(request.options.get("hosts") or ())]
-
-
-def _identity(request: Request) -> str | None:
-    identity = request.options.get("identity")
-    if identity is None:
-        return None
-    path = Path(str(identity)).expanduser()
-    if path.suffix == ".pub":
-        raise UsageError(
-            f"--identity {identity} is the public half of a key", f"name the private one: {path.with_suffix('')}"
-        )
-    if not path.is_file():
-        what = "it is a folder" if path.is_dir() else "there is no such file"
-        raise UsageError(f"--identity {identity}: {what}", "name the private key")
-    return str(path.absolute())
-
-
-def _name(target: Target) -> str:
-    """What a host is called in the ledger and in messages: `root@10.0.0.5`, with the port where it is another one."""
-    host = f"[{target.host}]" if ":" in target.host else target.host
-    return f"{target.user}@{host}" + (f":{target.port}" if target.port != 22 else "")
-
-
-def _known_as(target: Target) -> str:
-    return f"[{target.host}]:{target.port}" if target.port != 22 else target.host
-
-
 def _target(document: Mapping[str, Any]) -> Target:
     from gpuops.ssh import Target
 
     return Target.from_document(dict(document))
-
-
-def place(hosts: Sequence[Host], nodes: int, gpus: int | None) -> tuple[list[dict[str, Any]], list[str]]:
-    """Which node is on which host, with its share of the GPUs and cores, and sentences that the user should know.
-
-    Nodes of one host are neighbours in rank order. Raises Rejected where GPUs are wanted that are not there.
-    """
-    base, more = divmod(nodes, len(hosts))
-    places, notes = [], []
-    for position, host in enumerate(hosts):
-        count = base + (position < more)
-        there = [str(index) for index in range(host.found.gpus)]
-        shares, note = divide(there, count, gpus, host.name)
-        if note:
-            notes.append(note)
-        for share in shares:
-            places.append({
-                "host": host.name,
-                "target": host.target.document(),
-                "home": host.found.home,
-                "python": host.found.python,
-                "all_gpus": host.found.gpus,
-                "gpus": None if count == 1 and gpus is None else share,
-                "cores_share": 1 / count,
-            })  # fmt: skip
-    if nodes > len(hosts):
-        here = f"{len(hosts)} host{'s' * (len(hosts) != 1)}"
-        notes.append(f"{nodes} nodes on {here}: virtual nodes, which share cores, memory and disk")
-    return places, notes

@@ -16,6 +16,7 @@ HEAVY = {"boto3", "botocore", "runpod", "paramiko", "torch", "numpy"}
 GROUND = {"gpuops.models", "gpuops.errors"}
 SSH = {"gpuops.ssh", "gpuops.install", "gpuops.oneach", "gpuops.connection"}
 """What an SDK is to other provisioners, the SSH layer is to that of plain hosts."""
+HOSTS = {"provisioners.ssh", "provisioners.hostbook", "provisioners.hostmeeting"}
 STORIES = {"gpuops.cluster", "gpuops.run"}
 SERVICES = ["ledger", "connection", "agentclient", "push", "launch", "logs", "lease", "results", "settings", "verdict"]
 
@@ -121,7 +122,9 @@ def test_a_provisioner_is_reached_through_the_registry_only() -> None:
 def test_provisioners_use_models_errors_and_each_other() -> None:
     for name, path in PROVISIONERS.items():
         ours = {used for used in imports(path, lazily=True) if used.startswith("gpuops")}
-        assert ours <= GROUND | (SSH if name in ("provisioners.ssh", "provisioners.hostbook") else set()), name
+        assert ours <= GROUND | (
+            SSH if name in ("provisioners.ssh", "provisioners.hostbook", "provisioners.hostmeeting") else set()
+        ), name
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:

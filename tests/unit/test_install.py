@@ -91,6 +91,20 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
         install.bring(ProcessConnection("here"), str(tmp_path / "file"), agent)
 
 
+def test_tidying_takes_what_is_ours_alone(tmp_path: Path) -> None:
+    agent, _ = artefact.build(tmp_path / "cache")
+    root = tmp_path / "root"
+    connection = ProcessConnection("here")
+    install.bring(connection, str(root), agent)
+    (root / "lab").mkdir()
+    install.tidy(connection, str(root))
+    assert sorted(path.name for path in root.iterdir()) == ["agent", "lab"], "a node is there, or may be"
+    (root / "lab").rmdir()
+    install.tidy(connection, str(root))
+    install.tidy(connection, str(root))
+    assert not root.exists()
+
+
 def test_a_program_that_says_something_else_is_said() -> None:
     with pytest.raises(NodeError, match="here gave no answer but 'login banner'"):
         install.program(ProcessConnection("here"), ["echo", json.dumps({})[:-1] + "\nlogin banner"])

@@ -13,7 +13,8 @@ from gpuops.models import Request
 from gpuops.ssh import Target
 from provisioners.base import Context
 from provisioners.hostbook import HostBook, Met
-from provisioners.ssh import Host, SshProvisioner, place
+from provisioners.hostmeeting import Host, place
+from provisioners.ssh import SshProvisioner
 
 
 def host(name: str, gpus: int = 0) -> Host:
