@@ -63,6 +63,8 @@ def _state(row: ClusterRow, nodes: list[str]) -> str:
     """The ledger's state, unless the machines tell another story."""
     if row.state == "up" and nodes and all(state == "ended" for state in nodes):
         return "ended"
+    if row.state == "up" and nodes and all(state == "unknown" for state in nodes):
+        return "out of reach"
     if row.state == "up" and any(state != "running" for state in nodes):
         return "partly up"
     return row.state
@@ -86,7 +88,19 @@ def lines(documents: list[dict[str, Any]]) -> list[str]:
                 one["lease"],
             ]
         )
-    return table(rows)
+    return [*table(rows), *map(_missing, filter(_is_partly_up, documents))]
+
+
+def _is_partly_up(document: dict[str, Any]) -> bool:
+    return bool(document["state"] == "partly up")
+
+
+def _missing(document: dict[str, Any]) -> str:
+    """Which nodes of a cluster are not as they should be."""
+    words = {"unknown": "does not answer", "ended": "has ended", "starting": "is starting"}
+    nodes = enumerate(document["nodes"])
+    away = [f"node{index} {words.get(state, state)}" for index, state in nodes if state != "running"]
+    return f"{document['name']}: {', '.join(away)}"
 
 
 def cloud(world: World) -> tuple[list[dict[str, Any]], list[str]]:
