@@ -76,10 +76,9 @@ def clear(world: World, provisioner: Provisioner, row: ClusterRow, *, force: boo
             finals += isinstance(error, FINAL)
             if isinstance(error, RateLimited):
                 wait = error.retry_after or pause
-            if not isinstance(error, RateLimited):
-                _end_what_answers(world, provisioner, row, given_up)
-            if force:
-                for region, say in silent(world, provisioner, row).items():
+            if not isinstance(error, RateLimited) and (force or len(world.ledger.regions(row.id)) > 1):
+                silent = _end_what_answers(world, provisioner, row, given_up)
+                for region, say in silent.items() if force else ():
                     given_up.add(region)
                     world.out.say(f"note: {say}; what is there of {row.name} is given up: gpuops reap asks it again")
         if finals == FINAL_TRIES or clock.monotonic() >= deadline:
@@ -95,39 +94,33 @@ def _is_settled(world: World, row: ClusterRow, seen: set[str]) -> bool:
     return row.ready is not None or all(one.id in seen for one in world.ledger.resources(row.id))
 
 
-def _end_what_answers(world: World, provisioner: Provisioner, row: ClusterRow, given_up: Collection[str]) -> None:
-    """Where one region does not answer, the others' machines need not live on for it."""
+def _end_what_answers(
+    world: World, provisioner: Provisioner, row: ClusterRow, given_up: Collection[str]
+) -> dict[str, str]:
+    """Where one region does not answer, the others' machines need not live on for it.
 
-    def ask(region: str) -> Sequence[Resource]:
+    Returns the regions that do not answer, with a sentence each.
+    """
+
+    def ask(region: str) -> Sequence[Resource] | str:
         try:
             return provisioner.list_owned(world.owner, [region])
+        except Unknown as error:
+            return error.say
         except ProviderError:
-            return ()  # the next look says it
+            return ()  # it answers, if not as one would like: the next look says it
 
     regions = [region for region in world.ledger.regions(row.id) if region not in given_up]
-    listed = [one for found in on_each(ask, regions) for one in found] if len(regions) > 1 else []
-    there = ours_of(row, listed, world.owner)
+    answers = dict(zip(regions, on_each(ask, regions), strict=True))
+    there = ours_of(
+        row, [one for found in answers.values() if not isinstance(found, str) for one in found], world.owner
+    )
     try:
         if there and not _succeeded(world, row):
             provisioner.destroy(there)
     except ProviderError:
         pass  # it is asked again
-
-
-def silent(world: World, provisioner: Provisioner, row: ClusterRow) -> dict[str, str]:
-    """The regions of a cluster that do not answer now, with a sentence each."""
-
-    def one(region: str) -> str:
-        try:
-            provisioner.list_owned(world.owner, [region])
-        except Unknown as error:
-            return error.say
-        except ProviderError:
-            pass  # it answers, if not as one would like
-        return ""
-
-    regions = list(world.ledger.regions(row.id))
-    return {region: say for region, say in zip(regions, on_each(one, regions), strict=True) if say}
+    return {region: found for region, found in answers.items() if isinstance(found, str)}
 
 
 def remaining(

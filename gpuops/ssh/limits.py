@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Limits:
     """Seconds, unless a name says otherwise."""
 
-    connect_s: float = 15.0
+    connect_s: float = 10.0
     """Reaching a host and its SSH server's first words; each of the two."""
     login_s: float = 90.0
     """A whole login by the system's OpenSSH: a security key waits for a finger."""
