@@ -46,9 +46,9 @@ BRING = r"""
 exec 2>&1
 umask 077
 if [ -f "$1/$2" ]; then cat >/dev/null; printf 'there\n'; exit 0; fi
-mkdir -p "$1" && cat >"$1/$2.$$" && mv -f "$1/$2.$$" "$1/$2" && done=yes
+mkdir -p "$1" && draft=$(mktemp "$1/$2.XXXXXX") && cat >"$draft" && mv -f "$draft" "$1/$2" && done=yes
 cat >/dev/null
-rm -f "$1/$2.$$"
+[ -z "$draft" ] || rm -f "$draft"
 [ -z "$done" ] || printf 'there\n'
 exit 0
 """

@@ -34,13 +34,14 @@ def salvage(world: World, row: ClusterRow, run: RunRow) -> dict[int, Mapping[str
     """Bring home what is longer there than here; the results of nodes that have one, without those out of reach."""
     results = {}
     for index, machine in enumerate(machines_of(world, row)[: int(run.request["nodes"])]):
-        programs = programs_of(row, machine, index)
         try:
-            result = _salvage(programs, run, index)
+            programs = programs_of(row, machine, index)
+            try:
+                result = _salvage(programs, run, index)
+            finally:
+                programs.connection.close()
         except GpuopsError:
             continue
-        finally:
-            programs.connection.close()
         if result is not None:
             results[index] = result
     return results
