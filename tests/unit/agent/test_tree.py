@@ -202,7 +202,7 @@ def test_a_folder_with_files_of_its_own_is_never_replaced(node: Node, here: Path
 
 
 def test_a_push_larger_than_the_disk_is_refused_at_once(node: Node) -> None:
-    with pytest.raises(Refusal, match=r"the push needs .* GB and the disk has") as refused:
+    with pytest.raises(Refusal, match=r"the push needs .* MB and the disk has") as refused:
         tree.plan(node, {"tree": "project", "files": [["x", 1 << 60, 1, 0o644, None]]}, ignore)
     assert refused.value.kind == "disk"
 
