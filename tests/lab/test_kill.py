@@ -94,7 +94,8 @@ def test_the_laptop_is_cut_off_for_a_while(begin: Begin, lab: Lab, laptop: Lapto
     counting.wait_beside()
     for host in hosts:
         lab.mend(host)
-    counting.wait_for(3000)
+    wrote = [counting.beside(who).read_bytes() for who in (0, 1)]
+    until(lambda: all(len(counting.home(who)) > len(wrote[who]) for who in (0, 1)), "what was missed", 180.0)
     counting.enough()
     done = counting.end()
     assert done.returncode == 0, done.stderr
