@@ -45,6 +45,7 @@ printf 'free_kb %s\n' "$(df -Pk "$home" 2>/dev/null | awk 'END { print $4 }')"
 BRING = r"""
 exec 2>&1
 umask 077
+draft= done=
 if [ -f "$1/$2" ]; then cat >/dev/null; printf 'there\n'; exit 0; fi
 mkdir -p "$1" && draft=$(mktemp "$1/$2.XXXXXX") && cat >"$draft" && mv -f "$draft" "$1/$2" && done=yes
 cat >/dev/null

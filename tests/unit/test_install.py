@@ -84,11 +84,14 @@ def test_the_agent_is_brought_once_and_a_node_begins(tmp_path: Path) -> None:
     connection.close()
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, _ = artefact.build(tmp_path / "cache")
     (tmp_path / "file").write_text("")
+    monkeypatch.setenv("draft", str(tmp_path / "file"))
+    monkeypatch.setenv("done", "yes")
     with pytest.raises(NodeError, match=r"the agent cannot be put on here: mkdir: .*Not a directory"):
         install.bring(ProcessConnection("here"), str(tmp_path / "file"), agent)
+    assert (tmp_path / "file").exists(), "a variable of the user's own is no file of ours"
 
 
 def test_tidying_takes_what_is_ours_alone(tmp_path: Path) -> None:
