@@ -8,11 +8,8 @@ Nothing read here is put into `os.environ`.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import secrets
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,10 +109,10 @@ def read_dotenv(path: Path) -> dict[str, str]:
 
 def _bindings(path: Path) -> list[Binding]:
     """A `.env`, line by line. Raises UsageError where it is no text."""
-    from dotenv.parser import parse_stream
-
     if not path.is_file():
         return []
+    from dotenv.parser import parse_stream
+
     try:
         with path.open(encoding="utf-8-sig") as stream:
             return list(parse_stream(stream))
@@ -136,9 +133,11 @@ def read_toml(path: Path, tables: Tables) -> dict[str, dict[str, Any]]:
     """The tables of a `gpuops.toml`, every option known and of its type. {} where there is none."""
     if not path.is_file():
         return {}
+    import tomllib
+
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # no UTF-8, or no TOML
         raise UsageError(f"{path} cannot be read: {_reason(error)}", "correct the file, or remove it") from error
     for table, options in document.items():
         if table not in tables or not isinstance(options, dict):
@@ -165,6 +164,8 @@ def _checked(where: str, name: str, value: Any, options: Mapping[str, type]) -> 
 
 def _nearest(name: str, known: Iterable[str], form: str) -> str:
     """`did you mean gpus?`, or all there are."""
+    import difflib
+
     known = sorted(known)
     close = difflib.get_close_matches(name, known, 1)
     if close:
@@ -216,7 +217,7 @@ def home(environ: Mapping[str, str]) -> Path:
     return path
 
 
-def owner(home: Path, new: Callable[[], str] = lambda: secrets.token_hex(4)) -> str:
+def owner(home: Path, new: Callable[[], str] = lambda: os.urandom(4).hex()) -> str:
     """8 hex digits that mark everything this user rents; chosen once, whoever comes first.
 
     Raises UsageError for a damaged file: another mark would hide what carries the old one.
@@ -235,7 +236,7 @@ def owner(home: Path, new: Callable[[], str] = lambda: secrets.token_hex(4)) -> 
 
 def _create_once(path: Path, text: str) -> None:
     """Create `path`, whole and on disk; when another process was first, its file stays."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    draft = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     with draft.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()

@@ -8,15 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuops import registry
 from gpuops.clock import Clock
 from gpuops.output import Output
 from gpuops.processes import Identity, myself
 from gpuops.signals import Signals
-from provisioners.base import Context, Provisioner
 
 if TYPE_CHECKING:
     from gpuops.ledger import Ledger
+    from provisioners.base import Provisioner
 
 
 @dataclass
@@ -51,5 +50,8 @@ class World:
     def provisioner(self, name: str) -> Provisioner:
         """The provisioner of that name, loaded at first use. Raises UsageError."""
         if name not in self.provisioners:
+            from gpuops import registry
+            from provisioners.base import Context
+
             self.provisioners[name] = registry.load(name, Context(owner=self.owner, home=self.home, env=self.env))
         return self.provisioners[name]

@@ -8,16 +8,10 @@ from typing import NoReturn
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run one command and exit with its code (design: 0, 1, 2, 3, 4, 5, 130; a bug is 70)."""
-    arguments = sys.argv[1:] if argv is None else argv
-    if arguments == ["--version"]:  # asked often, by scripts: answered before anything is imported
-        from gpuops import __version__
-
-        print(f"gpuops {__version__}")
-        sys.exit(0)
     try:
         from gpuops.cli.entry import execute, settle
 
-        code = execute(arguments)
+        code = execute(sys.argv[1:] if argv is None else argv)
         settle()
     except KeyboardInterrupt:  # before any command was begun
         sys.exit(130)

@@ -1,38 +1,31 @@
-"""The command tree. Importing it imports typer and nothing heavier; each command imports its story when called."""
+"""The command tree as typer reads it. The module of a command, and its story, are imported when it is called."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from importlib import import_module
+
 import typer
 
-from gpuops.cli import clusters, files, launch, login, look
-
-app = typer.Typer(
-    name="gpuops",
-    help="A PyTorch script to N rented GPU nodes, and everything home, with one command.",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+from gpuops.cli.commands import COMMANDS, HEAD
 
 
-@app.callback(invoke_without_command=True)
-def _root(
-    context: typer.Context,
-    version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True),
-) -> None:
-    if version:
-        from gpuops import __version__
-
-        print(f"gpuops {__version__}")
-        raise typer.Exit
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-
-
-def command_names() -> list[str]:
-    """Every command, as typed."""
-    return [str(command.name) for command in app.registered_commands]
+def build(names: Iterable[str]) -> typer.Typer:
+    """The tree with these commands alone: making all of them takes longer than most commands do."""
+    app = typer.Typer(
+        name="gpuops",
+        help=HEAD,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    wanted = list(names)
+    for module in dict.fromkeys(COMMANDS[name].module for name in wanted):
+        import_module(f"gpuops.cli.{module}").register(app)
+    app.registered_commands = [command for command in app.registered_commands if command.name in wanted]
+    return app
 
 
-for module in (clusters, launch, look, files, login):
-    module.register(app)
+def _root() -> None:
+    pass  # `gpuops` alone, its help and its version are answered before typer is imported

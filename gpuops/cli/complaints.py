@@ -6,7 +6,6 @@ typer has brought its own copy of click since 0.24, and used click's before.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 
@@ -27,7 +26,7 @@ def in_our_words(error: Exception, arguments: Sequence[str], commands: Sequence[
     help_line = f"see: gpuops {command} --help" if command in commands else "see: gpuops --help"
     message = str(error.format_message()).replace("\n", " ").strip().rstrip(".")
     if unknown := re.match(r"No such command '([^']*)'", message):
-        return f"there is no command '{unknown[1]}'{_near(unknown[1], commands)}", "see: gpuops --help"
+        return unknown_command(unknown[1], commands)
     if extra := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
         return f"'{extra[1]}' is more than gpuops {command} takes", PASSED.get(command, help_line)
     if hasattr(error, "possibilities"):  # an option that does not exist
@@ -37,6 +36,10 @@ def in_our_words(error: Exception, arguments: Sequence[str], commands: Sequence[
         needs = "takes no value" if "does not take" in message else "needs a value"
         return f"{option} {needs}", help_line
     return _about(error, message, arguments), help_line
+
+
+def unknown_command(word: str, commands: Sequence[str]) -> tuple[str, str]:
+    return f"there is no command '{word}'{_near(word, commands)}", "see: gpuops --help"
 
 
 def _about(error: Exception, message: str, arguments: Sequence[str]) -> str:
@@ -62,5 +65,7 @@ def _value(names: Sequence[str], arguments: Sequence[str]) -> str:
 
 
 def _near(word: str, known: Sequence[str]) -> str:
+    import difflib
+
     close = difflib.get_close_matches(word, known, 1, NEAR)
     return f"; did you mean {close[0]}?" if close else ""

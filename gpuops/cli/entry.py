@@ -2,46 +2,78 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TextIO
 
-import typer
-
-from gpuops.cli.app import app, command_names
-from gpuops.cli.complaints import in_our_words
+from gpuops.cli.commands import COMMANDS, short_answer
 from gpuops.cli.passed import set_passed, split
 from gpuops.errors import BUG, GpuopsError, Interrupted, UsageError
+
+COMPLETING = "_GPUOPS_COMPLETE"
+"""What a shell sets in the environment to have a line completed."""
 
 
 def execute(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code. Nothing escapes as a traceback."""
+    if COMPLETING not in os.environ and (answer := short_answer(arguments)) is not None:
+        _print(answer, sys.stdout)
+        return 0
     ours, passed = split(arguments)
     set_passed(passed)
     as_json = "--json" in ours
     try:
-        code = app(args=list(ours), prog_name="gpuops", standalone_mode=False)
-        return code if isinstance(code, int) else 0
+        return _call(ours)
     except (GpuopsError, Interrupted) as error:
         report(error.say, error.hint, error.exit_code, as_json)
         return error.exit_code
-    except (KeyboardInterrupt, typer.Abort):  # Abort: the end of input where a question was asked
+    except KeyboardInterrupt:
         report("interrupted", "", Interrupted.exit_code, as_json)
         return Interrupted.exit_code
     except Exception as error:
-        words = in_our_words(error, ours, command_names())
+        return _bug(error, as_json)
+
+
+def _call(ours: Sequence[str]) -> int:
+    """Have typer read the line and call its command. Raises GpuopsError, Interrupted, or what is a bug."""
+    names = _meant(ours)
+    import typer
+
+    from gpuops.cli.app import build
+    from gpuops.cli.complaints import in_our_words
+
+    try:
+        code = build(names)(args=list(ours), prog_name="gpuops", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except typer.Abort:  # the end of input where a question was asked
+        raise Interrupted("interrupted") from None
+    except (GpuopsError, Interrupted):
+        raise
+    except Exception as error:
+        words = in_our_words(error, ours, list(COMMANDS))
         if words is None:
-            return _bug(error, as_json)
-        report(*words, UsageError.exit_code, as_json)
-        return UsageError.exit_code
+            raise
+        raise UsageError(*words) from error
+
+
+def _meant(arguments: Sequence[str]) -> Sequence[str]:
+    """The commands that this line may need. Raises UsageError where it names none that exists."""
+    word = next((word for word in arguments if not word.startswith("-")), None)
+    if COMPLETING in os.environ or word is None:
+        return list(COMMANDS)
+    if word not in COMMANDS:
+        from gpuops.cli.complaints import unknown_command
+
+        raise UsageError(*unknown_command(word, list(COMMANDS)))
+    return [word]
 
 
 def _bug(error: Exception, as_json: bool) -> int:
+    import time
+    import traceback
+    from pathlib import Path
+
     where = Path(os.environ.get("GPUOPS_HOME") or Path.home() / ".gpuops") / f"bug-{time.strftime('%Y%m%d-%H%M%S')}.txt"
     try:
         where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -55,6 +87,8 @@ def _bug(error: Exception, as_json: bool) -> int:
 def report(say: str, hint: str, code: int, as_json: bool) -> None:
     """One sentence and one thing to do, on stderr; with --json an error object on stdout as well."""
     if as_json:
+        import json
+
         from gpuops.output import SCHEMA
 
         _print(json.dumps({"schema": SCHEMA, "kind": "error", "say": say, "hint": hint, "exit_code": code}), sys.stdout)

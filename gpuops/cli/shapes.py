@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperCommand
 
-from gpuops import registry
 from gpuops.errors import GpuopsError
-from gpuops.models import Option
-from provisioners.base import Context
+
+if TYPE_CHECKING:
+    from gpuops.models import Option
 
 WORDS = "gpuops.words"
 
@@ -50,6 +50,8 @@ class NamesProvider(TyperCommand):
         return super().parse_args(ctx, args)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        from gpuops import registry
+
         providers = registry.names()
         named = next((word for word in ctx.meta.get(WORDS, ()) if word in providers), None)
         if named is None:
@@ -106,6 +108,9 @@ def _options_if_known(provider: str) -> Sequence[Option]:
 
 def _options(provider: str) -> Sequence[Option]:
     """What a provider declares; nobody's credentials are needed to ask."""
+    from gpuops import registry
+    from provisioners.base import Context
+
     return registry.load(provider, Context(owner="", home=Path(), env={})).options
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpuops.cli.flags import LaunchFlags, MachineFlags, keys
 from gpuops.output import Output, ago
 from gpuops.settings import Settings, Tables, home, load, load_leniently, owner
 from gpuops.signals import Signals
@@ -20,10 +19,11 @@ def make_world(*, as_json: bool = False, yes: bool = False, strict: bool = False
     """
     folder = Path.cwd()
     out = Output(as_json=as_json)
+    known = tables() if (folder / "gpuops.toml").exists() else {}
     if strict:
-        settings = load(folder, os.environ, tables())
+        settings = load(folder, os.environ, known)
     else:
-        settings, wrong = load_leniently(folder, os.environ, tables())
+        settings, wrong = load_leniently(folder, os.environ, known)
         for sentence in wrong:
             out.say(f"note: {sentence}")
     ours = home(os.environ)
@@ -45,6 +45,8 @@ def make_world(*, as_json: bool = False, yes: bool = False, strict: bool = False
 
 def tables() -> Tables:
     """What `gpuops.toml` may hold."""
+    from gpuops.cli.flags import LaunchFlags, MachineFlags, keys
+
     launch = keys(MachineFlags, LaunchFlags)
     return {"up": keys(MachineFlags), "train": launch, "run": launch}
 

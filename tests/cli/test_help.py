@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuops import __version__
-from gpuops.cli.app import command_names
+from gpuops.cli.commands import COMMANDS
 from tests.cli.conftest import Desk
 
 PLUGIN = """
@@ -52,7 +52,7 @@ def test_alone_it_shows_what_there_is(desk: Desk) -> None:
     said = desk.type()
     assert (said.code, said.err) == (0, "")
     assert said.out == desk.type("--help").out == desk.type("-h").out
-    for name in command_names():
+    for name in COMMANDS:
         assert re.search(rf"^  {name} +[A-Z].*\.$", said.out, re.M), f"{name} has a whole sentence"
     assert not desk.home.exists()
 
@@ -62,7 +62,7 @@ def test_the_version() -> None:
     assert done.stdout == f"gpuops {__version__}\n"
 
 
-@pytest.mark.parametrize("name", command_names())
+@pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_says_what_it_does_and_shows_it(desk: Desk, name: str) -> None:
     said = desk.type(name, "--help")
     assert (said.code, said.err) == (0, "")
