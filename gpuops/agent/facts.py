@@ -9,12 +9,13 @@ import shutil
 import socket
 import subprocess
 import time
-from typing import Any
+from typing import Any, Sequence
 
 from gpuops.agent import lease, procs, runs
 from gpuops.agent.node import PROTOCOL, Node, program
 
 GPU_COLUMNS = ("index", "name", "memory.total", "driver_version", "compute_cap")
+"""An nvidia-smi from before 2021 does not know the last one, and then prints none of them."""
 GPU_S = 20.0
 """How long nvidia-smi may take (a driver that wakes up is slow), in seconds."""
 
@@ -79,20 +80,28 @@ def gpus() -> list[dict[str, Any]]:
     """NVIDIA GPUs as `{index, name, memory_mb, driver, compute_cap}`."""
     if shutil.which("nvidia-smi") is None:
         return []
-    query = "--query-gpu=" + ",".join(GPU_COLUMNS)
+    said = _nvidia_smi(GPU_COLUMNS)
+    return parse_gpus(_nvidia_smi(GPU_COLUMNS[:-1]) if "not a valid field" in said else said)
+
+
+def _nvidia_smi(columns: Sequence[str]) -> str:
+    """What it prints; nothing where it does not answer in time."""
     process = procs.helper(
-        ["nvidia-smi", query, "--format=csv,noheader,nounits"],
+        ["nvidia-smi", "--query-gpu=" + ",".join(columns), "--format=csv,noheader,nounits"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
     )
     try:
         out, _ = process.communicate(timeout=GPU_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.communicate()
-        return []
-    return parse_gpus(out.decode(errors="replace"))
+        try:
+            process.communicate(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            pass  # it hangs in the kernel, and so would we
+        return ""
+    return out.decode(errors="replace")
 
 
 def parse_gpus(text: str) -> list[dict[str, Any]]:
@@ -100,8 +109,8 @@ def parse_gpus(text: str) -> list[dict[str, Any]]:
     found = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
-        if len(fields) == len(GPU_COLUMNS) and fields[0].isdigit():
-            index, name, megabytes, driver, capability = fields
+        if len(fields) in (len(GPU_COLUMNS) - 1, len(GPU_COLUMNS)) and fields[0].isdigit():
+            index, name, megabytes, driver, capability = [*fields, ""][: len(GPU_COLUMNS)]
             size = int(float(megabytes)) if megabytes.replace(".", "", 1).isdigit() else 0
             found.append(
                 {"index": int(index), "name": name, "memory_mb": size, "driver": driver, "compute_cap": capability}

@@ -93,7 +93,10 @@ def _ask(argv: Sequence[str], spawn: Spawn) -> str:
         out, _ = process.communicate(timeout=LOOK_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        try:
+            process.communicate(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            pass  # it hangs in the kernel (a dead NFS), and so would we
         return ""
     return out.decode("utf-8", "replace") if process.returncode == 0 else ""
 

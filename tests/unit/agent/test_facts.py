@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,20 @@ def test_gpus_are_read_from_nvidia_smi() -> None:
     assert facts.parse_gpus(text) == [
         {"index": 0, "name": "NVIDIA A100-SXM4-80GB", "memory_mb": 81920, "driver": "550.54.15", "compute_cap": "8.0"},
         {"index": 1, "name": "Tesla V100", "memory_mb": 0, "driver": "550.54.15", "compute_cap": "7.0"},
+    ]
+
+
+def test_an_old_nvidia_smi_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\n"
+        "case $1 in *compute_cap*) echo 'Field \"compute_cap\" is not a valid field to query.'; exit 2 ;; esac\n"
+        "echo '0, Tesla K80, 11441, 418.67'\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert facts.gpus() == [
+        {"index": 0, "name": "Tesla K80", "memory_mb": 11441, "driver": "418.67", "compute_cap": ""}
     ]
 
 
