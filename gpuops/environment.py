@@ -10,10 +10,10 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuops import compat
 from gpuops.errors import UsageError
 from gpuops.settings import Settings
 
@@ -23,41 +23,7 @@ WORKLOAD = ("numpy>=1.26,<3",)
 """What the reference workloads need beside torch."""
 IS_TORCH = re.compile(r"(?i)torch\b(?![-.])")
 """Matches a requirement of torch itself, not of torch-geometric."""
-WHEELS = "https://download.pytorch.org/whl/"
-
-
-@dataclass(frozen=True)
-class Build:
-    """Builds of torch for one CUDA: the index `tag`, the oldest `driver` (major version), compute
-    capabilities from `oldest_gpu` to below `too_new_gpu`, and the first and last torch there is."""
-
-    tag: str
-    driver: int
-    oldest_gpu: float
-    too_new_gpu: float
-    first: tuple[int, int]
-    last: tuple[int, int]
-
-
-EVER = (99, 0)
-BUILDS = (
-    Build("cu130", 580, 7.5, 99.0, (2, 9), EVER),
-    Build("cu128", 570, 7.5, 99.0, (2, 7), (2, 11)),
-    Build("cu126", 525, 5.0, 10.0, (2, 6), (2, 14)),
-    Build("cu124", 525, 5.0, 10.0, (2, 4), (2, 6)),
-    Build("cu121", 525, 5.0, 10.0, (2, 1), (2, 5)),
-    Build("cu118", 450, 3.7, 10.0, (2, 0), (2, 7)),
-)
-"""Best first.
-
-Drivers: CUDA 13.x runs on driver 580 and later, any 12.x on 525 and later, 11.x on 450 and later
-(NVIDIA, "CUDA Compatibility", minor version compatibility, table 1); cu128 is kept for drivers of its
-own generation, since it is chosen for Blackwell, which needs 570. GPUs: cu130 and cu128 start at
-Turing (7.5), cu126 goes from Maxwell (5.0) to Hopper (9.0); Blackwell (10.0 and later) begins with
-cu128 (pytorch issues 172663 for release 2.11, 190355 for 2.14). Earlier releases of cu128 knew Volta, but
-pip takes the newest. cu128 ended with torch 2.11 (FBGEMM pull request 5976), cu126 ends with 2.14 (pytorch
-issue 190385). First and last torch of cu118, cu121 and cu124: PyTorch's "previous versions" page.
-"""
+WHEELS = compat.INDEX
 
 
 def torch_choice(gpus: Sequence[Mapping[str, Any]], settings: Settings, asked: str = "") -> tuple[str, str]:
@@ -77,18 +43,15 @@ def torch_choice(gpus: Sequence[Mapping[str, Any]], settings: Settings, asked: s
     if not gpus:
         return spec, WHEELS + "cpu"
     version = (int(pinned[1]), int(pinned[2])) if pinned else None
-    return spec, WHEELS + _build(gpus, spec, version).tag
+    return spec, WHEELS + _tag(gpus, spec, version)
 
 
-def _build(gpus: Sequence[Mapping[str, Any]], spec: str, version: tuple[int, int] | None) -> Build:
-    driver = min(_number(gpu, "driver", int) for gpu in gpus)
-    capabilities = [_number(gpu, "compute_cap", float) for gpu in gpus]
-    for build in BUILDS:
-        runs = (
-            driver >= build.driver and build.oldest_gpu <= min(capabilities) and max(capabilities) < build.too_new_gpu
-        )
-        if runs and (version is None or build.first <= version <= build.last):
-            return build
+def _tag(gpus: Sequence[Mapping[str, Any]], spec: str, version: tuple[int, int] | None) -> str:
+    driver = min(int(_number(gpu, "driver")) for gpu in gpus)
+    generations = [compat.capability(_number(gpu, "compute_cap")) or (0, 0) for gpu in gpus]
+    tag = compat.choose(driver, generations, version)
+    if tag is not None:
+        return tag
     names = " and ".join(sorted({str(gpu.get("name") or "GPU") for gpu in gpus}))
     raise UsageError(
         f"no build of {spec} is known for {names} with driver {driver}",
@@ -96,15 +59,15 @@ def _build(gpus: Sequence[Mapping[str, Any]], spec: str, version: tuple[int, int
     )
 
 
-def _number(gpu: Mapping[str, Any], name: str, kind: type[int] | type[float]) -> float:
-    """The leading number of a fact: 550.54.15 is driver 550. Raises UsageError when there is none."""
-    match = re.match(r"\d+" if kind is int else r"\d+(\.\d+)?", str(gpu.get(name) or ""))
+def _number(gpu: Mapping[str, Any], name: str) -> str:
+    """The leading number of a fact: 550.54.15 is driver 550, 8.0 compute capability 8.0. Raises UsageError."""
+    match = re.match(r"\d+" if name == "driver" else r"\d+\.\d+", str(gpu.get(name) or ""))
     if match is None:
         raise UsageError(
             f"the node does not say which {'driver' if name == 'driver' else 'generation'} its GPU has",
             "name the index that torch shall come from: GPUOPS_TORCH_INDEX",
         )
-    return kind(match[0])
+    return match[0]
 
 
 def make_plan(folder: Path, gpus: Sequence[Mapping[str, Any]], settings: Settings, workload: bool) -> dict[str, Any]:

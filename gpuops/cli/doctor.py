@@ -1,0 +1,66 @@
+"""`doctor`: what would keep a run from going well, on this computer, at a provider, on a cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpuops.cli.flags import Json
+from gpuops.cli.shapes import NamesProvider, example_help
+from gpuops.cli.world import make_world
+from gpuops.errors import UsageError
+
+DOCTOR_HELP = example_help(
+    "Say what would keep a run from going well, and what to do about it.\n\n"
+    "Looks at this computer; at a provider's set-up, and at the hosts named; or at every node of a cluster, and "
+    "at what is unlike between them. Changes nothing and leaves nothing behind.",
+    "gpuops doctor",
+    "gpuops doctor --python ~/env/bin/python",
+    "gpuops doctor ssh --host alice@10.0.0.5 --host alice@10.0.0.6",
+    "gpuops doctor lab --json",
+)
+
+
+def register(app: typer.Typer) -> None:
+    their_own = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command("doctor", cls=NamesProvider, help=DOCTOR_HELP, context_settings=their_own)(doctor)
+
+
+def doctor(
+    context: typer.Context,
+    where: Annotated[
+        str | None,
+        typer.Argument(metavar="PROVIDER|NAME", help="A provider or a live cluster; without, this computer."),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Examine this live cluster.", show_default=False)
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Judge this Python there.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    from gpuops import registry
+    from gpuops.cli.request import counted, own_options
+    from gpuops.doctor import story
+    from gpuops.models import Request
+
+    if cluster is not None and where is not None:
+        raise UsageError("--cluster and a name exclude each other", f"leave out {where}, or --cluster")
+    world, _ = make_world(as_json=as_json)
+    if where is not None and where in registry.names():
+        options = own_options(world, where, context.args, "doctor")
+        request = Request(where, nodes=counted(world, where, options), options=options)
+        report = story.provider(world, request, python or "")
+    elif where is not None and where.startswith("-"):  # what nobody knows as an option counts as the first word
+        raise UsageError(f"there is no option {where}", "a provider's own options follow its name: see --help")
+    elif context.args:
+        raise UsageError(f"'{context.args[0]}' is more than gpuops doctor takes", "see: gpuops doctor --help")
+    elif where is None and cluster is None:
+        report = story.computer(world, python or "")
+    else:
+        report = story.cluster(world, story.live(world, str(cluster or where)), python or "")
+    world.out.result("doctor", report.document(), report.lines())
+    if report.exit_code:
+        raise typer.Exit(report.exit_code)
