@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from gpuops.errors import GpuopsError, Unknown
-from gpuops.models import STATES, Intent, Journal, Offer, Problem, Request, Resource
+from gpuops.errors import GpuopsError, Partial, Unknown
+from gpuops.models import STATES, Intent, Journal, Offer, Option, Problem, Request, Resource
 from provisioners.base import Provisioner
 
 CALL_S = 180.0
@@ -23,41 +23,57 @@ T = TypeVar("T")
 
 
 class Checked:
-    """A Provisioner around a Provisioner."""
+    """A Provisioner around a Provisioner: `inner`, as whoever wrote it made it."""
 
     def __init__(self, inner: Provisioner, limit_s: float = CALL_S) -> None:
-        self._inner = inner
+        self.inner = inner
         self._limit_s = limit_s
         self.contract = inner.contract
         self.name = inner.name
-        self.capabilities = inner.capabilities
-        self.options = inner.options
-        self.settle_s = inner.settle_s
-        self.gone_s = inner.gone_s
+        self.capabilities: Mapping[str, bool | str] = dict(inner.capabilities)
+        self.options: Sequence[Option] = tuple(inner.options)
+        self.settle_s = float(inner.settle_s)
+        self.gone_s = float(inner.gone_s)
 
     def preflight(self, request: Request) -> Sequence[Problem]:
-        return self._limited(lambda: list(self._inner.preflight(request)))
+        return self._limited(lambda: list(self.inner.preflight(request)))
 
     def offers(self, request: Request) -> Sequence[Offer]:
-        return self._limited(lambda: list(self._inner.offers(request)))
+        return self._limited(lambda: list(self.inner.offers(request)))
 
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
         # In this thread, since the journal is this thread's. A creation that hangs is ended by the guard.
-        return self._translated(lambda: list(self._inner.create(offer, intent, journal)))
+        return self._translated(lambda: list(self.inner.create(offer, intent, journal)))
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
-        listed = self._limited(lambda: list(self._inner.list_owned(owner, regions)))
-        ours = {(one.kind, one.id): _known(one) for one in listed if one.name.startswith(f"gpuops-{owner}-")}
-        return list(ours.values())
+        try:
+            return _ours(owner, self._limited(lambda: list(self.inner.list_owned(owner, regions))))
+        except Partial as error:
+            raise Partial(error.say, error.hint, _ours(owner, error.found)) from error
 
     def describe(self, resource: Resource) -> Resource:
-        return _known(self._limited(lambda: self._inner.describe(resource)))
+        return _known(self._limited(lambda: self.inner.describe(resource)))
 
     def destroy(self, resources: Sequence[Resource]) -> None:
-        self._limited(lambda: self._inner.destroy(resources))
+        self._limited(lambda: self.inner.destroy(resources))
 
     def self_destruct(self, resource: Resource) -> Sequence[str] | None:
-        return self._limited(lambda: self._inner.self_destruct(resource))
+        return self._limited(lambda: self.inner.self_destruct(resource))
+
+    def forget(self, region: str) -> bool:
+        """Whether the provider knew of this region and asks it no more; most have none that could be forgotten."""
+        forget: Callable[[str], bool] | None = getattr(self.inner, "forget", None)
+        return forget is not None and self._limited(lambda: forget(region))
+
+    def standing(self, request: Request) -> Sequence[Resource]:
+        """Machines that stand without us, of which a request speaks; a provider that rents has none."""
+        find: Callable[[Request], Sequence[Resource]] | None = getattr(self.inner, "standing", None)
+        return [] if find is None else self._limited(lambda: list(find(request)))
+
+    def balance(self) -> float | None:
+        """What is left on the account, in $; None where the provider cannot tell."""
+        tell: Callable[[], float | None] | None = getattr(self.inner, "balance", None)
+        return None if tell is None else self._limited(tell)
 
     def _translated(self, call: Callable[[], T]) -> T:
         try:
@@ -71,24 +87,43 @@ class Checked:
             ) from error
 
     def _limited(self, call: Callable[[], T]) -> T:
-        """The call's value. Raises Unknown when it does not return in time; its thread is left behind."""
-        box: list[T | BaseException] = []
-        done = threading.Event()
+        """The call's value. Raises Unknown when it does not return in time."""
+        try:
+            return in_time(lambda: self._translated(call), self._limit_s, f"{self.name} call")
+        except Overdue:
+            raise Unknown(
+                f"{self.name} did not answer within {self._limit_s:.0f} s", "check the network, try again"
+            ) from None
 
-        def work() -> None:
-            try:
-                box.append(self._translated(call))
-            except BaseException as error:
-                box.append(error)
-            done.set()
 
-        threading.Thread(target=work, daemon=True, name=f"{self.name} call").start()
-        if not done.wait(self._limit_s):
-            raise Unknown(f"{self.name} did not answer within {self._limit_s:.0f} s", "check the network, try again")
-        value = box[0]
-        if isinstance(value, BaseException):
-            raise value
-        return value
+class Overdue(Exception):
+    """A call has not returned in time."""
+
+
+def in_time(call: Callable[[], T], limit_s: float, name: str) -> T:
+    """What a call returns or raises. Raises Overdue when it has done neither in time; its thread is left behind."""
+    box: list[T | BaseException] = []
+    done = threading.Event()
+
+    def work() -> None:
+        try:
+            box.append(call())
+        except BaseException as error:
+            box.append(error)
+        done.set()
+
+    threading.Thread(target=work, daemon=True, name=name).start()
+    if not done.wait(limit_s):
+        raise Overdue
+    value = box[0]
+    if isinstance(value, BaseException):
+        raise value
+    return value
+
+
+def _ours(owner: str, listed: Sequence[Resource]) -> list[Resource]:
+    ours = {(one.kind, one.id): _known(one) for one in listed if one.name.startswith(f"gpuops-{owner}-")}
+    return list(ours.values())
 
 
 def _known(resource: Resource) -> Resource:

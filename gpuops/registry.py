@@ -36,7 +36,7 @@ def load(name: str, context: Context) -> Provisioner:
         provisioner = _third_party(name)(context)
     except GpuopsError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"the provisioner '{name}' cannot be loaded: {type(error).__name__}: {error}",
             f"reinstall the package that brings '{name}', or remove it",
@@ -49,7 +49,13 @@ def load(name: str, context: Context) -> Provisioner:
             f"the provisioner '{name}' {what}, and does not fit this gpuops (contract {CONTRACT})",
             f"upgrade gpuops and the package that brings '{name}'",
         )
-    return Checked(provisioner)
+    try:
+        return Checked(provisioner)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"the provisioner '{name}' says of itself what makes no sense: {error}",
+            f"upgrade the package that brings '{name}', or tell whoever wrote it",
+        ) from error
 
 
 def _third_party(name: str) -> Callable[[Context], Provisioner]:

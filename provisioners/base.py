@@ -36,14 +36,18 @@ class Context:
 
 
 class Provisioner(Protocol):
-    """One provider. Errors are `gpuops.errors.ProviderError` and its children, nothing else."""
+    """One provider. Errors are `gpuops.errors.ProviderError` and its children, and UsageError for what makes no sense.
+
+    Where regions are machines of the user's own, a further method `forget(region) -> bool` says that one is gone
+    for good and is asked no more (`gpuops reap --forget`); nobody else has it.
+    """
 
     contract: int
     name: str
     capabilities: Mapping[str, bool | str]
     """`multinode`, `spot`, `self_destruct`, `host_keys`, `rented`, `shares_disk`: True, or the sentence why not.
-    `rented` is True where machines cost money while they exist, `shares_disk` where a node sees this
-    computer's files under the same paths (local nodes alone)."""
+    Each of them is there. `rented` is True where machines cost money while they exist, `shares_disk` where a node
+    sees this computer's files under the same paths (local nodes alone)."""
     options: Sequence[Option]
     settle_s: float
     """For how many seconds `list_owned` and `describe` may not yet know what `create` has made; 0 where they
@@ -57,14 +61,16 @@ class Provisioner(Protocol):
     def offers(self, request: Request) -> Sequence[Offer]:
         """Ways to satisfy the request, best first, each with exactly `request.nodes` nodes. No side effect.
 
-        One offer is one place where all nodes can be had together (one zone, one data centre).
+        One offer is one place where all nodes can be had together (one zone, one data centre). A wish that
+        cannot be met is refused, never dropped: by a fatal Problem, an error, or by offering nothing.
         """
 
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
         """All nodes or none. `journal.will` before and `journal.got` after each effect.
 
-        Returns the resources, machines in node order; does not wait until they run. The name given
-        to `will` is the resource's later `name`, whose last part is for a machine its node's index.
+        Returns the resources, machines in node order; does not wait until they run. Name and region given
+        to `will` are the resource's later ones; the last part of a machine's name is its node's index.
+        What `data` must say of a machine stands at `models.Resource`.
         Nodes of the user's own (plain SSH hosts) are created too: what is made is our folder there.
         Where the provider or the node's start-up can end a node by itself at `intent.boot_deadline`,
         that is asked for in the very call that creates it.
@@ -80,13 +86,15 @@ class Provisioner(Protocol):
         for good (what a provider still shows for an hour after its end is left out).
 
         `regions`: those in which something of the cluster was intended; empty: all that the account
-        can use. All pages, and never a partial answer: raise where one region does not answer.
+        can use. All pages, and never a partial answer: where one region does not answer, raise; a Partial may
+        carry what the others list, which is then found, and never taken for all there is.
         """
 
     def describe(self, resource: Resource) -> Resource:
         """One look at a resource of any kind, never waits: state, address, port, private address, price.
 
-        What the provider does not know is no error: its state is `ended`.
+        Kind, id, name and region stay what they were. What the provider does not know is no error: its state is
+        `ended`.
         """
 
     def destroy(self, resources: Sequence[Resource]) -> None:
@@ -99,3 +107,22 @@ class Provisioner(Protocol):
 
     def self_destruct(self, resource: Resource) -> Sequence[str] | None:
         """The argv a node's watchdog runs to end its node, with credentials the node has."""
+
+
+class TellsBalance(Protocol):
+    """What a provisioner may have besides: nothing asks for it where it is absent."""
+
+    def balance(self) -> float | None:
+        """What is left on the account in $, as the provider tells it now; None where it cannot be asked.
+
+        Read-only. It may lag behind what has been used; `gpuops prove` compares it with its own count.
+        """
+
+
+class KnowsMachines(Protocol):
+    """What a provisioner of the user's own machines may have besides."""
+
+    def standing(self, request: Request) -> Sequence[Resource]:
+        """The machines a request speaks of, or all that are known, as they could be reached (`Resource.data`) before
+        anything is created on them. Asked after `preflight`, which has said why others cannot be. No side effect.
+        """

@@ -178,8 +178,10 @@ class Scripted:
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:  # noqa: ARG002
         fault = self._fault("list_owned")
-        self._raise(fault)
         listed = [] if fault.lie else list(self._machines().values())
+        if fault.error == "Partial":
+            raise errors.Partial("the provider said Partial", "do something about it", listed)
+        self._raise(fault)
         strangers = [dataclasses.replace(one, id="theirs", name="production-db") for one in listed[:1]]
         return [*listed, *strangers] * (1 + fault.twice)
 

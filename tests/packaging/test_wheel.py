@@ -12,38 +12,14 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.packaging.conftest import ROOT, run
+
 NOT_IN_THE_CORE = {"torch", "numpy", "boto3", "botocore", "runpod", "scikit-learn"}
-
-
-def run(*argv: str | Path, cwd: Path) -> str:
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, ROOT, cwd=target)
-    [path] = target.glob("*.whl")
-    return path
 
 
 @pytest.fixture(scope="module")
 def content(wheel: Path) -> set[str]:
     return set(zipfile.ZipFile(wheel).namelist())
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with nothing but the wheel and what it asks for."""
-    folder = tmp_path_factory.mktemp("installed")
-    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
-    python = folder / "venv" / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", wheel, cwd=folder)
-    return python
 
 
 def test_the_wheel_holds_the_packages_and_nothing_else_on_top(content: set[str]) -> None:

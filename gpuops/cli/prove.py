@@ -1,0 +1,73 @@
+"""`prove`: the contract of a provisioner, run against the real thing."""
+
+from __future__ import annotations
+
+from dataclasses import make_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
+from gpuops.cli.shapes import NamesProvider, example_help
+from gpuops.cli.world import greet, make_world
+from gpuops.errors import UsageError
+
+PROVE_HELP = example_help(
+    "Show with real machines that a provider keeps what gpuops promises.\n\nIt makes, loses, kills and ends "
+    "machines of the cheapest kind, says beforehand what that costs, and ends everything it made.",
+    "gpuops prove local --nodes 2",
+    "gpuops prove ssh --host alice@10.0.0.5",
+    "gpuops prove local --record local.json",
+)
+
+
+def register(app: typer.Typer) -> None:
+    their_own = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command("prove", cls=NamesProvider, help=PROVE_HELP, context_settings=their_own)(prove)
+
+
+LEASES = ("max_hours", "max_cost", "idle")
+"""Nothing is kept, so that there is no lease to shape."""
+HINTS = get_type_hints(MachineFlags, include_extras=True)
+Wanted = make_dataclass("Wanted", [(name, hint, None) for name, hint in HINTS.items() if name not in LEASES])
+
+
+@with_flags(Wanted)
+def prove(
+    wanted: Any,
+    context: typer.Context,
+    provider: Annotated[str, typer.Argument(metavar="PROVIDER", help="Who rents or owns the machines.")],
+    spend: Annotated[float, typer.Option(metavar="$", help="What it may cost in all.")] = 0.10,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the record there.", show_default=False)
+    ] = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    from gpuops.cli.request import counted, machine_request, own_options
+    from gpuops.proof import record as records
+    from gpuops.proof.prove import prove as story
+
+    if not 0 < spend < float("inf"):
+        raise UsageError(f"--spend {spend:g} is no limit that can be kept", "--spend takes a number above 0")
+    named = {word.partition("=")[0] for word in context.args}
+    for flag in (f"--{name.replace('_', '-')}" for name in LEASES):
+        if flag in named:
+            raise UsageError(f"{flag} has no meaning here: nothing is kept", f"leave out {flag}; --spend is the limit")
+    if record is not None:
+        records.check_free(record)
+    world, _ = make_world(as_json=as_json, yes=yes, strict=True)
+    options = own_options(world, provider, context.args)
+    request = machine_request(provider, MachineFlags(**vars(wanted)), options, counted(world, provider, options))
+    greet(world)
+    with world.signals:
+        proof = story(world, request, spend)
+    world.out.result(records.KIND, proof.record, [])
+    for line in proof.last:
+        world.out.say(line)
+    if record is not None:
+        records.save(record, proof.record)
+        world.out.say(f"the record is in {record}")
+    if proof.exit_code:
+        raise typer.Exit(proof.exit_code)

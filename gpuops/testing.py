@@ -1,0 +1,72 @@
+"""The contract as tests, for whoever writes a provisioner. Needs pytest.
+
+    from gpuops.testing import ProvisionerContract
+
+    class TestTent(ProvisionerContract):
+        provider = "tent"
+
+Each scenario of `gpuops.proof` is a test, against whatever the provisioner reaches: a fake of the provider, or,
+where credentials are in the environment, the real thing, which costs money (`gpuops prove` keeps that to a limit).
+They run in order and share machines; what one of them lacks because another failed, it skips.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuops import registry
+from gpuops.models import Request
+from gpuops.output import Output
+from gpuops.proof.bench import Bench
+from gpuops.proof.scenarios import SCENARIOS, Scenario, run
+from gpuops.signals import Signals
+from gpuops.world import World
+from provisioners.base import Context
+
+OWNER = "0a1b2c3d"
+
+
+class ProvisionerContract:
+    """Subclass it with a name that pytest collects, and say which provider."""
+
+    provider: str
+    env: Mapping[str, str] = os.environ
+    """What the provisioner finds in `Context.env`."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def wanted(cls) -> Request:
+        """What is asked for; override it for options of the provider's own. Two nodes show more than one."""
+        able = registry.load(cls.provider, Context(OWNER, Path(), cls.env)).capabilities
+        return Request(cls.provider, nodes=2 if able.get("multinode") is True else 1)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def bench(cls, wanted: Request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+        """A home of its own, in which no guard starts: what is left is to be seen, not tidied up."""
+        from filelock import FileLock
+
+        from gpuops.guard import LOCK
+
+        home = tmp_path_factory.mktemp("home")
+        world = World(home=home, owner=OWNER, folder=home, env=cls.env, out=Output(), signals=Signals(), yes=True)
+        with FileLock(home / LOCK):  # to hold it is to be the guard
+            bench = Bench(world, wanted)
+            try:
+                yield bench
+            finally:
+                bench.close()
+
+    @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+    def test_contract(self, bench: Bench, scenario: Scenario, record_property: Any) -> None:
+        result = run(bench, scenario)
+        record_property(result.outcome, result.said)
+        if result.outcome == "failed" or result.refused:
+            pytest.fail(f"{scenario.name}: {scenario.says}; but {result.said}", pytrace=False)
+        if result.outcome == "skipped":
+            pytest.skip(result.said)

@@ -1,0 +1,143 @@
+"""What only shows on nodes that live: tents that lag, do not end themselves, bill otherwise than they say."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from gpuops.contract import Checked
+from gpuops.guard import LOCK
+from gpuops.models import Offer, Request, Resource
+from gpuops.output import Output
+from gpuops.proof.bench import Bench
+from gpuops.proof.scenarios import SCENARIOS, Result, run
+from gpuops.signals import Signals
+from gpuops.world import World
+from provisioners.base import Context
+from tests.fakes.provider import OWNER
+from tests.fakes.tent import PLUGIN
+
+Run = Callable[..., dict[str, Result]]
+
+
+@pytest.fixture
+def tents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Some scenarios on a tent with something changed; what it leaves in spite of all is ended."""
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    from gpuops_tent import TentProvisioner
+
+    whole = TentProvisioner(Context(OWNER, tmp_path, os.environ))
+
+    def on(broken: type, *names: str) -> dict[str, Result]:
+        tent = type("Broken", (broken, TentProvisioner), {})(Context(OWNER, tmp_path, os.environ))
+        world = World(home=tmp_path, owner=OWNER, folder=tmp_path, env=os.environ, out=Output(), signals=Signals(),
+                      yes=True, provisioners={"tent": Checked(tent)})  # fmt: skip
+        bench = Bench(world, Request("tent"), patience_s=1.0)
+        try:
+            return {scenario.name: run(bench, scenario) for scenario in SCENARIOS if scenario.name in names}
+        finally:
+            for stand in bench.stands.values():
+                stand.close()
+
+    with FileLock(tmp_path / LOCK):  # to hold it is to be the guard
+        yield on
+    whole.destroy(whole.list_owned(OWNER, []))
+
+
+class Lags:
+    """It says that it knows at once what was made, and does not."""
+
+    made = float("inf")
+
+    def create(self, *arguments: Any) -> Sequence[Resource]:
+        made: Sequence[Resource] = super().create(*arguments)  # type: ignore[misc]
+        self.made = time.monotonic()
+        return made
+
+    def list_owned(self, *arguments: Any) -> Sequence[Resource]:
+        return super().list_owned(*arguments) if time.monotonic() > self.made + 2 else []  # type: ignore[misc]
+
+
+def test_what_is_listed_too_late_is_not_adopted_and_may_be_left(tents: Run) -> None:
+    results = tents(Lags, "lost-answer", "ready", "nothing-left")
+    assert results["lost-answer"].outcome == "failed"
+    assert "is not found by its mark" in results["lost-answer"].said
+    assert results["ready"].outcome == "skipped"
+
+
+class KnowsWhatItMade:
+    """By its own memory, which dies with the process."""
+
+    def list_owned(self, *arguments: Any) -> Sequence[Resource]:
+        listed = super().list_owned(*arguments)  # type: ignore[misc]
+        return [one for one in listed if one.id in getattr(self, "told", ())]
+
+    def create(self, offer: Offer, intent: Any, journal: Any) -> Sequence[Resource]:
+        made: Sequence[Resource] = super().create(offer, intent, journal)  # type: ignore[misc]
+        self.told = [one.id for one in made]
+        return made
+
+
+def test_what_only_a_process_remembers_is_lost_with_it(tents: Run) -> None:
+    result = tents(KnowsWhatItMade, "killed")["killed"]
+    assert result.outcome == "failed"
+    assert "is not found by its mark" in result.said
+
+
+class CannotEndItself:
+    gone_s = 2.0
+
+    def self_destruct(self, resource: Resource) -> Sequence[str]:  # noqa: ARG002
+        return ["true"]
+
+
+class CannotAndSaysSo:
+    capabilities = {  # noqa: RUF012
+        "multinode": True, "spot": "no", "host_keys": "no", "rented": True, "shares_disk": True,
+        "self_destruct": "a tent has no knife",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("broken", "outcome", "said"),
+    [
+        (CannotEndItself, "failed", "the provider still has a node"),
+        (CannotAndSaysSo, "not guaranteed", "a tent has no knife"),
+    ],
+)
+def test_a_node_that_outlives_its_lease(tents: Run, broken: type, outcome: str, said: str) -> None:
+    result = tents(broken, "watchdog")["watchdog"]
+    assert (result.outcome, said in result.said) == (outcome, True), result
+
+
+class CostsMore:
+    def describe(self, resource: Resource) -> Resource:
+        seen: Resource = super().describe(resource)  # type: ignore[misc]
+        return dataclasses.replace(seen, per_hour=2 * seen.per_hour)
+
+
+class HasAnotherCustomer:
+    asked = 0
+
+    def balance(self) -> float:
+        self.asked += 1
+        return 20.0 - self.asked
+
+
+@pytest.mark.parametrize(
+    ("broken", "outcome", "said"),
+    [
+        (CostsMore, "failed", "the offer said $0.3600/h, its machines say $0.7200/h"),
+        (HasAnotherCustomer, "not guaranteed", "the account fell by $1.0000: something else may be billed there"),
+    ],
+)
+def test_a_bill_that_is_not_what_was_told(tents: Run, broken: type, outcome: str, said: str) -> None:
+    result = tents(broken, "bill")["bill"]
+    assert (result.outcome, said in result.said) == (outcome, True), result

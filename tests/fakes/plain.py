@@ -1,0 +1,105 @@
+# ruff: noqa: ARG002 (a contract's parameters are not all of use to every provider)
+"""A provider in memory that keeps the contract, as plainly as can be: what the proofs are tried against.
+
+Its machines answer nobody. What is to be broken in it is a method of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from gpuops.contract import Checked
+from gpuops.guard import LOCK
+from gpuops.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
+from gpuops.output import Output
+from gpuops.signals import Signals
+from gpuops.world import World
+from provisioners.base import CONTRACT
+from tests.fakes.provider import OWNER, FakeClock
+
+PRICE = 0.5
+
+
+class Plain:
+    contract = CONTRACT
+    name = "plain"
+    capabilities: Mapping[str, Any] = {
+        "multinode": True,
+        "spot": "there is none",
+        "self_destruct": "it has no door from inside",
+        "host_keys": "nobody logs in",
+        "rented": True,
+        "shares_disk": "it has no disk",
+    }
+    options: Sequence[Option] = (Option("tier", "How good."),)
+    settle_s = 5.0
+    gone_s = 30.0
+
+    world: World
+    """That of the test."""
+
+    def __init__(self) -> None:
+        self.machines: dict[str, Resource] = {}
+
+    def checked(self) -> Checked:
+        """As the registry gives it to gpuops."""
+        return Checked(self)
+
+    def preflight(self, request: Request) -> Sequence[Problem]:
+        wishes = {"--gpu-type": request.gpu_type, "--gpu-mem": request.gpu_mem, "--region": request.region}
+        return [Problem(f"nothing here has {flag}", f"leave out {flag}") for flag, one in wishes.items() if one]
+
+    def offers(self, request: Request) -> Sequence[Offer]:
+        return [self.offer(request.nodes, times) for times in (1, 2)]
+
+    def offer(self, nodes: int, times: int) -> Offer:
+        price = Price("machines", PRICE * nodes * times)
+        return Offer(self.name, f"x{times}", f"{nodes} of {times}", nodes, 0, "moon", (price,))
+
+    def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+        made = []
+        for index in range(offer.nodes):
+            journal.will("machine", intent.mark(index), f"{intent.token}-{index}", "moon")
+            made.append(self.add(intent.mark(index), intent))
+            journal.got(made[-1])
+        return made
+
+    def add(self, mark: str, intent: Intent) -> Resource:
+        data = {"connection": "pigeon", "root": "/r", "python": "python3", "artefact": "a", "token": intent.token}
+        machine = Resource("machine", f"i-{len(self.machines)}", "moon", mark, bills=True, state="running",
+                           address="192.0.2.1", per_hour=PRICE, data=data)  # fmt: skip
+        self.machines[machine.id] = machine
+        return machine
+
+    def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
+        return [one for one in self.machines.values() if one.name.startswith(f"gpuops-{owner}-") and self.has(one)]
+
+    def has(self, machine: Resource) -> bool:
+        return machine.state != "ended"
+
+    def describe(self, resource: Resource) -> Resource:
+        return self.machines.get(resource.id) or dataclasses.replace(resource, state="ended")
+
+    def destroy(self, resources: Sequence[Resource]) -> None:
+        for one in resources:
+            if one.id in self.machines:
+                self.machines[one.id] = dataclasses.replace(one, state="ended")
+
+    def self_destruct(self, resource: Resource) -> Sequence[str] | None:
+        return None
+
+
+@contextmanager
+def world_of(home: Path) -> Iterator[World]:
+    """A command's world in which no guard starts, under a clock that runs while somebody sleeps."""
+    world = World(home=home, owner=OWNER, folder=home, env={}, out=Output(), signals=Signals(), yes=True,
+                  clock=FakeClock())  # fmt: skip
+    Plain.world = world
+    with FileLock(home / LOCK):  # to hold it is to be the guard
+        yield world
