@@ -9,10 +9,11 @@ torch 2.13 with gloo on two nodes; NCCL's are those of its source.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpuops import remedies
 from gpuops.models import NodeResult, RankResult
 
 OWN, PEER, OURS = 0, 1, 2
@@ -38,14 +39,9 @@ _PEER_WORDS = re.compile(
     r"Timed out after \d+ seconds waiting for clients|client socket has timed out|"
     r"Dist(?:Network|Store)Error|Rendezvous(?:Connection|Timeout|Closed)Error"
 )
-_PORT_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _NO_MEETING = re.compile(r"waiting for clients|client socket has timed out|RendezvousTimeoutError")
-_GPU_MEMORY = re.compile(r"\btorch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory")
-_SHARED_MEMORY = re.compile(r"Bus error|out of shared memory|/dev/shm")
-_NO_SCRIPT = re.compile(r"can't open file '([^']*)'")
 _AT_EXIT = re.compile(r"terminate called without an active exception")
 """gloo's threads outliving the process group (seen with torch 2.13 when DDP's functions keep it alive)."""
-_NO_MODULE = re.compile(r"No module named '?([\w.]+)")
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _CPP_LOG = re.compile(r"^\[[IWE]\d{4} .*\n?", re.MULTILINE)
@@ -56,6 +52,8 @@ _CHAINED = re.compile(
 )
 _SUMMARY = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 _TORCHRUN_LOG = re.compile(r"^[IWE]\d{4} \S+ \d+ torch/distributed/.*\n?", re.MULTILINE)
+FULL = 1 << 20
+"""A disk with fewer free bytes keeps no last words: what wrote them into a file has lost them."""
 LINES = 40
 """How many of a program's last lines are shown."""
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s+: (\d+) \(.*?exitcode\s+: (-?\d+)", re.DOTALL)
@@ -76,6 +74,8 @@ class Death:
     weight: int
     tail: str
     oom: bool = False
+    full: bool = False
+    """Its node's disk had no room left for its last words."""
     said: str = ""
     """What the agent says happened, where no process can say it."""
 
@@ -112,31 +112,18 @@ def sentence(death: Death) -> str:
         return f"{death.who} was ended by {_SIGNALS.get(death.signal, f'signal {death.signal}')}"
     if death.code is None:
         return f"{death.who} ended without saying how"
-    if _GPU_MEMORY.search(last_words(death.tail)):
+    final = last_words(death.tail)
+    if remedies.is_gpu_memory(final):
         return f"{death.who} ran out of GPU memory and failed with exit code {death.code}"
+    if remedies.is_disk_full(final):
+        return f"{death.who} found no space on its disk and failed with exit code {death.code}"
     return f"{death.who} failed with exit code {death.code}"
-
-
-def held_back(tail: str, held: Sequence[str]) -> str | None:
-    """The hint for a module that is missing because its file was not sent: installing one of that name, from
-    whoever took it, would be the worst advice. None when that is not why."""
-    module = _NO_MODULE.search(tail)
-    stem = module[1].replace(".", "/") if module else ""
-    for path in held:
-        if stem and path in (f"{stem}.py", f"{stem}/__init__.py"):
-            return f"{path} was held back: move the key to .env and use --secret, or send it: --send-anyway {path}"
-    return None
 
 
 def hint(death: Death) -> str:
     """One thing to do."""
     everything = f"`{_logs(death)}` shows everything it said"
     return next(_hints(death), f"its last words are above; {everything}" if death.tail else everything)
-
-
-def is_port_taken(text: str) -> bool:
-    """Whether these words say that a port was in use."""
-    return _PORT_TAKEN.search(text) is not None
 
 
 def last_words(tail: str) -> str:
@@ -158,8 +145,15 @@ def last_words(tail: str) -> str:
 
 
 def words(rank: RankResult) -> str:
-    """The last lines of a rank's stderr, or the message that `@record` kept."""
-    return rank.tail.rstrip() or _recorded(rank.error)
+    """The last lines of a rank's stderr, or the message that `@record` kept, or what it printed last."""
+    return rank.tail.rstrip() or _recorded(rank.error) or rank.out.rstrip()
+
+
+def once(text: str) -> str:
+    """Without the tracebacks that say the same as one before: those of a torchrun's other ranks."""
+    said, *blocks = text.split(_TRACEBACK)
+    different = [block for index, block in enumerate(blocks) if block.strip() not in map(str.strip, blocks[:index])]
+    return _TRACEBACK.join([said, *different])
 
 
 def without_summary(tail: str) -> str:
@@ -201,12 +195,12 @@ def _weigh(result: NodeResult, rank: RankResult, said: str) -> int:
 
 def _weigh_words(said: str) -> int:
     final = last_words(said)
-    return PEER if _PEER_WORDS.search(final) and not is_port_taken(final) else OWN
+    return PEER if _PEER_WORDS.search(final) and not remedies.is_port_taken(final) else OWN
 
 
 def _command_death(result: NodeResult, several: bool) -> Death:
     """A plain command's; where it was a torchrun of the user's own, that of the rank which failed first."""
-    words = "\n".join(without_summary(result.tail).rstrip().splitlines()[-LINES:])
+    words = "\n".join(once(without_summary(result.tail)).rstrip().splitlines()[-LINES:]) or result.out.rstrip()
     death = _launcher_death("the command", replace(result, tail=words), several)
     rank, code = _root_cause(result)
     if rank is None or death.code is None:
@@ -220,6 +214,7 @@ def _launcher_death(who: str, result: NodeResult, several: bool) -> Death:
     reason = result.reason
     starting = reason.get("kind") == "start"
     signal = reason.get("signal")
+    full = not (starting or signal or result.tail.strip()) and result.disk_free is not None and result.disk_free < FULL
     return Death(
         who=who + where,
         node=result.node,
@@ -229,8 +224,16 @@ def _launcher_death(who: str, result: NodeResult, several: bool) -> Death:
         ended=None if signal else result.ended,  # a signal comes first: all that follows is its work
         weight=OWN if signal or starting else _weigh_words(result.tail),
         tail=result.tail.rstrip(),
-        said=f"node{result.node} could not start the run: {reason.get('say')}" if starting else "",
+        full=full,
+        said=_said(result, full),
     )
+
+
+def _said(result: NodeResult, full: bool) -> str:
+    """What happened, where no process could say it."""
+    if result.reason.get("kind") == "start":
+        return f"node{result.node} could not start the run: {result.reason.get('say')}"
+    return f"the run failed on node{result.node}, whose disk is full" if full else ""
 
 
 def _completed(result: NodeResult) -> Iterator[RankResult]:
@@ -269,10 +272,10 @@ def _hints(death: Death) -> Iterator[str]:
     final = last_words(death.tail)
     if death.oom:
         yield "use a smaller batch or fewer data-loader workers, or a machine with more memory"
-    if _GPU_MEMORY.search(final):
-        yield "use a smaller batch, or GPUs with more memory (`--gpu-mem`)"
-    if death.signal == SIGBUS or _SHARED_MEMORY.search(final):
-        yield "shared memory (/dev/shm) is probably too small: use `num_workers=0`, or an image with more of it"
+    if death.full:
+        yield remedies.DISK
+    if death.signal == SIGBUS:
+        yield remedies.SHARED_MEMORY
     if death.signal == SIGABRT and _AT_EXIT.search(death.tail):
         yield (
             "torch aborted while the program was ending: call dist.destroy_process_group() after the last use of "
@@ -282,13 +285,7 @@ def _hints(death: Death) -> Iterator[str]:
         yield "native code crashed (a full /dev/shm can be why): `--env PYTHONFAULTHANDLER=1` shows where"
     if death.signal == SIGKILL:
         yield "something outside gpuops killed it: if memory was short, use a smaller batch or fewer workers"
-    if script := _NO_SCRIPT.search(final):
-        yield f"check the path, and that no ignore rule keeps it from being pushed: there is no {script[1]}"
-    if module := _NO_MODULE.search(final):
-        name = module[1].split(".")[0]
-        yield f"add {name} to requirements.txt, or install it with `--setup 'pip install {name}'`"
-    if is_port_taken(final):
-        yield "run it again: gpuops takes a fresh port each time; one that the script opens itself must be free"
+    yield from remedies.advice(final, death.tail)
     if _NO_MEETING.search(final):
         yield "check that no firewall stands between the nodes: they did not find each other"
     if death.weight == PEER:

@@ -85,10 +85,21 @@ class Resource:
     """Anything of ours at a provider. A machine is a resource of kind `machine`.
 
     `data` (JSON-able) holds what the provider needs to find it again and, for a machine from
-    `running` on, how it is reached: `connection` (`process` or `ssh`), `root` (folder for gpuops on
-    the node), `python` (the interpreter that runs the agent), `artefact` (stem of `Intent.agent`:
-    which agent is there), `gpus` (indices this node may use, or None for all; the default),
-    `cores_share` (fraction of the machine's cores, default 1; local nodes share one machine).
+    `running` on, how it is reached:
+
+    - `connection`: `process` (the node is this computer) or `ssh`.
+    - `root`: the folder for gpuops on the node. The agent is `<root>/agent/<artefact>.pyz`, the node
+      itself `<root>/<cluster>/n<index>`, where `init` has made it (docs/protocol.md).
+    - `python`: the interpreter there that runs the agent. `artefact`: stem of `Intent.agent`.
+    - `token`: the token of its `will`. What tells one is this cluster's only where it begins with the
+      cluster's own: a machine of an earlier attempt with the same name is not taken for it.
+    - `gpus`: indices this node may use, None (the default) for all; `cores_share`: fraction of the
+      machine's cores, default 1, for nodes that share a machine.
+
+    By `ssh` also `target`: how to log in, as `gpuops.ssh.Target.document` gives it (`host`, `port`,
+    `user`, `identities` as paths on this computer, `host_keys` as `ssh-ed25519 AAAA…`; without a host
+    key nothing is ever logged in to), `ssh_folder`: `<Context.home>/ssh`, where names and sockets are
+    kept, and `revives`: True where a node without its agent may be started again (it was rebooted).
     """
 
     kind: str
@@ -221,6 +232,8 @@ class RankResult:
     """The last lines of its stderr."""
     error: Mapping[str, Any] | None = None
     """torch's error.json, when the script uses `@record`."""
+    out: str = ""
+    """The last lines of its stdout, fewer of them."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +251,10 @@ class NodeResult:
     ranks: Sequence[RankResult] = ()
     tail: str = ""
     """The last lines of the launcher's (or the command's) stderr."""
+    out: str = ""
+    """The last lines of its stdout, fewer of them."""
+    disk_free: int | None = None
+    """Bytes that were free where the run had been, when it had ended; None: not known."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpuops.causes import OWN, PEER, WINDOW_S, Death, culprit, deaths, hint, is_port_taken, sentence
+from gpuops import remedies
+from gpuops.causes import OWN, PEER, WINDOW_S, Death, culprit, deaths, hint, sentence
 from gpuops.models import NodeResult, RankResult, RunRequest, Verdict
 
 STOPPED = 130
@@ -20,6 +21,12 @@ FAILED = 1
 NODE_FAILED = 4
 
 RESUME = "run it again with `--resume` to continue from the newest snapshot that came home"
+ALONE = (
+    "check that the script calls `torch.distributed.init_process_group` on this kind of machine; "
+    "one that starts its ranks itself is for `gpuops run -- python SCRIPT`"
+)
+QUOTE = 100
+"""How much of a program's last line is quoted, in characters."""
 AGAIN = "run it again: it left no snapshot to continue from"
 
 
@@ -38,6 +45,8 @@ def node_result(node: int, raw: Mapping[str, Any], skew: float) -> NodeResult:
         launcher_code=launcher.get("code"),
         ranks=tuple(_rank_result(node, rank, skew) for rank in raw.get("ranks") or ()),
         tail=raw.get("tail") or "",
+        out=raw.get("out") or "",
+        disk_free=raw.get("disk_free"),
     )
 
 
@@ -74,7 +83,7 @@ def is_port_clash(results: Iterable[Mapping[str, Any]]) -> bool:
     known = list(results)
     started = any(rank.get("started") for result in known for rank in result.get("ranks") or ())
     return not started and any(
-        result["outcome"] == "failed" and is_port_taken(result.get("tail") or "") for result in known
+        result["outcome"] == "failed" and remedies.is_port_taken(result.get("tail") or "") for result in known
     )
 
 
@@ -92,6 +101,7 @@ def _rank_result(node: int, raw: Mapping[str, Any], skew: float) -> RankResult:
         after_stop=bool(raw.get("after_stop")),
         tail=raw.get("tail") or "",
         error=raw.get("error"),
+        out=raw.get("out") or "",
     )
 
 
@@ -105,7 +115,8 @@ def _ended_from_outside(results: Sequence[NodeResult], again: str) -> tuple[Node
     for result in first:
         if result.reason.get("kind") == "lease":
             say = f"the lease of node{result.node} ended the run"
-            return result, Verdict("stopped", NODE_FAILED, say, again, node=result.node)
+            longer = f"give it longer (--max-hours, --max-cost, or in time `gpuops lease NAME --extend 2h`) and {again}"
+            return result, Verdict("stopped", NODE_FAILED, say, longer, node=result.node)
     # A node that heard of the loss by the gang link is a witness only: the lost one itself speaks first.
     for result in sorted(first, key=lambda result: result.reason.get("kind") == "gang"):
         if result.outcome == "lost":
@@ -158,18 +169,45 @@ def _left_early(death: Death, results: Sequence[NodeResult]) -> str:
 def _formed(request: RunRequest, world: int, results: Sequence[NodeResult]) -> Verdict:
     """All ended well; did they train together?"""
     if request.kind != "torchrun":
-        return Verdict("done", 0, "the command ended well")
+        return _alone("the command ended well", [_last(result) for result in results])
+    ranks = [rank for result in results for rank in result.ranks]
     if world <= 1:
-        return Verdict("done", 0, "the run ended well")
-    ranks = [rank.joined for result in results for rank in result.ranks]
-    together = ranks.count(True)
+        return _alone("the run ended well", [_last(rank) for rank in ranks])
+    together = sum(rank.joined is True for rank in ranks)
+    unwilling = not together and all(remedies.wants_gpus(_last(rank)) for rank in ranks)
     well = f"all {world} ranks ended well"
-    if False in ranks:
+    if unwilling or any(rank.joined is False for rank in ranks):
         formed = f"only {together} of them joined" if together else "none of them joined"
         say = f"{well}, but {formed} the world of {world} that was asked for"
-        advice = "check that the script calls `torch.distributed.init_process_group` on this kind of machine"
-        return Verdict("unformed", FAILED, say, advice)
+        apart = {rank.rank: _last(rank) for rank in ranks if not rank.joined}
+        return Verdict("unformed", FAILED, f"{say}: {_saying(apart)}", remedies.GPUS if unwilling else ALONE)
     if together < world:
         say = f"{well}, but too soon: gpuops could not tell whether they formed one world of {world}"
         return Verdict("unclear", 0, say, "look for the world size in what rank 0 printed (`gpuops logs --rank 0`)")
     return Verdict("done", 0, well)
+
+
+def _alone(well: str, last: Sequence[str]) -> Verdict:
+    """Of what ran alone nothing is known but its exit code, 0, and its last line."""
+    unwilling = next(filter(remedies.wants_gpus, last), "")
+    if not unwilling:
+        return Verdict("done", 0, well if any(last) else f"{well}, and printed nothing")
+    return Verdict("unclear", 0, f"{well}, but it says {_quoted(unwilling)}", remedies.GPUS)
+
+
+def _last(one: RankResult | NodeResult) -> str:
+    """The last line that it printed."""
+    return remedies.last_line(one.out) or remedies.last_line(one.tail)
+
+
+def _saying(last: Mapping[int, str]) -> str:
+    """What these ranks printed last, by rank."""
+    rank, line = next(((rank, line) for rank, line in last.items() if line), (None, ""))
+    if rank is None:
+        return "they printed nothing"
+    who = "they say" if len(last) > 1 and set(last.values()) == {line} else f"rank {rank} says"
+    return f"{who} {_quoted(line)}"
+
+
+def _quoted(line: str) -> str:
+    return f'"{line}"' if len(line) <= QUOTE else f'"{line[:QUOTE]}…"'

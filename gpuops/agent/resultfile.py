@@ -11,6 +11,10 @@ from gpuops.agent import lease, procs, runfiles
 from gpuops.agent.node import Node, log, read_json, write_json
 from gpuops.agent.outcome import split
 
+OUT_LINES = 10
+OUT_CHARACTERS = 1024
+"""What a result tells of each stdout: a run has many ranks."""
+
 
 def result(
     spec: Mapping[str, Any],
@@ -42,6 +46,8 @@ def result(
             for rank in sorted({*expected, *records})
         ],
         "tail": runfiles.last_lines(os.path.join(folder, "launcher.err"), times),
+        "out": last_out(os.path.join(folder, "launcher.out")),
+        "disk_free": shutil.disk_usage(folder).free,
         "left": left,
     }
 
@@ -64,7 +70,13 @@ def rank_result(
         "after_stop": ended is not None and ended >= stopped,
         "error": noted.get("error"),
         "tail": runfiles.last_lines(os.path.join(folder, "ranks", f"{rank}.err")),
+        "out": last_out(os.path.join(folder, "ranks", f"{rank}.out")),
     }
+
+
+def last_out(path: str) -> str:
+    """What was printed last: the last of it matters where nothing went wrong, or where errors are printed."""
+    return "".join(runfiles.last_lines(path).splitlines(keepends=True)[-OUT_LINES:])[-OUT_CHARACTERS:]
 
 
 def settle(node: Node) -> None:

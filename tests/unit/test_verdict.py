@@ -105,12 +105,33 @@ NO_SCRIPT = "/venv/bin/python: can't open file '/root/n1/project/trian.py': [Err
 NO_MODULE = (
     "Traceback (most recent call last):\n  File \"t.py\", line 1\nModuleNotFoundError: No module named 'timm.x'\n"
 )
+DISK_FULL = """\
+Traceback (most recent call last):
+  File "/home/me/train.py", line 3, in <module>
+    np.save("b.npy", array)
+OSError: [Errno 28] No space left on device
+"""
+SAVE_FULL = """\
+Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/torch/serialization.py", line 1312, in _save
+    zip_file.write_record(name, storage, num_bytes)
+RuntimeError: basic_ios::clear: iostream error
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+  File "/venv/lib/python3.11/site-packages/torch/serialization.py", line 834, in __exit__
+    self.file_like.write_end_of_file()
+RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534
+"""
 BUS = """\
 Traceback (most recent call last):
   File "train.py", line 3, in <module>
 RuntimeError: DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that dataloader's workers are \
 out of shared memory. Please try to raise your shared memory limit.
 """
+SHM_FULL = "RuntimeError: unable to write to file </torch_77_123>: No space left on device (28)\n"
 DOWNLOAD = (
     'Traceback (most recent call last):\n  File "t.py"\nConnectionResetError: [Errno 104] Connection reset by peer\n'
 )
@@ -144,7 +165,7 @@ def node(
     raw = {
         "run": "digits-1", "node": index, "outcome": outcome, "reason": reason, "started": 0.0, "ended": ended,
         "launcher": {"code": more.get("code", 0), "signal": more.get("signal")}, "ranks": list(ranks),
-        "tail": more.get("tail", ""), "left": 0,
+        "tail": more.get("tail", ""), "out": more.get("out", ""), "disk_free": more.get("disk_free"), "left": 0,
     }  # fmt: skip
     return node_result(index, raw, 0.0)
 
@@ -180,6 +201,18 @@ RANKS: dict[str, tuple[list[NodeResult], Then]] = {
     "an exit code": (
         [VICTIM0, node(1, "failed", killed(2, 15), rank(3, 3, 99.9, "bad config\n"), code=1)],
         blames_3("failed with exit code 3", "`gpuops logs --rank 3` shows everything it said"),
+    ),
+    "no space left on the device": (
+        [VICTIM0, node(1, "failed", rank(3, 1, tail=DISK_FULL))],
+        blames_3("found no space on its disk and failed with exit code 1", "make room on that disk"),
+    ),
+    "a snapshot for which there was no space": (
+        [VICTIM0, node(1, "failed", rank(3, 1, tail=SAVE_FULL))],
+        blames_3("found no space on its disk and failed with exit code 1", "make room on that disk"),
+    ),
+    "words that were printed, not said on stderr": (
+        [VICTIM0, node(1, "failed", rank(3, 2, out="step 1\nneed at least 2 GPUs\n"))],
+        blames_3("failed with exit code 2", "it wants GPUs"),
     ),
     "an exception, after its victims by the clock": (
         [VICTIM0, node(1, "failed", killed(2, 15), rank(3, 1, 103.0, RAISED), code=1)],
@@ -242,6 +275,10 @@ RANKS: dict[str, tuple[list[NodeResult], Then]] = {
         [VICTIM0, node(1, "failed", rank(3, 1, tail=BUS))],
         blames_3("failed with exit code 1", SHM),
     ),
+    "shared memory that is full": (
+        [VICTIM0, node(1, "failed", rank(3, 1, tail=SHM_FULL))],
+        blames_3("failed with exit code 1", SHM),
+    ),
     "a signal without a name": ([node(1, "failed", killed(3, 64))], blames_3("was ended by signal 64")),
     "a missing script": (
         [VICTIM0, node(1, "failed", rank(3, 2, tail=NO_SCRIPT))],
@@ -249,7 +286,7 @@ RANKS: dict[str, tuple[list[NodeResult], Then]] = {
     ),
     "a missing module": (
         [VICTIM0, node(1, "failed", rank(3, 1, tail=NO_MODULE))],
-        blames_3("failed with exit code 1", "requirements.txt, or install it with `--setup 'pip install timm'`"),
+        blames_3("failed with exit code 1", "`--setup 'pip install timm'` installs it on every node"),
     ),
     "a port that the script opens": (
         [VICTIM0, node(1, "failed", rank(3, 1, tail="OSError: [Errno 98] Address already in use\n"))],
@@ -305,12 +342,25 @@ OUTSIDE: dict[str, tuple[list[NodeResult], Then]] = {
     ),
     "torchrun without torch": (
         [node(0, "failed", why="launcher", code=1, tail="/usr/bin/python3: No module named torch.distributed\n")],
-        Then(1, "failed", "torchrun failed with exit code 1", "add torch to requirements.txt", node=0),
+        Then(1, "failed", "torchrun failed with exit code 1", "`--setup 'pip install torch'`", node=0),
     ),
     "nothing could be started": (
         [node(0, "failed", why="start", code=None, say="cannot start /v/python: No such file or directory")],
         Then(1, "failed", "node0 could not start the run: cannot start /v/python: No such file or directory",
              "`gpuops logs --node 0`", node=0),
+    ),
+    "a full disk, on which nothing could be said": (
+        [node(0, "failed", silent(0), silent(1), why="launcher", code=1, disk_free=0),
+         node(1, "failed", rank(2, 1, 99.0, CLOSED), killed(3, 15), disk_free=9 << 30)],
+        Then(1, "failed", "the run failed on node0, whose disk is full", "make room on that disk", node=0),
+    ),
+    "nothing was said, on a disk with room": (
+        [node(0, "failed", silent(0), why="launcher", code=1, disk_free=9 << 30)],
+        Then(1, "failed", "torchrun failed with exit code 1", "`gpuops logs --node 0`", node=0),
+    ),
+    "something was said, and the disk is full now": (
+        [node(0, "failed", silent(0), why="launcher", code=1, tail=PORT, disk_free=0)],
+        Then(1, "failed", "torchrun failed with exit code 1", "a fresh port each time", node=0),
     ),
     "the agent killed": (
         [node(0, "lost", killed(0, 9), silent(1), why="agent", say="gpuops' agent on this node was killed"),
@@ -352,24 +402,44 @@ OUTSIDE: dict[str, tuple[list[NodeResult], Then]] = {
 }  # fmt: skip
 
 
-def joined(*seen: bool | None) -> list[NodeResult]:
-    first, second = seen[:2], seen[2:]
-    return [
-        node(0, "done", *(rank(i, joined=value) for i, value in enumerate(first)), why="launcher"),
-        node(1, "done", *(rank(2 + i, joined=value) for i, value in enumerate(second)), why="launcher"),
-    ]
+WANTS = "Unable to locate sufficient 2 gpus to run this example. Exiting."
+ASKED = "the world of 4 that was asked for"
+
+
+def joined(*seen: bool | None, out: tuple[str, ...] = ("", "", "", "")) -> list[NodeResult]:
+    ranks = [rank(number, joined=value, out=text) for number, (value, text) in enumerate(zip(seen, out, strict=True))]
+    return [node(0, "done", *ranks[:2], why="launcher"), node(1, "done", *ranks[2:], why="launcher")]
+
+
+def unformed(say: str, advice: str = "torch.distributed.init_process_group") -> Then:
+    return Then(1, "unformed", f"all 4 ranks ended well, but {say}", advice)
 
 
 FORMED: dict[str, tuple[list[NodeResult], Then]] = {
     "all joined": ([GOOD0, GOOD1], Then(0, "done", "all 4 ranks ended well")),
-    "none joined": (
+    "none joined, and none said why": (
         joined(False, False, False, False),
-        Then(1, "unformed", "all 4 ranks ended well, but none of them joined the world of 4 that was asked for",
-             "torch.distributed.init_process_group"),
+        unformed(f"none of them joined {ASKED}: they printed nothing", "`gpuops run -- python SCRIPT`"),
+    ),
+    "none joined, and all said the same": (
+        joined(False, False, False, False, out=("hello\n",) * 4),
+        unformed(f'none of them joined {ASKED}: they say "hello"'),
+    ),
+    "none joined, for want of GPUs": (
+        joined(False, False, False, False, out=(f"{WANTS}\n\n",) * 4),
+        unformed(f'none of them joined {ASKED}: they say "{WANTS}"', "it wants GPUs"),
+    ),
+    "too soon to tell, but they want GPUs": (
+        joined(None, None, None, None, out=(f"hello\n{WANTS}\n",) * 4),
+        unformed(f'none of them joined {ASKED}: they say "{WANTS}"', "it wants GPUs"),
     ),
     "some joined": (
-        joined(True, True, False, None),
-        Then(1, "unformed", "all 4 ranks ended well, but only 2 of them joined the world of 4 that was asked for"),
+        joined(True, True, False, None, out=("", "", "", "x" * 101)),
+        unformed(f'only 2 of them joined {ASKED}: rank 3 says "{"x" * 100}…"'),
+    ),
+    "all but one joined": (
+        joined(True, True, True, False, out=("a", "b", "c", "alone")),
+        unformed(f'only 3 of them joined {ASKED}: rank 3 says "alone"'),
     ),
     "too soon to tell": (
         joined(None, True, None, None),
@@ -396,7 +466,21 @@ def test_verdict(row: str) -> None:
 
 
 COMMANDS: dict[str, tuple[list[NodeResult], Then]] = {
-    "well": ([node(0, "done", why="command")], Then(0, "done", "the command ended well")),
+    "well": ([node(0, "done", why="command", out="hi\n")], Then(0, "done", "the command ended well")),
+    "well, with words on stderr": (
+        [node(0, "done", why="command", tail="hi\n")], Then(0, "done", "the command ended well")
+    ),
+    "well, without a word": (
+        [node(0, "done", why="command")], Then(0, "done", "the command ended well, and printed nothing")
+    ),
+    "well, for want of GPUs": (
+        [node(0, "done", why="command", out=f"{WANTS}\n", tail="a warning of torchrun's\n")],
+        Then(0, "unclear", f'the command ended well, but it says "{WANTS}"', "it wants GPUs"),
+    ),
+    "well, on a CPU where there were no GPUs": (
+        [node(0, "done", why="command", out="CUDA is not available, using the CPU\nloss 0.1\n")],
+        Then(0, "done", "the command ended well"),
+    ),
     "code": (
         [node(0, "failed", why="command", code=3, tail="make: no rule\n")],
         Then(1, "failed", "the command failed with exit code 3", "its last words are above", node=0),
@@ -424,8 +508,13 @@ def test_verdict_on_a_command(row: str) -> None:
 
 
 def test_nothing_is_said_about_forming_a_world_of_one() -> None:
-    verdict = judge(TRAIN, 1, [node(0, "done", rank(0, joined=False), why="launcher")])
+    verdict = judge(TRAIN, 1, [node(0, "done", rank(0, joined=False, out="loss 0.1"), why="launcher")])
     assert verdict == Verdict("done", 0, "the run ended well")
+
+
+def test_a_world_of_one_that_wants_gpus_is_quoted() -> None:
+    verdict = judge(TRAIN, 1, [node(0, "done", rank(0, joined=False, out=WANTS), why="launcher")])
+    check(verdict, Then(0, "unclear", f'the run ended well, but it says "{WANTS}"', "it wants GPUs"))
 
 
 def test_silence_is_not_success() -> None:
@@ -440,6 +529,12 @@ def test_the_last_words_are_those_of_the_rank_to_blame() -> None:
 def test_torchruns_summary_is_not_the_last_word_of_a_command() -> None:
     results = [node(0, "failed", why="command", code=1, tail=RAISED + TORCHRUN_SAYS + CHILD_FAILED)]
     assert judge(COMMAND, 0, results).tail == RAISED.rstrip()
+
+
+def test_the_same_traceback_of_several_ranks_is_shown_once() -> None:
+    trace = RAISED.replace("[rank3]: ", "")
+    results = [node(0, "failed", why="command", code=1, tail="hi\n" + 2 * trace + TORCHRUN_SAYS + CHILD_FAILED)]
+    assert judge(COMMAND, 0, results).tail == "hi\n" + trace.rstrip()
 
 
 def test_of_a_command_no_more_is_shown_than_of_a_rank() -> None:

@@ -1,0 +1,173 @@
+"""What to do about a program's last words. Pure: words in, one thing to do out.
+
+The words are those of torch 2.13, Python and argparse as programs from public repositories said them
+(docs/scripts.md), and of CUDA and older releases of torch as their sources have them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+_PORT_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
+_GPU_MEMORY = re.compile(r"\btorch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory")
+_SHARED_MEMORY = re.compile(
+    r"Bus error|out of shared memory|/dev/shm|unable to (?:write to|resize|open|mmap)[^\n]*</?torch_"
+)
+_DISK_FULL = re.compile(
+    r"\[Errno (?:28|122)\]|No space left on device|[Qq]uota exceeded|ENOSPC|"
+    r"basic_ios::clear: iostream error|inline_container\.cc[^\n]*unexpected pos|PytorchStreamWriter failed writing"
+)
+"""The last three are what `torch.save` says instead."""
+_NO_GPU = re.compile(
+    r"_cuda_setDevice|not compiled with CUDA|no NVIDIA driver|No CUDA GPUs are available|"
+    r"access accelerator device when none|torch\.cuda\.is_available\(\) is False"
+)
+_WANTS_GPU = re.compile(
+    r"\b(?:requires?|needs?|at least|sufficient|no|without|only)\s(?:[\w-]+\s){0,3}(?:gpus?|cuda)\b|"
+    r"\b(?:gpus?|cuda)\b[\w\s-]{0,20}\b(?:not (?:available|found|detected)|unavailable|required|needed)\b",
+    re.IGNORECASE,
+)
+"""How scripts say it in their own words; looked for in a last line only, where one that goes on without says more."""
+_ASSERTED_GPU = re.compile(r"^\s+assert [^\n]*\b(?:cuda|accelerator)\b[^\n]*\n(?:[\s^]*\n)*AssertionError\s*\Z", re.M)
+
+SHARED_MEMORY = "shared memory (/dev/shm) is probably too small: use `num_workers=0`, or an image with more of it"
+DISK = "make room on that disk, or write fewer and smaller files"
+GPUS = (
+    "it wants GPUs: run it on a machine that has them, with a torch built for them (`--on ssh --host USER@HOST`), "
+    "or let the script use the CPU, with gloo"
+)
+NCCL = (
+    "nccl needs GPUs: let the script choose gloo where there are none, or run it on a machine that has them "
+    "(`--on ssh --host USER@HOST`)"
+)
+ORDINAL = (
+    "it asks for a GPU that its node does not have: LOCAL_RANK counts the GPUs of a node, RANK those of all; "
+    "`--gpus N` starts fewer ranks"
+)
+_NAMES = {
+    "PIL": "pillow", "cv2": "opencv-python", "dotenv": "python-dotenv", "hydra": "hydra-core",
+    "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
+}  # fmt: skip
+"""Modules whose package is called otherwise: one of the module's name is somebody else's, or nobody's."""
+_OWN = ("config", "data", "dataset", "datautils", "model", "models", "src", "train", "trainer", "util", "utils")
+"""Modules that are nearly always a project's own; what has such a name on PyPI is something else."""
+_OWN_PACKAGE = r'File "[^"\n]*/project/({0}/[^"\n]*)\.py"'
+
+
+def advice(final: str, everything: str) -> Iterator[str]:
+    """What helps, the best first. `final`: the exception that ended the program; `everything`: all its last lines."""
+    for pattern, remedy in _REMEDIES:
+        if match := pattern.search(final):
+            yield remedy(match, everything) if callable(remedy) else remedy
+    if wants_gpus(last_line(final)) or _ASSERTED_GPU.search(everything):
+        yield GPUS
+
+
+def wants_gpus(line: str) -> bool:
+    """Whether a program's last line says that it needs GPUs."""
+    return bool(_NO_GPU.search(line) or _WANTS_GPU.search(line))
+
+
+def last_line(text: str) -> str:
+    """The last line that is not blank; empty where there is none."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def is_port_taken(text: str) -> bool:
+    """Whether these words say that a port was in use."""
+    return _PORT_TAKEN.search(text) is not None
+
+
+def is_gpu_memory(text: str) -> bool:
+    return _GPU_MEMORY.search(text) is not None
+
+
+def is_disk_full(text: str) -> bool:
+    return _DISK_FULL.search(text) is not None and not _SHARED_MEMORY.search(text)
+
+
+def held_back(text: str, held: Sequence[str]) -> str | None:
+    """The remedy for a module that is missing because its file was not sent: installing one of that name, from
+    whoever took it, would be the worst advice. None when that is not why."""
+    module = _NO_MODULE.search(text)
+    stem = module[1].replace(".", "/") if module else ""
+    for path in held:
+        if stem and path in (f"{stem}.py", f"{stem}/__init__.py"):
+            return f"{path} was held back: move the key to .env and use --secret, or send it: --send-anyway {path}"
+    return None
+
+
+def _module(match: re.Match[str], everything: str) -> str:
+    name = match[1].split(".")[0]
+    if own := re.search(_OWN_PACKAGE.format(re.escape(name)), everything):
+        return f"{name} is the project's own package: run the script as a module of it, `-m {own[1].replace('/', '.')}`"
+    if name in _OWN:
+        return (
+            f"{name} is probably a file of your own: check from which folder you run the script, "
+            "and that no ignore rule keeps it from being pushed"
+        )
+    if name in ("torchvision", "torchaudio"):
+        return (
+            f"install the {name} that was made for this torch, from the same place: for one without CUDA "
+            f"`--setup 'pip install {name} --index-url https://download.pytorch.org/whl/cpu'`"
+        )
+    if name == "apex":
+        return "NVIDIA's apex is built from its source: the apex that pip finds is something else"
+    package = _NAMES.get(name, name)
+    return f"`--setup 'pip install {package}'` installs it on every node (or all: `-r requirements.txt`)"
+
+
+_NO_MODULE = re.compile(r"No module named '?([\w.]+)")
+_REMEDIES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str], str], str]], ...] = (
+    (_GPU_MEMORY, "use a smaller batch, or GPUs with more memory (`--gpu-mem`)"),
+    (_SHARED_MEMORY, SHARED_MEMORY),
+    (_DISK_FULL, DISK),
+    (
+        re.compile(r"can't open file '([^']*)'"),
+        lambda match, _: f"check the path, and that no ignore rule keeps it from being pushed: there is no {match[1]}",
+    ),
+    (_NO_MODULE, _module),
+    (
+        re.compile(r"NameResolutionError|Failed to resolve '|urlopen error|Max retries exceeded with url"),
+        "the node could not download it: have it here, and send it with `--data PATH`",
+    ),
+    (
+        re.compile(r"FileNotFoundError: \[Errno 2\] No such file or directory: '([^']+)'"),
+        lambda match, _: f"there is no {match[1]} on the node: what git ignores is not sent, `--data PATH` brings it",
+    ),
+    (_PORT_TAKEN, "run it again: gpuops takes a fresh port each time; one that the script opens itself must be free"),
+    (re.compile(r"NCCL built in|NCCL is only supported with GPUs"), NCCL),
+    (re.compile(r"invalid device ordinal"), ORDINAL),
+    (
+        re.compile(r"no kernel image is available|driver on your system is too old|driver version is insufficient"),
+        "this torch does not fit the node's GPUs or their driver: `gpuops doctor` says which does",
+    ),
+    (_NO_GPU, GPUS),
+    (
+        re.compile(r"unrecognized arguments:[^\n]*--local[-_]rank|arguments are required:[^\n]*--local[-_]rank"),
+        "torchrun tells a rank's place by the variable LOCAL_RANK: let the script read it there",
+    ),
+    (
+        re.compile(r"error: the following arguments are required: ([^\n]+)"),
+        lambda match, _: "a script's arguments stand behind `--`: … -- " + match[1].replace(",", ""),
+    ),
+    (re.compile(r"error: unrecognized arguments:"), "behind `--`, `--help` shows the arguments that the script takes"),
+    (
+        re.compile(r"environment variable (?:RANK|WORLD_SIZE|MASTER_\w+) expected|"
+                   r"KeyError: '(?:RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'"),
+        "torchrun tells a script who it is, as `gpuops train multigpu SCRIPT` starts it",
+    ),
+    (
+        re.compile(r"KeyError: '(?:SLURM|PBS|OMPI|PMI)_\w+'"),
+        "it expects a batch system's variables: let it read RANK, LOCAL_RANK and WORLD_SIZE, which torchrun sets",
+    ),
+    (
+        re.compile(r"Weights only load failed"),
+        "that file holds more than tensors: if you trust it, `--env TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1`",
+    ),
+    (
+        re.compile(r"failed finding central directory|PytorchStreamReader failed|EOFError: Ran out of input"),
+        "a snapshot it reads is not whole: go on from an earlier run's (`--resume RUN`), or take it away",
+    ),
+)  # fmt: skip

@@ -1,0 +1,48 @@
+"""What a result tells of a run beside its exit codes: the last that was said, the room that is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuops.agent.resultfile import OUT_CHARACTERS, last_out, rank_result, result
+
+
+def lines(count: int) -> str:
+    return "".join(f"{number}\n" for number in range(count))
+
+
+@pytest.mark.parametrize(
+    ("printed", "told"),
+    [
+        ("hello\n", "hello\n"),
+        (lines(30), lines(30)[-30:]),
+        ("no end", "no end"),
+        ("x" * 5000, "x" * OUT_CHARACTERS),
+        ("", ""),
+    ],
+)
+def test_the_last_of_what_was_printed(tmp_path: Path, printed: str, told: str) -> None:
+    (tmp_path / "0.out").write_text(printed)
+    assert last_out(str(tmp_path / "0.out")) == told
+
+
+def test_nothing_was_printed_where_there_is_no_file(tmp_path: Path) -> None:
+    assert last_out(str(tmp_path / "0.out")) == ""
+
+
+def test_a_rank_is_told_with_both_its_streams(tmp_path: Path) -> None:
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks/3.out").write_text("epoch 1\n")
+    (tmp_path / "ranks/3.err").write_text("a warning\n")
+    told = rank_result(str(tmp_path), 3, 1, None, 0.0, None)
+    assert (told["out"], told["tail"]) == ("epoch 1\n", "a warning\n")
+
+
+def test_a_run_is_told_with_the_room_that_is_left(tmp_path: Path) -> None:
+    (tmp_path / "launcher.out").write_text("done\n")
+    spec = {"run": "r-1", "node": 0, "kind": "command"}
+    told = result(spec, str(tmp_path), "done", {"kind": "command"}, 1.0, 0, 2.0, lambda _rank: None, 0)
+    assert told["out"] == "done\n"
+    assert told["disk_free"] > 0
