@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
+from gpuops.system import replace
+
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """The same bytes from the same sources, whenever and wherever they are packed."""
 
@@ -23,7 +25,7 @@ def build(cache: Path) -> tuple[Path, str]:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = cache / f"{sha}.{os.getpid()}.tmp"
         temporary.write_bytes(content)
-        temporary.replace(path)
+        replace(temporary, path)
     return path, sha
 
 
@@ -31,11 +33,16 @@ def sources() -> Iterator[tuple[str, bytes]]:
     """(path in the archive, content) of each member, sorted."""
     agent = resources.files("gpuops") / "agent"
     modules = sorted((entry for entry in agent.iterdir() if entry.name.endswith(".py")), key=lambda entry: entry.name)
-    yield "__main__.py", (agent / "__main__.py").read_bytes()
+    yield "__main__.py", _unix((agent / "__main__.py").read_bytes())
     yield "gpuops/__init__.py", b""
     for module in modules:
         if module.name != "__main__.py":
-            yield f"gpuops/agent/{module.name}", module.read_bytes()
+            yield f"gpuops/agent/{module.name}", _unix(module.read_bytes())
+
+
+def _unix(source: bytes) -> bytes:
+    """As it would be in a checkout on a node: git on Windows may have changed the ends of lines."""
+    return source.replace(b"\r\n", b"\n")
 
 
 def pack(members: Iterator[tuple[str, bytes]]) -> bytes:

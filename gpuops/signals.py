@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP, so that each means one thing at each moment of a story.
+"""Ctrl-C, SIGTERM and SIGHUP (Windows: SIGBREAK), so that each means one thing at each moment of a story.
 
 While a story goes forward (`forward`), a signal raises in the main thread: Interrupted, or
 HandOver for SIGHUP. Inside `shielded` it waits until the end of the block (a provider call must
@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from gpuops.errors import Interrupted
+from gpuops.system import HERE
 
 
 class HandOver(Interrupted):
@@ -45,10 +46,9 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-                if hasattr(signal, name):
-                    number = getattr(signal, name)
-                    self._former[number] = signal.signal(number, self._handle)
+            for name in ("SIGINT", "SIGTERM", HERE.hang_up):
+                number = getattr(signal, name)
+                self._former[number] = signal.signal(number, self._handle)
         self._forward = True
         return self
 
@@ -76,7 +76,7 @@ class Signals:
             self._raise_pending()  # also where the block failed: nobody wants its next attempt any more
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if number == getattr(signal, "SIGHUP", None):
+        if number == getattr(signal, HERE.hang_up):
             if self._forward:
                 self._interrupt(HandOver("the terminal is gone", ""))
             return

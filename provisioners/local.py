@@ -17,8 +17,10 @@ from pathlib import Path
 
 from gpuops.errors import ProviderError, Unknown
 from gpuops.models import Intent, Journal, Offer, Option, Problem, Request, Resource
+from gpuops.system import HERE, System, replace
 from provisioners.base import CONTRACT, Context
 from provisioners.localproc import end_by_force, watchdog_lives
+from provisioners.rent import refuse_rent
 from provisioners.shares import divide
 
 INIT_S = 60.0
@@ -42,28 +44,22 @@ class LocalProvisioner:
     settle_s = 0.0
     gone_s = 60.0
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, system: System = HERE) -> None:
         self.context = context
+        self.system = system
         self.root = context.home / "local"
         self._ending: dict[str, subprocess.Popen[bytes]] = {}
 
     def preflight(self, request: Request) -> Sequence[Problem]:
+        refuse_rent(request, "local nodes are this machine", ", or name another provider")
         problems = []
-        if sys.platform == "win32":
-            problems.append(Problem("local nodes need Linux or macOS", "use WSL, or name another provider with --on"))
-        for flag, value in (
-            ("--gpu-type", request.gpu_type),
-            ("--gpu-mem", request.gpu_mem),
-            ("--region", request.region),
-            ("--image", request.image),
-        ):
-            if value is not None:
-                problems.append(
-                    Problem(
-                        f"{flag} says which machine to rent, and local nodes are this machine",
-                        f"leave out {flag}, or name another provider",
-                    )
+        if not self.system.local_nodes:
+            problems.append(
+                Problem(
+                    "local nodes need Linux or macOS",
+                    "start gpuops in WSL, or use hosts by SSH: --on ssh --host user@address",
                 )
+            )
         return problems
 
     def offers(self, request: Request) -> Sequence[Offer]:
@@ -128,7 +124,7 @@ class LocalProvisioner:
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             temporary = target.with_suffix(f".{os.getpid()}")
             shutil.copyfile(agent, temporary)
-            temporary.replace(target)
+            replace(temporary, target)
         return target
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
@@ -191,10 +187,10 @@ class LocalProvisioner:
 
 
 def _settings(folder: Path) -> dict[str, object]:
-    """GPUs, share of the cores and artefact from `node.json`; nothing where the node never came to life."""
+    """GPUs, share of the cores, artefact and token from `node.json`; nothing where the node never came to life."""
     try:
-        node = json.loads((folder / "node.json").read_text())
-        return {name: node[name] for name in ("gpus", "cores_share", "artefact")}
+        node = json.loads((folder / "node.json").read_text(encoding="utf-8"))
+        return {name: node[name] for name in ("gpus", "cores_share", "artefact", "token")}
     except (OSError, ValueError, KeyError):
         return {}
 
@@ -205,7 +201,9 @@ def visible_gpus() -> list[str]:
     if visible is not None:
         return [part.strip() for part in visible.split(",") if part.strip() not in ("", "-1")]
     try:
-        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
+        listing = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, encoding="utf-8", errors="replace", timeout=20, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     count = sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
@@ -221,7 +219,8 @@ def init_node(artefact: Path, folder: Path, document: Mapping[str, object]) -> N
             argv,
             input=json.dumps(document),
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=INIT_S,
             check=False,
             start_new_session=True,
@@ -231,5 +230,15 @@ def init_node(artefact: Path, folder: Path, document: Mapping[str, object]) -> N
             f"the local node in {folder} did not start within {INIT_S:.0f} s", f"look at {folder}/watchdog.log"
         ) from None
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise ProviderError(f"the local node in {folder} did not start: {last}", f"look at {folder}/watchdog.log")
+        raise ProviderError(
+            f"the local node in {folder} did not start: {_said(done.stderr)}", f"look at {folder}/watchdog.log"
+        )
+
+
+def _said(errors: str) -> str:
+    """The agent's last words: the sentence of a refusal, or what it died of."""
+    last = (errors.strip().splitlines() or ["it said nothing"])[-1]
+    try:
+        return str(json.loads(last)["error"]["say"])
+    except (ValueError, KeyError, TypeError):
+        return last

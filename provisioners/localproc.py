@@ -65,7 +65,7 @@ def _noted(file: Path) -> psutil.Process | None:
     import psutil
 
     try:
-        noted = json.loads(file.read_text())
+        noted = json.loads(file.read_text(encoding="utf-8"))
         process = psutil.Process(int(noted["pid"]))
         same = start_of(process.pid) == noted["start"]
         return process if same and not _is_zombie(process) else None
@@ -85,7 +85,9 @@ def start_of(pid: int) -> str:
     Raises OSError, IndexError, ValueError where there is no such process.
     """
     if os.path.exists("/proc/self/stat"):
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return text[text.rindex(")") + 2 :].split()[19]  # a name may hold anything, so count from its end
     words = ["ps", "-p", str(pid), "-o", "lstart="]
-    return subprocess.run(words, capture_output=True, text=True, timeout=20, check=False).stdout.strip()
+    env = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}  # as the agent asks: else a journey would change the answer
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", env=env, timeout=20, check=False)
+    return done.stdout.strip()

@@ -18,9 +18,33 @@ from typing import Any
 import psutil
 import pytest
 
+from gpuops.system import HERE
+from tests.platforms import LEFT_OUT, why_not
+
 HANG_S = 120.0
 """Beyond this a test is hanging; nothing is measured with it."""
 TESTS = Path(__file__).parent
+LONG = ("lab", "packaging")
+"""Folders whose files take minutes each: they come first, so that no worker has one left when the others are done."""
+
+
+def pytest_report_header() -> list[str]:
+    return [f"left out on {HERE.kind}: {where}: {why}" for where, why in LEFT_OUT[HERE.kind].items()]
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Whole files cannot even be imported where they do not belong."""
+    if not collection_path.is_relative_to(TESTS):
+        return None
+    place = collection_path.relative_to(TESTS.parent).as_posix()
+    return True if why_not(HERE.kind, place if collection_path.is_file() else f"{place}/") else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.parent.name not in LONG)
+    for item in items:
+        if why := why_not(HERE.kind, item.nodeid):
+            item.add_marker(pytest.mark.skip(reason=f"{HERE.kind}: {why}"))
 
 
 def until(condition: Callable[[], Any], what: str, hang_s: float = HANG_S) -> Any:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 from collections import defaultdict
-from typing import Iterable, Mapping, NamedTuple
+from typing import Iterable, Iterator, Mapping, NamedTuple
 
 PROC = os.path.exists("/proc/self/stat")
+SAME = {"LC_ALL": "C", "TZ": "UTC"}
+"""For `ps`: the time at which a process started must read the same whoever asks, also after a journey."""
 
 
 class Process(NamedTuple):
@@ -64,18 +66,23 @@ def marked(seen: Iterable[int], markers: Iterable[Marker]) -> set[int]:
     wanted = list(markers)
     if not wanted:
         return set()
-    environments = _environments(seen)
+    environments, between = _environments(seen)
     me = os.getpid()
-    return {pid for pid, text in environments.items() if pid != me and any(carries(text, mark) for mark in wanted)}
+    return {
+        pid for pid, text in environments.items() if pid != me and any(carries(text, mark, between) for mark in wanted)
+    }
 
 
-def carries(environment: bytes, marker: Marker) -> bool:
-    """Whether an environment (entries that end in NUL) is that of the marker's run."""
-    entries = environment.split(b"\0")
-    if os.fsencode("GPUOPS_RUN=" + marker.run) not in entries:
+def carries(environment: bytes, marker: Marker, between: bytes = b"\0") -> bool:
+    """Whether an environment, with `between` its entries, is that of the marker's run."""
+    text = between + environment + between
+
+    def has(entry: str) -> bool:
+        return between + os.fsencode(entry) + between in text
+
+    if not has("GPUOPS_RUN=" + marker.run):
         return False
-    stop_files = [entry for entry in entries if entry.startswith(b"GPUOPS_STOP_FILE=")]
-    return not stop_files or os.fsencode("GPUOPS_STOP_FILE=" + marker.stop_file) in stop_files
+    return between + b"GPUOPS_STOP_FILE=" not in text or has("GPUOPS_STOP_FILE=" + marker.stop_file)
 
 
 def catches(pid: int, sign: int) -> bool:
@@ -113,19 +120,25 @@ def _from_proc() -> dict[int, Process]:
 
 def _from_ps() -> dict[int, Process]:
     seen = {}
-    for line in _ps("pid=,ppid=,sess=,stat=,lstart=").splitlines():
-        fields = line.split(None, 4)
-        if len(fields) == 5 and not fields[3].startswith("Z"):
-            pid, parent = int(fields[0]), int(fields[1])
-            session = int(fields[2]) if fields[2].isdigit() else 0
-            seen[pid] = Process(pid, parent, session, fields[4])
+    for pid, text in _ps("ppid=,stat=,lstart="):
+        fields = text.split(None, 2)
+        if len(fields) == 3 and not fields[1].startswith("Z"):
+            seen[pid] = Process(pid, int(fields[0]), _session(pid), fields[2])
     return seen
 
 
-def _environments(pids: Iterable[int]) -> dict[int, bytes]:
+def _session(pid: int) -> int:
+    """Asked of the kernel: what `ps` of macOS calls a session is an address, or 0."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0  # gone meanwhile
+
+
+def _environments(pids: Iterable[int]) -> tuple[dict[int, bytes], bytes]:
+    """By number, and what stands between the entries."""
     if not PROC:
-        rows = (line.split(None, 1) for line in _ps("pid=,command=", "-E").splitlines())
-        return {int(row[0]): os.fsencode(row[1]).replace(b" ", b"\0") for row in rows if len(row) == 2}
+        return {pid: os.fsencode(text) for pid, text in _ps("command=", "-E")}, b" "
     found = {}
     for pid in pids:
         try:
@@ -133,11 +146,24 @@ def _environments(pids: Iterable[int]) -> dict[int, bytes]:
                 found[pid] = file.read()
         except OSError:
             pass  # gone meanwhile, or another user's
-    return found
+    return found, b"\0"
 
 
-def _ps(columns: str, *flags: str) -> str:
-    done = subprocess.run(
-        ["ps", "-A", *flags, "-o", columns], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False
+def _ps(columns: str, *flags: str) -> Iterator[tuple[int, str]]:
+    """What `ps` says of each process by number, itself excepted: a child of ours, it would never be gone."""
+    process = subprocess.Popen(
+        ["ps", "-A", "-ww", *flags, "-o", "pid=," + columns],
+        env={**os.environ, **SAME},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
-    return done.stdout.decode(errors="replace")
+    try:
+        out, _ = process.communicate(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+    for line in os.fsdecode(out).splitlines():
+        pid, _, text = line.strip().partition(" ")
+        if pid.isdigit() and int(pid) != process.pid:
+            yield int(pid), text.strip()

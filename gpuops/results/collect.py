@@ -88,7 +88,7 @@ def _write_at(path: Path, offset: int, data: bytes, label: str) -> None:
 @dataclass(frozen=True)
 class FetchReport:
     """What one fetch brought: how many files and bytes travelled, and a sentence for each file that
-    lies beside one that a person had changed."""
+    lies under another name than its own: beside one that a person had changed, as a rule."""
 
     files: int
     bytes: int
@@ -216,8 +216,7 @@ class _Fetch:
         if live:
             now = self._list({arrival.node for arrival in whole})
             whole = [arrival for arrival in whole if now.get(arrival.node, {}).get(arrival.path) == arrival.stamp]
-        beside = self.out.publish(whole, staging)
-        self.conflicts += [f"out/{place} lies beside a file that was changed here" for place in beside]
+        self.conflicts += self.out.publish(whole, staging)
 
     def _receive(self, batch: Todo, chosen: Mapping[int, Sequence[str]], staging: Path) -> Received:
         def one(node: int) -> Received:

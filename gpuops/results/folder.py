@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 from gpuops.errors import NodeError
 from gpuops.results.home import RunHome, local_errors, read_json, write_json
 from gpuops.results.memory import Arrival, Held, Memory, Move, Stamp, Written, is_beside, places
+from gpuops.system import HERE, System, replace
 
 MEMORY = ".gpuops.json"
 LOCK_S = 120.0
@@ -35,8 +36,9 @@ STAGE_TRIES = 10
 class OutFolder:
     """The merged tree of one run. Errors of this computer's disk are LocalDisk."""
 
-    def __init__(self, home: RunHome) -> None:
+    def __init__(self, home: RunHome, system: System = HERE) -> None:
         self.root = home.out
+        self._system = system
         self.incoming = home.incoming
         self._draft = home.path / ".publish.tmp"
         # One lock for all runs of a folder: it stays for ever, which would be litter in each run's own.
@@ -45,9 +47,9 @@ class OutFolder:
     def memory(self) -> Memory:
         """What we remember; nothing where the file is damaged, and then every file counts as a person's."""
         try:
-            return Memory.parse(read_json(self.root / MEMORY))
+            return Memory.parse(read_json(self.root / MEMORY), self._system.key)
         except (ValueError, TypeError, AttributeError):
-            return Memory()
+            return Memory(key=self._system.key)
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
@@ -90,7 +92,7 @@ class OutFolder:
         self._remove_incoming()
 
     def publish(self, arrivals: Sequence[Arrival], staging: Path) -> list[str]:
-        """Put arrivals in their places; returns those that had to go beside a person's file.
+        """Put arrivals in their places; returns a sentence for each that lies under another name than its own.
 
         All nodes' arrivals of one path belong into one call, so that equal files never part.
         """
@@ -107,10 +109,22 @@ class OutFolder:
             for move in moves:
                 target = self.root / move.place
                 target.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(move.temp, target)
+                replace(move.temp, target)
             self._drop_unused(memory, {arrival.path for arrival in arrivals})
             self._finish(memory, moves)
-        return [move.place for move in moves if move.beside]
+        return [said for move in moves if (said := self._remark(memory, move))]
+
+    def _remark(self, memory: Memory, move: Move) -> str:
+        """Why a file does not have its own name here; empty where it has."""
+        other = memory.owner(move.wanted)
+        if move.place == move.wanted:
+            ours = self._system.stored(move.path)
+            return "" if ours == move.path else f"out/{move.place} is {move.path}, a name that no file can have here"
+        if memory.becomes_folder(move.wanted) or (self.root / move.wanted).is_dir():
+            return f"out/{move.place} is {move.path}: a folder has that name here"
+        if other not in (None, move.path):
+            return f"out/{move.place} is {move.path}: to this computer that is the same name as {other}"
+        return f"out/{move.place} lies beside a file that was changed here"
 
     def forget(self, wrong: Iterable[tuple[int, str]]) -> None:
         """(node, path) pairs that are not home after all: the next fetch brings them again."""
@@ -163,18 +177,19 @@ class OutFolder:
         sums = {node: held.sha256 for node, held in before.items()} | {n: a.sha256 for n, a in arrived.items()}
         after: dict[int, Held] = {}
         moves: list[Move] = []
-        for sha256, place in places(path, sums).items():
+        name = self._system.stored(path)
+        for sha256, place in places(name, sums).items():
             nodes = [node for node in sums if sums[node] == sha256]
             lying = sorted({held.at for held in before.values() if held.sha256 == sha256})
             at = next((at for at in lying if at == place or is_beside(at, place)), None)
             if at is None or not arrived.keys().isdisjoint(nodes):
-                at = self._free(memory, path, f"node{min(nodes)}/{path}", place, sha256)
+                at = self._free(memory, path, f"node{min(nodes)}/{name}", place, sha256)
                 if not self._has(memory, at, sha256):
                     temps = [arrived[node].temp for node in nodes if node in arrived]
                     temp = next(filter(None, temps), None) or self._kept(memory, sha256, lying, staging)
                     if temp is None:
                         continue  # its bytes are not at hand: unknown again, so the next fetch brings them
-                    moves.append(Move(temp, at, path, sha256, beside=at != place))
+                    moves.append(Move(temp, at, path, sha256, wanted=place))
             after |= {node: Held(stamps[node], sha256, at) for node in nodes}
         memory.held[path] = after
         return moves
@@ -206,15 +221,15 @@ class OutFolder:
         """A folder lies there, or a file lies (or is about to) where one of its folders would have to be."""
         target = self.root / place
         above = [parent.as_posix() for parent in PurePosixPath(place).parents][:-1]
-        files = (parent in memory.written or (self.root / parent).is_file() for parent in above)
-        return target.is_dir() or any(files)
+        files = (memory.owner(parent) or (self.root / parent).is_file() for parent in above)
+        return target.is_dir() or memory.becomes_folder(place) or any(files)
 
     def _may_write(self, memory: Memory, path: str, place: str, sha256: str) -> bool:
         if place == MEMORY or self._blocked(memory, place):
             return False
         now = look(self.root / place)
         written = memory.written.get(place)
-        if written and written.path != path:
+        if memory.owner(place) not in (None, path):
             return False
         return now is None or bool(written and now in written.looks) or self.sha256(place) == sha256
 
@@ -250,7 +265,7 @@ def announce(memory: Memory, moves: Sequence[Move]) -> None:
     for move in moves:
         old, new = memory.written.get(move.place), look(move.temp)
         looks = (*(old.looks if old else ()), *((new,) if new else ()))
-        memory.written[move.place] = Written(move.path, move.sha256, looks)
+        memory.announce(move.place, Written(move.path, move.sha256, looks))
 
 
 def look(path: Path) -> Stamp | None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuops.errors import LocalDisk, NodeError
+from gpuops.system import replace
 
 STREAM = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[a-z]{1,8})?")
 """What a node may call a stream: the name becomes a file on this computer."""
@@ -71,7 +72,7 @@ def keep_from_git(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     if not (path.parent / ".gitignore").exists():
         ignore = (path.parent if fresh else path) / ".gitignore"
-        ignore.write_text("*\n")
+        ignore.write_text("*\n", encoding="utf-8")
 
 
 def write_json(path: Path, value: Mapping[str, Any], temporary: Path) -> None:
@@ -80,7 +81,7 @@ def write_json(path: Path, value: Mapping[str, Any], temporary: Path) -> None:
         json.dump(value, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
+    replace(temporary, path)
 
 
 def read_json(path: Path) -> dict[str, Any]:

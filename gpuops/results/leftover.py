@@ -19,10 +19,12 @@ from typing import Any
 from gpuops.agentclient import Programs
 from gpuops.bulk import exchange, transfer
 from gpuops.errors import ConnectionLost
+from gpuops.oneach import on_each
 from gpuops.progress import amount
 from gpuops.push.files import shown
 from gpuops.results.home import local_errors
 from gpuops.results.plan import is_inside
+from gpuops.system import HERE, System
 from gpuops.tarstream import finish, read_files
 
 SMALL = 100_000_000
@@ -46,15 +48,18 @@ class Left:
 
 def left(nodes: Mapping[int, Programs], patterns: Sequence[str], **which: str) -> list[Left]:
     """What lies on several nodes; `which` is `run` or `tree`. Raises NodeRefused, ConnectionLost."""
-    found = []
-    for node, programs in nodes.items():
-        for row in _listing(programs, {"patterns": list(patterns), **which}):
+
+    def one(node: int) -> list[Left]:
+        found = []
+        for row in _listing(nodes[node], {"patterns": list(patterns), **which}):
             match row:
                 case [str(path), int(size), int(mtime_ns), bool(edited)] if is_inside(path) and size >= 0:
                     found.append(Left(node, path, size, mtime_ns, edited))
                 case _:
-                    raise _strange(programs)
-    return found
+                    raise _strange(nodes[node])
+        return found
+
+    return [one for found in on_each(one, list(nodes)) for one in found]
 
 
 def _listing(programs: Programs, question: Mapping[str, Any]) -> Sequence[Any]:
@@ -91,13 +96,17 @@ def sentence(found: Sequence[Left]) -> str:
     return ", ".join(named) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
 
 
-def save(client: Programs, tree: str, found: Sequence[Left], target: Path) -> None:
-    """Copy files of one node's tree into `target`, under their paths. Raises NodeRefused, ConnectionLost, LocalDisk."""
+def save(client: Programs, tree: str, found: Sequence[Left], target: Path, system: System = HERE) -> Mapping[str, str]:
+    """Copy files of one node's tree into `target`, under their paths; those that had to get another name here, with it.
+
+    Raises NodeRefused, ConnectionLost, LocalDisk.
+    """
+    names = system.names(one.path for one in found)
     with transfer(client.bulk("send", "--tree", tree), client.label) as channel:
         for member, content in read_files(channel, [one.path for one in found]):
             if content is None:
                 continue  # a link leads to what is saved under its own name, or elsewhere
-            place = target / member.name
+            place = target / names[member.name]
             with local_errors(place):
                 place.parent.mkdir(parents=True, exist_ok=True)
                 with place.open("wb") as file:
@@ -105,3 +114,4 @@ def save(client: Programs, tree: str, found: Sequence[Left], target: Path) -> No
                 with suppress(OSError, ValueError, OverflowError):  # a time that no file can have
                     os.utime(place, (member.mtime, member.mtime))
         finish(channel, client.label)
+    return {path: name for path, name in names.items() if path != name}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 Stamp = tuple[int, int]
@@ -46,9 +46,31 @@ class Memory:
 
     held: dict[str, dict[int, Held]] = field(default_factory=dict)
     written: dict[str, Written] = field(default_factory=dict)
+    key: Callable[[str], str] = field(default=str, repr=False, compare=False)
+    """Equal for two places that this computer takes for the same."""
+    _places: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _folders: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    """Of files that are about to be renamed into place, so that no disk knows them yet."""
+
+    def __post_init__(self) -> None:
+        self._places = {self.key(place): place for place in self.written}
+
+    def owner(self, place: str) -> str | None:
+        """The path of the run whose file has this place, or one that this computer does not tell from it."""
+        written = self.written.get(self._places.get(self.key(place), ""))
+        return written.path if written else None
+
+    def becomes_folder(self, place: str) -> bool:
+        return self.key(place) in self._folders
+
+    def announce(self, place: str, written: Written) -> None:
+        """A file is about to be renamed to `place`."""
+        self.written[place] = written
+        self._places[self.key(place)] = place
+        self._folders |= {self.key(folder.as_posix()) for folder in PurePosixPath(place).parents[:-1]}
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Memory:
+    def parse(cls, raw: Mapping[str, Any], key: Callable[[str], str] = str) -> Memory:
         held = {
             path: {int(node): Held(tuple(stamp), sha256, at) for node, (stamp, sha256, at) in nodes.items()}
             for path, nodes in raw.get("held", {}).items()
@@ -57,7 +79,7 @@ class Memory:
             place: Written(path, sha256, tuple(tuple(look) for look in looks))
             for place, (path, sha256, looks) in raw.get("written", {}).items()
         }
-        return cls(held, written)
+        return cls(held, written, key)
 
     def dump(self) -> dict[str, Any]:
         return {
@@ -80,8 +102,8 @@ class Move:
     place: str
     path: str
     sha256: str
-    beside: bool
-    """The place it was meant for is taken by something of a person's."""
+    wanted: str
+    """The place it was meant for; another one, where that is taken."""
 
 
 def places(path: str, sums: Mapping[int, str]) -> dict[str, str]:

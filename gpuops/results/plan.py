@@ -19,9 +19,9 @@ BATCH_FILES = 500
 
 
 def is_inside(path: str) -> bool:
-    """Whether a node's path stays below the folder it is put in, on any operating system."""
+    """Whether a node's path stays below the folder it is put in, once this computer's own rules for names are kept."""
     parts = path.replace("\\", "/").split("/")
-    return "\0" not in path and not {"", ".", ".."} & set(parts) and not (len(path) > 1 and path[1] == ":")
+    return "\0" not in path and not {"", ".", ".."} & set(parts)
 
 
 def batches(todo: Todo) -> Iterator[Todo]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 from gpuops.errors import UsageError
 from gpuops.ssh import hostkeys
-from gpuops.ssh.system import fits_socket, shares_logins
 from gpuops.ssh.target import Target
+from gpuops.system import HERE, NOTHING, System
 
 CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes192-ctr,aes256-ctr"
 """All that OpenSSH takes by default, the fastest first (older versions cannot say `^aes128-gcm@openssh.com`)."""
@@ -18,7 +17,6 @@ CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@opens
 
 def value(text: str) -> str:
     """A value in quotes. Raises UsageError for one that could end them, or that `ssh` would take for a variable."""
-    text = text.replace("\\", "/") if os.name == "nt" else text
     if any(ord(char) < 32 or ord(char) == 127 for char in text) or '"' in text or "\\" in text or "${" in text:
         raise UsageError(
             f"{text!r} cannot stand in an SSH configuration", "choose a path without quotes and backslashes"
@@ -26,9 +24,9 @@ def value(text: str) -> str:
     return f'"{text}"'
 
 
-def path_value(path: str | Path) -> str:
+def path_value(path: str | Path, system: System = HERE) -> str:
     """A path in quotes; a percent sign in it is none of `ssh`'s tokens."""
-    return value(str(path).replace("%", "%%"))
+    return value(system.config_path(str(path)).replace("%", "%%"))
 
 
 def mark(target: Target) -> str:
@@ -43,18 +41,24 @@ def control_path(folder: Path, target: Target, number: int = 0) -> Path:
 
 
 def host_lines(
-    alias: str, target: Target, known_hosts: Path, control: Path | None, persist_s: int, ping_s: int = 10
+    alias: str,
+    target: Target,
+    known_hosts: Path,
+    control: Path | None,
+    persist_s: int,
+    ping_s: int = 10,
+    system: System = HERE,
 ) -> list[str]:
     """A Host section. `control` is the shared socket, None for a login each. Raises UsageError."""
     lines = [
         f"HostName {value(target.host.replace('%', '%%'))}",
         f"Port {target.port}",
         *([f"User {value(target.user)}"] if target.user else []),
-        *(f"IdentityFile {path_value(path)}" for path in target.identities),
+        *(f"IdentityFile {path_value(path, system)}" for path in target.identities),
         f"IdentitiesOnly {'yes' if target.identities_only else 'no'}",
         f"HostKeyAlias {alias}",
-        f"UserKnownHostsFile {path_value(known_hosts)}",
-        "GlobalKnownHostsFile /dev/null",
+        f"UserKnownHostsFile {path_value(known_hosts, system)}",
+        f"GlobalKnownHostsFile {NOTHING}",
         "StrictHostKeyChecking yes",
         "UpdateHostKeys no",
         "CheckHostIP no",
@@ -65,8 +69,8 @@ def host_lines(
         f"ServerAliveInterval {ping_s}",
         "ServerAliveCountMax 3",
     ]
-    if control is not None and shares_logins() and fits_socket(str(control)):
-        lines += ["ControlMaster auto", f"ControlPath {path_value(control)}", f"ControlPersist {persist_s}"]
+    if control is not None and system.shares_logins and system.fits_socket(str(control)):
+        lines += ["ControlMaster auto", f"ControlPath {path_value(control, system)}", f"ControlPersist {persist_s}"]
     if target.proxy:
         lines.append(f"ProxyCommand {target.proxy}")
     if not any(name.lower() == "ciphers" for name, _ in target.options):

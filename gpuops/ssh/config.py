@@ -14,10 +14,10 @@ from gpuops.errors import UsageError
 from gpuops.models import NAME
 from gpuops.ssh import conf
 from gpuops.ssh.files import private_folder, write_private
-from gpuops.ssh.openssh import end_master
+from gpuops.ssh.openssh import end_master, ssh_program
 from gpuops.ssh.quoting import encoded, shell_line
-from gpuops.ssh.system import ssh_program
 from gpuops.ssh.target import Target
+from gpuops.system import HERE, System
 
 PERSIST_S = 600
 """How long a login by hand is kept for the next one."""
@@ -30,7 +30,7 @@ def alias(cluster: str, index: int) -> str:
     return f"gpuops-{cluster}-{index}"
 
 
-def write_config(folder: Path, cluster: str, targets: Sequence[Target]) -> Path:
+def write_config(folder: Path, cluster: str, targets: Sequence[Target], system: System = HERE) -> Path:
     """Write a cluster's files, each whole or not at all. Raises UsageError, NodeError, LocalDisk."""
     _check(cluster)
     private_folder(folder)
@@ -45,7 +45,7 @@ def write_config(folder: Path, cluster: str, targets: Sequence[Target]) -> Path:
         lines += [
             "",
             f"# Target {conf.mark(target)}",
-            *conf.host_lines(name, target, known, conf.control_path(folder, target), PERSIST_S),
+            *conf.host_lines(name, target, known, conf.control_path(folder, target), PERSIST_S, system=system),
         ]
     write_private(known, "\n".join([*trusted, ""]))
     write_private(config, "\n".join([*lines, ""]))
@@ -90,16 +90,20 @@ def command_line(
     *,
     tty: bool = False,
     forwards: Sequence[str] = (),
+    quiet: bool = False,
 ) -> list[str]:
     """The command of the system's `ssh` on this computer that runs `argv` on a node, a shell without any.
 
-    `forwards` are as after `ssh -L`; with them and without `argv` nothing is run. Raises UsageError.
+    `forwards` are as after `ssh -L`; with them and without `argv` nothing is run.
+    `quiet`: what goes wrong with the login is ours to say. Raises UsageError.
     """
     _check(cluster)
     config = folder / f"{cluster}.conf"
     if not config.exists():
         raise UsageError(f"there is no SSH configuration for the cluster {cluster}", "see `gpuops status`")
     line = [ssh_program(), "-F", str(config)]
+    if quiet:
+        line += ["-o", "LogLevel=QUIET"]
     for forward in forwards:
         if not FORWARD.fullmatch(forward) or forward.startswith("-"):
             raise UsageError(f"{forward!r} is not a port to forward", "write it as 8080:127.0.0.1:8080")

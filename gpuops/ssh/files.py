@@ -4,20 +4,45 @@ from __future__ import annotations
 
 import os
 import secrets
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpuops.errors import LocalDisk
+from gpuops.system import HERE, System, replace
+
+Run = Callable[[Sequence[str]], bool]
+"""Runs a program; whether it succeeded."""
 
 
-def private_folder(folder: Path) -> Path:
+def _succeeds(argv: Sequence[str]) -> bool:
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def private_folder(folder: Path, system: System = HERE, run: Run = _succeeds) -> Path:
     """The folder, made if need be; nobody else may look into it. Raises LocalDisk."""
     try:
+        if protection := system.protection(folder, os.environ):
+            if not folder.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                _protect(folder, protection, run)
+            return folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if folder.stat().st_mode & 0o077 and os.name != "nt":
+        if folder.stat().st_mode & 0o077:
             folder.chmod(0o700)
     except OSError as error:
         raise LocalDisk(f"{folder} cannot be made: {error.strerror}", "check this disk and its permissions") from error
     return folder
+
+
+def _protect(folder: Path, argv: Sequence[str], run: Run) -> None:
+    if not run(argv):
+        folder.rmdir()
+        raise LocalDisk(
+            f"{folder} cannot be kept from other users: {argv[0]} failed",
+            "set GPUOPS_HOME to a folder in your own profile, on an NTFS disk",
+        )
 
 
 def write_private(path: Path, text: str) -> None:
@@ -30,7 +55,7 @@ def write_private(path: Path, text: str) -> None:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(beside, path)
+            replace(beside, path)
         except BaseException:
             beside.unlink(missing_ok=True)
             raise

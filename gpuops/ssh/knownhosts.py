@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from gpuops.errors import NodeError
 from gpuops.ssh import hostkeys
+from gpuops.system import HERE
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Entry:
 def default_files() -> tuple[Path, ...]:
     """Where OpenSSH looks unless it is told otherwise."""
     home = Path.home() / ".ssh"
-    system = Path("/etc/ssh")
+    system = HERE.ssh_folder(os.environ)
     return (
         home / "known_hosts",
         home / "known_hosts2",

@@ -1,5 +1,5 @@
 """One login by paramiko: reach the host, see that it is the host, show it our keys. Only here and in `auth`,
-`streams` and `paramikologin` paramiko is known; it is imported when it is needed, since that takes 150 ms.
+`streams` and `paramikologin` paramiko is known; it is imported when it is needed, since that takes 100 ms.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpuops.errors import ConnectionLost, NodeError
-from gpuops.ssh import auth, faults, hostkeys, wire
+from gpuops.ssh import auth, faults, hostkeys, library, wire
 from gpuops.ssh.limits import Limits
 from gpuops.ssh.target import Target
 
@@ -109,6 +109,7 @@ def open_line(target: Target, limits: Limits) -> Line:
 
 def handshake(target: Target, timeout_s: float, prefer: Sequence[str]) -> tuple[wire.Wire, paramiko.Transport]:
     """A transport that has met the host and told it nothing. Raises Refused, ConnectionLost."""
+    library.load()
     import paramiko
 
     silence_logger()

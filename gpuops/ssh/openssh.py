@@ -8,7 +8,7 @@ configuration: what of it counts is in the target already.
 from __future__ import annotations
 
 import os
-import signal
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -20,14 +20,15 @@ from filelock import FileLock, Timeout
 
 from gpuops.connection import ProcessChannel
 from gpuops.errors import ConnectionLost, NodeError, UsageError
+from gpuops.processes import end_apart, start_apart
 from gpuops.ssh import conf, faults, keyfiles
 from gpuops.ssh.files import private_folder, write_private
 from gpuops.ssh.gate import Gate
 from gpuops.ssh.limits import Limits
 from gpuops.ssh.once import Once
 from gpuops.ssh.quoting import encoded
-from gpuops.ssh.system import fits_socket, shares_logins, ssh_program
 from gpuops.ssh.target import Target
+from gpuops.system import HERE, NOTHING, System
 
 ALIAS = "gpuops"
 LOST = 255
@@ -125,9 +126,9 @@ class SystemLogin:
         return program
 
     def _shared(self) -> list[Slot]:
-        if not shares_logins():
+        if not HERE.shares_logins:
             return []
-        if not fits_socket(str(self._slots[0].path)):
+        if not HERE.fits_socket(str(self._slots[0].path)):
             raise UsageError(
                 f"the folder {self._folder} has too long a name for the socket that `ssh` needs in it",
                 "set GPUOPS_HOME to a shorter path",
@@ -167,12 +168,11 @@ class SystemLogin:
         """Raises what `faults.from_openssh` says."""
         path.unlink(missing_ok=True)  # nobody listens there any more
         with tempfile.TemporaryFile() as words:
-            process = subprocess.Popen(
+            process = start_apart(
                 [*argv, "-o", "ControlMaster=yes", "-S", str(path), "-N", "-f", ALIAS],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=words,
-                start_new_session=True,
             )
             try:
                 code = process.wait(self._limits.login_s)
@@ -183,7 +183,7 @@ class SystemLogin:
                 ) from error
             finally:
                 if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
+                    end_apart(process)
                     process.wait()
             if code != 0:
                 words.seek(0)
@@ -218,11 +218,19 @@ class SystemLogin:
             program.close()
 
 
+def ssh_program(system: System = HERE) -> str:
+    """Where `ssh` is. Raises UsageError."""
+    found = shutil.which("ssh")
+    if found is None:
+        raise UsageError("this takes the program `ssh`, which is not installed here", system.install_ssh)
+    return found
+
+
 def end_master(path: Path) -> None:
     """End a master at once, with whatever uses it; never raises."""
     try:
         subprocess.run(
-            [ssh_program(), "-F", os.devnull, "-S", str(path), "-O", "exit", ALIAS],
+            [ssh_program(), "-F", NOTHING, "-S", str(path), "-O", "exit", ALIAS],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

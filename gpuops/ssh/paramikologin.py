@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from gpuops.errors import NodeError
-from gpuops.ssh import faults
+from gpuops.ssh import faults, library
 from gpuops.ssh.gate import Gate
 from gpuops.ssh.limits import Limits
 from gpuops.ssh.login import Full, Gone, Line, open_line
@@ -33,6 +33,7 @@ class ParamikoLogin:
 
     def start(self, line: str) -> Program:
         """Start a line on the host. Raises ConnectionLost, Denied, HostKeyChanged, NodeError."""
+        library.load()
         import paramiko
 
         channel = self._channel()

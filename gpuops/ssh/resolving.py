@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 import re
-import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from gpuops.errors import UsageError
 from gpuops.ssh import faults, keyfiles, knownhosts
 from gpuops.ssh.target import HOST, USER, Target
+from gpuops.system import HERE, NOTHING, System
 
 ASK_S = 30.0
 """How long `ssh -G` may take: a Match may run a program of the user's."""
@@ -56,7 +56,7 @@ def parse(text: str) -> Typed:
         host, port = place, None  # a name, or an IPv6 address without brackets
     if not HOST.fullmatch(host) or (at and not USER.fullmatch(user)):
         raise UsageError(f"{text!r} is not a host", "write it as user@host, user@host:port, or a name of ~/.ssh/config")
-    if port is not None and not (port.isdecimal() and 0 < int(port) < 65536):
+    if port is not None and not (port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536):
         raise UsageError(f"{text!r} does not end with a port", "ports are 1 to 65535")
     return Typed(host, None if port is None else int(port), user)
 
@@ -76,7 +76,7 @@ def resolve(typed: str, *, identity: str | None = None, config: Path | None = No
     asked = [*_options(place), "--", place.host]
     origin = ["-F", str(config)] if config is not None else []
     said = _ask(program, [*origin, *asked])
-    defaults = _ask(program, ["-F", os.devnull, *asked])
+    defaults = _ask(program, ["-F", NOTHING, *asked])
     return from_config(place, said, defaults, identity, config)
 
 
@@ -99,7 +99,7 @@ def from_config(
     place: Typed, said: Said, defaults: Said, identity: str | None = None, config: Path | None = None
 ) -> Target:
     """The target that `ssh -G`'s words describe. `defaults` is what it says without any configuration."""
-    host, port, user = _one(said, "hostname") or place.host, int(_one(said, "port") or 22), _one(said, "user")
+    host, port, user = _one(said, "hostname") or place.host, _port(_one(said, "port")), _one(said, "user")
     identities = (identity,) if identity else _identities(said, host, port, user)
     options = tuple((name, text) for name in CARRIED for text in _carried(name, said, defaults))
     jump, command = _one(said, "proxyjump"), _one(said, "proxycommand")
@@ -128,7 +128,7 @@ def needs_system(target: Target) -> bool:
     )
 
 
-def jump_line(jumps: str, config: Path | None = None) -> str:
+def jump_line(jumps: str, config: Path | None = None, system: System = HERE) -> str:
     """ProxyJump as a ProxyCommand. Each hop is looked up in the user's own configuration, and none may ask anything."""
     line = ""
     for jump in jumps.split(","):
@@ -137,7 +137,7 @@ def jump_line(jumps: str, config: Path | None = None) -> str:
         if line:
             words += ["-o", "ProxyCommand=" + line.replace("%", "%%")]
         words += ["-W", "[%h]:%p", *_options(hop), "--", hop.host]
-        line = shlex.join(words)
+        line = system.shell_line(words)
     return line
 
 
@@ -176,6 +176,13 @@ def _one(said: Said, name: str) -> str:
     return next(iter(said.get(name, ())), "")
 
 
+def _port(text: str) -> int:
+    """Raises UsageError."""
+    if text and not (text.isdecimal() and len(text) <= 5):
+        raise UsageError(f"your SSH configuration names the port {text!r}", "ports are 1 to 65535")
+    return int(text or 22)
+
+
 def _carried(name: str, said: Said, defaults: Said) -> Sequence[str]:
     found = said.get(name.lower(), ())
     if list(found) == list(defaults.get(name.lower(), ())):
@@ -188,7 +195,7 @@ def _carried(name: str, said: Said, defaults: Said) -> Sequence[str]:
 def _has_ticket() -> bool:
     if os.environ.get("KRB5CCNAME"):
         return True
-    return hasattr(os, "getuid") and os.path.exists(f"/tmp/krb5cc_{os.getuid()}")
+    return not HERE.windows and os.path.exists(f"/tmp/krb5cc_{os.getuid()}")
 
 
 def _identities(said: Said, host: str, port: int, user: str) -> tuple[str, ...]:
@@ -202,13 +209,21 @@ def _identities(said: Said, host: str, port: int, user: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _paths(text: str) -> Sequence[str]:
+    """Several of them on a line; an apostrophe in one (`/home/o'hara`) is no quotation mark."""
+    try:
+        return HERE.paths(text)
+    except ValueError:
+        return text.split()
+
+
 def _pinned(said: Said, host: str, port: int) -> tuple[str, ...]:
     """What the user's known_hosts files say, under the names their configuration gives."""
     files = [
         os.path.expanduser(file)
         for name in ("userknownhostsfile", "globalknownhostsfile")
         for text in said.get(name, ())
-        for file in shlex.split(text)
+        for file in _paths(text)
     ]
     name = _one(said, "hostkeyalias")
     return knownhosts.known_keys(name, 22, files) if name else knownhosts.known_keys(host, port, files)

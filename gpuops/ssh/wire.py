@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import tempfile
@@ -12,6 +11,7 @@ from typing import IO, Any
 from gpuops.errors import ConnectionLost, NodeError
 from gpuops.ssh import faults
 from gpuops.ssh.target import Target
+from gpuops.system import HERE
 
 READ = 1 << 17
 
@@ -117,6 +117,7 @@ def tune(sock: socket.socket) -> None:
         (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
         (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
         (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 15),
+        (socket.IPPROTO_TCP, "TCP_KEEPALIVE", 15),  # its name on macOS
         (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 5),
         (socket.IPPROTO_TCP, "TCP_KEEPCNT", 4),
         (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 35_000),
@@ -142,8 +143,11 @@ def proxy_line(target: Target) -> str:
 
 
 def _through_proxy(target: Target) -> Wire:
-    if os.name == "nt":
-        raise NodeError(f"{target.where} is reached through a proxy, which needs the system's ssh here", "install it")
+    if HERE.windows:  # a program there takes no socket as its input and output
+        raise NodeError(
+            f"on Windows the key of {target.where} cannot be asked for through a proxy",
+            f"log in once with `ssh {target.where}`: the key is taken from your known_hosts then",
+        )
     ours, theirs = socket.socketpair()
     words = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the wire)
     with theirs:

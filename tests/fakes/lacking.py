@@ -39,10 +39,10 @@ NAMES: dict[str, dict[Any, str]] = {
     "windows": {
         os: """
             chown fchmod fchown fork forkpty geteuid getegid getgid getgroups getloadavg getpgid getpgrp getpriority
-            getsid getuid killpg lchown mkfifo mknod nice openpty posix_fallocate posix_spawn pread pwrite register_at_fork
-            sched_getaffinity sched_setaffinity sendfile setgid setpgid setpriority setsid setuid statvfs sysconf
-            tcgetpgrp ttyname uname wait wait3 wait4 waitid waitstatus_to_exitcode WNOHANG O_CLOEXEC O_DIRECTORY
-            O_NOCTTY O_NOFOLLOW O_NONBLOCK O_SYNC
+            getsid getuid killpg lchown mkfifo mknod nice openpty posix_fallocate posix_spawn pread pwrite
+            register_at_fork sched_getaffinity sched_setaffinity sendfile setgid setpgid setpriority setsid setuid
+            statvfs sysconf tcgetpgrp ttyname uname wait wait3 wait4 waitid waitstatus_to_exitcode WNOHANG O_CLOEXEC
+            O_DIRECTORY O_NOCTTY O_NOFOLLOW O_NONBLOCK O_SYNC
         """,
         signal: """
             SIGALRM SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGUSR1 SIGUSR2 SIGWINCH alarm
