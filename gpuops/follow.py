@@ -9,6 +9,7 @@ from typing import Any
 
 from gpuops.cluster import Live
 from gpuops.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused
+from gpuops.output import span
 from gpuops.results import RunHome, mirror
 
 OnBytes = Callable[[int, str, int, bytes], None]
@@ -21,6 +22,8 @@ CONDEMNED_S = 10.0
 """The same where these say that they were stopped because of it."""
 RETRY_S = 0.5
 RETRY_SLOW_S = 5.0
+GATHER_S = 0.02
+"""How long what comes at the same time is gathered, to be shown together; it bounds how often is looked, too."""
 REMIND_S = 60.0
 """How often it is said that a node does not answer."""
 FINAL = ("ended", "no-node", "no-run")
@@ -55,6 +58,8 @@ class Follower:
         self._gone = gone
         self._quit = threading.Event()
         self._changed = threading.Condition()
+        self._news = False
+        """Whether bytes have come since the last `watch`."""
         self._ended_at = 0.0
         """When a node's result came last (monotonic)."""
         self._away: dict[int, float] = {}
@@ -76,7 +81,25 @@ class Follower:
     def wait(self, timeout: float) -> bool:
         """Whether every node has ended, after at most `timeout` seconds."""
         with self._changed:
-            return self._changed.wait_for(lambda: len(self.results) == self._nodes, timeout)
+            return self._changed.wait_for(self._all_ended, timeout)
+
+    def watch(self, timeout: float) -> bool:
+        """As `wait`, and back sooner when bytes have come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._news or self._all_ended(), timeout)
+            news, self._news = self._news, False
+        if news:
+            time.sleep(GATHER_S)
+        return self._all_ended()
+
+    def _all_ended(self) -> bool:
+        return len(self.results) == self._nodes
+
+    def _hear(self, index: int, stream: str, offset: int, data: bytes) -> None:
+        self._on_bytes(index, stream, offset, data)
+        with self._changed:
+            self._news = True
+            self._changed.notify_all()
 
     def abandon(self) -> None:
         """Wait no longer for the nodes that cannot be reached now."""
@@ -93,7 +116,7 @@ class Follower:
     def _seek(self, index: int) -> None:
         while not (self._quit.is_set() or index in self.results):
             try:
-                result = mirror(self.live.clients[index], self.run, index, self.home, True, self._on_bytes)
+                result = mirror(self.live.clients[index], self.run, index, self.home, True, self._hear)
                 if result is not None:
                     self._answers(index)
                     return self._ended(index, result)
@@ -118,7 +141,7 @@ class Follower:
             return lost(index, f"node{index} ended without a word", "gone")
         patience = CONDEMNED_S if self._is_condemned(index) else OTHERS_ENDED_S
         if away > ALONE_S or (others_ended and now - max(since, self._ended_at) > patience):
-            return lost(index, f"node{index} could not be reached for {away:.0f} s: {trouble.say}", "node")
+            return lost(index, f"node{index} could not be reached for {span(away)}: {trouble.say}", "node")
         return None
 
     def _is_condemned(self, index: int) -> bool:

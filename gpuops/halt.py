@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from gpuops.agentclient import AgentClient
 from gpuops.cluster import Live
 from gpuops.errors import GpuopsError
+from gpuops.ledger import RunRow
+from gpuops.output import span
+from gpuops.progress import Progress
+
+
+@contextmanager
+def stopping(progress: Progress, run: RunRow) -> Iterator[None]:
+    """For as long as a stop in good order is waited for: how long that may take, and why."""
+    grace_s = float(run.request.get("grace_s", 10.0))
+    with progress.during(f"stopping {run.name}", 2 * grace_s):
+        progress.waits(f"it has {span(grace_s)} to save a snapshot, then {span(grace_s)} to end")
+        yield
 
 
 def halt(live: Live, run: str, how: Literal["graceful", "now"], why: str, *, kind: str = "stop") -> None:

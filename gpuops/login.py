@@ -6,19 +6,23 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpuops import choose
+from gpuops import choose, forwarded
 from gpuops.cluster import machines_of
+from gpuops.connection import connect
 from gpuops.errors import UsageError
 from gpuops.ledger import ClusterRow
 from gpuops.models import Resource
+from gpuops.system import HERE, System
 from gpuops.world import World
 
 SHELL = 'cd "$1" 2>/dev/null; exec "${SHELL:-/bin/sh}" -l'
 COMMAND = 'cd "$1" 2>/dev/null; shift; exec "$@"'
 NOT_FOUND = 127
+SSH_FAILED = 255
 
 
 def pick(world: World, name: str | None, node: int, verb: str) -> tuple[ClusterRow, Resource]:
@@ -44,7 +48,24 @@ def enter(world: World, row: ClusterRow, machine: Resource, node: int, command: 
 
     project = f"{machine.data['root']}/{row.name}/n{node}/project"
     argv = ["sh", "-c", COMMAND if command else SHELL, "sh", project, *command]
-    return _run(ssh.command_line(world.home / "ssh", row.name, node, argv, tty=not command and world.out.interactive))
+    code = _run(
+        ssh.command_line(
+            world.home / "ssh", row.name, node, argv, tty=not command and world.out.interactive, quiet=True
+        )
+    )
+    if code == SSH_FAILED:
+        _refuse_unreachable(machine, node)
+    return code
+
+
+def _refuse_unreachable(machine: Resource, node: int) -> None:
+    """`ssh` ends alike when it cannot log in and when the command says 255: a login of our own tells which it was,
+    in a sentence. Raises NodeError."""
+    connection = connect(machine, node)
+    try:
+        connection.open(["true"]).close()
+    finally:
+        connection.close()
 
 
 def forward(world: World, row: ClusterRow, machine: Resource, node: int, port: int, here: int) -> int:
@@ -54,9 +75,20 @@ def forward(world: World, row: ClusterRow, machine: Resource, node: int, port: i
     from gpuops import ssh
 
     _check_free(here, port)
-    argv = ssh.command_line(world.home / "ssh", row.name, node, (), forwards=(f"{here}:127.0.0.1:{port}",))
-    world.out.say(f"http://127.0.0.1:{here} is port {port} of node{node} of {row.name}; Ctrl-C ends it")
-    return _run(argv)
+    program, *rest = ssh.command_line(world.home / "ssh", row.name, node, (), forwards=(f"{here}:127.0.0.1:{port}",))
+    url = f"http://127.0.0.1:{here}"
+
+    def beside(process: subprocess.Popen[bytes]) -> None:
+        forwarded.tell(
+            here,
+            world.out.say,
+            open_=f"{url} is port {port} of node{node} of {row.name}; Ctrl-C ends it",
+            closed=f"nothing listens on port {port} of node{node} yet; {url} is it as soon as something does",
+            alive=lambda: process.poll() is None,
+        )
+
+    # What `ssh` says of each attempt to reach a port where nothing listens is said once, by us.
+    return _run([program, "-o", "LogLevel=ERROR", *rest], beside)
 
 
 def _check_free(here: int, port: int) -> None:
@@ -71,16 +103,20 @@ def _check_free(here: int, port: int) -> None:
         ) from error
 
 
-def _run(argv: Sequence[str]) -> int:
-    """In the foreground, with the terminal. Ctrl-C is the program's own; a signal's code is the shell's."""
+def _run(argv: Sequence[str], beside: Callable[[subprocess.Popen[bytes]], None] | None = None) -> int:
+    """In the foreground, with the terminal. Ctrl-C is the program's own; a signal's code is the shell's.
+
+    `beside` is called with the process, in a thread.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "GPUOPS_RUN"}
     try:
         process = subprocess.Popen(list(argv), env=environment)
     except OSError as error:
         raise UsageError(f"{argv[0]} cannot be started: {error.strerror}", "install it") from error
-    for name in ("SIGTERM", "SIGHUP"):  # ours to pass on: else it would go on without us
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), lambda *_: process.terminate())
+    if beside is not None:
+        threading.Thread(target=beside, args=(process,), daemon=True, name="beside").start()
+    for name in ("SIGTERM", HERE.hang_up):  # ours to pass on: else it would go on without us
+        signal.signal(getattr(signal, name), lambda *_: process.terminate())
     while True:
         try:
             code = process.wait()
@@ -95,13 +131,19 @@ def names(world: World, row: ClusterRow, machines: Sequence[Resource]) -> list[s
         return []
     folder = world.home / "ssh"
     hosts = f"gpuops-{row.name}-0" + (f" to gpuops-{row.name}-{len(machines) - 1}" if len(machines) > 1 else "")
-    include = "" if _included(folder) else f", once ~/.ssh/config begins with the line: Include {folder}/*.conf"
+    include = "" if _included(folder) else f", once ~/.ssh/config begins with the line: Include {_pattern(folder)}"
     return [f"log in: gpuops ssh {row.name}", f"plain ssh and VS Code: {hosts}{include}"]
 
 
 def _included(folder: Path) -> bool:
     try:
-        text = (Path.home() / ".ssh" / "config").read_text()
+        text = (Path.home() / ".ssh" / "config").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return False
-    return f"{folder}/*.conf" in text or str(folder).replace(str(Path.home()), "~") + "/*.conf" in text
+    return _pattern(folder) in text or str(folder).replace(str(Path.home()), "~") + "/*.conf" in text
+
+
+def _pattern(folder: Path, system: System = HERE) -> str:
+    """Our files of hosts, as ssh_config names them."""
+    text = f"{system.config_path(str(folder))}/*.conf"
+    return f'"{text}"' if " " in text else text

@@ -22,8 +22,11 @@ PIECE = 8192
 
 STREAM = re.compile(r"(?:launcher|rank(\d+))\.(?:out|err)")
 """A run's output; group 1 is the rank's number."""
-_COLOURS = (36, 33, 35, 32, 34, 31)
-_GREY = 90
+_COLOURS = (36, 33, 35, 32, 94, 96, 95, 92)
+"""A rank's, by its number: those of a terminal's sixteen that can be read on dark and on light, without red: no rank
+is an error."""
+_FAINT = 2
+_TINTS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass
@@ -47,8 +50,8 @@ class LineMerger:
 
     `nodes`, `ranks`: of the whole run; `kind`: of its request. Lines carry `[n1 r3] ` (a rank's)
     or `[n1] ` (the launcher's, a command's) unless there is one only who can have said it.
-    `node` and `rank` filter: of one node, or the streams of one rank alone. torchrun's own lines
-    are shown with `launcher` only: when a run ends well or badly, most of them are noise about it.
+    `node` and `rank` filter: of one node, or the streams of one rank alone; `grep`: lines in which it is found.
+    torchrun's own lines are shown with `launcher` only: when a run ends well or badly, most of them are noise about it.
     """
 
     nodes: int
@@ -58,6 +61,7 @@ class LineMerger:
     rank: int | None = None
     colour: bool = False
     launcher: bool = False
+    grep: re.Pattern[str] | None = None
     _streams: dict[tuple[int, str], _Unfinished | None] = field(init=False, default_factory=dict)
 
     def feed(self, node: int, stream: str, data: bytes) -> list[str]:
@@ -67,24 +71,29 @@ class LineMerger:
             return []
         state.quiet = 0
         *ends, state.text = (state.text + state.decoder.decode(data)).split("\n")
-        lines = [line for text in ends for line in _finish(state, text)]
+        texts = [piece for text in ends for piece in _finish(state, text)]
         state.text = _redrawn(state.text) if len(state.text) <= PIECE else _last_drawn(state.text)
         while len(state.text) > PIECE:
-            lines.append(_show(state, state.text[:PIECE]))
+            texts.append(_show(state, state.text[:PIECE]))
             state.text = state.text[PIECE:]
-        return lines
+        return self._lines(state, texts)
 
     def idle(self) -> list[str]:
         """To be called at every look, news or not: unfinished lines that have waited long enough."""
-        return [line for state in self._live() for line in _look(state)]
+        return [line for state in self._live() for line in self._lines(state, _look(state))]
 
     def flush(self) -> list[str]:
         """What is left when nothing more will come."""
         lines = []
         for state in self._live():
             text, state.text = state.text + state.decoder.decode(b"", final=True), ""
-            lines += _finish(state, text) if text else []
+            lines += self._lines(state, _finish(state, text)) if text else []
         return lines
+
+    def _lines(self, state: _Unfinished, texts: list[str]) -> list[str]:
+        """What is shown of these texts, and whose they are."""
+        grep = self.grep
+        return [state.prefix + text for text in texts if grep is None or grep.search(_TINTS.sub("", text))]
 
     def _live(self) -> list[_Unfinished]:
         return [state for state in self._streams.values() if state is not None]
@@ -113,19 +122,18 @@ class LineMerger:
             return ""
         who = f"[n{node}]" if rank is None else f"[n{node} r{rank}]"
         if self.colour:
-            who = f"\x1b[{_GREY if rank is None else _COLOURS[rank % len(_COLOURS)]}m{who}\x1b[0m"
+            who = f"\x1b[{_FAINT if rank is None else _COLOURS[rank % len(_COLOURS)]}m{who}\x1b[0m"
         return f"{who} "
 
 
 def _finish(state: _Unfinished, text: str) -> list[str]:
-    """The line or lines that a newline after `text` ends."""
+    """The line that a newline after `text` ends, or the pieces of a long one."""
     final = _last_drawn(text)
     hidden = state.shown and not final
     state.shown, state.waited = False, 0
     if hidden:
         return []
-    pieces = [final[start : start + PIECE] for start in range(0, len(final), PIECE)]
-    return [state.prefix + piece for piece in pieces or [""]]
+    return [final[start : start + PIECE] for start in range(0, len(final), PIECE)] or [""]
 
 
 def _look(state: _Unfinished) -> list[str]:
@@ -146,7 +154,7 @@ def _look(state: _Unfinished) -> list[str]:
 
 def _show(state: _Unfinished, text: str) -> str:
     state.shown, state.waited = True, 0
-    return state.prefix + text
+    return text
 
 
 def _redrawn(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -12,6 +13,12 @@ from typing import Any, TextIO
 
 SCHEMA = 1
 """Version of every JSON document; within a number only fields are added."""
+ERASE = "\r\x1b[2K"
+"""The line that the cursor is in is empty again."""
+COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
+PLAIN = "\x1b[0m"
+NARROW = 16
+"""A column of a table is not cut to fewer characters."""
 
 
 class Output:
@@ -22,10 +29,11 @@ class Output:
         self.out = out or sys.stdout
         self.err = err or sys.stderr
         self._lock = threading.RLock()
+        self._below = ""
 
     @property
     def colour(self) -> bool:
-        return self.out.isatty() and "NO_COLOR" not in os.environ and not self.as_json
+        return self.out.isatty() and not os.environ.get("NO_COLOR") and not self.as_json
 
     @property
     def interactive(self) -> bool:
@@ -34,16 +42,34 @@ class Output:
 
     def confirm(self, question: str) -> bool:
         """Ask a person; anything but yes is no."""
-        self._write(self.err, f"{question} [y/N] ")
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
+        return self.ask(f"{question} [y/N]").lower() in ("y", "yes")
+
+    def ask(self, question: str) -> str:
+        """Ask a person for a word; empty where none is typed."""
+        with self._lock:  # nobody talks into the answer
+            self._write(self.err, calm(f"{question} "))
+            return sys.stdin.readline().strip()
 
     def say(self, text: str) -> None:
         """One line of prose, for people. A host's words may be in it: nothing in them steers the terminal."""
         self._write(self.err, calm(text) + "\n")
 
     def line(self, text: str) -> None:
-        """One line of a run's own output: stdout, or stderr when stdout is kept for JSON."""
-        self._write(self.err if self.as_json else self.out, text + "\n")
+        """One line of a run's own output: stdout, or stderr when stdout is kept for JSON.
+
+        A terminal gets its colours and nothing else that would steer it; a file or a pipe gets it as it is.
+        """
+        stream = self.err if self.as_json else self.out
+        if _is_terminal(stream):
+            text = calm(COLOURS.sub("", text)) if os.environ.get("NO_COLOR") else tame(text)
+        self._write(stream, text + "\n")
+
+    def below(self, text: str) -> None:
+        """The one line of a terminal that changes, under all that is written; empty: none."""
+        with self._lock:
+            if text or self._below:
+                self._send(self.err, ERASE + text)
+            self._below = text
 
     def result(self, kind: str, document: Mapping[str, Any], lines: list[str]) -> None:
         """What was asked for: as one JSON document, or as lines."""
@@ -53,12 +79,27 @@ class Output:
 
     def _write(self, stream: TextIO, text: str) -> None:
         with self._lock:
-            try:
-                encoding = stream.encoding or "utf-8"
-                stream.write(text.encode(encoding, "replace").decode(encoding))
-                stream.flush()
-            except (OSError, ValueError):
-                pass  # nobody reads any more; the run and its teardown go on
+            below = self._below if _is_terminal(stream) else ""
+            if below:
+                self._send(self.err, ERASE)
+            self._send(stream, text)
+            if below and text.endswith("\n"):
+                self._send(self.err, below)
+
+    def _send(self, stream: TextIO, text: str) -> None:
+        try:
+            encoding = stream.encoding or "utf-8"
+            stream.write(text.encode(encoding, "replace").decode(encoding))
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # nobody reads any more; the run and its teardown go on
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except ValueError:  # closed
+        return False
 
 
 def calm(text: str) -> str:
@@ -66,10 +107,36 @@ def calm(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
 
 
-def table(rows: list[list[str]]) -> list[str]:
-    """Rows as aligned lines; the first row is the heading."""
+def tame(text: str) -> str:
+    """Text with the colours that its writer gave it, and calm otherwise. They end with the line."""
+    parts = COLOURS.split(text)
+    if len(parts) == 1:
+        return calm(text)
+    return "".join(part if index % 2 else calm(part) for index, part in enumerate(parts)) + PLAIN
+
+
+def columns(stream: TextIO) -> int | None:
+    """How many columns there are to write in; None where nobody says (a file, a pipe)."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):
+        return None
+
+
+def table(rows: list[list[str]], width: int | None = None, gives: int | None = None) -> list[str]:
+    """Rows as aligned lines; the first row is the heading. What is wider than `width` is cut in column `gives`."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if width is not None and gives is not None:
+        over = sum(widths) + 2 * (len(widths) - 1) - width
+        widths[gives] = min(widths[gives], max(NARROW, widths[gives] - over))
+    return ["  ".join(map(_fitted, row, widths)).rstrip() for row in rows]
+
+
+def _fitted(cell: str, width: int) -> str:
+    return cell.ljust(width) if len(cell) <= width else cell[: width - 1] + "…"
 
 
 def money(dollars: float) -> str:

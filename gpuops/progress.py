@@ -1,28 +1,53 @@
-"""How long work is shown: a few plain lines for pipes and logs, a live line on a terminal. Always stderr."""
+"""How long work and waits are shown: a few plain lines for pipes and logs, one live line on a terminal. Always stderr.
+
+A story says what it is at (`during`, `phase`), what that waits for (`waits`) and how far it is (`advance`). What is
+done within a second is not worth a word; what drags is never silent for a minute.
+"""
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol, TextIO
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from gpuops.output import span
+from gpuops.output import Output, calm, columns, span
+from gpuops.system import HERE
 
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
-
-EVERY_S = 5.0
-"""A plain progress line at most this often."""
 QUIET_S = 1.0
 """Work that is done sooner is not worth a line."""
+EVERY_S = 5.0
+"""A plain line about bytes at most this often."""
+NEWS_S = 10.0
+"""A plain line for another reason to wait at most this often."""
+BEATS = ((60.0, 15.0), (600.0, 30.0), (float("inf"), 60.0))
+"""(how long it has lasted, how often it is said that it goes on), in seconds."""
+TICK_S = 0.2
+LONG_S = 10.0
+"""On a terminal, what took longer leaves a line behind."""
+NAMED = 3
+"""So many nodes that wait for the same are named."""
+REASON = 100
+"""The longest reason shown, in characters."""
+BAR = 20
+FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class Progress(Protocol):
     """Where work tells how far it is. Safe to call from several threads."""
 
+    def during(self, text: str, limit_s: float | None = None) -> AbstractContextManager[None]:
+        """For as long as the block: this goes on, `limit_s` seconds at most where that is known."""
+
     def phase(self, text: str) -> None:
-        """Something new begins; the clock of rate and time left starts again. Said once it takes a while."""
+        """From here on this goes on, until the next phase or the end of the block around it."""
+
+    def waits(self, why: str, who: str = "") -> None:
+        """What it waits for, of one among several (`node1`) or of all; empty: no more."""
 
     def advance(self, done_bytes: int, total_bytes: int, label: str) -> None:
         """So much of so much, in all; `done_bytes == total_bytes` ends it."""
@@ -54,10 +79,86 @@ def pace(done: int, total: int, seconds: float) -> str:
     return f"{amount(rate)}/s{left}"
 
 
+@dataclass
+class Phase:
+    """What goes on, since when (`began`, a monotonic clock's seconds), and what it waits for."""
+
+    text: str
+    began: float
+    limit_s: float | None = None
+    reasons: dict[str, str] = field(default_factory=dict)
+    """By who waits; empty: all."""
+    label: str = ""
+    done: int = 0
+    total: int = 0
+    moved: float = 0.0
+    """When the last byte was counted."""
+    said_at: float | None = None
+    said_why: str = ""
+    beats: int = 0
+    """How many lines said that it goes on."""
+
+    @property
+    def flows(self) -> bool:
+        """Whether bytes are on their way."""
+        return self.done < self.total
+
+    def why(self) -> str:
+        """`node1: no SSH banner yet; node0, node2: no address yet`."""
+        groups: dict[str, list[str]] = {}
+        for who, reason in self.reasons.items():
+            groups.setdefault(reason, []).append(who)
+        return "; ".join(f"{_names(who)}{_short(reason)}" for reason, who in groups.items())
+
+    def opening(self) -> str:
+        """The first line about it."""
+        limit = f" (at most {span(self.limit_s)})" if self.limit_s else ""
+        return "".join([self.text, limit, *(f": {why}" for why in [self.why()] if why)])
+
+    def line(self, now: float) -> str:
+        """How it stands."""
+        if self.flows:
+            return self.bytes(now)
+        limit = self.limit_s if self.limit_s and now - self.began <= self.limit_s else None
+        took = span(now - self.began) + (f" of at most {span(limit)}" if limit else "")
+        why = self.why() or ("all is there, waiting for the other side" if self.total else "")
+        return f"{self.text}: {why}, {took}" if why else f"{self.text}: {took}"
+
+    def bytes(self, now: float) -> str:
+        """`node0: 400.0 kB of 1.0 MB, 200.0 kB/s, 3 s left`."""
+        stuck = now - self.moved
+        rate = pace(self.done, self.total, now - self.began)
+        if self.flows and stuck >= BEATS[0][1]:
+            rate = f"nothing for {span(stuck)}"
+        return f"{self.label}: {amount(self.done)} of {amount(self.total)}, {rate}"
+
+
+def _names(who: list[str]) -> str:
+    named = [one for one in who if one]
+    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+    return f"{', '.join(named[:NAMED])}{more}: " if named else ""
+
+
+def _short(text: str) -> str:
+    one_line = " ".join(calm(text).split())
+    return one_line if len(one_line) <= REASON else one_line[: REASON - 1] + "…"
+
+
+def beat_s(took: float) -> float:
+    """How long what has lasted `took` seconds may be silent."""
+    return next(every for until, every in BEATS if took < until)
+
+
 class Silent:
     """For work that nobody watches."""
 
+    def during(self, text: str, limit_s: float | None = None) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()
+
     def phase(self, text: str) -> None:
+        pass
+
+    def waits(self, why: str, who: str = "") -> None:
         pass
 
     def advance(self, done_bytes: int, total_bytes: int, label: str) -> None:
@@ -70,99 +171,186 @@ class Silent:
         pass
 
 
-class PlainProgress:
-    """What it is and a line once it takes longer than a second, one every 5 s at most, one at the end."""
+class _Shown(ABC):
+    """What both ways of showing have in common: the phase there is, and a thread that looks at it now and then."""
 
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self.say = say
+    def __init__(self, clock: Callable[[], float], *, ticking: bool) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
-        self._began = clock()
-        self._next = self._began + QUIET_S
-        self._text = ""
-        self._said = -1
-        """How many bytes the last line told of."""
+        self._lock = threading.RLock()
+        self._phase: Phase | None = None
+        self._on = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._ticking = ticking
+
+    @contextmanager
+    def during(self, text: str, limit_s: float | None = None) -> Iterator[None]:
+        with self._lock:
+            outer = self._phase
+            self._begin(Phase(text, self._clock(), limit_s))
+        done = False
+        try:
+            yield
+            done = True
+        finally:
+            with self._lock:
+                self._leave(done)
+                self._phase = outer
+                if outer is None:
+                    self._on.clear()
 
     def phase(self, text: str) -> None:
         with self._lock:
-            self._began = self._clock()
-            self._next = self._began + QUIET_S
-            self._text = text
+            self._leave(done=True)
+            self._begin(Phase(text, self._clock()))
+
+    def waits(self, why: str, who: str = "") -> None:
+        with self._lock:
+            if self._phase is None:
+                return
+            if why:
+                self._phase.reasons[who] = why
+            else:
+                self._phase.reasons.pop(who, None)
 
     def advance(self, done_bytes: int, total_bytes: int, label: str) -> None:
+        with self._lock:
+            phase = self._phase
+            if phase is None:
+                return
+            ended = done_bytes >= total_bytes and (phase.flows or phase.total != total_bytes)
+            phase.done, phase.total, phase.label, phase.moved = done_bytes, total_bytes, label, self._clock()
+            if ended and phase.moved - phase.began >= QUIET_S:
+                self._arrived(phase, phase.moved)
+
+    def close(self) -> None:
+        with self._lock:
+            self._leave(done=False)
+            self._phase = None
+            self._on.clear()
+
+    def tick(self) -> None:
+        """One look at what goes on."""
         with self._lock:
             now = self._clock()
-            ended = done_bytes >= total_bytes and done_bytes != self._said
-            if now - self._began < QUIET_S or (now < self._next and not ended):
-                return
-            self._next, self._said = now + EVERY_S, done_bytes
-            text, self._text = self._text, ""
-            lines = [text] if text else []
-            lines.append(f"{label}: {amount(done_bytes)} of {amount(total_bytes)}, "
-                         f"{pace(done_bytes, total_bytes, now - self._began)}")  # fmt: skip
-            for line in lines:
-                self.say(line)
+            if self._phase is not None and now - self._phase.began >= QUIET_S:
+                self._look(self._phase, now)
 
-    def close(self) -> None:
-        pass
+    def _begin(self, phase: Phase) -> None:
+        phase.moved = phase.began
+        self._phase = phase
+        self._on.set()
+        if self._ticking and self._thread is None:
+            self._thread = threading.Thread(target=self._tick_on, daemon=True, name="progress")
+            self._thread.start()
+            atexit.register(self.close)  # a thread that writes while Python ends may bring it down
+
+    def _tick_on(self) -> None:
+        while self._on.wait():
+            time.sleep(TICK_S)
+            self.tick()
+
+    def _leave(self, done: bool) -> None:
+        if self._phase is not None:
+            took = f"{self._phase.text}: took {span(self._clock() - self._phase.began)}"
+            self._left(took if done and not self._phase.total and self._is_long(self._phase) else "")
+
+    @abstractmethod
+    def _look(self, phase: Phase, now: float) -> None:
+        """Show how it stands, where that is worth it."""
+
+    @abstractmethod
+    def _arrived(self, phase: Phase, now: float) -> None:
+        """The last byte has come."""
+
+    @abstractmethod
+    def _is_long(self, phase: Phase) -> bool:
+        """Whether it is worth a line what it took."""
+
+    @abstractmethod
+    def _left(self, took: str) -> None:
+        """It is over."""
 
 
-class TerminalProgress:
-    """One live line with a bar; prose goes above it."""
+class PlainProgress(_Shown):
+    """What goes on, once it takes longer than a second; then how it stands, now and then; and what it took."""
 
-    def __init__(self, stream: TextIO, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
-        from rich.console import Console
-
-        self._console = Console(file=stream, no_color="NO_COLOR" in env, highlight=False)
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._began = clock()
-        self._text = ""
-        self._bars: Bars | None = None
-
-    def phase(self, text: str) -> None:
-        self.close()
-        with self._lock:
-            self._began = self._clock()
-            self._text = text
+    def __init__(
+        self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic, *, ticking: bool = True
+    ) -> None:
+        super().__init__(clock, ticking=ticking)
+        self.say = say
 
     def advance(self, done_bytes: int, total_bytes: int, label: str) -> None:
         with self._lock:
-            took = self._clock() - self._began
-            if not self._bars and (took < QUIET_S or done_bytes >= total_bytes):
+            super().advance(done_bytes, total_bytes, label)
+            self.tick()
+
+    def _look(self, phase: Phase, now: float) -> None:
+        if phase.said_at is None:
+            self._tell(phase, now, phase.opening())
+            if not phase.flows:
                 return
-            bars = self._bars or self._open(label)
-            progress = f"{amount(done_bytes)} of {amount(total_bytes)}"
-            rate = pace(done_bytes, total_bytes, took)
-            bars.update(bars.task_ids[0], completed=done_bytes, total=total_bytes, amount=progress, pace=rate)
-        if done_bytes >= total_bytes:
-            self.close()
+            phase.said_at = now - EVERY_S
+        took, quiet, news = now - phase.began, now - phase.said_at, phase.why() != phase.said_why
+        flowing = phase.flows and phase.moved > phase.said_at
+        if quiet >= min(beat_s(took), EVERY_S if flowing else NEWS_S if news else beat_s(took)):
+            phase.beats += not phase.flows
+            self._tell(phase, now, phase.line(now))
 
-    def _open(self, label: str) -> Bars:
-        from rich.progress import BarColumn, Progress, TextColumn
+    def _tell(self, phase: Phase, now: float, text: str) -> None:
+        phase.said_at, phase.said_why = now, phase.why()
+        self.say(text)
 
-        if self._text:
-            self.say(self._text)
-        columns = [TextColumn("{task.fields[label]}", markup=False), BarColumn(),
-                   TextColumn("{task.fields[amount]}, {task.fields[pace]}", markup=False)]  # fmt: skip
-        self._bars = Progress(*columns, console=self._console)
-        self._bars.add_task("", label=label, amount="", pace="")
-        self._bars.start()
-        return self._bars
+    def _arrived(self, phase: Phase, now: float) -> None:
+        if phase.said_at is None:
+            self._tell(phase, now, phase.opening())
+        self._tell(phase, now, phase.bytes(now))
+
+    def _is_long(self, phase: Phase) -> bool:
+        return phase.beats > 0
+
+    def _left(self, took: str) -> None:
+        if took:
+            self.say(took)
+
+
+class TerminalProgress(_Shown):
+    """One live line under everything else; what took long leaves a line behind."""
+
+    def __init__(self, out: Output, clock: Callable[[], float] = time.monotonic, *, ticking: bool = True) -> None:
+        super().__init__(clock, ticking=ticking)
+        self._out = out
+        self._frame = 0
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._out.say(text)
 
-    def close(self) -> None:
-        with self._lock:
-            if self._bars:
-                self._bars.refresh()
-                self._bars.stop()
-                self._bars = None
+    def _look(self, phase: Phase, now: float) -> None:
+        self._frame += 1
+        bar = f"{_bar(phase.done, phase.total)} " if phase.flows else ""
+        text = calm(f"{FRAMES[self._frame % len(FRAMES)]} {bar}{phase.line(now)}")
+        room = (columns(self._out.err) or 80) - 1
+        self._out.below(text if len(text) <= room else text[: room - 1] + "…")
+
+    def _arrived(self, phase: Phase, now: float) -> None:
+        self._out.say(phase.bytes(now))
+
+    def _is_long(self, phase: Phase) -> bool:
+        return self._clock() - phase.began >= LONG_S
+
+    def _left(self, took: str) -> None:
+        self._out.below("")
+        if took:
+            self._out.say(took)
 
 
-def progress_on(stream: TextIO, env: Mapping[str, str], say: Callable[[str], None]) -> Progress:
-    """The progress that fits: live on a terminal that can move its cursor, plain lines by `say` elsewhere."""
-    if stream.isatty() and env.get("TERM", "") not in ("", "dumb"):
-        return TerminalProgress(stream, env)
-    return PlainProgress(say)
+def _bar(done: int, total: int) -> str:
+    full = BAR * done // total
+    return "█" * full + "░" * (BAR - full)
+
+
+def progress_on(out: Output, env: Mapping[str, str]) -> Progress:
+    """The progress that fits: live on a terminal that can move its cursor, plain lines elsewhere."""
+    if out.err.isatty() and HERE.moves_cursor(env):
+        return TerminalProgress(out)
+    return PlainProgress(out.say)

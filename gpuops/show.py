@@ -6,6 +6,7 @@ same run at the same time without any line being lost or doubled.
 
 from __future__ import annotations
 
+import heapq
 import re
 import time
 from collections import deque
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpuops.logs import STREAM, LineMerger
+from gpuops.logtimes import LogTimes, line_start
 from gpuops.results import RunHome
 
 CHUNK = 1 << 20
@@ -23,16 +25,32 @@ FAILED = b'"event": "failed"'
 
 
 class HomeTail:
-    """Reads on in every stream of a run from where it stopped; gives complete lines."""
+    """Reads on in every stream of a run from where it stopped; gives complete lines.
 
-    def __init__(self, home: RunHome, merger: LineMerger, veil: Veil | None = None) -> None:
+    With `times`, what is home at the first look comes in the order in which it was written, nodes and ranks mixed;
+    what was surely written before `since` (UTC seconds) is left out.
+    """
+
+    def __init__(
+        self,
+        home: RunHome,
+        merger: LineMerger,
+        veil: Veil | None = None,
+        times: LogTimes | None = None,
+        since: float | None = None,
+    ) -> None:
         self._logs = home.path / "logs"
         self._merger = merger
         self._veil = veil
+        self._times = times
+        self._since = since
         self._read: dict[Path, int] = {}
 
     def new(self) -> Iterator[str]:
         """Lines that have come home since the last call."""
+        if self._times is not None:
+            times, self._times = self._times, None
+            yield from self._in_order(times)
         if self._veil and not self._veil.failed:
             self._veil.failed = any(FAILED in chunk for path in self._events() for chunk in self._chunks(path))
         for node, path in self._streams():
@@ -59,14 +77,28 @@ class HomeTail:
                 found += [(int(match[1]), path) for path in folder.iterdir() if STREAM.fullmatch(path.name)]
         return sorted(found, key=_place)
 
-    def _chunks(self, path: Path) -> Iterator[bytes]:
-        """What a file has more than at the last look."""
+    def _in_order(self, times: LogTimes) -> Iterator[str]:
+        """What is home, slice by slice."""
+        written = []
+        for place, (node, path) in enumerate(self._streams()):
+            notes = times.of(node, path.name)
+            begin = 0 if self._since is None else line_start(path, notes.start(self._since))
+            self._read[path] = begin
+            slices = notes.slices(begin, path.stat().st_size)
+            written.append([(moment, place, node, path, end) for moment, _, end in slices])
+        for _, _, node, path, end in heapq.merge(*written):
+            for data in self._chunks(path, end):
+                yield from self._merger.feed(node, path.name, data)
+
+    def _chunks(self, path: Path, end: int | None = None) -> Iterator[bytes]:
+        """What a file has more than at the last look, up to `end`."""
         offset = self._read.get(path, 0)
-        if path.stat().st_size <= offset:
+        end = path.stat().st_size if end is None else end
+        if end <= offset:
             return
         with path.open("rb") as file:
             file.seek(offset)
-            while data := file.read(CHUNK):
+            while data := file.read(min(CHUNK, end - offset)):
                 offset += len(data)
                 self._read[path] = offset
                 yield data
@@ -112,6 +144,12 @@ class Veil:
         """All that is held, when a run ended without a failed rank."""
         while self._held and not self.failed:
             yield self._held.popleft()[1]
+
+
+def last_heard(home: Path) -> float | None:
+    """When the last byte of a run's output came home (UTC seconds); None where none has."""
+    written = [path.stat().st_mtime for path in home.glob("logs/node*/*") if STREAM.fullmatch(path.name)]
+    return max(written, default=None)
 
 
 def _place(stream: tuple[int, Path]) -> tuple[int, int, bool]:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpuops.errors import GpuopsError
 from gpuops.lease import describe
-from gpuops.ledger import ClusterRow
+from gpuops.ledger import ClusterRow, RunRow
 from gpuops.models import Resource
 from gpuops.oneach import on_each
 from gpuops.output import money, span, table
-from gpuops.teardown import belonging
+from gpuops.show import last_heard
 from gpuops.world import World
+
+SPARE = ("$/H", "PROVIDER", "AGE")
+"""What a narrow terminal is spared, in this order: names are typed again, so they are never cut."""
 
 
 def look(world: World) -> list[dict[str, Any]]:
     """One document per live cluster: what the ledger says, and whether its machines are there."""
-    return [_cluster(world, row) for row in world.ledger.clusters()]
+    with world.progress.during("asking the nodes how they are"):
+        return [_cluster(world, row) for row in world.ledger.clusters()]
 
 
 def _cluster(world: World, row: ClusterRow) -> dict[str, Any]:
@@ -26,6 +30,7 @@ def _cluster(world: World, row: ClusterRow) -> dict[str, Any]:
     nodes = _states(world, row, machines)
     runs = [run for run in world.ledger.runs(cluster=row.id) if run.state in ("starting", "running")]
     now = time.time()
+    per_hour = sum(machine.per_hour for machine in machines if machine.bills)
     return {
         "name": row.name,
         "provider": row.provider,
@@ -36,10 +41,24 @@ def _cluster(world: World, row: ClusterRow) -> dict[str, Any]:
         "created": row.created,
         "age_s": now - row.created,
         "ephemeral": row.ephemeral,
-        "per_hour": sum(machine.per_hour for machine in machines if machine.bills),
+        "per_hour": per_hour,
+        "spent": per_hour * (now - row.created) / 3600,
         "hard_end": row.lease.end,
         "idle_s": row.lease.idle_s,
         "lease": describe(row.lease, now),
+        "doing": _doing(runs[-1], now) if runs else None,
+    }
+
+
+def _doing(run: RunRow, now: float) -> dict[str, Any]:
+    """What a live run is at. `silent_s`: since its last byte came home; None where none has."""
+    heard = last_heard(run.home)
+    return {
+        "run": run.name,
+        "state": run.state,
+        "ranks": run.facts.get("world") if run.request["kind"] == "torchrun" else None,
+        "for_s": now - (run.started or run.created),
+        "silent_s": None if heard is None else max(0.0, now - heard),
     }
 
 
@@ -50,13 +69,17 @@ def _states(world: World, row: ClusterRow, machines: Sequence[Resource]) -> list
     except GpuopsError:  # the package that brings it is no longer installed
         return ["unknown"] * len(machines)
 
-    def one(machine: Resource) -> str:
+    def one(index: int) -> str:
+        who = f"node{index} of {row.name}"
+        world.progress.waits("no answer yet", who)
         try:
-            return provisioner.describe(machine).state
+            return provisioner.describe(machines[index]).state
         except GpuopsError:
             return "unknown"
+        finally:
+            world.progress.waits("", who)
 
-    return on_each(one, machines)
+    return on_each(one, range(len(machines)))
 
 
 def _state(row: ClusterRow, nodes: list[str]) -> str:
@@ -70,50 +93,67 @@ def _state(row: ClusterRow, nodes: list[str]) -> str:
     return row.state
 
 
-def lines(documents: list[dict[str, Any]]) -> list[str]:
-    """One calm table; a sentence when there is nothing."""
+def lines(documents: list[dict[str, Any]], width: int | None = None) -> list[str]:
+    """One calm table, and under it what runs and which nodes are not as they should be; a sentence when nothing is."""
     if not documents:
         return ["nothing is up"]
-    rows = [["NAME", "PROVIDER", "NODES", "STATE", "RUN", "AGE", "$/H", "LEASE"]]
-    for one in documents:
-        rows.append(
-            [
-                one["name"],
-                one["provider"],
-                str(len(one["nodes"])),
-                one["state"],
-                one["run"] or "-",
-                span(one["age_s"]),
-                money(one["per_hour"]) if one["per_hour"] else "free",
-                one["lease"],
-            ]
-        )
-    return [*table(rows), *map(_missing, filter(_is_partly_up, documents))]
+    rows = [_row(one) for one in documents]
+    notes = [f"{one['name']}: {note}" for one in documents for note in _notes(one)]
+    shown = [heading for heading in rows[0] if heading != "$/H" or any(one["per_hour"] for one in documents)]
+    for spare in (None, *SPARE):
+        shown = [heading for heading in shown if heading != spare]
+        lines = table([shown, *([row[heading] for heading in shown] for row in rows)])
+        if width is None or max(map(len, lines)) <= width:
+            break
+    return [*lines, *notes]
 
 
-def _is_partly_up(document: dict[str, Any]) -> bool:
-    return bool(document["state"] == "partly up")
+def _row(document: dict[str, Any]) -> dict[str, str]:
+    """One cluster's cells, by their headings."""
+    per_hour = document["per_hour"]
+    return {
+        "NAME": document["name"],
+        "PROVIDER": document["provider"],
+        "NODES": str(len(document["nodes"])),
+        "STATE": document["state"],
+        "AGE": span(document["age_s"]),
+        "$/H": money(per_hour) if per_hour else "-",
+        "COST": money(document["spent"]) if per_hour else "free",
+        "ENDS": _ends(document),
+    }
 
 
-def _missing(document: dict[str, Any]) -> str:
-    """Which nodes of a cluster are not as they should be."""
-    words = {"unknown": "does not answer", "ended": "has ended", "starting": "is starting"}
-    nodes = enumerate(document["nodes"])
-    away = [f"node{index} {words.get(state, state)}" for index, state in nodes if state != "running"]
-    return f"{document['name']}: {', '.join(away)}"
+def _ends(document: dict[str, Any]) -> str:
+    """The next end that is sure, as short as a table wants it."""
+    if document["hard_end"] is not None:
+        return f"in {span(document['hard_end'] - document['created'] - document['age_s'])}"
+    return f"{span(document['idle_s'])} idle" if document["idle_s"] else "by hand"
+
+
+def _notes(document: dict[str, Any]) -> Iterator[str]:
+    """`digits-3 runs for 12:00 min on 4 ranks, last line 3 s ago`; `node1 does not answer`."""
+    doing = document["doing"]
+    if doing and doing["state"] == "starting":
+        yield f"{doing['run']} is being prepared for {span(doing['for_s'])}"
+    elif doing:
+        ranks = f" on {doing['ranks']} rank{'s' * (doing['ranks'] != 1)}" if doing["ranks"] else ""
+        silent = doing["silent_s"]
+        last = "no line yet" if silent is None else f"last line {span(silent)} ago"
+        yield f"{doing['run']} runs for {span(doing['for_s'])}{ranks}, {last}"
+    if document["hard_end"] is not None and document["idle_s"]:
+        yield f"ends after {span(document['idle_s'])} without use, too"
+    if document["state"] == "partly up":
+        words = {"unknown": "does not answer", "ended": "has ended", "starting": "is starting"}
+        nodes = enumerate(document["nodes"])
+        yield ", ".join(f"node{index} {words.get(state, state)}" for index, state in nodes if state != "running")
 
 
 def cloud(world: World) -> tuple[list[dict[str, Any]], list[str]]:
     """What the providers themselves list as ours, and whether the ledger knows it; works without a ledger."""
-    from gpuops.ledger import LedgerTooNew
-    from gpuops.reap import owned
+    from gpuops.reap import owned, unknown
 
-    try:
-        live = world.ledger.clusters()
-    except LedgerTooNew:
-        live = []
     found, unasked = owned(world)
-    known = {(row.provider, row.name) for row in live}
+    strays = unknown(world, found)
     documents = [
         {
             "provider": stray.provider,
@@ -123,8 +163,7 @@ def cloud(world: World) -> tuple[list[dict[str, Any]], list[str]]:
             "state": stray.resource.state,
             "per_hour": stray.resource.per_hour,
             "bills": stray.resource.bills,
-            "known": (stray.provider, stray.cluster) in known
-            and bool(belonging([stray.resource], world.owner, stray.cluster)),
+            "known": stray not in strays,
         }
         for stray in found
     ]
@@ -143,7 +182,8 @@ def cloud_lines(documents: list[dict[str, Any]]) -> list[str]:
                 one["kind"],
                 one["state"],
                 money(one["per_hour"]) if one["bills"] else "free",
-                "yes" if one["known"] else "no: gpuops reap",
+                "yes" if one["known"] else "no",
             ]
         )
-    return table(rows)
+    lost = not all(one["known"] for one in documents)
+    return [*table(rows), *(["not in the ledger: `gpuops reap --adopt` takes it back, `gpuops reap` ends it"] * lost)]

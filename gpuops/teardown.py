@@ -39,7 +39,9 @@ def tear_down(world: World, cluster: int, why: str, *, force: bool = False) -> N
         world.ledger.ending(cluster)
     except LedgerUnwritable as error:
         world.out.say(f"note: {error.say}; {row.name} is ended all the same")
-    clear(world, world.provisioner(row.provider), row, force=force)
+    provisioner = world.provisioner(row.provider)
+    with world.progress.during(f"ending {row.name}", max(provisioner.gone_s, provisioner.settle_s)):
+        clear(world, provisioner, row, force=force)
     forget_names(world, row)
     world.ledger.gone(cluster, world.clock.now(), why)
 
@@ -81,6 +83,7 @@ def clear(world: World, provisioner: Provisioner, row: ClusterRow, *, force: boo
                 for region, say in silent.items() if force else ():
                     given_up.add(region)
                     world.out.say(f"note: {say}; what is there of {row.name} is given up: gpuops reap asks it again")
+        world.progress.waits(trouble or f"{provisioner.name} still lists {len(left)} of it")
         if finals == FINAL_TRIES or clock.monotonic() >= deadline:
             raise still_billing(left, row.offer, trouble, row.name, f"gpuops down {row.name}")
         clock.pause(wait, deadline)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ from gpuops.down import pick_run
 from gpuops.errors import GpuopsError, Interrupted, UsageError
 from gpuops.ledger import RunRow
 from gpuops.logs import LineMerger
+from gpuops.logtimes import LogTimes
+from gpuops.output import ago
+from gpuops.remarks import Remarks, how_to_look
 from gpuops.results import RunHome, mirror
 from gpuops.show import HomeTail
 from gpuops.signals import Signals
@@ -25,12 +29,15 @@ VERDICT_S = 30.0
 
 @dataclass(frozen=True)
 class Filter:
-    """Which lines: of one node, of one rank, only the last so many, torchrun's own as well."""
+    """Which lines: of one node, of one rank, only the last so many, torchrun's own as well, those in which `grep` is
+    found, those written after `since` (UTC seconds)."""
 
     node: int | None = None
     rank: int | None = None
     tail: int | None = None
     launcher: bool = False
+    grep: re.Pattern[str] | None = None
+    since: float | None = None
 
 
 def watch(world: World, name: str | None, wanted: Filter, *, follow: bool) -> None:
@@ -42,11 +49,10 @@ def watch(world: World, name: str | None, wanted: Filter, *, follow: bool) -> No
             return
         row = waited
     check(row, wanted)
-    tail = HomeTail(RunHome(row.home), merger_for(world, row, wanted))
     if row.state == "running" and world.ledger.cluster(row.cluster).state == "up":
-        _live(world, row, tail, wanted, follow)
+        _live(world, row, wanted, follow)
         return
-    _print(world, tail.rest(), wanted)
+    _print_all(world, row, wanted)
     if follow:
         _say_verdict(world, row)
 
@@ -74,6 +80,17 @@ def check(row: RunRow, wanted: Filter) -> None:
             raise UsageError(f"{row.name} has {there}, not {what} {asked}", f"gpuops logs {row.name} shows all of them")
 
 
+def _tail(world: World, row: RunRow, wanted: Filter) -> HomeTail:
+    """What is home by now, and what comes. Raises UsageError where nobody noted when it was written."""
+    home = RunHome(row.home)
+    times = LogTimes(home, row.facts.get("skews") or ())
+    if wanted.since is not None and not times and (row.started or 0.0) < wanted.since:
+        raise UsageError(
+            f"nobody noted when {row.name} wrote what: an older gpuops started it", "leave out --since; --tail 50 works"
+        )
+    return HomeTail(home, merger_for(world, row, wanted), times=times, since=wanted.since)
+
+
 def merger_for(world: World, row: RunRow, wanted: Filter) -> LineMerger:
     """How this run's lines look: prefixed where there are several ranks, with the filters asked for."""
     request = request_of(row)
@@ -85,64 +102,88 @@ def merger_for(world: World, row: RunRow, wanted: Filter) -> LineMerger:
         rank=wanted.rank,
         colour=world.out.colour,
         launcher=wanted.launcher,
+        grep=wanted.grep,
     )
 
 
-def _print(world: World, lines: Iterator[str], wanted: Filter) -> None:
-    for line in lines if wanted.tail is None else deque(lines, wanted.tail):
-        world.out.result("log", {"line": line}, [line])
+def _print(world: World, lines: Iterator[str], last: int | None = None) -> int:
+    """Lines, or the last so many; how many there were."""
+    count = 0
+    for line in lines if last is None else deque(lines, last):
+        count += 1
+        if world.out.as_json:
+            world.out.result("log", {"line": line}, [])
+        else:
+            world.out.line(line)
+    return count
 
 
-def _live(world: World, row: RunRow, tail: HomeTail, wanted: Filter, follow: bool) -> None:
+def _print_all(world: World, row: RunRow, wanted: Filter) -> None:
+    """What is home; a word where a filter lets nothing of it through, which looks like nothing said."""
+    shown = _print(world, _tail(world, row, wanted).rest(), wanted.tail)
+    if shown or (wanted.grep is None and wanted.since is None):
+        return
+    latest = LogTimes(RunHome(row.home), row.facts.get("skews") or ()).latest()
+    last = f"; its last line is from {ago(latest)}" if latest is not None else ""
+    world.out.say(f"no line of {row.name} fits{last}")
+
+
+def _live(world: World, row: RunRow, wanted: Filter, follow: bool) -> None:
     """With signals of its own: here they only mean that somebody has seen enough."""
     try:
         with Signals():
-            _look(world, row, tail, wanted, follow)
+            _look(world, row, wanted, follow)
     except Interrupted:
         world.out.say(f"detached; {row.name} goes on")
 
 
-def _look(world: World, row: RunRow, tail: HomeTail, wanted: Filter, follow: bool) -> None:
+def _look(world: World, row: RunRow, wanted: Filter, follow: bool) -> None:
     try:
         live = clusters.open_live(world, world.ledger.cluster(row.cluster), some=True)
     except GpuopsError as error:
-        return _at_home(world, row, tail, wanted, follow, error)
+        return _at_home(world, row, wanted, follow, error)
     try:
         for index in range(request_of(row).nodes):
             try:
                 mirror(live.clients[index], row.name, index, RunHome(row.home), False, lambda *_: None)
             except GpuopsError as error:
                 world.out.say(f"note: {error.say}; its lines so far are those at home")
-        _print(world, tail.new() if follow else tail.rest(), wanted)
-        if follow:
-            _follow(world, live, row, tail)
+        if not follow:
+            return _print_all(world, row, wanted)
+        tail = _tail(world, row, wanted)
+        _print(world, tail.new(), wanted.tail)
+        _follow(world, live, row, tail)
     finally:
         live.close()
 
 
-def _at_home(world: World, row: RunRow, tail: HomeTail, wanted: Filter, follow: bool, error: GpuopsError) -> None:
+def _at_home(world: World, row: RunRow, wanted: Filter, follow: bool, error: GpuopsError) -> None:
     """No node can be asked from here: what is home is shown, and what whoever keeps the run brings."""
     world.out.say(f"note: {error.say}; its lines so far are those at home")
-    _print(world, tail.new() if follow else tail.rest(), wanted)
     if not follow:
-        return
+        return _print_all(world, row, wanted)
+    tail = _tail(world, row, wanted)
+    _print(world, tail.new(), wanted.tail)
     while world.ledger.run(row.id).state == "running":
         time.sleep(LOOK_S)
-        _print(world, tail.new(), Filter())
-    _print(world, tail.rest(), Filter())
+        _print(world, tail.new())
+    _print(world, tail.rest())
     _say_verdict(world, row)
+    return None
 
 
 def _follow(world: World, live: clusters.Live, row: RunRow, tail: HomeTail) -> None:
-    following = follower(world, live, row, lambda *_: None, world.out.say)
+    look = how_to_look(live.row.name, gpus=any(facts.get("gpus") for facts in live.facts))
+    remarks = Remarks(world.out.say, RunHome(row.home), world.folder, look)
+    following = follower(world, live, row, remarks.heard, world.out.say)
     following.start()
-    every = Filter()
-    while not following.wait(LOOK_S):
-        _print(world, tail.new(), every)
+    while not following.watch(LOOK_S):
+        _print(world, tail.new())
+        remarks.look()
         if world.ledger.run(row.id).state == "home":  # somebody else saw it to its end
             following.quit()
             break
-    _print(world, tail.rest(), every)
+    _print(world, tail.rest())
     _say_verdict(world, row)
 
 

@@ -16,6 +16,7 @@ TAIL_BYTES = 8192
 COMMAND_TIMES = 4
 """How much longer the tail of a plain command is: all it starts writes there, and a launcher of its own (torchrun)
 says more after the words that matter than one rank does."""
+_OF_THE_RUN = ("launcher.out", "launcher.err", "events.jsonl", "times.jsonl")
 _RANK_FILE = re.compile(r"([0-9]+)\.(out|err)")
 
 
@@ -53,7 +54,7 @@ def record_files(folder: str) -> list[str]:
 
 def streams(folder: str) -> dict[str, str]:
     """The run's streams that exist, by name, with their files; the launcher's first, then by rank."""
-    found = {name: os.path.join(folder, name) for name in ("launcher.out", "launcher.err", "events.jsonl")}
+    found = {name: os.path.join(folder, name) for name in _OF_THE_RUN}
     found = {name: path for name, path in found.items() if os.path.exists(path)}
     try:
         names = os.listdir(os.path.join(folder, "ranks"))
@@ -78,9 +79,13 @@ def last_lines(path: str, times: int = 1) -> str:
 
 def event(folder: str, kind: str, **data: Any) -> None:
     """Append a line to the run's events.jsonl, in one write."""
-    line = json.dumps({"at": time.time(), "event": kind, **data}).encode() + b"\n"
-    fd = os.open(os.path.join(folder, "events.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    append(os.path.join(folder, "events.jsonl"), json.dumps({"at": time.time(), "event": kind, **data}))
+
+
+def append(path: str, line: str) -> None:
+    """Append a line to a file, in one write."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        os.write(fd, line)
+        os.write(fd, line.encode() + b"\n")
     finally:
         os.close(fd)

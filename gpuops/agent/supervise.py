@@ -17,6 +17,7 @@ from gpuops.agent.node import Node, log, program, write_json
 from gpuops.agent.outcome import Step, Stop, decide, first_failure, ladder
 from gpuops.agent.proctable import catches
 from gpuops.agent.resultfile import result
+from gpuops.agent.times import Times
 
 LOOK_S = 0.2
 TOUCH_S = 15.0
@@ -53,6 +54,7 @@ class Supervisor:
         self._acted = float("inf")
         """When the first step of a stop was taken (UTC seconds)."""
         self._started = time.time()
+        self._times = Times(self.folder)
         self._told = False
         self.node_index: int = spec["node"]
         self.link: gang.Link | None = None
@@ -130,6 +132,7 @@ class Supervisor:
         if now - self._touched >= TOUCH_S:
             self._node.touch()
             self._touched = now
+        self._times.look()
         records = self._records()
         self._notice_joined(records)
         self._notice_failure(records, now)
@@ -223,6 +226,7 @@ class Supervisor:
         )
         if self._process is not None and left == 0:
             self._process.wait()
+        self._times.look(last=True)
         self._event("ended", outcome=outcome, left=left, reason=reason)
         self.result = self._result(outcome, reason, left)
         try:

@@ -1,4 +1,4 @@
-"""`up`, `down`, `lease`, `reap`: bringing up and ending."""
+"""`up`, `down`, `lease`: bringing up and ending."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuops.cli import completion
 from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
 from gpuops.cli.shapes import NamesProvider, example_help
 from gpuops.cli.world import greet, make_world
@@ -33,7 +34,6 @@ DOWN_HELP = example_help(
 LEASE_HELP = example_help(
     "Show until when a cluster may live, or extend it.", "gpuops lease lab", "gpuops lease lab --extend 2h"
 )
-REAP_HELP = example_help("Find and end what carries our mark and nobody remembers.", "gpuops reap", "gpuops reap --yes")
 
 
 def register(app: typer.Typer) -> None:
@@ -41,14 +41,16 @@ def register(app: typer.Typer) -> None:
     app.command("up", cls=NamesProvider, help=UP_HELP, context_settings=their_own)(up)
     app.command("down", help=DOWN_HELP)(down)
     app.command("lease", help=LEASE_HELP)(lease)
-    app.command("reap", help=REAP_HELP)(reap)
 
 
 @with_flags(MachineFlags)
 def up(
     machine: MachineFlags,
     context: typer.Context,
-    provider: Annotated[str, typer.Argument(metavar="PROVIDER", help="Who rents or owns the machines.")],
+    provider: Annotated[
+        str,
+        typer.Argument(metavar="PROVIDER", help="Who rents or owns the machines.", autocompletion=completion.providers),
+    ],
     name: Annotated[str | None, typer.Option(help="What to call it.", show_default=False)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be created, and its price.")] = False,
     yes: Yes = False,
@@ -58,6 +60,8 @@ def up(
     from gpuops.cli.request import counted, lease_wish, machine_request, own_options, with_table
     from gpuops.output import money
 
+    if provider.startswith("-"):
+        raise UsageError(f"there is no option {provider}", "the provider comes first: gpuops up local")
     world, settings = make_world(as_json=as_json, yes=yes, strict=True)
     machine = with_table(settings, "up", machine)
     options = own_options(world, provider, context.args)
@@ -118,7 +122,10 @@ def check_name(name: str) -> None:
 
 def down(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Which clusters; without, the one there is.")
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME", help="Which clusters; without, the one there is.", autocompletion=completion.clusters
+        ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every live cluster.")] = False,
     force: Annotated[
@@ -127,7 +134,6 @@ def down(
     as_json: Json = False,
 ) -> None:
     from gpuops import down as story
-    from gpuops.cli.progress import progress_for
     from gpuops.ledger import LedgerTooNew
     from gpuops.reap import down_by_mark
 
@@ -136,7 +142,7 @@ def down(
         greet(world)
         with world.signals:
             world.signals.backward()
-            said = story.down(world, story.pick(world, names or [], everything), progress_for(world), force=force)
+            said = story.down(world, story.pick(world, names or [], everything), world.progress, force=force)
     except LedgerTooNew as error:
         world.out.say(f"note: {error.say}: working from the marks at the providers")
         said = down_by_mark(world, names or [], everything)
@@ -147,7 +153,7 @@ def down(
 
 
 def lease(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which cluster.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which cluster.", autocompletion=completion.clusters)],
     extend: Annotated[
         str | None, typer.Option(metavar="SPAN", help="Move its hard end by this much: 30min, 2h.", show_default=False)
     ] = None,
@@ -182,39 +188,4 @@ def lease(
         "lease",
         {"name": row.name, "hard_end": ours.end, "idle_s": ours.idle_s},
         [f"{row.name}: {leases.describe(ours, now)}"],
-    )
-
-
-def reap(yes: Yes = False, as_json: Json = False) -> None:
-    from gpuops import reap as story
-    from gpuops.ledger import LedgerTooNew
-
-    world, _ = make_world(as_json=as_json)
-    try:
-        greet(world)
-    except LedgerTooNew as error:
-        world.out.say(f"note: {error.say}: whatever carries our mark counts as left over")
-    found, unasked = story.strays(world)
-    closed, unasked_too = story.forgotten(world)
-    unasked += [sentence for sentence in unasked_too if sentence not in unasked]
-    for name in closed:
-        world.out.say(f"{name} is gone: its provider lists nothing of it")
-    left: list[story.Stray] = []
-    if found and not yes:
-        for sentence in unasked:
-            world.out.say(f"note: {sentence}")
-        for stray in found:
-            world.out.say(f"found {stray.resource.name} at {stray.provider} ({stray.resource.state})")
-        if not world.out.interactive:
-            raise UsageError(
-                f"{len(found)} left over, and nobody is there to be asked", "end them with: gpuops reap --yes"
-            )
-        if not typer.confirm("end them?", err=True):
-            found, left = [], found
-    story.settle(world, found, unasked)
-    ended = [stray.resource.name for stray in found]
-    world.out.result(
-        "reap",
-        {"ended": ended, "closed": closed, "unasked": unasked},
-        [f"ended {name}" for name in ended] or [f"{len(left)} left as they are" if left else "nothing left over"],
     )

@@ -36,7 +36,9 @@ GROUPS: dict[str, dict[str, Command]] = {
         "down": Command("clusters", "End clusters; results come home first."),
     },
     "When in doubt": {
-        "reap": Command("clusters", "Find and end what carries our mark and nobody remembers."),
+        "doctor": Command("doctor", "Say what would keep a run from going well, and what to do about it."),
+        "reap": Command("reap", "Find what carries our mark and nobody remembers: end it, or take it back."),
+        "prove": Command("prove", "Show with real machines that a provider keeps what gpuops promises."),
     },
 }
 COMMANDS: dict[str, Command] = {name: command for group in GROUPS.values() for name, command in group.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from gpuops.cli.commands import COMMANDS, short_answer
 from gpuops.cli.passed import set_passed, split
 from gpuops.errors import BUG, GpuopsError, Interrupted, UsageError
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 COMPLETING = "_GPUOPS_COMPLETE"
 """What a shell sets in the environment to have a line completed."""
 
@@ -32,6 +34,9 @@ def execute(arguments: Sequence[str]) -> int:
         report("interrupted", "", Interrupted.exit_code, as_json)
         return Interrupted.exit_code
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            report(f"this computer cannot write: {error}", "free some space, then try again", 4, as_json)
+            return 4
         return _bug(error, as_json)
 
 
@@ -59,8 +64,13 @@ def _call(ours: Sequence[str]) -> int:
 
 def _meant(arguments: Sequence[str]) -> Sequence[str]:
     """The commands that this line may need. Raises UsageError where it names none that exists."""
+    if COMPLETING in os.environ:
+        from gpuops.cli.completion import typed
+
+        whole = typed(os.environ, list(COMMANDS))
+        return list(COMMANDS) if whole is None else [whole]
     word = next((word for word in arguments if not word.startswith("-")), None)
-    if COMPLETING in os.environ or word is None:
+    if word is None:
         return list(COMMANDS)
     if word not in COMMANDS:
         from gpuops.cli.complaints import unknown_command
@@ -74,11 +84,12 @@ def _bug(error: Exception, as_json: bool) -> int:
     import traceback
     from pathlib import Path
 
-    where = Path(os.environ.get("GPUOPS_HOME") or Path.home() / ".gpuops") / f"bug-{time.strftime('%Y%m%d-%H%M%S')}.txt"
     try:
+        home = Path(os.environ.get("GPUOPS_HOME") or Path.home() / ".gpuops")
+        where = home / f"bug-{time.strftime('%Y%m%d-%H%M%S')}.txt"
         where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        where.write_text("".join(traceback.format_exception(error)))
-    except OSError:
+        where.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="replace")
+    except (OSError, RuntimeError):  # a full disk, a user without a home
         where = Path("(it could not be written down)")
     report(f"a bug in gpuops: {type(error).__name__}: {error}", f"please report it with {where}", BUG, as_json)
     return BUG
@@ -94,6 +105,7 @@ def report(say: str, hint: str, code: int, as_json: bool) -> None:
         _print(json.dumps({"schema": SCHEMA, "kind": "error", "say": say, "hint": hint, "exit_code": code}), sys.stdout)
     from gpuops.output import calm
 
+    say, hint = (" ".join(text.split("\n")) for text in (say, hint))  # what was typed may hold anything
     _print(calm(f"error: {say}" + (f"\nhint: {hint}" if hint else "")), sys.stderr)
 
 
@@ -102,6 +114,16 @@ def _print(text: str, stream: TextIO) -> None:
         print(text, file=stream)
     except OSError:
         pass  # the terminal is gone, and with it whoever would read this
+
+
+def hold_streams() -> None:
+    """What the shell has closed (`>&-`) leads nowhere: else the next file that is opened would take its place."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (to stay open)
 
 
 def settle() -> None:

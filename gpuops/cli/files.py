@@ -6,13 +6,20 @@ from typing import Annotated
 
 import typer
 
+from gpuops.cli import completion
 from gpuops.cli.flags import Json
 from gpuops.cli.shapes import example_help
 from gpuops.cli.world import greet, make_world
 
 Cluster = Annotated[
     str | None,
-    typer.Option("--cluster", metavar="NAME", help="Which cluster; without, this folder's.", show_default=False),
+    typer.Option(
+        "--cluster",
+        metavar="NAME",
+        help="Which cluster; without, this folder's.",
+        show_default=False,
+        autocompletion=completion.clusters,
+    ),
 ]
 
 PUSH_HELP = example_help(
@@ -44,12 +51,11 @@ def push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be sent.")] = False,
     as_json: Json = False,
 ) -> None:
-    from gpuops.cli.progress import progress_for
     from gpuops.transfer import push_project
 
     world, _ = make_world(as_json=as_json)
     greet(world)
-    progress = progress_for(world)
+    progress = world.progress
     with world.signals:
         document, lines = push_project(
             world, cluster, progress, overwrite=overwrite, allow=send_anyway or [], dry_run=dry_run
@@ -60,18 +66,20 @@ def push(
 
 def pull(
     run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="Whose results; without, this folder's latest run.")
+        str | None,
+        typer.Argument(
+            metavar="RUN", help="Whose results; without, this folder's latest run.", autocompletion=completion.runs
+        ),
     ] = None,
     edits: Annotated[bool, typer.Option("--edits", help="Bring home files that were edited on the nodes.")] = False,
     cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
-    from gpuops.cli.progress import progress_for
     from gpuops.transfer import pull_project_edits, pull_results
 
     world, _ = make_world(as_json=as_json)
     greet(world)
-    progress = progress_for(world)
+    progress = world.progress
     with world.signals:
         document, lines = pull_project_edits(world, cluster) if edits else pull_results(world, run, progress)
     progress.close()

@@ -15,12 +15,15 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from gpuops.cli import completion
+
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask no questions.")]
 
 
-def _option(help_text: str, *names: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=help_text, metavar=metavar, show_default=False)
+def _option(help_text: str, *names: str, metavar: str | None = None, offers: Any = None) -> Any:
+    """`offers`: what a shell proposes for its value (`completion`)."""
+    return typer.Option(*names, help=help_text, metavar=metavar, show_default=False, autocompletion=offers)
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,10 @@ class LaunchFlags:
         _option(
             "Bring up a fresh cluster there, and end it afterwards. Takes that provider's own options as well.",
             metavar="PROVIDER",
+            offers=completion.providers,
         ),
     ] = None
-    cluster: Annotated[str | None, _option("Use this live cluster.", metavar="NAME")] = None
+    cluster: Annotated[str | None, _option("Use this live cluster.", metavar="NAME", offers=completion.clusters)] = None
     data: Annotated[str | None, _option("A file or folder the run reads.", metavar="PATH")] = None
     out: Annotated[
         list[str] | None,
@@ -77,7 +81,8 @@ class LaunchFlags:
         str | None, _option("A shell command on every node before the launch; '' for none.", metavar="CMD")
     ] = None
     resume: Annotated[
-        str | None, _option("Put this earlier run's snapshots back on every node first.", metavar="RUN")
+        str | None,
+        _option("Put this earlier run's snapshots back on every node first.", metavar="RUN", offers=completion.runs),
     ] = None
     queue: Annotated[
         bool | None, typer.Option("--queue", help="Wait while another run is on the cluster.", show_default=False)

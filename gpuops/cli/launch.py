@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from gpuops.cli import completion
 from gpuops.cli.flags import Json, LaunchFlags, MachineFlags, Yes, with_flags
 from gpuops.cli.passed import passed
 from gpuops.cli.shapes import WORDS, TakesArguments, TakesCommand, example_help
@@ -40,7 +41,9 @@ def train(
     mode: Annotated[
         str,
         typer.Argument(
-            metavar="MODE", help="single: one rank; multigpu: one node, a rank per GPU; multinode: several nodes."
+            metavar="MODE",
+            help="single: one rank; multigpu: one node, a rank per GPU; multinode: several nodes.",
+            autocompletion=completion.modes,
         ),
     ],
     script: Annotated[str | None, typer.Argument(metavar="SCRIPT", help="Your training script.")] = None,
@@ -48,7 +51,12 @@ def train(
         str | None, typer.Option("-m", metavar="MODULE", help="Run a module instead of a script.", show_default=False)
     ] = None,
     workload: Annotated[
-        str | None, typer.Option(help="Run one of gpuops' own programs: digits, toy.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Run one of gpuops' own programs: digits, toy.",
+            show_default=False,
+            autocompletion=completion.workloads,
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be created, sent and executed.")] = False,
     yes: Yes = False,
@@ -59,7 +67,10 @@ def train(
     from gpuops.models import RunRequest
 
     checked = check_mode(mode)
-    given = [name for name, value in (("SCRIPT", script), ("-m", module), ("--workload", workload)) if value]
+    named = {"SCRIPT": script, "-m": module, "--workload": workload}
+    given = [name for name, value in named.items() if value is not None]
+    if empty := [name for name in given if not named[name]]:
+        raise UsageError(f"{empty[0]} is empty", "name what to train, or leave it out")
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} exclude each other", "name one thing to train")
     if not given:
@@ -123,7 +134,7 @@ def run(
     from gpuops.models import RunRequest
 
     words: Any = passed()
-    if not words:
+    if not words or not words[0]:
         raise UsageError("there is no command to run", "write it behind `--`: gpuops run -- python3 hello.py")
 
     def request(machine: MachineFlags) -> RunRequest:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from gpuops.cli import completion
 from gpuops.cli.passed import passed
 from gpuops.cli.shapes import MayTakeCommand, example_help
 from gpuops.cli.world import greet, make_world
@@ -32,7 +33,12 @@ def register(app: typer.Typer) -> None:
 
 
 def ssh(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which cluster; without, this folder's.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Which cluster; without, this folder's.", autocompletion=completion.clusters
+        ),
+    ] = None,
     node: Node = 0,
 ) -> None:
     from gpuops import login
@@ -47,7 +53,12 @@ def ssh(
 
 def forward(
     words: Annotated[
-        list[str], typer.Argument(metavar="[NAME] PORT", help="Which cluster (this folder's), and the port.")
+        list[str],
+        typer.Argument(
+            metavar="[NAME] PORT",
+            help="Which cluster (this folder's), and the port.",
+            autocompletion=completion.clusters,
+        ),
     ],
     node: Node = 0,
     local: Annotated[
@@ -70,6 +81,6 @@ def forward(
 
 
 def _port(text: str) -> int:
-    if not text.isdigit() or int(text) not in PORTS:
+    if not text.isdecimal() or len(text) > 5 or int(text) not in PORTS:
         raise UsageError(f"'{text}' is no port", "write it like: gpuops forward 6006")
     return int(text)

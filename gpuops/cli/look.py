@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gpuops.cli import completion
 from gpuops.cli.flags import Json
 from gpuops.cli.shapes import example_help
 from gpuops.cli.world import greet, make_world
+from gpuops.errors import UsageError
 
 LOGS_HELP = example_help(
     "Show a run's output, each byte once, whoever fetched it.",
     "gpuops logs",
     "gpuops logs -f",
     "gpuops logs digits-3 --rank 2 --tail 50",
+    "gpuops logs --since 10m --grep 'loss|Error'",
 )
 STATUS_HELP = example_help("Show what is up, and until when.", "gpuops status", "gpuops status --cloud")
 RUNS_HELP = example_help("List runs, the latest last.", "gpuops runs", "gpuops runs --json")
@@ -34,21 +39,52 @@ def register(app: typer.Typer) -> None:
 
 
 def logs(
-    run: Annotated[str | None, typer.Argument(metavar="RUN", help="Which run; without, this folder's latest.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help="Which run; without, this folder's latest.", autocompletion=completion.runs),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the run ends. Ctrl-C only detaches.")
     ] = False,
     node: Annotated[int | None, typer.Option(help="Only this node's lines.", show_default=False)] = None,
     rank: Annotated[int | None, typer.Option(help="Only this rank's lines.", show_default=False)] = None,
     tail: Annotated[int | None, typer.Option(metavar="N", help="Only the last N lines.", show_default=False)] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="WHEN", help="Only what is younger: 10m, 2h, 2026-11-21T12:00.", show_default=False),
+    ] = None,
+    grep: Annotated[
+        str | None, typer.Option(metavar="REGEX", help="Only lines in which this is found.", show_default=False)
+    ] = None,
     launcher: Annotated[bool, typer.Option("--launcher", help="Show torchrun's own lines as well.")] = False,
     as_json: Json = False,
 ) -> None:
+    from gpuops.logtimes import moment
     from gpuops.watch import Filter, watch
 
+    if tail is not None and tail < 0:
+        raise UsageError(f"--tail is a number of lines, not {tail}", "gpuops logs --tail 50")
+    wanted = Filter(
+        node,
+        rank,
+        tail,
+        launcher,
+        grep=None if grep is None else _regex(grep),
+        since=None if since is None else moment(since, time.time()),
+    )
     world, _ = make_world(as_json=as_json)
     greet(world)
-    watch(world, run, Filter(node, rank, tail, launcher), follow=follow)
+    watch(world, run, wanted, follow=follow)
+
+
+def _regex(text: str) -> re.Pattern[str]:
+    """Raises UsageError for what is none."""
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UsageError(
+            f"'{text}' is no regular expression: {error}", "put a backslash before a character that stands for itself"
+        ) from error
 
 
 def status(
@@ -66,18 +102,19 @@ def status(
         said = [] if unasked and not documents else cloud_lines(documents)
         world.out.result("cloud", {"resources": documents, "unasked": unasked}, said)
         return
+    greet(world)
     if not (world.home / "ledger.db").exists():  # nothing was ever brought up: no need to open anything
         world.out.result("status", {"clusters": []}, ["nothing is up"])
         return
+    from gpuops.output import columns
     from gpuops.status import lines, look
 
-    greet(world)
     found = look(world)
-    world.out.result("status", {"clusters": found}, lines(found))
+    world.out.result("status", {"clusters": found}, lines(found, columns(world.out.out)))
 
 
 def runs(as_json: Json = False) -> None:
-    from gpuops.output import ago, table
+    from gpuops.output import ago, columns, table
 
     world, _ = make_world(as_json=as_json)
     greet(world)
@@ -106,7 +143,7 @@ def runs(as_json: Json = False) -> None:
         ]
         for row in rows
     ]
-    lines = table([heading, *cells]) if rows else ["no run yet"]
+    lines = table([heading, *cells], columns(world.out.out), gives=3) if rows else ["no run yet"]
     world.out.result("runs", {"runs": documents}, lines)
 
 
@@ -118,15 +155,19 @@ def _place(home: Path, folder: Path) -> str:
 
 
 def stop(
-    run: Annotated[str | None, typer.Argument(metavar="RUN", help="Which run; without, the one going on here.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN", help="Which run; without, the one going on here.", autocompletion=completion.live_runs
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     from gpuops import down as story
-    from gpuops.cli.progress import progress_for
 
     world, _ = make_world(as_json=as_json)
     greet(world)
     row = story.pick_run(world, run, running=run is None)
     with world.signals:
-        say = story.stop(world, row, progress_for(world))
+        say = story.stop(world, row, world.progress)
     world.out.result("stop", {"run": row.name, "say": say}, [say])

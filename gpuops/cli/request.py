@@ -22,6 +22,9 @@ from gpuops.world import World
 
 F = TypeVar("F")
 TIMEOUT_MIN = 20.0
+ENDLESS = 1e6
+"""No limit is higher, whatever its unit: an end in more than a hundred years is none."""
+MAY_BE_EMPTY = ("setup",)
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 KINDS: Mapping[str, tuple[Any, str]] = {
     "str": (str, "text"),
@@ -32,8 +35,13 @@ KINDS: Mapping[str, tuple[Any, str]] = {
 
 
 def with_table(settings: Settings, table: str, flags: F) -> F:
-    """Flags completed from `gpuops.toml`'s table."""
-    return filled(flags, settings.tables.get(table, {}))
+    """Flags completed from `gpuops.toml`'s table. Raises UsageError for a text without a letter: a variable of the
+    shell that was not set, most often."""
+    complete = filled(flags, settings.tables.get(table, {}))
+    for field in dataclasses.fields(complete):  # type: ignore[arg-type]
+        if getattr(complete, field.name) == "" and field.name not in MAY_BE_EMPTY:
+            raise UsageError(f"--{field.name.replace('_', '-')} is empty", "give it a value, or leave it out")
+    return complete
 
 
 def counted(world: World, provider: str, options: Mapping[str, Any]) -> int:
@@ -54,7 +62,7 @@ def machine_request(provider: str, flags: MachineFlags, options: Mapping[str, An
         ("--idle", flags.idle),
         ("--timeout", flags.timeout),
     ):
-        if amount is not None and not 0 < amount < float("inf"):
+        if amount is not None and not 0 < amount <= ENDLESS:
             raise UsageError(f"{name} {amount:g} is no limit that can be kept", f"{name} takes a number above 0")
     return Request(
         provider=provider,
@@ -81,7 +89,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(re.sub(r"argument (--[\w-]+): ", r"\1: ", said), f"see: gpuops {self.prog} --help")
 
 
-def own_options(world: World, provider: str, words: Sequence[str]) -> dict[str, Any]:
+def own_options(world: World, provider: str, words: Sequence[str], command: str = "up") -> dict[str, Any]:
     """A provider's own flags, parsed by what it declares. Raises UsageError for a flag nobody knows."""
     parser = _Parser(prog=f"up {provider}", add_help=False, allow_abbrev=False)
     options = world.provisioner(provider).options
@@ -89,7 +97,7 @@ def own_options(world: World, provider: str, words: Sequence[str]) -> dict[str, 
         _add(parser, option)
     known, unknown = parser.parse_known_args(list(words))
     if unknown and not unknown[0].startswith("-"):
-        raise UsageError(f"'{unknown[0]}' is more than gpuops up takes", f"see: gpuops up {provider} --help")
+        raise UsageError(f"'{unknown[0]}' is more than gpuops {command} takes", f"see: gpuops up {provider} --help")
     if unknown:
         name = unknown[0].partition("=")[0]
         near = difflib.get_close_matches(name, [f"--{known}" for known in _names(options)], 1, NEAR)
@@ -115,7 +123,7 @@ def _add(parser: argparse.ArgumentParser, option: Option) -> None:
 def _lines(name: str, path: str) -> list[str]:
     """The lines of a file, without comments and empty ones. Raises UsageError."""
     try:
-        text = Path(path).expanduser().read_text()
+        text = Path(path).expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"--{name} {path} cannot be read: {why}", "name a text file with one of them a line") from None
@@ -162,6 +170,14 @@ def environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, s
             raise UsageError(f"--env {name}: {name} is not set here", f"set it, or write --env {name}=VALUE")
         values[name] = value if equals else environ[name]
     return values
+
+
+def key_shaped(values: Mapping[str, str]) -> dict[str, str]:
+    """Variables whose values look like keys, and like which."""
+    from gpuops.push.keyscan import by_content
+
+    found = {name: by_content(f"{name}={value}".encode(errors="replace")) for name, value in values.items()}
+    return {name: why for name, why in found.items() if why}
 
 
 def check_data(data: str | None, folder: Path, *, inside: bool = True) -> str | None:

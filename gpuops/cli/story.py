@@ -10,11 +10,11 @@ from typing import Any
 import typer
 
 from gpuops.cli.flags import LaunchFlags, MachineFlags
-from gpuops.cli.progress import progress_for
 from gpuops.cli.request import (
     check_data,
     counted,
     environment,
+    key_shaped,
     launch_flags,
     lease_wish,
     machine_request,
@@ -75,7 +75,7 @@ def tell(
         document, lines = plan(world, job)
         world.out.result("plan", document, lines)
         return
-    progress = progress_for(world)
+    progress = world.progress
     try:
         outcome = story.execute(world, settings, job, progress)
     finally:
@@ -89,10 +89,13 @@ def tell(
 
 def complete(world: World, request: RunRequest, flags: LaunchFlags) -> RunRequest:
     """The request with everything the flags say, checked. Raises UsageError before anything is created."""
+    values = environment(flags.env or (), world.env)
+    for name, why in key_shaped(values).items():
+        world.out.say(f"note: {name} looks like {why}, and --env is recorded with the run: --secret {name} is not")
     changes: dict[str, Any] = {
         "data": check_data(flags.data, world.folder, inside=not request.workload),
         "outs": flags.out or (),
-        "env": environment(flags.env or (), world.env),
+        "env": values,
         "secrets": flags.secret or (),
         "prelude": flags.prelude or (),
         "python": flags.python,
@@ -120,6 +123,8 @@ def script_inside(folder: Path, script: str) -> str:
         raise UsageError(f"{script} is a folder", "name the script in it")
     if not full.exists():
         raise UsageError(f"there is no script {script}", "check the path; it is looked for under the current folder")
+    if not full.is_file():
+        raise UsageError(f"{script} is no file that Python could run", "name your training script")
     resolved = Path(*full.parts)
     try:
         inside = resolved.relative_to(folder)

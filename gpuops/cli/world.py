@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from gpuops.errors import UsageError
 from gpuops.output import Output, ago
+from gpuops.progress import progress_on
 from gpuops.settings import Settings, Tables, home, load, load_leniently, owner
 from gpuops.signals import Signals
+from gpuops.system import obey_escapes
 from gpuops.world import World
 
 
@@ -17,9 +21,10 @@ def make_world(*, as_json: bool = False, yes: bool = False, strict: bool = False
     `strict`: what is wrong in the folder's files raises UsageError. It is for commands that bring something
     up; looking and ending go on with what can be read, and say what cannot.
     """
-    folder = Path.cwd()
+    folder = _here()
+    obey_escapes()
     out = Output(as_json=as_json)
-    known = tables() if (folder / "gpuops.toml").exists() else {}
+    known = tables() if os.path.exists(folder / "gpuops.toml") else {}
     if strict:
         settings = load(folder, os.environ, known)
     else:
@@ -39,8 +44,17 @@ def make_world(*, as_json: bool = False, yes: bool = False, strict: bool = False
         out=out,
         signals=signals,
         yes=yes,
+        progress=progress_on(out, os.environ),
     )
     return world, settings
+
+
+def _here() -> Path:
+    """The current folder. Raises UsageError where somebody has removed it."""
+    try:
+        return Path.cwd()
+    except OSError:
+        raise UsageError("the current folder is not there any more", "go to your project's folder: cd …") from None
 
 
 def tables() -> Tables:
@@ -51,18 +65,18 @@ def tables() -> Tables:
     return {"up": keys(MachineFlags), "train": launch, "run": launch}
 
 
-def greet(world: World) -> None:
+def greet(world: World, *, lost: bool = True) -> None:
     """Say what happened while nobody looked, and see that a guard is there for what is unfinished.
 
     A full disk or a ledger that another command holds is said, and keeps no command from its own work. Raises
     LedgerTooNew.
     """
+    if not (world.home / "ledger.db").exists():  # nothing was ever brought up, or somebody removed it
+        return _tell_lost(world, lambda: ()) if lost else None
     from gpuops.ledger import LedgerUnwritable
 
-    if not (world.home / "ledger.db").exists():
-        return
     said = set()
-    for step in (_tell, _see_to_guard):
+    for step in (_tell, _see_to_guard, *([_tell_lost_of_ledger] * lost)):
         try:
             step(world)
         except LedgerUnwritable as error:
@@ -71,6 +85,7 @@ def greet(world: World) -> None:
             said.add(f"the guard cannot be started: {error.strerror or error}")
     for sentence in sorted(said):
         world.out.say(f"note: {sentence}")
+    return None
 
 
 def _tell(world: World) -> None:
@@ -83,3 +98,18 @@ def _see_to_guard(world: World) -> None:
 
     if any(guard.wants_guard(world.ledger, row) for row in world.ledger.clusters()):
         guard.ensure(world.home)
+
+
+def _tell_lost_of_ledger(world: World) -> None:
+    _tell_lost(world, lambda: [row.name for row in world.ledger.clusters()])
+
+
+def _tell_lost(world: World, live: Callable[[], Iterable[str]]) -> None:
+    """What this computer has names or nodes of, and its ledger does not know."""
+    from gpuops.orphans import orphans
+
+    if names := orphans(world.home, live):
+        world.out.say(
+            f"note: {', '.join(names)} may still live and is not in the ledger: "
+            "`gpuops reap --adopt` takes it back, `gpuops reap` ends it"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 from hypothesis import given
@@ -52,7 +53,15 @@ def test_colour_is_of_the_rank_and_only_when_told() -> None:
     other = merger(colour=True).feed(0, "rank2.out", b"x\n")
     assert first == again == ["\x1b[33m[n0 r1]\x1b[0m x"]
     assert other == ["\x1b[35m[n0 r2]\x1b[0m x"]
-    assert merger(colour=True).feed(0, "launcher.out", b"x\n") == ["\x1b[90m[n0]\x1b[0m x"]
+    assert merger(colour=True).feed(0, "launcher.out", b"x\n") == ["\x1b[2m[n0]\x1b[0m x"]
+
+
+def test_eight_ranks_differ_and_none_looks_like_an_error() -> None:
+    merged = merger(colour=True)
+    codes = [merged.feed(0, f"rank{rank}.out", b"x\n")[0].partition("m")[0] for rank in range(8)]
+    assert len(set(codes)) == 8
+    assert not {"\x1b[31", "\x1b[91"} & set(codes)
+    assert merged.feed(0, "rank8.out", b"x\n")[0].startswith(codes[0])
 
 
 @pytest.mark.parametrize(
@@ -76,7 +85,20 @@ def test_filters(node: int | None, rank: int | None, shown: list[str]) -> None:
     assert [line for words in said for line in merged.feed(*words)] == shown
 
 
-@pytest.mark.parametrize("stream", ["events.jsonl", "rank3.json", "rank.out", "launcher.err.1"])
+def test_grep_looks_at_what_was_said_not_at_who_says_it_nor_at_its_colours() -> None:
+    merged = merger(grep=re.compile(r"^loss 0|r3"), colour=True)
+    assert merged.feed(1, "rank3.out", b"\x1b[32mloss\x1b[0m 0.5\nepoch 3\nloss 1\n") == [
+        "\x1b[32m[n1 r3]\x1b[0m \x1b[32mloss\x1b[0m 0.5"
+    ]
+    assert merged.feed(1, "rank3.err", b"wait") + idle(merged, IDLE_LOOKS) == []
+    assert merged.feed(1, "rank2.err", b"\r0%\rloss 0.1") + idle(merged, IDLE_LOOKS) == [
+        "\x1b[35m[n1 r2]\x1b[0m loss 0.1"
+    ]
+    assert merged.feed(0, "rank1.err", b"loss 0") == []
+    assert merged.flush() == ["\x1b[33m[n0 r1]\x1b[0m loss 0"]
+
+
+@pytest.mark.parametrize("stream", ["times.jsonl", "events.jsonl", "rank3.json", "rank.out", "launcher.err.1"])
 def test_other_files_are_not_output(stream: str) -> None:
     merged = merger()
     assert merged.feed(0, stream, b"{}\nrest") == []

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from gpuops import status
+from gpuops.output import table
 
 
-def document(state: str, nodes: list[str]) -> dict[str, Any]:
-    return {"name": "lab", "provider": "ssh", "nodes": nodes, "state": state, "run": None, "age_s": 5.0,
-            "per_hour": 0.0, "lease": "no end"}  # fmt: skip
+def document(**changed: Any) -> dict[str, Any]:
+    return {"name": "lab", "provider": "ssh", "nodes": ["running"], "state": "up", "run": None, "age_s": 5.0,
+            "created": 1000.0, "per_hour": 0.0, "spent": 0.0, "hard_end": None, "idle_s": None, "lease": "no end",
+            "doing": None, **changed}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,54 @@ def test_what_the_machines_say_of_a_cluster(ledger: str, nodes: list[str], expec
 
 def test_the_table_names_the_node_that_is_missing() -> None:
     assert status.lines([]) == ["nothing is up"]
-    table = status.lines([document("partly up", ["running", "unknown", "ended"]), document("up", ["running"])])
-    assert [line.split()[0] for line in table[:3]] == ["NAME", "lab", "lab"]
-    assert table[3:] == ["lab: node1 does not answer, node2 has ended"]
+    assert "$" not in status.lines([document()])[0], "no price where nothing costs"
+    away = document(state="partly up", nodes=["running", "unknown", "ended"])
+    lines = status.lines([away, document()])
+    assert [line.split()[0] for line in lines[:3]] == ["NAME", "lab", "lab"]
+    assert lines[3:] == ["lab: node1 does not answer, node2 has ended"]
+
+
+RENTED = {"provider": "runpod", "per_hour": 3.94, "spent": 8.2, "age_s": 7500.0, "hard_end": 87400.0, "idle_s": 1800.0}
+
+
+def test_what_a_rented_cluster_has_cost_and_when_it_ends() -> None:
+    doing = {"run": "digits-3", "state": "running", "ranks": 4, "for_s": 720.0, "silent_s": 3.0}
+    assert status.lines([document(**RENTED, doing=doing), document(name="here", idle_s=600.0)], 80) == [
+        "NAME  PROVIDER  NODES  STATE  AGE         $/H    COST   ENDS",
+        "lab   runpod    1      up     2 h 05 min  $3.94  $8.20  in 21 h 55 min",
+        "here  ssh       1      up     5 s         -      free   10:00 min idle",
+        "lab: digits-3 runs for 12:00 min on 4 ranks, last line 3 s ago",
+        "lab: ends after 30:00 min without use, too",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("doing", "note"),
+    [
+        ({"state": "starting", "ranks": None, "silent_s": None}, "x-1 is being prepared for 1:10 min"),
+        ({"state": "running", "ranks": 1, "silent_s": None}, "x-1 runs for 1:10 min on 1 rank, no line yet"),
+        ({"state": "running", "ranks": None, "silent_s": 65.0}, "x-1 runs for 1:10 min, last line 1:05 min ago"),
+    ],
+)
+def test_what_a_run_is_at(doing: dict[str, Any], note: str) -> None:
+    assert status.lines([document(doing={"run": "x-1", "for_s": 70.0, **doing})])[-1] == f"lab: {note}"
+
+
+def test_a_narrow_terminal_is_spared_what_it_can_do_without_and_no_name_is_cut() -> None:
+    long = document(name="a-name-of-twenty-4-chars", state="out of reach", **RENTED)
+    assert len(status.lines([long])[1]) > 90
+    assert status.lines([long], 80)[:2] == [
+        "NAME                      NODES  STATE         AGE         COST   ENDS",
+        "a-name-of-twenty-4-chars  1      out of reach  2 h 05 min  $8.20  in 21 h 55 min",
+    ]
+    assert status.lines([long], 20)[0].split() == ["NAME", "NODES", "STATE", "COST", "ENDS"]
+
+
+def test_a_table_is_cut_in_one_column_alone() -> None:
+    rows = [
+        ["RUN", "WHAT CAME OF IT", "RESULTS"],
+        ["digits-1", "rank 3 on node1 failed with exit code 1", "runs/digits-1"],
+    ]
+    assert table(rows, 50, gives=1)[1] == "digits-1  rank 3 on node1 failed w…  runs/digits-1"
+    assert table(rows, 10, gives=1)[1] == "digits-1  rank 3 on node1…  runs/digits-1"
+    assert table(rows)[1] == "  ".join(rows[1])

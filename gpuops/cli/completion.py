@@ -1,0 +1,76 @@
+"""What a shell offers where a value is to be typed: names from the ledger, providers, workloads.
+
+A key was pressed and somebody waits: nothing is loaded that these lists do not need, nothing is created, and where
+something cannot be read nothing is offered.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+LATEST = 50
+"""So many runs are offered."""
+BUSY_S = 0.2
+LEDGER = "ledger.db"
+
+
+def typed(env: Mapping[str, str], commands: Sequence[str]) -> str | None:
+    """The command in the line that a shell wants completed, where it stands there whole."""
+    words = (env.get("COMP_WORDS") or env.get("_TYPER_COMPLETE_ARGS") or "").split()
+    return words[1] if len(words) > 2 and words[1] in commands else None
+
+
+def clusters(incomplete: str) -> list[tuple[str, str]]:
+    """Live clusters."""
+    rows = _ask("SELECT name, provider, state FROM clusters WHERE state != 'gone' ORDER BY name")
+    return [(name, f"{provider}, {state}") for name, provider, state in _fitting(rows, incomplete)]
+
+
+def runs(incomplete: str) -> list[tuple[str, str]]:
+    """Runs, the latest first."""
+    rows = _ask("SELECT name, state FROM runs ORDER BY id DESC LIMIT ?", LATEST)
+    return [(name, {"home": "ended"}.get(state, state)) for name, state in _fitting(rows, incomplete)]
+
+
+def live_runs(incomplete: str) -> list[str]:
+    """Runs that can be stopped."""
+    rows = _ask("SELECT name FROM runs WHERE state IN ('starting', 'running') ORDER BY id DESC")
+    return [name for (name,) in _fitting(rows, incomplete)]
+
+
+def providers(incomplete: str) -> list[str]:
+    from gpuops import registry
+
+    return [name for name in registry.names() if name.startswith(incomplete)]
+
+
+def workloads(incomplete: str) -> list[str]:
+    from gpuops import workloads as ours
+
+    return [name for name in ours.names() if name.startswith(incomplete)]
+
+
+def modes(incomplete: str) -> list[tuple[str, str]]:
+    known = {"single": "one rank", "multigpu": "one node, a rank per GPU", "multinode": "several nodes"}
+    return [(name, does) for name, does in known.items() if name.startswith(incomplete)]
+
+
+def _fitting(rows: Sequence[Sequence[str]], incomplete: str) -> Iterator[Sequence[str]]:
+    return (row for row in rows if row[0].startswith(incomplete))
+
+
+def _ask(query: str, *values: int) -> list[Sequence[str]]:
+    """Rows of the ledger, opened for reading alone; none where there is no ledger, or it cannot be read now."""
+    import sqlite3
+
+    home = Path(os.environ.get("GPUOPS_HOME") or Path.home() / ".gpuops")
+    try:
+        db = sqlite3.connect(f"{(home / LEDGER).as_uri()}?mode=ro", uri=True, timeout=BUSY_S)
+        try:
+            return db.execute(query, values).fetchall()
+        finally:
+            db.close()
+    except (sqlite3.Error, OSError, ValueError):
+        return []

@@ -1,0 +1,110 @@
+"""`reap`: what providers list with our mark and the ledger does not know is ended, or taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuops.cli.flags import Json, Yes
+from gpuops.cli.shapes import example_help
+from gpuops.cli.world import greet, make_world
+from gpuops.errors import GpuopsError, UsageError
+
+if TYPE_CHECKING:
+    from gpuops.adopt import Lost
+    from gpuops.world import World
+
+HELP = example_help(
+    "Find what carries our mark and nobody remembers: end it, or take it back.\n\nWith --adopt, clusters that a lost "
+    "ledger knew become clusters of the current folder again, with the runs that go on there.",
+    "gpuops reap",
+    "gpuops reap --yes",
+    "gpuops reap --adopt",
+    "gpuops reap --forget root@10.0.0.6",
+)
+ANSWERS = ("end", "adopt", "leave")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("reap", help=HELP)(reap)
+
+
+def reap(
+    yes: Yes = False,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Take everything back into the ledger; nothing is ended.")
+    ] = False,
+    forget: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", help="Ask this host no more: it is gone for good.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    from gpuops import reap as story
+    from gpuops.adopt import adopt_all, summary
+    from gpuops.ledger import LedgerTooNew
+
+    if yes + adopt + (forget is not None) > 1:
+        raise UsageError("--yes, --adopt and --forget exclude each other", "end, take back or forget: say one of them")
+    world, _ = make_world(as_json=as_json)
+    try:
+        greet(world, lost=False)
+    except LedgerTooNew as error:
+        if adopt or forget:
+            raise
+        world.out.say(f"note: {error.say}: whatever carries our mark counts as left over")
+    if forget is not None:
+        said = story.forget(world, forget)
+        world.out.result("reap", {"forgotten": forget, "say": said}, [said])
+        return
+    found, unasked = story.strays(world)
+    closed, unasked_too = story.forgotten(world)
+    unasked += [sentence for sentence in unasked_too if sentence not in unasked]
+    for name in closed:
+        world.out.say(f"{name} is gone: its provider lists nothing of it")
+    clusters = story.lost(found)
+    fates = ["end" if yes else "adopt"] * len(clusters) if yes or adopt else _asked(world, clusters, unasked)
+    chosen = {fate: [one for one, given in zip(clusters, fates, strict=True) if given == fate] for fate in ANSWERS}
+    back, failed = adopt_all(world, chosen["adopt"], complete=not unasked)
+    ended = [stray for stray in found if any(stray.resource in one.resources for one in chosen["end"])]
+    told = [line for one in back for line in one.say]
+    try:
+        story.settle(world, ended, unasked, failed)
+    except GpuopsError:
+        for line in told:
+            world.out.say(line)
+        raise
+    names = [stray.resource.name for stray in ended]
+    lines = [*told, *(f"ended {name}" for name in names)]
+    left = len(chosen["leave"])
+    world.out.result(
+        "reap",
+        {"ended": names, "closed": closed, "unasked": unasked, "adopted": [summary(one) for one in back]},
+        lines or [f"{left} left as they are" if left else "nothing left over"],
+    )
+
+
+def _asked(world: World, clusters: Sequence[Lost], unasked: Sequence[str]) -> list[str]:
+    """What is to become of each; `leave` is what nothing is typed for. Raises UsageError where nobody can be asked."""
+    from gpuops.adopt import live_run
+
+    for sentence in unasked if clusters else ():
+        world.out.say(f"note: {sentence}")
+    said = [one.say + (f", {run} is going on there" if (run := live_run(world, one)) else "") for one in clusters]
+    if clusters and not world.out.interactive:
+        for sentence in said:
+            world.out.say(f"found {sentence}")
+        raise UsageError(
+            f"{len(clusters)} left over, and nobody is there to be asked",
+            "take back what still lives: gpuops reap --adopt; or end it: gpuops reap --yes",
+        )
+    return [_choice(world, sentence) for sentence in said]
+
+
+def _choice(world: World, what: str) -> str:
+    while True:
+        typed = world.out.ask(f"{what}: end, adopt or leave? [leave]").lower() or "leave"
+        if fate := next((one for one in ANSWERS if one.startswith(typed)), ""):
+            return fate

@@ -1,0 +1,123 @@
+"""Looking at runs on real local nodes: which lines, in which order; what is said of what drags."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from gpuops.progress import FRAMES
+from tests.cli.conftest import Desk
+from tests.cli.test_json import on_a_terminal
+from tests.conftest import HANG_S, Shell, until
+
+TALK = """
+import os, time
+from pathlib import Path
+rank = os.environ["RANK"]
+there = Path({folder!r})
+for step in "ab":
+    while not (there / (step + rank)).exists():
+        time.sleep(0.02)
+    print(step, "of", rank, flush=True)
+    (there / (step + rank + "-said")).touch()
+"""
+EVERY = ["[n1 r1] a of 1", "[n0 r0] a of 0", "[n1 r1] b of 1", "[n0 r0] b of 0"]
+"""In the order in which it is said, a good second apart: what a node notes of it is that coarse."""
+
+
+def talk(shell: Shell, there: Path) -> None:
+    """A run whose ranks take turns."""
+    there.mkdir()
+    shell.write("talk.py", TALK.format(folder=str(there)))
+    process = shell.start("train", "multinode", "--gpus", "1", "talk.py")
+    for turn in ("a1", "a0", "b1", "b0"):
+        (there / turn).touch()
+        until((there / f"{turn}-said").exists, f"turn {turn}")
+        time.sleep(1.2)
+    process.communicate(timeout=HANG_S)
+
+
+def test_lines_of_a_past_run(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk(shell, tmp_path / "turns")
+    monkeypatch.setenv("GPUOPS_HOME", str(shell.home))
+    monkeypatch.chdir(shell.folder)
+    desk = Desk(shell.home, shell.folder, capsys)
+
+    def logs(*words: str) -> list[str]:
+        said = desk.type("logs", *words)
+        assert said.code == 0, said.err
+        return said.out.splitlines()
+
+    assert logs() == EVERY
+    assert logs("--grep", "^[ab] ", "--rank", "1", "--tail", "1", "--since", "1h") == EVERY[2:3]
+    assert logs("-f", "--grep", "^a") == EVERY[:2]
+    assert [json.loads(line)["line"] for line in logs("--json", "--node", "0", "--since", "10m")] == EVERY[1::2]
+    notes = [shell.folder / f"runs/talk-1/logs/node{node}/times.jsonl" for node in (0, 1)]
+    third = json.loads(notes[1].read_text().splitlines()[1])["at"]
+    assert logs("--since", datetime.fromtimestamp(third - 0.5).isoformat()) == EVERY[2:]
+    nothing = desk.type("logs", "--grep", "nowhere")
+    assert (nothing.code, nothing.out) == (0, "")
+    assert re.fullmatch(r"no line of talk-1 fits; its last line is from \d+ s ago\n", nothing.err)
+    code, sent = on_a_terminal(shell, "logs", "--rank", "1", "--tail", "1")
+    assert (code, sent) == (0, "\x1b[33m[n1 r1]\x1b[0m b of 1\x1b[0m\r\n")
+    for note in notes:
+        note.unlink()
+    assert logs() == [*EVERY[1::2], *EVERY[::2]]
+    assert len(logs("--since", "1h")) == 4, "the run began within it: all of it is that young"
+    old = desk.type("logs", "--since", "1s")
+    assert (old.code, old.err.splitlines()[0]) == (
+        2, "error: nobody noted when talk-1 wrote what: an older gpuops started it",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "say"),
+    [
+        (("--grep", "("), "'(' is no regular expression: missing ), unterminated subpattern at position 0"),
+        (("-f", "--grep", "a**"), "'a**' is no regular expression: multiple repeat at position 2"),
+        (("--since", "yesterday"), "'yesterday' is no time"),
+        (("--since", "9999-01-01"), "'9999-01-01' is still to come"),
+        (("--tail", "-1"), "--tail is a number of lines, not -1"),
+    ],
+)
+def test_what_is_no_filter(desk: Desk, words: tuple[str, ...], say: str) -> None:
+    said = desk.type("logs", *words)
+    assert (said.code, said.out, said.err.splitlines()[0]) == (2, "", f"error: {say}")
+
+
+def test_what_drags_is_said(shell: Shell) -> None:
+    """In a log: a set-up that takes time, what it says, and how long a stop may take."""
+    stubborn = "import signal, time\nsignal.signal(signal.SIGUSR1, lambda *_: (time.sleep(2), exit(0)))\n"
+    shell.write("a.py", stubborn + "print('here', flush=True)\nwhile True: time.sleep(0.1)\n")
+    process = shell.start("run", "--json", "--setup", "echo first words; sleep 2", "--", "python3", "a.py")
+    log = shell.folder / "runs/python3-1/logs/node0/launcher.out"
+    until(lambda: log.exists() and log.read_text(), "the run to speak")
+    busy = shell.run("status").stdout
+    assert re.search(r"^local-1: python3-1 runs for \d+ s, last line \d+ s ago$", busy, re.M), busy
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=HANG_S)
+    lines = err.splitlines()
+    assert "running the set-up command: node0: first words" in lines
+    assert "stopping python3-1 (at most 20 s): it has 10 s to save a snapshot, then 10 s to end" in lines
+    assert json.loads(out)["kind"] == "run"
+    assert process.returncode == 130
+
+
+def test_what_drags_lives_on_a_terminal(shell: Shell) -> None:
+    """And at the end it is said how to see the curves."""
+    script = "mkdir -p tb/a; touch tb/a/events.out.tfevents.1; echo done"
+    code, sent = on_a_terminal(shell, "run", "--setup", "echo first words; sleep 2", "--", "sh", "-c", script)
+    assert code == 0
+    assert re.search(r"\r\x1b\[2K. running the set-up command: node0: first words, \d s", sent)
+    stays = [line.rpartition("\x1b[2K")[2] for line in sent.split("\r\n")]
+    assert {"done", "curves: tensorboard --logdir runs/sh-1/out/tb/a"} <= set(stays)
+    assert not [line for line in stays if line and line[0] in FRAMES], "nothing of the live line stays"

@@ -1,0 +1,61 @@
+"""What is said beside a run: once that it is silent, once where its curves are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpuops.remarks import Remarks, board, how_to_look
+from gpuops.results import RunHome
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_silence_is_remarked_once(tmp_path: Path) -> None:
+    clock, said = Clock(), list[str]()
+    remarks = Remarks(said.append, RunHome(tmp_path), tmp_path, how_to_look("lab", gpus=True), clock)
+    clock.now = 119
+    remarks.look()
+    remarks.heard(0, "rank3.err", 0, b"x")
+    remarks.heard(0, "times.jsonl", 0, b"{}")
+    clock.now = 238
+    remarks.heard(0, "events.jsonl", 0, b"{}")
+    remarks.look()
+    assert said == []
+    for clock.now in (239, 240, 1000):
+        remarks.look()
+    assert said == [
+        "nothing was printed by any rank for 2:00 min; what node0 does: gpuops ssh lab -- nvidia-smi"
+    ]  # fmt: skip
+    assert how_to_look("lab", gpus=False) == "gpuops ssh lab -- top -b -n 1"
+
+
+def test_curves_that_have_come_home_are_named_once(tmp_path: Path) -> None:
+    clock, said = Clock(), list[str]()
+    home = RunHome(tmp_path / "runs" / "a-1")
+    remarks = Remarks(said.append, home, tmp_path, "", clock)
+    clock.now = 10
+    remarks.look()
+    events = home.out / "my logs" / "v0" / "events.out.tfevents.1.host"
+    events.parent.mkdir(parents=True)
+    events.touch()
+    clock.now = 12
+    remarks.look()
+    assert said == []
+    for clock.now in (15, 20):
+        remarks.look()
+    assert said == ["curves: tensorboard --load_fast=false --logdir 'runs/a-1/out/my logs/v0'"]
+
+
+def test_the_folder_that_holds_all_of_them(tmp_path: Path) -> None:
+    home = RunHome(tmp_path / "runs" / "a-1")
+    assert board(home, tmp_path) == ""
+    for name in ("tb/train", "tb/valid", "tb"):
+        (home.out / name).mkdir(parents=True, exist_ok=True)
+        (home.out / name / "events.out.tfevents.1").touch()
+    assert board(home, tmp_path) == "curves: tensorboard --logdir runs/a-1/out/tb"
+    assert board(home, tmp_path / "elsewhere") == f"curves: tensorboard --logdir {home.out}/tb"
