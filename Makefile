@@ -4,16 +4,19 @@
 # make demo     train a digit reader on two nodes, both of them this machine
 # make test     format, lint, types, the agent's Python 3.8, every test
 # make proof    every test, with the full counts as well (long)
+# make bench    what is measured, beside what, as tables (a quarter of an hour, on a quiet machine)
 # make clean    remove what was made here, .venv/ too; never your runs/
 
 PYTHON ?= python3
 BIN := .venv/bin
 MADE := .venv/.made
 
+# Files of tests run side by side; what is long comes first (tests/conftest.py).
+SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # PROGRAM:PACKAGE, what the tests use of the system
 PACKAGES := git:git ps:procps sshd:openssh-server ssh:openssh-client rsync:rsync ip:iproute2 nft:nftables
 
-.PHONY: help demo test proof clean packages
+.PHONY: help demo test proof bench clean packages
 .DELETE_ON_ERROR:
 
 help:
@@ -27,10 +30,13 @@ test: packages $(MADE)/dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/vermin -q -t=3.8- --no-parse-comments gpuops/agent
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 proof: packages $(MADE)/dev
 	$(BIN)/python -m pytest -m "proof or not proof"
+
+bench: packages $(MADE)/dev
+	$(BIN)/python -m benchmarks
 
 packages:
 	@.ci/packages $(PACKAGES)

@@ -1,25 +1,12 @@
-"""What a push of 10,000 small files to a host costs, beside rsync to the same host in the same minute.
-
-    python benchmarks/push.py
-
-A real sshd on loopback, as the current user. Prints seconds, the median of five, each after one that does not count:
-the whole command (`gpuops push`, start of Python included), the push alone (an open connection), and
-`rsync -a` over the system's ssh, with a new login and with one that is open.
-"""
+"""A project of many small files to its nodes, the first time and again, beside plain rsync to the same hosts."""
 
 from __future__ import annotations
 
-import os
-import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
+from functools import partial
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from benchmarks.hosts import Desk, desk, make_tree, together
+from benchmarks.measure import Options, Skip, Table, alternate, compared, seconds, timed
 from gpuops import cluster, push
 from gpuops.ledger import Ledger
 from gpuops.output import Output
@@ -27,81 +14,83 @@ from gpuops.progress import Silent
 from gpuops.settings import owner
 from gpuops.signals import Signals
 from gpuops.world import World
-from tests.ssh.sshd import Sshd, can_serve
 
-FILES, FOLDERS, SIZE, ROUNDS = 10_000, 100, 4050, 5
+FILES, SIZE = 10_000, 4050
+COPY = "copy"
+"""Where rsync puts the project, in the home of a host's user."""
+NOTES = (
+    "`rsync -a --delete` over the system's `ssh`, one process per host, all at once.",
+    "A login per host and the start of Python are in every row, but for those with an open login: there a process",
+    "that converses with the node pushes, and rsync goes through a ControlMaster.",
+)
+HEADS = ("what", "hosts", "median, s", "least, s", "of rsync's")
 
 
-def main() -> int:
-    if why := can_serve():
-        print(why, file=sys.stderr)
-        return 1
-    with tempfile.TemporaryDirectory(prefix="gpuops-bench-") as name:
-        folder = Path(name)
-        project = make_tree(folder / "project")
-        server = Sshd(folder / "sshd")
+def tables(options: Options) -> Iterator[Table | Skip]:
+    files = 200 if options.tiny else FILES
+    rows: list[list[str]] = []
+    left_out: list[Skip] = []
+    for count in (1, 2) if options.tiny else (1, 8):
         try:
-            table(folder, project, server)
-        finally:
-            server.stop()
-    return 0
+            with desk(count) as one:
+                make_tree(one.project, files, SIZE)
+                rows += _measured(one, options)
+        except Skip as why:
+            left_out.append(why)
+    yield Table(f"Push of {files:,} files, {files * SIZE / 1e6:.0f} MB", HEADS, rows, NOTES)
+    yield from left_out
 
 
-def make_tree(folder: Path) -> Path:
-    for index in range(FILES):
-        path = folder / f"d{index % FOLDERS}" / f"f{index}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(os.urandom(SIZE))
-    return folder
+def _measured(one: Desk, options: Options) -> list[list[str]]:
+    count = len(one.places)
+    first = alternate(
+        {"gpuops": partial(_first, one), "rsync": partial(_first_by_rsync, one)}, options.times(3), warm=False
+    )
+    again = alternate(
+        {"gpuops": lambda: one.type("push"), "rsync": lambda: _rsync(one)}, options.times(5), warm=not options.tiny
+    )
+    pairs = [("gpuops push", "first", first), ("gpuops push", "unchanged", again)]
+    if not one.enter:  # in the network of a lab this very process has no place
+        pairs.append(("the push alone", "unchanged, login open", _logged_in(one, options)))
+    one.type("down", "bench")
+    rows = []
+    for ours, what, taken in pairs:
+        rows.append([f"{ours}, {what}", str(count), *seconds(taken["gpuops"]), compared(*taken.values())])
+        rows.append([f"rsync, {what}", str(count), *seconds(taken["rsync"]), ""])
+    return rows
 
 
-def table(folder: Path, project: Path, server: Sshd) -> None:
-    env = {**os.environ, "GPUOPS_HOME": str(folder / "h")}
-    where = ["--host", f"{server.user}@127.0.0.1:{server.port}", "--identity", str(server.identity), "--accept-new"]
+def _first(one: Desk) -> float:
+    """To nodes that have just been made."""
+    if (one.home / "ledger.db").exists():
+        one.type("down", "--all")
+    one.type("up", "ssh", "--name", "bench", *one.hosts)
+    return timed(lambda: one.type("push"))
 
-    def typed(*words: str) -> None:
-        subprocess.run([sys.executable, "-m", "gpuops", *words], cwd=project, env=env, check=True, capture_output=True)
 
-    typed("up", "ssh", "--name", "bench", *where)
-    rows = {"gpuops push, first": timed(lambda: typed("push"))}
-    rows["gpuops push, unchanged"] = median(lambda: typed("push"))
-    home = folder / "h"
-    world = World(home, owner(home), project, env, Output(), Signals())
-    (row,) = Ledger.open(home).clusters()
+def _first_by_rsync(one: Desk) -> float:
+    for index in range(len(one.places)):
+        one.do([*one.ssh(index), "rm", "-rf", COPY])
+    return timed(lambda: _rsync(one))
+
+
+def _rsync(one: Desk, *more: str) -> None:
+    commands = [one.rsync(index, one.project, COPY, *more) for index in range(len(one.places))]
+    together([partial(one.do, command) for command in commands])
+
+
+def _logged_in(one: Desk, options: Options) -> dict[str, list[float]]:
+    """The push alone, by a process that converses with the nodes, beside rsync through a login that its first
+    call opens and the next ones find."""
+    world = World(one.home, owner(one.home), one.project, one.env, Output(), Signals())
+    (row,) = Ledger.open(one.home).clusters()
     live = cluster.open_live(world, row)
+    master = ("-o", "ControlMaster=auto", "-o", f"ControlPath={one.home}/%h-%p", "-o", "ControlPersist=15")
 
     def alone() -> None:
-        push.push_many(live.clients, "project", push.scan(project, home / "cache"), progress=Silent())
+        push.push_many(live.clients, "project", push.scan(one.project, one.home / "cache"), progress=Silent())
 
-    rows["the push alone, unchanged"] = median(alone)
-    live.close()
-    ssh = f"ssh -F /dev/null -p {server.port} -i {server.identity} -o StrictHostKeyChecking=no"
-    ssh += " -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
-    master = f"{ssh} -o ControlMaster=auto -o ControlPath={folder}/c -o ControlPersist=60"
-    target = f"{server.user}@127.0.0.1:{folder}/copy/"
-
-    def rsync(shell: str) -> None:
-        subprocess.run(
-            ["rsync", "-a", "--delete", "-e", shell, f"{project}/", target], check=True, stdin=subprocess.DEVNULL
-        )
-
-    rows["rsync, first"] = timed(lambda: rsync(ssh))
-    rows["rsync, unchanged"] = median(lambda: rsync(ssh))
-    rows["rsync, unchanged, login open"] = median(lambda: rsync(master))
-    typed("down", "bench")
-    for what, seconds in rows.items():
-        print(f"{what:<30}{seconds:8.2f} s")
-
-
-def timed(work: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
-def median(work: Callable[[], None]) -> float:
-    return statistics.median([timed(work) for _ in range(ROUNDS + 1)][1:])
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        return alternate({"gpuops": alone, "rsync": lambda: _rsync(one, *master)}, options.times(5))
+    finally:
+        live.close()

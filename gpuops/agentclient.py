@@ -21,6 +21,7 @@ from gpuops.agent.whole import Whole
 from gpuops.connection import Channel, Connection
 from gpuops.errors import ConnectionLost, NodeError, NodeRefused
 from gpuops.models import Resource
+from gpuops.output import span
 
 MAGIC = b"gpuops-agent 1\n"
 NOISE_LIMIT = 1 << 20
@@ -120,7 +121,7 @@ class AgentClient(Programs):
         try:
             if not self._greeted.wait(limit_s):
                 raise ConnectionLost(
-                    f"the agent on {self.label} has said nothing for {limit_s:.0f} s",
+                    f"the agent on {self.label} has said nothing for {span(limit_s)}",
                     "see `gpuops status`; `gpuops down` cleans up",
                 )
             if not self._is_agent:
@@ -252,7 +253,7 @@ class AgentClient(Programs):
                     message = answers.get(timeout=max(0.0, timeout))
                 except queue.Empty:
                     raise ConnectionLost(
-                        f"{self.label} has not answered '{verb}' for {timeout:.0f} s",
+                        f"{self.label} has not answered '{verb}' for {span(timeout)}",
                         "check the node and the network; `gpuops status` looks again",
                     ) from None
                 if message is None:

@@ -12,6 +12,7 @@ from typing import BinaryIO, TypeVar, cast
 from gpuops.agent.whole import Whole
 from gpuops.connection import Channel
 from gpuops.errors import ConnectionLost, NodeError
+from gpuops.output import span
 from gpuops.tarstream import complaint, finish
 
 SILENCE_S = 60.0
@@ -106,7 +107,7 @@ def transfer(channel: Channel, label: str, silence_s: float = SILENCE_S) -> Iter
     except (Cut, tarfile.TarError, NodeError) as error:
         if watched.silent:
             raise ConnectionLost(
-                f"the transfer with {label} has not moved for {silence_s:.0f} s",
+                f"the transfer with {label} has not moved for {span(silence_s)}",
                 "check the node and the network, then try again: what arrived whole is not sent again",
             ) from error
         if isinstance(error, NodeError):

@@ -35,6 +35,7 @@ from gpuops.ledger import ClusterRow, LedgerJournal
 from gpuops.models import Intent, Lease, Offer, Problem, Request, Resource
 from gpuops.oneach import on_each
 from gpuops.output import money, span
+from gpuops.progress import Progress, Silent
 from gpuops.teardown import POLL_S, POLL_SLOW_S, clear, in_order, owned, tear_down
 from gpuops.world import World
 from provisioners.base import Provisioner
@@ -82,19 +83,21 @@ def plan(world: World, request: Request) -> tuple[Provisioner, list[Offer]]:
     """Check the request and get its offers; nothing is created. Raises ProviderError, UsageError."""
     provisioner = world.provisioner(request.provider)
     _check_capabilities(provisioner, request)
-    problems = list(provisioner.preflight(request))
+    problems = _preflight(world, provisioner, request)
     settled = _settled(world, request, problems)
     if settled != request:
-        request, problems = settled, list(provisioner.preflight(settled))
+        request, problems = settled, _preflight(world, provisioner, settled)
     for problem in problems:
         if not problem.fatal:
             world.out.say(f"note: {problem.say}; {problem.hint}")
     fatal = [problem for problem in problems if problem.fatal]
     if fatal:
         raise ProviderError("; ".join(dict.fromkeys(problem.say for problem in fatal)), fatal[0].hint)
+    with world.progress.during(f"asking {request.provider} what it has"):
+        found = provisioner.offers(request)
     offers = [
         offer
-        for offer in provisioner.offers(request)
+        for offer in found
         if offer.nodes == request.nodes and (request.max_price is None or offer.per_hour <= request.max_price)
     ]
     if not offers:
@@ -103,6 +106,11 @@ def plan(world: World, request: Request) -> tuple[Provisioner, list[Offer]]:
             "ask for less, raise --max-price, or try another provider",
         )
     return provisioner, offers
+
+
+def _preflight(world: World, provisioner: Provisioner, request: Request) -> list[Problem]:
+    with world.progress.during(f"looking whether {request.provider} is ready"):
+        return list(provisioner.preflight(request))
 
 
 def _settled(world: World, request: Request, problems: Sequence[Problem]) -> Request:
@@ -168,10 +176,12 @@ def bring_up(
     try:
         guard.ensure(world.home)
         intent = Intent(world.owner, row.name, row.token, row.boot_deadline, agent)
-        offer = _create(world, provisioner, offers, row, intent)
+        with world.progress.during(f"creating {row.name}"):
+            offer = _create(world, provisioner, offers, row, intent)
         if rented:
             world.out.say("not yet protected: keep this computer on until the nodes are ready")
-        live = _wait_ready(world, provisioner, row, request)
+        with world.progress.during(f"waiting for {row.name}", request.timeout_min * 60):
+            live = _wait_ready(world, provisioner, row, request)
         try:
             _start_lease(world, live, wish, rented, offer)
         except BaseException:
@@ -239,6 +249,7 @@ def _create_once(world: World, provisioner: Provisioner, offer: Offer, row: Clus
                 raise
             _undo(world, provisioner, row)  # half of it may be there; made again, it would be there twice
             wait = 2.0 ** (attempt + 1) if error.retry_after is None else error.retry_after
+            world.progress.waits(f"{error.say}; asking again in {span(wait)}")
             world.clock.pause(wait, world.clock.monotonic() + wait)
         except Unknown:
             if _look_up(world, provisioner, offer, row):
@@ -305,7 +316,7 @@ def _wait_ready(world: World, provisioner: Provisioner, row: ClusterRow, request
     while True:
         wait = POLL_S if clock.monotonic() - started < EAGER_S else POLL_SLOW_S
         try:
-            machines = [provisioner.describe(machine) for machine in machines_of(world, row)]
+            machines = on_each(provisioner.describe, machines_of(world, row))
             seen |= {machine.id for machine in machines if machine.state != "ended"}
             why = _not_yet(machines, seen, settled=clock.monotonic() - started >= provisioner.settle_s)
             if not why:
@@ -322,6 +333,7 @@ def _wait_ready(world: World, provisioner: Provisioner, row: ClusterRow, request
             if refusal.kind not in BOOTING:
                 raise
             why = refusal.say
+        world.progress.waits(why)
         if clock.monotonic() >= deadline:
             raise NodeError(
                 f"{row.name} was not ready after {span(clock.monotonic() - started)}: {why}",
@@ -344,26 +356,30 @@ def _not_yet(machines: Sequence[Resource], seen: set[str], *, settled: bool) -> 
 
     `seen`: machines that their provider has known; of another one `ended` may still mean `not known yet`.
     """
-    for machine in machines:
+    for index, machine in enumerate(machines):
         if machine.state == "ended" and (settled or machine.id in seen):
             raise NodeError(f"{machine.name} ended before it was ready", "try again, or look at the provider's console")
         if machine.state in ("starting", "ended"):
-            return f"{machine.name} is still starting"
+            return f"node{index} is still starting"
         if not machine.address:
-            return f"{machine.name} has no address yet"
+            return f"node{index} has no address yet"
     return ""
 
 
-def reach(row: ClusterRow, machines: Sequence[Resource], *, some: bool = False) -> Live:
+def reach(
+    row: ClusterRow, machines: Sequence[Resource], *, some: bool = False, progress: Progress | None = None
+) -> Live:
     """Converse with every node of a cluster; with `some`, with those that answer, at least one.
 
-    Raises ConnectionLost, NodeRefused.
+    Who has not answered yet is told to `progress`. Raises ConnectionLost, NodeRefused.
     """
+    told = progress or Silent()
     if not machines:
         raise NodeError(f"{row.name} has no machines", f"gpuops down {row.name}")
 
     def one(index: int) -> tuple[AgentClient, Mapping[str, Any], float]:
         paths = _paths(row.name, machines[index], index)
+        told.waits("no answer yet", f"node{index}")
         try:
             client = _client(paths, machines[index], index)
             try:
@@ -375,14 +391,24 @@ def reach(row: ClusterRow, machines: Sequence[Resource], *, some: bool = False) 
         except NodeError as error:
             failed[index] = error
             return Absent(f"node{index}", paths, error), {}, 0.0
+        finally:
+            told.waits("", f"node{index}")
 
     failed: dict[int, NodeError] = {}
     nodes = on_each(one, range(len(machines)))
     live = Live(row, list(machines), *(list(column) for column in zip(*nodes, strict=True)))
     if failed and (not some or len(failed) == len(machines)):
         live.close()
-        raise failed[min(failed)]
+        raise _in_its_words(row, failed[min(failed)])
     return live
+
+
+def _in_its_words(row: ClusterRow, error: NodeError) -> NodeError:
+    """A node that has ended does not know what its cluster is called here."""
+    if isinstance(error, NodeRefused) and error.kind == "ended":
+        hint = f"what it left comes home with: gpuops down {row.name}; then bring up another"
+        return NodeRefused(error.say, hint, error.kind, error.data)
+    return error
 
 
 def _client(paths: NodePaths, machine: Resource, index: int) -> AgentClient:
@@ -451,4 +477,5 @@ def send_lease(live: Live, lease: Lease, now: float) -> None:
 
 def open_live(world: World, row: ClusterRow, *, some: bool = False) -> Live:
     """Reach a cluster that the ledger says is up; with `some`, as much of it as answers. Raises NodeError."""
-    return reach(row, machines_of(world, row), some=some)
+    with world.progress.during(f"reaching {row.name}"):
+        return reach(row, machines_of(world, row), some=some, progress=world.progress)

@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuops.causes import held_back
 from gpuops.cluster import Live
 from gpuops.errors import GpuopsError, NodeError
 from gpuops.follow import Follower, OnBytes, lost
-from gpuops.ledger import RunRow
+from gpuops.ledger import RowGone, RunRow
 from gpuops.models import RunRequest, Verdict
 from gpuops.output import SCHEMA
 from gpuops.progress import Progress, amount
 from gpuops.push.restore import outputs
+from gpuops.remedies import held_back
 from gpuops.results import RunHome, fetch
 from gpuops.results.leftover import exactly, left, sentence, worth
 from gpuops.verdict import judge, node_result, resume_hint
@@ -45,7 +45,12 @@ class Conclusion:
 
 def request_of(row: RunRow) -> RunRequest:
     """The run's request as the ledger kept it."""
-    return RunRequest(**row.request)
+    try:
+        return RunRequest(**row.request)
+    except TypeError as error:
+        raise RowGone(
+            f"what the ledger says of {row.name} cannot be read", f"its results so far are in {row.home}"
+        ) from error
 
 
 def follower(world: World, live: Live, row: RunRow, on_bytes: OnBytes, say: Callable[[str], None]) -> Follower:
@@ -79,7 +84,8 @@ def conclude(
     over = row.ended or time.time()
     kinds = {index: result["reason"].get("kind") for index, result in sorted(results.items())}
     talking = [index for index, kind in kinds.items() if kind not in SILENT]
-    failed, left_out = _fetch_last(world, live, row, progress, talking)
+    with progress.during(f"looking at what {row.name} made"):
+        failed, left_out = _fetch_last(world, live, row, progress, talking)
     unsaved = _joined(failed, _named(kinds, "node", "cannot be reached any more"))
     missing = _joined(unsaved, _named(kinds, "gone", "ended before all results were home"))
     request = request_of(row)

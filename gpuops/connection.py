@@ -7,8 +7,6 @@ on this machine (the embedded default); SSH kinds join it behind the same Protoc
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -17,6 +15,7 @@ from typing import BinaryIO, Protocol
 
 from gpuops.errors import NodeError
 from gpuops.models import Resource
+from gpuops.processes import end_apart, start_apart
 
 END_S = 10.0
 """How long a killed program may take to be gone."""
@@ -56,13 +55,8 @@ class ProcessChannel:
 
     def __init__(self, argv: Sequence[str]) -> None:
         # A session of its own: Ctrl-C in the terminal is ours to handle, not the child's.
-        self._process = subprocess.Popen(
-            list(argv),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            bufsize=0,
+        self._process = start_apart(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
         )
         assert self._process.stdin
         assert self._process.stdout
@@ -95,10 +89,7 @@ class ProcessChannel:
     def close(self) -> None:
         # The process first: a thread that waits for a pipe sees its end, and no file number is given away under it.
         if self._process.poll() is None:
-            try:
-                os.killpg(self._process.pid, signal.SIGKILL)  # its session is ours, and so is what it started
-            except OSError:
-                self._process.kill()
+            end_apart(self._process)  # its session is ours, and so is what it started
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:

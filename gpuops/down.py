@@ -10,7 +10,7 @@ from gpuops import choose, guard
 from gpuops import cluster as clusters
 from gpuops.conclude import conclude, follower
 from gpuops.errors import GpuopsError, Interrupted, NodeError, UsageError, worst
-from gpuops.halt import halt
+from gpuops.halt import halt, stopping
 from gpuops.ledger import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.progress import Progress
 from gpuops.run import find_run
@@ -166,10 +166,11 @@ def stop_and_wait(world: World, live: clusters.Live, run: RunRow, why: str) -> d
     following.start()
     halt(live, run.name, "graceful", why)
     deadline = time.monotonic() + STOP_S + 2 * float(run.request.get("grace_s", 10.0))
-    while not following.wait(LOOK_S):
-        if time.monotonic() > deadline:
-            following.quit()
-            raise NodeError(f"{run.name} did not stop", f"gpuops down {live.row.name} --force")
+    with stopping(world.progress, run):
+        while not following.wait(LOOK_S):
+            if time.monotonic() > deadline:
+                following.quit()
+                raise NodeError(f"{run.name} did not stop", f"gpuops down {live.row.name} --force")
     return dict(following.results)
 
 

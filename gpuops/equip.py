@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuops import environment
+from gpuops import environment, fits
 from gpuops.agentclient import AgentClient
 from gpuops.cluster import Live
 from gpuops.errors import NodeError, NodeRefused, RunFailed, UsageError
@@ -47,7 +47,8 @@ def equip(
     spots: Sequence[Spot],
     progress: Progress,
 ) -> list[Equipped]:
-    """Each node's Python and ranks, at its spot. Raises NodeError where torch differs between nodes."""
+    """Each node's Python and ranks, at its spot. Raises NodeError where torch differs between nodes, or cannot use
+    their GPUs."""
 
     shared = capable(world, live, "shares_disk")
 
@@ -66,6 +67,9 @@ def equip(
             interface=spots[index].interface,
             address=spots[index].address,
         )
+        used = [gpu for gpu in hello["gpus"] if str(gpu["index"]) in map(str, seen)][: facts.ranks]
+        if note := fits.check(client, found["python"], found["torch"], found.get("cuda"), used, request):
+            world.out.say(f"note: {note}")
         return Equipped(facts, found["torch"], found["why"], found["version"], len(seen))
 
     nodes = on_each(one, range(request.nodes))
@@ -113,7 +117,7 @@ def _python(
     make = environment.make_plan(folder, hello["gpus"], settings, workload=bool(request.workload))
     arguments: dict[str, Any] = {
         "explicit": request.python,
-        "candidates": _active(world) if shared else [],
+        "candidates": own_pythons(world) if shared else [],
         "name": make["name"],
     }
     needs = request.kind == "torchrun"
@@ -132,11 +136,12 @@ def _stream_python(client: AgentClient, progress: Progress, arguments: dict[str,
     stream = client.stream("python", timeout=PYTHON_SILENCE_S, **arguments)
     for item in stream:
         if "say" in item:
-            progress.say(f"{client.label}: {item['say']}")
+            progress.waits(f"making an environment: {item['say']}", client.label)
+    progress.waits("", client.label)
     return stream.answer
 
 
-def _active(world: World) -> list[str]:
+def own_pythons(world: World) -> list[str]:
     """The user's own environment on this computer: the active one, then the one that gpuops runs in."""
     active = [f"{world.env[name]}/bin/python" for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if world.env.get(name)]
     return [*active, sys.executable]
@@ -156,7 +161,7 @@ def setup_command(request: RunRequest, folder: Path, *, rented: bool) -> str:
     return "python -m pip install ." if (folder / "pyproject.toml").is_file() else ""
 
 
-def set_up(world: World, live: Live, tree: str, command: str, nodes: Sequence[Equipped]) -> None:
+def set_up(world: World, live: Live, tree: str, command: str, nodes: Sequence[Equipped], progress: Progress) -> None:
     """Run the set-up command on each node, in the tree; skipped where it has succeeded before. Raises RunFailed."""
 
     def one(node: Equipped) -> None:
@@ -168,6 +173,8 @@ def set_up(world: World, live: Live, tree: str, command: str, nodes: Sequence[Eq
         )
         for item in stream:
             output = (output + base64.b64decode(item.get("b64", "")))[-4096:]
+            progress.waits(_last_line(output), f"node{node.facts.index}")
+        progress.waits("", f"node{node.facts.index}")
         if stream.answer["code"] != 0:
             last = output.decode(errors="replace").strip().splitlines()
             raise RunFailed(
@@ -178,8 +185,11 @@ def set_up(world: World, live: Live, tree: str, command: str, nodes: Sequence[Eq
         if not stream.answer["skipped"]:
             world.out.say(f"node{node.facts.index}: set up")
 
-    for node in nodes:
-        one(node)
+    on_each(one, nodes)
+
+
+def _last_line(output: bytes) -> str:
+    return next((line for line in reversed(output.decode(errors="replace").splitlines()) if line.strip()), "")
 
 
 def versions(live: Live, nodes: Sequence[Equipped]) -> dict[str, Any]:

@@ -10,6 +10,7 @@
     │   ├── RateLimited               slow down; `retry_after` seconds where the provider says
     │   ├── Rejected                  this request will never be accepted
     │   └── Unknown                   no answer, or one we cannot read: it may have happened
+    │       └── Partial               some of it answered; `found` is what they said
     ├── NodeError               4    a node or the network failed
     │   ├── ConnectionLost            the connection ended; the node may be well
     │   └── NodeRefused               the agent said no; `kind` says why
@@ -23,6 +24,9 @@ else that escapes is a bug: exit code 70, and the traceback goes to a file.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 BUG = 70
 """Exit code of a bug in gpuops (sysexits' EX_SOFTWARE)."""
@@ -76,6 +80,14 @@ class Rejected(ProviderError):
 
 class Unknown(ProviderError):
     pass
+
+
+class Partial(Unknown):
+    """`list_owned` was not answered everywhere. `found`: what those list that did answer (`models.Resource`)."""
+
+    def __init__(self, say: str, hint: str = "", found: Sequence[Any] = ()) -> None:
+        super().__init__(say, hint)
+        self.found = found
 
 
 class NodeError(GpuopsError):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from gpuops.errors import GpuopsError
 from gpuops.models import Lease
+from gpuops.system import HERE
 
 if TYPE_CHECKING:
     from gpuops.ledger import ClusterRow, Ledger, RunRow
@@ -30,6 +31,10 @@ TICK_S = 1.0
 LEASE_MARGIN_S = 60.0
 """The node's own watchdog goes first; the guard is the second dead-man."""
 RETRY_S = 30.0
+RETRY_SLOW_S = 300.0
+"""What fails is tried again after the first, then ever more seldom, at least so often."""
+TOLD_ROUNDS = 3
+"""After so many failures in a row the next command tells of them."""
 LOOK_S = 60.0
 """How often a cluster that is simply up is looked at: its nodes may have ended by themselves."""
 HANG_S = 600.0
@@ -43,18 +48,19 @@ def ensure(home: Path) -> None:
     """Start a guard unless one runs; returns at once. The process is detached: no terminal, own session."""
     from filelock import FileLock, Timeout
 
+    from gpuops.processes import start_background
+
     try:
         with FileLock(home / LOCK, timeout=0):
             pass
     except Timeout:
         return
     with open(home / "guard.log", "ab") as log:
-        subprocess.Popen(
+        start_background(
             [sys.executable, "-m", "gpuops.guard", str(home)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,
             cwd=home,
             env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
@@ -66,7 +72,7 @@ def main(home: Path) -> int:
 
     from filelock import FileLock, Timeout
 
-    for name in ("SIGINT", "SIGHUP"):  # a terminal's signals are not for us
+    for name in ("SIGINT", HERE.hang_up):  # a terminal's signals are not for us
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     lock = FileLock(home / LOCK, timeout=5)
@@ -127,9 +133,9 @@ def _look(home: Path, tending: dict[int, tuple[threading.Thread, float]]) -> boo
             if thread is not None and thread.is_alive() and not _hangs(row, time.time(), time.monotonic() - began):
                 continue
             if needs_tending(row, world.ledger.runs(cluster=row.id), time.time(), world.me, time.monotonic() - began):
-                thread = threading.Thread(target=_tend, args=(home, row.id, row.folder), daemon=True)
-                tending[row.id] = (thread, time.monotonic())
-                thread.start()
+                rounds = thread.rounds if isinstance(thread, _Tending) else 0
+                tending[row.id] = (_Tending(home, row, rounds), time.monotonic())
+                tending[row.id][0].start()
     finally:
         world.ledger.close()
     return bool(rows)
@@ -174,24 +180,64 @@ def _is_kept(keeper: Identity | None, me: Identity) -> bool:
     return keeper is not None and keeper != me and keeper.alive()
 
 
-def _tend(home: Path, cluster: int, folder: Path) -> None:
-    """One cluster, in a thread and with a ledger of its own. A failure is logged, and tried again later."""
-    from gpuops import keep
+class _Tending(threading.Thread):
+    """One cluster, in a thread and with a ledger of its own. What fails is tried again, ever more seldom."""
 
-    try:
-        world = _world(home, folder)
+    def __init__(self, home: Path, row: ClusterRow, rounds: int) -> None:
+        super().__init__(daemon=True, name=f"tend {row.name}")
+        self.rounds = rounds
+        """How often in a row it has failed."""
+        self._home = home
+        self._row = row
+
+    def run(self) -> None:
+        from gpuops import keep
+
         try:
-            keep.tend(world, cluster)
-        finally:
-            world.ledger.close()
-    except Exception:
-        _log_failure()
-        time.sleep(RETRY_S)
+            world = _world(self._home, self._row.folder)
+            try:
+                keep.tend(world, self._row.id)
+                self._over(world)
+            finally:
+                world.ledger.close()
+        except Exception as error:
+            self.rounds += 1
+            _log_failure(self._row.name)
+            if self.rounds == TOLD_ROUNDS:
+                self._tell(error)
+            time.sleep(pause(self.rounds))
+
+    def _tell(self, error: Exception) -> None:
+        """Whoever types the next command should know; that it cannot be written down stops nobody."""
+        name, why = self._row.name, getattr(error, "say", "") or f"{type(error).__name__}: {error}"
+        give_up = f"`gpuops down {name} --force` gives up what does not answer"
+        try:
+            ledger = _world(self._home).ledger
+            ledger.notice(f"{name} cannot be looked after: {why}; the guard goes on trying, {give_up}")
+            ledger.close()
+        except (GpuopsError, sqlite3.Error):
+            _log_failure(name)
+
+    def _over(self, world: World) -> None:
+        if self.rounds >= TOLD_ROUNDS:
+            world.ledger.notice(f"{self._row.name} is looked after again")
+        self.rounds = 0
 
 
-def _log_failure() -> None:
-    print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), file=sys.stderr)
-    traceback.print_exc()
+def pause(rounds: int) -> float:
+    """How long to wait after so many failures in a row, in seconds."""
+    return min(RETRY_S * 2.0 ** min(rounds - 1, 30), RETRY_SLOW_S)
+
+
+def _log_failure(what: str = "the ledger") -> None:
+    """A line for what a user could act on, a traceback for what is a bug."""
+    error = sys.exception()
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    if isinstance(error, GpuopsError):
+        print(f"{at} {what}: {error.say}", file=sys.stderr)
+    else:
+        print(f"{at} {what}", file=sys.stderr)
+        traceback.print_exc()
     sys.stderr.flush()
 
 

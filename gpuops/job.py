@@ -19,14 +19,15 @@ from gpuops.cluster import LeaseWish, Live
 from gpuops.conclude import Conclusion, conclude, follower
 from gpuops.errors import GpuopsError, Interrupted, NodeError, worst
 from gpuops.follow import Follower
-from gpuops.halt import halt
-from gpuops.ledger import RunRow
+from gpuops.halt import halt, stopping
+from gpuops.ledger import LedgerUnwritable, RunRow
 from gpuops.livefetch import LiveFetch
 from gpuops.models import Offer, Request, RunRequest
 from gpuops.output import span
 from gpuops.progress import Progress
 from gpuops.push import uplink
 from gpuops.receipt import receipt
+from gpuops.remarks import Remarks, board, how_to_look
 from gpuops.results import RunHome
 from gpuops.run import Prepared, Sending, check, give_up, launch, prepare, tree_of
 from gpuops.settings import Settings
@@ -179,18 +180,22 @@ def _follow(world: World, live: Live, row: RunRow, tail: HomeTail) -> Follower:
         for line in lines:
             world.out.line(line)
 
-    following = follower(world, live, row, lambda *_: None, world.out.say)
+    look = how_to_look(live.row.name, gpus=any(facts.get("gpus") for facts in live.facts))
+    remarks = Remarks(world.out.say, RunHome(row.home), world.folder, look)
+    following = follower(world, live, row, remarks.heard, world.out.say)
     following.start()
     try:
         fetching = LiveFetch(live, row)
-        while not following.wait(LOOK_S):
+        while not following.watch(LOOK_S):
             show(tail.new())
             fetching.look()
+            remarks.look()
     except HandOver:
         following.quit()
         raise
     except Interrupted:
-        _stop(world, live, row, following, lambda: show(tail.new()))
+        with stopping(world.progress, row):
+            _stop(world, live, row, following, lambda: show(tail.new()))
     show(tail.rest())
     return following
 
@@ -216,7 +221,7 @@ def _ask(live: Live, row: RunRow, how: Literal["graceful", "now"], why: str) -> 
 def _told(world: World, end: Conclusion) -> Outcome:
     code = Interrupted.exit_code if world.signals.count else end.verdict.exit_code
     document = {**end.document, "exit_code": code}
-    last = [*receipt(dict(end.document))]
+    last = [*receipt(dict(end.document)), *filter(None, [board(end.home, world.folder)])]
     if end.verdict.tail and end.verdict.exit_code:
         last += ["", *end.verdict.tail.splitlines()]
     last += [end.verdict.say + (f"\nhint: {end.verdict.hint}" if end.verdict.hint else "")]
@@ -239,10 +244,13 @@ def _detached(world: World, live: Live, row: RunRow, ours: bool) -> Outcome:
 
 def _hand_over(world: World, live: Live) -> None:
     """The guard goes on with what this command had in hand."""
-    for run in world.ledger.runs(cluster=live.row.id):
-        if run.keeper == world.me:
-            world.ledger.set_run(run.id, keeper=None)
-    world.ledger.set_cluster(live.row.id, keeper=None)
+    try:
+        for run in world.ledger.runs(cluster=live.row.id):
+            if run.keeper == world.me:
+                world.ledger.set_run(run.id, keeper=None)
+        world.ledger.set_cluster(live.row.id, keeper=None)
+    except LedgerUnwritable:
+        pass  # this command ends now, and a keeper that is dead says the same
     guard.ensure(world.home)
 
 

@@ -10,6 +10,8 @@ from gpuops.models import Lease
 RENTED_HOURS = 24.0
 RENTED_IDLE_MIN = 30.0
 SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|min|m|h|d)")
+ENDLESS_S = 3.2e9
+"""No lease is longer: a hundred years."""
 UNIT_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -49,7 +51,7 @@ def parse_span(text: str) -> float:
             break
         total += float(match[1]) * UNIT_S[match[2]]
         position = match.end()
-    if not compact or position != len(compact) or total <= 0:
+    if not compact or position != len(compact) or not 0 < total <= ENDLESS_S:
         raise UsageError(f"'{text}' is not a length of time", "write it like 90s, 30min, 2h or 1h30m")
     return total
 

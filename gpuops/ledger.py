@@ -13,23 +13,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from gpuops.errors import GpuopsError, Interrupted, UsageError
+from gpuops.errors import GpuopsError, Interrupted, LocalDisk, UsageError
 from gpuops.models import Lease, Resource
 from gpuops.processes import Identity
+from gpuops.rows import ClusterRow as ClusterRow
+from gpuops.rows import RunRow as RunRow
+from gpuops.rows import cluster_of, fields_of, flat, identity, number, run_of, word
 
 SCHEMA = 1
 FILE = "ledger.db"
 BUSY_S = 30.0
 """How long another command's change is waited for."""
-TABLE_NAMES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 
 TABLES = """
 CREATE TABLE clusters (
@@ -50,6 +54,16 @@ CREATE TABLE notices (id INTEGER PRIMARY KEY, at REAL NOT NULL, say TEXT NOT NUL
 """
 
 
+T = TypeVar("T")
+
+
+WANTED = {
+    table: set(re.findall(r"(\w+) (?:INTEGER|TEXT|REAL)", columns))
+    for table, columns in re.findall(r"CREATE TABLE (\w+) \((.*?)\);", TABLES, re.DOTALL)
+}
+"""Table to columns: a torn schema shows in them."""
+
+
 class LedgerTooNew(UsageError):
     """A later gpuops wrote this ledger; `down`, `reap` and `status --cloud` work without it."""
 
@@ -66,51 +80,6 @@ class Damaged(sqlite3.DatabaseError):
     """SQLite can open the file, but what is in it is no ledger."""
 
 
-@dataclass(frozen=True)
-class ClusterRow:
-    """A cluster as the ledger knows it. `state`: creating, up, ending, gone."""
-
-    id: int
-    name: str
-    provider: str
-    folder: Path
-    state: str
-    ephemeral: bool
-    """Brought up by a command for itself: its end is that command's, or the guard's, duty."""
-    token: str
-    request: Mapping[str, Any]
-    offer: Mapping[str, Any]
-    boot_deadline: float
-    lease: Lease
-    keeper: Identity | None
-    created: float
-    ready: float | None
-    ended: float | None
-    why: str
-
-
-@dataclass(frozen=True)
-class RunRow:
-    """A run as the ledger knows it. `state`: starting, running, ended (nodes are done), home."""
-
-    id: int
-    name: str
-    cluster: int
-    folder: Path
-    home: Path
-    """Where its results go: `<folder>/runs/<run>`, absolute."""
-    tree: str
-    request: Mapping[str, Any]
-    state: str
-    facts: Mapping[str, Any]
-    """What the receipt needs: commit, torch, driver, nodes, …"""
-    verdict: Mapping[str, Any] | None
-    keeper: Identity | None
-    created: float
-    started: float | None
-    ended: float | None
-
-
 @dataclass
 class Ledger:
     """One connection to the ledger; cheap to open, safe beside others, not shared by threads."""
@@ -124,7 +93,7 @@ class Ledger:
         path = home / FILE
         try:
             return cls(path, _connect(path))
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             if not _is_damage(error):
                 raise _unwritable(path, error) from error
         return cls._renewed(path)
@@ -138,14 +107,16 @@ class Ledger:
             with FileLock(path.with_suffix(".lock"), timeout=BUSY_S):
                 try:
                     return cls(path, _connect(path))  # another command was quicker
-                except sqlite3.Error as error:
+                except (sqlite3.Error, UnicodeDecodeError) as error:
                     if not _is_damage(error):
                         raise
                 aside = _set_aside(path)
                 ledger = cls(path, _connect(path))
         except (sqlite3.Error, OSError, Timeout) as error:
             raise _unwritable(path, error) from error
-        ledger.notice(f"the ledger was damaged and is kept as {aside}; `gpuops reap` finds what still exists")
+        ledger.notice(
+            f"the ledger was damaged and is kept as {aside}; `gpuops reap --adopt` takes back what still lives"
+        )
         return ledger
 
     def close(self) -> None:
@@ -168,15 +139,26 @@ class Ledger:
         with self._in_words():
             return self.db.execute(query, values).fetchall()
 
+    def _parsed(self, parse: Callable[[sqlite3.Row], T], rows: Iterable[sqlite3.Row]) -> list[T]:
+        """Rows as objects. Raises LedgerUnwritable where a disk has changed what SQLite cannot know to be wrong."""
+        try:
+            return [parse(row) for row in rows]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise _damaged(self.path) from error
+
     @contextmanager
     def _in_words(self) -> Iterator[None]:
         """What SQLite meets outside itself, as LedgerUnwritable; a wrong statement stays the bug that it is."""
         try:
             yield
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR:
                 raise
             raise _unwritable(self.path, error) from error
+        except sqlite3.DatabaseError as error:
+            if not _is_damage(error):
+                raise
+            raise _damaged(self.path) from error
 
     # -- clusters ---------------------------------------------------------------------------
 
@@ -198,48 +180,58 @@ class Ledger:
         with self._transaction() as db:
             if name is None:
                 name = _next_name(provider, {row[0] for row in db.execute("SELECT name FROM clusters")})
-            if db.execute("SELECT 1 FROM clusters WHERE name = ? AND state != 'gone'", (name,)).fetchone():
-                raise UsageError(
-                    f"a cluster named {name} exists already", f"choose another --name, or end it: gpuops down {name}"
-                )
-            cursor = db.execute(
-                "INSERT INTO clusters (name, provider, folder, state, ephemeral, token, request, boot_deadline,"
-                " hard_end, idle_s, money_end, keeper_pid, keeper_start, created)"
-                " VALUES (?,?,?,'creating',?,?,?,?,?,?,?,?,?,?)",
-                (
-                    name,
-                    provider,
-                    str(folder),
-                    ephemeral,
-                    token,
-                    json.dumps(request),
-                    boot_deadline,
-                    lease.hard_end,
-                    lease.idle_s,
-                    lease.money_end,
-                    keeper.pid,
-                    keeper.start,
-                    now,
-                ),
-            )
-            row_id = int(cursor.lastrowid or 0)
+            _refuse_second(db, name)
+            columns = {
+                "name": name,
+                "provider": provider,
+                "folder": folder,
+                "state": "creating",
+                "ephemeral": ephemeral,
+                "token": token,
+                "request": request,
+                "boot_deadline": boot_deadline,
+                "lease": lease,
+                "keeper": keeper,
+                "created": now,
+            }
+            row_id = _insert(db, "clusters", columns)
         return self.cluster(row_id)
+
+    def adopt(self, row: ClusterRow, resources: Sequence[Resource], runs: Sequence[RunRow]) -> list[str]:
+        """Take back a cluster that another ledger knew, with its runs, in one commit; ids are given here.
+
+        Returns the names of runs that this ledger knows already, which are left out. Raises UsageError where a
+        live cluster has its name.
+        """
+        with self._transaction() as db:
+            _refuse_second(db, row.name)
+            cluster = _insert(db, "clusters", fields_of(row))
+            for one in resources:
+                given = {"cluster": cluster, "state": "got", "kind": one.kind, "mark": one.name, "token": ""}
+                _insert(db, "resources", {**given, "region": one.region, "resource": asdict(one)})
+            taken = {name for (name,) in db.execute("SELECT name FROM runs")}
+            for run in runs:
+                if run.name not in taken:
+                    _insert(db, "runs", {**fields_of(run), "cluster": cluster})
+        return [run.name for run in runs if run.name in taken]
 
     def cluster(self, row_id: int) -> ClusterRow:
         """One cluster. Raises RowGone."""
-        return _cluster(_only(self._read("SELECT * FROM clusters WHERE id = ?", row_id), "cluster"))
+        return self._parsed(cluster_of, [_only(self._read("SELECT * FROM clusters WHERE id = ?", row_id), "cluster")])[
+            0
+        ]
 
     def clusters(self, *, live: bool = True) -> list[ClusterRow]:
         where = "WHERE state != 'gone'" if live else ""
-        return [_cluster(row) for row in self._read(f"SELECT * FROM clusters {where} ORDER BY id")]
+        return self._parsed(cluster_of, self._read(f"SELECT * FROM clusters {where} ORDER BY id"))
 
     def set_cluster(self, row_id: int, **columns: Any) -> None:
-        """Change columns by name; `offer` is stored as JSON, `lease` in its three columns."""
-        self._set("clusters", row_id, _columns(columns))
+        """Change columns by name; see `rows.flat`."""
+        self._set("clusters", row_id, flat(columns))
 
     def ready(self, cluster: int, lease: Lease, now: float) -> bool:
         """creating -> up. False where another command has begun to end it meanwhile."""
-        columns = {"ready": now, **_columns({"lease": lease})}
+        columns = {"ready": now, **flat({"lease": lease})}
         assignments = ", ".join(f"{name} = ?" for name in columns)
         with self._transaction() as db:
             cursor = db.execute(
@@ -258,7 +250,7 @@ class Ledger:
         """Become the keeper of a cluster and of its unfinished runs, unless another lives. Raises RowGone."""
         with self._transaction():
             row = _only(self._read("SELECT keeper_pid, keeper_start FROM clusters WHERE id = ?", cluster), "cluster")
-            holder = _identity(row["keeper_pid"], row["keeper_start"])
+            holder = identity(row["keeper_pid"], row["keeper_start"])
             if holder is not None and holder != keeper and holder.alive():
                 return False
             self.db.execute(
@@ -306,7 +298,7 @@ class Ledger:
     def resources(self, cluster: int) -> list[Resource]:
         """What a cluster has, as last seen; machines in node order."""
         rows = self._read("SELECT resource FROM resources WHERE cluster = ? AND state = 'got' ORDER BY id", cluster)
-        return [Resource(**json.loads(row[0])) for row in rows]
+        return self._parsed(lambda row: Resource(**json.loads(row[0])), rows)
 
     def refused(self, cluster: int) -> None:
         """The provider said no: what was intended and not answered for does not exist."""
@@ -366,37 +358,33 @@ class Ledger:
             taken = {row[0] for row in db.execute("SELECT name FROM runs")}
             taken |= {path.name for path in (folder / "runs").glob(f"{stem}-*")}  # of a ledger that was lost
             name = _next_name(stem, taken)
-            cursor = db.execute(
-                "INSERT INTO runs (name, cluster, folder, home, tree, request, state, facts, keeper_pid, keeper_start,"
-                " created) VALUES (?,?,?,?,?,?,'starting',?,?,?,?)",
-                (
-                    name,
-                    cluster,
-                    str(folder),
-                    str(folder / "runs" / name),
-                    tree,
-                    json.dumps(request),
-                    json.dumps(facts),
-                    keeper.pid,
-                    keeper.start,
-                    now,
-                ),
-            )
-            row_id = int(cursor.lastrowid or 0)
+            columns = {
+                "name": name,
+                "cluster": cluster,
+                "folder": folder,
+                "home": folder / "runs" / name,
+                "tree": tree,
+                "request": request,
+                "state": "starting",
+                "facts": facts,
+                "keeper": keeper,
+                "created": now,
+            }
+            row_id = _insert(db, "runs", columns)
         return self.run(row_id)
 
     def run(self, row_id: int) -> RunRow:
         """One run. Raises RowGone."""
-        return _run(_only(self._read("SELECT * FROM runs WHERE id = ?", row_id), "run"))
+        return self._parsed(run_of, [_only(self._read("SELECT * FROM runs WHERE id = ?", row_id), "run")])[0]
 
     def runs(self, *, cluster: int | None = None) -> list[RunRow]:
         """Runs, oldest first; of one cluster or of all."""
         where, values = ("WHERE cluster = ?", [cluster]) if cluster is not None else ("", [])
-        return [_run(row) for row in self._read(f"SELECT * FROM runs {where} ORDER BY id", *values)]
+        return self._parsed(run_of, self._read(f"SELECT * FROM runs {where} ORDER BY id", *values))
 
     def set_run(self, row_id: int, **columns: Any) -> None:
-        """Change columns by name; `verdict` and `facts` are stored as JSON."""
-        self._set("runs", row_id, _columns(columns))
+        """Change columns by name; see `rows.flat`."""
+        self._set("runs", row_id, flat(columns))
 
     # -- notices ----------------------------------------------------------------------------
 
@@ -412,8 +400,9 @@ class Ledger:
             return []
         with self._transaction() as db:
             rows = db.execute("SELECT at, say FROM notices WHERE shown = 0 ORDER BY id").fetchall()
+            found = self._parsed(lambda row: (number(row["at"]), word(row["say"])), rows)
             db.execute("UPDATE notices SET shown = 1")
-        return [(row["at"], row["say"]) for row in rows]
+        return found
 
     def _set(self, table: str, row_id: int, columns: Mapping[str, Any]) -> None:
         assignments = ", ".join(f"{name} = ?" for name in columns)
@@ -444,23 +433,51 @@ def _line_of(db: sqlite3.Connection, cluster: int, resource: Resource) -> int | 
     return None
 
 
+def _insert(db: sqlite3.Connection, table: str, columns: Mapping[str, Any]) -> int:
+    """A new row; its id."""
+    values = flat(columns)
+    places = ", ".join("?" for _ in values)
+    cursor = db.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({places})", tuple(values.values()))
+    return int(cursor.lastrowid or 0)
+
+
+def _refuse_second(db: sqlite3.Connection, name: str) -> None:
+    """Raises UsageError where a live cluster has this name."""
+    if db.execute("SELECT 1 FROM clusters WHERE name = ? AND state != 'gone'", (name,)).fetchone():
+        raise UsageError(
+            f"a cluster named {name} exists already", f"choose another --name, or end it: gpuops down {name}"
+        )
+
+
 def _only(rows: Sequence[sqlite3.Row], what: str) -> sqlite3.Row:
     """The one row. Raises RowGone where there is none."""
     if not rows:
-        raise RowGone(f"that {what} is no longer in the ledger", "gpuops reap finds what still exists")
+        raise RowGone(f"that {what} is no longer in the ledger", "gpuops reap --adopt takes back what still lives")
     return rows[0]
 
 
 def _is_damage(error: Exception) -> bool:
     """Whether the file itself is at fault, not the disk, the permissions or another command."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return isinstance(error, Damaged) or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return isinstance(error, Damaged | UnicodeDecodeError) or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _unwritable(path: Path, error: Exception) -> LedgerUnwritable:
-    return LedgerUnwritable(
+    found = LedgerUnwritable(
         f"the ledger {path} cannot be used: {error}",
         "check the folder's permissions and free space, or set GPUOPS_HOME",
+    )
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        found.exit_code = LocalDisk.exit_code  # nothing was typed wrongly
+        found.hint = f"free some space in {path.parent}: what goes on is followed, and ended, from here again"
+    return found
+
+
+def _damaged(path: Path) -> LedgerUnwritable:
+    """What only shows when a row is read."""
+    return LedgerUnwritable(
+        f"the ledger {path} is damaged: a row of it cannot be read",
+        f"keep it aside (mv {path} {path}.aside), then take back what lives: gpuops reap --adopt",
     )
 
 
@@ -489,6 +506,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _make_ready(db: sqlite3.Connection, path: Path) -> None:
     """Set what NFS needs, check version and health, make the tables in an empty file."""
     db.row_factory = sqlite3.Row
+    db.text_factory = partial(str, encoding="utf-8", errors="replace")
     db.execute("PRAGMA journal_mode=DELETE")
     db.execute("PRAGMA synchronous=EXTRA")
     version = db.execute("PRAGMA user_version").fetchone()[0]
@@ -502,8 +520,9 @@ def _make_ready(db: sqlite3.Connection, path: Path) -> None:
     # A torn file shows here, not in mid-story.
     if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
         raise Damaged("it fails SQLite's own check")
-    if not {"clusters", "resources", "runs", "notices"} <= {row[0] for row in db.execute(TABLE_NAMES)}:
-        raise Damaged("tables are missing")
+    for table, columns in WANTED.items():
+        if not columns <= {row[1] for row in db.execute(f"PRAGMA table_info({table})")}:
+            raise Damaged(f"the table {table} is not whole")
 
 
 def _create(db: sqlite3.Connection) -> None:
@@ -520,61 +539,3 @@ def _next_name(stem: str, taken: set[str]) -> str:
     while f"{stem}-{number}" in taken:
         number += 1
     return f"{stem}-{number}"
-
-
-def _columns(columns: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in columns.items():
-        if name == "lease":
-            flat |= {"hard_end": value.hard_end, "idle_s": value.idle_s, "money_end": value.money_end}
-        elif name == "keeper":
-            flat |= {"keeper_pid": value.pid if value else None, "keeper_start": value.start if value else None}
-        elif name in ("offer", "verdict", "facts"):
-            flat[name] = json.dumps(value)
-        else:
-            flat[name] = value
-    return flat
-
-
-def _identity(pid: int | None, start: float | None) -> Identity | None:
-    return None if pid is None else Identity(pid, start or 0.0)
-
-
-def _cluster(row: sqlite3.Row) -> ClusterRow:
-    return ClusterRow(
-        id=row["id"],
-        name=row["name"],
-        provider=row["provider"],
-        folder=Path(row["folder"]),
-        state=row["state"],
-        ephemeral=bool(row["ephemeral"]),
-        token=row["token"],
-        request=json.loads(row["request"]),
-        offer=json.loads(row["offer"] or "{}"),
-        boot_deadline=row["boot_deadline"],
-        lease=Lease(row["hard_end"], row["idle_s"], row["money_end"]),
-        keeper=_identity(row["keeper_pid"], row["keeper_start"]),
-        created=row["created"],
-        ready=row["ready"],
-        ended=row["ended"],
-        why=row["why"] or "",
-    )
-
-
-def _run(row: sqlite3.Row) -> RunRow:
-    return RunRow(
-        id=row["id"],
-        name=row["name"],
-        cluster=row["cluster"],
-        folder=Path(row["folder"]),
-        home=Path(row["home"]),
-        tree=row["tree"],
-        request=json.loads(row["request"]),
-        state=row["state"],
-        facts=json.loads(row["facts"]),
-        verdict=json.loads(row["verdict"]) if row["verdict"] else None,
-        keeper=_identity(row["keeper_pid"], row["keeper_start"]),
-        created=row["created"],
-        started=row["started"],
-        ended=row["ended"],
-    )

@@ -9,6 +9,9 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
+LOOK_S = 0.5
+"""On Windows Ctrl-C interrupts no wait; between two of this length it is seen."""
+
 
 def on_each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """`work` on every item at once, results in order; the first failure is raised when all have ended.
@@ -28,7 +31,8 @@ def on_each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        while thread.is_alive():
+            thread.join(LOOK_S)
     if failures:
         raise failures[min(failures)]
     return [results[index] for index in range(len(items))]

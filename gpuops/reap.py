@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuops import registry
-from gpuops.errors import GpuopsError, ProviderError, RateLimited, StillBilling, UsageError
+from gpuops.adopt import Lost, stem
+from gpuops.contract import Checked
+from gpuops.errors import AuthFailed, GpuopsError, Partial, ProviderError, RateLimited, StillBilling, UsageError
 from gpuops.models import Resource
-from gpuops.teardown import POLL_S, POLL_SLOW_S, forget_names, remaining, still_billing
+from gpuops.teardown import POLL_S, POLL_SLOW_S, forget_names, ours_of, remaining, still_billing
 from gpuops.world import World
 
 if TYPE_CHECKING:
@@ -30,22 +32,80 @@ class Stray:
 
 
 def owned(world: World) -> tuple[list[Stray], list[str]]:
-    """Everything of ours at every provider, and a sentence for each that could not be asked."""
-    found, unasked = [], []
+    """Everything of ours at every provider, and a sentence for each that could not be asked.
+
+    One that is not set up here and was never used can hold nothing of ours: that is said, and is no failure.
+    """
+    found: list[Stray] = []
+    unasked = []
+    used = _used(world)
     for name in registry.names():
         try:
-            provisioner = world.provisioner(name)
-            found += [Stray(name, resource) for resource in provisioner.list_owned(world.owner, [])]
+            found += [Stray(name, resource) for resource in world.provisioner(name).list_owned(world.owner, [])]
+        except Partial as error:
+            found += [Stray(name, resource) for resource in error.found]
+            unasked.append(f"not all of {name} could be asked: {error.say}")
+        except AuthFailed as error:
+            if used is not None and name not in used:
+                world.out.say(f"note: {name} was never used from here, and is not asked: {error.say}")
+            else:
+                unasked.append(f"{name} could not be asked: {error.say}")
         except GpuopsError as error:
             unasked.append(f"{name} could not be asked: {error.say}")
     return found, unasked
 
 
+def _used(world: World) -> set[str] | None:
+    """The providers that clusters of ours have ever been on; None where this ledger cannot know all of them."""
+    from gpuops.ledger import FILE, LedgerTooNew
+
+    if any(world.home.glob(f"{FILE}.damaged-*")):
+        return None
+    try:
+        return {row.provider for row in world.ledger.clusters(live=False)}
+    except LedgerTooNew:
+        return None
+
+
 def strays(world: World) -> tuple[list[Stray], list[str]]:
     """What is there without a live cluster in the ledger."""
     found, unasked = owned(world)
-    live = {(row.provider, row.name) for row in _known(world)}
-    return [stray for stray in found if (stray.provider, stray.cluster) not in live], unasked
+    return unknown(world, found), unasked
+
+
+def unknown(world: World, found: Sequence[Stray]) -> list[Stray]:
+    """Those that no live cluster of the ledger accounts for: by their mark, and by their token where they tell it."""
+    live = _known(world)
+
+    def is_known(stray: Stray) -> bool:
+        return any(row.provider == stray.provider and ours_of(row, [stray.resource], world.owner) for row in live)
+
+    return [stray for stray in found if not is_known(stray)]
+
+
+def lost(found: Sequence[Stray]) -> list[Lost]:
+    """Strays as the clusters that they are of. Two of one name were made apart where their tokens differ."""
+    clusters = []
+    for provider, name in dict.fromkeys((stray.provider, stray.cluster) for stray in found):
+        resources = [one.resource for one in found if (one.provider, one.cluster) == (provider, name)]
+        tokens = dict.fromkeys(token for one in resources if (token := stem(one))) or [""]
+        clusters += [Lost(provider, name, [one for one in resources if stem(one) in (token, "")]) for token in tokens]
+    return clusters
+
+
+def forget(world: World, host: str) -> str:
+    """Ask a host no more that is gone for good. Returns a sentence. Raises UsageError."""
+    for row in _known(world):
+        if host in world.ledger.regions(row.id):
+            raise UsageError(f"{row.name} has a node on {host}", f"give it up first: gpuops down {row.name} --force")
+    for name in registry.names():
+        try:
+            provisioner = world.provisioner(name)
+            if isinstance(provisioner, Checked) and provisioner.forget(host):
+                return f"{host} is forgotten; should it come back, remove ~/.gpuops-{world.owner} there by hand"
+        except UsageError:
+            continue  # a provisioner that cannot be loaded knows no hosts
+    raise UsageError(f"nothing of ours is known to be on {host}", "`gpuops reap` names the hosts that do not answer")
 
 
 def forgotten(world: World) -> tuple[list[str], list[str]]:
@@ -77,8 +137,11 @@ def _known(world: World) -> list[ClusterRow]:
         return []
 
 
-def settle(world: World, found: Sequence[Stray], unasked: Sequence[str]) -> None:
-    """End what was found; then say who could not be asked, for something may be left there. Raises StillBilling."""
+def settle(world: World, found: Sequence[Stray], unasked: Sequence[str], before: Sequence[GpuopsError] = ()) -> None:
+    """End what was found; then say who could not be asked, for something may be left there.
+
+    `before`: what had failed already. Raises StillBilling, else the first of these.
+    """
     failed = []
     try:
         end(world, found)
@@ -86,8 +149,12 @@ def settle(world: World, found: Sequence[Stray], unasked: Sequence[str]) -> None
         failed.append(error.say)
     if unasked:
         failed.append(f"something may still be there: {'; '.join(unasked)}")
+    for one in before if failed else before[1:]:
+        world.out.say(f"note: {one.say}")
     if failed:
         raise StillBilling("; ".join(failed), "try again: gpuops reap")
+    if before:
+        raise before[0]
 
 
 def end(world: World, found: Sequence[Stray]) -> None:
@@ -97,15 +164,25 @@ def end(world: World, found: Sequence[Stray]) -> None:
     belongs to a cluster by now is left to it.
     """
     failed = []
-    live = {(row.provider, row.name) for row in _known(world)}
-    found = [stray for stray in found if (stray.provider, stray.cluster) not in live]
+    found = unknown(world, found)
     for name in sorted({stray.provider for stray in found}):
         try:
             _end_at(world, name, [stray.resource for stray in found if stray.provider == name])
         except GpuopsError as error:
             failed.append(error.say)
+            continue
+        _forget_names(world, {stray.cluster for stray in found if stray.provider == name})
     if failed:
         raise StillBilling("; ".join(failed), "gpuops reap")
+
+
+def _forget_names(world: World, names: Collection[str]) -> None:
+    """Plain `ssh` and editors knew what has ended by names of their own."""
+    from gpuops import ssh
+
+    for name in set(names).difference(row.name for row in _known(world)):
+        if (world.home / "ssh" / f"{name}.conf").exists():
+            ssh.remove_config(world.home / "ssh", name)
 
 
 def _end_at(world: World, name: str, found: Sequence[Resource]) -> None:
@@ -114,12 +191,13 @@ def _end_at(world: World, name: str, found: Sequence[Resource]) -> None:
     clock = world.clock
     deadline = clock.monotonic() + provisioner.gone_s
     wanted = {(one.kind, one.id) for one in found}
+    regions = sorted({one.region for one in found})  # of others that do not answer nothing was found
     left, pause = list(found), POLL_S
     while True:
         wait, trouble = pause, ""
         try:
             provisioner.destroy(left)
-            listed = provisioner.list_owned(world.owner, [])
+            listed = provisioner.list_owned(world.owner, regions)
             left = [one for one in listed if (one.kind, one.id) in wanted]
             if not left:
                 return

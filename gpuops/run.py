@@ -21,6 +21,7 @@ from gpuops.errors import BUG, ConnectionLost, GpuopsError, Interrupted, NodeRef
 from gpuops.launch import NodeFacts, Place, node_specs
 from gpuops.ledger import RunRow
 from gpuops.models import RunRequest, Verdict
+from gpuops.oneach import on_each
 from gpuops.probe import meet
 from gpuops.progress import Progress
 from gpuops.push import uplink
@@ -161,23 +162,29 @@ def _prepared(
 ) -> Prepared:
     """The part of `prepare` that a run in the ledger stands for."""
     name, folder = tree_of(request, world.folder)
-    tree = _scanned(world, request, sending, folder)
+    with progress.during("looking through the project"):
+        tree = _scanned(world, request, sending, folder)
     home = RunHome(row.home)
     home.create()
     clients = live.clients[: request.nodes]
     alone = capable(world, live, "shares_disk") or not (request.kind == "torchrun" or request.all_nodes)
-    meeting = meet(world, live, request.nodes, alone=alone)
+    with progress.during(f"trying the network between {request.nodes} nodes"):
+        meeting = meet(world, live, request.nodes, alone=alone)
     began = time.monotonic()
-    reports = push.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress)
+    with progress.during("comparing the project with what the nodes have"):
+        reports = push.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress)
     if not capable(world, live, "shares_disk"):
         uplink.remember(world.home / "cache", sum(one.bytes_sent for one in reports), time.monotonic() - began)
     _say_kept(world, reports)
     if request.resume:
-        count = put_back(clients, name, find_run(world, request.resume))
+        with progress.during(f"putting back what {request.resume} made"):
+            count = put_back(clients, name, find_run(world, request.resume))
         world.out.say(f"{count} file{'s' * (count != 1)} of {request.resume} put back on every node")
-    nodes = equip(world, settings, live, request, folder, meeting.spots, progress)
+    with progress.during("looking for a Python with torch" if request.kind == "torchrun" else "looking for a Python"):
+        nodes = equip(world, settings, live, request, folder, meeting.spots, progress)
     if setup := setup_command(request, folder, rented=capable(world, live, "rented")):
-        set_up(world, live, name, setup, nodes)
+        with progress.during("running the set-up command"):
+            set_up(world, live, name, setup, nodes, progress)
     size = sum(node.facts.ranks for node in nodes)
     origin = {"commit": None, "dirty": False} if request.workload else {"commit": tree.commit, "dirty": tree.dirty}
     held = [one.path for one in tree.held]
@@ -207,11 +214,13 @@ def _wait_for_turn(world: World, live: Live, sending: Sending, row: RunRow) -> R
         _refuse_second(world, live, row)
         return row
     told = ""
-    while busy := _busy(world, live, row):
-        if busy != told:
-            world.out.say(f"waiting for {busy} on {live.row.name}")
-            told = busy
-        time.sleep(QUEUE_POLL_S)
+    with world.progress.during(f"waiting for {live.row.name}"):
+        while busy := _busy(world, live, row):
+            if busy != told:
+                world.out.say(f"waiting for {busy} on {live.row.name}")
+                world.progress.waits(f"{busy} goes on")
+                told = busy
+            time.sleep(QUEUE_POLL_S)
     if told:
         world.ledger.set_run(row.id, created=time.time())
     return world.ledger.run(row.id)
@@ -230,8 +239,9 @@ def _busy(world: World, live: Live, row: RunRow | None) -> str:
         before = row is None or run.id < row.id
         if before and run.state in ("starting", "running") and run.keeper is not None and run.keeper.alive():
             return run.name
-    names = live.each(lambda _i, client: str(client.call("hello").get("busy") or ""))
-    return next(filter(None, names), "")
+    # What the nodes have just said of themselves will do for a first look, before there is a row.
+    facts = live.facts if row is None else live.each(lambda _i, client: client.call("hello"))
+    return next((str(one["busy"]) for one in facts if one.get("busy")), "")
 
 
 def _check_script(request: RunRequest, tree: push.Tree) -> None:
@@ -306,13 +316,19 @@ def _start(world: World, live: Live, prepared: Prepared) -> None:
     gang_secret = secrets.token_hex(32)
     # Before the first node is asked: killed in between, the run is one that the guard and `gpuops stop` know of.
     world.ledger.set_run(prepared.row.id, state="running", started=time.time())
-    asked = 0
+    asked = 1
+
+    def start(index: int) -> None:
+        world.progress.waits("takes stock of its files", f"node{index}")
+        words = {"spec": specs[index], "secrets": dict(prepared.secrets), "gang_secret": gang_secret}
+        live.clients[index].call("start", timeout=START_S, **words)
+        world.progress.waits("", f"node{index}")
+
     try:
-        for index, spec in enumerate(specs):
-            asked = index + 1
-            live.clients[index].call(
-                "start", timeout=START_S, spec=spec, secrets=dict(prepared.secrets), gang_secret=gang_secret
-            )
+        with world.progress.during(f"starting {prepared.row.name}"):
+            start(0)  # alone: where its port for the gang link is taken, nothing else has begun
+            asked = len(specs)
+            on_each(start, range(1, len(specs)))
     except BaseException:
         for index in range(asked):
             _call_off(live, index, prepared.row.name)

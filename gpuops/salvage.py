@@ -7,7 +7,6 @@ but its bulk programs read the same files.
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from gpuops.ledger import ClusterRow, RunRow
 from gpuops.progress import Silent
 from gpuops.results import RunHome
 from gpuops.results.leftover import left, save
+from gpuops.system import replace
 from gpuops.world import World
 
 TREE = "runs"
@@ -82,12 +82,12 @@ def _keep_longer(there: Path, here: Path) -> None:
     """Logs only grow: what is here is the beginning of what is there."""
     if not here.exists() or there.stat().st_size > here.stat().st_size:
         here.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(there, here)
+        replace(there, here)
 
 
 def _result(path: Path) -> Mapping[str, Any] | None:
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text(encoding="utf-8"))
         return document if isinstance(document["reason"], dict) and isinstance(document["ranks"], list) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuops.errors import UsageError
+from gpuops.errors import LocalDisk, UsageError
+from gpuops.system import HERE
 
 if TYPE_CHECKING:
     from dotenv.parser import Binding
@@ -109,7 +110,7 @@ def read_dotenv(path: Path) -> dict[str, str]:
 
 def _bindings(path: Path) -> list[Binding]:
     """A `.env`, line by line. Raises UsageError where it is no text."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         return []
     from dotenv.parser import parse_stream
 
@@ -131,13 +132,15 @@ def _blank_lines(text: str) -> int:
 
 def read_toml(path: Path, tables: Tables) -> dict[str, dict[str, Any]]:
     """The tables of a `gpuops.toml`, every option known and of its type. {} where there is none."""
-    if not path.is_file():
+    if os.path.isdir(path):  # which, unlike Path's own, says no where nobody may look
+        raise UsageError(f"{path} is a folder", "settings stand in a file of that name: rename the folder")
+    if not os.path.isfile(path):
         return {}
     import tomllib
 
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # no UTF-8, or no TOML
+    except (OSError, ValueError, RecursionError) as error:  # no UTF-8, or no TOML
         raise UsageError(f"{path} cannot be read: {_reason(error)}", "correct the file, or remove it") from error
     for table, options in document.items():
         if table not in tables or not isinstance(options, dict):
@@ -158,8 +161,13 @@ def _checked(where: str, name: str, value: Any, options: Mapping[str, type]) -> 
         return float(value)
     texts = not isinstance(value, list) or all(isinstance(item, str) for item in value)
     if type(value) is not wanted or not texts:
-        raise UsageError(f"{where}: {name} must be {TYPES[wanted]}, not {value!r}", "correct the value")
+        raise UsageError(f"{where}: {name} must be {TYPES[wanted]}, not {_shown(value)}", "correct the value")
     return value
+
+
+def _shown(value: Any) -> str:
+    """As it may stand in the file: `true`, not `True`."""
+    return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, str) else str(value)
 
 
 def _nearest(name: str, known: Iterable[str], form: str) -> str:
@@ -191,7 +199,7 @@ def secret_values(names: Iterable[str], folder: Path, environ: Mapping[str, str]
         if not joined.get(name):
             raise UsageError(
                 f"the secret {name} is neither in the environment nor in {folder / '.env'}",
-                f"`export {name}=…`, or add it to .env",
+                f"`{HERE.set_variable(name)}`, or add it to .env",
             )
     return {name: joined[name] for name in names}
 
@@ -199,9 +207,10 @@ def secret_values(names: Iterable[str], folder: Path, environ: Mapping[str, str]
 def home(environ: Mapping[str, str]) -> Path:
     """gpuops' own folder, `$GPUOPS_HOME` or `~/.gpuops`, made (0700) when absent. Raises UsageError."""
     given = environ.get("GPUOPS_HOME")
-    path = Path(given) if given else Path(environ.get("HOME") or Path.home()) / ".gpuops"
+    path = Path(given) if given else _users_home(environ) / ".gpuops"
     if not path.is_absolute():
-        raise UsageError(f"GPUOPS_HOME is '{given}', which is not an absolute path", "give the whole path, from / on")
+        name, value = ("GPUOPS_HOME", given) if given else ("HOME", environ.get("HOME"))
+        raise UsageError(f"{name} is '{value}', which is not an absolute path", "give the whole path, from / on")
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -217,15 +226,28 @@ def home(environ: Mapping[str, str]) -> Path:
     return path
 
 
+def _users_home(environ: Mapping[str, str]) -> Path:
+    try:
+        return Path(environ.get("HOME") or Path.home())
+    except RuntimeError:
+        raise UsageError("no home folder is known for this user", "set HOME, or GPUOPS_HOME to a folder") from None
+
+
 def owner(home: Path, new: Callable[[], str] = lambda: os.urandom(4).hex()) -> str:
     """8 hex digits that mark everything this user rents; chosen once, whoever comes first.
 
-    Raises UsageError for a damaged file: another mark would hide what carries the old one.
+    Raises UsageError for a damaged file (another mark would hide what carries the old one), LocalDisk.
     """
     path = home / "owner"
-    if not path.exists():
-        _create_once(path, new() + "\n")
-    text = path.read_text(encoding="utf-8", errors="replace").strip()
+    try:
+        if not path.exists():
+            _create_once(path, new() + "\n")
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError as error:
+        raise LocalDisk(
+            f"gpuops cannot keep its mark in {path}: {_reason(error)}",
+            "it is a file: see that it can be written and the disk has space",
+        ) from error
     if not re.fullmatch(r"[0-9a-f]{8}", text):
         raise UsageError(
             f"{path} is damaged: it should hold 8 hex digits",
@@ -246,8 +268,10 @@ def _create_once(path: Path, text: str) -> None:
     except FileExistsError:
         pass
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

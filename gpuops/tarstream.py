@@ -1,4 +1,4 @@
-"""Tar streams to and from a node's bulk programs."""
+"""Files to and from a node's bulk programs: as `gpuops.agent.filestream` there, as tar from there."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
+from gpuops.agent.filestream import END, head
 from gpuops.agent.whole import Whole
 from gpuops.connection import Channel
 from gpuops.errors import ConnectionLost, NodeRefused, UsageError
@@ -22,6 +23,11 @@ END_S = 600.0
 
 LAST_WORDS_S = 10.0
 """How long a broken transfer is given to say why."""
+
+
+class Readable(Protocol):
+    def read(self, count: int, /) -> bytes:
+        """At most `count` bytes; none at the end."""
 
 
 class Counted:
@@ -40,6 +46,39 @@ class Counted:
         return data + bytes(count - len(data))
 
 
+class Sending:
+    """Files on their way to a program that reads a `filestream`; small ones travel together."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._stream = Whole(channel.stdin)
+        self._gathered: list[bytes] = []
+        self._size = 0
+
+    def add(self, name: str, size: int, content: Readable) -> None:
+        """Exactly `size` bytes of `content`. Raises OSError where it has fewer."""
+        self._put(head(name, size))
+        while size:
+            block = content.read(min(size, BLOCK))
+            if not block:
+                raise OSError("it became shorter while it was sent")
+            size -= len(block)
+            self._put(block)
+
+    def _put(self, data: bytes) -> None:
+        self._gathered.append(data)
+        self._size += len(data)
+        if self._size >= BLOCK:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._stream.write(b"".join(self._gathered))
+        self._gathered, self._size = [], 0
+
+    def end(self) -> None:
+        self._put(END)
+        self._flush()
+
+
 def write_files(
     channel: Channel, folder: Path, files: Sequence[tuple[int, FileEntry]], told: Callable[[int], None]
 ) -> list[str]:
@@ -48,23 +87,22 @@ def write_files(
     Raises UsageError for a file that cannot be read.
     """
     changed: list[str] = []
-    with tarfile.open(mode="w|", fileobj=cast(BinaryIO, Whole(channel.stdin)), bufsize=BLOCK) as tar:
-        for number, entry in files:
-            member = tarfile.TarInfo(str(number))
-            member.size = entry.size
-            try:
-                with open(folder / entry.path, "rb") as file:
-                    tar.addfile(member, cast(BinaryIO, Counted(file, entry.size, told)))
-                    after = os.fstat(file.fileno())
-            except FileNotFoundError:
-                changed.append(entry.path)
-                continue
-            except OSError as error:
-                raise UsageError(
-                    f"{entry.path} cannot be read: {error.strerror or error}", "list it in .gpuopsignore"
-                ) from error
-            if (after.st_size, after.st_mtime_ns) != (entry.size, entry.mtime_ns):
-                changed.append(entry.path)
+    sending = Sending(channel)
+    for number, entry in files:
+        try:
+            with open(f"{folder}/{entry.path}", "rb") as file:
+                sending.add(str(number), entry.size, Counted(file, entry.size, told))
+                after = os.fstat(file.fileno())
+        except FileNotFoundError:
+            changed.append(entry.path)
+            continue
+        except OSError as error:
+            raise UsageError(
+                f"{entry.path} cannot be read: {error.strerror or error}", "list it in .gpuopsignore"
+            ) from error
+        if (after.st_size, after.st_mtime_ns) != (entry.size, entry.mtime_ns):
+            changed.append(entry.path)
+    sending.end()
     return changed
 
 

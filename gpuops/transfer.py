@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from gpuops import choose, push
@@ -12,7 +13,7 @@ from gpuops.down import pick_run
 from gpuops.errors import NodeError, UsageError
 from gpuops.ledger import ClusterRow
 from gpuops.progress import Progress
-from gpuops.push.edits import pull_edits
+from gpuops.push.edits import Brought, pull_edits
 from gpuops.push.files import shown
 from gpuops.push.restore import outputs
 from gpuops.results import RunHome, mirror
@@ -45,7 +46,8 @@ def push_project(
         first, *more = push.summary(tree)
         for sentence in (f"code: {first}", *more):
             world.out.say(sentence)
-        reports = push.push_many(live.clients, "project", tree, overwrite=overwrite, progress=progress)
+        with progress.during("comparing the project with what the nodes have"):
+            reports = push.push_many(live.clients, "project", tree, overwrite=overwrite, progress=progress)
     finally:
         live.close()
     nodes: list[dict[str, Any]] = [
@@ -59,6 +61,21 @@ def push_project(
         for report in reports
     ]
     return document | {"nodes": nodes}, [_said(report) for report in reports]
+
+
+@contextmanager
+def _noted(failed: dict[int, NodeError], index: int) -> Iterator[None]:
+    """A node that does not answer keeps nothing of the others away."""
+    try:
+        yield
+    except NodeError as error:
+        failed[index] = error
+
+
+def _partly(failed: Mapping[int, NodeError], what: str, command: str) -> NodeError:
+    """After what answers was brought: who did not."""
+    names = "; ".join(f"node{index}: {error.say.removeprefix(f'node{index}: ')}" for index, error in failed.items())
+    return NodeError(f"{what}: {names}", f"what answers is home; try again: {command}")
 
 
 def _said(report: push.PushReport) -> str:
@@ -75,11 +92,20 @@ def _count(files: int) -> str:
 
 def pull_project_edits(world: World, cluster: str | None) -> tuple[dict[str, Any], list[str]]:
     """Bring home the project's files that were edited on the nodes; nothing here is overwritten unsaved."""
-    live = clusters.open_live(world, _cluster(world, cluster, "pull --edits"))
+    live = clusters.open_live(world, _cluster(world, cluster, "pull --edits"), some=True)
+    brought: list[Brought] = []
+    failed: dict[int, NodeError] = {}
     try:
-        brought = pull_edits(live.clients, "project", world.folder)
+        with world.progress.during("looking for what was edited on the nodes"):
+            for index, client in enumerate(live.clients):
+                with _noted(failed, index):
+                    brought += pull_edits([client], "project", world.folder)
     finally:
         live.close()
+    if failed:
+        for one in brought:
+            world.out.say(one.say)
+        raise _partly(failed, "what was edited there is not home", "gpuops pull --edits")
     return (
         {"files": [{"path": one.path, "node": one.node, "at": str(one.at), "beside": one.beside} for one in brought]},
         [one.say for one in brought] or ["nothing was edited on the nodes"],
@@ -100,16 +126,23 @@ def pull_results(world: World, name: str | None, progress: Progress) -> tuple[di
         live = clusters.open_live(world, cluster, some=True)
         try:
             results = {}
+            failed: dict[int, NodeError] = {}
             for index in range(int(row.request["nodes"])):
-                result = mirror(live.clients[index], row.name, index, home, False, lambda *_: None)
-                if result is not None:
-                    results[index] = result
+                with _noted(failed, index):
+                    result = mirror(live.clients[index], row.name, index, home, False, lambda *_: None)
+                    if result is not None:
+                        results[index] = result
+            if failed:
+                answering = [index for index in range(int(row.request["nodes"])) if index not in failed]
+                fetch_now(live, row, progress, final=False, nodes=answering)
+                raise _partly(failed, f"what {row.name} made there is not home", f"gpuops pull {row.name}")
             if len(results) == int(row.request["nodes"]) and row.state == "ended":
                 end = conclude(world, live, row, results, progress)
                 if end.missing:
                     raise NodeError(f"results of {row.name} are not home: {end.missing}", "try again: gpuops pull")
             else:
-                fetch_now(live, row, progress, final=len(results) == int(row.request["nodes"]))
+                with progress.during(f"looking at what {row.name} made"):
+                    fetch_now(live, row, progress, final=len(results) == int(row.request["nodes"]))
         finally:
             live.close()
     places = outputs(home)

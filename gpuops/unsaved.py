@@ -45,15 +45,16 @@ def save_left(world: World, row: ClusterRow, progress: Progress) -> Iterator[str
 def _save_one(world: World, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
     programs = programs_of(row, machine, index)
     try:
-        found = _unsaved(world, row, index, programs)
+        with progress.during(f"looking for what was edited or made on node{index}"):
+            found = _unsaved(world, row, index, programs)
         if not found:
             return ""
         target = row.folder / "runs" / f"{row.name}-left" / f"node{index}"
-        progress.phase(f"saving what was edited or made on node{index}: {sentence(found)}")
         with local_errors(target):
             keep_from_git(target.parent)
-        save(programs, TREE, found, target)
-        return f"edited or made on node{index}, saved in {target}: {sentence(found)}"
+        with progress.during(f"saving what was edited or made on node{index}: {sentence(found)}"):
+            renamed = "".join(f"; {name} is {path}" for path, name in save(programs, TREE, found, target).items())
+        return f"edited or made on node{index}, saved in {target}: {sentence(found)}{renamed}"
     finally:
         programs.connection.close()
 

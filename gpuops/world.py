@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gpuops.clock import Clock
 from gpuops.output import Output
 from gpuops.processes import Identity, myself
+from gpuops.progress import Progress, Silent
 from gpuops.signals import Signals
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class World:
     yes: bool = False
     """Questions are answered in advance."""
     clock: Clock = field(default_factory=Clock)
+    progress: Progress = field(default_factory=Silent, repr=False)
+    """Where stories say what they are at and what they wait for."""
     provisioners: dict[str, Provisioner] = field(default_factory=dict, repr=False)
     """Those that were asked for, by name: one connection to a provider serves the whole command."""
 

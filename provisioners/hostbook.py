@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuops.errors import Rejected, Unknown
+from gpuops.errors import Rejected, Unknown, UsageError
+from gpuops.system import replace
 
 if TYPE_CHECKING:
     from gpuops.ssh import Target
@@ -45,7 +46,11 @@ class HostBook:
         one = self._read().get(name)
         if not one:
             return None
-        return Met(Target.from_document(one["target"]), one["root"], one["python"], float(one.get("at", 0.0)))
+        try:
+            return Met(Target.from_document(one["target"]), str(one["root"]), str(one["python"]), _at(one))
+        except (KeyError, TypeError, UsageError) as error:
+            shown = name if name.isprintable() else repr(name)
+            raise self._unreadable(f"what it says of {shown} is not what gpuops wrote") from error
 
     def known(self, name: str) -> Met:
         """Raises Rejected for a host that nobody wrote down."""
@@ -60,24 +65,33 @@ class HostBook:
                 "target": met.target.document(),
                 "root": met.root,
                 "python": met.python,
-                "at": max(time.time(), float(book.get(name, {}).get("at", 0.0)) + 1e-3),
+                "at": max(time.time(), _at(book.get(name)) + 1e-3),
             }
 
     def forget(self, name: str, met: Met) -> None:
         """Unless somebody wrote it down anew since `met` was read: a node may be coming into being there."""
         with self._changing() as book:
-            if name in book and float(book[name].get("at", 0.0)) == met.at:
+            if name in book and _at(book[name]) == met.at:
                 del book[name]
+
+    def drop(self, name: str) -> bool:
+        """Forget a host whatever may be there. Whether it was written down."""
+        with self._changing() as book:
+            return book.pop(name, None) is not None
 
     def _read(self) -> dict[str, Any]:
         try:
-            return dict(json.loads(self.path.read_text()))
+            book = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
-            raise Unknown(
-                f"{self.path} cannot be read: {error}", "restore it: it tells where something of ours may be"
-            ) from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise self._unreadable(str(error)) from error
+        if not isinstance(book, dict):
+            raise self._unreadable("it is no list of hosts")
+        return book
+
+    def _unreadable(self, why: str) -> Unknown:
+        return Unknown(f"{self.path} cannot be read: {why}", "restore it: it tells where something of ours may be")
 
     @contextmanager
     def _changing(self) -> Iterator[dict[str, Any]]:
@@ -90,12 +104,18 @@ class HostBook:
                 yield book
                 temporary = self.path.with_suffix(f".{os.getpid()}")
                 descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-                with os.fdopen(descriptor, "w") as file:
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                     json.dump(book, file)
                     file.flush()
                     os.fsync(file.fileno())
-                temporary.replace(self.path)
+                replace(temporary, self.path)
         except Timeout:
             raise Unknown(f"{self.path} is held by another command", "try again") from None
         except OSError as error:
             raise Unknown(f"{self.path} cannot be written: {error}", "free some space") from error
+
+
+def _at(entry: Any) -> float:
+    """When an entry was written down; 0 where it does not say."""
+    at = entry.get("at") if isinstance(entry, dict) else None
+    return float(at) if isinstance(at, int | float) else 0.0

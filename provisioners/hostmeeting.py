@@ -58,6 +58,10 @@ class Meetings:
             return Problem(say, error.hint)
         return None
 
+    def met(self, typed: Sequence[str]) -> list[Host]:
+        """Those that were logged in to in this command."""
+        return [self._met[one] for one in typed if one in self._met]
+
     def meet(self, typed: str, request: Request) -> Host:
         """Log in, once for the whole command, and look. Raises UsageError, NodeError."""
         if typed in self._met:
@@ -85,7 +89,7 @@ class Meetings:
             return agreed
         prints = ssh.fingerprint(shown[0])
         if known:
-            anew = f"ssh-keygen -R '{_known_as(target)}'" if target.host_keys else f"take it out of {self._book.path}"
+            anew = f"ssh-keygen -R '{_known_as(target)}'" if target.host_keys else f"gpuops reap --forget {name}"
             raise NodeError(
                 f"the host key of {name} is not the one that is known: it shows {prints}, expected is "
                 f"{ssh.fingerprint(known[0])}; somebody may stand in between",

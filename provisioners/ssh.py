@@ -16,12 +16,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuops.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, Rejected, Unknown, UsageError
+from gpuops.errors import (
+    ConnectionLost,
+    GpuopsError,
+    NodeError,
+    NodeRefused,
+    Partial,
+    ProviderError,
+    Rejected,
+    Unknown,
+    UsageError,
+)
 from gpuops.models import Intent, Journal, Offer, Option, Problem, Request, Resource
 from gpuops.oneach import on_each
 from provisioners.base import CONTRACT, Context
 from provisioners.hostbook import HostBook, Met
 from provisioners.hostmeeting import Meetings, place, typed_hosts
+from provisioners.rent import refuse_rent
 
 if TYPE_CHECKING:
     from gpuops.ssh import Target
@@ -63,19 +74,8 @@ class SshProvisioner:
     # Before anything is made.
 
     def preflight(self, request: Request) -> Sequence[Problem]:
-        problems = [
-            Problem(f"{flag} says which machine to rent, and these hosts are yours", f"leave out {flag}")
-            for flag, value in (
-                ("--gpu-type", request.gpu_type),
-                ("--gpu-mem", request.gpu_mem),
-                ("--region", request.region),
-                ("--image", request.image),
-            )
-            if value is not None
-        ]
+        refuse_rent(request, "these hosts are yours", "")
         typed = typed_hosts(request)
-        if problems:
-            return problems
         if not typed:
             raise UsageError("no host was named", "add --host user@address, once for each host")
         return [problem for problem in on_each(lambda one: self._meetings.problem(one, request), typed) if problem]
@@ -105,6 +105,17 @@ class SshProvisioner:
         count = f"{request.nodes} node{'s' * (request.nodes != 1)}"
         what = f"{count} on {', '.join(dict.fromkeys(one['host'] for one in places))}"
         return [Offer("ssh", "hosts", what, request.nodes, gpus, notes=tuple(notes), data={"places": places})]
+
+    def standing(self, request: Request) -> Sequence[Resource]:
+        """The named hosts that were met; without any name, all that something of ours may be on."""
+        typed = typed_hosts(request)
+        met = {host.name: Met(host.target, self._root(host.found.home), host.found.python)
+               for host in self._meetings.met(typed)}  # fmt: skip
+        known = {} if typed else {name: self._book.known(name) for name in self._book.names()}
+        return [
+            self._resource(name, one, {"mark": name, "folder": "", "state": "running"})
+            for name, one in {**met, **known}.items()
+        ]
 
     # Making, finding, ending.
 
@@ -167,7 +178,20 @@ class SshProvisioner:
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
         """Every node folder of this owner's, on these hosts or on all that something of ours may be on."""
         names = [name for name in (regions or self._book.names()) if self._book.get(name)]
-        return [node for nodes in on_each(self._list, names) for node in nodes]
+        answers = on_each(self._answer, names)
+        found = [node for answer in answers if not isinstance(answer, ProviderError) for node in answer]
+        failed = [answer for answer in answers if isinstance(answer, ProviderError)]
+        if failed and len(names) == 1:
+            raise failed[0]
+        if failed:
+            raise Partial("; ".join(error.say for error in failed), failed[0].hint, found)
+        return found
+
+    def _answer(self, name: str) -> list[Resource] | ProviderError:
+        try:
+            return self._list(name)
+        except ProviderError as error:
+            return error
 
     def _list(self, name: str) -> list[Resource]:
         met = self._book.get(name)
@@ -193,10 +217,13 @@ class SshProvisioner:
         except NodeRefused as error:
             raise Rejected(error.say, error.hint) from error
         except NodeError as error:
-            say = f"{error.say} (gone for good? take {name} out of {self._book.path})"
+            say = f"{error.say} (gone for good? gpuops reap --forget {name})"
             raise Unknown(say, error.hint) from error
-        found = [node for node in answer.get("nodes") or [] if isinstance(node, dict)]
-        return [self._resource(name, met, node) for node in found if node.get("mark") and node.get("folder")]
+        found = answer.get("nodes")
+        if not isinstance(found, list) or not all(isinstance(node, dict) for node in found):
+            raise Rejected(f"what answers on {name} is no agent of gpuops", f"look at what {met.python} is there")
+        told = [node for node in found if all(isinstance(node.get(key), str) for key in ("mark", "folder", "state"))]
+        return [self._resource(name, met, node) for node in told]
 
     def _resource(self, name: str, met: Met, node: Mapping[str, Any]) -> Resource:
         return Resource(
@@ -247,6 +274,10 @@ class SshProvisioner:
         _provider(lambda: install.program(self._meetings.connection(name, met.target), argv))
         if entry is not None and not self._look(name, met):
             self._book.forget(name, entry)
+
+    def forget(self, region: str) -> bool:
+        """A host that is gone for good is asked no more."""
+        return self._book.drop(region)
 
     def self_destruct(self, resource: Resource) -> Sequence[str] | None:
         return None

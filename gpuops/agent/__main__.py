@@ -17,6 +17,7 @@ MODES = {
     "end": "end",
     "nodes": "nodes",
     "rank": "rank",
+    "checkup": "checkup",
 }
 """Mode -> module; its `main(mode, arguments)` gives the exit code."""
 

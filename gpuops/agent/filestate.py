@@ -68,7 +68,10 @@ def ours(found: Found, *records: Written | None) -> Written | None:
     """The record that explains what was found, or None: then it is not ours."""
     if found.kind not in (FILE, LINK):
         return None
-    return next((record for record in records if record and record.here.untouched(found.entry)), None)
+    for record in records:
+        if record is not None and record.here.untouched(found.entry):
+            return record
+    return None
 
 
 def decide(

@@ -107,5 +107,5 @@ def wait_for_agent(node: Node) -> dict[str, Any]:
             answer = ask("ping", {}, limit_s=5.0)
             return {"watchdog": answer["watchdog"], "agent": answer["agent"]}
         except (OSError, ValueError, KeyError):
-            time.sleep(0.05)
+            time.sleep(0.02)
     raise Refusal("no-agent", f"the agent did not answer within {ANSWER_S:.0f} s", "see watchdog.log and agent.log")

@@ -27,7 +27,7 @@ import sys
 import time
 from typing import Any, Sequence
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the wire protocol and of the files above."""
 
 
@@ -134,7 +134,7 @@ def write_json(path: str, value: Any, mode: int = 0o600) -> None:
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
-            json.dump(value, file)
+            file.write(json.dumps(value))  # `dump` writes piece by piece, in ten times the time
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -8,19 +8,19 @@ from __future__ import annotations
 import os
 from typing import BinaryIO
 
-from gpuops.agent import tarpipe
+from gpuops.agent import filestream, tarpipe
 from gpuops.agent.node import Node
 from gpuops.agent.treefolder import TreeFolder, checked
 
 
 def restore(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001
-    """`--tree T`: a tar stream on stdin whose members are named by their path. Raises Refusal `bad-path`, `torn`."""
+    """`--tree T`: a stream of files on stdin that are named by their path. Raises Refusal `bad-path`, `torn`."""
     tree = tarpipe.options(arguments)["tree"]
     folder = TreeFolder(node.tree(tree))
     incoming = node.path("incoming")
     os.makedirs(incoming, exist_ok=True)
     staged = os.path.join(incoming, f"restore.{os.getpid()}").encode()
-    for name, _size, blocks in tarpipe.members(stdin):
+    for name, _size, blocks in filestream.members(stdin):
         path = checked(name)
         with open(staged, "wb") as file:
             for block in blocks:

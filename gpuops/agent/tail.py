@@ -11,7 +11,9 @@ from gpuops.agent import runfiles, runs
 from gpuops.agent.node import Node, Refusal
 
 CHUNK = 65536
-LOOK_S = 0.2
+LOOK_S = 0.05
+LATE_LOOK_S = 0.2
+"""A run that says nothing is looked at less and less often, up to this."""
 BEAT_S = 5.0
 
 
@@ -22,17 +24,20 @@ def tail(node: Node, args: dict[str, Any], emit: Callable[[dict[str, Any]], None
         raise Refusal("no-run", f"no run '{args['run']}' was started on this node", "`gpuops runs` lists them")
     offsets = {str(name): int(offset) for name, offset in (args.get("offsets") or {}).items()}
     beat = time.monotonic()
+    pause_s = LOOK_S
     while True:
         # Asked before reading: what is written before a run's end is read below.
         over = not args.get("follow") or runs.state(node, args["run"]) != "running"
+        pause_s = min(LATE_LOOK_S, 2 * pause_s)
         for item in pieces(folder, offsets):
             emit(item)
+            pause_s = LOOK_S
         if over:
             return {"result": runs.result(node, args["run"])}
         if time.monotonic() - beat >= BEAT_S:
             emit({"beat": time.time()})
             beat = time.monotonic()
-        time.sleep(LOOK_S)
+        time.sleep(pause_s)
 
 
 def pieces(folder: str, offsets: dict[str, int]) -> Iterator[dict[str, Any]]:

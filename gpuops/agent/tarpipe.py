@@ -1,14 +1,13 @@
-"""Tar streams over stdio, the node's end. A member is never longer or shorter than it announced."""
+"""Tar streams from a node. A member is never longer or shorter than it announced."""
 
 from __future__ import annotations
 
 import os
 import stat
 import tarfile
-from typing import IO, BinaryIO, Iterator, Sequence, cast
+from typing import BinaryIO, Sequence, cast
 
 from gpuops.agent.filestate import LINK
-from gpuops.agent.node import Refusal
 from gpuops.agent.treefolder import TreeFolder, checked, stat_entry
 from gpuops.agent.whole import Whole
 
@@ -18,37 +17,6 @@ BLOCK = 1 << 18
 def options(arguments: Sequence[str]) -> dict[str, str]:
     """`["--tree", "project"]` -> `{"tree": "project"}`."""
     return {name[2:]: value for name, value in zip(arguments[::2], arguments[1::2])}
-
-
-def torn() -> Refusal:
-    return Refusal("torn", "the transfer ended early", "push again: what arrived whole is not sent again")
-
-
-def members(stream: BinaryIO) -> Iterator[tuple[str, int, Iterator[bytes]]]:
-    """Name, size and content of each regular file in a tar stream, in order.
-
-    Each content must be read before the next member is asked for. Raises Refusal `torn`.
-    """
-    try:
-        with tarfile.open(mode="r|", fileobj=stream, bufsize=BLOCK) as tar:
-            for member in tar:
-                file = tar.extractfile(member)
-                if file is None:
-                    raise torn()
-                yield member.name, member.size, _blocks(file)
-    except (tarfile.TarError, EOFError) as error:
-        raise torn() from error
-
-
-def _blocks(file: IO[bytes]) -> Iterator[bytes]:
-    try:
-        while True:
-            block = file.read(BLOCK)
-            if not block:
-                return
-            yield block
-    except (tarfile.TarError, EOFError) as error:
-        raise torn() from error
 
 
 def send_files(folder: TreeFolder, paths: list[str], stdout: BinaryIO, follow: bool) -> None:

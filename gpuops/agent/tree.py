@@ -21,7 +21,7 @@ import secrets
 import shutil
 from typing import Any, BinaryIO, Callable, Dict, Iterator, Mapping, NamedTuple
 
-from gpuops.agent import tarpipe
+from gpuops.agent import filestream, tarpipe
 from gpuops.agent.filestate import ASK, CONFLICT, FILE, KEPT, LINK, SAME, TOUCH, Entry, Written, ours
 from gpuops.agent.node import Node, Refusal, read_json, write_json
 from gpuops.agent.survey import Record, Survey, is_settled, load_record, parse_files, store_record, survey, to_write
@@ -39,21 +39,24 @@ class Incoming:
 
     def at(self, path: str, entry: Entry) -> bytes:
         """Where a content is staged: same path, size and time is the same content."""
-        key = json.dumps([path, entry.size, entry.mtime_ns, entry.link]).encode()
-        return os.fsencode(os.path.join(self.folder, hashlib.sha256(key).hexdigest()[:32]))
+        key = raw(f"{entry.size} {entry.mtime_ns} {entry.link!r} {path}")
+        return os.fsencode(f"{self.folder}/{hashlib.sha256(key).hexdigest()[:32]}")
 
     def has(self, path: str, entry: Entry) -> bool:
         found = stat_entry(self.at(path, entry))
         return found.kind == FILE and found.entry.size == entry.size
 
-    def open(self, files: Mapping[str, Entry]) -> None:
-        """Make room; what an older push left and this one cannot use goes."""
+    def open(self, files: Mapping[str, Entry]) -> bool:
+        """Make room; what an older push left and this one cannot use goes. Whether any of it is of use."""
         os.makedirs(self.folder, exist_ok=True)
+        left = set(os.listdir(self.folder))
+        if not left:
+            return False
         useful = {os.fsdecode(os.path.basename(self.at(path, entry))) for path, entry in files.items()}
-        for name in os.listdir(self.folder):
-            if name not in useful:
-                with contextlib.suppress(FileNotFoundError):  # the older push may still be at work
-                    os.unlink(os.path.join(self.folder, name))
+        for name in left - useful:
+            with contextlib.suppress(FileNotFoundError):  # the older push may still be at work
+                os.unlink(os.path.join(self.folder, name))
+        return bool(left & useful)
 
     def store(self, plan: Plan) -> None:
         write_json(os.path.join(self.folder, "plan.json"), {**plan._asdict(), "files": [
@@ -109,10 +112,12 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
             return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [],
                     "kept": seen.having(KEPT) + seen.edited}  # fmt: skip
         incoming = Incoming(node, name)
-        incoming.open(wanted)
+        begun = incoming.open(wanted)
         incoming.store(made)
     index = {path: number for number, path in enumerate(paths)}
-    need = [path for path in to_write(seen) if wanted[path].link is None and not incoming.has(path, wanted[path])]
+    need = [path for path in to_write(seen) if wanted[path].link is None]
+    if begun:
+        need = [path for path in need if not incoming.has(path, wanted[path])]
     _check_room(node, sum(wanted[path].size for path in need))
     return {
         "push": made.push,
@@ -213,7 +218,7 @@ def edits(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # no
 
 
 def receive(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001
-    """`--tree T --push P`: a tar stream on stdin whose members are named by their index in the plan.
+    """`--tree T --push P`: a stream of files on stdin that are named by their index in the plan.
 
     Raises Refusal `superseded`, `torn` (the stream ended early or does not fit the plan), `disk`.
     """
@@ -223,13 +228,13 @@ def receive(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO)
     incoming = Incoming(node, name)
     files = list(incoming.load(options["push"]).files.items())
     try:
-        for index, size, blocks in tarpipe.members(stdin):
+        for index, size, blocks in filestream.members(stdin):
             path, entry = files[int(index)]
             if size != entry.size:
-                raise tarpipe.torn()
+                raise filestream.torn()
             _write_staged(incoming.at(path, entry), blocks)
     except (IndexError, ValueError) as error:
-        raise tarpipe.torn() from error
+        raise filestream.torn() from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise Refusal("disk", "the disk is full", "take a node with a larger disk, or send less") from error

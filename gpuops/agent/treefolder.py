@@ -96,11 +96,12 @@ class TreeFolder:
         self._folders: set[str] = set()
 
     def at(self, path: str) -> bytes:
-        return os.path.join(self.folder, raw(path))
+        return self.folder + b"/" + raw(path)
 
     def look(self, path: str) -> Found:
         """What lies at `path`, no link followed on the way."""
-        for parent in parents(path):
+        known = path.rpartition("/")[0] in self._folders  # then so are the folders above it
+        for parent in () if known else parents(path):
             if parent in self._folders:
                 continue
             kind = stat_entry(self.at(parent)).kind

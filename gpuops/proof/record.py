@@ -64,7 +64,7 @@ def check_free(path: Path) -> None:
 def save(path: Path, record: Mapping[str, Any]) -> None:
     """Raises LocalDisk."""
     try:
-        with path.open("x") as file:
+        with path.open("x", encoding="utf-8") as file:
             json.dump({"schema": SCHEMA, "kind": KIND, **record}, file, indent=1)
             file.write("\n")
     except OSError as error:

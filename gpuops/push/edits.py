@@ -16,6 +16,7 @@ from gpuops.bulk import transfer
 from gpuops.push.files import NEVER, entry, shown
 from gpuops.results.home import local_errors
 from gpuops.results.plan import is_inside
+from gpuops.system import HERE, System, replace
 from gpuops.tarstream import finish, read_files
 
 VERB_S = 600.0
@@ -67,11 +68,13 @@ def _from_node(client: AgentClient, tree_name: str, folder: Path) -> list[Brough
     return brought
 
 
-def _inside(folder: Path, path: str) -> bool:
+def _inside(folder: Path, path: str, system: System = HERE) -> bool:
     """Whether a path a node names is one of the project's: not above it, not through a link, not git's own."""
-    if not is_inside(path) or not NEVER.isdisjoint(path.split("/")):
+    if not is_inside(path) or system.stored(path) != path:
         return False
-    return (folder / path).parent.resolve().is_relative_to(folder.resolve())
+    root = folder.resolve()
+    place = (folder / path).parent.resolve() / path.rpartition("/")[2]  # as the disk has it: `GIT~1` is `.git` as well
+    return place.is_relative_to(root) and NEVER.isdisjoint(system.key(place.relative_to(root).as_posix()).split("/"))
 
 
 def _bring(
@@ -91,7 +94,7 @@ def _bring(
         at = target if unchanged else _free_name(target, label, arrived)
         if at is None:
             return None
-        os.replace(arrived, at)
+        replace(arrived, at)
         return Brought(path, label, at, not unchanged)
     finally:
         arrived.unlink(missing_ok=True)

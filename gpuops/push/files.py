@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gpuops.errors import UsageError
 from gpuops.push.ignore import IgnoreRules
+from gpuops.system import HERE, System
 
 RESULTS = "runs"
 IGNORE_FILE = ".gpuopsignore"
@@ -51,18 +52,18 @@ def shown(path: str) -> str:
     return path if path.isprintable() else repr(path)
 
 
-def entry(folder: Path, path: str) -> FileEntry | None:
+def entry(folder: Path, path: str, system: System = HERE) -> FileEntry | None:
     """The file as it is now; None when it is gone, or neither a file nor a link."""
     where = f"{folder}/{path}"  # a Path for each of many thousand files costs more than the look
     try:
         seen = os.lstat(where)
         if stat.S_ISLNK(seen.st_mode):
-            return FileEntry(path, 0, 0, 0, os.readlink(where))
+            return FileEntry(path, 0, 0, 0, system.link(os.readlink(where)))
     except (FileNotFoundError, NotADirectoryError):
         return None
     if not stat.S_ISREG(seen.st_mode):
         return None
-    return FileEntry(path, seen.st_size, seen.st_mtime_ns, stat.S_IMODE(seen.st_mode) & 0o777)
+    return FileEntry(path, seen.st_size, seen.st_mtime_ns, system.mode(stat.S_IMODE(seen.st_mode)))
 
 
 def project_files(folder: Path) -> Listing:
@@ -101,11 +102,16 @@ def _walk(folder: Path, base: str, rules: IgnoreRules) -> Iterator[str]:
         return
     for item in found:
         path = f"{base}/{item.name}" if base else item.name
-        if item.is_dir(follow_symlinks=False):
+        if item.is_dir(follow_symlinks=False) and not _is_junction(item):
             if _wanted(path) and not rules.ignores_folder(path):
                 yield from _walk(folder, path, rules)
         elif not rules.ignores(path):
             yield path
+
+
+def _is_junction(item: os.DirEntry[str]) -> bool:
+    """Windows' other kind of link, which may lead back above (Python knows them from 3.12 on)."""
+    return bool(getattr(item, "is_junction", bool)())
 
 
 def _in_git(folder: Path) -> tuple[list[str], list[str]] | None:
@@ -146,7 +152,7 @@ def git(folder: Path, *command: str) -> str | None:
     """What git says, or None when it fails. Raises UsageError for a repository it cannot read."""
     try:
         done = subprocess.run(["git", *command], cwd=folder, env=_git_environment(), capture_output=True)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):  # no git, or a folder that nobody may enter
         return None
     if done.returncode == 128 and command[0] == "rev-parse" and _has_repository(folder):
         words = os.fsdecode(done.stderr).strip().splitlines() or ["no reason given"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pathspec import GitIgnoreSpec
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 
 class IgnoreRules:
@@ -48,5 +51,11 @@ class IgnoreRules:
                 lines = (self.folder / base / self.name).read_text("utf-8", "surrogateescape").splitlines()
             except OSError:
                 lines = []
-            self._specs[base] = GitIgnoreSpec.from_lines(lines) if lines else None
+            self._specs[base] = _parsed(lines) if lines else None
         return self._specs[base]
+
+
+def _parsed(lines: Sequence[str]) -> GitIgnoreSpec:
+    from pathspec import GitIgnoreSpec  # most pushes do without: git has ignored, and there is no file of ours
+
+    return GitIgnoreSpec.from_lines(lines)

@@ -15,16 +15,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gpuops.push.files import FileEntry
+from gpuops.system import replace
 
 LIMIT = 1 << 20
 """So much of a file is read: keys stand near its beginning. Bytes."""
 SETTLED_NS = 2_000_000_000
 """A file younger than this may change again without its time showing it: not cached."""
 
-ENV_FILE = re.compile(r"\.env(\..+)?")
-ENV_TEMPLATE = re.compile(r"\.env\.(.*\.)?(example|sample|template|dist)")
+ENV_FILE = re.compile(r"\.env(\..+)?", re.IGNORECASE)
+ENV_TEMPLATE = re.compile(r"\.env\.(.*\.)?(example|sample|template|dist)", re.IGNORECASE)
 CREDENTIALS = re.compile(
-    r"(.*/)?(\.netrc|_netrc|\.pypirc|\.aws/credentials|kaggle\.json|id_(rsa|dsa|ecdsa|ed25519)(_sk)?)"
+    r"(.*/)?(\.netrc|_netrc|\.pypirc|\.aws/credentials|kaggle\.json|id_(rsa|dsa|ecdsa|ed25519)(_sk)?)",
+    re.IGNORECASE,
 )
 """Files that programs keep credentials in, by the names those programs give them."""
 
@@ -135,6 +137,6 @@ def _save(store: Path, seen: Remembered) -> None:
         store.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = store.with_suffix(f".{os.getpid()}.tmp")
         temporary.write_text(json.dumps({"version": _VERSION, "files": seen}), "utf-8")
-        os.replace(temporary, store)
+        replace(temporary, store)
     except OSError:
         pass  # the next scan reads the files again

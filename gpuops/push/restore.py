@@ -6,13 +6,11 @@ silently; so every node gets every file, its own version where nodes had differi
 
 from __future__ import annotations
 
-import tarfile
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
 
-from gpuops.agent.whole import Whole
 from gpuops.agentclient import AgentClient
 from gpuops.bulk import transfer
 from gpuops.errors import UsageError
@@ -21,7 +19,7 @@ from gpuops.oneach import on_each
 from gpuops.results import RunHome
 from gpuops.results.folder import OutFolder
 from gpuops.results.memory import Memory
-from gpuops.tarstream import BLOCK, finish
+from gpuops.tarstream import Sending, finish
 
 
 def outputs(home: RunHome) -> list[str]:
@@ -64,14 +62,14 @@ def places_for(memory: Memory, node: int) -> dict[str, str]:
 def _send(tree: str, out: Path, memory: Memory, numbered: tuple[int, AgentClient]) -> None:
     node, client = numbered
     with transfer(client.bulk("restore", "--tree", tree), client.label) as channel:
-        with tarfile.open(
-            mode="w|", fileobj=cast(BinaryIO, Whole(channel.stdin)), bufsize=BLOCK, format=tarfile.PAX_FORMAT
-        ) as tar:
-            for path, place in places_for(memory, node).items():
-                try:
-                    tar.add(out / place, arcname=path, recursive=False)
-                except OSError as error:
-                    raise UsageError(
-                        f"{out / place} cannot be read: {error.strerror or error}", "resume another run"
-                    ) from error
+        sending = Sending(channel)
+        for path, place in places_for(memory, node).items():
+            try:
+                with open(out / place, "rb") as file:
+                    sending.add(path, os.fstat(file.fileno()).st_size, file)
+            except OSError as error:
+                raise UsageError(
+                    f"{out / place} cannot be read: {error.strerror or error}", "resume another run"
+                ) from error
+        sending.end()
         finish(channel, client.label)

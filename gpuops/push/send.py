@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -32,6 +33,8 @@ VERB_S = 600.0
 """How long a node may look at a large tree."""
 TRIES = 3
 """How often a push begins anew because files changed while they were sent."""
+COPY = re.compile(r"(.+)\.node\d+(?:-\d+)?", re.DOTALL)
+"""A file's name with that of a node behind it (`push.edits`)."""
 NAME_BIGGEST = 10_000_000
 """From this many bytes on, the biggest files are named."""
 
@@ -81,21 +84,42 @@ def scan(folder: Path, cache: Path, allow: Sequence[str] = ()) -> Tree:
     Raises UsageError for an unreadable folder or file, for a key in a file that git tracks, and for a
     folder that is no project: the root, or a home folder without a word on what to leave out.
     """
-    _refuse_everything(folder)
+    _refuse_everything(folder, cache.parent)
     listing = project_files(folder)
-    files = [file for path in listing.paths if (file := entry(folder, path))]
+    ours = _within(folder, cache.parent)
+    paths = [path for path in listing.paths if not (ours and path.startswith(ours))]
     try:
+        files = [file for path in paths if (file := entry(folder, path))]
         keys = find_keys(folder, [file for file in files if not _allowed(file.path, allow)], cache)
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}", f"list it in {IGNORE_FILE}") from error
     _refuse_tracked([path for path in keys if path in listing.tracked], keys)
-    held = [Held(path, why) for path, why in keys.items()]
+    copies = {path: why for path, why in _copies(paths, listing.tracked).items() if not _allowed(path, allow)}
+    stay = {**copies, **keys}
+    held = [Held(path, why) for path, why in stay.items()]
     commit, dirty = commit_of(folder) if listing.in_git else (None, False)
-    return Tree(folder, [file for file in files if file.path not in keys], held, commit, dirty)
+    return Tree(folder, [file for file in files if file.path not in stay], held, commit, dirty)
 
 
-def _refuse_everything(folder: Path) -> None:
-    """A command typed in the wrong place must not send a whole computer."""
+def _within(folder: Path, home: Path) -> str:
+    """gpuops' own folder as a beginning of paths of the project, where it lies in there; else empty."""
+    try:
+        return home.resolve().relative_to(folder.resolve()).as_posix() + "/"
+    except ValueError:
+        return ""
+
+
+def _copies(paths: Sequence[str], tracked: Collection[str]) -> dict[str, str]:
+    """What `pull --edits` has put beside files of ours, and why it stays."""
+    there = set(paths)
+    copies = {path: found[1] for path in paths if (found := COPY.fullmatch(path)) and path not in tracked}
+    return {path: f"a node's version of {shown(original)}" for path, original in copies.items() if original in there}
+
+
+def _refuse_everything(folder: Path, home: Path) -> None:
+    """A command typed in the wrong place must not send a whole computer, nor gpuops' own folder."""
+    if folder.resolve() == home.resolve() and (home / "owner").exists():
+        raise UsageError(f"{folder} is gpuops' own folder, not a project", "start gpuops in your project's folder")
     whole = folder == Path(folder.anchor) or folder == Path.home()
     if whole and not (folder / ".git").exists() and not (folder / IGNORE_FILE).exists():
         raise UsageError(

@@ -26,7 +26,7 @@ def remember(cache: Path, size: int, seconds: float) -> None:
     rate = size / seconds if before is None else WEIGHT * size / seconds + (1 - WEIGHT) * before
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (cache / FILE).write_text(json.dumps({"bytes_per_s": rate}))
+        (cache / FILE).write_text(json.dumps({"bytes_per_s": rate}), encoding="utf-8")
     except OSError:
         pass
 
@@ -34,7 +34,7 @@ def remember(cache: Path, size: int, seconds: float) -> None:
 def recall(cache: Path) -> float | None:
     """Bytes per second of earlier uploads."""
     try:
-        rate = float(json.loads((cache / FILE).read_text())["bytes_per_s"])
+        rate = float(json.loads((cache / FILE).read_text(encoding="utf-8"))["bytes_per_s"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return rate if rate > 0 else None

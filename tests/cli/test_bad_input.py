@@ -114,7 +114,7 @@ ROWS = [
         "name one thing to train"),
     Row("a GPU to rent here", ("up", "local", "--gpu-type", "h100"),
         "--gpu-type says which machine to rent, and local nodes are this machine",
-        "leave out --gpu-type, or name another provider", 3),
+        "leave out --gpu-type, or name another provider"),
     Row("spot here", ("up", "local", "--spot"),
         "local cannot do spot: this machine is not rented, so there is no spot price",
         "leave that out, or name another provider"),
@@ -330,7 +330,7 @@ def test_a_damaged_ledger_is_kept_aside_and_said(desk: Desk) -> None:
     (desk.home / "ledger.db").write_bytes(b"not a database " * 100)
     said = desk.type("runs")
     (aside,) = desk.home.glob("ledger.db.damaged-*")
-    assert said.err.endswith(f"the ledger was damaged and is kept as {aside}; `gpuops reap` finds what still exists\n")
+    assert f"the ledger was damaged and is kept as {aside}; `gpuops reap --adopt` takes back" in said.err
     assert (said.code, said.out) == (0, "no run yet\n")
 
 
@@ -363,7 +363,7 @@ def test_with_a_ledger_of_a_newer_version_what_is_there_can_be_seen_and_ended(sh
     assert [one["known"] for one in shell.json("status", "--cloud")["resources"]] == [False]
     unasked = shell.run("reap")
     assert unasked.returncode == 2
-    assert unasked.stderr.endswith("hint: end them with: gpuops reap --yes\n")
+    assert unasked.stderr.endswith("gpuops reap --adopt; or end it: gpuops reap --yes\n")
     assert shell.run("down", "other").returncode == 2
     ended = shell.run("down", "lab")
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (0, "lab is gone")

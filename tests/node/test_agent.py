@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gpuops.agent.node import PROTOCOL
 from gpuops.agentclient import AgentClient
 from gpuops.errors import NodeRefused
 from tests.node.conftest import RealNode, alive, carrying, until
@@ -73,7 +74,7 @@ def follow(client: AgentClient, run: str, offsets: dict[str, int] | None = None)
 
 def test_a_node_says_what_it_is(node: RealNode) -> None:
     hello = node.client().call("hello")
-    assert hello["protocol"] == 1
+    assert hello["protocol"] == PROTOCOL
     assert hello["artefact"] == node.artefact.stem
     assert hello["folder"] == str(node.folder)
     assert hello["busy"] is None

@@ -52,8 +52,15 @@ class Sshd:
     """One server. `options` are lines of sshd_config; `bashrc` is what the user's start-up file does."""
 
     def __init__(
-        self, folder: Path, options: Mapping[str, object] | None = None, bashrc: str = "", port: int | None = None
+        self,
+        folder: Path,
+        options: Mapping[str, object] | None = None,
+        bashrc: str = "",
+        port: int | None = None,
+        mounts: str = "",
     ) -> None:
+        """`mounts`: shell lines that change what the server, and who logs in, finds on this machine (needs root)."""
+        self.mounts = mounts
         self.folder = folder
         self.home = folder / "home"
         self.home.mkdir(parents=True, exist_ok=True)
@@ -92,13 +99,19 @@ class Sshd:
             Path("/run/sshd").mkdir(exist_ok=True)  # sshd insists on it; a boot makes it anew
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [program, "-D", "-e", "-f", str(self.folder / "sshd_config")],
+                [*self._inside(), program, "-D", "-e", "-f", str(self.folder / "sshd_config")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
         until(self._listens, f"sshd on port {self.port}: {self.log()}")
+
+    def _inside(self) -> list[str]:
+        if not self.mounts:
+            return []
+        script = f'set -e\nmount --make-rprivate /\ncd "$1"; shift\n{self.mounts}\nexec "$@"'
+        return ["unshare", "-m", "sh", "-c", script, "sh", str(self.folder)]
 
     def _listens(self) -> bool:
         assert self._process
@@ -173,10 +186,10 @@ class Sshd:
 
 
 @contextlib.contextmanager
-def serving(options: Mapping[str, object] | None = None, bashrc: str = "") -> Iterator[Sshd]:
+def serving(options: Mapping[str, object] | None = None, bashrc: str = "", mounts: str = "") -> Iterator[Sshd]:
     """A server in a folder of its own. The folder's name is short: sockets are made in it."""
     with tempfile.TemporaryDirectory(prefix="sshd") as folder:
-        server = Sshd(Path(folder), options, bashrc)
+        server = Sshd(Path(folder), options, bashrc, mounts=mounts)
         try:
             yield server
         finally:

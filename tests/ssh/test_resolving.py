@@ -11,7 +11,7 @@ import pytest
 
 from gpuops.errors import UsageError
 from gpuops.ssh import Target, resolve
-from gpuops.ssh.resolving import Typed, jump_line, parse, plain
+from gpuops.ssh.resolving import Typed, from_config, jump_line, parse, plain
 from tests.ssh.conftest import Connect
 from tests.ssh.programs import run
 from tests.ssh.sshd import Sshd, make_key
@@ -80,6 +80,14 @@ def test_the_users_configuration_counts(tmp_path: Path) -> None:
 
 
 @needs_ssh
+def test_an_apostrophe_in_a_path_is_no_quotation_mark(tmp_path: Path) -> None:
+    known = tmp_path / "o'hara" / "known_hosts"
+    known.parent.mkdir()
+    known.write_text("there ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy\n")
+    said = {"hostname": ["there"], "userknownhostsfile": [f"{known} /nowhere"]}
+    assert from_config(parse("there"), said, {}).host_keys
+
+
 def test_an_identity_given_is_the_only_one(tmp_path: Path) -> None:
     make_key(tmp_path / "own")
     target = resolve("box", identity=str(tmp_path / "own"), config=write(tmp_path / "config", ""))

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpuops import agentclient, cluster
+from gpuops.agent.node import PROTOCOL
 from gpuops.agentclient import AgentClient, NodePaths
 from gpuops.connection import ProcessConnection
 from gpuops.errors import ConnectionLost, NodeError, NodeRefused
@@ -183,14 +184,14 @@ def hello_agent(protocol: int, hello_behind_s: float) -> str:
 
 
 def test_the_clock_is_asked_by_what_answers_at_once(dial: Dial) -> None:
-    facts, skew = cluster._hello("lab", dial(hello_agent(1, 10_000)))
-    assert facts["protocol"] == 1
+    facts, skew = cluster._hello("lab", dial(hello_agent(PROTOCOL, 10_000)))
+    assert facts["protocol"] == PROTOCOL
     assert 100 - HANG_S < skew < 100 + HANG_S
 
 
 def test_an_agent_of_another_version_is_refused(dial: Dial) -> None:
     with pytest.raises(NodeRefused) as caught:
-        cluster._hello("lab", dial(hello_agent(2, 0)))
+        cluster._hello("lab", dial(hello_agent(PROTOCOL + 1, 0)))
     assert caught.value.say == "node0 was started by another version of gpuops"
     assert (caught.value.hint, caught.value.kind) == ("gpuops down lab", "protocol")
 
@@ -206,7 +207,7 @@ def test_nodes_are_logged_in_to_at_once(tmp_path: Path) -> None:
         + "while len(list(here.glob('met-*'))) < 2:\n"
         + "    time.sleep(0.02)\n"
         + "    if time.monotonic() > end: sys.exit('alone')\n"
-        + hello_agent(1, 0)
+        + hello_agent(PROTOCOL, 0)
     )
     data = {"root": str(tmp_path), "python": executable, "artefact": "fake", "connection": "process"}
     machines = [Resource("machine", name, "r", name, False, data=data) for name in ("a", "b")]
@@ -219,7 +220,7 @@ def test_a_node_that_is_away_among_others(tmp_path: Path) -> None:
     """It is no reason to leave the others alone: asked for, it answers with why it is away."""
     (tmp_path / "agent").mkdir()
     gone = "if sys.argv[-1].endswith('n1'): sys.exit('no way there')\n"
-    (tmp_path / "agent" / "fake.pyz").write_text(SPEAK + gone + hello_agent(1, 0))
+    (tmp_path / "agent" / "fake.pyz").write_text(SPEAK + gone + hello_agent(PROTOCOL, 0))
     data = {"root": str(tmp_path), "python": executable, "artefact": "fake", "connection": "process"}
     machines = [Resource("machine", name, "r", name, False, data=data) for name in ("a", "b")]
     row = SimpleNamespace(name="lab")

@@ -207,12 +207,14 @@ def test_a_cluster_that_ended_by_itself_is_cleared_away(there: tuple[Cloud, Worl
 
 
 def test_after_a_provider_that_raises_the_guard_tries_again(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its own first attempt made it the keeper: that must not keep it from the second."""
+    """Its own first attempt made it the keeper: that must not keep it from the second. After a few of them it leaves
+    word, once; each is a line of the log."""
     cloud, world = there
     monkeypatch.setenv("SCRIPTED", str(cloud.folder))
     monkeypatch.setattr(guard, "RETRY_S", 0.1)
+    monkeypatch.setattr(guard, "RETRY_SLOW_S", 0.2)
     (world.home / "owner").write_text(OWNER + "\n")
     lab = cluster(world, state="ending")
     cloud.play(destroy_always=[Fault("KeyError", lie=True)], gone_s=0.3, settle_s=0.0)
@@ -223,11 +225,18 @@ def test_after_a_provider_that_raises_the_guard_tries_again(
         return cloud.calls().count("destroy") > 8
 
     until(look, "several attempts", 30)
+    until(lambda: capsys.readouterr().err.count("Z lab: gpuops-") and look(), "lines without a traceback", 30)
+    until(lambda: "lab cannot be looked after: gpuops-" in str(told(world)), "word of it", 30)
     with pytest.raises(StillBilling):
         keep.tend(world, lab)
     cloud.play(settle_s=0.0)
     until(lambda: not guard._look(world.home, tending), "the end, now that it is possible", 30)
     assert cloud.machines() == []
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_failures_are_tried_again_ever_more_seldom() -> None:
+    assert [guard.pause(rounds) for rounds in (1, 2, 3, 4, 5, 10_000)] == [30.0, 60.0, 120.0, 240.0, 300.0, 300.0]
 
 
 def test_a_ledger_that_cannot_be_read_is_not_waited_for_for_ever(

@@ -209,7 +209,7 @@ def test_a_damaged_one_is_kept_aside_and_said(tmp_path: Path, damage: object) ->
     if damage is not lose_tables:
         assert aside.read_bytes() == damaged
     (notice,) = [say for _, say in fresh.take_notices()]
-    assert notice == f"the ledger was damaged and is kept as {aside}; `gpuops reap` finds what still exists"
+    assert notice == f"the ledger was damaged and is kept as {aside}; `gpuops reap --adopt` takes back what still lives"
     assert intend(fresh, "lab")
 
 

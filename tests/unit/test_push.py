@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -17,7 +15,7 @@ import pytest
 
 from gpuops.connection import ProcessChannel
 from gpuops.errors import ConnectionLost, NodeRefused, UsageError
-from gpuops.progress import PlainProgress, Silent, TerminalProgress, amount, pace, progress_on
+from gpuops.progress import PlainProgress, Silent
 from gpuops.push import PushReport, Tree, push_many, scan, summary
 from gpuops.push.edits import pull_edits
 from tests.conftest import open_folder, without_root
@@ -277,7 +275,8 @@ def test_many_nodes_at_once(world: World, tmp_path: Path) -> None:
     nodes = [InProcessClient(tmp_path / f"m{index}", f"node{index}") for index in range(3)]
     (world.here / "big.bin").write_bytes(os.urandom(1_000_000))
     lines: list[str] = []
-    progress = PlainProgress(lines.append, itertools.count(0.0, 10.0).__next__)  # every look at the clock 10 s later
+    later = itertools.count(0.0, 10.0).__next__  # every look at the clock 10 s later
+    progress = PlainProgress(lines.append, later, ticking=False)
     reports = push_many(nodes, "project", world.scan(), progress=progress)  # type: ignore[arg-type]
     assert [report.node for report in reports] == ["node0", "node1", "node2"]
     assert all(contents(Path(node.node.dir) / "project") == contents(world.here) for node in nodes)
@@ -401,60 +400,3 @@ def test_an_unreadable_file_is_named() -> None:
         (folder / "secret").chmod(0)
         with without_root(), pytest.raises(UsageError, match="secret cannot be read"):
             scan(folder, folder / "cache")
-
-
-def test_plain_progress_says_little() -> None:
-    lines: list[str] = []
-    now = iter([0.0, 0.0, 0.5, 2.0, 6.0, 7.0, 20.0, 20.0])
-    progress = PlainProgress(lines.append, lambda: next(now))
-    progress.phase("sending")
-    for done in (100_000, 400_000, 600_000, 700_000, 1_000_000, 1_000_000):
-        progress.advance(done, 1_000_000, "node0")
-    assert lines == [
-        "sending",
-        "node0: 400.0 kB of 1.0 MB, 200.0 kB/s, 3 s left",
-        "node0: 700.0 kB of 1.0 MB, 100.0 kB/s, 3 s left",
-        "node0: 1.0 MB of 1.0 MB, 50.0 kB/s in 20 s",
-    ]
-
-
-def test_quick_work_needs_no_progress() -> None:
-    lines: list[str] = []
-    progress = PlainProgress(lines.append)
-    progress.phase("sending")
-    for done in (1, 2, 2):
-        progress.advance(done, 2, "node0")
-    assert lines == []
-
-
-@pytest.mark.parametrize("env", [{"TERM": "xterm"}, {"TERM": "xterm", "NO_COLOR": "1"}])
-def test_terminal_progress(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")  # rich looks here for what colours there are
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    stream = Terminal()
-    assert isinstance(progress_on(stream, env, print), TerminalProgress)
-    now = iter([0.0, 0.0, 0.5, 2.0, 2.5])
-    progress = TerminalProgress(stream, env, lambda: next(now))
-    progress.phase("sending [a/b]")
-    progress.advance(0, 2, "node[0]")
-    assert stream.getvalue() == ""
-    progress.advance(1, 2, "node[0]")
-    progress.advance(2, 2, "node[0]")
-    progress.close()
-    assert "sending [a/b]" in stream.getvalue()
-    assert "node[0]" in stream.getvalue()
-    assert "2 B of 2 B" in stream.getvalue()
-    coloured = re.search(r"\x1b\[[0-9;]*3[0-9]", stream.getvalue())
-    assert bool(coloured) == ("NO_COLOR" not in env)
-    assert isinstance(progress_on(io.StringIO(), env, print), PlainProgress)
-
-
-def test_numbers_for_people() -> None:
-    assert [amount(size) for size in (0, 999, 1500, 2_000_000, 3e9, 4e12)] == [
-        "0 B", "999 B", "1.5 kB", "2.0 MB", "3.0 GB", "4.0 TB"]  # fmt: skip
-    assert pace(0, 10, 1.0) == "waiting"

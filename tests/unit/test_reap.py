@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuops import down, reap, status
-from gpuops.errors import StillBilling, UsageError
+from gpuops import adopt, down, reap, status
+from gpuops.errors import NodeError, StillBilling, UsageError
 from gpuops.models import Lease
+from gpuops.output import Output
 from gpuops.progress import Silent
+from gpuops.ssh import Target
 from gpuops.world import World
 from provisioners.base import Context
+from provisioners.hostbook import HostBook, Met
 from tests.conftest import Shell
 from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, install, surroundings
 
@@ -146,6 +150,88 @@ def test_a_cluster_whose_package_was_removed(there: tuple[Cloud, World]) -> None
     assert [one["name"] for one in status.look(world)] == ["lab"]
 
 
+def test_what_answers_is_ended_and_who_does_not_is_named(there: tuple[Cloud, World]) -> None:
+    """Of several regions one is silent: the others' machines do not live on for it, and the end is not called whole."""
+    cloud, world = there
+    exists(world, "lost")
+    cloud.play(list_owned=[Fault("Partial")])
+    found, unasked = reap.strays(world)
+    assert names(found) == ["lost"]
+    assert unasked == ["not all of scripted could be asked: the provider said Partial"]
+    documents, asked = status.cloud(world)
+    assert ([one["known"] for one in documents], asked) == ([False], [])
+    with pytest.raises(StillBilling, match="not all of scripted could be asked"):
+        reap.settle(world, found, unasked)
+    assert cloud.machines() == []
+
+
+def test_a_provider_that_is_not_set_up_and_was_never_used_is_no_failure(
+    there: tuple[Cloud, World],
+) -> None:
+    cloud, world = there
+    world.out = Output(err=(said := io.StringIO()))
+    cloud.play(list_owned_always=[Fault("AuthFailed")])
+    assert reap.strays(world) == ([], [])
+    note = "note: scripted was never used from here, and is not asked: the provider said AuthFailed\n"
+    assert said.getvalue() == note
+    world.ledger.gone(known(world, "lab"), 1.0, "down")
+    assert reap.strays(world)[1] == ["scripted could not be asked: the provider said AuthFailed"]
+
+
+@pytest.mark.parametrize("how", ["damaged", "newer"])
+def test_a_ledger_that_does_not_know_the_past_excuses_nobody(there: tuple[Cloud, World], how: str) -> None:
+    cloud, world = there
+    cloud.play(list_owned_always=[Fault("AuthFailed")])
+    if how == "damaged":
+        (world.home / "ledger.db.damaged-1-2").touch()
+    else:
+        world.ledger.db.execute("PRAGMA user_version = 99")
+        del world.ledger
+    assert reap.strays(world)[1] == ["scripted could not be asked: the provider said AuthFailed"]
+
+
+def test_two_clusters_of_one_name_are_told_apart_by_their_tokens(there: tuple[Cloud, World]) -> None:
+    """One is in the ledger; the other was made by an earlier ledger, on a host that has come back since."""
+    cloud, world = there
+    row = known(world, "lab")
+    for token in ("t-1-0", "older-1-0"):
+        cloud.play(data={"token": token})
+        exists(world, "lab")
+    found, _ = reap.strays(world)
+    assert [stray.resource.data["token"] for stray in found] == ["older-1-0"]
+    world.ledger.gone(row, 1.0, "down")
+    assert [len(one.resources) for one in reap.lost(reap.strays(world)[0])] == [1, 1]
+
+
+def test_what_cannot_be_taken_back_is_left_and_said(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    exists(world, "lab")
+    found, _ = reap.strays(world)
+    back, failed = adopt.adopt_all(world, reap.lost(found), complete=True)
+    assert (back, [error.exit_code for error in failed]) == ([], [4])
+    Scripted(Context(OWNER, world.home, world.env))._add(f"gpuops-{OWNER}-half-1")
+    (half,) = [one for one in reap.lost(reap.strays(world)[0]) if one.name == "half"]
+    with pytest.raises(NodeError, match="half cannot be taken back: node0 of it is not found"):
+        adopt.adopt(world, half)
+    assert len(cloud.machines()) == 2
+    assert world.ledger.clusters(live=False) == []
+
+
+def test_a_host_is_forgotten_only_when_no_cluster_is_on_it(there: tuple[Cloud, World]) -> None:
+    _, world = there
+    book = HostBook(world.home / "ssh" / "hosts.json")
+    book.put("me@there", Met(Target("there", host_keys=("ssh-ed25519 AAAA",)), "/r", "python3"))
+    row = known(world, "lab")
+    world.ledger.will(row, "machine", "m", "t", "me@there")
+    with pytest.raises(UsageError, match="lab has a node on me@there"):
+        reap.forget(world, "me@there")
+    world.ledger.gone(row, 1.0, "down")
+    assert reap.forget(world, "me@there").startswith("me@there is forgotten")
+    assert book.names() == []
+    with pytest.raises(UsageError, match="nothing of ours is known to be on me@there"):
+        reap.forget(world, "me@there")
+
+
 def test_down_without_a_ledger(there: tuple[Cloud, World]) -> None:
     cloud, world = there
     exists(world, "a", "b")
@@ -160,6 +246,7 @@ def test_down_without_a_ledger(there: tuple[Cloud, World]) -> None:
 
 def test_down_without_a_ledger_does_not_vouch_for_whom_it_could_not_ask(there: tuple[Cloud, World]) -> None:
     cloud, world = there
+    world.ledger.gone(known(world, "a"), 1.0, "down")
     exists(world, "a")
     cloud.play(list_owned_always=[Fault("AuthFailed")])
     for everything, which in ((True, []), (False, ["a"])):

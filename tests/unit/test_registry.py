@@ -34,6 +34,12 @@ class Older(Scripted):
     contract = 0
 
 
+class Vague(Scripted):
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.gone_s: Any = "soon"
+
+
 class Lacking(Scripted):
     describe: Any = property(lambda _: (_ for _ in ()).throw(AttributeError("describe")))
 
@@ -71,6 +77,7 @@ def test_to_list_names_imports_nothing(there: tuple[Cloud, World]) -> None:
         ("mars = tests.fakes.provider:NAME", "mars", "cannot be loaded: TypeError"),
         (f"mars = {__name__}:broken", "mars", f"cannot be loaded: RuntimeError: no key for {OWNER}"),
         (f"mars = {__name__}:Older", "mars", "was written for contract 0, and does not fit this gpuops"),
+        (f"mars = {__name__}:Vague", "mars", "says of itself what makes no sense: could not convert string to float"),
         (f"mars = {__name__}:Lacking", "mars", "lacks describe, and does not fit this gpuops"),
     ],
 )  # fmt: skip

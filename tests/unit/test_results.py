@@ -607,7 +607,7 @@ def test_a_refusal_travels_as_its_sentence(scene: Scene) -> None:
         scene.fetch()
 
 
-@pytest.mark.parametrize("path", ["../evil.pt", "/etc/evil.pt", "a/../../evil.pt", "..\\evil.pt", "C:evil.pt", "a//b"])
+@pytest.mark.parametrize("path", ["../evil.pt", "/etc/evil.pt", "a/../../evil.pt", "..\\evil.pt", "a//b"])
 def test_a_node_cannot_write_elsewhere(scene: Scene, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outs, "outs", lambda *_: {"files": [[path, 1, 1]]})
     with pytest.raises(NodeError, match="as a result"):

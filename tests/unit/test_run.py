@@ -14,6 +14,7 @@ from gpuops.equip import setup_command
 from gpuops.errors import NodeRefused
 from gpuops.launch import NodeFacts
 from gpuops.models import RunRequest
+from gpuops.progress import Silent
 from gpuops.run import Prepared, launch, stem
 
 TRAIN = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=None, script="train.py")
@@ -87,7 +88,7 @@ def launched(refusals: int, times: int = 1) -> list[Agent]:
     agents = [Agent(refusals), Agent()]
     facts = [NodeFacts(index, "python", ranks=1, cores=1, address=f"10.0.0.{index}") for index in range(2)]
     row = SimpleNamespace(id=1, name="train-1", tree="project")
-    world = SimpleNamespace(ledger=SimpleNamespace(set_run=lambda *_args, **_fields: None))
+    world = SimpleNamespace(ledger=SimpleNamespace(set_run=lambda *_args, **_fields: None), progress=Silent())
     prepared = Prepared(cast(Any, row), cast(Any, None), TRAIN, facts, (23456, 23457))
     live = Live(cast(Any, SimpleNamespace(name="c-1")), [], cast(Any, agents))
     try:

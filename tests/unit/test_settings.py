@@ -58,7 +58,7 @@ def test_tables_are_read(tmp_path: Path) -> None:
         ("nodes = 4", "DIR/gpuops.toml: there is no table [nodes]", "use one of [run], [train], [up]"),
         ("up = 4", "DIR/gpuops.toml: there is no table [up]", "did you mean [up]?"),
         ("[up]\ngpus = '4'", "DIR/gpuops.toml, [up]: gpus must be a whole number, not '4'", "correct the value"),
-        ("[up]\ngpus = true", "DIR/gpuops.toml, [up]: gpus must be a whole number, not True", "correct the value"),
+        ("[up]\ngpus = true", "DIR/gpuops.toml, [up]: gpus must be a whole number, not true", "correct the value"),
         ("[up]\nspot = 1", "DIR/gpuops.toml, [up]: spot must be true or false, not 1", "correct the value"),
         ("[up]\nhost = [1]", "DIR/gpuops.toml, [up]: host must be a list of texts, not [1]", "correct the value"),
         ("[up]\nhost = 'a'", "DIR/gpuops.toml, [up]: host must be a list of texts, not 'a'", "correct the value"),

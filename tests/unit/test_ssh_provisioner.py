@@ -55,10 +55,12 @@ def provisioner(tmp_path: Path) -> SshProvisioner:
 
 
 def test_what_makes_no_sense_for_hosts_of_ones_own(tmp_path: Path) -> None:
-    problems = provisioner(tmp_path).preflight(Request("ssh", gpu_type="h100"))
-    assert [(one.say, one.hint) for one in problems] == [
-        ("--gpu-type says which machine to rent, and these hosts are yours", "leave out --gpu-type"),
-    ]
+    with pytest.raises(UsageError) as caught:
+        provisioner(tmp_path).preflight(Request("ssh", gpu_type="h100", region="moon"))
+    assert (caught.value.say, caught.value.hint) == (
+        "--gpu-type and --region say which machine to rent, and these hosts are yours",
+        "leave out --gpu-type and --region",
+    )
     with pytest.raises(UsageError, match="no host was named"):
         provisioner(tmp_path).preflight(Request("ssh"))
     assert provisioner(tmp_path).list_owned("0badcafe", []) == []

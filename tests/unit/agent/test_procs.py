@@ -179,8 +179,32 @@ def test_a_process_is_told_from_a_later_one_with_its_number() -> None:
 @pytest.mark.skipif(not Path("/bin/ps").exists(), reason="needs ps (package procps)")
 def test_ps_tells_the_same_as_proc() -> None:
     mine = proctable._from_ps()[os.getpid()]
-    assert mine.parent == os.getppid()
+    assert (mine.parent, mine.session) == (os.getppid(), os.getsid(0))
     assert mine == proctable._from_ps()[os.getpid()]
+
+
+@pytest.mark.skipif(not Path("/bin/ps").exists(), reason="needs ps (package procps)")
+def test_ps_tells_the_same_after_a_journey_and_nothing_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `ps` among our descendants would be one that no wait for the end of all of them outlives."""
+    before = proctable._from_ps()
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    after = proctable._from_ps()
+    assert before[os.getpid()] == after[os.getpid()]
+    below = {pid for pid in proctable.descendants(after, [os.getpid()]) if pid not in before}
+    assert not below
+
+
+def test_a_run_is_known_by_its_environment_where_ps_tells_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As macOS shows it: behind the command, and a path may hold spaces."""
+    ps = tmp_path / "ps"
+    shown = "/bin/sh train.sh GPUOPS_RUN=lab-1-0 GPUOPS_STOP_FILE=/Users/Jane Doe/stop HOME=/Users/Jane Doe"
+    ps.write_text(f"#!/bin/sh\necho ' 4711 {shown}'\necho '4712 {shown.replace('stop', 'other')}'\necho '4713'\n")
+    ps.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(proctable, "PROC", False)
+    assert proctable.marked([], [proctable.Marker("lab-1-0", "/Users/Jane Doe/stop")]) == {4711}
+    assert proctable.marked([], [proctable.Marker("lab-1", "/Users/Jane Doe/stop")]) == set()
 
 
 def test_reaping_beside_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:

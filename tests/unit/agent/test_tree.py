@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import io
@@ -23,6 +22,7 @@ from typing import Any
 import pytest
 
 from gpuops.agent import tree
+from gpuops.agent.filestream import END, head
 from gpuops.agent.node import Node, Refusal
 from gpuops.agent.tarpipe import Padded
 from gpuops.push.files import entry
@@ -52,14 +52,8 @@ def listed(folder: Path) -> list[list[Any]]:
 
 
 def stream_of(folder: Path, files: list[list[Any]], need: Iterable[int]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(mode="w", fileobj=out) as tar:
-        for index in need:
-            data = (folder / files[index][0]).read_bytes()
-            member = tarfile.TarInfo(str(index))
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return out.getvalue()
+    contents = {index: (folder / files[index][0]).read_bytes() for index in need}
+    return b"".join(head(str(index), len(data)) + data for index, data in contents.items()) + END
 
 
 def ignore(item: dict[str, Any]) -> None:
@@ -207,13 +201,14 @@ def test_a_push_larger_than_the_disk_is_refused_at_once(node: Node) -> None:
     assert refused.value.kind == "disk"
 
 
-@pytest.mark.parametrize("cut", [0, 100, 512, 700, 1024, 1500])
+@pytest.mark.parametrize("cut", [0, 5, 100, 612, 620, 1200])
 def test_a_torn_transfer_is_no_push(node: Node, here: Path, cut: int) -> None:
     make(here, {"a": "a" * 600, "b": "b" * 600}, 10**18)
     answer = plan(node, here)
     data = stream_of(here, listed(here), answer["need"])
-    with contextlib.suppress(Refusal):  # a cut between two files looks like an end: commit sees it
+    with pytest.raises(Refusal) as refused:
         receive(node, answer["push"], data[:cut])
+    assert refused.value.kind == "torn"
     with pytest.raises(Refusal) as refused:
         commit(node, answer["push"])
     assert refused.value.kind == "incomplete"
@@ -225,14 +220,21 @@ def test_what_does_not_fit_the_plan_is_refused(node: Node, here: Path) -> None:
     make(here, {"a": "a" * 600}, 10**18)
     answer = plan(node, here)
     for name, size in (("0", 5), ("1", 600), ("../x", 600), ("-9", 600)):
-        out = io.BytesIO()
-        with tarfile.open(mode="w", fileobj=out) as tar:
-            member = tarfile.TarInfo(name)
-            member.size = size
-            tar.addfile(member, io.BytesIO(bytes(size)))
         with pytest.raises(Refusal) as refused:
-            receive(node, answer["push"], out.getvalue())
+            receive(node, answer["push"], head(name, size) + bytes(size) + END)
         assert refused.value.kind == "torn"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[", b"x\n", b"7\n", b"{}\n", b"[0, 600]\n", b'["0"]\n', b'["0", -1]\n', b'["0", "600"]\n', b"[" * 200_000],
+)
+def test_what_is_no_stream_of_files_is_refused(node: Node, here: Path, data: bytes) -> None:
+    make(here, {"a": "a" * 600}, 10**18)
+    answer = plan(node, here)
+    with pytest.raises(Refusal) as refused:
+        receive(node, answer["push"], data)
+    assert refused.value.kind == "torn"
 
 
 def test_what_arrived_whole_is_not_asked_for_again(node: Node, here: Path) -> None:

@@ -1,0 +1,94 @@
+"""A launch spec tells which request it was written from: what a lost ledger's runs are rebuilt with."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuops.adopt import _Node, lease_of
+from gpuops.launch import NodeFacts, node_specs
+from gpuops.models import Lease, RunRequest
+from gpuops.traces import home_of, request_of, sound
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+NODES = [NodeFacts(index, "/venv/bin/python", 2, 4, address=f"10.0.0.{index}") for index in range(2)]
+
+
+def specs(request: RunRequest, nodes: int = 2) -> list[dict[str, Any]]:
+    return node_specs(request, run="digits-1", cluster="lab", tree="train" if request.workload else "project",
+                      nodes=NODES[:nodes], master=("10.0.0.0", 1), gang=("10.0.0.0", 2), attempt=1)  # fmt: skip
+
+
+@given(
+    program=st.sampled_from([{"script": "a.py"}, {"script": "-odd.py"}, {"module": "pkg.main"},
+                             {"script": "digits.py", "workload": "digits"}]),
+    argv=st.lists(TEXT | st.just("--"), max_size=4),
+    outs=st.lists(TEXT, max_size=2),
+    prelude=st.lists(TEXT, max_size=2),
+    env=st.dictionaries(st.from_regex(r"[A-Z]{1,3}", fullmatch=True), TEXT, max_size=2),
+)  # fmt: skip
+def test_a_request_for_torchrun_comes_back(
+    program: dict[str, str], argv: list[str], outs: list[str], prelude: list[str], env: dict[str, str]
+) -> None:
+    asked = RunRequest("torchrun", "multinode", 2, 2, argv=argv, outs=outs, prelude=prelude, env=env, **program)
+    for index, spec in enumerate(specs(asked)):
+        assert sound(spec, "digits-1", index)
+        assert request_of(spec) == asked
+
+
+@given(argv=st.lists(TEXT, min_size=1, max_size=4), everywhere=st.booleans())
+def test_a_command_comes_back(argv: list[str], everywhere: bool) -> None:
+    found = request_of(specs(RunRequest("command", "run", 2, None, argv=argv, all_nodes=everywhere))[0])
+    assert (list(found.argv), found.mode, found.gpus, found.all_nodes) == (argv, "run", None, everywhere)
+    assert found.nodes == (2 if everywhere else 1)
+
+
+@given(st.data())
+def test_a_spec_that_is_not_ours_is_not_believed(data: st.DataObject) -> None:
+    """Whatever one field is: it is left out, or read without a word of Python's."""
+    spec = copy.deepcopy(specs(RunRequest("torchrun", "multinode", 2, 2, script="a.py"))[0])
+    anything = (
+        st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.lists(TEXT | st.integers(), max_size=3)
+    )
+    spec[data.draw(st.sampled_from(sorted(spec)))] = data.draw(anything | st.dictionaries(TEXT, TEXT, max_size=2))
+    if sound(spec, "digits-1", 0):
+        assert dataclasses.asdict(request_of(spec))
+
+
+def test_a_lease_is_what_the_watchdogs_keep_by_our_clock() -> None:
+    def node(skew: float = 0.0, **lease: Any) -> _Node:
+        return _Node({"lease": lease}, skew)
+
+    assert lease_of([node(hard_wall=100.0, idle_s=60.0), node(-30.0, hard_wall=120.0), _Node()]) == (
+        Lease(90.0, 60.0), False,
+    )  # fmt: skip
+    assert lease_of([node(hard_wall=None, boot_wall=5.0)]) == (Lease(), True)
+    assert lease_of([node(hard_wall="soon", idle_s=[]), _Node({"lease": None})]) == (Lease(), False)
+
+
+@pytest.mark.parametrize(
+    ("here", "name"),
+    [({}, "sh-1"), ({0: b"one\n"}, "sh-1"), ({0: b"one\ntwo\n", 1: b""}, "sh-1"), ({0: b"other\n"}, "sh-1-of-lab"),
+     ({0: b"one\ntwo\nthree\n"}, "sh-1-of-lab")],
+)  # fmt: skip
+def test_results_do_not_come_into_the_folder_of_another_run(tmp_path: Path, here: dict[int, bytes], name: str) -> None:
+    for node, text in here.items():
+        log = tmp_path / "runs" / "sh-1" / "logs" / f"node{node}" / "events.jsonl"
+        log.parent.mkdir(parents=True)
+        log.write_bytes(text)
+    assert home_of(tmp_path, "sh-1", "lab", {0: b"one\ntwo\n", 1: b"x\n"}) == tmp_path / "runs" / name
+
+
+def test_nor_into_that_of_one_without_a_journal(tmp_path: Path) -> None:
+    record = tmp_path / "runs" / "sh-1" / "run.json"
+    record.parent.mkdir(parents=True)
+    record.write_text('{"cluster": "other"}')
+    assert home_of(tmp_path, "sh-1", "lab", {}).name == "sh-1-of-lab"
+    record.write_text("not json")
+    assert home_of(tmp_path, "sh-1", "lab", {}).name == "sh-1"
