@@ -35,12 +35,22 @@ def test_killed_after_each_commit(shell: Shell, step: int) -> None:
         return not json.loads(look.stdout)["clusters"] and shell.is_clean()
 
     until(nothing_left, f"an end to what died after commit {step}")
-    rows = json.loads(shell.run("runs", "--json").stdout)["runs"]
+    look = shell.run("runs", "--json")
+    said += look.stderr
+    rows = json.loads(look.stdout)["runs"]
     if rows and rows[0]["outcome"] == "done":
         assert (shell.folder / "runs/sh-1/out/made.pt").read_text() == "made\n"
         assert (shell.folder / "runs/sh-1/logs/node0/launcher.out").read_text() == "working\n"
+
+    def told() -> bool:
+        nonlocal said
+        if any(words in said for words in ("undone", "torn down", "teardown finished")):
+            return True
+        said += shell.run("runs").stderr
+        return False
+
     if step < COMMITS_OF_A_RUN:
-        assert "undone" in said or "torn down" in said or "teardown finished" in said, said
+        until(told, f"a word about what died after commit {step}, but: {said}")
 
 
 @pytest.mark.parametrize(
