@@ -55,12 +55,12 @@ def _table(one: Desk, torch: bool, options: Options) -> Table:
     for way in () if options.tiny or (torch and count > 2) else tuple(ways.values())[:2]:
         way()
     taken: dict[str, list[Told]] = {name: [] for name in ways}
-    for _ in range(options.times(2 if count > 2 else 5)):
+    for _ in range(options.times(2 if count > 2 else 4)):
         for name, way in ways.items():
             if name != WAYS[2]:
                 taken[name].append(way())
     one.type("down", "bench")
-    for _ in range(options.times(1 if count > 2 else 3)):
+    for _ in range(options.times(1 if count > 2 else 2)):
         taken[WAYS[2]].append(ways[WAYS[2]]())
     what = "with torch" if torch else "overhead alone: a plain Python that prints"
     parts = list(PARTS) if torch else ["script", "line"]

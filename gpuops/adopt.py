@@ -24,6 +24,8 @@ from gpuops.traces import Traces, home_of, read_traces, request_of
 from gpuops.world import World
 
 LIVE = "running"
+FAR = 1e11
+"""No time (UTC seconds) or span that is meant is later, or longer."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ def adopt(world: World, lost: Lost, *, complete: bool = True) -> Adopted:
     Raises NodeError where it cannot be known what it is, UsageError where a live cluster has its name.
     """
     provisioner = world.provisioner(lost.provider)
+    if not lost.machines:
+        raise NodeError(f"{lost.name} cannot be taken back: no machine of it is left", "end the rest: gpuops reap")
     machines = [provisioner.describe(one) for one in lost.machines]
     _refuse_gaps(lost, machines)
     draft = _draft(world, lost)
@@ -117,8 +121,11 @@ def adopt(world: World, lost: Lost, *, complete: bool = True) -> Adopted:
     rented = provisioner.capabilities.get("rented") is True
     price = sum(one.per_hour for one in machines)
     now = world.clock.now()
+    usual = leases.make(rented=rented, per_hour=price, now=now)
     if adrift or (lease == Lease() and rented):
-        lease = leases.make(rented=rented, per_hour=price, now=now)
+        lease = usual
+    elif rented and usual.hard_end is not None:  # what a node says does not make it live for ever
+        lease = dataclasses.replace(lease, hard_end=min(lease.hard_end or usual.hard_end, usual.hard_end))
     runs, notes = _runs(draft, machines, nodes, complete=complete)
     rest = [one for one in lost.resources if one.kind != "machine"]
     row = dataclasses.replace(
@@ -191,14 +198,15 @@ def _traces(draft: ClusterRow, machine: Resource, index: int) -> dict[str, Trace
 def lease_of(nodes: Sequence[_Node]) -> tuple[Lease, bool]:
     """What the watchdogs keep, by our clock: the earliest end of all; and whether one still waits to be taken over."""
     kept = [(node.facts.get("lease") or {}, node.skew) for node in nodes if node.facts]
-    ends = [float(one["hard_wall"]) + skew for one, skew in kept if _is_number(one.get("hard_wall"))]
+    ends = [one["hard_wall"] + skew for one, skew in kept if _is_number(one.get("hard_wall"))]
     idle = [float(one["idle_s"]) for one, _ in kept if _is_number(one.get("idle_s"))]
     adrift = any(_is_number(one.get("boot_wall")) for one, _ in kept)
     return Lease(min(ends, default=None), min(idle, default=None)), adrift
 
 
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float)
+def _is_number(value: Any) -> bool:
+    """A number that a clock may show: no node makes ours unreadable, or a lease endless."""
+    return type(value) in (int, float) and abs(value) < FAR
 
 
 def _take_over(world: World, row: ClusterRow, lease: Lease) -> list[str]:

@@ -6,6 +6,7 @@ Waiting, retrying, journalling and marking live here, once, for every provider.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -105,6 +106,10 @@ def plan(world: World, request: Request) -> tuple[Provisioner, list[Offer]]:
             f"{request.provider} offers nothing that fits this request",
             "ask for less, raise --max-price, or try another provider",
         )
+    if provisioner.capabilities.get("rented") is True:
+        for offer in offers:
+            if not 0 < offer.per_hour < math.inf:
+                raise ProviderError(f"{request.provider} says no price for {offer.say}", "nothing was created")
     return provisioner, offers
 
 
@@ -304,7 +309,8 @@ def machines_of(world: World, row: ClusterRow) -> list[Resource]:
 def all_ended(world: World, row: ClusterRow) -> bool:
     """Whether a cluster's provider says that none of its machines runs any more. Raises ProviderError."""
     provider = world.provisioner(row.provider)
-    return all(provider.describe(machine).state == "ended" for machine in machines_of(world, row))
+    machines = machines_of(world, row)
+    return bool(machines) and all(provider.describe(machine).state == "ended" for machine in machines)
 
 
 def _wait_ready(world: World, provisioner: Provisioner, row: ClusterRow, request: Request) -> Live:
@@ -452,8 +458,11 @@ def _hello(cluster: str, client: AgentClient) -> tuple[Mapping[str, Any], float]
             f"{client.label} was started by another version of gpuops", f"gpuops down {cluster}", "protocol"
         )
     try:
-        return facts, moment - float(pong.get("time", facts["time"]))  # an agent from before says it in `hello` only
-    except (KeyError, TypeError, ValueError):
+        skew = moment - float(pong.get("time", facts["time"]))  # an agent from before says it in `hello` only
+        if not math.isfinite(skew):
+            raise ValueError(skew)
+        return facts, skew
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise NodeError(
             f"what answers on {client.label} is no agent of gpuops: it does not say what time it is",
             "end it and bring up another: gpuops down",

@@ -47,12 +47,13 @@ class Checked:
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
         try:
-            return _ours(owner, self._limited(lambda: list(self.inner.list_owned(owner, regions))))
+            return self._limited(lambda: _ours(owner, self.inner.list_owned(owner, regions)))
         except Partial as error:
-            raise Partial(error.say, error.hint, _ours(owner, error.found)) from error
+            found = error.found
+            raise Partial(error.say, error.hint, self._translated(lambda: _ours(owner, found))) from error
 
     def describe(self, resource: Resource) -> Resource:
-        return _known(self._limited(lambda: self.inner.describe(resource)))
+        return self._limited(lambda: _known(self.inner.describe(resource)))
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         self._limited(lambda: self.inner.destroy(resources))

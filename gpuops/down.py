@@ -9,7 +9,7 @@ from typing import Any
 from gpuops import choose, guard
 from gpuops import cluster as clusters
 from gpuops.conclude import conclude, follower
-from gpuops.errors import GpuopsError, Interrupted, NodeError, UsageError, worst
+from gpuops.errors import GpuopsError, Interrupted, NodeError, StillBilling, UsageError, worst
 from gpuops.halt import halt, stopping
 from gpuops.ledger import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.progress import Progress
@@ -53,6 +53,12 @@ def down(world: World, rows: Sequence[ClusterRow], progress: Progress, *, force:
             raise _left(world, rows) from None
         except GpuopsError as error:
             failed.append(error)
+            continue
+        except Exception as error:  # a bug of ours, or a node's odd answer: it keeps no other cluster alive
+            say = f"{row.name} could not be ended: {type(error).__name__}: {error}"
+            failed.append(
+                StillBilling(say, f"please report this, and give its results up: gpuops down {row.name} --force")
+            )
             continue
         why = f" ({row.why})" if row.why else ""
         said.append(f"{row.name} is gone" + (f" already{why}" if row.state == "gone" else ""))
@@ -129,8 +135,9 @@ def _save_what_answers(world: World, row: ClusterRow, progress: Progress) -> Non
     try:
         for said in save_left(world, row, progress):
             world.out.say(said)
-    except GpuopsError as error:
-        world.out.say(f"note: {error.say}; what is there is given up")
+    except Exception as error:  # whatever a node answers
+        why = error.say if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
+        world.out.say(f"note: {why}; what is there is given up")
 
 
 def _have_ended(world: World, row: ClusterRow) -> bool:
@@ -143,7 +150,7 @@ def _have_ended(world: World, row: ClusterRow) -> bool:
 
 def _unsaved(row: ClusterRow, what: str, error: NodeError) -> NodeError:
     return NodeError(
-        f"{what} may not be home, and {row.name} cannot be reached: {error.say}",
+        f"{what} may not be home: {error.say}",
         f"try again, or give them up: gpuops down {row.name} --force",
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -162,7 +163,10 @@ def setup_command(request: RunRequest, folder: Path, *, rented: bool) -> str:
 
 
 def set_up(world: World, live: Live, tree: str, command: str, nodes: Sequence[Equipped], progress: Progress) -> None:
-    """Run the set-up command on each node, in the tree; skipped where it has succeeded before. Raises RunFailed."""
+    """Run the set-up command on each node, in the tree; skipped where it has succeeded before. Raises RunFailed.
+
+    Nodes on one machine have one Python, which only one of them may change at a time.
+    """
 
     def one(node: Equipped) -> None:
         client = live.clients[node.facts.index]
@@ -185,7 +189,15 @@ def set_up(world: World, live: Live, tree: str, command: str, nodes: Sequence[Eq
         if not stream.answer["skipped"]:
             world.out.say(f"node{node.facts.index}: set up")
 
-    on_each(one, nodes)
+    def one_by_one(group: Sequence[Equipped]) -> None:
+        for node in group:
+            one(node)
+
+    machines: dict[str, list[Equipped]] = {}
+    for node in nodes:
+        login = live.machines[node.facts.index].data.get("target")  # none where it is this computer
+        machines.setdefault(json.dumps(login, sort_keys=True), []).append(node)
+    on_each(one_by_one, list(machines.values()))
 
 
 def _last_line(output: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 from gpuops import cluster as clusters
 from gpuops.conclude import conclude, follower, request_of
@@ -48,7 +49,12 @@ def _tend_live(world: World, row: ClusterRow, expired: bool) -> None:
     if expired:
         _end_with_keepers(world, row, [run for run in unfinished if run not in runs])
     for run in runs:
-        _finish_run(world, row, run, SAVE_S if expired else None)
+        try:
+            _finish_run(world, row, run, SAVE_S if expired else None)
+        except Exception as error:
+            if not expired:
+                raise
+            _give_up(world, f"{run.name} is not all home", error)
     if world.ledger.cluster(row.id).state != "up":
         return  # somebody tore it down meanwhile
     if expired:
@@ -77,9 +83,15 @@ def _end_with_keepers(world: World, row: ClusterRow, runs: list[RunRow]) -> None
         live = clusters.open_live(world, row, some=True)
     except NodeError:
         return  # it has ended already, or is out of reach for their commands too
+    except Exception as error:
+        _give_up(world, f"what runs on {row.name} could not be stopped in good order", error)
+        return
     try:
         for run in runs:
             halt(live, run.name, "graceful", WHY, kind="lease")
+    except Exception as error:
+        _give_up(world, f"what runs on {row.name} could not be stopped in good order", error)
+        return
     finally:
         live.close()
     deadline = time.monotonic() + SAVE_S
@@ -143,9 +155,15 @@ def _save_edits(world: World, row: ClusterRow) -> None:
     try:
         for said in save_left(world, row, Silent()):
             world.ledger.notice(said)
-    except Exception as error:  # whatever a host answers, its end does not wait for it
-        why = error.say if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
-        world.ledger.notice(f"what was edited or made on {row.name} outside of runs is not all home: {why}")
+    except Exception as error:
+        _give_up(world, f"what was edited or made on {row.name} outside of runs is not all home", error)
+
+
+def _give_up(world: World, what: str, error: Exception) -> None:
+    """A lease waits for nobody: whatever a node answers, and however full this disk is, its end comes."""
+    why = error.say if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
+    with suppress(GpuopsError):
+        world.ledger.notice(f"{what}: {why}")
 
 
 def _never_started(world: World, run: RunRow) -> None:

@@ -477,7 +477,7 @@ def _damaged(path: Path) -> LedgerUnwritable:
     """What only shows when a row is read."""
     return LedgerUnwritable(
         f"the ledger {path} is damaged: a row of it cannot be read",
-        f"keep it aside (mv {path} {path}.aside), then take back what lives: gpuops reap --adopt",
+        f"keep it aside (mv {path} {path}.damaged-by-hand), then take back what lives: gpuops reap --adopt",
     )
 
 

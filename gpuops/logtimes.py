@@ -20,6 +20,8 @@ from gpuops.results import RunHome
 FILE = "times.jsonl"
 NOW = float("inf")
 """When what no note tells of yet was written: just now."""
+LATEST, LONGEST = 1e11, 1 << 40
+"""No honest node notes a moment (UTC seconds) or a size (bytes) beyond."""
 LINE = 1 << 16
 """So far back the beginning of a line is sought, in bytes."""
 
@@ -82,8 +84,10 @@ class LogTimes:
                 note = json.loads(line)
                 moment = float(note["at"]) + skew
                 sizes = {str(stream): int(size) for stream, size in note["sizes"].items()}
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
                 continue  # cut off by a full disk, or on its way
+            if not (0 <= moment < LATEST and all(0 <= size < LONGEST for size in sizes.values())):
+                continue
             for stream, size in sizes.items():
                 self._notes.setdefault((node, stream), Notes()).add(moment, size)
 

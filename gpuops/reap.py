@@ -11,6 +11,7 @@ from gpuops.adopt import Lost, stem
 from gpuops.contract import Checked
 from gpuops.errors import AuthFailed, GpuopsError, Partial, ProviderError, RateLimited, StillBilling, UsageError
 from gpuops.models import Resource
+from gpuops.orphans import orphans
 from gpuops.teardown import POLL_S, POLL_SLOW_S, forget_names, ours_of, remaining, still_billing
 from gpuops.world import World
 
@@ -47,7 +48,7 @@ def owned(world: World) -> tuple[list[Stray], list[str]]:
             unasked.append(f"not all of {name} could be asked: {error.say}")
         except AuthFailed as error:
             if used is not None and name not in used:
-                world.out.say(f"note: {name} was never used from here, and is not asked: {error.say}")
+                world.out.say(f"note: no cluster of this ledger was ever at {name}, which is not asked: {error.say}")
             else:
                 unasked.append(f"{name} could not be asked: {error.say}")
         except GpuopsError as error:
@@ -59,12 +60,12 @@ def _used(world: World) -> set[str] | None:
     """The providers that clusters of ours have ever been on; None where this ledger cannot know all of them."""
     from gpuops.ledger import FILE, LedgerTooNew
 
-    if any(world.home.glob(f"{FILE}.damaged-*")):
-        return None
     try:
-        return {row.provider for row in world.ledger.clusters(live=False)}
+        rows = world.ledger.clusters(live=False)
     except LedgerTooNew:
         return None
+    lost = any(world.home.glob(f"{FILE}.damaged-*")) or orphans(world.home, lambda: [row.name for row in rows])
+    return None if lost else {row.provider for row in rows}
 
 
 def strays(world: World) -> tuple[list[Stray], list[str]]:
@@ -219,7 +220,7 @@ def down_by_mark(world: World, names: Sequence[str], everything: bool) -> list[s
     if not everything and len(wanted) > 1 and not names:
         raise UsageError(f"several clusters are live: {', '.join(wanted)}", f"name one: gpuops down {wanted[0]}")
     missing = [name for name in wanted if name not in there]
-    if unasked and (everything or missing):
+    if unasked:  # what did not answer may have nodes of these, too
         settle(world, [stray for stray in found if stray.cluster in wanted], unasked)
     if missing:
         raise UsageError(

@@ -77,6 +77,9 @@ def flat(given: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = str(value)
         else:
             found[name] = value
+    for value in found.values():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{value} would make the row unreadable")
     return found
 
 

@@ -18,6 +18,8 @@ from gpuops.workloads import WORKLOADS
 
 TREE = "runs"
 """The folder of a node in which all its runs are."""
+MAX_NS = 1 << 62
+"""A file's time may be any number where a node lies; this one is in the year 2116."""
 KEPT = re.compile(r"([a-z][a-z0-9-]{0,23})/(spec\.json|result\.json|events\.jsonl)")
 
 
@@ -35,7 +37,7 @@ class Traces:
 def read_traces(programs: Programs, index: int) -> dict[str, Traces]:
     """By the name of the run. Raises NodeRefused, ConnectionLost, LocalDisk."""
     found = [one for one in left({index: programs}, [], tree=TREE) if KEPT.fullmatch(one.path)]
-    began = {one.path: one.mtime_ns / 1e9 for one in found}
+    began = {one.path: min(one.mtime_ns, MAX_NS) / 1e9 for one in found}
     with tempfile.TemporaryDirectory() as folder:
         if found:
             save(programs, TREE, found, Path(folder))

@@ -5,17 +5,20 @@ It asks programs, not agents: where a lease has ended a node, its files may stil
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from itertools import chain, count
+from pathlib import Path
 
 from gpuops.agentclient import Programs
 from gpuops.cluster import machines_of, programs_of
-from gpuops.errors import GpuopsError, NodeRefused
+from gpuops.errors import GpuopsError, NodeError, NodeRefused
 from gpuops.ledger import ClusterRow
 from gpuops.models import Resource
 from gpuops.progress import Progress
 from gpuops.results import RunHome
-from gpuops.results.folder import OutFolder
-from gpuops.results.home import keep_from_git, local_errors
+from gpuops.results.folder import MEMORY, OutFolder
+from gpuops.results.home import keep_from_git, local_errors, read_json, write_json
 from gpuops.results.leftover import Left, left, save, sentence
 from gpuops.results.memory import Held
 from gpuops.world import World
@@ -25,6 +28,7 @@ TREE = "project"
 
 def save_left(world: World, row: ClusterRow, progress: Progress) -> Iterator[str]:
     """Save it in `runs/<cluster>-left/node<i>/` of the cluster's folder; yields a sentence per node that had some.
+    Where an earlier cluster of that name left something, it is `<cluster>-left-2`, and so on.
 
     What the cluster's runs were told to leave (`--out '!GLOB'`) is left. Every node is tried; then the first
     error is raised: NodeError, LocalDisk.
@@ -49,14 +53,33 @@ def _save_one(world: World, row: ClusterRow, machine: Resource, index: int, prog
             found = _unsaved(world, row, index, programs)
         if not found:
             return ""
-        target = row.folder / "runs" / f"{row.name}-left" / f"node{index}"
-        with local_errors(target):
-            keep_from_git(target.parent)
+        target = _folder(row) / f"node{index}"
         with progress.during(f"saving what was edited or made on node{index}: {sentence(found)}"):
-            renamed = "".join(f"; {name} is {path}" for path, name in save(programs, TREE, found, target).items())
+            saved = save(programs, TREE, found, target)
+        if saved.missing:
+            raise NodeError(
+                f"node{index} does not give {sentence(saved.missing)}; what else was edited or made is in {target}",
+                "make it readable for the login on the node, or remove it there",
+            )
+        renamed = "".join(f"; {name} is {path}" for path, name in saved.renamed.items())
         return f"edited or made on node{index}, saved in {target}: {sentence(found)}{renamed}"
     finally:
         programs.connection.close()
+
+
+def _folder(row: ClusterRow) -> Path:
+    """The folder for what is saved from a cluster: the same at each try, and no other cluster's of that name."""
+    first = row.folder / "runs" / f"{row.name}-left"
+    with local_errors(first):
+        more = (first.with_name(f"{first.name}-{number}") for number in count(2))
+        folder = next(path for path in chain([first], more) if _is_its(path, row))
+        keep_from_git(folder)
+        write_json(folder / MEMORY, {"schema": 1, "cluster": row.token}, folder / f".{os.getpid()}.tmp")
+    return folder
+
+
+def _is_its(path: Path, row: ClusterRow) -> bool:
+    return read_json(path / MEMORY).get("cluster") == row.token or not any(path.glob("[!.]*"))
 
 
 def _unsaved(world: World, row: ClusterRow, index: int, programs: Programs) -> list[Left]:

@@ -7,7 +7,7 @@ import shutil
 import time
 from typing import Any, Callable, Mapping
 
-from gpuops.agent import lease, procs, runfiles
+from gpuops.agent import lease, procs, runfiles, treefolder
 from gpuops.agent.node import Node, log, read_json, write_json
 from gpuops.agent.outcome import split
 
@@ -47,7 +47,7 @@ def result(
         ],
         "tail": runfiles.last_lines(os.path.join(folder, "launcher.err"), times),
         "out": last_out(os.path.join(folder, "launcher.out")),
-        "disk_free": shutil.disk_usage(folder).free,
+        "disk_free": treefolder.free_bytes(folder),
         "left": left,
     }
 

@@ -49,6 +49,9 @@ SILENCE_S = 30.0
 LIST_S = 600.0
 """How long a node may take to walk through its tree, in seconds."""
 
+BEYOND = 1 << 63
+"""No file has so many bytes."""
+
 OnBytes = Callable[[int, str, int, bytes], None]
 T = TypeVar("T")
 
@@ -138,6 +141,20 @@ def fetch(
 def _count(files: Iterable[object]) -> str:
     number = len(list(files))
     return f"{number} file" + "s" * (number != 1)
+
+
+def _stamps(rows: object, label: str) -> dict[str, Stamp]:
+    """What a node says it has. Raises NodeError for what no agent of ours would say."""
+    found = {}
+    for row in rows if isinstance(rows, list) else [rows]:
+        match row:
+            case [str(path), int(size), int(mtime_ns)] if is_inside(path) and 0 <= size < BEYOND:
+                found[path] = (size, mtime_ns)
+            case [str(path), *_]:
+                raise NodeError(f"{label} offers {path[:200]!r} as a result", "check that this node is yours")
+            case _:
+                raise NodeError(f"{label} offers what is no file as a result", "check that this node is yours")
+    return found
 
 
 class _Fetch:
@@ -237,11 +254,8 @@ class _Fetch:
     def _list(self, nodes: Iterable[int]) -> dict[int, dict[str, Stamp]]:
         def one(node: int) -> dict[str, Stamp]:
             client = self.clients[node]
-            files = client.call("outs", timeout=LIST_S, run=self.run, patterns=self.patterns)["files"]
-            outside = [path for path, _, _ in files if not is_inside(path)]
-            if outside:
-                raise NodeError(f"{client.label} offers {outside[0]!r} as a result", "check that this node is yours")
-            return {path: (size, mtime_ns) for path, size, mtime_ns in files}
+            answer = client.call("outs", timeout=LIST_S, run=self.run, patterns=self.patterns)
+            return _stamps(answer.get("files"), client.label)
 
         return self._each(nodes, one)
 
@@ -250,7 +264,8 @@ class _Fetch:
             if not wanted[node]:
                 return {}
             items = self.clients[node].stream("sums", timeout=SILENCE_S, tree=self.tree, paths=list(wanted[node]))
-            return {(node, item["path"]): item["sha256"] for item in items if "path" in item}
+            rows = [(item.get("path"), item.get("sha256")) for item in items]
+            return {(node, path): sha for path, sha in rows if isinstance(path, str) and isinstance(sha, str)}
 
         return {key: sha256 for sums in self._each(wanted, one).values() for key, sha256 in sums.items()}
 

@@ -96,14 +96,22 @@ def sentence(found: Sequence[Left]) -> str:
     return ", ".join(named) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
 
 
-def save(client: Programs, tree: str, found: Sequence[Left], target: Path, system: System = HERE) -> Mapping[str, str]:
-    """Copy files of one node's tree into `target`, under their paths; those that had to get another name here, with it.
+@dataclass(frozen=True)
+class Saved:
+    """What came of saving: files that had to get another name here, with it; and what the node did not send, since it
+    went meanwhile or is not ours to read."""
 
-    Raises NodeRefused, ConnectionLost, LocalDisk.
-    """
+    renamed: Mapping[str, str]
+    missing: Sequence[Left]
+
+
+def save(client: Programs, tree: str, found: Sequence[Left], target: Path, system: System = HERE) -> Saved:
+    """Copy files of one node's tree into `target`, under their paths. Raises NodeRefused, ConnectionLost, LocalDisk."""
     names = system.names(one.path for one in found)
+    came: set[str] = set()
     with transfer(client.bulk("send", "--tree", tree), client.label) as channel:
         for member, content in read_files(channel, [one.path for one in found]):
+            came.add(member.name)
             if content is None:
                 continue  # a link leads to what is saved under its own name, or elsewhere
             place = target / names[member.name]
@@ -114,4 +122,5 @@ def save(client: Programs, tree: str, found: Sequence[Left], target: Path, syste
                 with suppress(OSError, ValueError, OverflowError):  # a time that no file can have
                     os.utime(place, (member.mtime, member.mtime))
         finish(channel, client.label)
-    return {path: name for path, name in names.items() if path != name}
+    renamed = {path: name for path, name in names.items() if path != name}
+    return Saved(renamed, [one for one in found if one.path not in came])

@@ -19,9 +19,9 @@ BATCH_FILES = 500
 
 
 def is_inside(path: str) -> bool:
-    """Whether a node's path stays below the folder it is put in, once this computer's own rules for names are kept."""
-    parts = path.replace("\\", "/").split("/")
-    return "\0" not in path and not {"", ".", ".."} & set(parts)
+    """Whether a node's path stays below the folder it is put in. A backslash is part of a name there; where it is
+    none here, `System.stored` gives the file another."""
+    return "\0" not in path and not {"", ".", ".."} & set(path.split("/"))
 
 
 def batches(todo: Todo) -> Iterator[Todo]:

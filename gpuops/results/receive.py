@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -52,6 +53,6 @@ def _store(temp: Path, content: BinaryIO, stamp: Stamp, told: Callable[[int], No
         with local_errors(temp):
             file.flush()
             os.fsync(file.fileno())
-    with local_errors(temp):
+    with local_errors(temp), suppress(OverflowError):  # a time that no file can have
         os.utime(temp, ns=(stamp[1], stamp[1]))
     return digest.hexdigest()

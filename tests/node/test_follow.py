@@ -80,6 +80,15 @@ def test_cuts_far_apart_do_not_add_up(
     assert lines == [str(n) for n in range(60)]
 
 
+def test_who_watches_sees_bytes_before_the_end(node: RealNode, make: Callable[..., Follower]) -> None:
+    node.python("r-1", "import time\nprint('here', flush=True)\ntime.sleep(2)")
+    follower = make()
+    follower.start()
+    assert not follower.watch(HANG_S), "it was silent until the end"
+    assert follower.wait(HANG_S)
+    assert follower.watch(0), "the end is told, too"
+
+
 def test_the_last_node_is_sought_from_when_the_others_ended(make: Callable[..., Follower]) -> None:
     follower = make(nodes=2)
     follower._ended(0, {"outcome": "done"})

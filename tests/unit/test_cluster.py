@@ -454,3 +454,12 @@ def test_a_mark_is_read_to_its_last_dash(there: tuple[Cloud, World]) -> None:
     assert belonging(both, world.owner, "la") == []
     other = [type(one)(**{**vars(one), "name": one.name.replace("lab-", "lab-b-")}) for one in both]
     assert belonging(other, world.owner, "lab") == []
+
+
+@pytest.mark.parametrize("price", [0.0, -1.0, float("inf"), float("nan")])
+def test_who_rents_says_a_price(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, price: float) -> None:
+    cloud, world = there
+    monkeypatch.setattr("tests.fakes.provider.PRICE", price)
+    with pytest.raises(ProviderError, match="says no price"):
+        up(world)
+    assert cloud.machines() == []

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from gpuops import unsaved
 from gpuops.agent.outs import matcher
+from gpuops.connection import ProcessChannel
+from gpuops.errors import NodeError
+from gpuops.ledger import ClusterRow
 from gpuops.progress import Silent
 from gpuops.push import push_many, scan
 from gpuops.results.leftover import MANY, SMALL, Left, exactly, left, save, sentence, worth
+from gpuops.system import System
+from gpuops.world import World
 from tests.fakes.inprocess import InProcessClient
 
 
@@ -75,5 +83,67 @@ def test_saving_copies_byte_for_byte(client: InProcessClient, tmp_path: Path) ->
     (there(client) / "deep").mkdir()
     (there(client) / "deep" / "x y.npy").write_bytes(data)
     found = left({0: client}, [], tree="project")  # type: ignore[dict-item]
-    save(client, "project", found, tmp_path / "saved")  # type: ignore[arg-type]
+    saved = save(client, "project", found, tmp_path / "saved")  # type: ignore[arg-type]
     assert (tmp_path / "saved" / "deep" / "x y.npy").read_bytes() == data
+    assert (saved.renamed, saved.missing) == ({}, [])
+
+
+def test_a_name_with_a_backslash_is_left_and_lies_nowhere_else_on_windows(
+    client: InProcessClient, tmp_path: Path
+) -> None:
+    (there(client) / "..\\evil.pt").write_text("x")
+    found = left({0: client}, [], tree="project")  # type: ignore[dict-item]
+    saved = save(client, "project", found, tmp_path / "saved", System("windows"))  # type: ignore[arg-type]
+    assert saved.renamed == {"..\\evil.pt": ".._evil.pt"}
+    assert (tmp_path / "saved" / ".._evil.pt").read_text() == "x"
+
+
+def row(folder: Path, token: str) -> ClusterRow:
+    return cast(ClusterRow, SimpleNamespace(id=1, name="lab", token=token, folder=folder))
+
+
+@pytest.fixture
+def nobodys(client: InProcessClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A cluster without runs, on whose one node something was made."""
+    client.connection = SimpleNamespace(close=lambda: None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(unsaved, "machines_of", lambda *_: [None])
+    monkeypatch.setattr(unsaved, "programs_of", lambda *_: client)
+    (there(client) / "notes.txt").write_text("precious")
+    return cast(World, SimpleNamespace(ledger=SimpleNamespace(runs=lambda **_: []), folder=tmp_path))
+
+
+def test_what_is_saved_of_one_cluster_is_not_overwritten_by_the_next(
+    nobodys: World, client: InProcessClient, tmp_path: Path
+) -> None:
+    def saves(token: str, text: str) -> str:
+        (there(client) / "notes.txt").write_text(text)
+        (said,) = unsaved.save_left(nobodys, row(tmp_path, token), Silent())
+        return said
+
+    runs = tmp_path / "runs"
+    assert f"saved in {runs / 'lab-left' / 'node0'}:" in saves("one", "first")
+    assert f"saved in {runs / 'lab-left-2' / 'node0'}:" in saves("two", "second")
+    assert f"saved in {runs / 'lab-left-2' / 'node0'}:" in saves("two", "second, once more")
+    saves("three", "third")
+    saves("one", "first, once more")
+    assert {path.parent.parent.name: path.read_text() for path in runs.glob("*/node0/notes.txt")} == {
+        "lab-left": "first, once more", "lab-left-2": "second, once more", "lab-left-3": "third",
+    }  # fmt: skip
+
+
+def test_what_a_node_does_not_send_is_not_said_to_be_saved(
+    nobodys: World, client: InProcessClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (there(client) / "secret.bin").write_text("roots")
+    real = client.bulk
+
+    def bulk(mode: str, *arguments: str) -> ProcessChannel:
+        if mode == "send":  # to the login, a file that it may not read; tests may run as root, who reads all
+            (there(client) / "secret.bin").unlink()
+        return real(mode, *arguments)
+
+    monkeypatch.setattr(client, "bulk", bulk)
+    with pytest.raises(NodeError, match=r"^node0 does not give secret.bin \(5 B, node0\); what else .* is in "):
+        list(unsaved.save_left(nobodys, row(tmp_path, "one"), Silent()))
+    saved = tmp_path / "runs" / "lab-left" / "node0"
+    assert {path.name: path.read_text() for path in saved.iterdir()} == {"notes.txt": "precious"}

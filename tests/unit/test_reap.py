@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpuops import adopt, down, reap, status
-from gpuops.errors import NodeError, StillBilling, UsageError
+from gpuops import adopt, down, keep, reap, status
+from gpuops.errors import LocalDisk, NodeError, StillBilling, UsageError
+from gpuops.ledger import RowGone
 from gpuops.models import Lease
 from gpuops.output import Output
 from gpuops.progress import Silent
@@ -172,18 +174,22 @@ def test_a_provider_that_is_not_set_up_and_was_never_used_is_no_failure(
     world.out = Output(err=(said := io.StringIO()))
     cloud.play(list_owned_always=[Fault("AuthFailed")])
     assert reap.strays(world) == ([], [])
-    note = "note: scripted was never used from here, and is not asked: the provider said AuthFailed\n"
+    note = "note: no cluster of this ledger was ever at scripted, which is not asked: the provider said AuthFailed\n"
     assert said.getvalue() == note
     world.ledger.gone(known(world, "lab"), 1.0, "down")
     assert reap.strays(world)[1] == ["scripted could not be asked: the provider said AuthFailed"]
 
 
-@pytest.mark.parametrize("how", ["damaged", "newer"])
+@pytest.mark.parametrize("how", ["damaged", "by hand", "removed", "newer"])
 def test_a_ledger_that_does_not_know_the_past_excuses_nobody(there: tuple[Cloud, World], how: str) -> None:
     cloud, world = there
     cloud.play(list_owned_always=[Fault("AuthFailed")])
     if how == "damaged":
         (world.home / "ledger.db.damaged-1-2").touch()
+    elif how == "by hand":  # as the ledger's own hint says
+        (world.home / "ledger.db.damaged-by-hand").touch()
+    elif how == "removed":
+        (world.home / "local" / "lab" / "n0").mkdir(parents=True)
     else:
         world.ledger.db.execute("PRAGMA user_version = 99")
         del world.ledger
@@ -281,3 +287,72 @@ def test_from_the_keyboard(shell: Shell) -> None:
     unasked = shell.run("reap")
     assert (unasked.returncode, unasked.stdout) == (5, "")
     assert "scripted could not be asked: the provider said AuthFailed" in unasked.stderr
+
+
+def test_down_without_a_ledger_does_not_call_gone_what_it_saw_in_part(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    exists(world, "lab")
+    cloud.play(list_owned=[Fault("Partial")] + [Fault()] * 5)
+    with pytest.raises(StillBilling):
+        reap.down_by_mark(world, ["lab"], everything=False)
+    assert cloud.machines() == []
+
+
+@pytest.mark.parametrize("odd", [float("inf"), float("nan"), 1e300, 10**400, True, "soon", None])
+def test_no_nodes_clock_makes_a_lease_endless_or_a_row_unreadable(odd: Any) -> None:
+    node = adopt._Node(facts={"lease": {"hard_wall": odd, "idle_s": odd}})
+    assert adopt.lease_of([node]) == (Lease(), False)
+
+
+def test_the_ledger_takes_no_number_that_it_could_not_read(there: tuple[Cloud, World]) -> None:
+    _, world = there
+    row = known(world, "lab")
+    with pytest.raises(ValueError, match="unreadable"):
+        world.ledger.set_cluster(row, lease=Lease(float("inf")))
+    assert [one.name for one in world.ledger.clusters()] == ["lab"]
+
+
+def test_without_a_machine_nothing_is_taken_back(there: tuple[Cloud, World]) -> None:
+    _, world = there
+    with pytest.raises(NodeError, match="no machine of it is left"):
+        adopt.adopt(world, adopt.Lost(NAME, "lab", []))
+    assert world.ledger.clusters() == []
+
+
+def test_a_bug_with_one_cluster_keeps_no_other_alive(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, world = there
+    exists(world, "a", "b")
+    rows = [world.ledger.cluster(known(world, name)) for name in ("a", "b")]
+
+    def odd(_world: World, row: Any, _progress: Any) -> None:
+        if row.name == "a":
+            raise OverflowError("a number of 400 digits")
+
+    monkeypatch.setattr(down, "_save_runs", odd)
+    monkeypatch.setattr(down, "_save_left", lambda *_: None)
+    with pytest.raises(StillBilling, match="a could not be ended: OverflowError"):
+        down.down(world, rows, Silent(), force=False)
+    assert [row.name for row in world.ledger.clusters()] == ["a"]
+
+
+@pytest.mark.parametrize("odd", [OverflowError("a number of 400 digits"), RowGone("it is gone"), LocalDisk("full")])
+def test_a_lease_that_is_over_waits_for_no_result(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, odd: Exception
+) -> None:
+    cloud, world = there
+    exists(world, "lab")
+    row = known(world, "lab")
+    world.ledger.set_cluster(row, lease=Lease(hard_end=1.0))
+
+    def fails(*_: Any) -> None:
+        raise odd
+
+    run = SimpleNamespace(id=1, name="train-1", state="running", keeper=None)
+    monkeypatch.setattr(world.ledger, "runs", lambda **_: [run])
+    monkeypatch.setattr(keep, "_finish_run", fails)
+    monkeypatch.setattr(keep, "save_left", fails)
+    keep.tend(world, row)
+    assert cloud.machines() == []
+    assert next(say for _, say in world.ledger.take_notices()).startswith("train-1 is not all home: ")

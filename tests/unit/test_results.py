@@ -607,12 +607,50 @@ def test_a_refusal_travels_as_its_sentence(scene: Scene) -> None:
         scene.fetch()
 
 
-@pytest.mark.parametrize("path", ["../evil.pt", "/etc/evil.pt", "a/../../evil.pt", "..\\evil.pt", "a//b"])
+@pytest.mark.parametrize("path", ["../evil.pt", "/etc/evil.pt", "a/../../evil.pt", "a//b"])
 def test_a_node_cannot_write_elsewhere(scene: Scene, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outs, "outs", lambda *_: {"files": [[path, 1, 1]]})
     with pytest.raises(NodeError, match="as a result"):
         scene.fetch()
     assert scene.words.phases == []
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        None, 3, {"a.pt": 1}, [None], [[]], [["a"]], [[1, 2, 3]], [["a", "1", 1]], [["a", 1, None]], [["a", -1, 1]],
+        [["a", 1 << 2000, 1]],
+    ],
+)  # fmt: skip
+def test_a_node_that_talks_nonsense_is_one_sentence(scene: Scene, files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outs, "outs", lambda *_: {"files": files})
+    with pytest.raises(NodeError, match=r"node0 offers ('a'|what is no file) as a result"):
+        scene.fetch()
+
+
+@pytest.mark.parametrize("odd", [{"path": ["a.pt"], "sha256": "x"}, {"path": "a.pt"}, {"path": "a.pt", "sha256": 1}])
+def test_a_node_that_talks_nonsense_of_checksums(scene: Scene, odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.nodes[0].put("a.pt", b"x")
+    monkeypatch.setattr(outs, "sums", lambda _node, _args, emit: emit(odd) or {})
+    with pytest.raises(NodeError, match=r"1 file could not be verified: a.pt \(node0\)"):
+        scene.fetch(final=True)
+
+
+def test_a_time_that_no_file_can_have(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.nodes[0].put("a.pt", b"x")
+    monkeypatch.setattr(
+        outs, "outs", lambda node, *_: {"files": [["a.pt", 1, 1 << 100]] if node.dir[-1] == "0" else []}
+    )
+    scene.fetch()
+    assert scene.out() == {"a.pt": b"x"}
+
+
+@pytest.mark.parametrize("name", [".\\model.pt", "..\\evil.pt", "a\\..\\..\\b.pt"])
+def test_a_backslash_is_part_of_a_name(scene: Scene, name: str) -> None:
+    scene.nodes[0].put(name, b"weights")
+    scene.nodes[0].put("other.pt", b"more")
+    scene.fetch(final=True)
+    assert scene.out() == {name: b"weights", "other.pt": b"more"}
 
 
 @pytest.mark.parametrize("name", ["runs", f"runs/{RUN}", f"runs/{RUN}/out"])

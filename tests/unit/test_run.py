@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,13 +11,15 @@ from typing import Any, cast
 
 import pytest
 
+from gpuops.agentclient import Items, Stream
 from gpuops.cluster import Live
-from gpuops.equip import setup_command
+from gpuops.equip import Equipped, set_up, setup_command
 from gpuops.errors import NodeRefused
 from gpuops.launch import NodeFacts
 from gpuops.models import RunRequest
 from gpuops.progress import Silent
 from gpuops.run import Prepared, launch, stem
+from tests.conftest import HANG_S
 
 TRAIN = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=None, script="train.py")
 
@@ -62,6 +66,40 @@ def test_set_up_is_what_the_project_asks_for_on_rented_nodes(
 def test_our_workloads_need_no_set_up(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("")
     assert setup_command(replace(TRAIN, script=None, workload="digits"), tmp_path, rented=True) == ""
+
+
+class SettingUp:
+    """An agent whose set-up takes until all that may go on at the same time do."""
+
+    def __init__(self, machine: str, busy: list[str], at_once: threading.Barrier) -> None:
+        self._machine, self._busy, self._at_once = machine, busy, at_once
+
+    def stream(self, _verb: str, **_args: Any) -> Stream:
+        return Stream(self._items())
+
+    def _items(self) -> Items:
+        assert self._machine not in self._busy, "two set-ups at once on one machine"
+        self._busy.append(self._machine)
+        self._at_once.wait(HANG_S)
+        time.sleep(0.02)
+        self._busy.remove(self._machine)
+        yield {}
+        return {"code": 0, "skipped": False}
+
+
+@pytest.mark.parametrize(("machines", "at_once"), [("aabb", 2), ("abcd", 4), ("    ", 1)])
+def test_nodes_on_one_machine_are_set_up_one_after_the_other(machines: str, at_once: int) -> None:
+    """They share a Python. Nodes on different machines do not wait for each other: else the barrier never opens."""
+    busy: list[str] = []
+    barrier = threading.Barrier(at_once)
+    data = [{"target": {"host": name, "port": 22}} if name.strip() else {} for name in machines]
+    agents = [SettingUp(name, busy, barrier) for name in machines]
+    live = Live(cast(Any, None), cast(Any, [SimpleNamespace(data=one) for one in data]), cast(Any, agents))
+    nodes = [Equipped(NodeFacts(index, "python", ranks=1, cores=1, address=""), None, "") for index in range(4)]
+    said: list[str] = []
+    world = SimpleNamespace(out=SimpleNamespace(say=said.append))
+    set_up(cast(Any, world), live, "project", "make deps", nodes, Silent())
+    assert sorted(said) == [f"node{index}: set up" for index in range(4)]
 
 
 class Agent:

@@ -110,6 +110,22 @@ def test_notes_that_cannot_be_read_are_left_out(written: Path) -> None:
     assert LogTimes(RunHome(written)).latest() == 70.0
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        '{"at": 1e999, "sizes": {"rank2.out": 1}}', '{"at": NaN, "sizes": {"rank2.out": 1}}',
+        '{"at": 1e300, "sizes": {"rank2.out": 1}}', '{"at": 1.0, "sizes": {"rank2.out": 1e999}}',
+        '{"at": 1.0, "sizes": {"rank2.out": 1e30}}', '{"at": 1.0, "sizes": {"rank2.out": -1}}',
+    ],
+)  # fmt: skip
+def test_notes_that_no_honest_node_makes_spoil_no_others(tmp_path: Path, odd: str) -> None:
+    write(tmp_path, 1, "rank2.out", "a\nb\n")
+    write(tmp_path, 1, "times.jsonl", odd + "\n")
+    note(tmp_path, 1, 10.0, rank2_out=2)
+    assert list(timed(tmp_path, 20.0).rest()) == ["[n1 r2] b"]
+    assert LogTimes(RunHome(tmp_path)).latest() == 10.0
+
+
 def test_runs_without_notes_are_shown_rank_by_rank(tmp_path: Path) -> None:
     write(tmp_path, 1, "rank2.out", "b\n")
     write(tmp_path, 0, "rank0.out", "a\n")

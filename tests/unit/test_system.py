@@ -24,6 +24,7 @@ from gpuops.push.restore import _send
 from gpuops.results.folder import OutFolder
 from gpuops.results.home import RunHome
 from gpuops.results.memory import Arrival
+from gpuops.results.plan import is_inside
 from gpuops.ssh import Target, conf, wire
 from gpuops.ssh.files import private_folder
 from gpuops.ssh.openssh import ssh_program
@@ -322,6 +323,17 @@ def test_a_name_that_windows_cannot_have_is_said(tmp_path: Path) -> None:
     assert home.lie() == {"run_1": "colon", "run_1.new": "other"}
     held = home.folder.memory().held
     assert {path: held[path][0].at for path in held} == {"run:1": "run_1", "run_1": "run_1.new"}
+
+
+@pytest.mark.parametrize("path", ["..\\evil.pt", ".\\..\\..\\evil.pt", "C:\\evil.pt", "\\\\host\\share\\evil.pt"])
+def test_a_backslash_leads_nowhere_on_windows(tmp_path: Path, path: str) -> None:
+    home = Publishing(tmp_path, WINDOWS)
+    home.all({path: "x"})
+    assert is_inside(path)
+    (place,) = home.lie()
+    assert PureWindowsPath(place).name == place
+    assert place not in ("", ".", "..")
+    assert not (tmp_path / "evil.pt").exists()
 
 
 def test_what_goes_back_to_nodes_has_their_names(tmp_path: Path) -> None:

@@ -46,3 +46,5 @@ def test_a_run_is_told_with_the_room_that_is_left(tmp_path: Path) -> None:
     told = result(spec, str(tmp_path), "done", {"kind": "command"}, 1.0, 0, 2.0, lambda _rank: None, 0)
     assert told["out"] == "done\n"
     assert told["disk_free"] > 0
+    gone = result(spec, str(tmp_path / "gone"), "done", {"kind": "command"}, 1.0, 0, 2.0, lambda _rank: None, 0)
+    assert gone["disk_free"] is None
