@@ -52,7 +52,8 @@ def train(world: World, options: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
     trainer = Trainer(world, options, "digits", model, optimizer, Batches(world, options, train_set), answers)
     if options.benchmark:
-        return benchmark(trainer)
+        benchmark(trainer)
+        return
 
     began, epochs = time.perf_counter(), 0
     for epoch in trainer.epochs():

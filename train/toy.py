@@ -42,7 +42,8 @@ def train(world: World, options: argparse.Namespace) -> None:
     batches = Batches(world, options, samples)
     trainer = Trainer(world, options, "toy", model, optimizer, batches, answers)
     if options.benchmark:
-        return benchmark(trainer)
+        benchmark(trainer)
+        return
 
     for epoch in trainer.epochs():
         write(f"[GPU{world.rank}] Epoch {epoch.number - 1} | Batchsize: {batches.batch} | Steps: {len(batches)}")

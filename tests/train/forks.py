@@ -1,7 +1,8 @@
 """A process that has torch and forks ranks which need not import it: seconds each, on a busy machine.
 
 One request per line of stdin, one answer per line of stdout:
-{"start": [{"argv", "cwd", "env", "out", "err"}, …]} -> [pid, …]      {"wait": pid} -> exit code, minus a signal's number
+{"start": [{"argv", "cwd", "env", "out", "err"}, …]} -> [pid, …]
+{"wait": pid} -> exit code or -signal
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ sys.path.insert(1, str(Path(__file__).parents[2] / "train"))
 import ddp.benchmark  # and with it all the others  # noqa: F401
 import torch
 import torch._dynamo  # the first optimizer does, in seconds
-import torch._inductor  # noqa: F401
 
 
 def serve() -> dict[str, Any]:

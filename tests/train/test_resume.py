@@ -26,7 +26,7 @@ def folder(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def untouched(forks, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[object, ...], str]:
+def untouched() -> dict[tuple[object, ...], str]:
     """Weights of uninterrupted runs, by what they were."""
     return {}
 

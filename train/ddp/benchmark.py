@@ -21,6 +21,7 @@ def benchmark(trainer: Trainer) -> None:
     """Measure the trainer's steps and say what came of it. The model is worn out afterwards; nothing is kept."""
     world, batches = trainer.world, trainer.batches
     trainer.model.train()
+    trainer.scheduler = None  # it counts steps, and these are none of the training's
     steps = endless(trainer)
     count = choose_count(trainer, steps)
     together = fastest(world, lambda: run(trainer, steps, count))
@@ -133,10 +134,9 @@ def closing(trainer: Trainer) -> list[bool]:
 
 def arithmetic(trainer: Trainer, steps: Iterator[Any]) -> float:
     """Floating point operations of one forward and backward on this rank, counted by torch as they are called."""
-    part, batch = next(steps)
-    answers = trainer.answers
+    _, batch = next(steps)
     with FlopCounterMode(display=False) as counter:
-        answers(trainer.model, *batch)["loss"].sum().backward()
+        trainer.answers(trainer.model, *batch)["loss"].sum().backward()
     trainer.optimizer.zero_grad()
     return float(counter.get_total_flops())
 

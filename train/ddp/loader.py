@@ -86,10 +86,8 @@ def choose_batch(samples: int, world: int, options: argparse.Namespace) -> tuple
         return min(options.default_batch_size, share), None
     if wanted <= share:
         return wanted, None
-    ranks = f"{world} ranks" if world > 1 else "1 rank"
-    return share, (
-        f"--batch_size {wanted} is more than there is: {ranks} share {samples} samples; use {share} or less"
-    )
+    who = f"{world} ranks share" if world > 1 else "1 rank has"
+    return share, f"--batch_size {wanted} is more than there is: {who} {samples} samples; use {share} or less"
 
 
 def choose_workers(cores: int, ranks: int, device: str, wanted: int | None) -> tuple[int, str]:
@@ -145,7 +143,7 @@ class _Seeded(Dataset):  # type: ignore[type-arg]
         return [self.data[index] for index in indices]
 
 
-def _leave_signals_to_the_rank(worker: int) -> None:
+def _leave_signals_to_the_rank(_worker: int) -> None:
     """A scheduler may signal every process there is; the rank needs its workers until its snapshot is written."""
     for name in ("SIGTERM", "SIGUSR1"):
         if hasattr(signal, name):

@@ -89,7 +89,7 @@ class Snapshots:
         return sorted(paths, key=lambda path: path != last)
 
     def _forget(self, step: int) -> None:
-        """Remove all but the last `keep`. Ones of a later step, from which somebody went back, are not ours to judge."""
+        """Remove all but the last `keep`. Those of a later step somebody went back from: not ours to judge."""
         older = sorted((path for path in self.folder.glob("step-*.pt") if 0 <= number(path) <= step), key=number)
         for path in older[: -self.keep]:
             path.unlink()

@@ -164,9 +164,9 @@ class Trainer:
     def _rehearse(self, part: Part, batch: list[Tensor]) -> None:
         """The first batch once without any effect, before the first step of this process.
 
-        DistributedDataParallel packs its gradients into other buckets after its first backward, and where a
-        gradient lies in them decides in which order more than two ranks' are added, which decides how the sum is rounded.
-        Unrehearsed, the first step after a resume would differ from the same step of an uninterrupted run.
+        DistributedDataParallel packs its gradients into other buckets after its first backward. Where a gradient
+        lies in them decides in which order those of more than two ranks are added, and so how the sum is rounded:
+        unrehearsed, the first step after a resume would differ from the same step of an uninterrupted run.
         """
         kept = randomness.state(self.world.device)
         buffers = [buffer.clone() for buffer in self.model.buffers()]  # a BatchNorm's statistics
@@ -213,6 +213,7 @@ class Trainer:
             "steps_per_epoch": len(self.batches),
             "total_epochs": self.options.total_epochs,
             "model": self.model.state_dict(),
+            "kind": type(self.optimizer).__name__,
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict() if self.scheduler else None,
             "scaler": self.scaler.state_dict(),
@@ -251,11 +252,14 @@ class Trainer:
         if state["position"] and state["samples"] != self.batches.samples:
             here = f"{state['samples']} samples there and {self.batches.samples} here"
             return f"{path} is from the middle of an epoch of other data ({here}); {way_out}"
+        kind = type(self.optimizer).__name__
+        if state["kind"] != kind:  # torch would take what has the same shape, and miss the rest in some later step
+            return f"{path} is of another optimizer ({state['kind']} there and {kind} here); {way_out}"
         self.model.load_state_dict(state["model"])
         try:
             self.optimizer.load_state_dict(state["optimizer"])
-        except (ValueError, KeyError):
-            return f"{path} is of another optimizer; {way_out}"
+        except ValueError as error:
+            return f"{path} is of another optimizer ({error}); {way_out}"
         return None
 
     def _resume_random(self, ranks: list[dict[str, Any]]) -> None:

@@ -24,8 +24,8 @@ class Scalars:
         except ImportError:
             world.note("TensorBoard is not installed, so no scalars are written: pip install tensorboard")
             return
-        # What an interrupted run had written after the snapshot is written again: `purge_step` hides the first.
-        self.writer = SummaryWriter(str(Path("outputs") / program), purge_step=step)
+        # What an interrupted run had written after its last snapshot is written again: this hides the first.
+        self.writer = SummaryWriter(str(Path("outputs") / program), purge_step=step + 1)
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         if self.writer:

@@ -7,6 +7,7 @@ import argparse
 import hashlib
 import os
 import random
+import resource
 import signal
 import sys
 import time
@@ -29,6 +30,8 @@ SAMPLES, FEATURES = 203, 8
 
 def train(world: World, options: argparse.Namespace) -> None:
     sabotage(world, options)
+    if options.hide:
+        sys.path.insert(0, options.hide)
     torch.manual_seed(options.seed)
     table = TensorDataset(torch.rand(SAMPLES, FEATURES), torch.arange(SAMPLES).view(-1, 1) / SAMPLES)
     wild = () if options.plain else (nn.BatchNorm1d(options.width), nn.Dropout(0.3))
@@ -37,6 +40,8 @@ def train(world: World, options: argparse.Namespace) -> None:
         nn.Linear(options.width, 1),
     ).to(world.device)  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    if options.adam:
+        optimizer = torch.optim.AdamW(model.parameters())
     batches = Batches(world, options, Noisy(table) if options.lazy else table)
     scheduler = None
     if not options.plain:
@@ -59,13 +64,19 @@ def train(world: World, options: argparse.Namespace) -> None:
         return {"loss": (model(inputs) - targets).square().squeeze(1), "target": targets[:, 0]}
 
     seen: list[int] = []
+    if options.limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (options.limit, options.limit))
     trainer = Trainer(world, options, "wobbly", model, optimizer, batches, answers, scheduler)
     if options.benchmark:
-        return benchmark(trainer)
+        benchmark(trainer)
+        return
     for epoch in trainer.epochs():
         world.say(f"epoch {epoch.number}: loss {epoch.means['loss']:.9f}, target {epoch.means['target']:.9f}")
     print("saw", *seen)
-    tensors = [*model.state_dict().values(), *(state["momentum_buffer"] for state in optimizer.state.values())]
+    tensors = [
+        *model.state_dict().values(),
+        *(state.get("momentum_buffer", torch.zeros(0)) for state in optimizer.state.values()),
+    ]
     digest = hashlib.sha256(b"".join(tensor.detach().cpu().numpy().tobytes() for tensor in tensors))
     world.say(f"weights {digest.hexdigest()} rate {optimizer.param_groups[0]['lr']:.9f}")
 
@@ -108,6 +119,9 @@ if __name__ == "__main__":
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--slow", type=float, default=0.0)
     parser.add_argument("--kill", nargs=2, type=int, metavar=("RANK", "FORWARD"))
+    parser.add_argument("--limit", type=int, metavar="BYTES", help="no file may be larger, as on a full disk")
+    parser.add_argument("--hide", help="a folder whose modules stand before all others")
+    parser.add_argument("--adam", action="store_true", help="another optimizer")
     parser.add_argument("--tell", nargs=3, type=int, metavar=("RANK", "FORWARD", "SIGNAL"))
     parser.add_argument("--kill_in", nargs=2, metavar=("FUNCTION", "CALL"))
     launch(train, parser.parse_args())
