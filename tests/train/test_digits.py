@@ -6,7 +6,6 @@ import hashlib
 import importlib.util
 import re
 import signal
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -142,11 +141,3 @@ def test_data_are_the_named_copy() -> None:
     source = (folder / "SOURCE.txt").read_text()
     assert digest in source
     assert "CC BY 4.0" in source
-
-
-def test_the_parts_need_nothing_of_gpuops() -> None:
-    """Nor anything else that is not torch's or numpy's: they are there to be copied."""
-    known = {"torch", "numpy", "ddp", *sys.stdlib_module_names}
-    for path in [*DIGITS.parent.glob("*.py"), *(DIGITS.parent / "ddp").glob("*.py")]:
-        imported = re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE)
-        assert set(imported) <= known, path
