@@ -63,4 +63,4 @@ $(MADE)/dev: pyproject.toml $(MADE)/train
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find gpuops provisioners train tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
-	rm -f train/*.pt train/*.pt.tmp
+	rm -rf train/snapshots train/outputs

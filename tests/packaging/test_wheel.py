@@ -32,9 +32,11 @@ def test_the_wheel_holds_the_packages_and_nothing_else_on_top(content: set[str])
 def test_the_wheel_holds_the_workloads_with_their_data_and_no_snapshots(content: set[str]) -> None:
     carried = {name.removeprefix("gpuops/") for name in content if name.startswith("gpuops/train/")}
     files = {path for path in (ROOT / "train").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
-    there = {str(path.relative_to(ROOT)) for path in files if path.name != ".gitignore" and ".pt" not in path.suffixes}
+    written = {"snapshots", "outputs"}
+    there = {str(path.relative_to(ROOT)) for path in files if path.name != ".gitignore" and not written & {*path.parts}}
     assert carried == there
-    assert {"train/digits.py", "train/toy.py", "train/data/digits.csv.gz", "train/data/SOURCE.txt"} <= carried
+    assert {"train/digits.py", "train/toy.py", "train/README.md", "train/ddp/trainer.py"} <= carried
+    assert {"train/data/digits.csv.gz", "train/data/SOURCE.txt"} <= carried
 
 
 def test_the_wheel_carries_its_licence(content: set[str]) -> None:
@@ -85,5 +87,5 @@ def test_the_demo_runs_from_an_empty_environment_in_another_folder(installed: Pa
     found = re.search(r"\[n0 r0\] test accuracy (0\.\d+) .* on 4 ranks \(2 nodes x 2\)", done.stdout)
     assert found is not None, done.stdout
     assert float(found[1]) >= 0.95
-    assert (folder / "runs/digits-1/out/digits.pt").exists()
+    assert (folder / "runs/digits-1/out/snapshots/digits/last").exists()
     assert not list((tmp_path / "home/local").glob("*/n*")), done.stderr

@@ -29,25 +29,25 @@ def program() -> ModuleType:
 
 
 def snapshot(folder: Path) -> dict[str, Any]:
-    return torch.load(folder / "digits.pt", weights_only=True)
+    last = (folder / "snapshots" / "digits" / "last").read_text().strip()
+    return torch.load(folder / "snapshots" / "digits" / last, weights_only=True)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "world"),
+    ("ranks", "where"),
     [
-        (0, "1 rank (1 node x 1), gloo"),
+        (1, "1 rank (1 node x 1), gloo"),
         (2, "2 ranks (1 node x 2), gloo"),
         (4, "4 ranks (1 node x 4), gloo"),
     ],
 )
-def test_learns_to_read(launch, tmp_path: Path, program: ModuleType, ranks: int, world: str) -> None:
-    code, out, err = launch("digits.py", "20", "5", ranks=ranks)
-    assert code == 0, err
-    accuracy, correct, epochs, where = LAST.fullmatch(out[-1]).groups()
+def test_learns_to_read(world, tmp_path: Path, program: ModuleType, ranks: int, where: str) -> None:
+    out = world("digits.py", "20", "5", ranks=ranks).succeed().out()
+    accuracy, correct, epochs, on = LAST.fullmatch(out[-1]).groups()
     assert float(accuracy) >= 0.95
-    assert (epochs, where) == ("20", world)
+    assert (epochs, on) == ("20", where)
     assert [line.partition(":")[0] for line in out[:-1]] == [f"epoch {epoch}" for epoch in range(1, 21)]
-    assert [path.name for path in tmp_path.iterdir()] == ["digits.pt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["snapshots"]
     assert int(correct) == count_by_one_process(program, snapshot(tmp_path))
 
 
@@ -55,25 +55,17 @@ def count_by_one_process(program: ModuleType, state: dict[str, Any]) -> int:
     """The ranks share 297 images unevenly, so that only exact sums agree with this."""
     model = program.build_model()
     model.load_state_dict(state["model"])
-    images, labels = program.load_data()[1].tensors
+    images, labels = program.load_data(program.DATA / "digits.csv.gz")[1].tensors
     return int((model(images).argmax(1) == labels).sum())
 
 
-def test_resumed_training_equals_uninterrupted_training(launch, tmp_path: Path) -> None:
-    for name, all_epochs in (("straight", ["4"]), ("resumed", ["2", "4"])):
-        (tmp_path / name).mkdir()
-        for epochs in all_epochs:
-            code, out, err = launch("digits.py", epochs, cwd=tmp_path / name)
-            assert code == 0, err
-    assert out[0] == "resumed from digits.pt, written after epoch 2"
-    assert LAST.fullmatch(out[-1])[3] == "2"
-    straight, resumed = snapshot(tmp_path / "straight"), snapshot(tmp_path / "resumed")
-    assert straight["epochs_done"] == resumed["epochs_done"] == 4
-    for name, weights in straight["model"].items():
-        assert torch.equal(weights, resumed["model"][name]), name
+def test_by_plain_python(launch) -> None:
+    code, out, err = launch("digits.py", "2")
+    assert (code, err) == (0, "")
+    assert LAST.fullmatch(out[-1]).group(3, 4) == ("2", "1 rank (1 node x 1), gloo")
 
 
-def test_a_node_without_the_snapshot_follows_the_first(launch, start, tmp_path: Path, free_port: int) -> None:
+def test_two_nodes_of_which_one_has_no_snapshot_follow_the_first(launch, start, tmp_path: Path, free_port: int) -> None:
     nodes = [tmp_path / "node0", tmp_path / "node1"]
     for node in nodes:
         node.mkdir()
@@ -89,38 +81,44 @@ def test_a_node_without_the_snapshot_follows_the_first(launch, start, tmp_path: 
     ]
     (code0, out0, err0), (code1, out1, err1) = (node.finish() for node in launched)
     assert (code0, code1) == (0, 0), err0 + err1
-    assert out0[0] == "resumed from digits.pt, written after epoch 2"
+    assert out0[0] == "resumed from snapshots/digits/step-00000094.pt, written after epoch 2"
     assert LAST.fullmatch(out0[-1]).group(3, 4) == ("1", "2 ranks (2 nodes x 1), gloo")
     assert out1 == []
     assert list(nodes[1].iterdir()) == []
 
 
 def test_asked_to_stop_all_ranks_stop_with_a_snapshot(start, tmp_path: Path) -> None:
+    """By torchrun, as gpuops asks: one rank alone, with the signal it handles."""
     launched = start("digits.py", "100000", "100000", ranks=2)
     launched.wait_for_output()
     launched.tell_rank(1, signal.SIGUSR1)
     code, out, err = launched.finish()
     assert code == 0, err
-    done = snapshot(tmp_path)["epochs_done"]
-    assert out[-2] == f"stopped after epoch {done} of 100000; the same command goes on from digits.pt"
-    assert LAST.fullmatch(out[-1])[3] == str(done)
+    kept = snapshot(tmp_path)
+    assert out[-2].startswith("stopped ")
+    assert out[-2].endswith("; the same command goes on from snapshots/digits")
+    assert LAST.fullmatch(out[-1])[3] == str(kept["epoch"])
 
 
-@pytest.mark.parametrize("content", ["torn", "foreign"])
-def test_a_snapshot_that_cannot_be_used_is_refused(launch, tmp_path: Path, content: str) -> None:
-    path = tmp_path / "digits.pt"
-    torch.save({"model": torch.zeros(1000)}, path)
-    if content == "torn":
-        path.write_bytes(path.read_bytes()[:1000])
-    before = path.read_bytes()
-    code, _, err = launch("digits.py", "1")
-    assert code == 1
-    assert re.fullmatch(
-        r"error: digits\.pt (cannot be read \(\w+\)|is not a snapshot of this program); "
-        r"move it away to start from epoch 0",
-        err.strip(),
-    )
-    assert path.read_bytes() == before
+def test_missing_data_is_one_sentence(world, tmp_path: Path) -> None:
+    refused = world("digits.py", "1", "--data", str(tmp_path), ranks=2).refusal()
+    assert refused == f"error: {tmp_path}/digits.csv.gz is missing; --data names the folder that has digits.csv.gz"
+
+
+def test_data_missing_on_the_second_node_only_is_said_by_the_first(world, tmp_path: Path) -> None:
+    nodes = [tmp_path / "node0", tmp_path / "node1"]
+    for node in nodes:
+        node.mkdir()
+    (nodes[0] / "digits.csv.gz").symlink_to(DIGITS.parent / "data" / "digits.csv.gz")
+    refused = world("digits.py", "1", "--data", ".", ranks=2, cwds=nodes).refusal()
+    assert refused == "error: digits.csv.gz is missing; --data names the folder that has digits.csv.gz (rank 1)"
+
+
+def test_under_torchrun_a_refusal_is_said_once(launch, tmp_path: Path) -> None:
+    code, out, err = launch("digits.py", "1", "--data", str(tmp_path), ranks=2)
+    assert (code, out) == (1, [])
+    assert err.count("digits.csv.gz is missing") == 1
+    assert set(re.findall(r"exitcode *: (-?\d+)", err)) == {"1"}
 
 
 def test_help_teaches(launch) -> None:
@@ -129,10 +127,12 @@ def test_help_teaches(launch) -> None:
     assert any("torchrun --standalone" in line for line in out)
 
 
-def test_wrong_arguments_are_refused(launch) -> None:
-    code, _, err = launch("digits.py", "0")
-    assert code == 2
-    assert "0 is not a number above 0" in err
+@pytest.mark.parametrize("wrong", [("0",), ("1", "1", "--batch_size", "-3"), ("1", "1", "--amp", "int4")])
+def test_wrong_arguments_are_refused_once(world, wrong: tuple[str, ...]) -> None:
+    ran = world("digits.py", *wrong, ranks=2).finish()
+    assert ran.codes == [2, 2]
+    assert ran.err().count("error: ") == 1
+    assert ran.err(1) == ""
 
 
 def test_data_are_the_named_copy() -> None:

@@ -1,0 +1,59 @@
+"""What there is to look at: scalars, traces, measurements."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+
+def test_without_tensorboard_one_sentence_and_the_training_goes_on(world, tmp_path: Path) -> None:
+    (tmp_path / "hide" / "tensorboard").mkdir(parents=True)
+    (tmp_path / "hide" / "tensorboard" / "__init__.py").write_text("raise ImportError('hidden')")
+    ran = world("wobbly.py", "1", "--tensorboard", "--hide", str(tmp_path / "hide"), ranks=2).succeed()
+    assert ran.err() == "TensorBoard is not installed, so no scalars are written: pip install tensorboard\n"
+    assert "epoch 1:" in ran.out()[0]
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_scalars_of_every_epoch_once_also_after_a_resume(world, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="TensorBoard is not installed"
+    )
+    world("wobbly.py", "3", "--tensorboard", ranks=2).succeed()
+    (tmp_path / "snapshots" / "wobbly" / "last").write_text("step-00000026.pt\n")
+    world("wobbly.py", "4", "--tensorboard", ranks=2).succeed()
+    events = accumulator.EventAccumulator(str(tmp_path / "outputs" / "wobbly")).Reload()
+    assert set(events.Tags()["scalars"]) == {"loss", "target", "learning rate"}
+    assert [scalar.step for scalar in events.Scalars("loss")] == [13, 26, 39, 52]
+
+
+def test_a_trace_of_each_rank_is_there_for_perfetto(world, tmp_path: Path) -> None:
+    ran = world("wobbly.py", "1", "--profile", ranks=2).succeed()
+    assert "trace in outputs/wobbly/trace-rank0.json, one of each rank" in ran.err()
+    for rank in range(2):
+        trace = json.loads((tmp_path / "outputs" / "wobbly" / f"trace-rank{rank}.json").read_text())
+        names = [event.get("name") for event in trace["traceEvents"]]
+        assert [names.count(part) for part in ("forward", "backward", "optimizer")] == [4, 4, 4]
+        assert any("all_reduce" in str(name) or "allreduce" in str(name) for name in names)
+        assert trace["distributedInfo"]["rank"] == rank
+
+
+def test_a_benchmark_tells_rates_and_parts_and_keeps_nothing(world, tmp_path: Path) -> None:
+    ran = world("wobbly.py", "--benchmark", "--accumulate", "2", ranks=2).succeed()
+    told = "\n".join(ran.out())
+    rate, each = figures(r"samples/s +([\d,]+), ([\d,]+) per rank", told)
+    [alone] = figures(r"one rank alone +([\d,]+), measured while the others waited", told)
+    [efficiency] = figures(r"efficiency +(\d+)% of 2 times that", told)
+    assert each == pytest.approx(rate / 2, abs=1)
+    assert efficiency == pytest.approx(100 * rate / 2 / alone, abs=1)
+    for part in ("step", "communication", "data", "forward", "backward", "optimizer"):
+        assert re.search(rf"^ *{part} +\d+\.\d\d ms", told, re.MULTILINE), part
+    assert re.search(r"arithmetic +[\d.,]+ GFLOP/s per rank, [\d.]+% of the [\d,]+ that", told)
+    assert list(tmp_path.iterdir()) == []
+
+
+def figures(pattern: str, text: str) -> list[int]:
+    return [int(figure.replace(",", "")) for figure in re.search(pattern, text).groups()]

@@ -1,0 +1,14 @@
+"""What every data-parallel training program needs and few have; the programs beside this folder stand on it.
+
+world       the processes that train together: meeting, agreeing, adding up, stopping, leaving
+options     the arguments that all programs share
+randomness  every generator of random numbers at once: seeded, kept, put back
+sampler     who sees which sample in which step, from any point of an epoch, in any world
+loader      batches of them on the device
+snapshots   files to go on from
+trainer     the loop
+watching    TensorBoard, the profiler
+benchmark   what a step costs, and where
+
+Copy the folder into your own project: it needs torch and numpy, and nothing of gpuops.
+"""

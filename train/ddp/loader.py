@@ -1,0 +1,150 @@
+"""Batches on the device, before it asks for them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from pathlib import Path
+from typing import Any, Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from ddp import randomness
+from ddp.sampler import Part, Sampler
+from ddp.world import World
+
+KEPT_BYTES = 2 << 30  # tensors up to this size are kept on the device: MNIST and CIFAR-10 are a tenth of it
+MOST_WORKERS = 8  # more of them per rank rarely load faster, and each has the whole program in its memory
+
+
+class Batches:
+    """A data set, divided among the ranks and cut into batches.
+
+    A TensorDataset lies on the device as a whole, and a batch is one look-up there: no worker, no collating of
+    single samples, no copy per step. For small data that is many times faster than any DataLoader. What is too large
+    for it, or is read file by file, comes through torch's DataLoader.
+    """
+
+    def __init__(self, world: World, options: argparse.Namespace, data: Any, for_test: bool = False) -> None:
+        self.world, self.samples, self.seed = world, len(data), options.seed
+        self.batch, problem = choose_batch(self.samples, world.size, options)
+        if not for_test:  # where a batch that is too large is just one
+            world.check(problem)
+        self.sampler = Sampler(self.samples, self.batch, options.accumulate, world.rank, world.size, options.seed)
+        self.kept: list[Tensor] | None = None
+        if isinstance(data, TensorDataset) and sum(t.numel() * t.element_size() for t in data.tensors) <= KEPT_BYTES:
+            self.kept = [tensor.to(world.device) for tensor in data.tensors]
+            self.why = f"{self.samples} samples kept in the memory of the {world.device.type}"
+        else:
+            workers, self.why = choose_workers(cores(), world.local_size, world.device.type, options.workers)
+            world.note(f"data: {self.why}")
+            self.plan = _Plan()
+            self.loader = DataLoader(
+                _Seeded(data),
+                batch_sampler=self.plan,
+                num_workers=workers,
+                persistent_workers=workers > 0,  # else they start anew in every epoch
+                pin_memory=world.device.type == "cuda",  # from there a copy to the GPU runs beside the computing
+                worker_init_fn=_leave_signals_to_the_rank,
+                generator=torch.Generator(),  # its own: else each start of it moves the one that dropout uses
+            )
+
+    def __len__(self) -> int:
+        """Steps of the optimizer in a whole epoch."""
+        return len(self.sampler)
+
+    def epoch(self, epoch: int, position: int = 0) -> Iterator[tuple[Part, list[Tensor]]]:
+        """The batches that are left of an epoch of which all ranks together have seen `position` samples."""
+        parts = self.sampler.parts(epoch, position)
+        return zip(parts, self._loaded(parts, epoch) if self.kept is None else self._kept(parts))
+
+    def _kept(self, parts: list[Part]) -> Iterator[list[Tensor]]:
+        assert self.kept is not None
+        # The epoch's indices go to the device at once: one copy, where one per step would wait for the GPU each time.
+        wanted = torch.cat([part.indices for part in parts])
+        for indices in wanted.to(self.world.device).split([len(part.indices) for part in parts]):
+            yield [tensor[indices] for tensor in self.kept]
+
+    def _loaded(self, parts: list[Part], epoch: int) -> Iterator[list[Tensor]]:
+        self.plan.requests = [
+            (self.seed + epoch * self.samples + int(part.indices[0]), part.indices.tolist()) for part in parts
+        ]
+        for batch in self.loader:
+            yield [tensor.to(self.world.device, non_blocking=True) for tensor in batch]
+
+
+def choose_batch(samples: int, world: int, options: argparse.Namespace) -> tuple[int, str | None]:
+    """Samples per process and step, and what is wrong with the number that was asked for."""
+    if not samples:
+        return 1, "there is not one sample to learn from"
+    share = -(-samples // world)
+    wanted = options.batch_size
+    if wanted is None:  # the program's own number, as far as a very large world leaves each rank that many
+        return min(options.default_batch_size, share), None
+    if wanted <= share:
+        return wanted, None
+    who = f"{world} ranks share" if world > 1 else "1 rank has"
+    return share, f"--batch_size {wanted} is more than there is: {who} {samples} samples; use {share} or less"
+
+
+def choose_workers(cores: int, ranks: int, device: str, wanted: int | None) -> tuple[int, str]:
+    """How many processes load data for each rank of a machine, and why."""
+    if wanted is not None:
+        return wanted, f"{wanted} workers per rank, as asked"
+    mine = cores // ranks
+    why = f"{cores} cores, {ranks} rank{'s' * (ranks > 1)} here"
+    if device == "cpu":  # the training itself takes all cores that there are: more processes only take turns
+        number = 1 if mine > 1 else 0
+        return number, f"{number} worker{'s' * (number != 1)} per rank ({why}, which compute on them)"
+    number = max(1, min(MOST_WORKERS, mine - 1))
+    return number, f"{number} worker{'s' * (number != 1)} per rank ({why}; one core is left to each rank itself)"
+
+
+def cores() -> int:
+    """How many cores this process may use. A container's share is in its cgroup; os.cpu_count() is the host's."""
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(there, int(quota) // int(period)))
+    except (OSError, ValueError):  # no cgroup, or no limit ("max")
+        return there
+
+
+class _Plan:
+    """What the DataLoader asks for next, batch by batch: a seed and the samples."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[int, list[int]]] = []
+
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+        return iter(self.requests)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+
+class _Seeded(Dataset):  # type: ignore[type-arg]
+    """Whole batches, each with random numbers of its own.
+
+    A worker's generators depend on how many batches it has made since it was started. With them a resumed run would
+    augment other than an uninterrupted one; seeded by batch, the same batch is made whoever makes it and when.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __getitems__(self, request: tuple[int, list[int]]) -> list[Any]:
+        seed, indices = request
+        if torch.utils.data.get_worker_info():  # without workers the rank's own generators do, which snapshots keep
+            randomness.seed(seed)
+        return [self.data[index] for index in indices]
+
+
+def _leave_signals_to_the_rank(_worker: int) -> None:
+    """A scheduler may signal every process there is; the rank needs its workers until its snapshot is written."""
+    for name in ("SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)

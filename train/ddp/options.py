@@ -1,0 +1,101 @@
+"""The arguments that all programs share, in the tutorials' form: `50 10 --batch_size 32`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+
+class Arguments(argparse.ArgumentParser):
+    """A parser that speaks on rank 0 only: torchrun gives all processes the same arguments, and one answer will do."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if message and os.environ.get("RANK", "0") == "0":
+            super()._print_message(message, file or sys.stderr)
+
+
+def arguments(teach: str, total_epochs: int, save_every: int, batch_size: int, seed: int) -> Arguments:
+    """The parser, for the program to add its own to; `teach` is the program's docstring."""
+    parser = Arguments(description=teach, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add(
+        "total_epochs",
+        nargs="?",
+        type=positive,
+        default=total_epochs,
+        help=f"epochs in all, those of earlier runs too (default {total_epochs})",
+    )
+    add(
+        "save_every",
+        nargs="?",
+        type=positive,
+        default=save_every,
+        help=f"epochs between two snapshots (default {save_every})",
+    )
+    add(
+        "--batch_size",
+        "--batch-size",
+        type=positive,
+        metavar="N",
+        help=f"samples per process and step (default {batch_size}); all processes together take world size times as "
+        "many, so with more processes raise the learning rate or lower this",
+    )
+    add(
+        "--accumulate",
+        type=positive,
+        default=1,
+        metavar="K",
+        help="add up the gradients of K batches before the optimizer steps: K times the batch in the same memory",
+    )
+    add(
+        "--amp",
+        choices=("off", "bf16", "fp16"),
+        default="off",
+        help="compute in 16 bits where that is safe, keep weights in 32; bf16 wherever the GPU has it (2020 and "
+        "later), fp16 on older ones, with a scaler that keeps small gradients from becoming zero",
+    )
+    add("--compile", action="store_true", help="torch.compile: the first step takes a minute, the others less")
+    add(
+        "--workers",
+        type=not_negative,
+        metavar="N",
+        help="processes per rank that load data (default: chosen from cores and ranks; data held in memory need none)",
+    )
+    add("--save_steps", "--save-steps", type=positive, metavar="N", help="also a snapshot every N steps")
+    add("--keep", type=positive, default=3, metavar="K", help="snapshots to keep (default 3)")
+    add(
+        "--seed",
+        type=not_negative,
+        default=seed,
+        metavar="N",
+        help=f"of the first weights, the order of the samples and all else that is random (default {seed})",
+    )
+    add("--tensorboard", action="store_true", help="write the scalars of every epoch for TensorBoard, to outputs/")
+    add(
+        "--profile",
+        action="store_true",
+        help="write a trace of a few steps of each rank to outputs/, for https://ui.perfetto.dev",
+    )
+    add(
+        "--benchmark",
+        action="store_true",
+        help="do not train: measure what a step costs, where, and what more processes bring",
+    )
+    parser.set_defaults(default_batch_size=batch_size)
+    return parser
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return number
+
+
+def not_negative(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
+    return number

@@ -1,0 +1,298 @@
+"""The loop: every program's way from its first step, or from its last snapshot, to its last epoch."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+import warnings
+from pathlib import Path
+from typing import Any, Callable, Iterator, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import record_function
+
+from ddp import randomness
+from ddp.loader import Batches
+from ddp.sampler import Part
+from ddp.snapshots import Snapshots
+from ddp.watching import Profiler, Scalars
+from ddp.world import World
+
+Answers = Callable[..., "dict[str, Tensor]"]
+"""`answers(model, *batch)`: one number per sample for each name. `loss` is what is learnt from; the others are told.
+
+Per sample, and not their mean, since only the trainer knows how many samples all ranks have in this step.
+"""
+
+
+class Epoch(NamedTuple):
+    """What an epoch has come to, over the samples of all ranks."""
+
+    number: int
+    """From 1."""
+    means: dict[str, float]
+    """Of each of the answers."""
+    seconds: float
+    snapshot: Path | None
+    """Where it was kept, if it was."""
+
+
+class Trainer:
+    """A model in training: `for epoch in trainer.epochs()`, and `trainer.model` is the plain module.
+
+    `program` names the snapshots' folder. A scheduler is stepped after each step of the optimizer.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        options: argparse.Namespace,
+        program: str,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        batches: Batches,
+        answers: Answers,
+        scheduler: Any = None,
+    ) -> None:
+        self.world, self.options, self.program = world, options, program
+        self.model, self.optimizer, self.batches, self.scheduler = model, optimizer, batches, scheduler
+        self.answers = answers
+        # It hands rank 0's weights to all, and averages the gradients in every backward, while that computes.
+        self.ddp = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+        # Compiled around DistributedDataParallel, not inside: the graph is then cut where gradients leave,
+        # and they leave during the backward, not all at its end.
+        self.forward: Any = torch.compile(self.ddp) if options.compile else self.ddp
+        kind = world.device.type
+        half = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[options.amp]
+        self.autocast = torch.autocast(kind, half, enabled=options.amp != "off")
+        self.scaler = torch.amp.GradScaler(kind, enabled=options.amp == "fp16")
+        self.snapshots = Snapshots(world, program, options.keep)
+        self.epoch, self.position, self.step = 0, 0, 0  # whole epochs, samples of this one, steps: done so far
+        self.totals: dict[str, Any] = {}  # of this epoch and this rank
+        self.stopped: str | None = None  # where, if it was asked to
+        # The same seed made the same first weights everywhere. From here each rank has its own, or all of
+        # them would drop the same neurons.
+        randomness.seed(self._seed())
+
+    def epochs(self) -> Iterator[Epoch]:
+        """Train, and tell of each epoch when it is over and its snapshot, if one is due, is written.
+
+        What the caller does with an epoch is not done again after a resume, so it must not draw random numbers.
+        """
+        self.resume()
+        self.scalars = Scalars(self.world, self.program, self.options.tensorboard, self.step)
+        self.profiler = Profiler(self.world, self.program, self.options.profile)
+        self.rehearsed = self.world.size <= 2
+        while self.epoch < self.options.total_epochs and not self.stopped:
+            began = time.perf_counter()
+            self.model.train()
+            stopping = self._train_epoch()
+            if self.stopped:
+                break
+            means = self._means()
+            self.epoch, self.position, self.totals = self.epoch + 1, 0, {}
+            last = self.epoch == self.options.total_epochs
+            due = stopping or last or self.epoch % self.options.save_every == 0
+            path = self.save() if due else None
+            if stopping and not last:
+                self.stopped = f"after epoch {self.epoch} of {self.options.total_epochs}"
+            self.scalars.write(self.step, {**means, "learning rate": self.optimizer.param_groups[0]["lr"]})
+            yield Epoch(self.epoch, means, time.perf_counter() - began, path)
+        self.scalars.close()
+        self.profiler.close()
+        if self.stopped:
+            self.world.say(f"stopped {self.stopped}; the same command goes on from {self.snapshots.folder}")
+
+    def _train_epoch(self) -> bool:
+        """The rest of an epoch; whether a stop was asked for in its last step. An earlier one is in `self.stopped`."""
+        stopping = False
+        for part, batch in self.batches.epoch(self.epoch, self.position):
+            if not self.rehearsed:
+                self._rehearse(part, batch)
+            self.learn(part, batch)
+            if not part.closes:
+                continue
+            self.take_step()
+            self.step, self.position = self.step + 1, self.position + part.everyones
+            self.profiler.step()
+            stopping = self.world.stop.asked(self.world)
+            if self.position < self.batches.samples:  # else the epoch's end has its own snapshot
+                if stopping or (self.options.save_steps and self.step % self.options.save_steps == 0):
+                    path = self.save()
+                if stopping:
+                    seen = f"{self.position} of {self.batches.samples} samples"
+                    self.stopped = f"in epoch {self.epoch + 1}, after {seen}, with {path.name}"
+                    break
+        return stopping
+
+    def learn(self, part: Part, batch: list[Tensor]) -> None:
+        """Forward and backward, and what is counted."""
+        # Gradients travel once per step of the optimizer: before the last of its batches they are only added up here.
+        with contextlib.nullcontext() if part.closes else self.ddp.no_sync():
+            with record_function("forward"):
+                loss, answers = self.loss(part, batch)
+            with record_function("backward"):
+                self.scaler.scale(loss).backward()
+        self._count(part, answers)
+
+    def _count(self, part: Part, answers: dict[str, Tensor]) -> None:
+        # Sums on the device, without `.item()`: that would make the processor wait for the GPU in every step.
+        for name, each in answers.items():
+            self.totals[name] = self.totals.get(name, 0) + each.detach()[: part.mine].sum(dtype=torch.float64)
+        self.totals["samples"] = self.totals.get("samples", 0) + part.mine
+
+    def loss(self, part: Part, batch: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """This rank's share of the mean loss over the samples of all ranks, times their number, since
+        DistributedDataParallel divides by it. A mean over the own batch would weigh the samples of a short last
+        batch more than others, and padding as much as them."""
+        with self.autocast:
+            answers = self.answers(self.forward, *batch)
+        return answers["loss"][: part.mine].sum() * (self.world.size / part.everyones), answers
+
+    def take_step(self) -> None:
+        with record_function("optimizer"):
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad()
+            if self.scheduler:
+                self.scheduler.step()
+
+    def _rehearse(self, part: Part, batch: list[Tensor]) -> None:
+        """The first batch once without any effect, before the first step of this process.
+
+        DistributedDataParallel packs its gradients into other buckets after its first backward. Where a gradient
+        lies in them decides in which order those of more than two ranks are added, and so how the sum is rounded:
+        unrehearsed, the first step after a resume would differ from the same step of an uninterrupted run.
+        """
+        kept = randomness.state(self.world.device)
+        buffers = [buffer.clone() for buffer in self.model.buffers()]  # a BatchNorm's statistics
+        self.loss(part, batch)[0].backward()
+        self.optimizer.zero_grad()
+        for buffer, before in zip(self.model.buffers(), buffers):
+            buffer.copy_(before)
+        randomness.restore(kept, self.world.device)
+        self.rehearsed = True
+
+    @torch.no_grad()
+    def test(self, batches: Batches) -> dict[str, float]:
+        """The means over other data, each sample counted once by whichever rank it falls to; between two epochs."""
+        self.model.eval()
+        for buffer in self.model.buffers():  # a BatchNorm's statistics: each rank's own since the last step
+            dist.broadcast(buffer, 0)
+        for part, batch in batches.epoch(0):
+            with self.autocast:
+                self._count(part, self.answers(self.model, *batch))
+        means, self.totals = self._means(), {}
+        return means
+
+    def _means(self) -> dict[str, float]:
+        """Of all ranks' samples in this epoch: sums are added up over the ranks, and divided once."""
+        names = sorted(self.totals)
+        sums = dict(zip(names, self.world.sum([float(self.totals[name]) for name in names])))
+        return {name: sums[name] / sums["samples"] for name in self.totals if name != "samples"}
+
+    # ---- keeping and going on ------------------------------------------------------------------------------------
+
+    def save(self) -> Path:
+        """All that the next step depends on; what differs from rank to rank is gathered into the one file."""
+        mine = {
+            "random": randomness.state(self.world.device),
+            "totals": {name: float(total) for name, total in self.totals.items()},
+        }
+        ranks = self.world.gather(mine)
+        state = {
+            "epoch": self.epoch,
+            "position": self.position,
+            "step": self.step,
+            "seed": self.options.seed,
+            "samples": self.batches.samples,
+            "steps_per_epoch": len(self.batches),
+            "total_epochs": self.options.total_epochs,
+            "model": self.model.state_dict(),
+            "kind": type(self.optimizer).__name__,
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict() if self.scheduler else None,
+            "scaler": self.scaler.state_dict(),
+            "ranks": ranks,
+        }
+        return self.snapshots.write(self.step, state if self.world.rank == 0 else {})
+
+    def resume(self) -> None:
+        """Go on from the newest snapshot, if there is one."""
+        found = self.snapshots.newest()
+        if not found:
+            return
+        path, state = found
+        self.world.check(self._unfit(path, state))
+        self.epoch, self.position, self.step = state["epoch"], state["position"], state["step"]
+        where = f"after epoch {self.epoch}"
+        if self.position:
+            where = f"in epoch {self.epoch + 1}, after {self.position} of {self.batches.samples} samples"
+        self.world.say(f"resumed from {path}, written {where}")
+        self._resume_random(state["ranks"])
+        self._resume_schedule(state)
+        if self.scaler.is_enabled() and state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+
+    def _unfit(self, path: Path, state: dict[str, Any]) -> str | None:
+        """Why a snapshot does not fit what is to be trained; None when model and optimizer have taken it."""
+        way_out = f"move {path.parent} away to start from the beginning"
+        theirs = {name: tuple(tensor.shape) for name, tensor in state["model"].items() if hasattr(tensor, "shape")}
+        ours = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
+        for name in sorted({*ours, *theirs}):
+            if ours.get(name) != theirs.get(name):
+                shapes = f"{name} is {theirs.get(name, 'missing')} there and {ours.get(name, 'missing')} here"
+                return f"{path} is of another model ({shapes}); {way_out}"
+        if state["seed"] != self.options.seed:
+            return f"{path} was made with --seed {state['seed']}; use that, or {way_out}"
+        if state["position"] and state["samples"] != self.batches.samples:
+            here = f"{state['samples']} samples there and {self.batches.samples} here"
+            return f"{path} is from the middle of an epoch of other data ({here}); {way_out}"
+        kind = type(self.optimizer).__name__
+        if state["kind"] != kind:  # torch would take what has the same shape, and miss the rest in some later step
+            return f"{path} is of another optimizer ({state['kind']} there and {kind} here); {way_out}"
+        self.model.load_state_dict(state["model"])
+        try:
+            self.optimizer.load_state_dict(state["optimizer"])
+        except ValueError as error:
+            return f"{path} is of another optimizer ({error}); {way_out}"
+        return None
+
+    def _resume_random(self, ranks: list[dict[str, Any]]) -> None:
+        if len(ranks) == self.world.size:
+            mine = ranks[self.world.rank]
+            self.totals = dict(mine["totals"])
+            randomness.restore(mine["random"], self.world.device)
+            return
+        if self.world.rank == 0:  # the sums of ranks that are no more are nobody else's
+            names = [name for rank in ranks for name in rank["totals"]]
+            self.totals = {name: sum(rank["totals"].get(name, 0) for rank in ranks) for name in names}
+        randomness.seed(self._seed())
+        self.world.note(
+            f"{len(ranks)} ranks wrote it, {self.world.size} go on: every sample is still seen once per epoch, but "
+            "steps are of another size and random numbers are new, so the weights will not be those of an "
+            "uninterrupted run"
+        )
+
+    def _resume_schedule(self, state: dict[str, Any]) -> None:
+        """A scheduler counts steps. In a world of another size there are other steps: it is run to the same share."""
+        if not self.scheduler:
+            return
+        steps, before = len(self.batches), state["steps_per_epoch"]
+        if steps == before and self.options.total_epochs == state["total_epochs"] and state["scheduler"]:
+            self.scheduler.load_state_dict(state["scheduler"])
+            return
+        for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr()):
+            group["lr"] = rate  # the first; the optimizer has just been given the last
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is surprised that no optimizer steps between
+            for _ in range(round((self.epoch + self.position / self.batches.samples) * steps)):
+                self.scheduler.step()
+
+    def _seed(self) -> int:
+        """Of this rank's random numbers from this point on; every other rank and point has another one."""
+        return (self.options.seed + 1) * 1_000_003 + self.step * 65_537 + self.world.rank

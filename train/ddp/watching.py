@@ -1,0 +1,67 @@
+"""To look at: scalars for TensorBoard, and a trace of a few steps for Perfetto."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from ddp.world import World
+
+SKIPPED, WARM, TRACED = 2, 2, 4  # steps: the first are never like the others
+
+
+class Scalars:
+    """Rank 0's event file in outputs/PROGRAM, where TensorBoard is wanted and installed."""
+
+    def __init__(self, world: World, program: str, wanted: bool, step: int) -> None:
+        self.writer: Any = None
+        if not wanted or world.rank:
+            return
+        try:
+            from torch.utils.tensorboard import SummaryWriter  # here, since it takes seconds to import
+        except ImportError:
+            world.note("TensorBoard is not installed, so no scalars are written: pip install tensorboard")
+            return
+        # What an interrupted run had written after its last snapshot is written again: this hides the first.
+        self.writer = SummaryWriter(str(Path("outputs") / program), purge_step=step + 1)
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        if self.writer:
+            for name, value in scalars.items():
+                self.writer.add_scalar(name, value, step)
+            self.writer.flush()
+
+    def close(self) -> None:
+        if self.writer:
+            self.writer.close()
+
+
+class Profiler:
+    """torch's profiler over a few steps near the start; each rank writes a file of its own, on its own machine."""
+
+    def __init__(self, world: World, program: str, wanted: bool) -> None:
+        self.world, self.profile = world, None
+        self.path = Path("outputs") / program / f"trace-rank{world.rank}.json"
+        if wanted:
+            activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (world.device.type == "cuda")
+            self.profile = profile(
+                activities=activities,
+                schedule=schedule(wait=SKIPPED, warmup=WARM, active=TRACED, repeat=1),
+                on_trace_ready=self._write,
+            )
+            self.profile.start()
+
+    def step(self) -> None:
+        if self.profile:
+            self.profile.step()
+
+    def close(self) -> None:
+        if self.profile:
+            self.profile.stop()
+
+    def _write(self, finished: Any) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        finished.export_chrome_trace(str(self.path))
+        self.world.note(f"trace in {self.path}, one of each rank; open it at https://ui.perfetto.dev")

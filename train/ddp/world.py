@@ -1,0 +1,179 @@
+"""The processes that train together: `launch` makes them meet, `World` is what each of them knows of the others.
+
+One process is a world of one, so that no program asks "distributed or not?" anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import signal
+import sys
+import time
+from typing import Any, Callable, Sequence
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional  # torch loads it later by itself, and it then keeps the group alive: see launch
+from torch.distributed.elastic.multiprocessing.errors import record
+
+
+@record  # where torchrun asks for it, an exception's traceback goes to its error file
+def launch(program: Callable[[World, argparse.Namespace], None], options: argparse.Namespace) -> None:
+    """Join the world, run the program in it, leave.
+
+    The program is a function of its own so that its model is gone when the group is destroyed: only when nothing
+    else holds the group does that end its threads. One that is still busy with the last collective when Python shuts
+    down would abort the process, after all the work was done.
+
+    A program that fails with an exception leaves without a word to the others: they may be in the middle of
+    a collective, and torchrun (or the broken connection) ends them.
+    """
+    stop = StopFlag()  # first: a signal may come while the others are still on their way
+    world = World(*join(), stop)
+    code = 0
+    try:
+        program(world, options)
+    except SystemExit as left:  # by World.check: all ranks together
+        code = left.code
+    stop.settle(world)
+    gc.collect()
+    dist.destroy_process_group()
+    if code and world.rank:
+        time.sleep(1)  # rank 0 is the first to be gone: who asks which rank failed first is led to the one that spoke
+    if code:
+        sys.exit(code)
+
+
+def join() -> tuple[torch.device, str]:
+    """Meet the other processes, as torchrun's variables say; alone without them. This one's device and backend."""
+    local, neighbours = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if torch.cuda.is_available() and torch.cuda.device_count() >= neighbours:
+        # A GPU for each process. Gradients travel by nccl; what the processes tell each other beside that (sums,
+        # the wish to stop) lies in ordinary memory and travels by gloo, so that nobody has to wait for a GPU.
+        device, backend, groups = torch.device("cuda", local), "nccl", "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(device)
+    else:
+        device, backend, groups = torch.device("cpu"), "gloo", "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(groups)
+    else:  # plain `python`: a world of one, which needs no port
+        dist.init_process_group(groups, store=dist.HashStore(), rank=0, world_size=1)
+    return device, backend
+
+
+class StopFlag:
+    """Set by SIGTERM or SIGUSR1 to any process; all of them learn of it in the same step."""
+
+    def __init__(self) -> None:
+        self._mine = False
+        self._everyones = torch.zeros(1)
+        self._under_way: Any = None
+        for name in ("SIGTERM", "SIGUSR1"):
+            if hasattr(signal, name):  # Windows has no SIGUSR1
+                signal.signal(getattr(signal, name), self._set)
+
+    def _set(self, *_: object) -> None:
+        self._mine = True
+
+    def asked(self, world: World) -> bool:
+        """Whether any process was asked to stop. All processes call it once per step and get the same answer.
+
+        The answer is one step old: this call collects the sum that the last one started and starts the next, which
+        travels while the step computes. Waiting for a fresh one would cost every step a round trip.
+        """
+        if world.size == 1:
+            return self._mine
+        known = self.settle(world)
+        self._everyones = torch.tensor([float(self._mine)])
+        self._under_way = dist.all_reduce(self._everyones, async_op=True)
+        return known
+
+    def settle(self, world: World) -> bool:
+        """Collect what is under way, so that nothing is when the processes part."""
+        if world.size == 1 or self._under_way is None:
+            return False
+        self._under_way.wait()
+        self._under_way = None
+        return bool(self._everyones)
+
+
+class World:
+    """Who I am, how many we are, and how we come to one mind."""
+
+    def __init__(self, device: torch.device, backend: str, stop: StopFlag) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.nodes = self.size // self.local_size
+        self.device, self.backend, self.stop = device, backend, stop
+
+    def describe(self) -> str:
+        """`4 ranks (2 nodes x 2), gloo`."""
+        ranks = f"{self.size} rank{'s' * (self.size > 1)}"
+        return f"{ranks} ({self.nodes} node{'s' * (self.nodes > 1)} x {self.local_size}), {self.backend}"
+
+    def say(self, line: str) -> None:
+        """A result, said once: by rank 0, on stdout."""
+        if self.rank == 0:
+            write(line)
+
+    def note(self, line: str) -> None:
+        """Something to know beside the results, said once: by rank 0, on stderr."""
+        if self.rank == 0:
+            write(line, sys.stderr)
+
+    def sum(self, numbers: Sequence[float]) -> list[float]:
+        """Each number added up over all ranks, in 64 bits: counts stay exact to 2^53, where 32 bits end at 2^24.
+
+        Give sums and counts and divide afterwards. The mean of the ranks' means is wrong as soon as one of
+        them saw fewer samples.
+        """
+        sums = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(sums)
+        return sums.tolist()
+
+    def most(self, number: float) -> float:
+        """The largest of all ranks' numbers."""
+        largest = torch.tensor(number, dtype=torch.float64)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return largest.item()
+
+    def agree(self, value: Any) -> Any:
+        """Rank 0's value, on every rank. What is decided by looking (at a disk, at a clock) is decided once:
+        another machine may see something else, and two minds in one world wait for each other for ever."""
+        values = [value]
+        dist.broadcast_object_list(values)
+        return values[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on rank 0; an empty list elsewhere."""
+        values = [None] * self.size if self.rank == 0 else None
+        dist.gather_object(value, values)
+        return values or []
+
+    def check(self, problem: str | None) -> None:
+        """Go on if no rank has a problem; else rank 0 says the first one, once, and all leave with exit code 1.
+
+        All ranks call it. One that just left would let the others wait for it.
+        """
+        problems: list[Any] = [None] * self.size
+        dist.all_gather_object(problems, problem)
+        found = [(rank, problem) for rank, problem in enumerate(problems) if problem]
+        if found:
+            rank, problem = found[0]
+            self.note(f"error: {problem}" + f" (rank {rank})" * (rank > 0))
+            self.wait()
+            sys.exit(1)
+
+    def wait(self) -> None:
+        """Until all are here."""
+        self.sum([0])
+
+
+def write(line: str, stream: Any = None) -> None:
+    """Print in one write, newline included: all processes share one terminal, and print() may write twice."""
+    stream = stream or sys.stdout
+    stream.write(line + "\n")
+    stream.flush()
