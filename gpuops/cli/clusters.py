@@ -195,5 +195,5 @@ def lease(
     world.out.result(
         "lease",
         {"name": row.name, "hard_end": ours.end, "idle_s": ours.idle_s},
-        [f"{row.name}: {leases.describe(ours, now)}"],
+        [f"{row.name}: {leases.describe(ours, now, ephemeral=row.ephemeral)}"],
     )
