@@ -20,8 +20,8 @@ COPY = "copy"
 """Where rsync puts the project, in the home of a host's user."""
 NOTES = (
     "`rsync -a --delete` over the system's `ssh`, one process per host, all at once.",
-    "A login per host and the start of Python are in every row, but for those with an open login: there a process",
-    "that converses with the node pushes, and rsync goes through a ControlMaster.",
+    "A login per host and the start of Python are in every row, but for those with an open login.",
+    "Those are of a process that converses with the node, and of rsync through a ControlMaster.",
 )
 HEADS = ("what", "hosts", "median, s", "least, s", "of rsync's")
 

@@ -120,10 +120,10 @@ def sentence(death: Death) -> str:
     return f"{death.who} failed with exit code {death.code}"
 
 
-def hint(death: Death) -> str:
-    """One thing to do."""
-    everything = f"`{_logs(death)}` shows everything it said"
-    return next(_hints(death), f"its last words are above; {everything}" if death.tail else everything)
+def hint(death: Death, run: str = "") -> str:
+    """One thing to do. `run`: the run's name; without, commands mean the latest."""
+    everything = f"`{_logs(death, run)}` shows everything it said"
+    return next(_hints(death, run), f"its last words are above; {everything}" if death.tail else everything)
 
 
 def last_words(tail: str) -> str:
@@ -264,11 +264,16 @@ def _when(death: Death) -> float:
     return float("-inf") if death.ended is None else death.ended
 
 
-def _logs(death: Death) -> str:
-    return f"gpuops logs --node {death.node}" if death.rank is None else f"gpuops logs --rank {death.rank}"
+def _logs(death: Death, run: str) -> str:
+    return f"{logs(run)} --node {death.node}" if death.rank is None else f"{logs(run)} --rank {death.rank}"
 
 
-def _hints(death: Death) -> Iterator[str]:
+def logs(run: str) -> str:
+    """The command that shows what a run said."""
+    return f"gpuops logs {run}".rstrip()
+
+
+def _hints(death: Death, run: str) -> Iterator[str]:
     final = last_words(death.tail)
     if death.oom:
         yield "use a smaller batch or fewer data-loader workers, or a machine with more memory"
@@ -289,4 +294,4 @@ def _hints(death: Death) -> Iterator[str]:
     if _NO_MEETING.search(final):
         yield "check that no firewall stands between the nodes: they did not find each other"
     if death.weight == PEER:
-        yield "another rank stopped taking part: `gpuops logs` shows what every rank said"
+        yield f"another rank stopped taking part: `{logs(run)}` shows what every rank said"

@@ -198,8 +198,9 @@ def bring_up(
     except BaseException as error:
         world.signals.backward()
         why = error.say if isinstance(error, (GpuopsError, Interrupted)) else "an error in gpuops"
-        world.out.say(f"undoing {row.name}: {why}")
+        world.out.say(f"undoing {row.name}")
         tear_down(world, row.id, why)
+        world.out.say(f"{row.name} is undone, nothing of it is left")
         raise
     return live
 

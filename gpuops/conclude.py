@@ -93,7 +93,7 @@ def conclude(
     nodes = [node_result(index, dict(results[index]), skews[index]) for index in sorted(results)]
     home = RunHome(row.home)
     again = resume_hint(row.name, saved=bool(outputs(home)))
-    verdict = judge(request, int(row.facts.get("world", 0)), nodes, again)
+    verdict = judge(request, int(row.facts.get("world", 0)), nodes, again, row.name)
     if unsent := held_back(verdict.tail, row.facts.get("held") or []):
         verdict = dataclasses.replace(verdict, hint=unsent)
     document = record(world, row, verdict, results, missing, over) | {"left_behind": left_out}

@@ -12,6 +12,7 @@ from gpuops.conclude import conclude, follower
 from gpuops.errors import GpuopsError, Interrupted, NodeError, StillBilling, UsageError, worst
 from gpuops.halt import halt, stopping
 from gpuops.ledger import ClusterRow, LedgerUnwritable, RunRow
+from gpuops.orphans import orphans
 from gpuops.progress import Progress
 from gpuops.run import find_run
 from gpuops.salvage import conclude_without
@@ -33,6 +34,12 @@ def pick(world: World, names: Sequence[str], everything: bool) -> list[ClusterRo
     if names:
         return [choose.to_end(history, name) for name in names]
     return [choose.the_one(live, world.folder, "gpuops down")] if live else []
+
+
+def lost(world: World, names: Sequence[str]) -> list[str]:
+    """Clusters among those meant that this computer has traces of and its ledger does not know."""
+    left = orphans(world.home, lambda: [row.name for row in world.ledger.clusters()])
+    return [name for name in left if name in names or not names]
 
 
 def down(world: World, rows: Sequence[ClusterRow], progress: Progress, *, force: bool) -> list[str]:

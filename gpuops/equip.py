@@ -182,9 +182,11 @@ def set_up(world: World, live: Live, tree: str, command: str, nodes: Sequence[Eq
         if stream.answer["code"] != 0:
             last = output.decode(errors="replace").strip().splitlines()
             raise RunFailed(
-                f"the set-up on node{node.facts.index} failed with exit code {stream.answer['code']}: "
-                f"{last[-1] if last else 'it said nothing'}",
-                f"it was: {command}",
+                f"the set-up command `{command}` failed on node{node.facts.index} with exit code "
+                f"{stream.answer['code']}: {last[-1] if last else 'it said nothing'}",
+                "correct the command, or look at the node: "
+                + ("with --keep it stays" if live.row.ephemeral else f"gpuops ssh {live.row.name}")
+                + f"{f' --node {node.facts.index}' if node.facts.index and not live.row.ephemeral else ''}",
             )
         if not stream.answer["skipped"]:
             world.out.say(f"node{node.facts.index}: set up")

@@ -35,5 +35,7 @@ def answers(port: int) -> bool | None:
                 return True
             except OSError:
                 return False
+    except ConnectionResetError:
+        return False  # so soon that it had not even begun
     except OSError:
         return None

@@ -19,7 +19,7 @@ def stopping(progress: Progress, run: RunRow) -> Iterator[None]:
     """For as long as a stop in good order is waited for: how long that may take, and why."""
     grace_s = float(run.request.get("grace_s", 10.0))
     with progress.during(f"stopping {run.name}", 2 * grace_s):
-        progress.waits(f"it has {span(grace_s)} to save a snapshot, then {span(grace_s)} to end")
+        progress.waits(f"{span(grace_s)} for a snapshot, then {span(grace_s)} to end")
         yield
 
 

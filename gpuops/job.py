@@ -35,7 +35,7 @@ from gpuops.show import HomeTail, Veil
 from gpuops.signals import HandOver
 from gpuops.teardown import tear_down
 from gpuops.verdict import is_port_clash
-from gpuops.watch import Filter, merger_for
+from gpuops.watch import Filter, awaited, ending, merger_for
 from gpuops.world import World
 
 LOOK_S = 0.2
@@ -186,10 +186,11 @@ def _follow(world: World, live: Live, row: RunRow, tail: HomeTail) -> Follower:
     following.start()
     try:
         fetching = LiveFetch(live, row)
-        while not following.watch(LOOK_S):
-            show(tail.new())
-            fetching.look()
-            remarks.look()
+        with awaited(world, row) as first:
+            while not following.watch(LOOK_S):
+                show(ending(first, tail.new()))
+                fetching.look()
+                remarks.look()
     except HandOver:
         following.quit()
         raise

@@ -56,8 +56,8 @@ def parse_span(text: str) -> float:
     return total
 
 
-def describe(lease: Lease, now: float) -> str:
-    """One sentence part: `ends in 2 h 00 min, or after 30 min without use`."""
+def describe(lease: Lease, now: float, *, ephemeral: bool = False) -> str:
+    """One sentence part: `ends in 2 h 00 min, or after 30 min without use`. `ephemeral`: its run ends it, too."""
     from gpuops.output import span
 
     parts = []
@@ -65,4 +65,4 @@ def describe(lease: Lease, now: float) -> str:
         parts.append(f"ends in {span(lease.end - now)}")
     if lease.idle_s is not None:
         parts.append(f"{'or ' if parts else 'ends '}after {span(lease.idle_s)} without use")
-    return ", ".join(parts) or "no end: `gpuops down` ends it"
+    return ", ".join(parts) or ("ends with its run" if ephemeral else "no end: `gpuops down` ends it")

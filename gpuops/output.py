@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 SCHEMA = 1
@@ -126,8 +126,21 @@ def columns(stream: TextIO) -> int | None:
         return None
 
 
-def table(rows: list[list[str]], width: int | None = None, gives: int | None = None) -> list[str]:
-    """Rows as aligned lines; the first row is the heading. What is wider than `width` is cut in column `gives`."""
+def table(
+    rows: list[list[str]], width: int | None = None, gives: int | None = None, spare: Sequence[str] = ()
+) -> list[str]:
+    """Rows as aligned lines; the first row is the heading. What is wider than `width` is cut in column `gives`; where
+    that is not enough, the columns headed `spare` are left out, in this order."""
+    lines = _aligned(rows, width, gives)
+    if width is None or max(map(len, lines)) <= width or not spare:
+        return lines
+    less, *spare = spare
+    kept = [column for column, heading in enumerate(rows[0]) if heading != less]
+    fewer = [[row[column] for column in kept] for row in rows]
+    return table(fewer, width, None if gives is None else kept.index(gives), spare)
+
+
+def _aligned(rows: list[list[str]], width: int | None, gives: int | None) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     if width is not None and gives is not None:
         over = sum(widths) + 2 * (len(widths) - 1) - width

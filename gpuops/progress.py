@@ -26,6 +26,8 @@ NEWS_S = 10.0
 """A plain line for another reason to wait at most this often."""
 BEATS = ((60.0, 15.0), (600.0, 30.0), (float("inf"), 60.0))
 """(how long it has lasted, how often it is said that it goes on), in seconds."""
+ASIDE = (30.0, 60.0)
+"""When a plain line first says what goes on aside, and how often from then on, in seconds."""
 TICK_S = 0.2
 LONG_S = 10.0
 """On a terminal, what took longer leaves a line behind."""
@@ -33,6 +35,8 @@ NAMED = 3
 """So many nodes that wait for the same are named."""
 REASON = 100
 """The longest reason shown, in characters."""
+SHORTEST = 8
+"""To so many it is cut where a terminal is narrow: how long it takes is always seen."""
 BAR = 20
 FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
@@ -40,8 +44,10 @@ FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 class Progress(Protocol):
     """Where work tells how far it is. Safe to call from several threads."""
 
-    def during(self, text: str, limit_s: float | None = None) -> AbstractContextManager[None]:
-        """For as long as the block: this goes on, `limit_s` seconds at most where that is known."""
+    def during(self, text: str, limit_s: float | None = None, *, aside: bool = False) -> AbstractContextManager[None]:
+        """For as long as the block: this goes on, `limit_s` seconds at most where that is known.
+
+        `aside`: it is no work of ours. It leaves no line behind, and a log hears of it rarely."""
 
     def phase(self, text: str) -> None:
         """From here on this goes on, until the next phase or the end of the block around it."""
@@ -97,6 +103,8 @@ class Phase:
     said_why: str = ""
     beats: int = 0
     """How many lines said that it goes on."""
+    aside: bool = False
+    """It is no work of ours: somebody else's goes on."""
 
     @property
     def flows(self) -> bool:
@@ -115,14 +123,17 @@ class Phase:
         limit = f" (at most {span(self.limit_s)})" if self.limit_s else ""
         return "".join([self.text, limit, *(f": {why}" for why in [self.why()] if why)])
 
-    def line(self, now: float) -> str:
-        """How it stands."""
+    def line(self, now: float, room: int | None = None) -> str:
+        """How it stands; in `room` characters where a shorter reason is enough for that."""
         if self.flows:
             return self.bytes(now)
         limit = self.limit_s if self.limit_s and now - self.began <= self.limit_s else None
         took = span(now - self.began) + (f" of at most {span(limit)}" if limit else "")
         why = self.why() or ("all is there, waiting for the other side" if self.total else "")
-        return f"{self.text}: {why}, {took}" if why else f"{self.text}: {took}"
+        if not why:
+            return f"{self.text}: {took}"
+        over = 0 if room is None else len(f"{self.text}: {why}, {took}") - room
+        return f"{self.text}: {_cut(why, max(SHORTEST, len(why) - max(over, 0)))}, {took}"
 
     def bytes(self, now: float) -> str:
         """`node0: 400.0 kB of 1.0 MB, 200.0 kB/s, 3 s left`."""
@@ -141,7 +152,11 @@ def _names(who: list[str]) -> str:
 
 def _short(text: str) -> str:
     one_line = " ".join(calm(text).split())
-    return one_line if len(one_line) <= REASON else one_line[: REASON - 1] + "…"
+    return _cut(one_line, REASON)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def beat_s(took: float) -> float:
@@ -152,7 +167,13 @@ def beat_s(took: float) -> float:
 class Silent:
     """For work that nobody watches."""
 
-    def during(self, text: str, limit_s: float | None = None) -> AbstractContextManager[None]:  # noqa: ARG002
+    def during(
+        self,
+        text: str,  # noqa: ARG002
+        limit_s: float | None = None,  # noqa: ARG002
+        *,
+        aside: bool = False,  # noqa: ARG002
+    ) -> AbstractContextManager[None]:
         return nullcontext()
 
     def phase(self, text: str) -> None:
@@ -183,10 +204,10 @@ class _Shown(ABC):
         self._ticking = ticking
 
     @contextmanager
-    def during(self, text: str, limit_s: float | None = None) -> Iterator[None]:
+    def during(self, text: str, limit_s: float | None = None, *, aside: bool = False) -> Iterator[None]:
         with self._lock:
             outer = self._phase
-            self._begin(Phase(text, self._clock(), limit_s))
+            self._begin(Phase(text, self._clock(), limit_s, aside=aside))
         done = False
         try:
             yield
@@ -252,7 +273,8 @@ class _Shown(ABC):
     def _leave(self, done: bool) -> None:
         if self._phase is not None:
             took = f"{self._phase.text}: took {span(self._clock() - self._phase.began)}"
-            self._left(took if done and not self._phase.total and self._is_long(self._phase) else "")
+            worth = done and not (self._phase.total or self._phase.aside) and self._is_long(self._phase)
+            self._left(took if worth else "")
 
     @abstractmethod
     def _look(self, phase: Phase, now: float) -> None:
@@ -286,6 +308,11 @@ class PlainProgress(_Shown):
             self.tick()
 
     def _look(self, phase: Phase, now: float) -> None:
+        if phase.aside:
+            first, every = ASIDE
+            if now - phase.began >= first if phase.said_at is None else now - phase.said_at >= every:
+                self._tell(phase, now, phase.line(now))
+            return
         if phase.said_at is None:
             self._tell(phase, now, phase.opening())
             if not phase.flows:
@@ -328,9 +355,9 @@ class TerminalProgress(_Shown):
     def _look(self, phase: Phase, now: float) -> None:
         self._frame += 1
         bar = f"{_bar(phase.done, phase.total)} " if phase.flows else ""
-        text = calm(f"{FRAMES[self._frame % len(FRAMES)]} {bar}{phase.line(now)}")
         room = (columns(self._out.err) or 80) - 1
-        self._out.below(text if len(text) <= room else text[: room - 1] + "…")
+        text = calm(f"{FRAMES[self._frame % len(FRAMES)]} {bar}{phase.line(now, room - 2)}")
+        self._out.below(_cut(text, room))
 
     def _arrived(self, phase: Phase, now: float) -> None:
         self._out.say(phase.bytes(now))

@@ -1,4 +1,4 @@
-"""What is said beside a run's own lines, once each: that it has been silent for long, and how to see its curves."""
+"""What is said beside a run's own lines: that it has been silent for long, and once how to see its curves."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from gpuops.results import RunHome
 
 SILENT_S = 120.0
 """So long without a byte from any rank is worth a remark."""
+AGAIN_S = 600.0
+"""So long after a remark, and without a byte, is worth another."""
 LOOK_S = 5.0
 """How often it is looked whether TensorBoard's files have come home."""
 EVENTS = "events.out.tfevents*"
@@ -39,7 +41,8 @@ class Remarks:
         self._clock = clock
         self._lock = threading.Lock()
         self._heard = clock()
-        self._quiet_said = False
+        self._said: float | None = None
+        """When the silence was last remarked on."""
         self._looked = self._heard
         self._board_said = False
 
@@ -53,8 +56,8 @@ class Remarks:
         now = self._clock()
         with self._lock:
             silent = now - self._heard
-        if silent >= SILENT_S and not self._quiet_said:
-            self._quiet_said = True
+        if silent >= SILENT_S if self._said is None else min(silent, now - self._said) >= AGAIN_S:
+            self._said = now
             self._say(f"nothing was printed by any rank for {span(silent)}; what node0 does: {self._how}")
         if now - self._looked >= LOOK_S and not self._board_said:
             self._looked = now

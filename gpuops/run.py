@@ -140,8 +140,11 @@ def prepare(
 
 def give_up(world: World, row: RunRow, error: BaseException) -> None:
     """Note a run that never started, and why; the folder that was to hold its results goes."""
-    say = error.say if isinstance(error, (GpuopsError, Interrupted)) else type(error).__name__
-    verdict = Verdict("failed", getattr(error, "exit_code", BUG), f"not started: {say}")
+    if isinstance(error, Interrupted):
+        verdict = Verdict("stopped", error.exit_code, "stopped before it was started")
+    else:
+        say = error.say if isinstance(error, GpuopsError) else type(error).__name__
+        verdict = Verdict("failed", getattr(error, "exit_code", BUG), f"not started: {say}")
     world.ledger.set_run(row.id, state="home", keeper=None, ended=time.time(), verdict=dataclasses.asdict(verdict))
     for folder in (RunHome(row.home).out, row.home):
         try:

@@ -143,12 +143,22 @@ def read_toml(path: Path, tables: Tables) -> dict[str, dict[str, Any]]:
     except (OSError, ValueError, RecursionError) as error:  # no UTF-8, or no TOML
         raise UsageError(f"{path} cannot be read: {_reason(error)}", "correct the file, or remove it") from error
     for table, options in document.items():
-        if table not in tables or not isinstance(options, dict):
+        if not isinstance(options, dict):
+            raise UsageError(f"{path}: {table} stands in no table", _where_to(table, tables))
+        if table not in tables:
             raise UsageError(f"{path}: there is no table [{table}]", _nearest(table, tables, "[{}]"))
     return {
         table: {name: _checked(f"{path}, [{table}]", name, value, tables[table]) for name, value in options.items()}
         for table, options in document.items()
     }
+
+
+def _where_to(name: str, tables: Tables) -> str:
+    """What to do about an option, or a table's name, at the top of the file."""
+    if name in tables:
+        return f"write [{name}] on a line of its own"
+    knowing = [table for table in sorted(tables) if name in tables[table]] or sorted(tables)
+    return "put it under " + " or ".join(f"[{table}]" for table in knowing)
 
 
 def _checked(where: str, name: str, value: Any, options: Mapping[str, type]) -> Any:

@@ -17,6 +17,8 @@ from gpuops.world import World
 
 SPARE = ("$/H", "PROVIDER", "AGE")
 """What a narrow terminal is spared, in this order: names are typed again, so they are never cut."""
+SPARE_OUTSIDE = ("$/H", "KIND", "PROVIDER", "STATE")
+"""The same of what the providers list."""
 
 
 def look(world: World) -> list[dict[str, Any]]:
@@ -45,7 +47,7 @@ def _cluster(world: World, row: ClusterRow) -> dict[str, Any]:
         "spent": per_hour * (now - row.created) / 3600,
         "hard_end": row.lease.end,
         "idle_s": row.lease.idle_s,
-        "lease": describe(row.lease, now),
+        "lease": describe(row.lease, now, ephemeral=row.ephemeral),
         "doing": _doing(runs[-1], now) if runs else None,
     }
 
@@ -100,12 +102,7 @@ def lines(documents: list[dict[str, Any]], width: int | None = None) -> list[str
     rows = [_row(one) for one in documents]
     notes = [f"{one['name']}: {note}" for one in documents for note in _notes(one)]
     shown = [heading for heading in rows[0] if heading != "$/H" or any(one["per_hour"] for one in documents)]
-    for spare in (None, *SPARE):
-        shown = [heading for heading in shown if heading != spare]
-        lines = table([shown, *([row[heading] for heading in shown] for row in rows)])
-        if width is None or max(map(len, lines)) <= width:
-            break
-    return [*lines, *notes]
+    return [*table([shown, *([row[heading] for heading in shown] for row in rows)], width, spare=SPARE), *notes]
 
 
 def _row(document: dict[str, Any]) -> dict[str, str]:
@@ -127,7 +124,9 @@ def _ends(document: dict[str, Any]) -> str:
     """The next end that is sure, as short as a table wants it."""
     if document["hard_end"] is not None:
         return f"in {span(document['hard_end'] - document['created'] - document['age_s'])}"
-    return f"{span(document['idle_s'])} idle" if document["idle_s"] else "by hand"
+    if document["idle_s"]:
+        return f"{span(document['idle_s'])} idle"
+    return "with its run" if document["ephemeral"] else "by hand"
 
 
 def _notes(document: dict[str, Any]) -> Iterator[str]:
@@ -170,7 +169,7 @@ def cloud(world: World) -> tuple[list[dict[str, Any]], list[str]]:
     return documents, unasked
 
 
-def cloud_lines(documents: list[dict[str, Any]]) -> list[str]:
+def cloud_lines(documents: list[dict[str, Any]], width: int | None = None) -> list[str]:
     if not documents:
         return ["no provider lists anything of ours"]
     rows = [["MARK", "PROVIDER", "KIND", "STATE", "$/H", "IN THE LEDGER"]]
@@ -186,4 +185,5 @@ def cloud_lines(documents: list[dict[str, Any]]) -> list[str]:
             ]
         )
     lost = not all(one["known"] for one in documents)
-    return [*table(rows), *(["not in the ledger: `gpuops reap --adopt` takes it back, `gpuops reap` ends it"] * lost)]
+    listed = table(rows, width, spare=SPARE_OUTSIDE)
+    return [*listed, *(["not in the ledger: `gpuops reap --adopt` takes it back, `gpuops reap` ends it"] * lost)]

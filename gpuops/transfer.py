@@ -147,6 +147,10 @@ def pull_results(world: World, name: str | None, progress: Progress) -> tuple[di
             live.close()
     places = outputs(home)
     if not places and not home.path.exists():
-        raise UsageError(f"{row.name} left nothing at home", "`gpuops runs` lists where each run's results are")
+        where = "`gpuops runs` lists where each run's results are"
+        if row.started is None:
+            why = str((row.verdict or {}).get("say") or "never started")
+            raise UsageError(f"{row.name} was {why}", where)
+        raise UsageError(f"{row.name} left nothing at home", where)
     say = f"{_count(len(places))} of {row.name} in {home.out}" if places else f"{row.name} has made no files"
     return {"run": row.name, "home": str(row.home), "files": places}, [say]

@@ -19,7 +19,7 @@ from gpuops.progress import Progress
 from gpuops.results import RunHome
 from gpuops.results.folder import MEMORY, OutFolder
 from gpuops.results.home import keep_from_git, local_errors, read_json, write_json
-from gpuops.results.leftover import Left, left, save, sentence
+from gpuops.results.leftover import Left, at_home, left, save, sentence
 from gpuops.results.memory import Held
 from gpuops.world import World
 
@@ -51,6 +51,8 @@ def _save_one(world: World, row: ClusterRow, machine: Resource, index: int, prog
     try:
         with progress.during(f"looking for what was edited or made on node{index}"):
             found = _unsaved(world, row, index, programs)
+            home = at_home(programs, TREE, found, row.folder)  # `gpuops pull --edits` may have brought it
+            found = [one for one in found if one not in home]
         if not found:
             return ""
         target = _folder(row) / f"node{index}"

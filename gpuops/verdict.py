@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpuops import remedies
-from gpuops.causes import OWN, PEER, WINDOW_S, Death, culprit, deaths, hint, sentence
+from gpuops.causes import OWN, PEER, WINDOW_S, Death, culprit, deaths, hint, logs, sentence
 from gpuops.models import NodeResult, RankResult, RunRequest, Verdict
 
 STOPPED = 130
@@ -55,10 +55,12 @@ def resume_hint(run: str, saved: bool) -> str:
     return f"run it again with `--resume {run}` to continue from the newest snapshot that came home" if saved else AGAIN
 
 
-def judge(request: RunRequest, world: int, results: Sequence[NodeResult], again: str = RESUME) -> Verdict:
+def judge(
+    request: RunRequest, world: int, results: Sequence[NodeResult], again: str = RESUME, run: str = ""
+) -> Verdict:
     """The verdict over all nodes' results; `world` is the number of ranks that was asked for.
 
-    `again`: the hint for a run that was ended from outside.
+    `again`: the hint for a run that was ended from outside. `run`: its name, for what a hint tells to type.
     """
     if not results:
         return Verdict("lost", NODE_FAILED, "no node could say how the run ended", again)
@@ -66,12 +68,12 @@ def judge(request: RunRequest, world: int, results: Sequence[NodeResult], again:
     blamed = culprit(death for result in results for death in deaths(request.kind, result, several))
     outside = _ended_from_outside(results, again)
     if blamed and blamed.weight == OWN and not (outside and _came_before(outside[0], blamed)):
-        return _failed(blamed, results)
+        return _failed(blamed, results, run)
     if outside:
         return outside[1]
     if blamed:
-        return _failed(blamed, results)
-    return _formed(request, world, results)
+        return _failed(blamed, results, run)
+    return _formed(request, world, results, run)
 
 
 def is_port_clash(results: Iterable[Mapping[str, Any]]) -> bool:
@@ -148,8 +150,8 @@ def _came_before(result: NodeResult, death: Death) -> bool:
     return result.ended <= death.ended + WINDOW_S
 
 
-def _failed(death: Death, results: Sequence[NodeResult]) -> Verdict:
-    advice = hint(death)
+def _failed(death: Death, results: Sequence[NodeResult], run: str) -> Verdict:
+    advice = hint(death, run)
     if death.weight == PEER:
         advice = _left_early(death, results) or advice
     return Verdict("failed", FAILED, sentence(death), advice, death.rank, death.node, death.tail)
@@ -166,7 +168,7 @@ def _left_early(death: Death, results: Sequence[NodeResult]) -> str:
     return ""
 
 
-def _formed(request: RunRequest, world: int, results: Sequence[NodeResult]) -> Verdict:
+def _formed(request: RunRequest, world: int, results: Sequence[NodeResult], run: str) -> Verdict:
     """All ended well; did they train together?"""
     if request.kind != "torchrun":
         return _alone("the command ended well", [_last(result) for result in results])
@@ -183,7 +185,7 @@ def _formed(request: RunRequest, world: int, results: Sequence[NodeResult]) -> V
         return Verdict("unformed", FAILED, f"{say}: {_saying(apart)}", remedies.GPUS if unwilling else ALONE)
     if together < world:
         say = f"{well}, but too soon: gpuops could not tell whether they formed one world of {world}"
-        return Verdict("unclear", 0, say, "look for the world size in what rank 0 printed (`gpuops logs --rank 0`)")
+        return Verdict("unclear", 0, say, f"look for the world size in what rank 0 printed (`{logs(run)} --rank 0`)")
     return Verdict("done", 0, well)
 
 

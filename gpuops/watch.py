@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from gpuops import cluster as clusters
@@ -18,11 +20,15 @@ from gpuops.logtimes import LogTimes
 from gpuops.output import ago
 from gpuops.remarks import Remarks, how_to_look
 from gpuops.results import RunHome, mirror
-from gpuops.show import HomeTail
+from gpuops.show import HomeTail, last_heard
 from gpuops.signals import Signals
 from gpuops.world import World
 
 LOOK_S = 0.2
+NOTED_S = 5.0
+"""Within it a node's note of when it wrote what comes home after the bytes themselves."""
+NOT_STARTED = "not started: "
+"""How the verdict on a run begins that was given up before its start (`run.give_up`)."""
 VERDICT_S = 30.0
 """How long the end of `logs -f` waits for whoever concludes the run."""
 
@@ -48,6 +54,9 @@ def watch(world: World, name: str | None, wanted: Filter, *, follow: bool) -> No
         if waited is None:
             return
         row = waited
+    if why := _not_started(row):
+        world.out.say(why)
+        return
     check(row, wanted)
     if row.state == "running" and world.ledger.cluster(row.cluster).state == "up":
         _live(world, row, wanted, follow)
@@ -71,8 +80,23 @@ def _wait_for_start(world: World, row: RunRow) -> RunRow | None:
     return row
 
 
+def _not_started(row: RunRow) -> str:
+    """Why there can be no line of it yet, or ever; empty where there can."""
+    if row.state == "starting" and row.keeper is not None and row.keeper.alive():
+        return f"{row.name} is still being prepared"
+    say = str((row.verdict or {}).get("say") or "")
+    left = say.startswith(NOT_STARTED) or (row.started is None and not row.home.is_dir())
+    if row.state == "starting" or (row.state == "home" and left):
+        return f"{row.name} was not started: {say.removeprefix(NOT_STARTED) or 'its command died first'}"
+    return ""
+
+
 def check(row: RunRow, wanted: Filter) -> None:
     """Raises UsageError for a node or rank that the run never had: nothing shown would look like nothing said."""
+    if wanted.rank is not None and request_of(row).kind == "command":
+        raise UsageError(
+            f"{row.name} is a plain command: it has no ranks", f"gpuops logs {row.name} shows all that it says"
+        )
     nodes, ranks = request_of(row).nodes, int(row.facts.get("world") or 0)
     for what, asked, count in (("node", wanted.node, nodes), ("rank", wanted.rank, ranks)):
         if asked is not None and not 0 <= asked < count:
@@ -84,11 +108,17 @@ def _tail(world: World, row: RunRow, wanted: Filter) -> HomeTail:
     """What is home by now, and what comes. Raises UsageError where nobody noted when it was written."""
     home = RunHome(row.home)
     times = LogTimes(home, row.facts.get("skews") or ())
-    if wanted.since is not None and not times and (row.started or 0.0) < wanted.since:
+    if wanted.since is not None and not times and (row.started or 0.0) < wanted.since and _is_old(row):
         raise UsageError(
             f"nobody noted when {row.name} wrote what: an older gpuops started it", "leave out --since; --tail 50 works"
         )
     return HomeTail(home, merger_for(world, row, wanted), times=times, since=wanted.since)
+
+
+def _is_old(row: RunRow) -> bool:
+    """Whether it has written something whose time will not be noted any more."""
+    heard = last_heard(row.home)
+    return heard is not None and (row.state != "running" or time.time() - heard > NOTED_S)
 
 
 def merger_for(world: World, row: RunRow, wanted: Filter) -> LineMerger:
@@ -119,13 +149,39 @@ def _print(world: World, lines: Iterator[str], last: int | None = None) -> int:
 
 
 def _print_all(world: World, row: RunRow, wanted: Filter) -> None:
-    """What is home; a word where a filter lets nothing of it through, which looks like nothing said."""
-    shown = _print(world, _tail(world, row, wanted).rest(), wanted.tail)
-    if shown or (wanted.grep is None and wanted.since is None):
-        return
-    latest = LogTimes(RunHome(row.home), row.facts.get("skews") or ()).latest()
-    last = f"; its last line is from {ago(latest)}" if latest is not None else ""
-    world.out.say(f"no line of {row.name} fits{last}")
+    """What is home; a word where that is nothing."""
+    if not _print(world, _tail(world, row, wanted).rest(), wanted.tail):
+        world.out.say(_nothing(world, row, wanted))
+
+
+def _nothing(world: World, row: RunRow, wanted: Filter) -> str:
+    """Whether those asked for said nothing at all, or nothing that fits."""
+    merger = merger_for(world, row, dataclasses.replace(wanted, grep=None, since=None))
+    if any(True for _ in HomeTail(RunHome(row.home), merger).rest()):
+        latest = LogTimes(RunHome(row.home), row.facts.get("skews") or ()).latest()
+        last = f"; its last line is from {ago(latest)}" if latest is not None else ""
+        return f"no line of {row.name} fits{last}"
+    rank = f"rank {wanted.rank} of " if wanted.rank is not None else ""
+    node = f" on node{wanted.node}" if wanted.node is not None else ""
+    return f"{rank}{row.name}{node} " + ("has printed no line yet" if row.state == "running" else "printed nothing")
+
+
+def awaited(world: World, row: RunRow, wanted: Filter | None = None) -> ExitStack:
+    """Until it is closed: a word on a live line, and now and then in a log, that the run goes on without a line."""
+    ranks = int(row.facts.get("world") or 0) if request_of(row).kind == "torchrun" else 0
+    on = f" on {ranks} rank{'s' * (ranks != 1)}" if ranks else ""
+    every = wanted is None or wanted == Filter(tail=wanted.tail, launcher=wanted.launcher)
+    first = ExitStack()
+    first.enter_context(world.progress.during(f"{row.name} runs{on}", aside=True))
+    world.progress.waits("no line yet" if every else "no line that fits yet")
+    return first
+
+
+def ending(first: ExitStack, lines: Iterator[str]) -> Iterator[str]:
+    """The lines, the first of which is no longer awaited."""
+    for line in lines:
+        first.close()
+        yield line
 
 
 def _live(world: World, row: RunRow, wanted: Filter, follow: bool) -> None:
@@ -151,8 +207,11 @@ def _look(world: World, row: RunRow, wanted: Filter, follow: bool) -> None:
         if not follow:
             return _print_all(world, row, wanted)
         tail = _tail(world, row, wanted)
-        _print(world, tail.new(), wanted.tail)
-        _follow(world, live, row, tail)
+        with awaited(world, row, wanted) as first:
+            _print(world, ending(first, tail.new()), wanted.tail)
+            _follow(world, live, row, tail, first)
+        _print(world, tail.rest())
+        _say_verdict(world, row)
     finally:
         live.close()
 
@@ -163,28 +222,27 @@ def _at_home(world: World, row: RunRow, wanted: Filter, follow: bool, error: Gpu
     if not follow:
         return _print_all(world, row, wanted)
     tail = _tail(world, row, wanted)
-    _print(world, tail.new(), wanted.tail)
-    while world.ledger.run(row.id).state == "running":
-        time.sleep(LOOK_S)
-        _print(world, tail.new())
+    with awaited(world, row, wanted) as first:
+        _print(world, ending(first, tail.new()), wanted.tail)
+        while world.ledger.run(row.id).state == "running":
+            time.sleep(LOOK_S)
+            _print(world, ending(first, tail.new()))
     _print(world, tail.rest())
     _say_verdict(world, row)
     return None
 
 
-def _follow(world: World, live: clusters.Live, row: RunRow, tail: HomeTail) -> None:
+def _follow(world: World, live: clusters.Live, row: RunRow, tail: HomeTail, first: ExitStack) -> None:
     look = how_to_look(live.row.name, gpus=any(facts.get("gpus") for facts in live.facts))
     remarks = Remarks(world.out.say, RunHome(row.home), world.folder, look)
     following = follower(world, live, row, remarks.heard, world.out.say)
     following.start()
     while not following.watch(LOOK_S):
-        _print(world, tail.new())
+        _print(world, ending(first, tail.new()))
         remarks.look()
         if world.ledger.run(row.id).state == "home":  # somebody else saw it to its end
             following.quit()
             break
-    _print(world, tail.rest())
-    _say_verdict(world, row)
 
 
 def _say_verdict(world: World, row: RunRow) -> None:

@@ -230,15 +230,20 @@ def init_node(artefact: Path, folder: Path, document: Mapping[str, object]) -> N
             f"the local node in {folder} did not start within {INIT_S:.0f} s", f"look at {folder}/watchdog.log"
         ) from None
     if done.returncode != 0:
-        raise ProviderError(
-            f"the local node in {folder} did not start: {_said(done.stderr)}", f"look at {folder}/watchdog.log"
+        kind, said = _said(done.stderr)
+        hint = (
+            "take back what is there: gpuops reap --adopt; or choose another name: --name"
+            if kind == "foreign"
+            else f"look at {folder}/watchdog.log"
         )
+        raise ProviderError(f"the local node in {folder} did not start: {said}", hint)
 
 
-def _said(errors: str) -> str:
-    """The agent's last words: the sentence of a refusal, or what it died of."""
+def _said(errors: str) -> tuple[str, str]:
+    """The agent's last words: kind and sentence of a refusal, or what it died of."""
     last = (errors.strip().splitlines() or ["it said nothing"])[-1]
     try:
-        return str(json.loads(last)["error"]["say"])
+        error = json.loads(last)["error"]
+        return str(error["kind"]), str(error["say"])
     except (ValueError, KeyError, TypeError):
-        return last
+        return "", last

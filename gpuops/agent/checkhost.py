@@ -58,6 +58,10 @@ def pythons(site: Site, asked: str, first: Sequence[str], node: Node | None) -> 
     An environment that was made here belongs to a project: the newest is most probably the one to be used.
     """
     agents = {"version": list(sys.version_info[:3]), "path": sys.executable}
+    if asked and os.path.isdir(os.path.expanduser(asked)):
+        inner = os.path.join(asked, "bin", "python")
+        there = os.access(os.path.expanduser(inner), os.X_OK)
+        return {"agent": agents, "asked": asked, "found": [], "inner": inner if there else ""}
     if asked:
         path = os.path.expanduser(asked) if os.sep in asked else site.which(asked)
         found = look(path) if path else None

@@ -12,7 +12,7 @@ from gpuops.cli import completion
 from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
 from gpuops.cli.shapes import NamesProvider, example_help
 from gpuops.cli.world import greet, make_world
-from gpuops.errors import UsageError
+from gpuops.errors import StillBilling, UsageError
 
 if TYPE_CHECKING:
     from gpuops.ledger import ClusterRow
@@ -139,10 +139,18 @@ def down(
 
     world, _ = make_world(as_json=as_json)
     try:
-        greet(world)
+        greet(world, lost=False)
+        lost = story.lost(world, names or [])
         with world.signals:
             world.signals.backward()
-            said = story.down(world, story.pick(world, names or [], everything), world.progress, force=force)
+            known = [name for name in names or [] if name not in lost]
+            rows = [] if names and not known else story.pick(world, known, everything)
+            said = story.down(world, rows, world.progress, force=force)
+        if lost:
+            raise StillBilling(
+                f"{', '.join(lost)} may still live, and the ledger does not know of it",
+                "take it back: gpuops reap --adopt; or end it: gpuops reap",
+            )
     except LedgerTooNew as error:
         world.out.say(f"note: {error.say}: working from the marks at the providers")
         said = down_by_mark(world, names or [], everything)
@@ -187,5 +195,5 @@ def lease(
     world.out.result(
         "lease",
         {"name": row.name, "hard_end": ours.end, "idle_s": ours.idle_s},
-        [f"{row.name}: {leases.describe(ours, now)}"],
+        [f"{row.name}: {leases.describe(ours, now, ephemeral=row.ephemeral)}"],
     )

@@ -7,7 +7,10 @@ typer has brought its own copy of click since 0.24, and used click's before.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
+
+from gpuops.cli.passed import passed
 
 NEAR = 0.75
 """How alike two words must be for a typing error: `--epochs` is no `--detach`."""
@@ -15,7 +18,7 @@ PASSED: dict[str, str] = {
     "train": "what belongs to your script stands behind `--`: gpuops train multinode train.py -- 50 10",
     "run": "your command stands behind `--`: gpuops run -- python3 hello.py",
 }
-"""What a user of `train` or `run` most probably forgot."""
+"""What belongs behind `--`, with an example."""
 
 
 def in_our_words(error: Exception, arguments: Sequence[str], commands: Sequence[str]) -> tuple[str, str] | None:
@@ -28,14 +31,27 @@ def in_our_words(error: Exception, arguments: Sequence[str], commands: Sequence[
     if unknown := re.match(r"No such command '([^']*)'", message):
         return unknown_command(unknown[1], commands)
     if extra := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
-        return f"'{extra[1]}' is more than gpuops {command} takes", PASSED.get(command, help_line)
+        return f"'{extra[1]}' is more than gpuops {command} takes", _behind(command, arguments, extra[1]) or help_line
     if hasattr(error, "possibilities"):  # an option that does not exist
         name, known = str(getattr(error, "option_name", "")), list(error.possibilities or ())
-        return f"there is no option {name}{_near(name, known)}", PASSED.get(command, help_line)
+        ran = " ".join(arguments[1:]) if command == "run" and not "".join(arguments[1:2]).startswith("-") else ""
+        return f"there is no option {name}{_near(name, known)}", _behind(command, arguments, ran) or help_line
     if option := getattr(error, "option_name", None):
         needs = "takes no value" if "does not take" in message else "needs a value"
         return f"{option} {needs}", help_line
     return _about(error, message, arguments), help_line
+
+
+def _behind(command: str, arguments: Sequence[str], theirs: str) -> str:
+    """What a user of `train` or `run` most probably forgot: what was typed once more, with `--` before `theirs`, its
+    last words; an example where they are not its last. Empty for other commands."""
+    if command not in PASSED:
+        return ""
+    rule, _, example = PASSED[command].partition(": ")
+    for at in range(1, len(arguments)):
+        if " ".join(arguments[at:]) == theirs:
+            example = shlex.join(["gpuops", *arguments[:at], "--", *arguments[at:], *(passed() or ())])
+    return f"{rule}: {example}"
 
 
 def unknown_command(word: str, commands: Sequence[str]) -> tuple[str, str]:
@@ -51,7 +67,7 @@ def _about(error: Exception, message: str, arguments: Sequence[str]) -> str:
     name = max(parameter.opts, key=len) if option else str(parameter.metavar or parameter.name.upper())
     if message.startswith("Missing"):
         return f"{name} is missing"
-    kind = "a whole number" if "integer" in message else "a number"
+    kind = "a whole number" if re.search(r"valid int(eger)?\b", message) else "a number"
     return f"{name} takes {kind}, not '{_value(parameter.opts, arguments)}'"
 
 

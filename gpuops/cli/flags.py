@@ -129,8 +129,14 @@ def with_flags(*groups: type[Any]) -> Callable[[Callable[..., None]], Callable[.
 
 
 def _parameter(group: type[Any], field: dataclasses.Field[Any]) -> inspect.Parameter:
-    hints = typing.get_type_hints(group, include_extras=True)
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hints[field.name])
+    hint = _hints(group)[field.name]  # type: ignore[arg-type]
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+
+
+@functools.cache
+def _hints(group: type[Any]) -> dict[str, Any]:
+    """Reading them takes a millisecond, and there are fifty fields."""
+    return typing.get_type_hints(group, include_extras=True)
 
 
 def keys(*groups: type[Any]) -> dict[str, type]:

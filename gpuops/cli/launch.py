@@ -25,6 +25,8 @@ RUN_HELP = example_help(
     "gpuops run --nodes 2 --all-nodes -- nvidia-smi",
 )
 
+ONE = {"single": ("nodes", "gpus"), "multigpu": ("nodes",)}
+"""What a mode takes one of."""
 MODES: tuple[Literal["single"], Literal["multigpu"], Literal["multinode"]] = ("single", "multigpu", "multinode")
 
 
@@ -88,7 +90,8 @@ def train(
             argv=passed() or [],
         )
 
-    tell("train", request, flags, machine, context.meta[WORDS], dry_run=dry_run, yes=yes, as_json=as_json)
+    words, one = context.meta[WORDS], ONE.get(checked, ())
+    tell("train", request, flags, machine, words, dry_run=dry_run, yes=yes, as_json=as_json, one=one)
 
 
 def check_mode(mode: str) -> Literal["single", "multigpu", "multinode"]:

@@ -16,7 +16,8 @@ from gpuops.cli.world import greet, make_world
 from gpuops.errors import UsageError
 
 LOGS_HELP = example_help(
-    "Show a run's output, each byte once, whoever fetched it.",
+    "Show a run's output, each byte once, whoever fetched it; nodes and ranks merged by time, to the second.\n\n"
+    "Following is not running: -f ends with 0 however the run ends, its verdict is the last line.",
     "gpuops logs",
     "gpuops logs -f",
     "gpuops logs digits-3 --rank 2 --tail 50",
@@ -29,6 +30,9 @@ STOP_HELP = example_help(
     "gpuops stop",
     "gpuops stop digits-3",
 )
+
+SPARE = ("STARTED", "RESULTS", "STATE")
+"""What a narrow terminal is spared of the runs, in this order."""
 
 
 def register(app: typer.Typer) -> None:
@@ -62,8 +66,8 @@ def logs(
     from gpuops.logtimes import moment
     from gpuops.watch import Filter, watch
 
-    if tail is not None and tail < 0:
-        raise UsageError(f"--tail is a number of lines, not {tail}", "gpuops logs --tail 50")
+    if tail is not None and tail < 1:
+        raise UsageError(f"--tail is at least 1 line, not {tail}", "gpuops logs --tail 50")
     wanted = Filter(
         node,
         rank,
@@ -91,7 +95,10 @@ def status(
     cloud: Annotated[bool, typer.Option("--cloud", help="Ask the providers what is really there.")] = False,
     as_json: Json = False,
 ) -> None:
+    from gpuops.output import columns
+
     world, _ = make_world(as_json=as_json)
+    width = columns(world.out.out)
     if cloud:
         from gpuops.status import cloud as look_outside
         from gpuops.status import cloud_lines
@@ -99,18 +106,17 @@ def status(
         documents, unasked = look_outside(world)
         for sentence in unasked:
             world.out.say(f"note: {sentence}")
-        said = [] if unasked and not documents else cloud_lines(documents)
+        said = [] if unasked and not documents else cloud_lines(documents, width)
         world.out.result("cloud", {"resources": documents, "unasked": unasked}, said)
         return
     greet(world)
     if not (world.home / "ledger.db").exists():  # nothing was ever brought up: no need to open anything
         world.out.result("status", {"clusters": []}, ["nothing is up"])
         return
-    from gpuops.output import columns
     from gpuops.status import lines, look
 
     found = look(world)
-    world.out.result("status", {"clusters": found}, lines(found, columns(world.out.out)))
+    world.out.result("status", {"clusters": found}, lines(found, width))
 
 
 def runs(as_json: Json = False) -> None:
@@ -143,7 +149,8 @@ def runs(as_json: Json = False) -> None:
         ]
         for row in rows
     ]
-    lines = table([heading, *cells], columns(world.out.out), gives=3) if rows else ["no run yet"]
+    width = columns(world.out.out)
+    lines = table([heading, *cells], width, gives=3, spare=SPARE) if rows else ["no run yet"]
     world.out.result("runs", {"runs": documents}, lines)
 
 

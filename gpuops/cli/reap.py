@@ -10,7 +10,7 @@ import typer
 from gpuops.cli.flags import Json, Yes
 from gpuops.cli.shapes import example_help
 from gpuops.cli.world import greet, make_world
-from gpuops.errors import GpuopsError, UsageError
+from gpuops.errors import GpuopsError, StillBilling, UsageError
 
 if TYPE_CHECKING:
     from gpuops.adopt import Lost
@@ -96,7 +96,7 @@ def _asked(world: World, clusters: Sequence[Lost], unasked: Sequence[str]) -> li
     if clusters and not world.out.interactive:
         for sentence in said:
             world.out.say(f"found {sentence}")
-        raise UsageError(
+        raise StillBilling(
             f"{len(clusters)} left over, and nobody is there to be asked",
             "take back what still lives: gpuops reap --adopt; or end it: gpuops reap --yes",
         )

@@ -40,18 +40,21 @@ def tell(
     dry_run: bool,
     yes: bool,
     as_json: bool,
+    one: Sequence[str] = (),
 ) -> None:
     """Complete the request, run the story, print its end; exits with the story's code.
 
     `make_request` is given the flags completed from `gpuops.toml`; `own` are the words that the provider
-    behind `--on` reads.
+    behind `--on` reads. `one`: of what flags this launch takes one, whatever `gpuops.toml` says for others.
     """
     from gpuops import job as story
     from gpuops.run import Sending
 
     world, settings = make_world(as_json=as_json, yes=yes, strict=True)
     flags = launch_flags(settings, table, flags)
-    machine = with_table(settings, table, machine)
+    typed, machine = machine, with_table(settings, table, machine)
+    unfit = {name: getattr(typed, name) for name in one if getattr(machine, name) != 1}
+    machine = dataclasses.replace(machine, **unfit)
     options = own_options(world, flags.on, own) if flags.on else {}
     count = counted(world, flags.on, options) if flags.on else 1
     machines = machine_request(flags.on or "local", machine, options, count)

@@ -110,6 +110,6 @@ def _tell_lost(world: World, live: Callable[[], Iterable[str]]) -> None:
 
     if names := orphans(world.home, live):
         world.out.say(
-            f"note: {', '.join(names)} may still live and is not in the ledger: "
-            "`gpuops reap --adopt` takes it back, `gpuops reap` ends it"
+            f"note: {', '.join(names)} may still live, and the ledger does not know of it: "
+            "`gpuops reap --adopt` takes back what does, `gpuops reap` ends it"
         )

@@ -12,6 +12,7 @@ USED_MB = 1000
 """So much memory of a GPU may be in use (a desktop, a monitor) before it counts as somebody's."""
 BROKEN = ("ERR!", "Unknown Error", "requires reset", "GPU is lost")
 OLDEST_TORCH = (2, 4)
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 ENVIRONMENT = "leave it: the first run makes an environment with torch; or name one that has it: --python PATH"
 
 
@@ -161,19 +162,27 @@ def _torch(place: Examined) -> Iterator[Finding]:
     if not pythons:
         return
     asked = pythons.get("asked")
-    if asked and python is None:
+    if asked and python is None and "inner" in pythons:
+        yield error(
+            "python-asked", f"'{asked}' is a folder", f"name the Python in it: --python {pythons['inner'] or 'PATH'}"
+        )
+    elif asked and python is None:
         yield error(
             "python-asked", f"'{asked}' is no Python that runs here", "name a Python of this place: --python PATH"
         )
     elif python is None or not python.get("torch"):
-        yield _no_torch(pythons, str(asked or ""))
+        yield _no_torch(place, pythons, str(asked or ""))
     else:
         yield from _fits(place, python)
 
 
-def _no_torch(pythons: Mapping[str, Any], asked: str) -> Finding:
+def _no_torch(place: Examined, pythons: Mapping[str, Any], asked: str) -> Finding:
     if asked:
-        return error("python-asked", f"'{asked}' has no torch", f"install it there: {asked} -m pip install torch")
+        nvidia = place.part("nvidia")
+        none = not any(nvidia.get(sign) for sign in ("gpus", "cards", "files", "loaded", "wsl"))
+        # On Linux PyPI's own torch brings gigabytes of CUDA.
+        cpu = f" --index-url {CPU_INDEX}" if none and place.part("machine").get("system") == "Linux" else ""
+        return error("python-asked", f"'{asked}' has no torch", f"install it there: {asked} -m pip install torch{cpu}")
     if not any(one.get("ensurepip") or one.get("uv") for one in pythons.get("found") or []):
         return warning(
             "torch-unmakeable",

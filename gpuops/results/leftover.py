@@ -10,11 +10,12 @@ import glob
 import json
 import os
 import shutil
+import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gpuops.agentclient import Programs
 from gpuops.bulk import exchange, transfer
@@ -33,6 +34,7 @@ far smaller."""
 MANY = 1000
 """At most so many of them: more is a data set or a cache."""
 LIST_S = 600.0
+BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,40 @@ def sentence(found: Sequence[Left]) -> str:
     """`data/cache.bin (1.2 GB, node0) and 3 more`; empty when there is nothing."""
     named = [f"{shown(one.path)} ({amount(one.size)}, node{one.node})" for one in found[:3]]
     return ", ".join(named) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+
+
+def at_home(client: Programs, tree: str, found: Sequence[Left], folder: Path) -> list[Left]:
+    """Those that lie in `folder` byte for byte, under their paths. Raises NodeRefused, ConnectionLost."""
+    alike = [one for one in found if _size(folder / one.path) == one.size]
+    same: set[str] = set()
+    if alike:
+        with transfer(client.bulk("send", "--tree", tree), client.label) as channel:
+            for member, content in read_files(channel, [one.path for one in alike]):
+                if content is not None and _holds(folder / member.name, content):
+                    same.add(member.name)
+            finish(channel, client.label)
+    return [one for one in alike if one.path in same]
+
+
+def _size(path: Path) -> int | None:
+    """Of a plain file; None where there is none."""
+    try:
+        found = path.lstat()
+    except (OSError, ValueError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def _holds(path: Path, content: BinaryIO) -> bool:
+    """Whether a file is just these bytes; one that cannot be read is not."""
+    try:
+        with path.open("rb") as file:
+            while block := content.read(BLOCK):
+                if file.read(len(block)) != block:
+                    return False
+            return not file.read(1)
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True)

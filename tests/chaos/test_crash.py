@@ -99,7 +99,7 @@ def test_interrupted_between_two_starts_nothing_runs_on(shell: Shell) -> None:
     done = shell.run(*LOOPS, driver="call:start:2:INT")
     assert done.returncode == 130, done.stderr
     (row,) = shell.json("runs")["runs"]
-    assert (row["state"], row["say"]) == ("home", "not started: interrupted")
+    assert (row["state"], row["outcome"], row["say"]) == ("home", "stopped", "stopped before it was started")
     assert shell.run("run", "--queue", "--", "echo", "free").stdout == "free\n"
 
 

@@ -14,6 +14,7 @@ from tests.ssh.sshd import Sshd, can_serve, serving
 
 COUNT = "for i in $(seq 1 400); do echo $i; sleep 0.1; [ -e {go} ] && break; done; echo end > result.pt"
 """Counts until a file appears, then leaves a result."""
+BACK = "`gpuops reap --adopt` takes back what does, `gpuops reap` ends it"
 TAKE = "`gpuops reap --adopt` takes it back, `gpuops reap` ends it"
 
 
@@ -63,12 +64,12 @@ def test_a_ledger_that_was_removed_under_a_run(shell: Shell) -> None:
 
     said = shell.run("status")
     assert (said.stdout, said.stderr) == (
-        "nothing is up\n", f"note: lab may still live and is not in the ledger: {TAKE}\n",
+        "nothing is up\n", f"note: lab may still live, and the ledger does not know of it: {BACK}\n",
     )  # fmt: skip
     cloud = shell.run("status", "--cloud")
     assert cloud.stdout.splitlines()[-1] == f"not in the ledger: {TAKE}"
     unasked = shell.run("reap")
-    assert (unasked.returncode, unasked.stdout) == (2, "")
+    assert (unasked.returncode, unasked.stdout) == (5, "")
     assert unasked.stderr.splitlines() == [
         "found lab at local (2 nodes), sh-1 is going on there",
         "error: 1 left over, and nobody is there to be asked",
@@ -77,6 +78,11 @@ def test_a_ledger_that_was_removed_under_a_run(shell: Shell) -> None:
     other = shell.run("up", "local", "--name", "lab")
     assert other.returncode == 3, other.stderr
     assert "belongs to a node of lab that was made before" in other.stderr
+    assert "hint: take back what is there: gpuops reap --adopt" in other.stderr
+    for words in ("down",), ("down", "lab"), ("down", "--all"):
+        down = shell.run(*words)
+        assert (down.returncode, down.stdout) == (5, ""), words
+        assert "error: lab may still live, and the ledger does not know of it\n" in down.stderr
 
     back = shell.run("reap", "--adopt")
     assert back.returncode == 0, back.stderr

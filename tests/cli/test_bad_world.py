@@ -110,6 +110,15 @@ def known(desk: Desk, _patch: pytest.MonkeyPatch) -> None:
     desk.write("runs/a-1/out/model.pt", "")
 
 
+def unstarted(desk: Desk, patch: pytest.MonkeyPatch) -> None:
+    """The run that is known never came to its start."""
+    known(desk, patch)
+    ledger = Ledger.open(desk.home)
+    ledger.set_run(ledger.runs()[0].id, verdict={"outcome": "failed", "exit_code": 2, "say": "not started: no Python"})
+    ledger.close()
+    shutil.rmtree(desk.folder / "runs")
+
+
 def damaged(column: str, value: object) -> Callable[[Desk, pytest.MonkeyPatch], None]:
     """A row of the ledger that SQLite takes for sound."""
 
@@ -155,8 +164,8 @@ ROWS = [
         CORRECT),
     Row("gpuops.toml too deep", file("gpuops.toml", "a = " + "[" * 3000 + "]" * 3000), DRY,
         r"{folder}/gpuops\.toml cannot be read: .*", CORRECT),
-    Row("toml: no table", file("gpuops.toml", "nodes = 2\n"), DRY, r".*gpuops\.toml: there is no table \[nodes\]",
-        r"use one of \[run\], \[train\], \[up\]"),
+    Row("toml: no table", file("gpuops.toml", "nodes = 2\n"), DRY, r".*gpuops\.toml: nodes stands in no table",
+        r"put it under \[run\] or \[train\] or \[up\]"),
     Row("toml: true for a number", file("gpuops.toml", "[run]\nnodes = true\n"), DRY,
         r".*\[run\]: nodes must be a whole number, not true", "correct the value"),
     Row("toml: a day for a number", file("gpuops.toml", "[run]\nnodes = 1979-05-27\n"), DRY,
@@ -242,8 +251,10 @@ ROWS = [
         "gpuops logs a-1 shows all of them"),
     Row("a node outside", known, ("logs", "a-1", "--node", "-1"), "a-1 has nodes 0 to 1, not node -1",
         "gpuops logs a-1 shows all of them"),
-    Row("fewer lines than none", known, ("logs", "a-1", "--tail", "-1"), "--tail is a number of lines, not -1",
+    Row("fewer lines than none", known, ("logs", "a-1", "--tail", "-1"), "--tail is at least 1 line, not -1",
         "gpuops logs --tail 50"),
+    Row("to pull what was not started", unstarted, ("pull",), "a-1 was not started: no Python",
+        "`gpuops runs` lists where each run's results are"),
     Row("to resume what left nothing", known, (*TRAIN, "--resume", "a-1"), "a-1 left no snapshots to resume from",
         "look into {folder}/runs/a-1"),
     # The hosts of `up ssh`.

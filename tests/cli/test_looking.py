@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuops.ledger import Ledger
+from gpuops.processes import myself
 from gpuops.progress import FRAMES
 from tests.cli.conftest import Desk
 from tests.cli.test_json import on_a_terminal
@@ -79,6 +81,44 @@ def test_lines_of_a_past_run(
     )  # fmt: skip
 
 
+def test_why_there_is_no_line(desk: Desk) -> None:
+    """Of runs that are in the ledger alone."""
+    desk.home.mkdir()
+    ledger = Ledger.open(desk.home)
+
+    def row(stem: str, kind: str = "torchrun", **columns: object) -> Path:
+        request = {"kind": kind, "mode": "multinode", "nodes": 2, "gpus": 1}
+        run = ledger.add_run(stem=stem, cluster=1, folder=desk.folder, tree="project", request=request,
+                             facts={"world": 2}, keeper=myself(), now=time.time())  # fmt: skip
+        ledger.set_run(run.id, **columns)
+        return run.home
+
+    ended = {"state": "home", "keeper": None, "started": time.time() - 9}
+    row("new", state="starting")
+    row("dead", keeper=None)
+    row("board", state="home", keeper=None, verdict={"say": "not started: no disk"})
+    row("bash", "command", **ended)
+    row("mute", **ended)
+    out = row("toy", **ended) / "logs/node0/rank0.out"
+    out.parent.mkdir(parents=True)
+    out.write_text("here\n")
+    ledger.close()
+    for words, said in {
+        "new-1": "new-1 is still being prepared",
+        "dead-1 --tail 3": "dead-1 was not started: its command died first",
+        "board-1 -f": "board-1 was not started: no disk",
+        "mute-1": "mute-1 printed nothing",
+        "mute-1 --since 1s": "mute-1 printed nothing",
+        "toy-1 --rank 1 --grep x": "rank 1 of toy-1 printed nothing",
+        "toy-1 --rank 0 --grep x": "no line of toy-1 fits",
+        "toy-1 --since 1s": "error: nobody noted when toy-1 wrote what: an older gpuops started it",
+        "bash-1 --rank 0": "error: bash-1 is a plain command: it has no ranks",
+    }.items():
+        saw = desk.type("logs", *words.split())
+        assert said in saw.err.splitlines(), saw.err
+        assert (saw.code, saw.out) == (2 if said.startswith("error") else 0, "")
+
+
 @pytest.mark.parametrize(
     ("words", "say"),
     [
@@ -86,7 +126,7 @@ def test_lines_of_a_past_run(
         (("-f", "--grep", "a**"), "'a**' is no regular expression: multiple repeat at position 2"),
         (("--since", "yesterday"), "'yesterday' is no time"),
         (("--since", "9999-01-01"), "'9999-01-01' is still to come"),
-        (("--tail", "-1"), "--tail is a number of lines, not -1"),
+        (("--tail", "0", "--since", "1h"), "--tail is at least 1 line, not 0"),
     ],
 )
 def test_what_is_no_filter(desk: Desk, words: tuple[str, ...], say: str) -> None:
@@ -107,17 +147,18 @@ def test_what_drags_is_said(shell: Shell) -> None:
     out, err = process.communicate(timeout=HANG_S)
     lines = err.splitlines()
     assert "running the set-up command: node0: first words" in lines
-    assert "stopping python3-1 (at most 20 s): it has 10 s to save a snapshot, then 10 s to end" in lines
+    assert "stopping python3-1 (at most 20 s): 10 s for a snapshot, then 10 s to end" in lines
     assert json.loads(out)["kind"] == "run"
     assert process.returncode == 130
 
 
 def test_what_drags_lives_on_a_terminal(shell: Shell) -> None:
     """And at the end it is said how to see the curves."""
-    script = "mkdir -p tb/a; touch tb/a/events.out.tfevents.1; echo done"
+    script = "sleep 2; mkdir -p tb/a; touch tb/a/events.out.tfevents.1; echo done"
     code, sent = on_a_terminal(shell, "run", "--setup", "echo first words; sleep 2", "--", "sh", "-c", script)
     assert code == 0
     assert re.search(r"\r\x1b\[2K. running the set-up command: node0: first words, \d s", sent)
+    assert re.search(r"\r\x1b\[2K. sh-1 runs: no line yet, \d s", sent)
     stays = [line.rpartition("\x1b[2K")[2] for line in sent.split("\r\n")]
     assert {"done", "curves: tensorboard --logdir runs/sh-1/out/tb/a"} <= set(stays)
     assert not [line for line in stays if line and line[0] in FRAMES], "nothing of the live line stays"

@@ -16,7 +16,7 @@ from tests.conftest import HANG_S, Shell, until
 GANG = PROGRAM.parent / "gang.py"
 TWO_BY_TWO = ("train", "multinode", "--nodes", "2", "--gpus", "2")
 MEMORY = Path("/sys/fs/cgroup/memory")
-MORE = "`gpuops logs --rank 3` shows everything it said"
+MORE = "`gpuops logs gang-1 --rank 3` shows everything it said"
 
 
 def last_words(text: str) -> list[str]:
@@ -106,7 +106,7 @@ def test_a_command_fails(shell: Shell) -> None:
         "",
         "no such luck",
         "the command failed with exit code 5",
-        "hint: its last words are above; `gpuops logs --node 0` shows everything it said",
+        "hint: its last words are above; `gpuops logs sh-1 --node 0` shows everything it said",
     ]
 
 

@@ -425,8 +425,9 @@ def test_a_lease_ends_a_node_with_its_run(node: RealNode) -> None:
 
 
 def test_an_idle_node_ends_and_one_with_a_run_does_not(make_node: Callable[..., RealNode]) -> None:
-    node = make_node(idle_s=1.0)
-    node.start("r-1", ["sleep", "3"])
+    node = make_node()
+    node.start("r-1", ["sleep", "5"])
+    node.client().call("lease", ends_in=None, idle_s=1.0)
     assert node.result("r-1")["outcome"] == "done"
     until(lambda: (node.folder / "ended.json").exists(), "the idle node has ended")
 

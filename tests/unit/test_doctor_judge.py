@@ -97,6 +97,20 @@ def test_no_torch_anywhere_is_no_error_where_one_can_be_made() -> None:
 
 
 @pytest.mark.parametrize(
+    ("system", "cards", "command"),
+    [
+        ("Linux", 0, "/p -m pip install torch --index-url https://download.pytorch.org/whl/cpu"),
+        ("Linux", 1, "/p -m pip install torch"),
+        ("Darwin", 0, "/p -m pip install torch"),
+    ],
+)
+def test_without_a_gpu_no_torch_for_gpus_is_advised(system: str, cards: int, command: str) -> None:
+    asked = {"asked": "/p", "found": [{"path": "/p", "torch": None, "cuda": None, "version": [3, 11, 7]}]}
+    one = place(pythons=asked, nvidia={"gpus": [], "cards": cards}, machine={"system": system})
+    assert f"install it there: {command}" in [finding.hint for finding in gpu_findings(one)]
+
+
+@pytest.mark.parametrize(
     ("addresses", "words"), [([], "does not know its own name"), (["127.0.1.1"], "means 127.0.1.1"), (["10.0.0.5"], "")]
 )
 def test_a_hosts_own_name(addresses: list[str], words: str) -> None:

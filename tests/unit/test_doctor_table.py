@@ -137,6 +137,8 @@ TABLE: list[tuple[str, Ail, str, str, str]] = [
      "note", "nvcc", "nvcc is of CUDA 12.4, torch of CUDA 12.8"),
     ("no such python", lambda one: one.options.extend(["--python", "/none/python"]), "error", "python-asked",
      "'/none/python' is no Python that runs here"),
+    ("a folder for a python", lambda one: one.options.extend(["--python", str(one.shim("x", "").parent)]), "error",
+     "python-asked", "is a folder"),
     ("a python without torch",
      lambda one: one.options.extend(["--python", str(one.shim("python3.11", f"exec {one.python(None, None)}"))]),
      "error", "python-asked", "has no torch"),

@@ -81,3 +81,7 @@ def test_any_text_is_a_span_or_a_sentence(text: str) -> None:
 )
 def test_words(lease: Lease, words: str) -> None:
     assert describe(lease, NOW) == words
+
+
+def test_a_cluster_of_a_run_ends_with_it() -> None:
+    assert describe(Lease(), NOW, ephemeral=True) == "ends with its run"

@@ -131,6 +131,15 @@ def test_what_is_saved_of_one_cluster_is_not_overwritten_by_the_next(
     }  # fmt: skip
 
 
+def test_what_lies_in_the_project_already_is_not_saved_again(nobodys: World, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("precious")
+    assert list(unsaved.save_left(nobodys, row(tmp_path, "one"), Silent())) == []
+    assert not (tmp_path / "runs").exists()
+    (tmp_path / "notes.txt").write_text("precio0s")  # as long, and another
+    (said,) = unsaved.save_left(nobodys, row(tmp_path, "one"), Silent())
+    assert said.endswith("notes.txt (8 B, node0)")
+
+
 def test_what_a_node_does_not_send_is_not_said_to_be_saved(
     nobodys: World, client: InProcessClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

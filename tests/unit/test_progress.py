@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from gpuops.output import ERASE, Output
-from gpuops.progress import PlainProgress, Progress, Silent, TerminalProgress, amount, beat_s, pace, progress_on
+from gpuops.progress import Phase, PlainProgress, Progress, Silent, TerminalProgress, amount, beat_s, pace, progress_on
 
 
 class Clock:
@@ -69,6 +69,24 @@ def test_another_reason_is_news_but_not_at_every_look() -> None:
             log.progress.waits(f"step {second}")
             said += log.passes(1)
     assert said == [f"making an environment: step {at}, {at + 2} s" for at in (9, 19, 29)]
+
+
+def test_what_goes_on_aside_is_said_rarely_and_leaves_nothing() -> None:
+    log = Log()
+    with log.progress.during("a-1 runs on 4 ranks", aside=True):
+        log.progress.waits("no line yet")
+        assert log.passes(29) == []
+        assert log.passes(121) == [
+            f"a-1 runs on 4 ranks: no line yet, {took}" for took in ("30 s", "1:30 min", "2:30 min")
+        ]
+    assert len(log.lines) == 3
+
+
+def test_a_narrow_terminal_cuts_the_reason_and_never_how_long_it_takes() -> None:
+    phase = Phase("stopping talk-1", 0.0, 20.0, {"": "10 s for a snapshot, then 10 s to end"})
+    assert phase.line(1.0, 79) == "stopping talk-1: 10 s for a snapshot, then 10 s to end, 1 s of at most 20 s"
+    assert len(phase.line(1.0, 60)) == 60
+    assert phase.line(1.0, 10) == "stopping talk-1: 10 s fo…, 1 s of at most 20 s"
 
 
 def test_no_minute_is_silent() -> None:
@@ -176,9 +194,9 @@ def test_a_terminal_has_one_line_that_lives_under_what_is_said(screen: Terminal)
         assert screen.getvalue() == ""
         clock.now = 5
         progress.tick()
-        assert screen.left == ["⠙ waiting for lab: node1: no SSH banner yet, 5 s of at mos…"]
+        assert screen.left == ["⠙ waiting for lab: node1: no SSH …, 5 s of at most 1:00 min"]
         out.say("a note")
-        assert screen.left == ["a note", "⠙ waiting for lab: node1: no SSH banner yet, 5 s of at mos…"]
+        assert screen.left == ["a note", "⠙ waiting for lab: node1: no SSH …, 5 s of at most 1:00 min"]
         out.line("\x1b[32mgreen\x1b[2J")
         clock.now = 12
         progress.waits("", "node1")

@@ -15,7 +15,7 @@ class Clock:
         return self.now
 
 
-def test_silence_is_remarked_once(tmp_path: Path) -> None:
+def test_silence_is_remarked_and_again_where_it_lasts(tmp_path: Path) -> None:
     clock, said = Clock(), list[str]()
     remarks = Remarks(said.append, RunHome(tmp_path), tmp_path, how_to_look("lab", gpus=True), clock)
     clock.now = 119
@@ -26,10 +26,14 @@ def test_silence_is_remarked_once(tmp_path: Path) -> None:
     remarks.heard(0, "events.jsonl", 0, b"{}")
     remarks.look()
     assert said == []
-    for clock.now in (239, 240, 1000):
+    for clock.now in (239, 240, 839, 840):
+        remarks.look()
+    remarks.heard(0, "rank3.err", 0, b"x")
+    for clock.now in (1439, 1440):
         remarks.look()
     assert said == [
-        "nothing was printed by any rank for 2:00 min; what node0 does: gpuops ssh lab -- nvidia-smi"
+        f"nothing was printed by any rank for {silent} min; what node0 does: gpuops ssh lab -- nvidia-smi"
+        for silent in ("2:00", "12:00", "10:00")
     ]  # fmt: skip
     assert how_to_look("lab", gpus=False) == "gpuops ssh lab -- top -b -n 1"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 import time
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 from gpuops.agentclient import Items, Stream
 from gpuops.cluster import Live
 from gpuops.equip import Equipped, set_up, setup_command
-from gpuops.errors import NodeRefused
+from gpuops.errors import NodeRefused, RunFailed
 from gpuops.launch import NodeFacts
 from gpuops.models import RunRequest
 from gpuops.progress import Silent
@@ -100,6 +101,25 @@ def test_nodes_on_one_machine_are_set_up_one_after_the_other(machines: str, at_o
     world = SimpleNamespace(out=SimpleNamespace(say=said.append))
     set_up(cast(Any, world), live, "project", "make deps", nodes, Silent())
     assert sorted(said) == [f"node{index}: set up" for index in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("ephemeral", "index", "look"),
+    [(True, 1, "with --keep it stays"), (False, 0, "gpuops ssh lab"), (False, 1, "gpuops ssh lab --node 1")],
+)
+def test_a_set_up_that_fails_says_which_and_where_to_look(ephemeral: bool, index: int, look: str) -> None:
+    def items() -> Items:
+        yield {"b64": base64.b64encode(b"make: no rule\n").decode()}
+        return {"code": 2, "skipped": False}
+
+    agent = SimpleNamespace(stream=lambda *_, **__: Stream(items()))
+    row = SimpleNamespace(name="lab", ephemeral=ephemeral)
+    live = Live(cast(Any, row), cast(Any, [SimpleNamespace(data={})] * 2), cast(Any, [agent] * 2))
+    nodes = [Equipped(NodeFacts(index, "python", ranks=1, cores=1, address=""), None, "")]
+    with pytest.raises(RunFailed) as caught:
+        set_up(cast(Any, None), live, "project", "make deps", nodes, Silent())
+    say = f"the set-up command `make deps` failed on node{index} with exit code 2: make: no rule"
+    assert (caught.value.say, caught.value.hint) == (say, f"correct the command, or look at the node: {look}")
 
 
 class Agent:

@@ -14,7 +14,7 @@ from gpuops.output import table
 def document(**changed: Any) -> dict[str, Any]:
     return {"name": "lab", "provider": "ssh", "nodes": ["running"], "state": "up", "run": None, "age_s": 5.0,
             "created": 1000.0, "per_hour": 0.0, "spent": 0.0, "hard_end": None, "idle_s": None, "lease": "no end",
-            "doing": None, **changed}  # fmt: skip
+            "ephemeral": False, "doing": None, **changed}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,11 @@ def test_what_a_rented_cluster_has_cost_and_when_it_ends() -> None:
     ]
 
 
+def test_a_cluster_of_a_run_ends_with_it() -> None:
+    ends = [status._ends(document(**lease)) for lease in ({}, {"ephemeral": True}, {"ephemeral": True, "idle_s": 60.0})]
+    assert ends == ["by hand", "with its run", "1:00 min idle"]
+
+
 @pytest.mark.parametrize(
     ("doing", "note"),
     [
@@ -85,3 +90,12 @@ def test_a_table_is_cut_in_one_column_alone() -> None:
     assert table(rows, 50, gives=1)[1] == "digits-1  rank 3 on node1 failed w…  runs/digits-1"
     assert table(rows, 10, gives=1)[1] == "digits-1  rank 3 on node1…  runs/digits-1"
     assert table(rows)[1] == "  ".join(rows[1])
+    assert table(rows, 30, gives=1, spare=("RESULTS", "RUN"))[1] == "digits-1  rank 3 on node1 fai…"
+    assert table(rows, 20, gives=1, spare=("RUN",))[1] == "rank 3 on node1…  runs/digits-1"
+
+
+def test_what_providers_list_on_a_narrow_terminal() -> None:
+    one = {"mark": "gpuops-me-lab-0", "provider": "ssh", "kind": "machine", "state": "running", "per_hour": 0.0,
+           "bills": False, "known": True}  # fmt: skip
+    assert status.cloud_lines([one], 40) == ["MARK             STATE    IN THE LEDGER", "gpuops-me-lab-0  running  yes"]
+    assert len(status.cloud_lines([one])[1]) > 40

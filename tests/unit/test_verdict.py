@@ -465,6 +465,12 @@ def test_verdict(row: str) -> None:
     check(judge(TRAIN, 4, results[::-1]), then)  # whichever node answers first
 
 
+def test_what_a_hint_tells_to_type_names_the_run() -> None:
+    """By the time it is typed another may be the latest."""
+    results, _ = RANKS["an exit code"]
+    assert "`gpuops logs boom-1 --rank 3`" in judge(TRAIN, 4, results, run="boom-1").hint
+
+
 COMMANDS: dict[str, tuple[list[NodeResult], Then]] = {
     "well": ([node(0, "done", why="command", out="hi\n")], Then(0, "done", "the command ended well")),
     "well, with words on stderr": (
