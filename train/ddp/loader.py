@@ -6,7 +6,7 @@ import argparse
 import os
 import signal
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -26,10 +26,19 @@ class Batches:
     A TensorDataset lies on the device as a whole, and a batch is one look-up there: no worker, no collating of
     single samples, no copy per step. For small data that is many times faster than any DataLoader. What is too large
     for it, or is read file by file, comes through torch's DataLoader.
+
+    `transform(*batch)` makes of each batch, on the device, what the model gets: floats from bytes, a crop, a flip.
     """
 
-    def __init__(self, world: World, options: argparse.Namespace, data: Any, for_test: bool = False) -> None:
-        self.world, self.samples, self.seed = world, len(data), options.seed
+    def __init__(
+        self,
+        world: World,
+        options: argparse.Namespace,
+        data: Any,
+        for_test: bool = False,
+        transform: Callable[..., list[Tensor]] | None = None,
+    ) -> None:
+        self.world, self.samples, self.seed, self.transform = world, len(data), options.seed, transform
         self.batch, problem = choose_batch(self.samples, world.size, options)
         if not for_test:  # where a batch that is too large is just one
             world.check(problem)
@@ -59,7 +68,8 @@ class Batches:
     def epoch(self, epoch: int, position: int = 0) -> Iterator[tuple[Part, list[Tensor]]]:
         """The batches that are left of an epoch of which all ranks together have seen `position` samples."""
         parts = self.sampler.parts(epoch, position)
-        return zip(parts, self._loaded(parts, epoch) if self.kept is None else self._kept(parts))
+        batches = self._loaded(parts, epoch) if self.kept is None else self._kept(parts)
+        return zip(parts, (self.transform(*batch) for batch in batches) if self.transform else batches)
 
     def _kept(self, parts: list[Part]) -> Iterator[list[Tensor]]:
         assert self.kept is not None

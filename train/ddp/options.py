@@ -50,6 +50,12 @@ def arguments(teach: str, total_epochs: int, save_every: int, batch_size: int, s
         help="add up the gradients of K batches before the optimizer steps: K times the batch in the same memory",
     )
     add(
+        "--device",
+        choices=("auto", "cpu"),
+        default="auto",
+        help="auto (default): a GPU per process where there are that many, else the processor; cpu: the processor",
+    )
+    add(
         "--amp",
         choices=("off", "bf16", "fp16"),
         default="off",

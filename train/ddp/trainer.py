@@ -178,14 +178,17 @@ class Trainer:
         self.rehearsed = True
 
     @torch.no_grad()
-    def test(self, batches: Batches) -> dict[str, float]:
-        """The means over other data, each sample counted once by whichever rank it falls to; between two epochs."""
+    def test(self, batches: Batches, answers: Answers | None = None) -> dict[str, float]:
+        """The means over other data, each sample counted once by whichever rank it falls to; between two epochs.
+
+        `answers`: what to ask of each sample, where it is not what is asked in training.
+        """
         self.model.eval()
         for buffer in self.model.buffers():  # a BatchNorm's statistics: each rank's own since the last step
             dist.broadcast(buffer, 0)
         for part, batch in batches.epoch(0):
             with self.autocast:
-                self._count(part, self.answers(self.model, *batch))
+                self._count(part, (answers or self.answers)(self.model, *batch))
         means, self.totals = self._means(), {}
         return means
 

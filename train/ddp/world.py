@@ -31,7 +31,7 @@ def launch(program: Callable[[World, argparse.Namespace], None], options: argpar
     a collective, and torchrun (or the broken connection) ends them.
     """
     stop = StopFlag()  # first: a signal may come while the others are still on their way
-    world = World(*join(), stop)
+    world = World(*join(options.device), stop)
     code = 0
     try:
         program(world, options)
@@ -46,10 +46,13 @@ def launch(program: Callable[[World, argparse.Namespace], None], options: argpar
         sys.exit(code)
 
 
-def join() -> tuple[torch.device, str]:
-    """Meet the other processes, as torchrun's variables say; alone without them. This one's device and backend."""
+def join(wanted: str) -> tuple[torch.device, str]:
+    """Meet the other processes, as torchrun's variables say; alone without them. This one's device and backend.
+
+    `wanted`: `auto`, or `cpu` where there are GPUs as well.
+    """
     local, neighbours = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if torch.cuda.is_available() and torch.cuda.device_count() >= neighbours:
+    if wanted == "auto" and torch.cuda.is_available() and torch.cuda.device_count() >= neighbours:
         # A GPU for each process. Gradients travel by nccl; what the processes tell each other beside that (sums,
         # the wish to stop) lies in ordinary memory and travels by gloo, so that nobody has to wait for a GPU.
         device, backend, groups = torch.device("cuda", local), "nccl", "cpu:gloo,cuda:nccl"
