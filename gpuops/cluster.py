@@ -9,7 +9,8 @@ import dataclasses
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -46,6 +47,10 @@ BOOT_MARGIN_S = 600.0
 RETRIES = 4
 EAGER_S = 10.0
 """So long a new node is looked at often."""
+DENIED_S = 120.0
+"""So long a machine that was just rented may not know our key."""
+ROUNDING = 0.01
+"""By how much two prices may differ, as a part of them."""
 BOOTING = frozenset({"no-node", "no-agent"})
 """Refusals of a machine that can be logged in to before its node has come to life."""
 
@@ -166,6 +171,13 @@ def bring_up(
     _confirm(world, offers[0])
     agent, _ = artefact.build(world.home / "cache")
     now = world.clock.now()
+
+    def boot_end(offer: Offer) -> float:
+        """That of the boot lease: what is not ready yet costs money, too."""
+        wished = leases.make(rented=rented, per_hour=offer.per_hour, now=now, **dataclasses.asdict(wish))
+        longest = now + request.timeout_min * 60 + BOOT_MARGIN_S
+        return longest if wished.money_end is None else min(longest, wished.money_end)
+
     row = world.ledger.intend(
         provider=request.provider,
         name=name,
@@ -173,7 +185,7 @@ def bring_up(
         ephemeral=ephemeral,
         token=uuid.uuid4().hex,
         request=dataclasses.asdict(request),
-        boot_deadline=now + request.timeout_min * 60 + BOOT_MARGIN_S,
+        boot_deadline=boot_end(offers[0]),
         lease=leases.make(rented=rented, per_hour=offers[0].per_hour, now=now, **dataclasses.asdict(wish)),
         keeper=world.me,
         now=now,
@@ -182,13 +194,14 @@ def bring_up(
         guard.ensure(world.home)
         intent = Intent(world.owner, row.name, row.token, row.boot_deadline, agent)
         with world.progress.during(f"creating {row.name}"):
-            offer = _create(world, provisioner, offers, row, intent)
+            offer = _create(world, provisioner, offers, row, intent, boot_end)
+        row = world.ledger.cluster(row.id)
         if rented:
             world.out.say("not yet protected: keep this computer on until the nodes are ready")
         with world.progress.during(f"waiting for {row.name}", request.timeout_min * 60):
             live = _wait_ready(world, provisioner, row, request)
         try:
-            _start_lease(world, live, wish, rented, offer)
+            _start_lease(world, live, wish, provisioner, offer)
         except BaseException:
             live.close()
             raise
@@ -197,12 +210,23 @@ def bring_up(
         raise
     except BaseException as error:
         world.signals.backward()
-        why = error.say if isinstance(error, (GpuopsError, Interrupted)) else "an error in gpuops"
+        why = error.say if isinstance(error, (GpuopsError, Interrupted)) else f"an error in gpuops: {error!r}"
         world.out.say(f"undoing {row.name}")
-        tear_down(world, row.id, why)
+        with _because(world, row, why):
+            tear_down(world, row.id, why)
         world.out.say(f"{row.name} is undone, nothing of it is left")
         raise
     return live
+
+
+@contextmanager
+def _because(world: World, row: ClusterRow, why: str) -> Iterator[None]:
+    """What failed is undone here. Where that fails as well, that is raised, and the first reason is said, not lost."""
+    try:
+        yield
+    except GpuopsError:
+        world.out.say(f"{row.name} was to be undone because of this: {why}")
+        raise
 
 
 def _confirm(world: World, offer: Offer) -> None:
@@ -215,7 +239,14 @@ def _confirm(world: World, offer: Offer) -> None:
         raise UsageError("not confirmed: nothing was created", "say --yes to skip the question")
 
 
-def _create(world: World, provisioner: Provisioner, offers: Sequence[Offer], row: ClusterRow, intent: Intent) -> Offer:
+def _create(
+    world: World,
+    provisioner: Provisioner,
+    offers: Sequence[Offer],
+    row: ClusterRow,
+    intent: Intent,
+    boot_end: Callable[[Offer], float],
+) -> Offer:
     """Try offer after offer. A failed one leaves nothing behind before the next is tried.
 
     An offer that costs more than what was agreed to is asked about again.
@@ -229,13 +260,14 @@ def _create(world: World, provisioner: Provisioner, offers: Sequence[Offer], row
         world.out.say(f"{row.name}: {offer.say}" + (f", {money(offer.per_hour)}/h" if offer.per_hour else ""))
         for note in offer.notes:
             world.out.say(f"note: {note}")
-        world.ledger.set_cluster(row.id, offer=dataclasses.asdict(offer))
+        bounded = dataclasses.replace(intent, boot_deadline=boot_end(offer))
+        world.ledger.set_cluster(row.id, offer=dataclasses.asdict(offer), boot_deadline=bounded.boot_deadline)
         try:
-            _create_once(world, provisioner, offer, row, intent)
+            _create_once(world, provisioner, offer, row, bounded)
             return offer
         except NoCapacity as error:
             refused.append(error.say)
-            _undo(world, provisioner, row)
+            _undo(world, provisioner, row, error.say)
     raise NoCapacity(
         refused[-1] if len(refused) == 1 else f"none of {len(refused)} offers could be had: {refused[-1]}",
         "try again later, or allow more kinds of machine",
@@ -253,7 +285,7 @@ def _create_once(world: World, provisioner: Provisioner, offer: Offer, row: Clus
             world.ledger.refused(row.id)
             if attempt == RETRIES - 1:
                 raise
-            _undo(world, provisioner, row)  # half of it may be there; made again, it would be there twice
+            _undo(world, provisioner, row, error.say)  # half may be there; made again, it would be there twice
             wait = 2.0 ** (attempt + 1) if error.retry_after is None else error.retry_after
             world.progress.waits(f"{error.say}; asking again in {span(wait)}")
             world.clock.pause(wait, world.clock.monotonic() + wait)
@@ -266,9 +298,10 @@ def _create_once(world: World, provisioner: Provisioner, offer: Offer, row: Clus
             raise
 
 
-def _undo(world: World, provisioner: Provisioner, row: ClusterRow) -> None:
+def _undo(world: World, provisioner: Provisioner, row: ClusterRow, why: str) -> None:
     """Nothing of a failed attempt is left, at the provider and in the ledger. Raises StillBilling."""
-    clear(world, provisioner, world.ledger.cluster(row.id))
+    with _because(world, row, why):
+        clear(world, provisioner, world.ledger.cluster(row.id))
     world.ledger.cleared(row.id)
 
 
@@ -314,11 +347,35 @@ def all_ended(world: World, row: ClusterRow) -> bool:
     return bool(machines) and all(provider.describe(machine).state == "ended" for machine in machines)
 
 
+def watchdogs_ended(world: World, row: ClusterRow) -> bool:
+    """Whether every node says that its watchdog has ended it; its machine may go on, and cost money."""
+    machines = machines_of(world, row)
+
+    def one(index: int) -> bool:
+        try:
+            programs = programs_of(row, machines[index], index)
+            try:
+                AgentClient(programs.connection, programs.paths).close()
+            finally:
+                programs.connection.close()
+        except NodeRefused as refusal:
+            return refusal.kind == "ended"
+        except NodeError:
+            return False
+        return False
+
+    return bool(machines) and all(on_each(one, range(len(machines))))
+
+
 def _wait_ready(world: World, provisioner: Provisioner, row: ClusterRow, request: Request) -> Live:
     """One loop, one deadline: described, addressed, connected, answering. Raises NodeError, ProviderError."""
     clock = world.clock
     started = clock.monotonic()
-    deadline = started + request.timeout_min * 60
+    deadline = started + min(request.timeout_min * 60, row.boot_deadline - clock.now())
+    longer = "raise --timeout if it only needs longer"
+    if deadline < started + request.timeout_min * 60:
+        longer = "raise --max-cost if it only needs longer"
+    denied_at: float | None = None
     seen: set[str] = set()
     while True:
         wait = POLL_S if clock.monotonic() - started < EAGER_S else POLL_SLOW_S
@@ -340,13 +397,25 @@ def _wait_ready(world: World, provisioner: Provisioner, row: ClusterRow, request
             if refusal.kind not in BOOTING:
                 raise
             why = refusal.say
+        except NodeError as error:
+            denied_at = clock.monotonic() if denied_at is None else denied_at
+            if not _knows_no_key_yet(provisioner, error) or clock.monotonic() - denied_at >= DENIED_S:
+                raise
+            why = error.say
         world.progress.waits(why)
         if clock.monotonic() >= deadline:
             raise NodeError(
                 f"{row.name} was not ready after {span(clock.monotonic() - started)}: {why}",
-                "raise --timeout if it only needs longer",
+                longer,
             )
         clock.pause(wait, deadline)
+
+
+def _knows_no_key_yet(provisioner: Provisioner, error: NodeError) -> bool:
+    """Whether this may be a rented machine whose sshd was up before our key had come to it."""
+    from gpuops import ssh
+
+    return isinstance(error, ssh.Denied) and provisioner.capabilities.get("rented") is True
 
 
 def name_hosts(world: World, row: ClusterRow, machines: Sequence[Resource]) -> None:
@@ -470,9 +539,20 @@ def _hello(cluster: str, client: AgentClient) -> tuple[Mapping[str, Any], float]
         ) from None
 
 
-def _start_lease(world: World, live: Live, wish: LeaseWish, rented: bool, offer: Offer) -> None:
+def _start_lease(world: World, live: Live, wish: LeaseWish, provisioner: Provisioner, offer: Offer) -> None:
+    """The run lease replaces the boot lease. Money is counted from the intent on, at the dearer of the two prices."""
     now = world.clock.now()
-    lease = leases.make(rented=rented, per_hour=offer.per_hour, now=now, **dataclasses.asdict(wish))
+    rented = provisioner.capabilities.get("rented") is True
+    told = sum(machine.per_hour for machine in live.machines)
+    if told > offer.per_hour * (1 + ROUNDING):
+        world.out.say(f"note: {live.row.name} costs {money(told)}/h, and {money(offer.per_hour)}/h was offered")
+    able = provisioner.capabilities.get("self_destruct", "nothing is known of that")
+    if rented and able is not True:
+        world.out.say(
+            f"note: these machines cannot end themselves ({able}): the guard on this computer does it, while it is on"
+        )
+    price = max(offer.per_hour, told)
+    lease = leases.make(rented=rented, per_hour=price, now=now, since=live.row.created, **dataclasses.asdict(wish))
     send_lease(live, lease, now)
     if not world.ledger.ready(live.row.id, lease, now):
         raise Interrupted(f"another command ends {live.row.name} while it is being created", "gpuops status")

@@ -14,8 +14,8 @@ from gpuops.errors import GpuopsError, NodeError
 from gpuops.follow import Follower, OnBytes, lost
 from gpuops.ledger import RowGone, RunRow
 from gpuops.models import RunRequest, Verdict
-from gpuops.output import SCHEMA
-from gpuops.progress import Progress, amount
+from gpuops.output import SCHEMA, amount
+from gpuops.progress import Progress
 from gpuops.push.restore import outputs
 from gpuops.remedies import held_back
 from gpuops.results import RunHome, fetch

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuops import choose, push
+from gpuops import choose, data, push
 from gpuops import cluster as clusters
 from gpuops.job import Job, on_all
 from gpuops.launch import NodeFacts, node_specs, ranks_for
 from gpuops.output import money
-from gpuops.run import check, tree_of, with_data
+from gpuops.run import check, tree_of
 from gpuops.world import World
 
 TOKEN = re.compile(r"\{(python|agent|run)\}")
@@ -26,7 +26,7 @@ def dry_run(world: World, job: Job) -> tuple[dict[str, Any], list[str]]:
     """The plan as a document and as lines. Raises what the real thing would raise so far."""
     choice = choose.for_run(world.ledger.clusters(live=False), world.folder, cluster=job.cluster, on=job.on)
     job = on_all(world, job, choice)
-    check(world, job.request, job.sending, choice.row.provider if choice.row else choice.provider)
+    check(world, job.request, job.sending)
     document: dict[str, Any] = {}
     lines = [choice.say] if choice.say else []
     if choice.row is None:
@@ -43,8 +43,10 @@ def dry_run(world: World, job: Job) -> tuple[dict[str, Any], list[str]]:
         gpus = int(choice.row.offer.get("gpus", 0))
     name, folder = tree_of(job.request, world.folder)
     tree = push.scan(folder, world.home / "cache", job.sending.send_anyway)
+    provider = choice.row.provider if choice.row else choice.provider
+    shared = world.provisioner(provider).capabilities.get("shares_disk") is True
     if job.request.data and not job.request.workload:
-        tree = with_data(tree, world.folder, Path(job.request.data))
+        tree = data.with_link(tree, world.folder, Path(job.request.data), shared=shared)
     document["send"] = {
         "tree": name,
         "files": [entry.path for entry in tree.files],
@@ -52,6 +54,10 @@ def dry_run(world: World, job: Job) -> tuple[dict[str, Any], list[str]]:
         "held": [{"path": held.path, "why": held.why} for held in tree.held],
     }
     lines += [f"would send: {sentence}" for sentence in push.summary(tree)[:1]] + push.summary(tree)[1:]
+    if job.request.data and not shared:
+        more = data.scan(world, job.request.data, job.sending.send_anyway)
+        document["data"] = {"path": job.request.data, "files": len(more.files), "bytes": more.size}
+        lines += [f"would send: data, {sentence}" for sentence in push.summary(more)[:1]] + push.summary(more)[1:]
     document["execute"] = commands(job, gpus)
     lines += [f"would execute on node{index}: {shown(argv)}" for index, argv in enumerate(document["execute"])]
     lines += [f"would set up: {job.request.setup}"] * bool(job.request.setup)

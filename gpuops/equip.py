@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,15 +191,22 @@ def set_up(world: World, live: Live, tree: str, command: str, nodes: Sequence[Eq
         if not stream.answer["skipped"]:
             world.out.say(f"node{node.facts.index}: set up")
 
-    def one_by_one(group: Sequence[Equipped]) -> None:
-        for node in group:
-            one(node)
+    by_index = {node.facts.index: node for node in nodes}
 
-    machines: dict[str, list[Equipped]] = {}
-    for node in nodes:
-        login = live.machines[node.facts.index].data.get("target")  # none where it is this computer
-        machines.setdefault(json.dumps(login, sort_keys=True), []).append(node)
-    on_each(one_by_one, list(machines.values()))
+    def one_by_one(group: Sequence[int]) -> None:
+        for index in group:
+            one(by_index[index])
+
+    on_each(one_by_one, by_machine(live, by_index))
+
+
+def by_machine(live: Live, nodes: Iterable[int]) -> list[list[int]]:
+    """Nodes by the machine that they are on."""
+    machines: dict[str, list[int]] = {}
+    for index in nodes:
+        login = live.machines[index].data.get("target")  # none where it is this computer
+        machines.setdefault(json.dumps(login, sort_keys=True), []).append(index)
+    return list(machines.values())
 
 
 def _last_line(output: bytes) -> str:

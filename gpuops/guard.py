@@ -117,7 +117,7 @@ def _watch(home: Path) -> None:
                 return
             failures = 0
             time.sleep(TICK_S)
-        except (GpuopsError, sqlite3.Error):
+        except Exception:  # a bug, too: what is up has nobody else
             failures += 1
             _log_failure()
             time.sleep(RETRY_S)
@@ -130,11 +130,13 @@ def _look(home: Path, tending: dict[int, tuple[threading.Thread, float]]) -> boo
         rows = [row for row in world.ledger.clusters() if wants_guard(world.ledger, row)]
         for row in rows:
             thread, began = tending.get(row.id, (None, -LOOK_S))
-            if thread is not None and thread.is_alive() and not _hangs(row, time.time(), time.monotonic() - began):
+            alive = thread is not None and thread.is_alive()
+            if alive and not _hangs(row, time.time(), time.monotonic() - began):
                 continue
             if needs_tending(row, world.ledger.runs(cluster=row.id), time.time(), world.me, time.monotonic() - began):
                 rounds = thread.rounds if isinstance(thread, _Tending) else 0
-                tending[row.id] = (_Tending(home, row, rounds), time.monotonic())
+                again = alive and _had_its_time(row, time.time(), time.monotonic() - began)
+                tending[row.id] = (_Tending(home, row, rounds, saving=not again), time.monotonic())
                 tending[row.id][0].start()
     finally:
         world.ledger.close()
@@ -176,6 +178,12 @@ def _hangs(row: ClusterRow, now: float, began_s: float) -> bool:
     return late > LEASE_MARGIN_S and (began_s > late or began_s >= HANG_S)
 
 
+def _had_its_time(row: ClusterRow, now: float, began_s: float) -> bool:
+    """Whether a thread that began so long ago has known of the end all the while."""
+    end = _end(row)
+    return end is not None and HANG_S <= began_s <= now - end
+
+
 def _is_kept(keeper: Identity | None, me: Identity) -> bool:
     return keeper is not None and keeper != me and keeper.alive()
 
@@ -183,12 +191,13 @@ def _is_kept(keeper: Identity | None, me: Identity) -> bool:
 class _Tending(threading.Thread):
     """One cluster, in a thread and with a ledger of its own. What fails is tried again, ever more seldom."""
 
-    def __init__(self, home: Path, row: ClusterRow, rounds: int) -> None:
+    def __init__(self, home: Path, row: ClusterRow, rounds: int, *, saving: bool) -> None:
         super().__init__(daemon=True, name=f"tend {row.name}")
         self.rounds = rounds
         """How often in a row it has failed."""
         self._home = home
         self._row = row
+        self._saving = saving
 
     def run(self) -> None:
         from gpuops import keep
@@ -196,7 +205,7 @@ class _Tending(threading.Thread):
         try:
             world = _world(self._home, self._row.folder)
             try:
-                keep.tend(world, self._row.id)
+                keep.tend(world, self._row.id, saving=self._saving)
                 self._over(world)
             finally:
                 world.ledger.close()

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gpuops import choose, guard, push
+from gpuops import choose, data, guard, push
 from gpuops import cluster as clusters
 from gpuops.cluster import LeaseWish, Live
-from gpuops.conclude import Conclusion, conclude, follower
+from gpuops.conclude import Conclusion, conclude
 from gpuops.errors import GpuopsError, Interrupted, NodeError, worst
 from gpuops.follow import Follower
 from gpuops.halt import halt, stopping
@@ -27,7 +27,7 @@ from gpuops.output import span
 from gpuops.progress import Progress
 from gpuops.push import uplink
 from gpuops.receipt import receipt
-from gpuops.remarks import Remarks, board, how_to_look
+from gpuops.remarks import board
 from gpuops.results import RunHome
 from gpuops.run import Prepared, Sending, check, give_up, launch, prepare, tree_of
 from gpuops.settings import Settings
@@ -35,7 +35,7 @@ from gpuops.show import HomeTail, Veil
 from gpuops.signals import HandOver
 from gpuops.teardown import tear_down
 from gpuops.verdict import is_port_clash
-from gpuops.watch import Filter, awaited, ending, merger_for
+from gpuops.watch import Filter, awaited, ending, followed, merger_for
 from gpuops.world import World
 
 LOOK_S = 0.2
@@ -74,7 +74,7 @@ def execute(world: World, settings: Settings, job: Job, progress: Progress) -> O
     """The whole story. Raises GpuopsError for what ended it before there was a run to judge."""
     choice = choose.for_run(world.ledger.clusters(live=False), world.folder, cluster=job.cluster, on=job.on)
     job = on_all(world, job, choice)
-    check(world, job.request, job.sending, choice.row.provider if choice.row else choice.provider)
+    check(world, job.request, job.sending)
     if choice.say:
         world.out.say(choice.say)
     if choice.row and job.wish != LeaseWish():
@@ -133,7 +133,8 @@ def upload(world: World, job: Job, offer: Offer) -> str:
     if world.provisioner(offer.provider).capabilities.get("rented") is not True:
         return ""
     tree = push.scan(tree_of(job.request, world.folder)[1], world.home / "cache", job.sending.send_anyway)
-    return uplink.estimate(tree.size, offer.nodes, offer.per_hour, uplink.recall(world.home / "cache"))
+    size = tree.size + (data.scan(world, job.request.data, job.sending.send_anyway).size if job.request.data else 0)
+    return uplink.estimate(size, offer.nodes, offer.per_hour, uplink.recall(world.home / "cache"))
 
 
 def _run_on(world: World, settings: Settings, live: Live, job: Job, progress: Progress, ours: bool) -> Outcome:
@@ -180,10 +181,7 @@ def _follow(world: World, live: Live, row: RunRow, tail: HomeTail) -> Follower:
         for line in lines:
             world.out.line(line)
 
-    look = how_to_look(live.row.name, gpus=any(facts.get("gpus") for facts in live.facts))
-    remarks = Remarks(world.out.say, RunHome(row.home), world.folder, look)
-    following = follower(world, live, row, remarks.heard, world.out.say)
-    following.start()
+    following, remarks = followed(world, live, row)
     try:
         fetching = LiveFetch(live, row)
         with awaited(world, row) as first:

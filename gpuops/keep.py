@@ -26,19 +26,26 @@ SAVE_S = 60.0
 """How long the results of a run on an expired cluster are waited for."""
 
 
-def tend(world: World, cluster: int) -> None:
-    """Look after one cluster that has no living keeper, or has outlived its lease. Raises GpuopsError: try again."""
+def tend(world: World, cluster: int, *, saving: bool = True) -> None:
+    """Look after one cluster that has no living keeper, or has outlived its lease. Raises GpuopsError: try again.
+
+    `saving`: where its lease is over, what is on its nodes is brought home first; what is rented does not wait
+    for that twice.
+    """
     row = world.ledger.cluster(cluster)
     expired = outlived(row, world.clock.now())
+    at_once = expired and not saving and _capability(world, row, "rented")
     if row.state == "gone" or (not world.ledger.take(cluster, world.me) and not expired):
         return
     if row.state == "creating":
         why = "was not ready in time" if expired else "was half-made when its command died"
         _end(world, row, f"{row.name} {why}: undone")
     elif row.state == "ending":
-        if row.ready is not None and clusters.machines_of(world, row):
+        if row.ready is not None and clusters.machines_of(world, row) and not at_once:
             _save_edits(world, row)
         _end(world, row, f"{row.name}: teardown finished")
+    elif at_once:
+        _end(world, row, f"{row.name} reached the end of its lease and was ended, before all of it was home")
     else:
         _tend_live(world, row, expired)
 
@@ -71,8 +78,21 @@ def _tend_live(world: World, row: ClusterRow, expired: bool) -> None:
     elif clusters.all_ended(world, row) and all(run.state == "home" for run in world.ledger.runs(cluster=row.id)):
         _save_edits(world, row)
         _end(world, row, f"{row.name} had ended by itself and was cleared away")
+    elif not unfinished and _goes_on_for_nothing(world, row):
+        _save_edits(world, row)
+        _end(world, row, f"{row.name} was ended: its nodes had ended by themselves, which its machines cannot")
     else:
         world.ledger.set_cluster(row.id, keeper=None)
+
+
+def _goes_on_for_nothing(world: World, row: ClusterRow) -> bool:
+    """Whether machines that cost money and cannot end themselves are still there after their nodes have ended."""
+    doubtful = _capability(world, row, "rented") and not _capability(world, row, "self_destruct")
+    return doubtful and clusters.watchdogs_ended(world, row)
+
+
+def _capability(world: World, row: ClusterRow, name: str) -> bool:
+    return world.provisioner(row.provider).capabilities.get(name) is True
 
 
 def _end_with_keepers(world: World, row: ClusterRow, runs: list[RunRow]) -> None:

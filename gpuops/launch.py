@@ -15,6 +15,7 @@ from typing import Any
 
 from gpuops.errors import UsageError
 from gpuops.models import RunRequest
+from gpuops.workloads import WORKLOADS
 
 JOIN_S = 300
 """How long torchrun waits for the other nodes, in seconds: a cold import of torch from a network
@@ -35,6 +36,8 @@ IDENTITY = re.compile(
 )
 """Who a process is: refused in the user's `--env`, and never taken from it."""
 
+DATA = "GPUOPS_DATA"
+"""Tells a program where its data are."""
 
 Place = tuple[str, int]
 """Address and port."""
@@ -58,6 +61,8 @@ class NodeFacts:
     """The network interface that routes to the other nodes."""
     address: str = ""
     """Where the other nodes reach it; node0's is the head's."""
+    data: str | None = None
+    """Where it has what `--data` names; None: where the request says."""
 
 
 def ranks_for(request: RunRequest, gpus: int) -> int:
@@ -128,7 +133,7 @@ def node_specs(
     """The launch spec of each node that takes part, in node order (docs/protocol.md).
 
     A plain command runs on the first node alone unless `request.all_nodes`, and needs no
-    `master`; a run of one node needs no `gang`. `request.data` is the path as the nodes see it.
+    `master`; a run of one node needs no `gang`.
     """
     torchrun = request.kind == "torchrun"
     parts = [node if torchrun else replace(node, ranks=0) for node in nodes]
@@ -150,13 +155,15 @@ def node_specs(
         "outs": list(request.outs),
         "grace_s": request.grace_s,
     }
+    if request.workload and WORKLOADS[request.workload].reads and request.data is None:
+        shared["data"] = request.workload
     return [
         shared
         | {
             "node": node.index,
             "argv": _argv(request, node, len(parts), master, f"{run}-a{attempt}"),
             "env": _environment(request, node, parts),
-            "user_env": _users(request),
+            "user_env": _users(request, node),
             "path_first": [folder] if (folder := posixpath.dirname(node.python)) else [],
             "ranks": node.ranks,
             "rank_base": sum(before.ranks for before in parts[:position]),
@@ -190,9 +197,9 @@ def _environment(request: RunRequest, node: NodeFacts, nodes: Sequence[NodeFacts
     return env
 
 
-def _users(request: RunRequest) -> dict[str, str]:
+def _users(request: RunRequest, node: NodeFacts) -> dict[str, str]:
     """What the user set, over ours and taken literally, except for who a process is."""
-    data = {"GPUOPS_DATA": request.data} if request.data is not None else {}
+    data = {DATA: node.data or request.data} if request.data is not None else {}
     return data | {name: value for name, value in request.env.items() if not IDENTITY.fullmatch(name)}
 
 

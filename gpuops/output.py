@@ -149,11 +149,27 @@ def _aligned(rows: list[list[str]], width: int | None, gives: int | None) -> lis
 
 
 def _fitted(cell: str, width: int) -> str:
-    return cell.ljust(width) if len(cell) <= width else cell[: width - 1] + "…"
+    return cut(cell, width).ljust(width)
+
+
+def cut(text: str, length: int) -> str:
+    """The text, in so many characters."""
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def money(dollars: float) -> str:
     return f"${dollars:,.2f}"
+
+
+def amount(size: float) -> str:
+    """Bytes for people: `512 B`, `1.5 MB`."""
+    if size < 1000:
+        return f"{size:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        if size < 1000:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1000:.1f} TB"
 
 
 def span(seconds: float) -> str:

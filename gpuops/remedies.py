@@ -133,6 +133,10 @@ _REMEDIES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str], str], str
         "the node could not download it: have it here, and send it with `--data PATH`",
     ),
     (
+        re.compile(r"could not be had from \w+://"),  # one of our workloads
+        "have it here, and name its folder: `--data PATH` (a mirror stands behind `--`: `-- --data URL`)",
+    ),
+    (
         re.compile(r"FileNotFoundError: \[Errno 2\] No such file or directory: '([^']+)'"),
         lambda match, _: f"there is no {match[1]} on the node: what git ignores is not sent, `--data PATH` brings it",
     ),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpuops import __version__, guard, push, workloads
+from gpuops import __version__, data, guard, push, workloads
 from gpuops.cluster import Live
 from gpuops.equip import capable, equip, set_up, setup_command, versions
 from gpuops.errors import BUG, ConnectionLost, GpuopsError, Interrupted, NodeRefused, UsageError
@@ -25,7 +25,6 @@ from gpuops.oneach import on_each
 from gpuops.probe import meet
 from gpuops.progress import Progress
 from gpuops.push import uplink
-from gpuops.push.files import FileEntry
 from gpuops.push.restore import put_back
 from gpuops.results import DEFAULT_OUTS, RunHome
 from gpuops.settings import Settings, secret_values
@@ -85,11 +84,8 @@ def tree_of(request: RunRequest, folder: Path) -> tuple[str, Path]:
     return ("train", workloads.folder()) if request.workload else ("project", folder)
 
 
-def check(world: World, request: RunRequest, sending: Sending, provider: str) -> None:
+def check(world: World, request: RunRequest, sending: Sending) -> None:
     """What can be known to fail before anything is created. Raises UsageError."""
-    shares = world.provisioner(provider).capabilities.get("shares_disk", "its nodes have disks of their own")
-    if request.data and shares is not True:
-        raise UsageError(f"--data cannot be sent to {provider} yet: {shares}", "keep the data inside the project")
     secret_values(request.secrets, world.folder, world.env)
     _, folder = tree_of(request, world.folder)
     _check_script(request, push.scan(folder, world.home / "cache", _allowed(request, sending)))
@@ -165,20 +161,22 @@ def _prepared(
 ) -> Prepared:
     """The part of `prepare` that a run in the ledger stands for."""
     name, folder = tree_of(request, world.folder)
+    shared = capable(world, live, "shares_disk")
     with progress.during("looking through the project"):
-        tree = _scanned(world, request, sending, folder)
+        tree = _scanned(world, request, sending, folder, shared)
     home = RunHome(row.home)
     home.create()
     clients = live.clients[: request.nodes]
-    alone = capable(world, live, "shares_disk") or not (request.kind == "torchrun" or request.all_nodes)
+    alone = shared or not (request.kind == "torchrun" or request.all_nodes)
     with progress.during(f"trying the network between {request.nodes} nodes"):
         meeting = meet(world, live, request.nodes, alone=alone)
     began = time.monotonic()
     with progress.during("comparing the project with what the nodes have"):
         reports = push.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress)
-    if not capable(world, live, "shares_disk"):
+    if not shared:
         uplink.remember(world.home / "cache", sum(one.bytes_sent for one in reports), time.monotonic() - began)
     _say_kept(world, reports)
+    places = data.provide(world, live, request, allow=sending.send_anyway, overwrite=sending.overwrite)
     if request.resume:
         with progress.during(f"putting back what {request.resume} made"):
             count = put_back(clients, name, find_run(world, request.resume))
@@ -193,10 +191,11 @@ def _prepared(
     held = [one.path for one in tree.held]
     facts = {**row.facts, **origin, "held": held, "nodes": request.nodes, "world": size, **versions(live, nodes)}
     world.ledger.set_run(row.id, facts=facts)
-    return Prepared(world.ledger.run(row.id), home, request, [node.facts for node in nodes], meeting.ports, values)
+    parts = [dataclasses.replace(node.facts, data=places.get(node.facts.index)) for node in nodes]
+    return Prepared(world.ledger.run(row.id), home, request, parts, meeting.ports, values)
 
 
-def _scanned(world: World, request: RunRequest, sending: Sending, folder: Path) -> push.Tree:
+def _scanned(world: World, request: RunRequest, sending: Sending, folder: Path, shared: bool) -> push.Tree:
     """What is sent, as it is now, and said. Raises UsageError."""
     tree = push.scan(folder, world.home / "cache", _allowed(request, sending))
     first, *more = push.summary(tree)
@@ -204,7 +203,7 @@ def _scanned(world: World, request: RunRequest, sending: Sending, folder: Path) 
         world.out.say(sentence)
     _check_script(request, tree)
     if request.data and not request.workload:
-        tree = with_data(tree, world.folder, Path(request.data))
+        tree = data.with_link(tree, world.folder, Path(request.data), shared=shared)
     return tree
 
 
@@ -259,17 +258,6 @@ def _check_script(request: RunRequest, tree: push.Tree) -> None:
     raise UsageError(
         f"{request.script} is not sent, since git or .gpuopsignore ignores it", "take it out of the ignore file"
     )
-
-
-def with_data(tree: push.Tree, folder: Path, data: Path) -> push.Tree:
-    """`--data` inside the project: on local nodes the place is a link to the original, nothing is copied."""
-    full = (folder / data).absolute()
-    if not full.is_relative_to(folder):
-        return tree
-    relative = full.relative_to(folder).as_posix()
-    others = [entry for entry in tree.files if entry.path != relative and not entry.path.startswith(relative + "/")]
-    link = FileEntry(path=relative, size=0, mtime_ns=0, mode=0o777, link=str(full))
-    return dataclasses.replace(tree, files=[*others, link])
 
 
 def _say_kept(world: World, reports: Sequence[push.PushReport]) -> None:

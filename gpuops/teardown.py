@@ -74,6 +74,8 @@ def clear(world: World, provisioner: Provisioner, row: ClusterRow, *, force: boo
                 return
             trouble = ""
         except ProviderError as error:
+            if not world.ledger.regions(row.id):
+                return  # nothing was ever asked for, so that nobody need be asked what is left
             trouble = error.say
             finals += isinstance(error, FINAL)
             if isinstance(error, RateLimited):

@@ -14,6 +14,7 @@ from gpuops import cluster as clusters
 from gpuops.conclude import follower, request_of
 from gpuops.down import pick_run
 from gpuops.errors import GpuopsError, Interrupted, UsageError
+from gpuops.follow import Follower
 from gpuops.ledger import RunRow
 from gpuops.logs import LineMerger
 from gpuops.logtimes import LogTimes
@@ -232,11 +233,17 @@ def _at_home(world: World, row: RunRow, wanted: Filter, follow: bool, error: Gpu
     return None
 
 
-def _follow(world: World, live: clusters.Live, row: RunRow, tail: HomeTail, first: ExitStack) -> None:
+def followed(world: World, live: clusters.Live, row: RunRow) -> tuple[Follower, Remarks]:
+    """A run from now on followed to its end, and what is remarked beside it."""
     look = how_to_look(live.row.name, gpus=any(facts.get("gpus") for facts in live.facts))
     remarks = Remarks(world.out.say, RunHome(row.home), world.folder, look)
     following = follower(world, live, row, remarks.heard, world.out.say)
     following.start()
+    return following, remarks
+
+
+def _follow(world: World, live: clusters.Live, row: RunRow, tail: HomeTail, first: ExitStack) -> None:
+    following, remarks = followed(world, live, row)
     while not following.watch(LOOK_S):
         _print(world, ending(first, tail.new()))
         remarks.look()

@@ -6,16 +6,29 @@ In a checkout they are in `train/` beside the package, in an installed wheel in 
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
+from typing import NamedTuple
 
 from gpuops.errors import UsageError
 
+
+class Workload(NamedTuple):
+    """What to know of a program before it is sent anywhere."""
+
+    line: str
+    """For people."""
+    reads: bool = False
+    """Whether it reads data that do not come along: from a folder, or else downloaded."""
+
+
 WORKLOADS = {
-    "digits": "learns to read handwritten digits (real data, 20 epochs in seconds)",
-    "toy": "the tutorials' linear layer on random numbers: 2,048 samples, one line per rank and epoch",
+    "toy": Workload("a linear layer on 2,048 random samples: one line per rank and epoch"),
+    "digits": Workload("reads handwritten digits, which come along, in seconds (the default)"),
+    "mnist": Workload("a small convolutional network on MNIST (12 MB to download)", reads=True),
+    "cifar10": Workload("ResNet-18 on CIFAR-10 (170 MB to download)", reads=True),
+    "movielens": Workload("a recommender on MovieLens small (1 MB to download)", reads=True),
 }
-"""Name to one line for people."""
+"""By name, in the order in which one learns from them."""
 
 DEFAULT = "digits"
 """What `train` runs when no script is named."""
@@ -37,6 +50,8 @@ def folder(package: Path = Path(__file__).parent) -> Path:
 def script(name: str) -> str:
     """The program's path relative to `folder()`. Raises UsageError for an unknown name."""
     if name not in WORKLOADS:
+        import difflib
+
         near = difflib.get_close_matches(name, names(), 1)
         raise UsageError(
             f"there is no workload named '{name}'" + (f"; did you mean {near[0]}?" if near else ""),

@@ -47,7 +47,8 @@ class Provisioner(Protocol):
     capabilities: Mapping[str, bool | str]
     """`multinode`, `spot`, `self_destruct`, `host_keys`, `rented`, `shares_disk`: True, or the sentence why not.
     Each of them is there. `rented` is True where machines cost money while they exist, `shares_disk` where a node
-    sees this computer's files under the same paths (local nodes alone)."""
+    sees this computer's files under the same paths (local nodes alone). Where machines are rented and `self_destruct`
+    is not True, `up` says so, and the guard ends those whose nodes' watchdogs have ended them."""
     options: Sequence[Option]
     settle_s: float
     """For how many seconds `list_owned` and `describe` may not yet know what `create` has made; 0 where they

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from gpuops.agent.proctable import descendants, lives, marked, table
 from gpuops.agent.runfiles import markers
 from gpuops.agent.treefolder import mounts_below
 
-SHARED = {"agent", "env"}
+SHARED = {"agent", "env", "data"}
 ORDERLY_S = 20.0
 """How long the watchdog may take to end everything by itself, in seconds."""
 
@@ -104,9 +105,13 @@ def remove(node: Node) -> None:
 
 
 def remove_root(root: str) -> None:
-    """Remove what all nodes of this root share, this program and the environments made here, once no node is left."""
+    """Remove what all nodes of this root share (this program, environments, data sets) once no node is left.
+
+    A cluster may be called like one of these folders: its nodes are then in there.
+    """
+    nodes = glob.glob(os.path.join(glob.escape(root), "*", "n*", "node.json"))
     try:
-        if set(os.listdir(root)) <= SHARED:
+        if set(os.listdir(root)) <= SHARED and not nodes and not mounts_below(root):
             for name in SHARED:
                 shutil.rmtree(os.path.join(root, name), ignore_errors=True)
             os.rmdir(root)

@@ -2,6 +2,7 @@
 
 <root>/agent/<sha>.pyz             this program, by content
 <root>/env/<name>/                 Python environments made here, for every node of this root
+<root>/data/<name>/                what workloads download, for every node of this root
 <root>/<cluster>/n<i>/             one node; everything below is ours
     node.json                      who we are and how to end this node (written once, by `init`)
     lease.json  activity           until when we may live; the last sign of use (mtime)
@@ -11,8 +12,8 @@
     ended.json                     how the node's life ended: {"at", "why"}
     agent.sock                     0600; reached by chdir, so the path may be any length
     watchdog.log  agent.log
-    <tree>/                        what was pushed: `project` (the user's) or `train` (ours);
-                                   also the working directory of runs
+    <tree>/                        what was pushed: `project` (the user's) or `train` (ours), which is
+                                   also the working directory of runs; `data…`: what `--data` names
     trees/<tree>.json              what we wrote there, to tell our files from edited ones
     incoming/                      a push on its way in
     runs/<run>/                    spec.json inventory.json events.jsonl result.json stop
@@ -64,6 +65,12 @@ class Node:
         if not (name.isalpha() and name.islower() and name.isascii()):
             raise Refusal("bad-tree", f"'{name}' is not a tree's name")
         return self.path(name)
+
+    def data(self, name: str) -> str:
+        """Folder for what a program downloads; a name is `[a-z0-9]+`."""
+        if not (name.isalnum() and name.islower() and name.isascii()):
+            raise Refusal("bad-data", f"'{name}' is not a data set's name")
+        return os.path.join(self.root, "data", name)
 
     def run(self, name: str) -> str:
         """Folder of a run; a run's name is `[a-z][a-z0-9-]{0,23}`."""

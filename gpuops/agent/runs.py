@@ -96,6 +96,8 @@ def _prepare(node: Node, spec: dict[str, Any]) -> None:
     if not os.path.isdir(tree):
         raise Refusal("no-tree", f"the tree '{spec['tree']}' was never pushed to this node", "push it first")
     folder = node.run(spec["run"])
+    if spec.get("data"):
+        _link_data(node.data(spec["data"]), os.path.join(tree, "data", spec["data"]))
     if os.path.exists(folder):
         _make_way(folder, spec)
         write_json(os.path.join(folder, "spec.json"), spec)
@@ -109,6 +111,14 @@ def _prepare(node: Node, spec: dict[str, Any]) -> None:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def _link_data(kept: str, place: str) -> None:
+    """What a program downloads to its `data/NAME` is kept for all nodes of this root, and is none of its results."""
+    for folder in (kept, os.path.dirname(place)):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    if not os.path.lexists(place):
+        os.symlink(kept, place)
 
 
 def _make_way(folder: str, spec: dict[str, Any]) -> None:

@@ -46,10 +46,10 @@ def providers(incomplete: str) -> list[str]:
     return [name for name in registry.names() if name.startswith(incomplete)]
 
 
-def workloads(incomplete: str) -> list[str]:
-    from gpuops import workloads as ours
+def workloads(incomplete: str) -> list[tuple[str, str]]:
+    from gpuops.workloads import WORKLOADS
 
-    return [name for name in ours.names() if name.startswith(incomplete)]
+    return [(name, known.line) for name, known in WORKLOADS.items() if name.startswith(incomplete)]
 
 
 def modes(incomplete: str) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from gpuops import workloads
 from gpuops.cli import completion
 from gpuops.cli.flags import Json, LaunchFlags, MachineFlags, Yes, with_flags
 from gpuops.cli.passed import passed
@@ -14,10 +15,14 @@ from gpuops.errors import UsageError
 
 TRAIN_HELP = example_help(
     "Train through torchrun on one GPU, one node or several.\n\n"
-    "SCRIPT is your own file, run as it is; its arguments stand behind `--`. Without SCRIPT: the workload `digits`.",
+    "SCRIPT is your own file, run as it is; its arguments stand behind `--`. Without SCRIPT: the workload `digits`.\n\n"
+    "\b\nWorkloads, each a program to read and to copy:\n"
+    + "\n".join(f"  {name:9}  {known.line}" for name, known in workloads.WORKLOADS.items()),
     "gpuops train multinode --nodes 2",
     "gpuops train multigpu train.py -- 50 10 --batch_size 32",
     "gpuops train multinode --workload toy -- 50 10",
+    "gpuops train multinode --workload mnist --data ~/mnist -- 1",
+    "gpuops train single --workload cifar10 -- --help",
 )
 RUN_HELP = example_help(
     "Run any command on a node.\n\nWith push, logs, lease, results and teardown around it.",
@@ -55,7 +60,8 @@ def train(
     workload: Annotated[
         str | None,
         typer.Option(
-            help="Run one of gpuops' own programs: digits, toy.",
+            help="Run one of gpuops' own programs.",
+            metavar="NAME",
             show_default=False,
             autocompletion=completion.workloads,
         ),
@@ -64,7 +70,6 @@ def train(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    from gpuops import workloads
     from gpuops.cli.story import tell
     from gpuops.models import RunRequest
 

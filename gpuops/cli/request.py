@@ -187,6 +187,11 @@ def check_data(data: str | None, folder: Path, *, inside: bool = True) -> str | 
     """
     if data is None:
         return None
+    if "://" in data:
+        raise UsageError(
+            f"--data {data} is an address, and gpuops sends what lies on this computer",
+            f"a workload downloads by itself; from a mirror it is: -- --data {data}",
+        )
     full = (folder / Path(data).expanduser()).absolute()
     if not full.exists():
         raise UsageError(f"--data {data}: there is no such file or folder", "check the path")

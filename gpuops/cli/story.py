@@ -107,9 +107,7 @@ def complete(world: World, request: RunRequest, flags: LaunchFlags) -> RunReques
     }
     request = dataclasses.replace(request, **changes)
     if request.workload:
-        from gpuops import workloads
-
-        request = dataclasses.replace(request, script=workloads.script(request.workload))
+        request = dataclasses.replace(request, script=program(request.workload, request.data))
     elif request.script is not None:
         request = dataclasses.replace(request, script=script_inside(world.folder, request.script))
     if flags.detach and flags.queue:
@@ -117,6 +115,20 @@ def complete(world: World, request: RunRequest, flags: LaunchFlags) -> RunReques
     if request.resume:
         request = _resumed(world, request)
     return request
+
+
+def program(workload: str, data: str | None) -> str:
+    """A workload's script. Raises UsageError for one that does not exist, or reads no data where some are named."""
+    from gpuops.workloads import WORKLOADS, script
+
+    path = script(workload)
+    if data and not WORKLOADS[workload].reads:
+        readers = [name for name, known in WORKLOADS.items() if known.reads]
+        raise UsageError(
+            f"the workload {workload} reads no --data, since it brings what it needs",
+            f"leave out --data; these read some: {', '.join(readers)}",
+        )
+    return path
 
 
 def script_inside(folder: Path, script: str) -> str:
@@ -145,5 +157,9 @@ def _resumed(world: World, request: RunRequest) -> RunRequest:
     from gpuops.push.restore import check
     from gpuops.run import find_run, tree_of
 
-    check(find_run(world, str(request.resume)), tree_of(request, world.folder)[0])
+    row = find_run(world, str(request.resume))
+    check(row, tree_of(request, world.folder)[0])
+    theirs = row.request.get("workload")
+    if request.workload and theirs and theirs != request.workload:
+        raise UsageError(f"{row.name} trained {theirs}, this is {request.workload}", f"name it: --workload {theirs}")
     return request

@@ -134,9 +134,10 @@ def _together(place: Examined, nvidia: Mapping[str, Any]) -> Iterator[Finding]:
             "train on one kind: CUDA_VISIBLE_DEVICES, or --gpus",
         )
     if place.gpus and any("compute_cap" not in gpu for gpu in place.gpus):
-        yield error(
+        yield warning(
             "gpu-old-smi",
-            f"driver {place.gpus[0]['driver']} does not tell a GPU's generation, without which gpuops does not find it",
+            f"driver {place.gpus[0]['driver']} does not tell a GPU's generation: "
+            "whether torch has kernels for it is not known",
             "update NVIDIA's driver to 525 or later",
         )
     hidden = place.part("variables").get("visible")

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from gpuops import reap
@@ -157,11 +156,11 @@ def bill(bench: Bench) -> str:
 
 
 def nothing_left(bench: Bench) -> str:
-    began = time.monotonic()
+    began = bench.world.clock.monotonic()
     try:
         bench.close()
     except StillBilling as error:
         raise Broken(error.say) from error
     if left := bench.left():
         raise Broken(f"{len(left)} are still listed: {', '.join(left)}")
-    return f"the provider lists nothing of this proof ({span(time.monotonic() - began)})"
+    return f"the provider lists nothing of this proof ({span(bench.world.clock.monotonic() - began)})"

@@ -7,6 +7,6 @@ edits           what was edited on a node comes home
 restore         an earlier run's snapshots go back
 """
 
-from gpuops.push.send import Held, PushReport, Tree, push_many, scan, summary
+from gpuops.push.send import Held, PushReport, Tree, push_many, scan, scan_data, summary
 
-__all__ = ["Held", "PushReport", "Tree", "push_many", "scan", "summary"]
+__all__ = ["Held", "PushReport", "Tree", "push_many", "scan", "scan_data", "summary"]

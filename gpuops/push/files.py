@@ -109,6 +109,36 @@ def _walk(folder: Path, base: str, rules: IgnoreRules) -> Iterator[str]:
             yield path
 
 
+def files_of(folder: Path) -> Iterator[FileEntry]:
+    """Every file below a folder, whatever ignores it, sorted; for a link what it leads to counts."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    entered = set()
+    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        folders.sort()
+        real = os.path.realpath(place)
+        if real in entered:
+            folders.clear()  # a link that leads in a circle
+            continue
+        entered.add(real)
+        base = Path(place).relative_to(folder).as_posix()
+        for name in sorted(names):
+            seen = os.stat(os.path.join(place, name))
+            if stat.S_ISREG(seen.st_mode):
+                yield _content(name if base == "." else f"{base}/{name}", seen)
+
+
+def file_entry(path: Path) -> FileEntry:
+    """One file under its own name; of a link, what it leads to."""
+    return _content(path.name, os.stat(path))
+
+
+def _content(path: str, seen: os.stat_result, system: System = HERE) -> FileEntry:
+    return FileEntry(path, seen.st_size, seen.st_mtime_ns, system.mode(stat.S_IMODE(seen.st_mode)))
+
+
 def _is_junction(item: os.DirEntry[str]) -> bool:
     """Windows' other kind of link, which may lead back above (Python knows them from 3.12 on)."""
     return bool(getattr(item, "is_junction", bool)())

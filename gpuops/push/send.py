@@ -24,8 +24,9 @@ from gpuops.agentclient import AgentClient
 from gpuops.bulk import transfer
 from gpuops.errors import UsageError
 from gpuops.oneach import on_each
-from gpuops.progress import Progress, amount
-from gpuops.push.files import IGNORE_FILE, FileEntry, commit_of, entry, project_files, shown
+from gpuops.output import amount
+from gpuops.progress import Progress
+from gpuops.push.files import IGNORE_FILE, FileEntry, commit_of, entry, file_entry, files_of, project_files, shown
 from gpuops.push.keyscan import find_keys
 from gpuops.tarstream import finish, write_files
 
@@ -99,6 +100,21 @@ def scan(folder: Path, cache: Path, allow: Sequence[str] = ()) -> Tree:
     held = [Held(path, why) for path, why in stay.items()]
     commit, dirty = commit_of(folder) if listing.in_git else (None, False)
     return Tree(folder, [file for file in files if file.path not in stay], held, commit, dirty)
+
+
+def scan_data(data: Path, cache: Path, allow: Sequence[str] = ()) -> Tree:
+    """What `--data` sends: a file, or all of a folder but for keys, under its own name. Raises UsageError."""
+    try:
+        whole = data.is_dir()
+        files = list(files_of(data)) if whole else [file_entry(data)]
+        keys = find_keys(
+            data if whole else data.parent, [file for file in files if not _allowed(file.path, allow)], cache
+        )
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}", "move it out of the data") from error
+    base = f"{data.name}/" if whole else ""
+    named = [dataclasses.replace(file, path=base + file.path) for file in files if file.path not in keys]
+    return Tree(data.parent, named, [Held(base + path, why) for path, why in keys.items()])
 
 
 def _within(folder: Path, home: Path) -> str:

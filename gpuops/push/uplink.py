@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gpuops.output import money, span
-from gpuops.progress import amount
+from gpuops.output import amount, money, span
 
 FILE = "uplink.json"
 GUESS = 2.5e6

@@ -21,7 +21,7 @@ from gpuops.agentclient import Programs
 from gpuops.bulk import exchange, transfer
 from gpuops.errors import ConnectionLost
 from gpuops.oneach import on_each
-from gpuops.progress import amount
+from gpuops.output import amount
 from gpuops.push.files import shown
 from gpuops.results.home import local_errors
 from gpuops.results.plan import is_inside

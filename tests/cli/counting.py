@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,19 @@ PLAIN = ("run", "--nodes", "2", "--all-nodes")
 TORCHRUN = ("train", "multinode", "--nodes", "2", "--gpus", "1")
 
 
+class Said(threading.Thread):
+    """What a command says, taken as it comes, as a terminal takes it: a pipe that nobody reads holds up who writes."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        super().__init__(daemon=True)
+        self.streams = ("", "")
+        self._process = process
+        self.start()
+
+    def run(self) -> None:
+        self.streams = self._process.communicate()
+
+
 @dataclass
 class Counting:
     """A run of two nodes with one counter each: `who` is 0 on node0 and 1 on node1."""
@@ -33,6 +47,7 @@ class Counting:
     options: dict[str, Any] = field(default_factory=dict)
     """Of the command's process (`Shell.start`)."""
     process: subprocess.Popen[str] = field(init=False)
+    said: Said = field(init=False)
 
     @property
     def run(self) -> str:
@@ -44,6 +59,7 @@ class Counting:
         self.shell.write("count.py", PROGRAM.read_text())
         script = ["--", "python3", "count.py"] if self.kind[0] == "run" else ["count.py", "--"]
         self.process = self.shell.start(*self.kind, *flags, *script, str(self.side), *counter, **self.options)
+        self.said = Said(self.process)
         self.wait_for(until_line)
         return self
 
@@ -60,7 +76,7 @@ class Counting:
     def wait_for(self, line: int) -> None:
         def there() -> bool:
             if self.process.poll() is not None and self.process.returncode >= 0:
-                raise AssertionError(f"it ended: {self.process.communicate()}")
+                raise AssertionError(f"it ended: {self.end()}")
             return all(self.home(who).count(b"\n") > line for who in (0, 1))
 
         until(there, f"line {line} of both counters at home")
@@ -79,8 +95,9 @@ class Counting:
             (self.side_of(who) / "enough").touch()
 
     def end(self) -> subprocess.CompletedProcess[str]:
-        out, err = self.process.communicate(timeout=HANG_S)
-        return subprocess.CompletedProcess(self.kind, self.process.returncode, out, err)
+        self.said.join(HANG_S)
+        assert not self.said.is_alive(), "the command does not end"
+        return subprocess.CompletedProcess(self.kind, self.process.returncode, *self.said.streams)
 
     # Where its processes are.
 

@@ -69,6 +69,7 @@ def test_what_is_offered(tmp_path: Path) -> None:
         "gpuops up ": ["local", "ssh"],
         "gpuops train mult": ["multigpu", "multinode"],
         "gpuops train multinode --workload t": ["toy"],
+        "gpuops train multinode --workload ": ["toy", "digits", "mnist", "cifar10", "movielens"],
         "gpuops run --cluster lak": ["lake"],
     }
     assert dict(zip(lines, offered(tmp_path / "home", *lines), strict=True)) == lines

@@ -230,6 +230,43 @@ def test_a_further_attempt_of_a_run_that_ended(node: RealNode) -> None:
     assert [path for path, *_ in made] == ["made.pt"], "what the first attempt made is the run's as well"
 
 
+def test_what_a_run_downloads_is_kept_for_the_nodes_of_a_root_and_is_no_result(
+    make_node: Callable[..., RealNode],
+) -> None:
+    fetch = "import os, sys; path = 'data/mnist/x.gz'; print(os.path.exists(path)); open(path, 'a').close()"
+    one, other = make_node(0), make_node(1)
+    for node, run, known in ((one, "r-1", b"False\n"), (one, "r-2", b"True\n"), (other, "r-3", b"True\n")):
+        node.python(run, fetch, data="mnist")
+        assert node.result(run)["outcome"] == "done"
+        assert node.file(run, "launcher.out") == known
+        client = node.client()
+        assert client.call("outs", run=run, patterns=["*.gz"])["files"] == []
+        client.close()
+        left = json.loads(node.mode("left", stdin=json.dumps({"run": run, "patterns": []}))[1])
+        assert left == {"files": []}
+    with pytest.raises(NodeRefused) as refused:
+        one.start("r-4", ["true"], data="../../elsewhere")
+    assert refused.value.kind == "bad-data"
+
+    kept = one.folder.parents[1] / "data" / "mnist" / "x.gz"
+    one.end("--remove")
+    assert kept.exists(), "another node is left"
+    one.mode("end", "--remove", "--root")
+    assert kept.exists()
+    other.mode("end", "--remove", "--root")
+    assert not kept.parents[2].exists()
+
+
+def test_a_cluster_called_like_a_shared_folder_is_not_removed_with_it(make_node: Callable[..., RealNode]) -> None:
+    node = make_node()
+    beside = node.folder.parents[1] / "data" / "n0"
+    beside.mkdir(parents=True)
+    (beside / "node.json").write_text("{}")
+    node.mode("end", "--remove", "--root")
+    assert not node.folder.exists()
+    assert (beside / "node.json").exists()
+
+
 def test_one_run_at_a_time(node: RealNode) -> None:
     node.start("r-1", ["sleep", "600"])
     with pytest.raises(NodeRefused, match="busy with the run 'r-1'") as refused:

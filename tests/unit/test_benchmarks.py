@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks.__main__ import BEGIN, END, NAMES, renewed
+from benchmarks.__main__ import ALONE, BEGIN, END, NAMES, renewed
 from benchmarks.measure import ROOT, alternate
 from tests.conftest import HANG_S
 
@@ -15,7 +15,7 @@ QUICK = ("start", "connect")
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.proof) for name in NAMES]
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.proof) for name in NAMES + ALONE]
 )
 def test_each_makes_its_table(name: str) -> None:
     done = subprocess.run(

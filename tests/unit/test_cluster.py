@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from gpuops.errors import (
 from gpuops.ledger import ClusterRow
 from gpuops.models import Request, Resource
 from gpuops.output import Output
+from gpuops.ssh import Denied
 from gpuops.teardown import belonging, tear_down
 from gpuops.world import World
 from tests.fakes.provider import NAME, PRICE, Cloud, Fault, surroundings
@@ -136,6 +139,15 @@ def test_a_crash_before_the_answer_at_a_provider_that_lags_leaves_no_orphan(ther
     assert_nothing_left(cloud, world)
 
 
+def test_where_nothing_was_asked_for_nobody_need_say_that_nothing_is_left(there: tuple[Cloud, World]) -> None:
+    """Credentials that are refused everywhere: that is what is told, and not that something may still bill."""
+    cloud, world = there
+    cloud.play(create=[Fault("AuthFailed", made=0)], list_owned_always=[Fault("AuthFailed")])
+    with pytest.raises(AuthFailed):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
 def test_what_a_refused_offer_had_made_does_not_count_for_the_next(there: tuple[Cloud, World]) -> None:
     cloud, world = there
     cloud.play(offers_at=[1.0, 1.0], create=[Fault("NoCapacity", made=1)])
@@ -191,6 +203,22 @@ def test_the_next_offer_is_not_tried_while_something_of_the_last_is_left(there: 
         up(world)
     assert cloud.calls().count("create") == 1
     assert [row.state for row in world.ledger.clusters()] == ["ending"]
+
+
+@pytest.mark.parametrize("create", [[Fault("AuthFailed", made=1)], [Fault("NoCapacity", made=1)], [Fault(made=1)]])
+def test_what_cannot_be_undone_is_told_with_what_went_wrong_first(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], create: list[Fault]
+) -> None:
+    cloud, world = there
+    monkeypatch.setenv("GPUOPS_HOME", str(world.home))
+    monkeypatch.setenv("SCRIPTED", str(cloud.folder))
+    monkeypatch.chdir(world.folder)
+    cloud.play(create=create, destroy_always=[Fault(lie=True)], settle_s=0.0, gone_s=0.2)
+    assert execute(["up", NAME, "--name", "lab", "--nodes", "2", "--yes"]) == 5
+    said = capsys.readouterr().err
+    first = f"the provider said {create[0].error}" if create[0].error else "scripted made 1 of 2 machines"
+    assert f"lab was to be undone because of this: {first}\n" in said
+    assert "lab-0 may still be there and bill $1.25/h\nhint: gpuops down lab\n" in said
 
 
 def test_a_dearer_offer_is_asked_about(there: tuple[Cloud, World]) -> None:
@@ -277,6 +305,68 @@ def test_a_provisioner_that_does_not_say_how_a_node_is_reached(there: tuple[Clou
     cloud.play(data={"connection": "ssh"})
     with pytest.raises(NodeError, match=r"does not say of .*: root, python, artefact"):
         up(world)
+    assert_nothing_left(cloud, world)
+
+
+@pytest.mark.parametrize(("max_cost", "boot_s", "hint"), [(None, 660.0, "--timeout"), (0.02, 28.8, "--max-cost")])
+def test_a_node_does_not_boot_for_longer_than_the_money_lasts(
+    there: tuple[Cloud, World], max_cost: float | None, boot_s: float, hint: str
+) -> None:
+    cloud, world = there
+    cloud.play(describe=[Fault(state="starting")] * 5000)
+    began = world.clock.now()
+    with pytest.raises(NodeError) as caught:
+        clusters.bring_up(world, TWO, name="lab", ephemeral=False, wish=LeaseWish(max_cost=max_cost))
+    assert hint in caught.value.hint
+    (row,) = world.ledger.clusters(live=False)
+    assert row.boot_deadline == pytest.approx(began + boot_s, abs=1.0)
+    assert_nothing_left(cloud, world)
+
+
+def test_the_boot_lease_is_that_of_the_offer_that_was_taken(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    cloud.play(offers_at=[1.0, 36.0], create=[Fault("NoCapacity", made=0)])
+    began = world.clock.now()
+    with pytest.raises(NodeError):
+        clusters.bring_up(world, TWO, name="lab", ephemeral=False, wish=LeaseWish(max_cost=1.0))
+    (row,) = world.ledger.clusters(live=False)
+    assert row.boot_deadline == pytest.approx(began + 100.0, abs=1.0)
+
+
+@pytest.mark.parametrize(("told", "per_hour"), [(PRICE, 2 * PRICE), (10 * PRICE, 20 * PRICE), (0.0, 2 * PRICE)])
+def test_money_is_counted_from_the_intent_on_and_at_the_dearer_price(
+    there: tuple[Cloud, World], told: float, per_hour: float
+) -> None:
+    cloud, world = there
+    row = made(cloud, world)
+    world.ledger.set_cluster(row, state="creating", ready=None)
+    world.out = Output(err=(said := io.StringIO()))
+    row_then = world.ledger.cluster(row)
+    machines = [dataclasses.replace(one, per_hour=told) for one in world.ledger.resources(row)]
+    world.clock.sleep(600.0)
+    provisioner = world.provisioner(NAME)
+    live = clusters.Live(row_then, machines)
+    clusters._start_lease(world, live, LeaseWish(max_cost=10.0), provisioner, provisioner.offers(TWO)[0])
+    assert live.row.lease.money_end == pytest.approx(row_then.created + 10.0 / per_hour * 3600, abs=1.0)
+    assert ("lab costs $25.00/h, and $2.50/h was offered" in said.getvalue()) is (told == 10 * PRICE)
+    assert "these machines cannot end themselves (nothing is known of that)" in said.getvalue()
+
+
+def test_a_machine_that_does_not_know_our_key_yet_is_waited_for(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sshd is up before whoever rents it has put the key there; one that never comes is not waited for for long."""
+    cloud, world = there
+    looks: list[float] = []
+
+    def denied(*_: object) -> clusters.Live:
+        looks.append(world.clock.monotonic())
+        raise Denied("permission denied for root@192.0.2.1", "pass --identity KEY")
+
+    monkeypatch.setattr(clusters, "reach", denied)
+    with pytest.raises(Denied):
+        up(world, Request(NAME, nodes=2, timeout_min=20.0))
+    assert clusters.DENIED_S <= looks[-1] - looks[0] < 2 * clusters.DENIED_S
     assert_nothing_left(cloud, world)
 
 

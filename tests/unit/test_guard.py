@@ -16,9 +16,11 @@ import psutil
 import pytest
 
 from gpuops import guard, keep
+from gpuops.clock import Clock
+from gpuops.cluster import LeaseWish, bring_up
 from gpuops.errors import NodeError, StillBilling
 from gpuops.ledger import ClusterRow, Ledger, RunRow
-from gpuops.models import Lease
+from gpuops.models import Lease, Request
 from gpuops.processes import Identity, myself, started
 from gpuops.world import World
 from provisioners.base import Context
@@ -99,6 +101,17 @@ def test_who_is_not_waited_for_any_longer() -> None:
     ]
     for cluster, began_s, expected in table:
         assert guard._hangs(cluster, NOW, began_s) is expected, (cluster, began_s)
+
+
+def test_who_has_had_time_enough_to_bring_things_home() -> None:
+    table: list[tuple[ClusterRow, float, bool]] = [
+        (row(), 9999.0, False),
+        (row(lease=Lease(hard_end=NOW - 9999)), guard.HANG_S, True),
+        (row(lease=Lease(hard_end=NOW - 9999)), guard.HANG_S - 1, False),
+        (row(lease=Lease(hard_end=NOW - 700)), 701.0, False),
+    ]
+    for cluster, began_s, expected in table:
+        assert guard._had_its_time(cluster, NOW, began_s) is expected, (cluster, began_s)
 
 
 # -- doing it -------------------------------------------------------------------------------------
@@ -206,6 +219,38 @@ def test_a_cluster_that_ended_by_itself_is_cleared_away(there: tuple[Cloud, Worl
     assert "lab had ended by itself and was cleared away" in told(world)
 
 
+def test_machines_that_cannot_end_themselves_do_not_outlive_their_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watchdog whose node was idle for long ends what it can; what is rented goes on, until the guard sees that."""
+    cloud, world = surroundings(tmp_path, monkeypatch, Clock())
+    cloud.play(real=True, settle_s=0.0)
+    live = bring_up(world, Request(NAME, timeout_min=1.0), name="lab", ephemeral=False, wish=LeaseWish())
+    live.close()
+    world.ledger.set_cluster(live.row.id, keeper=None)
+    keep.tend(world, live.row.id)
+    assert (world.ledger.cluster(live.row.id).state, len(cloud.machines())) == ("up", 1)
+    (world.home / "local" / "lab" / "n0" / "ended.json").write_text('{"at": 0, "why": "nothing was run on it"}')
+    keep.tend(world, live.row.id)
+    assert (world.ledger.cluster(live.row.id).state, cloud.machines()) == ("gone", [])
+    assert "its nodes had ended by themselves" in told(world)
+
+
+@pytest.mark.parametrize("state", ["up", "ending"])
+def test_what_is_rented_waits_once_for_what_is_on_it(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    cloud, world = there
+    lab = cluster(world, lease=Lease(hard_end=1.0), state=state)
+    world.ledger.set_cluster(lab, ready=2.0)
+    running(world, lab, DEAD)
+    asked: list[str] = []
+    monkeypatch.setattr(keep, "_finish_run", lambda *_: asked.append("results"))
+    monkeypatch.setattr(keep, "save_left", lambda *_: asked.append("edits") or [])
+    keep.tend(world, lab, saving=False)
+    assert (asked, cloud.machines()) == ([], [])
+
+
 def test_after_a_provider_that_raises_the_guard_tries_again(
     there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,6 +292,22 @@ def test_a_ledger_that_cannot_be_read_is_not_waited_for_for_ever(
     (world.home / "ledger.db").mkdir()
     monkeypatch.setattr(guard, "RETRY_S", 0.0)
     guard._watch(world.home)
+
+
+def test_a_bug_does_not_end_the_guard(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, world = there
+    looks: list[int] = []
+
+    def look(*_: object) -> bool:
+        looks.append(len(looks))
+        if len(looks) == 1:
+            raise RuntimeError("can't start new thread")
+        return False
+
+    monkeypatch.setattr(guard, "RETRY_S", 0.0)
+    monkeypatch.setattr(guard, "_look", look)
+    guard._watch(world.home)
+    assert looks == [0, 1]
 
 
 # -- as a process ---------------------------------------------------------------------------------
@@ -338,6 +399,7 @@ def test_a_thread_that_hangs_keeps_no_cluster_beyond_its_lease(
     over.set()
     for thread in (hanging, tending[lab][0]):
         thread.join()
+    assert "lab reached the end of its lease and was ended, before all of it was home" in told(world)
 
 
 def test_the_guard_knows_what_stands_in_the_projects_dotenv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,22 @@ def test_the_users_variables_win_but_for_who_a_process_is() -> None:
     assert ours["GPUOPS_DATA"] == "/data"
 
 
+def test_data_are_where_the_node_has_them() -> None:
+    request = replace(TRAIN, data="/here")
+    sent, shared = replace(NODES[0], data="/root/n0/datax/here"), NODES[1]
+    assert env(request, sent)["GPUOPS_DATA"] == "/root/n0/datax/here"
+    assert env(request, shared)["GPUOPS_DATA"] == "/here"
+
+
+@pytest.mark.parametrize(
+    ("workload", "data", "kept"), [("mnist", None, "mnist"), ("mnist", "/d", None), ("toy", None, None), (None,) * 3]
+)
+def test_a_workload_that_reads_data_keeps_what_it_downloads(
+    workload: str | None, data: str | None, kept: str | None
+) -> None:
+    assert specs(replace(TRAIN, workload=workload, data=data))[0].get("data") == kept
+
+
 def test_what_an_image_presets_is_scrubbed() -> None:
     preset = ["PET_NNODES", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK",
               "LOCAL_WORLD_SIZE", "ROLE_RANK", "TORCHELASTIC_RUN_ID"]  # fmt: skip

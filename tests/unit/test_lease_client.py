@@ -28,6 +28,8 @@ def test_money_is_time_at_the_present_price() -> None:
     assert lease.money_end == NOW + 2.5 * 3600
     assert lease.end == lease.money_end, "the earlier end counts"
     assert make(rented=True, per_hour=0.0, now=NOW, max_cost=5.0).money_end is None, "what is free costs nothing"
+    late = make(rented=True, per_hour=2.0, now=NOW + 600, since=NOW, max_cost=5.0)
+    assert (late.hard_end, late.money_end) == (NOW + 600 + 24 * 3600, lease.money_end), "what boots costs, too"
 
 
 @given(st.floats(0.01, 1e4), st.floats(0.01, 1e5), st.floats(0.1, 1e3))

@@ -8,8 +8,9 @@ import threading
 
 import pytest
 
-from gpuops.output import ERASE, Output
-from gpuops.progress import Phase, PlainProgress, Progress, Silent, TerminalProgress, amount, beat_s, pace, progress_on
+from gpuops.output import ERASE, Output, amount
+from gpuops.phase import Phase, beat_s, pace
+from gpuops.progress import PlainProgress, Progress, Silent, TerminalProgress, progress_on
 
 
 class Clock:

@@ -13,7 +13,7 @@ import pytest
 
 from gpuops.errors import AuthFailed, NoCapacity, UsageError
 from gpuops.models import Intent, Journal, Offer, Price, Request, Resource
-from gpuops.output import Output
+from gpuops.output import Output, span
 from gpuops.proof import record as records
 from gpuops.proof.prove import Proof, prove, steps
 from tests.fakes.plain import Plain, world_of
@@ -162,6 +162,8 @@ def test_one_that_failed_is_not_believed_at_once(proving: Prove) -> None:
     proof = proving(lags)
     assert proof.exit_code == 4
     assert proof.record["left"] == []
+    (end,) = [one for one in proof.record["scenarios"] if one["name"] == "nothing-left"]
+    assert (end["seconds"] > 5.0, f"({span(end['seconds'])})" in end["said"]) == (True, True), end
     assert [machine.name for machine in lags.machines.values() if machine.state != "ended"] == []
 
 

@@ -304,6 +304,28 @@ def test_no_nodes_clock_makes_a_lease_endless_or_a_row_unreadable(odd: Any) -> N
     assert adopt.lease_of([node]) == (Lease(), False)
 
 
+def test_of_several_nodes_the_earliest_end_counts_by_our_clock() -> None:
+    early = adopt._Node(facts={"lease": {"hard_wall": 90.0, "idle_s": 60}}, skew=20.0)
+    late = adopt._Node(facts={"lease": {"hard_wall": 100, "idle_s": 30.0}})
+    assert adopt.lease_of([early, late, adopt._Node()]) == (Lease(100.0, 30.0), False)
+    waits = adopt._Node(facts={"lease": {"boot_wall": 5.0}})
+    assert adopt.lease_of([late, waits]) == (Lease(100.0, 30.0), True)
+
+
+@pytest.mark.parametrize(("kept_h", "lives_h"), [(None, 24.0), (2.0, 2.0), (240.0, 24.0)])
+def test_what_is_rented_and_taken_back_lives_no_longer_than_what_is_new(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, kept_h: float | None, lives_h: float
+) -> None:
+    _, world = there
+    exists(world, "lab")
+    now = world.clock.now()
+    lease = {} if kept_h is None else {"hard_wall": now + kept_h * 3600, "idle_s": 60.0}
+    monkeypatch.setattr(adopt, "_look", lambda *_: [adopt._Node(facts={"lease": lease})])
+    (lost,) = reap.lost(reap.strays(world)[0])
+    back = adopt.adopt(world, lost)
+    assert back.row.lease == Lease(now + lives_h * 3600, 1800.0 if kept_h is None else 60.0)
+
+
 def test_the_ledger_takes_no_number_that_it_could_not_read(there: tuple[Cloud, World]) -> None:
     _, world = there
     row = known(world, "lab")
@@ -337,22 +359,46 @@ def test_a_bug_with_one_cluster_keeps_no_other_alive(
     assert [row.name for row in world.ledger.clusters()] == ["a"]
 
 
-@pytest.mark.parametrize("odd", [OverflowError("a number of 400 digits"), RowGone("it is gone"), LocalDisk("full")])
-def test_a_lease_that_is_over_waits_for_no_result(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, odd: Exception
-) -> None:
+@pytest.fixture
+def with_a_run(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World, int]:
+    """A cluster with a run that nobody keeps."""
     cloud, world = there
     exists(world, "lab")
-    row = known(world, "lab")
-    world.ledger.set_cluster(row, lease=Lease(hard_end=1.0))
+    run = SimpleNamespace(id=1, name="train-1", state="running", keeper=None)
+    monkeypatch.setattr(world.ledger, "runs", lambda **_: [run])
+    return cloud, world, known(world, "lab")
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, odd: Exception) -> None:
+    """Nothing can be had from its nodes."""
 
     def fails(*_: Any) -> None:
         raise odd
 
-    run = SimpleNamespace(id=1, name="train-1", state="running", keeper=None)
-    monkeypatch.setattr(world.ledger, "runs", lambda **_: [run])
     monkeypatch.setattr(keep, "_finish_run", fails)
     monkeypatch.setattr(keep, "save_left", fails)
+
+
+@pytest.mark.parametrize("odd", [OverflowError("a number of 400 digits"), RowGone("it is gone"), LocalDisk("full")])
+def test_a_lease_that_is_over_waits_for_no_result(
+    with_a_run: tuple[Cloud, World, int], monkeypatch: pytest.MonkeyPatch, odd: Exception
+) -> None:
+    cloud, world, row = with_a_run
+    world.ledger.set_cluster(row, lease=Lease(hard_end=1.0))
+    failing(monkeypatch, odd)
     keep.tend(world, row)
     assert cloud.machines() == []
     assert next(say for _, say in world.ledger.take_notices()).startswith("train-1 is not all home: ")
+
+
+def test_a_lease_that_lasts_waits_for_them(
+    with_a_run: tuple[Cloud, World, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where the cluster was brought up for this run alone: the guard tries again."""
+    cloud, world, row = with_a_run
+    world.ledger.set_cluster(row, ephemeral=1, lease=Lease(hard_end=world.clock.now() + 60))
+    failing(monkeypatch, LocalDisk("full"))
+    with pytest.raises(LocalDisk):
+        keep.tend(world, row)
+    assert cloud.machines() == [f"gpuops-{OWNER}-lab-0"]
+    assert world.ledger.take_notices() == []

@@ -60,6 +60,10 @@ WORDS = [
         "have it here, and send it with `--data PATH`",
     ),
     (
+        "error: a.gz could not be had from https://x/a.gz: Name or service not known; put it into data/mnist by hand",
+        "name its folder: `--data PATH`",
+    ),
+    (
         "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so you have",
         "if you trust it, `--env TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1`",
     ),

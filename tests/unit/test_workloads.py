@@ -21,7 +21,7 @@ def package_with_train(package: Path, train: Path) -> Path:
 def test_every_workload_is_a_file_that_says_what_it_is() -> None:
     for name in workloads.names():
         assert (workloads.folder() / workloads.script(name)).read_text().startswith('"""')
-        assert workloads.WORKLOADS[name]
+        assert workloads.WORKLOADS[name].line
     assert workloads.DEFAULT in workloads.names()
 
 
@@ -45,4 +45,11 @@ def test_a_strangers_train_folder_is_not_taken_for_ours(tmp_path: Path) -> None:
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match="no workload named 'digit'") as caught:
         workloads.script("digit")
-    assert caught.value.hint == "choose one of: digits, toy"
+    assert caught.value.hint == "choose one of: toy, digits, mnist, cifar10, movielens"
+
+
+def test_those_that_read_data_tell_where_they_look_for_them() -> None:
+    """`data/NAME` is where gpuops keeps what they download."""
+    for name, known in workloads.WORKLOADS.items():
+        text = (workloads.folder() / workloads.script(name)).read_text()
+        assert (f'add_data_option(parser, "{name}")' in text) == known.reads, name

@@ -53,6 +53,13 @@ def test_an_old_nvidia_smi_is_asked_again(tmp_path: Path, monkeypatch: pytest.Mo
     ]
 
 
+def test_a_folder_that_cannot_be_asked_does_not_keep_a_node_from_answering() -> None:
+    """As on a file server that is gone: what is on the machine itself is told all the same."""
+    told = facts.hello(HERE, {}, None)
+    assert (told["disk_free"], told["runs"], told["lease"]) == (None, [], {})
+    assert told["cores"] >= 1
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux's kernel")
 def test_every_own_address_is_reached_by_loopback() -> None:
     assert network.route(HERE, {"to": "127.0.0.9"}, None)["interface"] == "lo"
