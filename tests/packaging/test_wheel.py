@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuops.workloads import WORKLOADS, script
 from tests.packaging.conftest import ROOT, run
 
 NOT_IN_THE_CORE = {"torch", "numpy", "boto3", "botocore", "runpod", "scikit-learn"}
@@ -31,11 +32,12 @@ def test_the_wheel_holds_the_packages_and_nothing_else_on_top(content: set[str])
 
 def test_the_wheel_holds_the_workloads_with_their_data_and_no_snapshots(content: set[str]) -> None:
     carried = {name.removeprefix("gpuops/") for name in content if name.startswith("gpuops/train/")}
-    files = {path for path in (ROOT / "train").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
-    written = {"snapshots", "outputs"}
-    there = {str(path.relative_to(ROOT)) for path in files if path.name != ".gitignore" and not written & {*path.parts}}
-    assert carried == there
-    assert {"train/digits.py", "train/toy.py", "train/README.md", "train/ddp/trainer.py"} <= carried
+    files = {path.relative_to(ROOT) for path in (ROOT / "train").rglob("*") if path.is_file()}
+    written = {"snapshots", "outputs", "__pycache__", *(f"data/{name}" for name in WORKLOADS)}
+    there = {path for path in files if not written & {*path.parts, "/".join(path.parts[1:3])}}
+    assert carried == {str(path) for path in there if not any(part.startswith(".") for part in path.parts)}
+    assert {f"train/{script(name)}" for name in WORKLOADS} <= carried
+    assert {"train/README.md", "train/ddp/trainer.py"} <= carried
     assert {"train/data/digits.csv.gz", "train/data/SOURCE.txt"} <= carried
 
 
@@ -52,12 +54,15 @@ def test_the_core_install_is_light(installed: Path) -> None:
 
 def test_installed_it_finds_itself_and_its_workloads(installed: Path, tmp_path: Path) -> None:
     code = (
-        "import gpuops, provisioners.base, gpuops.workloads as w; print(gpuops.__file__, w.folder() / w.script('toy'))"
+        "import gpuops, provisioners.base, gpuops.workloads as w; print(gpuops.__file__)\n"
+        "for name in w.names(): print(w.folder() / w.script(name))"
     )
-    package, toy = map(Path, run(installed, "-c", code, cwd=tmp_path).split())
+    package, *programs = map(Path, run(installed, "-c", code, cwd=tmp_path).split())
     assert package.is_relative_to(installed.parents[1])
-    assert toy.read_bytes() == (ROOT / "train" / "toy.py").read_bytes()
-    assert toy.parent == package.parent / "train"
+    assert [program.stem for program in programs] == list(WORKLOADS)
+    for program in programs:
+        assert program.read_bytes() == (ROOT / "train" / program.name).read_bytes()
+        assert program.parent == package.parent / "train"
 
 
 def test_the_installed_command_says_its_version(installed: Path, tmp_path: Path) -> None:

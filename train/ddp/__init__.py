@@ -4,11 +4,13 @@ world       the processes that train together: meeting, agreeing, adding up, sto
 options     the arguments that all programs share
 randomness  every generator of random numbers at once: seeded, kept, put back
 sampler     who sees which sample in which step, from any point of an epoch, in any world
+downloads   data sets from where they are published, once per machine
 loader      batches of them on the device
 snapshots   files to go on from
 trainer     the loop
 watching    TensorBoard, the profiler
 benchmark   what a step costs, and where
+memory      what it holds
 
 Copy the folder into your own project: it needs torch and numpy, and nothing of gpuops.
 """

@@ -9,6 +9,7 @@ from typing import Any, Callable, Iterator
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from ddp import memory
 from ddp.sampler import Part
 from ddp.trainer import Trainer
 from ddp.world import World
@@ -25,9 +26,10 @@ def benchmark(trainer: Trainer) -> None:
     steps = endless(trainer)
     count = choose_count(trainer, steps)
     together = fastest(world, lambda: run(trainer, steps, count))
-    # In this order: without buffers left to share from a step before, a rank can do without the others.
-    silent = fastest(world, lambda: run(trainer, steps, count, synced=False))
-    alone = fastest(world, lambda: run(trainer, steps, count, synced=False) if world.rank == 0 else 0.0)
+    silent = alone = together
+    if world.size > 1:  # in this order: with no buffers left to share from a step before, a rank can do without others
+        silent = fastest(world, lambda: run(trainer, steps, count, synced=False))
+        alone = fastest(world, lambda: run(trainer, steps, count, synced=False) if world.rank == 0 else 0.0)
     parts = world.sum(list(divide(trainer, steps, count)))
     data, forward, backward, optimizer = (1000 * seconds / world.size / count for seconds in parts)
 
@@ -46,10 +48,14 @@ def benchmark(trainer: Trainer) -> None:
     world.say(f"  forward        {forward:.2f} ms")
     world.say(f"  backward       {backward:.2f} ms")
     world.say(f"  optimizer      {optimizer:.2f} ms")
+    memory.tell(trainer, steps)
     work = arithmetic(trainer, steps) * trainer.options.accumulate * count / together
-    most = peak(world, trainer.autocast)
-    world.say(f"arithmetic       {work / 1e9:,.1f} GFLOP/s per rank, {work / most:.1%} of the {most / 1e9:,.0f} that")
-    world.say("                 a large matrix product reaches here, in the same precision")
+    if work:  # torch counts products and convolutions, of which a model of embeddings has none
+        most = peak(world, trainer.autocast)
+        world.say(
+            f"arithmetic       {work / 1e9:,.1f} GFLOP/s per rank, {work / most:.1%} of the {most / 1e9:,.0f} that"
+        )
+        world.say("                 a large matrix product reaches here, in the same precision")
 
 
 def endless(trainer: Trainer) -> Iterator[tuple[Part, list[Any]]]:
@@ -117,7 +123,7 @@ def divide(trainer: Trainer, steps: Iterator[Any], count: int) -> tuple[float, f
             now = clock()
             part, batch = next(steps)
             now = lap(0, now)
-            with trainer.ddp.no_sync():
+            with trainer.silent():
                 loss, _ = trainer.loss(part, batch)
                 now = lap(1, now)
                 trainer.scaler.scale(loss).backward()
@@ -144,14 +150,15 @@ def arithmetic(trainer: Trainer, steps: Iterator[Any]) -> float:
 def peak(world: World, autocast: Any) -> float:
     """Floating point operations per second of a matrix product too large to be held up by anything else."""
     size = 8192 if world.device.type == "cuda" else 1024
-    left, right = torch.rand(2, size, size, device=world.device)
+    with autocast:  # 16 bits where it multiplies in them; made before the clock runs
+        one = torch.ones(1, 1, device=world.device)
+        left, right = torch.rand(2, size, size, device=world.device).to((one @ one).dtype)
 
     def product() -> float:
         settle(world)
         began = time.perf_counter()
-        with torch.no_grad(), autocast:
-            for _ in range(4):
-                torch.mm(left, right)
+        for _ in range(4):
+            torch.mm(left, right)
         settle(world)
         return time.perf_counter() - began
 

@@ -7,7 +7,7 @@ import contextlib
 import time
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Any, Callable, ContextManager, Iterator, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -61,15 +61,22 @@ class Trainer:
         self.world, self.options, self.program = world, options, program
         self.model, self.optimizer, self.batches, self.scheduler = model, optimizer, batches, scheduler
         self.answers = answers
-        # It hands rank 0's weights to all, and averages the gradients in every backward, while that computes.
-        self.ddp = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+        kind = world.device.type
+        # It hands rank 0's weights to all, and averages the gradients in every backward, while that computes. A rank
+        # that is alone would only copy them there and back, and hold them twice.
+        self.ddp: DistributedDataParallel | None = None
+        if world.size > 1:
+            self.ddp = DistributedDataParallel(model, device_ids=[world.device] if kind == "cuda" else None)
         # Compiled around DistributedDataParallel, not inside: the graph is then cut where gradients leave,
         # and they leave during the backward, not all at its end.
-        self.forward: Any = torch.compile(self.ddp) if options.compile else self.ddp
-        kind = world.device.type
+        self.forward: Any = self.ddp or model
+        if options.compile:
+            self.forward = torch.compile(self.forward)
         half = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[options.amp]
-        self.autocast = torch.autocast(kind, half, enabled=options.amp != "off")
+        self.autocast = torch.autocast(kind, half) if options.amp != "off" else contextlib.nullcontext()
         self.scaler = torch.amp.GradScaler(kind, enabled=options.amp == "fp16")
+        # Names for the profiler, which cost a small model's step a twentieth also where nobody reads them.
+        self.named: Any = record_function if options.profile else contextlib.nullcontext
         self.snapshots = Snapshots(world, program, options.keep)
         self.epoch, self.position, self.step = 0, 0, 0  # whole epochs, samples of this one, steps: done so far
         self.totals: dict[str, Any] = {}  # of this epoch and this rank
@@ -132,17 +139,21 @@ class Trainer:
     def learn(self, part: Part, batch: list[Tensor]) -> None:
         """Forward and backward, and what is counted."""
         # Gradients travel once per step of the optimizer: before the last of its batches they are only added up here.
-        with contextlib.nullcontext() if part.closes else self.ddp.no_sync():
-            with record_function("forward"):
+        with contextlib.nullcontext() if part.closes else self.silent():
+            with self.named("forward"):
                 loss, answers = self.loss(part, batch)
-            with record_function("backward"):
+            with self.named("backward"):
                 self.scaler.scale(loss).backward()
         self._count(part, answers)
+
+    def silent(self) -> ContextManager[None]:
+        """In it a backward sends nothing."""
+        return self.ddp.no_sync() if self.ddp else contextlib.nullcontext()
 
     def _count(self, part: Part, answers: dict[str, Tensor]) -> None:
         # Sums on the device, without `.item()`: that would make the processor wait for the GPU in every step.
         for name, each in answers.items():
-            self.totals[name] = self.totals.get(name, 0) + each.detach()[: part.mine].sum(dtype=torch.float64)
+            self.totals[name] = self.totals.get(name, 0) + own(part, each.detach()).sum(dtype=torch.float64)
         self.totals["samples"] = self.totals.get("samples", 0) + part.mine
 
     def loss(self, part: Part, batch: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -151,10 +162,10 @@ class Trainer:
         batch more than others, and padding as much as them."""
         with self.autocast:
             answers = self.answers(self.forward, *batch)
-        return answers["loss"][: part.mine].sum() * (self.world.size / part.everyones), answers
+        return own(part, answers["loss"]).sum() * (self.world.size / part.everyones), answers
 
     def take_step(self) -> None:
-        with record_function("optimizer"):
+        with self.named("optimizer"):
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.optimizer.zero_grad()
@@ -236,6 +247,8 @@ class Trainer:
         if self.position:
             where = f"in epoch {self.epoch + 1}, after {self.position} of {self.batches.samples} samples"
         self.world.say(f"resumed from {path}, written {where}")
+        if self.epoch >= self.options.total_epochs:
+            self.world.note("nothing is left to learn; a larger number of epochs goes on")
         self._resume_random(state["ranks"])
         self._resume_schedule(state)
         if self.scaler.is_enabled() and state["scaler"]:
@@ -299,3 +312,8 @@ class Trainer:
     def _seed(self) -> int:
         """Of this rank's random numbers from this point on; every other rank and point has another one."""
         return (self.options.seed + 1) * 1_000_003 + self.step * 65_537 + self.world.rank
+
+
+def own(part: Part, each: Tensor) -> Tensor:
+    """Without the padding. Mostly there is none, and then a slice would cost as much as the sum of it."""
+    return each if part.mine == len(each) else each[: part.mine]

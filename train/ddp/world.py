@@ -40,6 +40,8 @@ def launch(program: Callable[[World, argparse.Namespace], None], options: argpar
     stop.settle(world)
     gc.collect()
     dist.destroy_process_group()
+    if code:  # torchrun ends the others when the first is gone, and they should not look as if a signal had been it
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if code and world.rank:
         time.sleep(1)  # rank 0 is the first to be gone: who asks which rank failed first is led to the one that spoke
     if code:
@@ -69,10 +71,15 @@ def join(wanted: str) -> tuple[torch.device, str]:
 class StopFlag:
     """Set by SIGTERM or SIGUSR1 to any process; all of them learn of it in the same step."""
 
+    EVERY_S = 0.02  # the processes ask each other where steps take less: in each it would be a quarter of a small one,
+    MOST = 16  # or after so many steps: the next may take a thousand times as long
+
     def __init__(self) -> None:
         self._mine = False
-        self._everyones = torch.zeros(1)
+        self._told = torch.zeros(2)  # how many were asked to stop; seconds from one call to the next, on rank 0
         self._under_way: Any = None
+        self._calls, self._wanted = 0, 1  # since the last exchange; from it to the next
+        self._since = time.perf_counter()
         for name in ("SIGTERM", "SIGUSR1"):
             if hasattr(signal, name):  # Windows has no SIGUSR1
                 signal.signal(getattr(signal, name), self._set)
@@ -84,13 +91,19 @@ class StopFlag:
         """Whether any process was asked to stop. All processes call it once per step and get the same answer.
 
         The answer is one step old: this call collects the sum that the last one started and starts the next, which
-        travels while the step computes. Waiting for a fresh one would cost every step a round trip.
+        travels while the step computes. Waiting for a fresh one would cost every step a round trip. How many steps lie
+        between follows from rank 0's clock, of which all are told: by clocks of their own they would lose each other.
         """
         if world.size == 1:
             return self._mine
         known = self.settle(world)
-        self._everyones = torch.tensor([float(self._mine)])
-        self._under_way = dist.all_reduce(self._everyones, async_op=True)
+        self._calls += 1
+        if self._calls >= self._wanted:
+            now = time.perf_counter()
+            pace = (now - self._since) / self._calls
+            self._calls, self._since = 0, now
+            self._told = torch.tensor([float(self._mine), pace if world.rank == 0 else 0.0])
+            self._under_way = dist.all_reduce(self._told, async_op=True)
         return known
 
     def settle(self, world: World) -> bool:
@@ -99,7 +112,9 @@ class StopFlag:
             return False
         self._under_way.wait()
         self._under_way = None
-        return bool(self._everyones)
+        asked, pace = self._told.tolist()
+        self._wanted = max(1, min(self.MOST, int(self.EVERY_S / pace)))
+        return bool(asked)
 
 
 class World:
@@ -116,6 +131,15 @@ class World:
         """`4 ranks (2 nodes x 2), gloo`."""
         ranks = f"{self.size} rank{'s' * (self.size > 1)}"
         return f"{ranks} ({self.nodes} node{'s' * (self.nodes > 1)} x {self.local_size}), {self.backend}"
+
+    def hardware(self) -> str:
+        """What computes: `4 x Tesla T4`, `2 threads of the processor`."""
+        if self.device.type == "cuda":
+            each = torch.cuda.get_device_name(self.device)
+        else:
+            threads = torch.get_num_threads()
+            each = f"{threads} thread{'s' * (threads > 1)} of the processor"
+        return f"{self.size} x {each}" if self.size > 1 else each
 
     def say(self, line: str) -> None:
         """A result, said once: by rank 0, on stdout."""

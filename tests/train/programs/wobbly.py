@@ -30,6 +30,7 @@ SAMPLES, FEATURES = 203, 8
 
 def train(world: World, options: argparse.Namespace) -> None:
     sabotage(world, options)
+    world.stop.EVERY_S = 0.0  # in every step, however short: so a test knows in which
     if options.hide:
         sys.path.insert(0, options.hide)
     torch.manual_seed(options.seed)
