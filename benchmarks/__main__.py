@@ -2,6 +2,7 @@
 
     python -m benchmarks                            everything, as markdown, in less than a quarter of an hour
     python -m benchmarks start push                 some of it
+    python -m benchmarks parallel mistakes          what is not gpuops' own: half an hour more
     python -m benchmarks --write docs/benchmarks.md
 
 Nothing is written but with --write; hosts and processes that were made for it are gone at the end.
@@ -23,8 +24,10 @@ from types import FrameType
 from benchmarks.measure import Failed, Options, Skip, Table, machine
 
 NAMES = ("start", "size", "connect", "push", "edit", "first_step", "throughput")
-LIMIT_S, ALL_S = 400, 870
-"""After so many seconds a benchmark is given up, and all of them."""
+ALONE = ("parallel", "mistakes", "examples", "gpu")
+"""Only where they are named: what they measure is the training programs, and has a page of its own."""
+LIMIT_S, ALL_S, ALONE_S = 400, 870, 1800
+"""After so many seconds a benchmark is given up, and all of them; and each that is only measured where it is named."""
 BEGIN, END = "<!-- from here on written by `python -m benchmarks --write` -->", "<!-- to here -->"
 
 
@@ -41,7 +44,8 @@ def main() -> int:
     failed = False
     try:
         for name in names:
-            for part in _one(name, options, min(LIMIT_S, end - time.monotonic())):
+            limit_s = ALONE_S if name in ALONE else min(LIMIT_S, end - time.monotonic())
+            for part in _one(name, options, limit_s):
                 told.append(part)
                 failed = failed or part.startswith("failed:")
                 print(part, flush=True)
@@ -58,15 +62,16 @@ def main() -> int:
 
 def _arguments() -> tuple[Options, list[str], Path | None]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(NAMES)} (all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(NAMES)} (all); {', '.join(ALONE)}")
     parser.add_argument("--rounds", type=int, help="how often each is measured, instead of its own number")
     parser.add_argument("--tiny", action="store_true", help="only see whether it works: its figures mean nothing")
     parser.add_argument("--install", action="store_true", help="install peers to weigh them: minutes, hundreds of MB")
+    parser.add_argument("--examples", type=Path, metavar="FOLDER", help="a checkout of github.com/pytorch/examples")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the tables into this file, too")
     given = parser.parse_args()
-    if unknown := [name for name in given.names if name not in NAMES]:
-        parser.error(f"there is no benchmark {unknown[0]}; there are {', '.join(NAMES)}")
-    return Options(given.rounds, given.tiny, given.install), given.names or list(NAMES), given.write
+    if unknown := [name for name in given.names if name not in NAMES + ALONE]:
+        parser.error(f"there is no benchmark {unknown[0]}; there are {', '.join(NAMES + ALONE)}")
+    return Options(given.rounds, given.tiny, given.install, given.examples), given.names or list(NAMES), given.write
 
 
 def _one(name: str, options: Options, limit_s: float) -> Iterator[str]:

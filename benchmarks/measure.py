@@ -40,6 +40,8 @@ class Options:
     tiny: bool = False
     install: bool = False
     """Whether peers may be installed, which takes minutes and hundreds of MB."""
+    examples: Path | None = None
+    """A checkout of the public examples."""
 
     def times(self, usual: int) -> int:
         return 1 if self.tiny else self.rounds or usual

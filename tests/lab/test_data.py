@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.lab.hosts import Host, Lab
@@ -33,8 +34,8 @@ def test_data_go_to_each_machine_once(lab: Lab, laptop: Laptop) -> None:
     laptop.write(".gitignore", "data/\n")
     laptop.write("data/y.bin", "inside")
 
-    planned = laptop.json(*EACH, "--dry-run", "--data", str(far), "--", "true")["data"]
-    assert planned == {"path": str(far), "files": 2, "bytes": 14}
+    planned = laptop.run(*EACH, "--dry-run", "--json", "--data", str(far), "--", "true")
+    assert json.loads(planned.stdout)["data"] == {"path": str(far), "files": 2, "bytes": 14}
     show = 'cat "$GPUOPS_DATA/deep/x.bin"; echo; cat "$GPUOPS_DATA/linked.bin"; echo; ls -A "$GPUOPS_DATA"'
     assert shown(laptop, far, show) == sorted([*["outside"] * 8, *["deep"] * 4, *["linked.bin"] * 4])
     sent = [inodes(host, "x.bin") for host in (a, b)]

@@ -126,7 +126,7 @@ def test_without_internet_a_sentence_and_what_is_put_there_by_hand_is_found(lapt
     assert failed.returncode == 1, failed.stderr
     error, verdict, hint = failed.stderr.splitlines()[-3:]
     assert error.startswith("error: train-images-idx3-ubyte.gz could not be had from https://"), failed.stderr
-    assert verdict == "rank 0 failed with exit code 1"
+    assert verdict == "rank 0 on node0 failed with exit code 1"
     assert hint.startswith("hint: have it here")
 
     made_there = kept(a, "mnist")
