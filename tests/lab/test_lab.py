@@ -76,7 +76,7 @@ def test_two_hosts_are_apart(lab: Lab) -> None:
     assert a.processes() == b.processes() == []
 
     over_ssh(a, "touch /etc/of-a /root/of-a /tmp/of-a /dev/shm/of-a; setsid sleep 4321 >/dev/null 2>&1 &")
-    assert a.processes() == ["sleep 4321"]
+    until(lambda: a.processes() == ["sleep 4321"], "the process has its program")  # until then it is called setsid
     assert "sleep 4321" in over_ssh(a, "cat /proc/*/cmdline | tr '\\0' ' '")
     assert b.processes() == []
     assert "sleep 4321" not in over_ssh(b, "cat /proc/*/cmdline | tr '\\0' ' '")
