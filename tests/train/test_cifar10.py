@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
 from collections.abc import Callable
@@ -13,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from learnt import last_snapshot, module_of
 from made import cifar10 as made
 from torch import Tensor
 
-CIFAR10 = Path(__file__).parents[2] / "train" / "cifar10.py"
 SMALL = ("--width", "4", "--batch_size", "20")
 """200 images to learn from, and a model for which that is enough: ten steps of 20 are an epoch of one process."""
 EPOCH = re.compile(r"epoch (\d+): loss (\d\.\d{4}), train accuracy (\d\.\d{4})(, snapshot in .*)?")
@@ -27,22 +26,12 @@ HELD = math.log(math.e + 9) - 1
 
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cifar10", CIFAR10)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of("cifar10")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made.make(tmp_path_factory.mktemp("cifar10")).parent
-
-
-def last_snapshot(folder: Path) -> dict[str, Any]:
-    folder = folder / "snapshots" / "cifar10"
-    return torch.load(folder / (folder / "last").read_text().strip(), weights_only=True)
 
 
 # ---- training -------------------------------------------------------------------------------------------------------
@@ -61,7 +50,7 @@ def test_learns(world, data: Path, tmp_path: Path, program: ModuleType, ranks: i
     accuracy, correct = ACCURACY.fullmatch(out[-2]).groups()
     assert float(accuracy) > 0.5
     assert SECONDS.fullmatch(out[-1]).groups() == ("8", f"{ranks} x " * (ranks > 1) + "1 thread of the processor")
-    kept = last_snapshot(tmp_path)
+    kept = last_snapshot(tmp_path, "cifar10")
     assert int(correct) == count_by_one_process(program, kept["model"], data)
     assert kept["optimizer"]["param_groups"][0]["lr"] == 0
 
@@ -86,7 +75,7 @@ def test_killed_in_mid_epoch_a_run_ends_as_if_it_had_not_been(
     world("small.py", *arguments, ranks=ranks, cwd=tmp_path / "killed", **harm).die()
     out = world(*arguments, ranks=ranks, cwd=tmp_path / "killed").succeed().out()
     assert re.match(r"resumed from .*, written in epoch 2, after ", out[1])
-    same(last_snapshot(tmp_path / "killed"), last_snapshot(tmp_path / "whole"))
+    same(last_snapshot(tmp_path / "killed", "cifar10"), last_snapshot(tmp_path / "whole", "cifar10"))
 
 
 def same(one: Any, other: Any, where: str = "snapshot") -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import re
 import signal
 from pathlib import Path
@@ -11,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
+from learnt import last_snapshot, module_of
 
 DIGITS = Path(__file__).parents[2] / "train" / "digits.py"
 LAST = re.compile(r"test accuracy (0\.\d{4}|1\.0000) \((\d+) of 297\), (\d+) epochs in \d+\.\d s on (.*)")
@@ -20,17 +19,7 @@ LAST = re.compile(r"test accuracy (0\.\d{4}|1\.0000) \((\d+) of 297\), (\d+) epo
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
     """digits.py as a module, to judge a snapshot with its own model."""
-    spec = importlib.util.spec_from_file_location("digits", DIGITS)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def snapshot(folder: Path) -> dict[str, Any]:
-    last = (folder / "snapshots" / "digits" / "last").read_text().strip()
-    return torch.load(folder / "snapshots" / "digits" / last, weights_only=True)
+    return module_of("digits")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +37,7 @@ def test_learns_to_read(world, tmp_path: Path, program: ModuleType, ranks: int, 
     assert (epochs, on) == ("20", where)
     assert [line.partition(":")[0] for line in out[:-1]] == [f"epoch {epoch}" for epoch in range(1, 21)]
     assert [path.name for path in tmp_path.iterdir()] == ["snapshots"]
-    assert int(correct) == count_by_one_process(program, snapshot(tmp_path))
+    assert int(correct) == count_by_one_process(program, last_snapshot(tmp_path, "digits"))
 
 
 def count_by_one_process(program: ModuleType, state: dict[str, Any]) -> int:
@@ -94,7 +83,7 @@ def test_asked_to_stop_all_ranks_stop_with_a_snapshot(start, tmp_path: Path) -> 
     launched.tell_rank(1, signal.SIGUSR1)
     code, out, err = launched.finish()
     assert code == 0, err
-    kept = snapshot(tmp_path)
+    kept = last_snapshot(tmp_path, "digits")
     assert out[-2].startswith("stopped ")
     assert out[-2].endswith("; the same command goes on from snapshots/digits")
     assert LAST.fullmatch(out[-1])[3] == str(kept["epoch"])

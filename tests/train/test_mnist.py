@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from ddp.downloads import Unusable
+from learnt import last_snapshot, module_of
 from made import mnist as made
 from torch import Tensor
 
-MNIST = Path(__file__).parents[2] / "train" / "mnist.py"
 READ = re.compile(r"320 images to learn and 97 to test, read in \d+\.\d s from .*")
 EPOCH = re.compile(
     r"epoch (\d+): loss (\d\.\d{4}), train accuracy (\d\.\d{4}), \d+\.\d s on ([^,]*)(, snapshot in .*)?"
@@ -28,12 +26,7 @@ LAST = re.compile(r"test accuracy (\d\.\d{4}) \((\d+) of 97\), (\d+) epochs? in 
 
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mnist", MNIST)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of("mnist")
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +34,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mnist")
     made.make(folder)
     return folder
-
-
-def last_snapshot(folder: Path) -> dict[str, Any]:
-    folder = folder / "snapshots" / "mnist"
-    return torch.load(folder / (folder / "last").read_text().strip(), weights_only=True)
 
 
 # ---- training -------------------------------------------------------------------------------------------------------
@@ -61,7 +49,7 @@ def test_learns(world, data: Path, tmp_path: Path, program: ModuleType, ranks: i
     accuracy, correct, number, where = LAST.fullmatch(out[-1]).groups()
     assert float(accuracy) > 0.8
     assert (number, where) == ("2", f"{ranks} rank{'s' * (ranks > 1)} (1 node x {ranks}), gloo")
-    kept = last_snapshot(tmp_path)
+    kept = last_snapshot(tmp_path, "mnist")
     assert int(correct) == count_by_one_process(program, kept["model"], data)
     assert kept["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.7**2)
 
@@ -83,7 +71,7 @@ def test_killed_in_mid_epoch_a_run_ends_as_if_it_had_not_been(world, data: Path,
     world("small.py", *arguments, ranks=2, cwd=tmp_path / "killed", **harm).die()
     out = world(*arguments, ranks=2, cwd=tmp_path / "killed").succeed().out()
     assert re.match(r"resumed from .*, written in epoch 2, after 64 of 320 samples", out[1])
-    kept, whole = last_snapshot(tmp_path / "killed"), last_snapshot(tmp_path / "whole")
+    kept, whole = last_snapshot(tmp_path / "killed", "mnist"), last_snapshot(tmp_path / "whole", "mnist")
     assert kept["step"] == whole["step"] == 10
     assert digest(kept["model"]) == digest(whole["model"])
 

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from learnt import last_snapshot, module_of
 from made import movielens as made
 from mirror import Mirror
 from torch import Tensor
 
-MOVIELENS = Path(__file__).parents[2] / "train" / "movielens.py"
 POPULAR = re.compile(r"by popularity HR@10 (\d\.\d{4}), NDCG@10 (\d\.\d{4})")
 TEST = re.compile(r"test HR@10 (\d\.\d{4}), NDCG@10 (\d\.\d{4}), (\d+) epochs in \d+\.\d s on (.*)")
 
 
-def load_program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("movielens", MOVIELENS)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-program = load_program()
+program = module_of("movielens")
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +30,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("movielens")
     made.make(folder)
     return folder
-
-
-def last_snapshot(folder: Path, name: str = "movielens") -> dict[str, Any]:
-    folder = folder / "snapshots" / name
-    return torch.load(folder / (folder / "last").read_text().strip(), weights_only=True)
 
 
 # ---- learning and judging -------------------------------------------------------------------------------------------
@@ -64,7 +47,7 @@ def test_finds_what_popularity_does_not(world, data: Path, tmp_path: Path, ranks
     assert mine[2:] == ("10", f"{ranks} rank{'s' * (ranks > 1)} (1 node x {ranks}), gloo")
     assert [path.name for path in tmp_path.iterdir()] == ["snapshots"]
     # 61 people do not divide by 2 or 4.
-    weights = last_snapshot(tmp_path)["model"]
+    weights = last_snapshot(tmp_path, "movielens")["model"]
     assert list(popular) == [f"{figure:.4f}" for figure in judged_by_hand(data, by_popularity)]
     assert list(mine[:2]) == [f"{figure:.4f}" for figure in judged_by_hand(data, by_weights(weights))]
 
@@ -112,7 +95,7 @@ def test_killed_in_mid_epoch_a_run_ends_as_if_it_had_not_been(world, data: Path,
     world("small.py", *arguments, ranks=ranks, cwd=tmp_path / "killed", **harm).die()
     out = world(*arguments, ranks=ranks, cwd=tmp_path / "killed").succeed().out()
     assert re.match(r"resumed from .*, written in epoch 2, after \d+ of 1159 samples", out[1])
-    whole, resumed = (last_snapshot(tmp_path / folder) for folder in ("whole", "killed"))
+    whole, resumed = (last_snapshot(tmp_path / folder, "movielens") for folder in ("whole", "killed"))
     assert whole["model"].keys() == resumed["model"].keys()
     assert all(torch.equal(resumed["model"][name], weights) for name, weights in whole["model"].items())
     assert whole["scheduler"] == resumed["scheduler"]
