@@ -115,15 +115,13 @@ def files_of(folder: Path) -> Iterator[FileEntry]:
     def refuse(error: OSError) -> None:
         raise error
 
-    entered = set()
     for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         folders.sort()
-        real = os.path.realpath(place)
-        if real in entered:
-            folders.clear()  # a link that leads in a circle
+        inside = Path(place).relative_to(folder)
+        if os.path.realpath(place) in {os.path.realpath(folder / above) for above in inside.parents}:
+            folders.clear()  # a link that leads in a circle; one to a neighbour is another name for the same files
             continue
-        entered.add(real)
-        base = Path(place).relative_to(folder).as_posix()
+        base = inside.as_posix()
         for name in sorted(names):
             seen = os.stat(os.path.join(place, name))
             if stat.S_ISREG(seen.st_mode):

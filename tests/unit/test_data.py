@@ -32,6 +32,13 @@ def test_all_of_a_folder_is_sent_under_its_name_whatever_an_ignore_file_says(far
     assert sent(far / "deep" / "er" / "x.bin") == {"x.bin": 5}
 
 
+def test_a_folder_with_two_names_is_there_under_both(tmp_path: Path) -> None:
+    (tmp_path / "set" / "validation").mkdir(parents=True)
+    (tmp_path / "set" / "validation" / "x").write_text("x")
+    (tmp_path / "set" / "val").symlink_to("validation")
+    assert set(sent(tmp_path / "set")) == {"set/val/x", "set/validation/x"}
+
+
 def test_of_a_link_what_it_leads_to_is_sent_and_a_circle_is_gone_round_once(far: Path, tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(b"y" * 7)
     (far / "y.bin").symlink_to(tmp_path / "big")
