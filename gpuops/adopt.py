@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuops import cluster as clusters
 from gpuops import guard
 from gpuops import lease as leases
 from gpuops.errors import GpuopsError, NodeError
 from gpuops.ledger import ClusterRow, RunRow
+from gpuops.live import name_hosts, open_live, programs_of, reach, send_lease
 from gpuops.models import Lease, Request, Resource, Verdict
 from gpuops.oneach import on_each
 from gpuops.results.home import read_json
@@ -84,7 +84,7 @@ class _Node:
 def live_run(world: World, lost: Lost) -> str:
     """The run that is going on there; empty where there is none, or where nobody says."""
     try:
-        live = clusters.reach(_draft(world, lost), lost.machines, some=True)
+        live = reach(_draft(world, lost), lost.machines, some=True)
     except GpuopsError:
         return ""
     live.close()
@@ -136,7 +136,7 @@ def adopt(world: World, lost: Lost, *, complete: bool = True) -> Adopted:
     known = world.ledger.adopt(row, [*machines, *rest], runs)
     (row,) = [one for one in world.ledger.clusters() if one.name == lost.name]
     notes += [f"the ledger has another run named {name}; that of {lost.name} is left out" for name in known]
-    clusters.name_hosts(world, row, machines)
+    name_hosts(world, row, machines)
     if adrift:
         notes += _take_over(world, row, lease)
     if guard.wants_guard(world.ledger, row):
@@ -178,7 +178,7 @@ def _look(draft: ClusterRow, machines: Sequence[Resource]) -> list[_Node]:
     """Every node, as far as it answers. Raises NodeError where one lets no program be started."""
     nodes = on_each(lambda index: _Node(runs=_traces(draft, machines[index], index)), range(len(machines)))
     try:
-        live = clusters.reach(draft, machines, some=True)
+        live = reach(draft, machines, some=True)
     except NodeError:
         return nodes  # no agent lives there any more: what it left can be had all the same
     live.close()
@@ -188,7 +188,7 @@ def _look(draft: ClusterRow, machines: Sequence[Resource]) -> list[_Node]:
 
 
 def _traces(draft: ClusterRow, machine: Resource, index: int) -> dict[str, Traces]:
-    programs = clusters.programs_of(draft, machine, index)
+    programs = programs_of(draft, machine, index)
     try:
         return read_traces(programs, index)
     finally:
@@ -212,9 +212,9 @@ def _is_number(value: Any) -> bool:
 def _take_over(world: World, row: ClusterRow, lease: Lease) -> list[str]:
     """Its command died before it could: else the nodes would end with their boot lease."""
     try:
-        live = clusters.open_live(world, row)
+        live = open_live(world, row)
         try:
-            clusters.send_lease(live, lease, world.clock.now())
+            send_lease(live, lease, world.clock.now())
         finally:
             live.close()
     except GpuopsError as error:

@@ -7,82 +7,37 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 from gpuops import artefact, guard
 from gpuops import lease as leases
-from gpuops.agent.node import PROTOCOL
-from gpuops.agentclient import Absent, AgentClient, NodePaths, Programs
-from gpuops.connection import connect
+from gpuops.boot import wait_ready
 from gpuops.errors import (
-    ConnectionLost,
     GpuopsError,
     Interrupted,
     NoCapacity,
-    NodeError,
-    NodeRefused,
     ProviderError,
     RateLimited,
     StillBilling,
     Unknown,
     UsageError,
 )
-from gpuops.install import revive
 from gpuops.ledger import ClusterRow, LedgerJournal
-from gpuops.models import Intent, Lease, Offer, Problem, Request, Resource
-from gpuops.oneach import on_each
+from gpuops.live import Live, machines_of, send_lease
+from gpuops.models import Intent, Offer, Problem, Request
 from gpuops.output import money, span
-from gpuops.progress import Progress, Silent
-from gpuops.teardown import POLL_S, POLL_SLOW_S, clear, in_order, owned, tear_down
+from gpuops.teardown import POLL_SLOW_S, clear, owned, tear_down
 from gpuops.world import World
 from provisioners.base import Provisioner
 
 BOOT_MARGIN_S = 600.0
 """What the boot lease adds to `--timeout`."""
 RETRIES = 4
-EAGER_S = 10.0
-"""So long a new node is looked at often."""
-DENIED_S = 120.0
-"""So long a machine that was just rented may not know our key."""
 ROUNDING = 0.01
 """By how much two prices may differ, as a part of them."""
-BOOTING = frozenset({"no-node", "no-agent"})
-"""Refusals of a machine that can be logged in to before its node has come to life."""
-
-T = TypeVar("T")
-
-
-@dataclass
-class Live:
-    """A cluster that answers: its row, its machines and a conversation with each node's agent."""
-
-    row: ClusterRow
-    machines: list[Resource]
-    clients: list[AgentClient] = field(default_factory=list)
-    facts: list[Mapping[str, Any]] = field(default_factory=list)
-    """Each node's `hello`."""
-    skews: list[float] = field(default_factory=list)
-    """Seconds to add to a node's clock to get ours."""
-
-    def each(self, action: Callable[[int, AgentClient], T]) -> list[T]:
-        """Do something on every node at once; the first error wins, after all have ended."""
-        return on_each(lambda index: action(index, self.clients[index]), range(len(self.clients)))
-
-    def reconnect(self, index: int) -> AgentClient:
-        """A new conversation with one node. Raises ConnectionLost."""
-        self.clients[index].close()
-        self.clients[index] = _client(self.clients[index].paths, self.machines[index], index)
-        return self.clients[index]
-
-    def close(self) -> None:
-        for client in self.clients:
-            client.close()
-            client.connection.close()
 
 
 def plan(world: World, request: Request) -> tuple[Provisioner, list[Offer]]:
@@ -199,7 +154,7 @@ def bring_up(
         if rented:
             world.out.say("not yet protected: keep this computer on until the nodes are ready")
         with world.progress.during(f"waiting for {row.name}", request.timeout_min * 60):
-            live = _wait_ready(world, provisioner, row, request)
+            live = wait_ready(world, provisioner, row, request)
         try:
             _start_lease(world, live, wish, provisioner, offer)
         except BaseException:
@@ -335,210 +290,6 @@ def _look_up(world: World, provisioner: Provisioner, offer: Offer, row: ClusterR
         clock.pause(POLL_SLOW_S, deadline)
 
 
-def machines_of(world: World, row: ClusterRow) -> list[Resource]:
-    """The cluster's machines as the ledger knows them, in node order."""
-    return in_order([one for one in world.ledger.resources(row.id) if one.kind == "machine"])
-
-
-def all_ended(world: World, row: ClusterRow) -> bool:
-    """Whether a cluster's provider says that none of its machines runs any more. Raises ProviderError."""
-    provider = world.provisioner(row.provider)
-    machines = machines_of(world, row)
-    return bool(machines) and all(provider.describe(machine).state == "ended" for machine in machines)
-
-
-def watchdogs_ended(world: World, row: ClusterRow) -> bool:
-    """Whether every node says that its watchdog has ended it; its machine may go on, and cost money."""
-    machines = machines_of(world, row)
-
-    def one(index: int) -> bool:
-        try:
-            programs = programs_of(row, machines[index], index)
-            try:
-                AgentClient(programs.connection, programs.paths).close()
-            finally:
-                programs.connection.close()
-        except NodeRefused as refusal:
-            return refusal.kind == "ended"
-        except NodeError:
-            return False
-        return False
-
-    return bool(machines) and all(on_each(one, range(len(machines))))
-
-
-def _wait_ready(world: World, provisioner: Provisioner, row: ClusterRow, request: Request) -> Live:
-    """One loop, one deadline: described, addressed, connected, answering. Raises NodeError, ProviderError."""
-    clock = world.clock
-    started = clock.monotonic()
-    deadline = started + min(request.timeout_min * 60, row.boot_deadline - clock.now())
-    longer = "raise --timeout if it only needs longer"
-    if deadline < started + request.timeout_min * 60:
-        longer = "raise --max-cost if it only needs longer"
-    denied_at: float | None = None
-    seen: set[str] = set()
-    while True:
-        wait = POLL_S if clock.monotonic() - started < EAGER_S else POLL_SLOW_S
-        try:
-            machines = on_each(provisioner.describe, machines_of(world, row))
-            seen |= {machine.id for machine in machines if machine.state != "ended"}
-            why = _not_yet(machines, seen, settled=clock.monotonic() - started >= provisioner.settle_s)
-            if not why:
-                live = reach(row, machines)
-                name_hosts(world, row, machines)
-                for machine in machines:
-                    world.ledger.update_resource(row.id, machine)
-                return live
-        except RateLimited as error:
-            why, wait = error.say, error.retry_after or wait
-        except (Unknown, ConnectionLost) as error:
-            why = error.say
-        except NodeRefused as refusal:
-            if refusal.kind not in BOOTING:
-                raise
-            why = refusal.say
-        except NodeError as error:
-            denied_at = clock.monotonic() if denied_at is None else denied_at
-            if not _knows_no_key_yet(provisioner, error) or clock.monotonic() - denied_at >= DENIED_S:
-                raise
-            why = error.say
-        world.progress.waits(why)
-        if clock.monotonic() >= deadline:
-            raise NodeError(
-                f"{row.name} was not ready after {span(clock.monotonic() - started)}: {why}",
-                longer,
-            )
-        clock.pause(wait, deadline)
-
-
-def _knows_no_key_yet(provisioner: Provisioner, error: NodeError) -> bool:
-    """Whether this may be a rented machine whose sshd was up before our key had come to it."""
-    from gpuops import ssh
-
-    return isinstance(error, ssh.Denied) and provisioner.capabilities.get("rented") is True
-
-
-def name_hosts(world: World, row: ClusterRow, machines: Sequence[Resource]) -> None:
-    """Write the names under which plain `ssh`, rsync and editors reach nodes that have an sshd."""
-    targets = [machine.data["target"] for machine in machines if machine.data.get("connection") == "ssh"]
-    if targets and len(targets) == len(machines):
-        from gpuops import ssh
-
-        ssh.write_config(world.home / "ssh", row.name, [ssh.Target.from_document(one) for one in targets])
-
-
-def _not_yet(machines: Sequence[Resource], seen: set[str], *, settled: bool) -> str:
-    """Why no connection is tried yet; empty when there is no reason. Raises NodeError for a machine that has ended.
-
-    `seen`: machines that their provider has known; of another one `ended` may still mean `not known yet`.
-    """
-    for index, machine in enumerate(machines):
-        if machine.state == "ended" and (settled or machine.id in seen):
-            raise NodeError(f"{machine.name} ended before it was ready", "try again, or look at the provider's console")
-        if machine.state in ("starting", "ended"):
-            return f"node{index} is still starting"
-        if not machine.address:
-            return f"node{index} has no address yet"
-    return ""
-
-
-def reach(
-    row: ClusterRow, machines: Sequence[Resource], *, some: bool = False, progress: Progress | None = None
-) -> Live:
-    """Converse with every node of a cluster; with `some`, with those that answer, at least one.
-
-    Who has not answered yet is told to `progress`. Raises ConnectionLost, NodeRefused.
-    """
-    told = progress or Silent()
-    if not machines:
-        raise NodeError(f"{row.name} has no machines", f"gpuops down {row.name}")
-
-    def one(index: int) -> tuple[AgentClient, Mapping[str, Any], float]:
-        paths = _paths(row.name, machines[index], index)
-        told.waits("no answer yet", f"node{index}")
-        try:
-            client = _client(paths, machines[index], index)
-            try:
-                return client, *_hello(row.name, client)
-            except BaseException:
-                client.close()
-                client.connection.close()
-                raise
-        except NodeError as error:
-            failed[index] = error
-            return Absent(f"node{index}", paths, error), {}, 0.0
-        finally:
-            told.waits("", f"node{index}")
-
-    failed: dict[int, NodeError] = {}
-    nodes = on_each(one, range(len(machines)))
-    live = Live(row, list(machines), *(list(column) for column in zip(*nodes, strict=True)))
-    if failed and (not some or len(failed) == len(machines)):
-        live.close()
-        raise _in_its_words(row, failed[min(failed)])
-    return live
-
-
-def _in_its_words(row: ClusterRow, error: NodeError) -> NodeError:
-    """A node that has ended does not know what its cluster is called here."""
-    if isinstance(error, NodeRefused) and error.kind == "ended":
-        hint = f"what it left comes home with: gpuops down {row.name}; then bring up another"
-        return NodeRefused(error.say, hint, error.kind, error.data)
-    return error
-
-
-def _client(paths: NodePaths, machine: Resource, index: int) -> AgentClient:
-    connection = connect(machine, index)
-    try:
-        return AgentClient(connection, paths)
-    except NodeRefused as refusal:
-        if refusal.kind != "no-agent" or not machine.data.get("revives"):
-            raise
-        revive(connection, paths.python, paths.agent, paths.node)  # the machine was started anew
-        return AgentClient(connection, paths)
-
-
-def absent(row: ClusterRow, machines: Sequence[Resource], error: NodeError) -> Live:
-    """A cluster none of whose nodes answers: asked anything, they say why."""
-    nodes = [Absent(f"node{index}", _paths(row.name, one, index), error) for index, one in enumerate(machines)]
-    return Live(row, list(machines), [*nodes], [{} for _ in nodes], [0.0 for _ in nodes])
-
-
-def programs_of(row: ClusterRow, machine: Resource, index: int) -> Programs:
-    """The agent's bulk programs on one node, whether its agent lives or not. Close its `connection` at the end."""
-    return Programs(connect(machine, index), _paths(row.name, machine, index))
-
-
-def _paths(cluster: str, machine: Resource, index: int) -> NodePaths:
-    return NodePaths(machine, cluster, index, str(machine.data.get("artefact", "")))
-
-
-def _hello(cluster: str, client: AgentClient) -> tuple[Mapping[str, Any], float]:
-    """A node's facts, and its clock's distance from ours (the middle of the round trip is the moment).
-
-    The clock is asked by `ping`: `hello` waits for the GPUs' driver. Raises NodeRefused (`protocol`) for
-    an agent that speaks another version, NodeError for an answer that is none.
-    """
-    before = time.time()
-    pong = client.call("ping")
-    moment = (before + time.time()) / 2
-    facts = client.call("hello")
-    if facts.get("protocol") != PROTOCOL:
-        raise NodeRefused(
-            f"{client.label} was started by another version of gpuops", f"gpuops down {cluster}", "protocol"
-        )
-    try:
-        skew = moment - float(pong.get("time", facts["time"]))  # an agent from before says it in `hello` only
-        if not math.isfinite(skew):
-            raise ValueError(skew)
-        return facts, skew
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise NodeError(
-            f"what answers on {client.label} is no agent of gpuops: it does not say what time it is",
-            "end it and bring up another: gpuops down",
-        ) from None
-
-
 def _start_lease(world: World, live: Live, wish: LeaseWish, provisioner: Provisioner, offer: Offer) -> None:
     """The run lease replaces the boot lease. Money is counted from the intent on, at the dearer of the two prices."""
     now = world.clock.now()
@@ -557,15 +308,3 @@ def _start_lease(world: World, live: Live, wish: LeaseWish, provisioner: Provisi
     if not world.ledger.ready(live.row.id, lease, now):
         raise Interrupted(f"another command ends {live.row.name} while it is being created", "gpuops status")
     live.row = world.ledger.cluster(live.row.id)
-
-
-def send_lease(live: Live, lease: Lease, now: float) -> None:
-    """Tell every watchdog; clocks differ, so what travels is the time left."""
-    ends_in = max(0.0, lease.end - now) if lease.end is not None else None
-    live.each(lambda _i, client: client.call("lease", ends_in=ends_in, idle_s=lease.idle_s))
-
-
-def open_live(world: World, row: ClusterRow, *, some: bool = False) -> Live:
-    """Reach a cluster that the ledger says is up; with `some`, as much of it as answers. Raises NodeError."""
-    with world.progress.during(f"reaching {row.name}"):
-        return reach(row, machines_of(world, row), some=some, progress=world.progress)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuops.cluster import Live
 from gpuops.errors import GpuopsError, NodeError
 from gpuops.follow import Follower, OnBytes, lost
 from gpuops.ledger import RowGone, RunRow
+from gpuops.live import Live
 from gpuops.models import RunRequest, Verdict
 from gpuops.output import SCHEMA, amount
 from gpuops.progress import Progress

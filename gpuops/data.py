@@ -15,9 +15,9 @@ from pathlib import Path
 
 from gpuops import push
 from gpuops.agentclient import AgentClient
-from gpuops.cluster import Live
 from gpuops.equip import by_machine, capable
 from gpuops.launch import DATA
+from gpuops.live import Live
 from gpuops.models import RunRequest
 from gpuops.push.files import FileEntry
 from gpuops.workloads import WORKLOADS

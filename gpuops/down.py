@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuops import choose, guard
-from gpuops import cluster as clusters
 from gpuops.conclude import conclude, follower
 from gpuops.errors import GpuopsError, Interrupted, NodeError, StillBilling, UsageError, worst
 from gpuops.halt import halt, stopping
 from gpuops.ledger import ClusterRow, LedgerUnwritable, RunRow
+from gpuops.live import Live, all_ended, open_live
 from gpuops.orphans import orphans
 from gpuops.progress import Progress
 from gpuops.run import find_run
@@ -112,7 +112,7 @@ def _save_runs(world: World, row: ClusterRow, progress: Progress) -> None:
     if not runs:
         return
     try:
-        live = clusters.open_live(world, row, some=True)
+        live = open_live(world, row, some=True)
     except NodeError as error:
         if _have_ended(world, row):
             for run in runs:
@@ -150,7 +150,7 @@ def _save_what_answers(world: World, row: ClusterRow, progress: Progress) -> Non
 def _have_ended(world: World, row: ClusterRow) -> bool:
     """Whether the machines are gone, and with them whatever was on them; a provider that is silent says nothing."""
     try:
-        return clusters.all_ended(world, row)
+        return all_ended(world, row)
     except GpuopsError:
         return False
 
@@ -162,7 +162,7 @@ def _unsaved(row: ClusterRow, what: str, error: NodeError) -> NodeError:
     )
 
 
-def _save(world: World, live: clusters.Live, run: RunRow, progress: Progress) -> None:
+def _save(world: World, live: Live, run: RunRow, progress: Progress) -> None:
     world.ledger.set_run(run.id, keeper=world.me)
     world.out.say(f"stopping {run.name} and bringing its results home")
     results = stop_and_wait(world, live, run, "gpuops down")
@@ -174,7 +174,7 @@ def _save(world: World, live: clusters.Live, run: RunRow, progress: Progress) ->
         )
 
 
-def stop_and_wait(world: World, live: clusters.Live, run: RunRow, why: str) -> dict[int, Mapping[str, Any]]:
+def stop_and_wait(world: World, live: Live, run: RunRow, why: str) -> dict[int, Mapping[str, Any]]:
     """Stop a run on all its nodes and wait for their results. Raises NodeError past the deadline."""
     following = follower(world, live, run, lambda *_: None, world.out.say)
     following.start()
@@ -215,7 +215,7 @@ def stop(world: World, run: RunRow, progress: Progress) -> str:
             raise UsageError(f"{run.name} is still being prepared", "press Ctrl-C where it was started")
         return f"{run.name} was never started: the guard clears it away"
     row = world.ledger.cluster(run.cluster)
-    live = clusters.open_live(world, row, some=True)
+    live = open_live(world, row, some=True)
     try:
         results = stop_and_wait(world, live, run, "gpuops stop")
         if not _has_keeper(world, run):

@@ -13,9 +13,9 @@ from typing import Any
 
 from gpuops import environment, fits
 from gpuops.agentclient import AgentClient
-from gpuops.cluster import Live
 from gpuops.errors import NodeError, NodeRefused, RunFailed, UsageError
 from gpuops.launch import NodeFacts, ranks_for
+from gpuops.live import Live
 from gpuops.meeting import Spot
 from gpuops.models import RunRequest
 from gpuops.oneach import on_each

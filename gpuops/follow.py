@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpuops.cluster import Live
 from gpuops.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused
+from gpuops.live import Live
 from gpuops.output import span
 from gpuops.results import RunHome, mirror
 

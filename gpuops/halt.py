@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Literal
 
 from gpuops.agentclient import AgentClient
-from gpuops.cluster import Live
 from gpuops.errors import GpuopsError
 from gpuops.ledger import RunRow
+from gpuops.live import Live
 from gpuops.output import span
 from gpuops.progress import Progress
 

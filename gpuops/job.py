@@ -15,12 +15,13 @@ from typing import Any, Literal
 
 from gpuops import choose, data, guard, push
 from gpuops import cluster as clusters
-from gpuops.cluster import LeaseWish, Live
+from gpuops.cluster import LeaseWish
 from gpuops.conclude import Conclusion, conclude
 from gpuops.errors import GpuopsError, Interrupted, NodeError, worst
 from gpuops.follow import Follower
 from gpuops.halt import halt, stopping
 from gpuops.ledger import LedgerUnwritable, RunRow
+from gpuops.live import Live, open_live
 from gpuops.livefetch import LiveFetch
 from gpuops.models import Offer, Request, RunRequest
 from gpuops.output import span
@@ -116,7 +117,7 @@ def on_all(world: World, job: Job, choice: choose.Choice) -> Job:
 
 def _reach(world: World, job: Job, choice: choose.Choice) -> Live:
     if choice.row is not None:
-        return clusters.open_live(world, choice.row)
+        return open_live(world, choice.row)
     request = dataclasses.replace(job.machines, provider=choice.provider)
     return clusters.bring_up(
         world,

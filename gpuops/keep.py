@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from gpuops import cluster as clusters
 from gpuops.conclude import conclude, follower, request_of
 from gpuops.errors import GpuopsError, NodeError
 from gpuops.follow import lost
 from gpuops.guard import outlived
 from gpuops.halt import halt
 from gpuops.ledger import ClusterRow, RunRow
+from gpuops.live import Live, all_ended, machines_of, open_live, watchdogs_ended
 from gpuops.livefetch import LiveFetch
 from gpuops.output import span
 from gpuops.progress import Silent
@@ -41,7 +41,7 @@ def tend(world: World, cluster: int, *, saving: bool = True) -> None:
         why = "was not ready in time" if expired else "was half-made when its command died"
         _end(world, row, f"{row.name} {why}: undone")
     elif row.state == "ending":
-        if row.ready is not None and clusters.machines_of(world, row) and not at_once:
+        if row.ready is not None and machines_of(world, row) and not at_once:
             _save_edits(world, row)
         _end(world, row, f"{row.name}: teardown finished")
     elif at_once:
@@ -75,7 +75,7 @@ def _tend_live(world: World, row: ClusterRow, expired: bool) -> None:
             if runs
             else f"{row.name} was torn down: its command died before a run was started",
         )
-    elif clusters.all_ended(world, row) and all(run.state == "home" for run in world.ledger.runs(cluster=row.id)):
+    elif all_ended(world, row) and all(run.state == "home" for run in world.ledger.runs(cluster=row.id)):
         _save_edits(world, row)
         _end(world, row, f"{row.name} had ended by itself and was cleared away")
     elif not unfinished and _goes_on_for_nothing(world, row):
@@ -88,7 +88,7 @@ def _tend_live(world: World, row: ClusterRow, expired: bool) -> None:
 def _goes_on_for_nothing(world: World, row: ClusterRow) -> bool:
     """Whether machines that cost money and cannot end themselves are still there after their nodes have ended."""
     doubtful = _capability(world, row, "rented") and not _capability(world, row, "self_destruct")
-    return doubtful and clusters.watchdogs_ended(world, row)
+    return doubtful and watchdogs_ended(world, row)
 
 
 def _capability(world: World, row: ClusterRow, name: str) -> bool:
@@ -100,7 +100,7 @@ def _end_with_keepers(world: World, row: ClusterRow, runs: list[RunRow]) -> None
     if not runs:
         return
     try:
-        live = clusters.open_live(world, row, some=True)
+        live = open_live(world, row, some=True)
     except NodeError:
         return  # it has ended already, or is out of reach for their commands too
     except Exception as error:
@@ -127,7 +127,7 @@ def _finish_run(world: World, row: ClusterRow, run: RunRow, patience: float | No
     """Follow a run to its end, bring its results home, write its verdict. Only the nodes know whether it began."""
     world.ledger.set_run(run.id, keeper=world.me)
     try:
-        live = clusters.open_live(world, row, some=True)
+        live = open_live(world, row, some=True)
     except NodeError as error:
         return _unreachable(world, row, run, error, given_up=patience is not None)
     try:
@@ -136,7 +136,7 @@ def _finish_run(world: World, row: ClusterRow, run: RunRow, patience: float | No
         live.close()
 
 
-def _follow(world: World, live: clusters.Live, run: RunRow, patience: float | None) -> None:
+def _follow(world: World, live: Live, run: RunRow, patience: float | None) -> None:
     """`patience`: the run is stopped; seconds until that is hurried, and again until its results are given up."""
     progress = Silent()
     if patience is not None:
@@ -193,7 +193,7 @@ def _never_started(world: World, run: RunRow) -> None:
 
 def _unreachable(world: World, row: ClusterRow, run: RunRow, error: NodeError, *, given_up: bool) -> None:
     """No node answers. While its provider still knows the machines and the lease lasts, they are tried again later."""
-    gone = not given_up and clusters.all_ended(world, row)
+    gone = not given_up and all_ended(world, row)
     if not (given_up or gone):
         raise error
     if run.started is None:

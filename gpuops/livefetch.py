@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from gpuops.cluster import Live
 from gpuops.conclude import fetch_now
 from gpuops.ledger import RunRow
+from gpuops.live import Live
 from gpuops.progress import Silent
 
 FETCH_S = 10.0

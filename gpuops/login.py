@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpuops import choose, forwarded
-from gpuops.cluster import machines_of
 from gpuops.connection import connect
 from gpuops.errors import UsageError
 from gpuops.ledger import ClusterRow
+from gpuops.live import machines_of
 from gpuops.models import Resource
 from gpuops.system import HERE, System
 from gpuops.world import World

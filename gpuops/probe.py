@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpuops.agentclient import AgentClient
-from gpuops.cluster import Live
 from gpuops.errors import GpuopsError
+from gpuops.live import Live
 from gpuops.meeting import Meeting, Party, Spot, Tried, Way, candidates, decide, distinct
 from gpuops.oneach import on_each
 from gpuops.world import World

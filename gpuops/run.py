@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from gpuops import __version__, data, guard, push, workloads
-from gpuops.cluster import Live
 from gpuops.equip import capable, equip, set_up, setup_command, versions
 from gpuops.errors import BUG, ConnectionLost, GpuopsError, Interrupted, NodeRefused, UsageError
 from gpuops.launch import NodeFacts, Place, node_specs
 from gpuops.ledger import RunRow
+from gpuops.live import Live
 from gpuops.models import RunRequest, Verdict
 from gpuops.oneach import on_each
 from gpuops.probe import meet

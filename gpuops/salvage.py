@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from gpuops.agentclient import Programs
-from gpuops.cluster import absent, machines_of, programs_of
 from gpuops.conclude import Conclusion, conclude, unreached
 from gpuops.errors import GpuopsError, NodeError
 from gpuops.ledger import ClusterRow, RunRow
+from gpuops.live import absent, machines_of, programs_of
 from gpuops.progress import Silent
 from gpuops.results import RunHome
 from gpuops.results.leftover import left, save

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpuops import choose, push
-from gpuops import cluster as clusters
 from gpuops.conclude import conclude, fetch_now
 from gpuops.down import pick_run
 from gpuops.errors import NodeError, UsageError
 from gpuops.ledger import ClusterRow
+from gpuops.live import open_live
 from gpuops.progress import Progress
 from gpuops.push.edits import Brought, pull_edits
 from gpuops.push.files import shown
@@ -41,7 +41,7 @@ def push_project(
             *push.summary(tree)[1:],
             *(f"  {shown(entry.path)}" for entry in tree.files),
         ]
-    live = clusters.open_live(world, _cluster(world, cluster, "push"))
+    live = open_live(world, _cluster(world, cluster, "push"))
     try:
         first, *more = push.summary(tree)
         for sentence in (f"code: {first}", *more):
@@ -92,7 +92,7 @@ def _count(files: int) -> str:
 
 def pull_project_edits(world: World, cluster: str | None) -> tuple[dict[str, Any], list[str]]:
     """Bring home the project's files that were edited on the nodes; nothing here is overwritten unsaved."""
-    live = clusters.open_live(world, _cluster(world, cluster, "pull --edits"), some=True)
+    live = open_live(world, _cluster(world, cluster, "pull --edits"), some=True)
     brought: list[Brought] = []
     failed: dict[int, NodeError] = {}
     try:
@@ -123,7 +123,7 @@ def pull_results(world: World, name: str | None, progress: Progress) -> tuple[di
                 f"{row.name} has results that are not home, and {cluster.name} is {cluster.state}",
                 "`gpuops status --cloud` shows what is still there",
             )
-        live = clusters.open_live(world, cluster, some=True)
+        live = open_live(world, cluster, some=True)
         try:
             results = {}
             failed: dict[int, NodeError] = {}

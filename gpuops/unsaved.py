@@ -11,9 +11,9 @@ from itertools import chain, count
 from pathlib import Path
 
 from gpuops.agentclient import Programs
-from gpuops.cluster import machines_of, programs_of
 from gpuops.errors import GpuopsError, NodeError, NodeRefused
 from gpuops.ledger import ClusterRow
+from gpuops.live import machines_of, programs_of
 from gpuops.models import Resource
 from gpuops.progress import Progress
 from gpuops.results import RunHome

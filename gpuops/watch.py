@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from gpuops import cluster as clusters
 from gpuops.conclude import follower, request_of
 from gpuops.down import pick_run
 from gpuops.errors import GpuopsError, Interrupted, UsageError
 from gpuops.follow import Follower
 from gpuops.ledger import RunRow
+from gpuops.live import Live, open_live
 from gpuops.logs import LineMerger
 from gpuops.logtimes import LogTimes
 from gpuops.output import ago
@@ -196,7 +196,7 @@ def _live(world: World, row: RunRow, wanted: Filter, follow: bool) -> None:
 
 def _look(world: World, row: RunRow, wanted: Filter, follow: bool) -> None:
     try:
-        live = clusters.open_live(world, world.ledger.cluster(row.cluster), some=True)
+        live = open_live(world, world.ledger.cluster(row.cluster), some=True)
     except GpuopsError as error:
         return _at_home(world, row, wanted, follow, error)
     try:
@@ -233,7 +233,7 @@ def _at_home(world: World, row: RunRow, wanted: Filter, follow: bool, error: Gpu
     return None
 
 
-def followed(world: World, live: clusters.Live, row: RunRow) -> tuple[Follower, Remarks]:
+def followed(world: World, live: Live, row: RunRow) -> tuple[Follower, Remarks]:
     """A run from now on followed to its end, and what is remarked beside it."""
     look = how_to_look(live.row.name, gpus=any(facts.get("gpus") for facts in live.facts))
     remarks = Remarks(world.out.say, RunHome(row.home), world.folder, look)
@@ -242,7 +242,7 @@ def followed(world: World, live: clusters.Live, row: RunRow) -> tuple[Follower, 
     return following, remarks
 
 
-def _follow(world: World, live: clusters.Live, row: RunRow, tail: HomeTail, first: ExitStack) -> None:
+def _follow(world: World, live: Live, row: RunRow, tail: HomeTail, first: ExitStack) -> None:
     following, remarks = followed(world, live, row)
     while not following.watch(LOOK_S):
         _print(world, ending(first, tail.new()))

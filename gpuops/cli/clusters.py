@@ -169,8 +169,9 @@ def lease(
 ) -> None:
     import time
 
-    from gpuops import choose, cluster, guard
+    from gpuops import choose, guard
     from gpuops import lease as leases
+    from gpuops.live import open_live, send_lease
     from gpuops.models import Lease
 
     by_s = leases.parse_span(extend) if extend is not None else None
@@ -183,9 +184,9 @@ def lease(
         if ours == Lease():
             world.out.say(f"note: {row.name} had no end until now")
         ours = leases.extended(ours, by_s, now)
-        live = cluster.open_live(world, row)
+        live = open_live(world, row)
         try:
-            cluster.send_lease(live, ours, now)
+            send_lease(live, ours, now)
         finally:
             live.close()
         world.ledger.set_cluster(row.id, lease=ours)

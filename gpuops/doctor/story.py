@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuops import registry
-from gpuops.cluster import machines_of, programs_of
 from gpuops.connection import Connection, ProcessConnection, connect
 from gpuops.contract import Checked
 from gpuops.doctor.computer import computer_findings
@@ -23,6 +22,7 @@ from gpuops.doctor.listing import Report, well
 from gpuops.equip import own_pythons
 from gpuops.errors import NodeError, ProviderError, UsageError
 from gpuops.ledger import ClusterRow
+from gpuops.live import machines_of, programs_of
 from gpuops.models import Request, Resource
 from gpuops.oneach import on_each
 from gpuops.system import HERE

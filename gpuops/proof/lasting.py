@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 from gpuops import reap
-from gpuops.cluster import machines_of, send_lease
 from gpuops.errors import ProviderError, StillBilling
 from gpuops.ledger import ClusterRow, Ledger, LedgerJournal
+from gpuops.live import machines_of, send_lease
 from gpuops.models import Lease, Resource
 from gpuops.output import span
 from gpuops.proof.bench import Bench, dollars

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
-from gpuops.cluster import LeaseWish, Live, bring_up
+from gpuops.cluster import LeaseWish, bring_up
 from gpuops.contract import Checked
 from gpuops.errors import NoCapacity, Unknown
 from gpuops.ledger import ClusterRow, LedgerJournal
+from gpuops.live import Live
 from gpuops.models import Intent, Offer, Resource
 from gpuops.proof.bench import Bench
 from gpuops.proof.outcome import Broken, Missing

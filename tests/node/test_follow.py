@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from gpuops import follow
-from gpuops.cluster import Live
 from gpuops.errors import ConnectionLost, NodeRefused
 from gpuops.follow import Follower
+from gpuops.live import Live
 from gpuops.results import RunHome
 from tests.node.conftest import HANG_S, until
 

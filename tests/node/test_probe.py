@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops.cluster import Live
 from gpuops.connection import ProcessChannel, ProcessConnection
 from gpuops.errors import NodeError
+from gpuops.live import Live
 from gpuops.meeting import Meeting, Spot
 from gpuops.models import Resource
 from gpuops.probe import meet

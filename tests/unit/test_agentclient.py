@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuops import agentclient, cluster
+from gpuops import agentclient, live
 from gpuops.agent.node import PROTOCOL
 from gpuops.agentclient import AgentClient, NodePaths
 from gpuops.connection import ProcessConnection
@@ -184,14 +184,14 @@ def hello_agent(protocol: int, hello_behind_s: float) -> str:
 
 
 def test_the_clock_is_asked_by_what_answers_at_once(dial: Dial) -> None:
-    facts, skew = cluster._hello("lab", dial(hello_agent(PROTOCOL, 10_000)))
+    facts, skew = live._hello("lab", dial(hello_agent(PROTOCOL, 10_000)))
     assert facts["protocol"] == PROTOCOL
     assert 100 - HANG_S < skew < 100 + HANG_S
 
 
 def test_an_agent_of_another_version_is_refused(dial: Dial) -> None:
     with pytest.raises(NodeRefused) as caught:
-        cluster._hello("lab", dial(hello_agent(PROTOCOL + 1, 0)))
+        live._hello("lab", dial(hello_agent(PROTOCOL + 1, 0)))
     assert caught.value.say == "node0 was started by another version of gpuops"
     assert (caught.value.hint, caught.value.kind) == ("gpuops down lab", "protocol")
 
@@ -211,9 +211,9 @@ def test_nodes_are_logged_in_to_at_once(tmp_path: Path) -> None:
     )
     data = {"root": str(tmp_path), "python": executable, "artefact": "fake", "connection": "process"}
     machines = [Resource("machine", name, "r", name, False, data=data) for name in ("a", "b")]
-    live = cluster.reach(SimpleNamespace(name="lab"), machines)  # type: ignore[arg-type]
-    assert [client.label for client in live.clients] == ["node0", "node1"]
-    live.close()
+    found = live.reach(SimpleNamespace(name="lab"), machines)  # type: ignore[arg-type]
+    assert [client.label for client in found.clients] == ["node0", "node1"]
+    found.close()
 
 
 def test_a_node_that_is_away_among_others(tmp_path: Path) -> None:
@@ -225,13 +225,13 @@ def test_a_node_that_is_away_among_others(tmp_path: Path) -> None:
     machines = [Resource("machine", name, "r", name, False, data=data) for name in ("a", "b")]
     row = SimpleNamespace(name="lab")
     with pytest.raises(ConnectionLost, match="no way there"):
-        cluster.reach(row, machines)  # type: ignore[arg-type]
-    live = cluster.reach(row, machines, some=True)  # type: ignore[arg-type]
-    assert live.clients[0].call("ping")
-    for ask in (lambda: live.clients[1].call("ping"), lambda: live.clients[1].bulk("left")):
+        live.reach(row, machines)  # type: ignore[arg-type]
+    found = live.reach(row, machines, some=True)  # type: ignore[arg-type]
+    assert found.clients[0].call("ping")
+    for ask in (lambda: found.clients[1].call("ping"), lambda: found.clients[1].bulk("left")):
         with pytest.raises(ConnectionLost, match="no way there"):
             ask()
-    live.close()
+    found.close()
 
 
 def test_closing_ends_what_the_program_started(dial: Dial) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuops import boot
 from gpuops import cluster as clusters
 from gpuops.cli.entry import execute
 from gpuops.clock import Clock
@@ -25,6 +26,7 @@ from gpuops.errors import (
     UsageError,
 )
 from gpuops.ledger import ClusterRow
+from gpuops.live import Live, reach
 from gpuops.models import Request, Resource
 from gpuops.output import Output
 from gpuops.ssh import Denied
@@ -41,7 +43,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World
     return surroundings(tmp_path, monkeypatch)
 
 
-def up(world: World, request: Request = TWO) -> clusters.Live:
+def up(world: World, request: Request = TWO) -> Live:
     return clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseWish())
 
 
@@ -97,9 +99,9 @@ def test_a_machine_that_boots_is_waited_for(tmp_path: Path, monkeypatch: pytest.
     """It can be logged in to, and the node's folder is not there yet."""
     cloud, world = surroundings(tmp_path, monkeypatch, Clock())
     cloud.play(real=True, settle_s=0.0)
-    reach, looks = clusters.reach, []
+    looks: list[int] = []
 
-    def early(row: ClusterRow, machines: Sequence[Resource]) -> clusters.Live:
+    def early(row: ClusterRow, machines: Sequence[Resource]) -> Live:
         folder = world.home / "local" / "lab" / "n1"
         looks.append(len(looks))
         if len(looks) > 1:
@@ -110,7 +112,7 @@ def test_a_machine_that_boots_is_waited_for(tmp_path: Path, monkeypatch: pytest.
         finally:
             aside.rename(folder)
 
-    monkeypatch.setattr(clusters, "reach", early)
+    monkeypatch.setattr(boot, "reach", early)
     try:
         up(world).close()
     finally:
@@ -345,7 +347,7 @@ def test_money_is_counted_from_the_intent_on_and_at_the_dearer_price(
     machines = [dataclasses.replace(one, per_hour=told) for one in world.ledger.resources(row)]
     world.clock.sleep(600.0)
     provisioner = world.provisioner(NAME)
-    live = clusters.Live(row_then, machines)
+    live = Live(row_then, machines)
     clusters._start_lease(world, live, LeaseWish(max_cost=10.0), provisioner, provisioner.offers(TWO)[0])
     assert live.row.lease.money_end == pytest.approx(row_then.created + 10.0 / per_hour * 3600, abs=1.0)
     assert ("lab costs $25.00/h, and $2.50/h was offered" in said.getvalue()) is (told == 10 * PRICE)
@@ -359,14 +361,14 @@ def test_a_machine_that_does_not_know_our_key_yet_is_waited_for(
     cloud, world = there
     looks: list[float] = []
 
-    def denied(*_: object) -> clusters.Live:
+    def denied(*_: object) -> Live:
         looks.append(world.clock.monotonic())
         raise Denied("permission denied for root@192.0.2.1", "pass --identity KEY")
 
-    monkeypatch.setattr(clusters, "reach", denied)
+    monkeypatch.setattr(boot, "reach", denied)
     with pytest.raises(Denied):
         up(world, Request(NAME, nodes=2, timeout_min=20.0))
-    assert clusters.DENIED_S <= looks[-1] - looks[0] < 2 * clusters.DENIED_S
+    assert boot.DENIED_S <= looks[-1] - looks[0] < 2 * boot.DENIED_S
     assert_nothing_left(cloud, world)
 
 

@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops.cluster import Live
 from gpuops.conclude import conclude
 from gpuops.errors import ConnectionLost, UsageError
 from gpuops.follow import lost
 from gpuops.ledger import ClusterRow, RunRow
+from gpuops.live import Live
 from gpuops.livefetch import LiveFetch
 from gpuops.models import Lease, RunRequest
 from gpuops.output import Output

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops.cluster import Live
 from gpuops.equip import Equipped, differences
 from gpuops.launch import NodeFacts
+from gpuops.live import Live
 from gpuops.meeting import Spot
 from gpuops.probe import notes, report
 

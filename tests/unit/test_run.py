@@ -13,10 +13,10 @@ from typing import Any, cast
 import pytest
 
 from gpuops.agentclient import Items, Stream
-from gpuops.cluster import Live
 from gpuops.equip import Equipped, set_up, setup_command
 from gpuops.errors import NodeRefused, RunFailed
 from gpuops.launch import NodeFacts
+from gpuops.live import Live
 from gpuops.models import RunRequest
 from gpuops.progress import Silent
 from gpuops.run import Prepared, launch, stem

@@ -1,0 +1,201 @@
+"""A cluster that answers: a conversation with each node's agent, and what is asked of machines that are known."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from gpuops.agent.node import PROTOCOL
+from gpuops.agentclient import Absent, AgentClient, NodePaths, Programs
+from gpuops.connection import connect
+from gpuops.errors import NodeError, NodeRefused
+from gpuops.install import revive
+from gpuops.ledger import ClusterRow
+from gpuops.models import Lease, Resource
+from gpuops.oneach import on_each
+from gpuops.progress import Progress, Silent
+from gpuops.teardown import in_order
+from gpuops.world import World
+
+T = TypeVar("T")
+
+
+@dataclass
+class Live:
+    """A cluster that answers: its row, its machines and a conversation with each node's agent."""
+
+    row: ClusterRow
+    machines: list[Resource]
+    clients: list[AgentClient] = field(default_factory=list)
+    facts: list[Mapping[str, Any]] = field(default_factory=list)
+    """Each node's `hello`."""
+    skews: list[float] = field(default_factory=list)
+    """Seconds to add to a node's clock to get ours."""
+
+    def each(self, action: Callable[[int, AgentClient], T]) -> list[T]:
+        """Do something on every node at once; the first error wins, after all have ended."""
+        return on_each(lambda index: action(index, self.clients[index]), range(len(self.clients)))
+
+    def reconnect(self, index: int) -> AgentClient:
+        """A new conversation with one node. Raises ConnectionLost."""
+        self.clients[index].close()
+        self.clients[index] = _client(self.clients[index].paths, self.machines[index], index)
+        return self.clients[index]
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+            client.connection.close()
+
+
+def reach(
+    row: ClusterRow, machines: Sequence[Resource], *, some: bool = False, progress: Progress | None = None
+) -> Live:
+    """Converse with every node of a cluster; with `some`, with those that answer, at least one.
+
+    Who has not answered yet is told to `progress`. Raises ConnectionLost, NodeRefused.
+    """
+    told = progress or Silent()
+    if not machines:
+        raise NodeError(f"{row.name} has no machines", f"gpuops down {row.name}")
+
+    def one(index: int) -> tuple[AgentClient, Mapping[str, Any], float]:
+        paths = _paths(row.name, machines[index], index)
+        told.waits("no answer yet", f"node{index}")
+        try:
+            client = _client(paths, machines[index], index)
+            try:
+                return client, *_hello(row.name, client)
+            except BaseException:
+                client.close()
+                client.connection.close()
+                raise
+        except NodeError as error:
+            failed[index] = error
+            return Absent(f"node{index}", paths, error), {}, 0.0
+        finally:
+            told.waits("", f"node{index}")
+
+    failed: dict[int, NodeError] = {}
+    nodes = on_each(one, range(len(machines)))
+    live = Live(row, list(machines), *(list(column) for column in zip(*nodes, strict=True)))
+    if failed and (not some or len(failed) == len(machines)):
+        live.close()
+        raise _in_its_words(row, failed[min(failed)])
+    return live
+
+
+def open_live(world: World, row: ClusterRow, *, some: bool = False) -> Live:
+    """Reach a cluster that the ledger says is up; with `some`, as much of it as answers. Raises NodeError."""
+    with world.progress.during(f"reaching {row.name}"):
+        return reach(row, machines_of(world, row), some=some, progress=world.progress)
+
+
+def _client(paths: NodePaths, machine: Resource, index: int) -> AgentClient:
+    connection = connect(machine, index)
+    try:
+        return AgentClient(connection, paths)
+    except NodeRefused as refusal:
+        if refusal.kind != "no-agent" or not machine.data.get("revives"):
+            raise
+        revive(connection, paths.python, paths.agent, paths.node)  # the machine was started anew
+        return AgentClient(connection, paths)
+
+
+def _in_its_words(row: ClusterRow, error: NodeError) -> NodeError:
+    """A node that has ended does not know what its cluster is called here."""
+    if isinstance(error, NodeRefused) and error.kind == "ended":
+        hint = f"what it left comes home with: gpuops down {row.name}; then bring up another"
+        return NodeRefused(error.say, hint, error.kind, error.data)
+    return error
+
+
+def absent(row: ClusterRow, machines: Sequence[Resource], error: NodeError) -> Live:
+    """A cluster none of whose nodes answers: asked anything, they say why."""
+    nodes = [Absent(f"node{index}", _paths(row.name, one, index), error) for index, one in enumerate(machines)]
+    return Live(row, list(machines), [*nodes], [{} for _ in nodes], [0.0 for _ in nodes])
+
+
+def programs_of(row: ClusterRow, machine: Resource, index: int) -> Programs:
+    """The agent's bulk programs on one node, whether its agent lives or not. Close its `connection` at the end."""
+    return Programs(connect(machine, index), _paths(row.name, machine, index))
+
+
+def _paths(cluster: str, machine: Resource, index: int) -> NodePaths:
+    return NodePaths(machine, cluster, index, str(machine.data.get("artefact", "")))
+
+
+def _hello(cluster: str, client: AgentClient) -> tuple[Mapping[str, Any], float]:
+    """A node's facts, and its clock's distance from ours (the middle of the round trip is the moment).
+
+    The clock is asked by `ping`: `hello` waits for the GPUs' driver. Raises NodeRefused (`protocol`) for
+    an agent that speaks another version, NodeError for an answer that is none.
+    """
+    before = time.time()
+    pong = client.call("ping")
+    moment = (before + time.time()) / 2
+    facts = client.call("hello")
+    if facts.get("protocol") != PROTOCOL:
+        raise NodeRefused(
+            f"{client.label} was started by another version of gpuops", f"gpuops down {cluster}", "protocol"
+        )
+    try:
+        skew = moment - float(pong.get("time", facts["time"]))  # an agent from before says it in `hello` only
+        if not math.isfinite(skew):
+            raise ValueError(skew)
+        return facts, skew
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise NodeError(
+            f"what answers on {client.label} is no agent of gpuops: it does not say what time it is",
+            "end it and bring up another: gpuops down",
+        ) from None
+
+
+def machines_of(world: World, row: ClusterRow) -> list[Resource]:
+    """The cluster's machines as the ledger knows them, in node order."""
+    return in_order([one for one in world.ledger.resources(row.id) if one.kind == "machine"])
+
+
+def all_ended(world: World, row: ClusterRow) -> bool:
+    """Whether a cluster's provider says that none of its machines runs any more. Raises ProviderError."""
+    provider = world.provisioner(row.provider)
+    machines = machines_of(world, row)
+    return bool(machines) and all(provider.describe(machine).state == "ended" for machine in machines)
+
+
+def watchdogs_ended(world: World, row: ClusterRow) -> bool:
+    """Whether every node says that its watchdog has ended it; its machine may go on, and cost money."""
+    machines = machines_of(world, row)
+
+    def one(index: int) -> bool:
+        try:
+            programs = programs_of(row, machines[index], index)
+            try:
+                AgentClient(programs.connection, programs.paths).close()
+            finally:
+                programs.connection.close()
+        except NodeRefused as refusal:
+            return refusal.kind == "ended"
+        except NodeError:
+            return False
+        return False
+
+    return bool(machines) and all(on_each(one, range(len(machines))))
+
+
+def send_lease(live: Live, lease: Lease, now: float) -> None:
+    """Tell every watchdog; clocks differ, so what travels is the time left."""
+    ends_in = max(0.0, lease.end - now) if lease.end is not None else None
+    live.each(lambda _i, client: client.call("lease", ends_in=ends_in, idle_s=lease.idle_s))
+
+
+def name_hosts(world: World, row: ClusterRow, machines: Sequence[Resource]) -> None:
+    """Write the names under which plain `ssh`, rsync and editors reach nodes that have an sshd."""
+    targets = [machine.data["target"] for machine in machines if machine.data.get("connection") == "ssh"]
+    if targets and len(targets) == len(machines):
+        from gpuops import ssh
+
+        ssh.write_config(world.home / "ssh", row.name, [ssh.Target.from_document(one) for one in targets])
