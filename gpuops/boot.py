@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from gpuops.errors import ConnectionLost, NodeError, NodeRefused, RateLimited, Unknown
+from gpuops import artefact, takeover
+from gpuops.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, RateLimited, Unknown
 from gpuops.ledger import ClusterRow
 from gpuops.live import Live, machines_of, name_hosts, reach
 from gpuops.models import Request, Resource
 from gpuops.oneach import on_each
-from gpuops.output import span
+from gpuops.output import money, span
 from gpuops.teardown import POLL_S, POLL_SLOW_S
 from gpuops.world import World
 from provisioners.base import Provisioner
@@ -17,9 +19,13 @@ from provisioners.base import Provisioner
 EAGER_S = 10.0
 """So long a new node is looked at often."""
 DENIED_S = 120.0
-"""So long a machine that was just rented may not know our key."""
+"""So long a machine that was just rented may not know our key, or show a host key that is not the one it was given."""
 BOOTING = frozenset({"no-node", "no-agent"})
 """Refusals of a machine that can be logged in to before its node has come to life."""
+UNWATCHED = (
+    "note: {names}: no watchdog came with this machine, since its image starts something of its own; until now only "
+    "the guard on this computer would have ended it. From here on its agent does"
+)
 
 
 def wait_ready(world: World, provisioner: Provisioner, row: ClusterRow, request: Request) -> Live:
@@ -30,15 +36,17 @@ def wait_ready(world: World, provisioner: Provisioner, row: ClusterRow, request:
     longer = "raise --timeout if it only needs longer"
     if deadline < started + request.timeout_min * 60:
         longer = "raise --max-cost if it only needs longer"
-    denied_at: float | None = None
+    borne_until: float | None = None
     seen: set[str] = set()
     while True:
         wait = POLL_S if clock.monotonic() - started < EAGER_S else POLL_SLOW_S
         try:
-            machines = on_each(provisioner.describe, machines_of(world, row))
+            machines = on_each(partial(_look, provisioner), machines_of(world, row))
             seen |= {machine.id for machine in machines if machine.state != "ended"}
-            why = _not_yet(machines, seen, settled=clock.monotonic() - started >= provisioner.settle_s)
+            settled = clock.monotonic() - started >= provisioner.settle_s
+            why = _not_yet(provisioner, machines, seen, settled=settled)
             if not why:
+                machines = _nodes(world, provisioner, row, machines)
                 live = reach(row, machines)
                 name_hosts(world, row, machines)
                 for machine in machines:
@@ -53,36 +61,114 @@ def wait_ready(world: World, provisioner: Provisioner, row: ClusterRow, request:
                 raise
             why = refusal.say
         except NodeError as error:
-            denied_at = clock.monotonic() if denied_at is None else denied_at
-            if not _knows_no_key_yet(provisioner, error) or clock.monotonic() - denied_at >= DENIED_S:
+            if not _may_pass(provisioner, error):
                 raise
+            borne_until = borne_until or clock.monotonic() + DENIED_S
+            if clock.monotonic() >= borne_until:
+                raise _given_up(machines, error) from error
             why = error.say
-        world.progress.waits(why)
+        world.progress.waits(why + _so_far(world, row))
         if clock.monotonic() >= deadline:
+            words = _last_words(provisioner, machines_of(world, row))
             raise NodeError(
-                f"{row.name} was not ready after {span(clock.monotonic() - started)}: {why}",
+                f"{row.name} was not ready after {span(clock.monotonic() - started)}: {why}{words}",
                 longer,
             )
         clock.pause(wait, deadline)
 
 
-def _knows_no_key_yet(provisioner: Provisioner, error: NodeError) -> bool:
-    """Whether this may be a rented machine whose sshd was up before our key had come to it."""
+def _look(provisioner: Provisioner, known: Resource) -> Resource:
+    return takeover.merged(known, provisioner.describe(known))
+
+
+def _nodes(world: World, provisioner: Provisioner, row: ClusterRow, machines: Sequence[Resource]) -> list[Resource]:
+    """The machines as nodes: those that are none yet are taken over. The ledger knows each step's result."""
+    if not any(takeover.wanted(machine) for machine in machines):
+        return list(machines)
+    agent, _ = artefact.build(world.home / "cache")
+
+    def first(index: int) -> Resource:
+        machine = machines[index]
+        world.progress.waits("logging in", f"node{index}")
+        return takeover.met(machine, index) if takeover.wanted(machine) else machine
+
+    def then(index: int) -> Resource:
+        machine = known[index]
+        world.progress.waits("bringing the agent", f"node{index}")
+        if not takeover.wanted(machine):
+            return machine
+        return takeover.taken_over(provisioner, row, world.owner, agent, index, machine)
+
+    try:
+        known = on_each(first, range(len(machines)))
+        for machine in known:
+            world.ledger.update_resource(row.id, machine)
+        nodes = on_each(then, range(len(machines)))
+    finally:
+        for index in range(len(machines)):
+            world.progress.waits("", f"node{index}")
+    for machine in nodes:
+        world.ledger.update_resource(row.id, machine)
+    if bare := [machine.name for machine in nodes if machine.data.get("watched") is False]:
+        world.out.say(UNWATCHED.format(names=", ".join(bare)))
+    return nodes
+
+
+def _so_far(world: World, row: ClusterRow) -> str:
+    """What waiting has cost, where it costs something."""
+    per_hour = sum(machine.per_hour for machine in machines_of(world, row) if machine.bills)
+    spent = per_hour * max(0.0, world.clock.now() - row.created) / 3600
+    return f", {money(spent)} so far" if spent >= 0.005 else ""
+
+
+def _may_pass(provisioner: Provisioner, error: NodeError) -> bool:
+    """Whether this may be a rented machine whose sshd was up before our key, or its own, had come to it."""
     from gpuops import ssh
 
-    return isinstance(error, ssh.Denied) and provisioner.capabilities.get("rented") is True
+    strange = isinstance(error, ssh.Denied | ssh.HostKeyChanged)
+    return strange and provisioner.capabilities.get("rented") is True
 
 
-def _not_yet(machines: Sequence[Resource], seen: set[str], *, settled: bool) -> str:
-    """Why no connection is tried yet; empty when there is no reason. Raises NodeError for a machine that has ended.
+def _given_up(machines: Sequence[Resource], error: NodeError) -> NodeError:
+    from gpuops import ssh
+
+    if isinstance(error, ssh.HostKeyChanged) and any(one.data.get("throwaway_key") for one in machines):
+        return NodeError(
+            f"{error.say}; its image seems to start an SSH server of its own, with a key that nobody can vouch for",
+            "choose an image that runs the start command it is given, as the provider's own do",
+        )
+    return error
+
+
+def _not_yet(provisioner: Provisioner, machines: Sequence[Resource], seen: set[str], *, settled: bool) -> str:
+    """Why no connection is tried yet; empty when there is no reason. Raises NodeError for a machine that has ended,
+    or will never be ready.
 
     `seen`: machines that their provider has known; of another one `ended` may still mean `not known yet`.
     """
     for index, machine in enumerate(machines):
         if machine.state == "ended" and (settled or machine.id in seen):
             raise NodeError(f"{machine.name} ended before it was ready", "try again, or look at the provider's console")
+        if hopeless := str(machine.data.get("hopeless") or ""):
+            words = _last_words(provisioner, [machine])
+            raise NodeError(f"node{index} will never be ready: {hopeless}{words}", "try another machine or image")
+        phase = str(machine.data.get("phase") or "")
         if machine.state in ("starting", "ended"):
-            return f"node{index} is still starting"
+            return f"node{index}: {phase}" if phase else f"node{index} is still starting"
         if not machine.address:
-            return f"node{index} has no address yet"
+            return f"node{index}: {phase}" if phase else f"node{index} has no address yet"
+    return ""
+
+
+def _last_words(provisioner: Provisioner, machines: Sequence[Resource]) -> str:
+    """What a machine's own log says, where its provider tells; empty otherwise."""
+    tell: Callable[[Resource], str] = getattr(provisioner, "last_words", lambda _: "")
+    for machine in machines:
+        if machine.state == "running" and takeover.is_node(machine):
+            continue
+        try:
+            if words := tell(machine).strip():
+                return f"; its own log ends with: {' / '.join(words.splitlines()[-3:])}"
+        except GpuopsError:
+            continue
     return ""

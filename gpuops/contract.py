@@ -76,6 +76,11 @@ class Checked:
         tell: Callable[[], float | None] | None = getattr(self.inner, "balance", None)
         return None if tell is None else self._limited(tell)
 
+    def last_words(self, resource: Resource) -> str:
+        """The end of a machine's own log, as its provider shows it; empty where it shows none."""
+        tell: Callable[[Resource], str] | None = getattr(self.inner, "last_words", None)
+        return "" if tell is None else self._limited(lambda: str(tell(resource)))
+
     def _translated(self, call: Callable[[], T]) -> T:
         try:
             return call()

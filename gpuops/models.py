@@ -100,6 +100,15 @@ class Resource:
     `user`, `identities` as paths on this computer, `host_keys` as `ssh-ed25519 AAAA…`; without a host
     key nothing is ever logged in to), `ssh_folder`: `<Context.home>/ssh`, where names and sockets are
     kept, and `revives`: True where a node without its agent may be started again (it was rebooted).
+
+    A machine by `ssh` without `artefact` is no node yet: gpuops logs in and makes it one (`gpuops.takeover`),
+    which finds out `root` (else `<home>/.gpuops-<owner>`), `python` and `artefact`. What it found is kept under what
+    `describe` says later. For such a machine there may also be:
+
+    - `throwaway_key`: True where the private half of its host key went through the provider; it is replaced.
+    - `boot_watch`: the folder of a watchdog that starts with the machine: `pid`, `end` (absolute UTC seconds, or
+      `none`) and `revive`, a program that it runs while the node's own watchdog is not there (docs/protocol.md).
+    - `phase`: what it is at until it is ready, in words; `hopeless`: why it will never be.
     """
 
     kind: str

@@ -95,7 +95,7 @@ class Provisioner(Protocol):
         """One look at a resource of any kind, never waits: state, address, port, private address, price.
 
         Kind, id, name and region stay what they were. What the provider does not know is no error: its state is
-        `ended`.
+        `ended`; but where it may be unknown because these are another account's credentials, raise AuthFailed.
         """
 
     def destroy(self, resources: Sequence[Resource]) -> None:
@@ -118,6 +118,13 @@ class TellsBalance(Protocol):
 
         Read-only. It may lag behind what has been used; `gpuops prove` compares it with its own count.
         """
+
+
+class TellsLogs(Protocol):
+    """What a provisioner of rented machines may have besides."""
+
+    def last_words(self, resource: Resource) -> str:
+        """The last lines of a machine's own log; empty where there are none. Asked where one does not get ready."""
 
 
 class KnowsMachines(Protocol):
