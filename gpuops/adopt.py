@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuops import guard
+from gpuops import guard, takeover
 from gpuops import lease as leases
 from gpuops.errors import GpuopsError, NodeError
 from gpuops.ledger import ClusterRow, RunRow
@@ -84,7 +84,7 @@ class _Node:
 def live_run(world: World, lost: Lost) -> str:
     """The run that is going on there; empty where there is none, or where nobody says."""
     try:
-        live = reach(_draft(world, lost), lost.machines, some=True)
+        live = reach(_draft(world, lost), _recognised(world, lost, lost.machines), some=True)
     except GpuopsError:
         return ""
     live.close()
@@ -115,6 +115,7 @@ def adopt(world: World, lost: Lost, *, complete: bool = True) -> Adopted:
         raise NodeError(f"{lost.name} cannot be taken back: no machine of it is left", "end the rest: gpuops reap")
     machines = [provisioner.describe(one) for one in lost.machines]
     _refuse_gaps(lost, machines)
+    machines = _recognised(world, lost, machines)
     draft = _draft(world, lost)
     nodes = _look(draft, machines)
     lease, adrift = lease_of(nodes)
@@ -142,6 +143,16 @@ def adopt(world: World, lost: Lost, *, complete: bool = True) -> Adopted:
     if guard.wants_guard(world.ledger, row):
         guard.ensure(world.home)
     return Adopted(row, len(machines), [run for run in runs if run.name not in known], notes)
+
+
+def _recognised(world: World, lost: Lost, machines: Sequence[Resource]) -> list[Resource]:
+    """With what only we ever knew of rented machines. Raises NodeError, ConnectionLost."""
+
+    def one(index: int) -> Resource:
+        machine = machines[index]
+        return takeover.recognised(machine, index, lost.name, world.owner) if takeover.wanted(machine) else machine
+
+    return on_each(one, range(len(machines)))
 
 
 def _draft(world: World, lost: Lost) -> ClusterRow:

@@ -26,9 +26,9 @@ CPU_RANKS = 2
 
 SCRUB = (
     "PET_", "MASTER_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME",
-    "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE",
+    "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "GPUOPS_HOST_KEY", "RUNPOD_API_KEY",
 )  # fmt: skip
-"""What a provider's image or an outer launcher may have set, and torchrun would believe."""
+"""What a provider's image or an outer launcher may have set, and torchrun would believe; and the machine's own keys."""
 
 IDENTITY = re.compile(
     r"PET_.*|MASTER_(ADDR|PORT)|TORCHELASTIC_(RUN_ID|ERROR_FILE)|((LOCAL|NODE|GROUP|ROLE)_)?RANK"
@@ -155,6 +155,8 @@ def node_specs(
         "outs": list(request.outs),
         "grace_s": request.grace_s,
     }
+    if request.hold_s is not None:
+        shared["hold_s"] = request.hold_s
     if request.workload and WORKLOADS[request.workload].reads and request.data is None:
         shared["data"] = request.workload
     return [

@@ -8,6 +8,7 @@ Two steps, so that the ledger knows the new key before the machine shows it.
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -134,6 +135,34 @@ def taken_over(
         connection.close()
 
 
+def recognised(machine: Resource, index: int, cluster: str, owner: str) -> Resource:
+    """A machine that was made a node before, of which the ledger knows no more: what its disk and our own tell.
+
+    The key that it shows stands in the cluster's known_hosts file here. Raises NodeError, ConnectionLost.
+    """
+    from gpuops import ssh
+
+    trusted = Path(machine.data["ssh_folder"]) / f"{cluster}.known_hosts"
+    if keys := ssh.known_keys(ssh.alias(cluster, index), 22, [str(trusted)]):
+        machine = _with(machine, {"keys": list(keys), "throwaway_key": False})
+    connection = connect(machine, index)
+    try:
+        found = install.look(connection)
+        root = str(machine.data.get("root") or f"{found.home}/.gpuops-{owner}")
+        words = _said(
+            connection, ["sh", "-c", 'cat "$1" 2>/dev/null; exit 0', "sh", f"{root}/{cluster}/n{index}/node.json"]
+        )
+        settings = json.loads(words or "{}")
+        if not settings.get("artefact"):
+            raise NodeError(f"{machine.name} never became a node", "there is nothing on it to take back: gpuops reap")
+        told = {"home": found.home, "python": found.python, "root": root, "artefact": str(settings["artefact"])}
+        return _with(machine, told)
+    except ValueError as error:
+        raise NodeError(f"what {machine.name} says of itself cannot be read", "end it: gpuops reap") from error
+    finally:
+        connection.close()
+
+
 def _with(machine: Resource, data: Mapping[str, Any]) -> Resource:
     """The same with more known of it; a new list of keys is what is pinned."""
     joined = {**machine.data, **data}
@@ -189,7 +218,9 @@ def _own_key(machine: Resource, index: int) -> Resource:
 def _standing(connection: Connection, watch: str, argv: list[str]) -> bool:
     from gpuops import ssh
 
-    script = f"#!/bin/sh\nexec {ssh.shell_line(argv)} </dev/null >/dev/null 2>&1\n"
+    # Without the machine's own environment, as a login has it: a key of the provider's may stand there.
+    clean = 'env -i "HOME=$HOME" "PATH=$PATH" USER=root LOGNAME=root LANG=C.UTF-8'
+    script = f"#!/bin/sh\nexec {clean} {ssh.shell_line(argv)} </dev/null >/dev/null 2>&1\n"
     return _said(connection, ["sh", "-c", STANDING, "sh", watch], script.encode()) == "on"
 
 

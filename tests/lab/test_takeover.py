@@ -109,3 +109,16 @@ def test_the_watchdog_of_the_machine_is_told_how_to_revive(laptop: Laptop, house
     host.run(["sh", "/run/gpuops/revive"], check=True)
     until(lambda: ours(host) >= {"watchdog", "agent"}, f"both are there again, but {ours(host)}")
     assert laptop.run("down", "next").returncode == 0
+
+
+def test_a_lost_ledger_takes_a_rented_node_back(laptop: Laptop, houses: Any) -> None:
+    """The key that the machine got here is in no provider's memory."""
+    houses(1)
+    up = laptop.run("up", "landlord", "--name", "lab", "--yes")
+    assert up.returncode == 0, up.stderr
+    (laptop.home / "ledger.db").write_bytes(b"no ledger at all")
+    back = laptop.run("reap", "--adopt")
+    assert "lab is back: 1 node on landlord" in back.stdout + back.stderr
+    again = laptop.run("run", "--cluster", "lab", "--", "python3", "work.py")
+    assert again.returncode == 0, again.stderr
+    assert laptop.run("down", "lab").returncode == 0
