@@ -58,6 +58,10 @@ class Lab:
         return self.laptop.network
 
     @property
+    def lives(self) -> bool:
+        return self._network >= 0 and self._first.lives
+
+    @property
     def known_hosts(self) -> Path:
         """A file with every host's key, as the laptop would keep it."""
         return self.folder / "known_hosts"
