@@ -16,7 +16,11 @@ from gpuops.contract import Checked
 from gpuops.errors import GpuopsError, UsageError
 from provisioners.base import CONTRACT, Context, Provisioner
 
-OURS = {"local": "provisioners.local:LocalProvisioner", "ssh": "provisioners.ssh:SshProvisioner"}
+OURS = {
+    "local": "provisioners.local:LocalProvisioner",
+    "ssh": "provisioners.ssh:SshProvisioner",
+    "runpod": "provisioners.runpod:RunpodProvisioner",
+}
 GROUP = "gpuops.provisioners"
 MEMBERS = sorted({*Provisioner.__annotations__, *(name for name in vars(Provisioner) if not name.startswith("_"))})
 """Everything that the contract asks of a provisioner."""

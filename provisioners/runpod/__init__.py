@@ -1,0 +1,5 @@
+"""RunPod: pods of its secure or community cloud, over its REST API v2."""
+
+from provisioners.runpod.provisioner import RunpodProvisioner
+
+__all__ = ["RunpodProvisioner"]

@@ -1,0 +1,106 @@
+"""Which account this is, and its money, which REST v2 does not tell: RunPod's own package asks for that, apart.
+
+The package takes seconds to import and may not be installed. It is given the key and the address by its standard
+input; whatever fails, nothing is known.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from gpuops.errors import AuthFailed, UsageError
+from gpuops.models import Resource
+from provisioners.runpod import access
+
+LIMIT_S = 20.0
+FRESH_S = 10.0
+"""So long an answer about money is still the present one."""
+QUERY = "query { myself { id clientBalance currentSpendPerHr spendLimit } }"
+PROGRAM = """
+import json, os, sys
+given = json.load(sys.stdin)
+os.environ["RUNPOD_API_BASE_URL"] = given["base"]
+os.environ["RUNPOD_API_KEY"] = given["key"]
+out = os.dup(1)
+os.dup2(2, 1)
+from runpod.api.graphql import run_graphql_query
+answer = run_graphql_query(given["query"], api_key=given["key"])
+os.write(out, json.dumps(answer).encode())
+"""
+
+
+def ask(key: str, base: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """`id`, `balance`, `spend_per_hr`, `spend_limit` in $, those that are known. {} where nothing is."""
+    hidden = {name: value for name, value in environ.items() if not name.startswith("RUNPOD_")}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", PROGRAM],
+            input=json.dumps({"key": key, "base": base, "query": QUERY}),
+            env=hidden,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=True,
+        )
+        return read(json.loads(done.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return {}
+
+
+def read(answer: Any) -> dict[str, Any]:
+    """GraphQL's answer as ours."""
+    data = answer.get("data") if isinstance(answer, dict) else None
+    myself = data.get("myself") if isinstance(data, dict) else None
+    if not isinstance(myself, dict):
+        return {}
+    names = (("balance", "clientBalance"), ("spend_per_hr", "currentSpendPerHr"), ("spend_limit", "spendLimit"))
+    found: dict[str, Any] = {"id": str(myself["id"])} if myself.get("id") else {}
+    for ours, theirs in names:
+        value = myself.get(theirs)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[ours] = float(value)
+    return found
+
+
+class Account:
+    """The account of the key in these surroundings."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = env
+        self._lock = threading.Lock()
+        self._told: tuple[float, dict[str, Any]] | None = None
+
+    def told(self, fresh_s: float = float("inf")) -> dict[str, Any]:
+        """`id`, `balance`, `spend_per_hr`, `spend_limit`, those that are known; asked once, or when older than that."""
+        with self._lock:
+            if self._told is None or time.monotonic() - self._told[0] >= fresh_s:
+                try:
+                    found = ask(access.key(self._env), access.graphql_base(self._env), self._env)
+                except (AuthFailed, UsageError):
+                    found = {}
+                self._told = (time.monotonic(), found)
+            return self._told[1]
+
+    def marks(self) -> dict[str, str]:
+        """What a resource keeps of it: the key's fingerprint, and the id where that was asked for before."""
+        known = self._told[1] if self._told else {}
+        return {"key": access.fingerprint(access.key(self._env)), "id": str(known.get("id") or "")}
+
+    def check(self, resource: Resource) -> None:
+        """Raises AuthFailed where what RunPod does not find may be another account's, and go on there."""
+        kept = resource.data.get("account")
+        theirs = kept if isinstance(kept, dict) else {}
+        if not theirs.get("key") or theirs["key"] == self.marks()["key"]:
+            return
+        if theirs.get("id") and theirs["id"] == str(self.told().get("id") or ""):
+            return
+        raise AuthFailed(
+            f"{resource.name} was made with another API key, and this one does not see it",
+            "use that key again: export RUNPOD_API_KEY=…",
+        )

@@ -1,0 +1,315 @@
+"""One request, one answer, or one of our errors: RunPod's REST API v2 by urllib3.
+
+Nothing that creates is ever sent twice; what only reads is asked again a little, all within a minute.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
+
+from gpuops.errors import ProviderError, Unknown, UsageError
+from provisioners.runpod import access
+from provisioners.runpod.failures import failure, other_shape
+
+if TYPE_CHECKING:
+    import urllib3
+
+CONNECT_S = 10.0
+ANSWER_S = 45.0
+"""How long an answer may take from the last word of the request to its own last word; with CONNECT_S under a minute."""
+READ_S = 55.0
+"""All tries of one look together."""
+PAUSES_S = (0.5, 1.5)
+LARGEST = 32 * 1024 * 1024
+PAGES = 100
+CURSORS = ("nextCursor", "next_cursor", "cursor", "nextPageToken", "next")
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Lost(Exception):
+    """No answer, or half of one. Its text says why."""
+
+
+class Api:
+    """May be used from any thread. Construction touches nothing; errors are ProviderError and UsageError."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = env
+        self._lock = threading.Lock()
+        self._kept: urllib3.PoolManager | None = None
+
+    @property
+    def key(self) -> str:
+        return access.key(self._env)
+
+    @property
+    def base(self) -> str:
+        return access.address(self._env)
+
+    def get(self, path: str, doing: str, **query: Any) -> Any:
+        """What is at a path, as JSON."""
+        return self._read(self._look(path, doing, query), doing)
+
+    def pages(self, path: str, name: str, doing: str, **query: Any) -> list[dict[str, Any]]:
+        """The list `name` of an answer, with all its pages. Raises Unknown rather than tell of a part of them."""
+        found: dict[str, dict[str, Any]] = {}
+        more: dict[str, str] = {}
+        for _ in range(PAGES):
+            document = self.get(path, doing, **query, **more)
+            page = document.get(name) if isinstance(document, dict) else None
+            if not isinstance(page, list) or not all(isinstance(one, dict) and one.get("id") for one in page):
+                raise self._unreadable(document, doing)
+            fresh = {str(one["id"]): one for one in page if str(one["id"]) not in found}
+            found |= fresh
+            cursor = _cursor(document)
+            if not cursor:
+                return list(found.values())
+            if not fresh:
+                break
+            more = {"cursor": cursor}
+        raise Unknown(f"RunPod lists in pages that gpuops cannot turn, to {doing}", "upgrade gpuops")
+
+    def post(self, path: str, body: Mapping[str, Any], doing: str) -> dict[str, Any]:
+        """Sent once. Every error but Unknown means that nothing was made.
+
+        By a connection of its own: one that was kept may be cut just then, and nobody would know what it did.
+        """
+        try:
+            answer = self._ask("POST", path, json.dumps(body).encode(), CONNECT_S + ANSWER_S, fresh=True)
+        except Lost as error:
+            raise self._unknown(str(error), doing) from error
+        if answer.status >= 300:
+            raise self._told(failure(answer.status, answer.headers, answer.body, doing, creating=True))
+        document = self._read(answer, doing)
+        if not isinstance(document, dict) or not document.get("id"):
+            raise self._unreadable(document, doing)
+        return document
+
+    def delete(self, path: str, doing: str) -> int:
+        """The status: 2xx, 404 where it is gone already, 409 where it cannot go this way. Other answers are raised."""
+        try:
+            answer = self._ask("DELETE", path, None, CONNECT_S + ANSWER_S)
+        except Lost as error:
+            raise self._unknown(str(error), doing) from error
+        if answer.status < 300 or answer.status in (404, 409):
+            return answer.status
+        raise self._told(failure(answer.status, answer.headers, answer.body, doing))
+
+    def listen(self, path: str, seconds: float, doing: str, **query: Any) -> bytes:
+        """What a stream says within so many seconds."""
+        try:
+            answer = self._ask("GET", _with_query(path, query), None, seconds, partial=True)
+        except Lost as error:
+            raise self._unknown(str(error), doing) from error
+        if answer.status >= 300:
+            raise self._told(failure(answer.status, answer.headers, answer.body, doing))
+        return answer.body
+
+    def find(self, path: str, doing: str) -> dict[str, Any] | None:
+        """What is at a path; None where it is gone."""
+        answer = self._look(path, doing, {}, gone=True)
+        if answer.status == 404:
+            return None
+        document = self._read(answer, doing)
+        if not isinstance(document, dict) or not document.get("id"):
+            raise self._unreadable(document, doing)
+        return document
+
+    def _look(self, path: str, doing: str, query: Mapping[str, Any], *, gone: bool = False) -> Answer:
+        deadline = time.monotonic() + READ_S
+        for pause in (*PAUSES_S, None):
+            error: ProviderError
+            left = deadline - time.monotonic()
+            try:
+                answer = self._ask("GET", _with_query(path, query), None, left)
+                if answer.status < 300 or (gone and answer.status == 404):
+                    return answer
+                error = self._told(failure(answer.status, answer.headers, answer.body, doing))
+            except Lost as lost:
+                error = self._unknown(str(lost), doing)
+            if pause is None or not isinstance(error, Unknown) or deadline - time.monotonic() < CONNECT_S + pause:
+                raise error
+            time.sleep(pause)
+        raise AssertionError("every way through the loop ends it")
+
+    def _ask(
+        self, method: str, path: str, body: bytes | None, limit_s: float, *, fresh: bool = False, partial: bool = False
+    ) -> Answer:
+        """One request over the network. `partial`: what was said until the time was up is the answer. Raises Lost."""
+        import urllib3
+
+        deadline = time.monotonic() + limit_s
+        headers = {
+            "Authorization": f"Bearer {self.key}",
+            "Accept": "text/event-stream" if partial else "application/json",
+            "User-Agent": f"gpuops/{version()}",
+            **({} if body is None else {"Content-Type": "application/json"}),
+        }
+        timeout = urllib3.Timeout(connect=min(CONNECT_S, limit_s), read=min(ANSWER_S, limit_s))
+        try:
+            with self._pool(fresh) as pool:
+                response = pool.request(
+                    method, self.base + path, body=body, headers=headers, timeout=timeout,
+                    retries=False, redirect=False, preload_content=False,
+                )  # fmt: skip
+                try:
+                    data, whole = _all_of(response, deadline, partial)
+                except BaseException:
+                    response.close()
+                    raise
+                response.release_conn() if whole else response.close()  # a half-read one is of no use to the next
+                if not whole and not (partial and response.status < 300):
+                    raise Lost("its answer was not at its end in time")
+                return Answer(response.status, dict(response.headers.items()), data)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise Lost(_why(error)) from error
+
+    @contextmanager
+    def _pool(self, fresh: bool) -> Iterator[urllib3.PoolManager]:
+        if fresh:
+            pool = self._new_pool()
+            try:
+                yield pool
+            finally:
+                pool.clear()
+            return
+        with self._lock:
+            if self._kept is None:
+                self._kept = self._new_pool()
+        yield self._kept
+
+    def _new_pool(self) -> urllib3.PoolManager:
+        import certifi
+        import urllib3
+
+        tls = {"cert_reqs": "CERT_REQUIRED", "ca_certs": self._env.get("SSL_CERT_FILE") or certifi.where()}
+        proxy = proxy_for(self.base, self._env)
+        if not proxy:
+            return urllib3.PoolManager(maxsize=8, **tls)  # type: ignore[arg-type]
+        parts = urlsplit(proxy)
+        login = f"{parts.username}:{parts.password or ''}" if parts.username else None
+        headers = urllib3.make_headers(proxy_basic_auth=login) if login else None
+        where = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        try:
+            return urllib3.ProxyManager(where, proxy_headers=headers, maxsize=8, **tls)  # type: ignore[arg-type]
+        except urllib3.exceptions.HTTPError as error:
+            raise UsageError("HTTPS_PROXY is no address of a proxy", "write it like http://proxy:3128") from error
+
+    def _read(self, answer: Answer, doing: str) -> Any:
+        try:
+            return json.loads(answer.body)
+        except (ValueError, RecursionError):
+            raise self._unreadable(None, doing) from None
+
+    def _unreadable(self, document: Any, doing: str) -> ProviderError:
+        wrong = other_shape(document)
+        if wrong:
+            return self._told(Unknown(wrong, f"unset RUNPOD_API_URL, or set it to {access.API}"))
+        return self._unknown("what it answered cannot be read", doing)
+
+    def _unknown(self, why: str, doing: str) -> ProviderError:
+        return self._told(Unknown(f"RunPod was asked to {doing}: {why}", "check the network, and try again"))
+
+    def _told(self, error: ProviderError) -> ProviderError:
+        """An error without the key, whatever an answer may have repeated of it."""
+        error.say = error.say.replace(self.key, "…")
+        error.args = (error.say,)
+        return error
+
+
+def _all_of(response: Any, deadline: float, partial: bool) -> tuple[bytes, bool]:
+    """What is said until the deadline, and whether that was all."""
+    import urllib3
+
+    parts: list[bytes] = []
+    size = 0
+    while time.monotonic() < deadline and size <= LARGEST:
+        if response.connection is not None and getattr(response.connection, "sock", None) is not None:
+            response.connection.sock.settimeout(max(0.1, deadline - time.monotonic()))
+        try:
+            part = response.read1(65536)
+        except urllib3.exceptions.ReadTimeoutError:
+            if partial:
+                break
+            raise
+        if not part:
+            return b"".join(parts), True
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts), False
+
+
+def _why(error: Exception) -> str:
+    """One clause, without the addresses of objects that urllib3 puts into its messages."""
+    import urllib3
+
+    kinds: tuple[tuple[type[Exception], str], ...] = (
+        (urllib3.exceptions.ProxyError, "the proxy does not let it through"),
+        (urllib3.exceptions.NameResolutionError, "its name cannot be resolved"),
+        (urllib3.exceptions.ConnectTimeoutError, "it cannot be reached"),
+        (urllib3.exceptions.NewConnectionError, "it cannot be reached"),
+        (urllib3.exceptions.SSLError, "its certificate is not one that this computer trusts"),
+        (urllib3.exceptions.TimeoutError, "it did not answer in time"),
+        (TimeoutError, "it did not answer in time"),
+        (urllib3.exceptions.ProtocolError, "the connection was cut"),
+    )
+    return next((words for kind, words in kinds if isinstance(error, kind)), "the connection failed")
+
+
+def version() -> str:
+    try:
+        return metadata.version("gpuops")
+    except metadata.PackageNotFoundError:
+        return "0"
+
+
+def proxy_for(url: str, env: Mapping[str, str]) -> str:
+    """The proxy of an address, as the environment says; empty where there is none, or it is not for this address."""
+    parts = urlsplit(url)
+    names = ("https_proxy", "HTTPS_PROXY") if parts.scheme == "https" else ("http_proxy",)
+    proxy = next((env[name] for name in (*names, "all_proxy", "ALL_PROXY") if env.get(name)), "")
+    beside = env.get("no_proxy") or env.get("NO_PROXY") or ""
+    if not proxy or _beside(parts.hostname or "", beside):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _beside(host: str, listed: str) -> bool:
+    """Whether a host stands in NO_PROXY: itself, a domain it is in, or `*`."""
+    names = [name.strip().lstrip(".").lower() for name in listed.split(",")]
+    return any(name and (name == "*" or host.lower() == name or host.lower().endswith(f".{name}")) for name in names)
+
+
+def segment(name: str) -> str:
+    """A name as a part of a path, whatever it holds."""
+    return quote(name, safe="")
+
+
+def _with_query(path: str, query: Mapping[str, Any]) -> str:
+    told = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in query.items()
+        if value is not None
+    }
+    return f"{path}?{urlencode(told)}" if told else path
+
+
+def _cursor(document: Mapping[str, Any]) -> str:
+    places = [document, *(document.get(name) for name in ("pagination", "meta", "page", "pageInfo"))]
+    for place in places:
+        for name in CURSORS if isinstance(place, dict) else ():
+            if isinstance(place, dict) and isinstance(place.get(name), str) and place[name]:
+                return str(place[name])
+    return ""

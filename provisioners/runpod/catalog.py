@@ -1,0 +1,179 @@
+"""RunPod's list of GPUs, and which of them a name means. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuops.errors import UsageError
+
+LEVELS = ("NONE", "LOW", "MEDIUM", "HIGH")
+MAKERS = frozenset({"nvidia", "amd", "geforce", "rtx", "instinct"})
+"""Words before the name that people use."""
+SENSIBLE_GB = 16
+UNASKED = frozenset({"mig", "v100"})
+"""A slice of a GPU, and what newer builds of torch have left behind: only by name."""
+NAMES = 12
+"""How many names an error lists."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A data center with a GPU, and how much of it is free there."""
+
+    id: str
+    level: str
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One kind of GPU in one cloud, as the catalog tells of it for a number of them in one machine."""
+
+    id: str
+    name: str
+    maker: str
+    memory: int
+    """GB."""
+    price: float
+    """$/h for one; 0 where it is not in that cloud."""
+    most: int
+    """How many of them the largest machine has; 0 where nothing is said."""
+    level: str
+    """How many are free: one of LEVELS; empty where nothing is said."""
+    places: tuple[Place, ...] = ()
+
+
+def read(document: Mapping[str, Any], cloud: str) -> Gpu:
+    """A GPU of the catalog, as it is in that cloud (SECURE, COMMUNITY)."""
+    side = cloud.lower()
+    price = _number(_inner(document, "price").get(side)) or 0.0
+    here = document.get(side) is not False and 0 < price < math.inf
+    listed = document.get("dataCenters")
+    places = [
+        Place(str(one["id"]), _level(one.get("availability")))
+        for one in (listed if isinstance(listed, list) else [])
+        if isinstance(one, dict) and one.get("id")
+    ]
+    return Gpu(
+        id=str(document["id"]),
+        name=str(document.get("name") or document["id"]),
+        maker=str(document.get("manufacturer") or ""),
+        memory=int(_number(document.get("memory")) or 0),
+        price=price if here else 0.0,
+        most=int(_number(_inner(document, "maxCount").get(side)) or 0),
+        level=_level(document.get("availability")),
+        places=tuple(sorted((one for one in places if one.level != "NONE"), key=lambda one: -level(one.level))),
+    )
+
+
+def within(gpu: Gpu, centers: Collection[str]) -> Gpu:
+    """The GPU as it is in these data centers alone."""
+    there = tuple(place for place in gpu.places if place.id in centers)
+    best = max((place.level for place in there), key=level, default="NONE")
+    return Gpu(gpu.id, gpu.name, gpu.maker, gpu.memory, gpu.price, gpu.most, best, there)
+
+
+def level(name: str) -> int:
+    return LEVELS.index(name) if name in LEVELS else 1
+
+
+def chosen(gpus: Sequence[Gpu], wish: str | None, memory: int | None) -> list[Gpu]:
+    """Those a request speaks of. Raises UsageError for a name that means none, or several, and where none is left."""
+    named = [gpu for one in wish.split(",") for gpu in named_by(gpus, one)] if wish else _sensible(gpus, memory)
+    here = [gpu for gpu in dict.fromkeys(named) if gpu.price]
+    if wish and not here:
+        raise UsageError(
+            f"{named[0].name} is not in that cloud of RunPod's", "ask for the other --cloud, or another GPU"
+        )
+    large = [gpu for gpu in here if gpu.memory >= (memory or 0)]
+    if not large:
+        most = max((gpu.memory for gpu in here or gpus if gpu.price), default=0)
+        what = wish or "no GPU there"
+        raise UsageError(
+            f"{what} has {'not ' if wish else ''}{memory or SENSIBLE_GB} GB of memory: the most is {most} GB",
+            "ask for less with --gpu-mem, or for another --cloud",
+        )
+    return large
+
+
+def _sensible(gpus: Iterable[Gpu], memory: int | None) -> list[Gpu]:
+    """Without a name: NVIDIA's, whole, not too old, and not too small unless that was asked for."""
+    least = SENSIBLE_GB if memory is None else memory
+    fit = [gpu for gpu in gpus if gpu.price and gpu.maker in ("NVIDIA", "") and gpu.memory >= least]
+    return [gpu for gpu in fit if not UNASKED & {*words(gpu.name), *words(gpu.id)}]
+
+
+def named_by(gpus: Sequence[Gpu], wish: str) -> list[Gpu]:
+    """The one GPU that a name means, by RunPod's name or id. Raises UsageError."""
+    wanted = words(wish)
+    plain = "".join(_bare(wanted))
+    exact = [gpu for gpu in gpus if plain and plain in {"".join(_bare(words(gpu.name))), "".join(_bare(words(gpu.id)))}]
+    if exact:
+        return exact[:1]
+    found = [gpu for gpu in gpus if wanted and all(word in _spellings(gpu) for word in wanted)]
+    found = [gpu for gpu in found if gpu.price] or found
+    if len(found) > 1:
+        names = ", ".join(sorted({gpu.name for gpu in found})[:NAMES])
+        raise UsageError(f"'{wish.strip()}' is more than one GPU at RunPod: {names}", "name one of them exactly")
+    if not found:
+        raise UsageError(f"RunPod has no GPU called '{wish.strip()}'", _near(gpus, wish))
+    return found
+
+
+def _near(gpus: Sequence[Gpu], wish: str) -> str:
+    names = sorted({gpu.name for gpu in gpus})
+    keyed: dict[str, list[str]] = {}
+    for name in names:
+        bare = _bare(words(name))
+        for key in {" ".join(bare), bare[0] if bare else ""}:
+            keyed.setdefault(key, []).append(name)
+    close = difflib.get_close_matches(" ".join(_bare(words(wish))), keyed, 2, 0.7)
+    if close:
+        meant = dict.fromkeys(name for key in close for name in keyed[key])
+        return f"did you mean {' or '.join(list(meant)[:4])}?"
+    return f"RunPod has {', '.join(names[:NAMES])}{' and others' if len(names) > NAMES else ''}"
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
+def _bare(found: Sequence[str]) -> list[str]:
+    """Without what makers put before a name: `NVIDIA GeForce RTX 4090`, `RTX 4090` and `4090` are one."""
+    first = next((at for at, word in enumerate(found) if word not in MAKERS), 0)
+    bare = list(found[first:])
+    if bare and bare[0].startswith("rtx") and bare[0] != "rtx":
+        bare[0] = bare[0].removeprefix("rtx")
+    return bare
+
+
+def _spellings(gpu: Gpu) -> set[str]:
+    """All words of a GPU's name and id, and neighbours written as one: `rtx4090`, `a100sxm4`."""
+    found = set()
+    for text in (gpu.name, gpu.id):
+        parts = words(text)
+        found |= {"".join(parts[start:end]) for start in range(len(parts)) for end in range(start + 1, len(parts) + 1)}
+    return found
+
+
+def _level(said: Any) -> str:
+    return said.upper() if isinstance(said, str) else ""
+
+
+def _inner(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    inner = document.get(name)
+    return inner if isinstance(inner, dict) else {}
+
+
+def _number(said: Any) -> float | None:
+    """A number, which RunPod also writes as text."""
+    if isinstance(said, bool) or not isinstance(said, int | float | str):
+        return None
+    try:
+        return float(said)
+    except ValueError:
+        return None

@@ -1,0 +1,137 @@
+"""From the catalog to offers, in the order in which they are tried. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from gpuops.errors import NoCapacity, UsageError
+from gpuops.models import Offer, Price
+from provisioners.runpod.catalog import Gpu, level
+from provisioners.runpod.options import IMAGE, Wishes
+from provisioners.runpod.places import REGION
+
+NOT_BY_THEMSELVES = (
+    "RunPod does not say whether a cluster's pods may end it by themselves: the guard on this computer does, while it "
+    "is on; else `gpuops down`"
+)
+MOST = 12
+"""How many kinds are tried."""
+DISK_MONTHLY = 0.10
+"""$ a month for a GB of a running pod's disk."""
+MONTH_H = 720.0
+SPEND_LIMIT = 80.0
+"""$/h that an account may spend which never asked for more."""
+
+
+def disk_price(gigabytes: float) -> float:
+    """$/h of a pod's own disk while it runs."""
+    return gigabytes * DISK_MONTHLY / MONTH_H
+
+
+def offers(gpus: Sequence[Gpu], wishes: Wishes, centers: Sequence[str], volume: dict[str, Any] | None) -> list[Offer]:
+    """One for each kind that is free. Raises NoCapacity, UsageError where that is none, with the reason.
+
+    `centers`: where it must be; empty: anywhere.
+    """
+    _check_maker(gpus, wishes)
+    fitting = [gpu for gpu in gpus if not gpu.most or gpu.most >= wishes.gpus]
+    cloud = f"{wishes.cloud.lower()} cloud"
+    if not fitting:
+        most = max(gpu.most for gpu in gpus)
+        raise UsageError(
+            f"no machine of RunPod's {cloud} has {wishes.gpus} x {_names(gpus)}: the most is {most}",
+            f"ask for --gpus {most}, or another --gpu-type",
+        )
+    free = [gpu for gpu in fitting if gpu.level != "NONE"]
+    if not free:
+        where = f" in {', '.join(centers)}" if centers else ""
+        what = f"{wishes.gpus} x {_names(fitting)} free now in its {cloud}{where}"
+        many = f"cluster of {wishes.nodes} times " if wishes.nodes > 1 else ""
+        raise NoCapacity(
+            f"RunPod has no {many}{what}", "ask for another GPU or region, or fewer of them, or try again later"
+        )
+    ranked = sorted(free, key=lambda gpu: (gpu.price, -level(gpu.level), gpu.name))[:MOST]
+    taken = [gpu for gpu in fitting if gpu.level == "NONE"]
+    made = [_offer(gpu, wishes, centers, volume) for gpu in ranked]
+    if taken and len(gpus) <= MOST:
+        note = f"none free now, and not tried: {_names(taken)}"
+        made[0] = _noted(made[0], note)
+    return made
+
+
+def _offer(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: dict[str, Any] | None) -> Offer:
+    cloud, nodes = wishes.cloud.lower(), wishes.nodes
+    count = f"{wishes.gpus} x {gpu.name} ({gpu.memory} GB each)"
+    machines = f"{nodes} pods in one cluster, each {count}" if nodes > 1 else f"1 pod, {count}"
+    stock = f"stock {gpu.level.lower()}" if gpu.level else ""
+    at = [place.id for place in gpu.places]
+    where = at[0] + (f" +{len(at) - 1}" if len(at) > 1 else "") if at else ""
+    prices = (
+        Price(f"{wishes.gpus * nodes} x {gpu.name}", round(gpu.price * wishes.gpus * nodes, 6)),
+        Price(f"{wishes.disk * nodes} GB disk", disk_price(wishes.disk * nodes)),
+    )
+    columns = {
+        "GPU": gpu.name,
+        "MEMORY": f"{gpu.memory} GB",
+        "COUNT": f"{nodes} x {wishes.gpus}" if nodes > 1 else str(wishes.gpus),
+        "CLOUD": cloud,
+        "DATA CENTER": where,
+        "$/H": f"${sum(price.per_hour for price in prices):.2f}",
+        "STOCK": gpu.level.lower(),
+    }
+    return Offer(
+        provider="runpod",
+        id=f"{gpu.id}/{'cluster' if nodes > 1 else cloud}",
+        say=", ".join(part for part in (machines, f"{cloud} cloud", where, stock) if part),
+        nodes=nodes,
+        gpus=wishes.gpus,
+        region=REGION,
+        prices=prices,
+        notes=tuple(_notes(sum(price.per_hour for price in prices), nodes, volume)),
+        data={
+            "columns": columns,
+            "gpu": gpu.id,
+            "gpu_name": gpu.name,
+            "memory": gpu.memory,
+            "nodes": nodes,
+            "count": wishes.gpus,
+            "cloud": wishes.cloud,
+            "centers": list(centers),
+            "disk": wishes.disk,
+            "image": wishes.image,
+            "cuda": wishes.cuda if gpu.maker != "AMD" else "",
+            "volume": volume["id"] if volume else "",
+            "volume_name": volume["name"] if volume else "",
+        },
+    )
+
+
+def _notes(per_hour: float, nodes: int, volume: dict[str, Any] | None) -> list[str]:
+    notes = []
+    if volume:
+        notes.append(f"the network volume {volume['name']} is at /workspace; it costs money with a pod or without")
+    if nodes > 1:
+        notes.append(NOT_BY_THEMSELVES)
+    if nodes > 1 and per_hour > SPEND_LIMIT:
+        notes.append(f"RunPod lets a new account spend ${SPEND_LIMIT:.0f}/h at most, until its support raises that")
+    return notes
+
+
+def _check_maker(gpus: Sequence[Gpu], wishes: Wishes) -> None:
+    """The image that is taken without a word is NVIDIA's."""
+    amd = [gpu for gpu in gpus if gpu.maker == "AMD"]
+    if amd and wishes.image == IMAGE:
+        raise UsageError(
+            f"{amd[0].name} is AMD's, and the image {IMAGE} is for NVIDIA's", "name an image with ROCm: --image"
+        )
+
+
+def _names(gpus: Sequence[Gpu]) -> str:
+    names = [gpu.name for gpu in gpus]
+    return ", ".join(names[:3]) + (f" or {len(names) - 3} others" if len(names) > 3 else "")
+
+
+def _noted(offer: Offer, note: str) -> Offer:
+    return dataclasses.replace(offer, notes=(*offer.notes, note))

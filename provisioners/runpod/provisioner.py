@@ -1,0 +1,242 @@
+"""RunPod as a provisioner: one pod is one machine, and several are an Instant Cluster.
+
+Pods that are made one by one reach each other by public ports alone, renumbered one by one, or at 100 Mbit/s: NCCL
+needs more than that, so several nodes are always a cluster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from gpuops.errors import AuthFailed, NoCapacity, ProviderError, Rejected, Unknown
+from gpuops.models import Intent, Journal, Offer, Option, Problem, Request, Resource
+from provisioners.base import CONTRACT, Context
+from provisioners.runpod import catalog, clusters, keys, logs, offers, options, pods
+from provisioners.runpod.account import FRESH_S, Account
+from provisioners.runpod.api import Api, segment
+from provisioners.runpod.ending import SOURCE
+from provisioners.runpod.places import REGION
+from provisioners.runpod.shelf import Shelf
+
+PULLING_S = 60.0
+"""So long an image is pulled before its pod's log is looked at, and again."""
+LOG_S = 5.0
+LOG_LINES = 40
+LAST_LINES = 20
+RANKS_LOOKS = 5
+RANKS_S = 1.0
+"""So often, and so long apart, a new cluster is asked for its members' ranks before that is left to the next look."""
+
+
+class RunpodProvisioner:
+    contract = CONTRACT
+    name = "runpod"
+    capabilities: Mapping[str, bool | str] = {
+        "multinode": True,
+        "spot": "RunPod has given up spot prices; --cloud community is its cheaper one",
+        "self_destruct": True,
+        "host_keys": True,
+        "rented": True,
+        "shares_disk": "a pod has its own disk",
+    }
+    options: Sequence[Option] = options.OPTIONS
+    settle_s = 45.0
+    gone_s = 120.0
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._api = Api(context.env)
+        self._shelf = Shelf(self._api)
+        self._account = Account(context.env)
+        self._lock = threading.Lock()
+        self._pulling: dict[str, float] = {}
+        self._hopeless: dict[str, str] = {}
+
+    # Before anything is made.
+
+    def preflight(self, request: Request) -> Sequence[Problem]:
+        wishes = options.wishes(request)
+        try:
+            self._api.pages("/pods", "pods", "list pods", includeClusterPods=True)
+            centers = self._shelf.centers(request.region)
+            if wishes.volume:
+                self._shelf.volume(wishes.volume, centers)
+        except (AuthFailed, Rejected) as error:
+            return [Problem(error.say, error.hint)]
+        return []
+
+    def offers(self, request: Request) -> Sequence[Offer]:
+        """Kinds of GPU that are free, the cheapest first; each is tried until one is had."""
+        wishes = options.wishes(request)
+        centers = self._shelf.centers(request.region)
+        volume = self._shelf.volume(wishes.volume, centers) if wishes.volume else None
+        if volume:
+            centers = [str(volume["dataCenter"])]
+        gpus = catalog.chosen(self._shelf.gpus(wishes), request.gpu_type, request.gpu_mem)
+        if centers:
+            gpus = [catalog.within(gpu, centers) for gpu in gpus]
+        try:
+            return offers.offers(gpus, wishes, centers, volume)
+        except NoCapacity as error:
+            if wishes.nodes == 1:
+                raise
+            raise NoCapacity(error.say, self._shelf.shapes(wishes)) from error
+
+    # Making.
+
+    def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+        """A pod, or a cluster of them. Their environment holds all that it takes when the answer is lost."""
+        if offer.nodes > 1:
+            return self._create_cluster(offer, intent, journal)
+        name, token = intent.mark(0), f"{intent.token}-0"
+        env, mine = self._variables(intent, token), self._account.marks()
+        body = pods.body(name, offer.data, env)
+        journal.will("machine", name, token, REGION)
+        made = self._api.post("/pods", body, f"create a pod with {offer.data['count']} x {offer.data['gpu_name']}")
+        found = pods.resource(pods.with_env(made, env), name, self.context.home, mine, price=offer.per_hour)
+        journal.got(found)
+        return [found]
+
+    def _create_cluster(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+        """One request for all. Raises Unknown where RunPod has not numbered the members yet."""
+        name, token, mine = intent.mark(clusters.PART), f"{intent.token}-all", self._account.marks()
+        env = {**self._variables(intent, intent.token), clusters.MARK: intent.mark("")}
+        body = clusters.body(name, offer.data, env)
+        journal.will(clusters.PART, name, token, REGION)
+        for index in range(offer.nodes):
+            journal.will("machine", intent.mark(index), f"{intent.token}-{index}", REGION)
+        what = f"create a cluster of {offer.nodes} times {offer.data['count']} x {offer.data['gpu_name']}"
+        whole = clusters.resource({"name": name, **self._api.post("/clusters", body, what)}, mine, token)
+        journal.got(whole)
+        made = [whole]
+        for index, pod in enumerate(self._members(whole.id, offer.nodes)):
+            price = offer.per_hour / offer.nodes
+            seen = pods.with_env(pod, env)
+            made.append(pods.resource(seen, intent.mark(index), self.context.home, mine, price=price, parent=whole.id))
+            journal.got(made[-1])
+        return made
+
+    def _variables(self, intent: Intent, token: str) -> dict[str, str]:
+        _, public = keys.login(self.context.home)
+        return pods.variables(intent, token, keys.new(), public, self._api.base)
+
+    def _members(self, cluster: str, nodes: int) -> list[dict[str, Any]]:
+        """A cluster's pods in the order of their ranks. Raises Unknown while that is not known."""
+        for look in range(RANKS_LOOKS):
+            if look:
+                time.sleep(RANKS_S)
+            there = self._api.pages(f"/clusters/{segment(cluster)}/pods", "pods", "list a cluster's pods")
+            ranked = {clusters.rank(pod): pod for pod in there}
+            if len(there) == nodes and set(ranked) == set(range(nodes)):
+                return [ranked[index] for index in range(nodes)]
+        raise Unknown("RunPod has not numbered the cluster's pods yet", "try again")
+
+    # Finding.
+
+    def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
+        if regions and REGION not in regions:
+            return []
+        ours, mine = f"gpuops-{owner}-", self._account.marks()
+        there = self._api.pages("/pods", "pods", "list pods", includeClusterPods=True)
+        whole = {str(one["id"]): one for one in self._clusters()}
+        names = {one: str(cluster.get("name") or "") for one, cluster in whole.items()}
+        found = [
+            pods.resource(pod, name, self.context.home, mine, kind=clusters.kind(pod))
+            for pod in there
+            if (name := clusters.mark(pod, names)).startswith(ours)
+        ]
+        tokens = {one.parent: str(one.data["token"]) for one in found if one.parent}
+        return [
+            *(clusters.resource(whole[one], mine, tokens.get(one, "")) for one in whole if names[one].startswith(ours)),
+            *(one for one in found if one.state != "ended"),
+        ]
+
+    def _clusters(self) -> list[dict[str, Any]]:
+        """All clusters. A key that may not ask for them has made none; members are among the pods in any case."""
+        try:
+            return self._api.pages("/clusters", "clusters", "list clusters")
+        except AuthFailed:
+            return []
+
+    def describe(self, resource: Resource) -> Resource:
+        whole = resource.kind == clusters.PART
+        path = f"/{'clusters' if whole else 'pods'}/{segment(resource.id)}"
+        seen = self._api.find(path, f"look at a {'cluster' if whole else 'pod'}")
+        if seen is None:
+            self._account.check(resource)
+            return dataclasses.replace(resource, state="ended", address="", port=0, per_hour=0.0)
+        if whole:
+            return dataclasses.replace(resource, state="running")
+        mine, before = self._account.marks(), resource.data
+        now = pods.resource(
+            seen, resource.name, self.context.home, mine, known=before, parent=resource.parent, kind=resource.kind
+        )
+        if pods.is_pulling(seen) and (why := self._why_not_pulled(resource.id)):
+            now = dataclasses.replace(now, data={**now.data, "hopeless": why})
+        return now
+
+    # Ending.
+
+    def destroy(self, resources: Sequence[Resource]) -> None:
+        """Clusters first: a member cannot go by itself while they are, and one that stays behind then can."""
+        whole = dict.fromkeys(one.id if one.kind == clusters.PART else one.parent for one in resources)
+        ends: list[Callable[[], Any]] = [partial(self._end_cluster, one) for one in whole if one]
+        ends += [partial(self._end, one) for one in resources if one.kind != clusters.PART]
+        errors: list[ProviderError] = []
+        for end in ends:
+            try:
+                end()
+            except ProviderError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _end_cluster(self, cluster: str) -> None:
+        self._api.delete(f"/clusters/{segment(cluster)}", "end a cluster")
+
+    def _end(self, pod: Resource) -> None:
+        """End a pod. Of a member whose cluster is not known that is found out; one that cannot go yet is left."""
+        path = f"/pods/{segment(pod.id)}"
+        refused = self._api.delete(path, "end a pod") == 409
+        if refused and not pod.parent and (cluster := clusters.member(self._api.find(path, "look at a pod") or {})):
+            self._end_cluster(cluster)
+
+    def self_destruct(self, resource: Resource) -> Sequence[str]:
+        python = str(resource.data.get("python") or "python3")
+        return [python, "-I", "-c", SOURCE, self._api.base, *([resource.parent] if resource.parent else [])]
+
+    # What else can be asked.
+
+    def last_words(self, resource: Resource) -> str:
+        """The last lines of a pod's own log."""
+        return "\n".join(self._log(resource.id)[-LAST_LINES:]) if resource.kind != clusters.PART else ""
+
+    def balance(self) -> float | None:
+        found = self._account.told(FRESH_S).get("balance")
+        return None if found is None else float(found)
+
+    def account(self) -> Mapping[str, Any]:
+        """`id`, `balance`, `spend_per_hr`, `spend_limit`, those that are known; asked once."""
+        return self._account.told()
+
+    def _log(self, pod: str) -> list[str]:
+        return logs.lines(self._api.listen(f"/pods/{segment(pod)}/logs", LOG_S, "read a pod's log", tail=LOG_LINES))
+
+    def _why_not_pulled(self, pod: str) -> str:
+        """What the log of a pod says that has been pulling its image for a while; looked at once in that while."""
+        now = time.monotonic()
+        with self._lock:
+            since = self._pulling.setdefault(pod, now)
+            if now - since < PULLING_S:
+                return self._hopeless.get(pod, "")
+            self._pulling[pod] = now
+        try:
+            self._hopeless[pod] = logs.hopeless(self._log(pod))
+        except ProviderError:
+            pass
+        return self._hopeless.get(pod, "")

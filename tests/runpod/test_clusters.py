@@ -1,0 +1,196 @@
+"""Several nodes: one cluster at RunPod, whose members are the machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuops.errors import NoCapacity, Unknown, UsageError
+from gpuops.models import Intent, Request, Resource
+from provisioners.base import Context
+from provisioners.runpod import RunpodProvisioner, clusters
+from provisioners.runpod import provisioner as module
+from tests.fakes.runpod import FakeRunPod, Fault, Life
+from tests.fakes.runpod.faults import capacity, leaving_members, lost_create
+from tests.runpod.test_provisioner import OWNER, TOKEN, Lines
+
+AT_ONCE = Life(assign_s=0, pull_s=0, map_s=0, ranked_s=0)
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeRunPod]:
+    with FakeRunPod(tmp_path / "runpod") as one:
+        one.life = AT_ONCE
+        yield one
+
+
+@pytest.fixture
+def runpod(fake: FakeRunPod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunpodProvisioner:
+    monkeypatch.setattr(module, "RANKS_S", 0.05)
+    return RunpodProvisioner(Context(OWNER, tmp_path / "home", fake.env))
+
+
+def asked(**wish: Any) -> Request:
+    return Request("runpod", **{"nodes": 2, "gpus": 2, "gpu_type": "h100 sxm", **wish})
+
+
+def intended() -> Intent:
+    return Intent(OWNER, "lab", TOKEN, time.time() + 900, Path("abc.pyz"))
+
+
+def made(runpod: RunpodProvisioner, lines: Lines | None = None, **wish: Any) -> list[Resource]:
+    return list(runpod.create(runpod.offers(asked(**wish))[0], intended(), lines or Lines()))
+
+
+def by_kind(found: Any) -> dict[str, list[Resource]]:
+    return {kind: [one for one in found if one.kind == kind] for kind in ("cluster", "machine", "member")}
+
+
+def test_a_cluster_is_asked_for_once(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
+    lines = Lines()
+    offer = runpod.offers(asked(region="US-KS-2"))[0]
+    assert offer.say.startswith("2 pods in one cluster, each 2 x H100 SXM (80 GB each), secure cloud, US-KS-2")
+    assert offer.per_hour == pytest.approx(2 * 2 * 2.99 + 200 * 0.10 / 720)
+    whole, *machines = runpod.create(offer, intended(), lines)
+    (request,) = fake.asked("POST", "/clusters")
+    assert request.body["compute"] == {"gpuTypeId": H100, "gpuCountPerPod": 2, "podCount": 2}
+    assert request.body["dataCenterIds"] == ["US-KS-2"]
+    assert request.body["env"]["GPUOPS_MARK"] == f"gpuops-{OWNER}-lab-"
+    assert "cloud" not in request.body
+    assert (whole.kind, whole.name) == ("cluster", f"gpuops-{OWNER}-lab-cluster")
+    assert [one.name for one in machines] == [f"gpuops-{OWNER}-lab-{index}" for index in range(2)]
+    assert [one.data["token"] for one in machines] == [f"{TOKEN}-0", f"{TOKEN}-1"]
+    assert {one.parent for one in machines} == {whole.id}
+    assert [one.private_address for one in machines] == [pod.ip for pod in fake.clusters[whole.id].members]
+    assert sum(one.per_hour for one in machines) == pytest.approx(offer.per_hour)
+    willed = [line[1:] for line in lines.lines if line[0] == "will"]
+    assert willed == [
+        ("cluster", whole.name, f"{TOKEN}-all", "runpod"),
+        *(("machine", one.name, f"{TOKEN}-{index}", "runpod") for index, one in enumerate(machines)),
+    ]
+    assert [line[1].id for line in lines.lines if line[0] == "got"] == [whole.id, *(one.id for one in machines)]
+
+
+def test_a_cluster_is_found_with_its_members_in_order(runpod: RunpodProvisioner) -> None:
+    whole, *machines = made(runpod)
+    found = by_kind(runpod.list_owned(OWNER, []))
+    assert [one.id for one in found["cluster"]] == [whole.id]
+    assert {one.name: one.id for one in found["machine"]} == {one.name: one.id for one in machines}
+    assert {one.data["token"] for one in found["machine"]} == {f"{TOKEN}-0", f"{TOKEN}-1"}
+    assert str(found["cluster"][0].data["token"]).startswith(TOKEN)
+    for one in (whole, *machines):
+        seen = runpod.describe(one)
+        assert (seen.kind, seen.id, seen.name, seen.state) == (one.kind, one.id, one.name, "running")
+    assert runpod.describe(machines[1]).data["target"]["host_keys"] == machines[0].data["target"]["host_keys"]
+
+
+def test_members_without_a_rank_are_ours_and_no_machines_yet(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
+    fake.life = dataclasses.replace(AT_ONCE, ranked_s=3600)
+    with pytest.raises(Unknown, match="has not numbered"):
+        made(runpod)
+    found = by_kind(runpod.list_owned(OWNER, []))
+    assert (len(found["cluster"]), len(found["machine"]), len(found["member"])) == (1, 0, 2)
+    assert all(one.name.startswith(f"gpuops-{OWNER}-lab-pod") for one in found["member"])
+    fake.advance(3700)
+    found = by_kind(runpod.list_owned(OWNER, []))
+    assert [one.name[-1] for one in sorted(found["machine"], key=lambda one: one.name)] == ["0", "1"]
+    runpod.destroy(runpod.list_owned(OWNER, []))
+    assert not fake.running()
+
+
+@pytest.mark.parametrize("status", [0, 502])
+def test_a_lost_answer_is_found(runpod: RunpodProvisioner, fake: FakeRunPod, status: int) -> None:
+    fake.play(lost_create(status, at="POST /clusters"))
+    with pytest.raises(Unknown):
+        made(runpod)
+    found = by_kind(runpod.list_owned(OWNER, []))
+    assert (len(found["cluster"]), len(found["machine"])) == (1, 2)
+    assert len(fake.asked("POST", "/clusters")) == 1
+
+
+def test_ending_it_ends_every_member(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
+    resources = made(runpod)
+    for _ in range(2):
+        runpod.destroy(resources)
+    assert not fake.running()
+    assert runpod.list_owned(OWNER, []) == []
+    assert [runpod.describe(one).state for one in resources] == ["ended"] * 3
+    assert len([one for one in fake.asked("DELETE", "/clusters/*") if one.status == 204]) == 1
+
+
+def test_a_member_alone_ends_its_cluster(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
+    _, first, _ = made(runpod)
+    runpod.destroy([dataclasses.replace(first, parent="")])
+    assert not fake.running()
+
+
+def test_members_that_their_cluster_leaves_behind_are_found_and_ended(
+    runpod: RunpodProvisioner, fake: FakeRunPod
+) -> None:
+    resources = made(runpod)
+    fake.play(leaving_members(), Fault("DELETE /pods/*", times=2, status=409, detail="it belongs to a cluster"))
+    runpod.destroy(resources)
+    assert len(fake.running()) == 2, "left alive and billing"
+    left = runpod.list_owned(OWNER, [])
+    assert [one.kind for one in left] == ["machine", "machine"]
+    assert {one.name for one in left} == {one.name for one in resources[1:]}
+    runpod.destroy(left)
+    assert not fake.running()
+
+
+def test_the_next_kind_is_tried_and_what_could_be_had_is_said(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
+    offer = runpod.offers(asked())[0]
+    fake.play(capacity(at="POST /clusters"))
+    with pytest.raises(NoCapacity):
+        runpod.create(offer, intended(), Lines())
+    assert not fake.clusters
+    with pytest.raises(NoCapacity) as caught:
+        runpod.offers(asked(gpu_type="4090"))
+    assert "no cluster of 2 times 2 x RTX 4090" in caught.value.say
+    assert "--gpus 8 of A100 SXM, B200" in caught.value.hint
+
+
+def test_whole_machines_are_taken_without_a_word(runpod: RunpodProvisioner) -> None:
+    found = runpod.offers(Request("runpod", nodes=2))
+    assert {offer.gpus for offer in found} == {8}
+    assert found[0].say.startswith("2 pods in one cluster, each 8 x A100 SXM")
+    assert any("$80/h" in note for note in found[-1].notes)
+
+
+@pytest.mark.parametrize("options", [{"cloud": "community"}, {"min-cuda": "12.8"}])
+def test_what_a_cluster_cannot_be_asked_for(runpod: RunpodProvisioner, options: dict[str, str]) -> None:
+    with pytest.raises(UsageError):
+        runpod.offers(asked(options=options))
+    with pytest.raises(UsageError):
+        runpod.offers(asked(nodes=251))
+
+
+def test_a_key_without_a_right_to_clusters_still_lists_pods(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
+    fake.add_pod(f"gpuops-{OWNER}-lab-0")
+    fake.play(Fault("GET /clusters", status=403, detail="access denied", times=None))
+    assert len(runpod.list_owned(OWNER, [])) == 1
+    made(runpod)
+    assert len(by_kind(runpod.list_owned(OWNER, []))["machine"]) == 3, "members are among the pods"
+
+
+def member(rank: int | None, name: str = "x", **more: Any) -> dict[str, Any]:
+    return {"id": "p-1", "name": name, "cluster": {"id": "c", "rank": rank}, **more}
+
+
+@pytest.mark.parametrize(("pod", "cluster", "mark"), [
+    ({"id": "p", "name": "gpuops-o-lab-0"}, "", "gpuops-o-lab-0"),
+    (member(1), "gpuops-o-a-b-cluster", "gpuops-o-a-b-1"),
+    (member(0, env={"GPUOPS_MARK": "gpuops-o-l-"}), "", "gpuops-o-l-0"),
+    (member(3, "gpuops-o-lab-cluster-node-3"), "", "gpuops-o-lab-3"),
+    (member(None), "gpuops-o-lab-cluster", "gpuops-o-lab-podp1"),
+    (member(0, "theirs"), "somebody's", "theirs"),
+    (member(0), "gpuops-o-cluster-cluster", "gpuops-o-cluster-0"),
+])  # fmt: skip
+def test_whose_a_pod_is(pod: dict[str, Any], cluster: str, mark: str) -> None:
+    assert clusters.mark(pod, {"c": cluster}) == mark

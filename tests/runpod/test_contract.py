@@ -1,0 +1,58 @@
+"""The contract's own scenarios, those that need no node behind a pod, against the fake."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from filelock import FileLock
+
+from gpuops.guard import LOCK
+from gpuops.models import Request
+from gpuops.output import Output
+from gpuops.proof.bench import Bench
+from gpuops.proof.scenarios import SCENARIOS, Scenario, run
+from gpuops.signals import Signals
+from gpuops.testing import OWNER
+from gpuops.world import World
+from provisioners.runpod import RunpodProvisioner
+from tests.fakes.runpod import FakeRunPod, Life
+
+NEED_NODES = {"lost-answer", "ready", "watchdog", "bill"}
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["pod", "cluster"])
+def wanted(request: pytest.FixtureRequest) -> Request:
+    return Request("runpod", nodes=request.param)
+
+
+@pytest.fixture(scope="module")
+def fake(wanted: Request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeRunPod]:  # noqa: ARG001
+    with FakeRunPod(tmp_path_factory.mktemp("runpod")) as one:
+        one.life = Life(assign_s=0, pull_s=0, map_s=0, ranked_s=0)
+        yield one
+
+
+@pytest.fixture(scope="module")
+def bench(fake: FakeRunPod, wanted: Request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    home = tmp_path_factory.mktemp("home")
+    env = {**os.environ, **fake.env}
+    world = World(home=home, owner=OWNER, folder=home, env=env, out=Output(), signals=Signals(), yes=True)
+    with FileLock(home / LOCK), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunpodProvisioner, "settle_s", 1.0)  # this service knows at once
+        one = Bench(world, wanted)
+        try:
+            yield one
+        finally:
+            one.close()
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_contract(bench: Bench, fake: FakeRunPod, scenario: Scenario) -> None:
+    if scenario.name in NEED_NODES:
+        pytest.skip("there is no node behind these pods")
+    result = run(bench, scenario)
+    assert result.outcome == "proven", f"{scenario.name}: {scenario.says}; but {result.said}"
+    if scenario.name == "nothing-left":
+        assert fake.running() == []
