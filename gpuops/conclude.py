@@ -6,24 +6,32 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpuops import sinks
+from gpuops.agentclient import AgentClient
 from gpuops.errors import GpuopsError, NodeError
 from gpuops.follow import Follower, OnBytes, lost
 from gpuops.ledger import RowGone, RunRow
-from gpuops.live import Live
+from gpuops.live import Live, is_dead, is_over
 from gpuops.models import RunRequest, Verdict
+from gpuops.oneach import on_each
 from gpuops.output import SCHEMA, amount
 from gpuops.progress import Progress
 from gpuops.push.restore import outputs
 from gpuops.remedies import held_back
 from gpuops.results import RunHome, fetch
 from gpuops.results.leftover import exactly, left, sentence, worth
-from gpuops.verdict import judge, node_result, resume_hint
+from gpuops.verdict import NODE_FAILED, judge, node_result, resume_hint
 from gpuops.world import World
 
 LOOK_S = 0.2
+STALL_S = 300.0
+"""How long nodes that keep results elsewhere are waited for while they get no further, in seconds."""
+RELEASE_S = 10.0
+"""How long a node may take to hear that its results are home, in seconds."""
 HURRY_S = 10.0
 """How long a final fetch may go on after a second signal."""
 SILENT = ("node", "gone", "no-run")
@@ -58,8 +66,9 @@ def follower(world: World, live: Live, row: RunRow, on_bytes: OnBytes, say: Call
     provider = world.provisioner(live.row.provider)
 
     def gone(index: int) -> bool:
+        machine = live.machines[index]
         try:
-            return provider.describe(live.machines[index]).state == "ended"
+            return is_dead(provider.describe(machine)) or is_over(live.row, machine, index)
         except GpuopsError:
             return False  # a provider that does not answer says nothing about its machine
 
@@ -86,9 +95,12 @@ def conclude(
     talking = [index for index, kind in kinds.items() if kind not in SILENT]
     with progress.during(f"looking at what {row.name} made"):
         failed, left_out = _fetch_last(world, live, row, progress, talking)
+    request = request_of(row)
+    states = _kept(world, live, row, progress, talking) if request.sink else {}
     unsaved = _joined(failed, _named(kinds, "node", "cannot be reached any more"))
     missing = _joined(unsaved, _named(kinds, "gone", "ended before all results were home"))
-    request = request_of(row)
+    if request.sink and all(states.get(index, {}).get("state") == "safe" for index in range(request.nodes)):
+        unsaved = ""  # nothing is lost with the nodes
     skews = row.facts.get("skews") or [0.0] * request.nodes
     nodes = [node_result(index, dict(results[index]), skews[index]) for index in sorted(results)]
     home = RunHome(row.home)
@@ -96,7 +108,10 @@ def conclude(
     verdict = judge(request, int(row.facts.get("world", 0)), nodes, again, row.name)
     if unsent := held_back(verdict.tail, row.facts.get("held") or []):
         verdict = dataclasses.replace(verdict, hint=unsent)
-    document = record(world, row, verdict, results, missing, over) | {"left_behind": left_out}
+    if request.sink and not talking and "gone" in kinds.values():
+        verdict = Verdict("unclear", NODE_FAILED, *sinks.unseen(request, row.name))
+    kept = sinks.outcome(request, row.name, states, range(request.nodes)) if request.sink else ""
+    document = record(world, row, verdict, results, missing, over) | {"left_behind": left_out, "kept": kept}
     home.write_record(document)
     world.ledger.set_run(
         row.id,
@@ -105,7 +120,46 @@ def conclude(
         ended=over,
         verdict=dataclasses.asdict(verdict),
     )
+    if not unsaved:
+        release(live, row)
     return Conclusion(verdict, home, missing, unsaved, document)
+
+
+def release(live: Live, row: RunRow) -> None:
+    """Tell the nodes that nobody needs what the run has left on them any more. One that is not told waits in vain."""
+    request = request_of(row)
+    if request.hold_s is None:
+        return  # nothing is held
+
+    def tell(index: int) -> None:
+        with suppress(GpuopsError):
+            live.clients[index].call("home", timeout=RELEASE_S, run=row.name)
+
+    on_each(tell, range(min(request.nodes, len(live.clients))))
+
+
+def _kept(world: World, live: Live, row: RunRow, progress: Progress, nodes: list[int]) -> dict[int, Mapping[str, Any]]:
+    """What each node says of the results that it keeps elsewhere, once it is done with that or gets no further."""
+    states: dict[int, Mapping[str, Any]] = {}
+    with progress.during(f"waiting for what {row.name} keeps on its volume"):
+        for index in nodes:
+            with suppress(GpuopsError):
+                states[index] = _settled(world, live.clients[index], row.name)
+    return states
+
+
+def _settled(world: World, client: AgentClient, run: str) -> Mapping[str, Any]:
+    latest: Mapping[str, Any] = {}
+    since = time.monotonic()
+    while True:
+        state: Mapping[str, Any] = client.call("run", run=run).get("sink") or {}
+        if state.get("state") not in ("claimed", "copying"):
+            return state
+        if state != latest:
+            latest, since = state, time.monotonic()
+        if world.signals.hurry or time.monotonic() - since > STALL_S:
+            return {**state, "why": "it was not waited for any longer"}
+        time.sleep(LOOK_S)
 
 
 def _bring_left(live: Live, row: RunRow, progress: Progress, nodes: list[int]) -> str:

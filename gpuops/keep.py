@@ -87,7 +87,10 @@ def _tend_live(world: World, row: ClusterRow, expired: bool) -> None:
 
 def _goes_on_for_nothing(world: World, row: ClusterRow) -> bool:
     """Whether machines that cost money and cannot end themselves are still there after their nodes have ended."""
-    doubtful = _capability(world, row, "rented") and not _capability(world, row, "self_destruct")
+    able = _capability(world, row, "self_destruct") and all(
+        one.data.get("ends_itself", True) for one in world.ledger.resources(row.id)
+    )
+    doubtful = _capability(world, row, "rented") and not able
     return doubtful and watchdogs_ended(world, row)
 
 
@@ -166,6 +169,8 @@ def _follow(world: World, live: Live, run: RunRow, patience: float | None) -> No
     results = f"{end.missing}; what came home is" if end.missing else "results"
     left = end.document.get("left_behind")
     stays = f"; still on {live.row.name}: {left}" if left else ""
+    if kept := end.document.get("kept"):
+        stays += f"; {kept}"
     world.ledger.notice(f"{run.name}: {end.verdict.say}; {results} in {run.home}{stays}")
     return None
 

@@ -15,8 +15,9 @@ def receipt(record: Mapping[str, Any]) -> list[str]:
 
     Read are: `run`, `request` (with `workload`), `gpuops` (its version), `commit` (a git hash), `dirty`,
     `provider`, `nodes`, `image`, `torch`, `driver`, `duration_s` and `before_s` (seconds billed before the
-    first step), `rented`, `cost` ($, an estimate until the provider bills), `home` (a path) and `missing`
-    (a sentence about what was not brought home). How the run ended is for the verdict to say.
+    first step), `rented`, `cost` ($, an estimate until the provider bills), `home` (a path), `missing` (a sentence
+    about what was not brought home) and `kept` (one about where else results are). How the run ended is for the
+    verdict to say.
     """
     rows = [
         ("run", str(record.get("run") or "")),
@@ -26,6 +27,7 @@ def receipt(record: Mapping[str, Any]) -> list[str]:
         ("time", _time(record)),
         ("cost", _cost(record)),
         ("results", str(record.get("home") or "")),
+        ("kept", str(record.get("kept") or "")),
         ("not home", str(record.get("missing") or "")),
         ("left", _left(record)),
     ]

@@ -65,6 +65,7 @@ def sound(spec: Mapping[str, Any], name: str, index: int) -> bool:
         and all(isinstance(text, list) and all(isinstance(one, str) for one in text) for text in texts)
         and isinstance(spec.get("user_env", {}), dict)
         and type(spec.get("grace_s", 10.0)) in (int, float)
+        and type(spec.get("hold_s")) in (int, float, type(None))
     )
 
 
@@ -106,6 +107,7 @@ def request_of(spec: Mapping[str, Any]) -> RunRequest:
         env={str(name): str(value) for name, value in spec.get("user_env", {}).items()},
         prelude=spec.get("prelude", []),
         grace_s=float(spec.get("grace_s", 10.0)),
+        hold_s=spec.get("hold_s"),
     )
 
 

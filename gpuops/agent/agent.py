@@ -7,9 +7,9 @@ import signal
 import threading
 from typing import Sequence
 
-from gpuops.agent import prctl, procs, runs
+from gpuops.agent import over, prctl, procs, runs, sink
 from gpuops.agent.init import start_watchdog
-from gpuops.agent.node import Node, log, node_of
+from gpuops.agent.node import Node, log, node_of, read_json
 from gpuops.agent.resultfile import settle
 from gpuops.agent.server import Server
 from gpuops.agent.wake import Wake
@@ -29,12 +29,24 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     prctl.die_with_parent(WATCHDOG_DIED)
     note_self(node, "agent.json")
     settle(node)
+    threading.Thread(target=finish_sinks, args=(node,), name="sink", daemon=True).start()
     threading.Thread(target=Server(node).serve, name="server", daemon=True).start()
     while os.getppid() == watchdog:
         wake.wait(LOOK_S)
         procs.reap()
     orphaned(node)
     return 0
+
+
+def finish_sinks(node: Node) -> None:
+    """What the agent before this one had left to do for runs that have ended."""
+    kept = threading.Event()
+    for name in node.runs()[-1:]:
+        sink.beat(node, read_json(os.path.join(node.run(name), "spec.json")) or {"run": name}, kept)
+    sink.resume(node)
+    kept.set()
+    for name in node.runs()[-1:]:
+        over.watch(node, name)
 
 
 def orphaned(node: Node) -> None:

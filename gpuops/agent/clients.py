@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import contextmanager
 from typing import Iterator
 
 _LOCK = threading.Lock()
 _connected = 0
+_heard = float("-inf")
 
 
 @contextmanager
@@ -25,3 +27,14 @@ def connected() -> Iterator[None]:
 
 def count() -> int:
     return _connected
+
+
+def heard() -> None:
+    """Somebody has asked something, or was given an answer."""
+    global _heard
+    _heard = time.monotonic()
+
+
+def silent_s() -> float:
+    """Seconds since anybody was heard of."""
+    return time.monotonic() - _heard

@@ -11,7 +11,10 @@ import os
 import time
 from typing import Any, Mapping, NamedTuple
 
-from gpuops.agent.node import Node, read_json, write_json
+from gpuops.agent.node import Node, log, read_json, write_json
+
+BOOT_MARGIN_S = 120.0
+"""How much later than the lease the machine's first watchdog ends it, in seconds: by then the node has ended itself."""
 
 
 class Now(NamedTuple):
@@ -65,8 +68,12 @@ def renewed(now: Now, ends_in: float | None, idle_s: float | None) -> dict[str, 
     }
 
 
-def next_end(lease: Mapping[str, Any], now: Now, quiet_s: float, live: bool) -> End | None:
-    """The end that comes first. `quiet_s`: seconds since the last activity; `live`: a run is on."""
+def next_end(
+    lease: Mapping[str, Any], now: Now, quiet_s: float, live: bool, hold_s: float | None = None, over: str = ""
+) -> End | None:
+    """The end that comes first. `quiet_s`: seconds since the last activity; `live`: a run is on; `hold_s`: for how
+    long results that nobody has fetched are kept, None where there are none. That takes the place of the idle end:
+    where there is no such end, there is none for them either. `over`: why there is nothing to live for any more."""
     ends = []
     if lease.get("hard_wall") is not None:
         ends.append(End(lease["hard_wall"] - now.wall, "its lease ended"))
@@ -74,9 +81,21 @@ def next_end(lease: Mapping[str, Any], now: Now, quiet_s: float, live: bool) -> 
         ends.append(End(lease["hard_mono"] - now.mono, "its lease ended"))
     if lease.get("boot_wall") is not None:
         ends.append(End(lease["boot_wall"] - now.wall, "nobody took it over in time after it started"))
-    if lease.get("idle_s") is not None and not live:
-        ends.append(End(lease["idle_s"] - quiet_s, f"nothing was run on it for {spoken(lease['idle_s'])}"))
+    limit_s = unused_limit(lease, live, hold_s)
+    if limit_s is not None:
+        what = "nothing was run on it" if hold_s is None else "nobody fetched the results of its run"
+        ends.append(End(limit_s - quiet_s, f"{what} for {spoken(limit_s)}"))
+    if over and not live:
+        ends.append(End(0.0, over))
     return min(ends, default=None)
+
+
+def unused_limit(lease: Mapping[str, Any], live: bool, hold_s: float | None) -> float | None:
+    """After how many seconds without a sign of use a node ends now; None: it does not end for that."""
+    if live or lease.get("idle_s") is None:
+        return None
+    idle_s: float = lease["idle_s"]
+    return idle_s if hold_s is None else hold_s
 
 
 def spoken(seconds: float) -> str:
@@ -101,6 +120,11 @@ class Quiet:
         return max(0.0, now.mono - self._since)
 
 
+def is_live() -> bool:
+    """Whether a run is on, for who works in the node's folder."""
+    return os.path.exists("live.json")
+
+
 def touched(node: Node) -> float:
     """When the node was last used (UTC seconds; 0: never)."""
     try:
@@ -114,7 +138,25 @@ def lease(node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
     new = renewed(read_clocks(), args.get("ends_in"), args.get("idle_s"))
     node.touch()
     write_json(node.path("lease.json"), new)
+    tell_boot_watch(node.settings().get("boot_watch"), new["hard_wall"])
     return {"lease": new}
+
+
+def tell_boot_watch(folder: str | None, hard_wall: float | None) -> None:
+    """Move the end that the machine's own first watchdog keeps, where it has one: behind ours, which is the better.
+
+    Nothing fails where it cannot be told: it ends the machine at the end that it knows, which is the earlier.
+    """
+    if not folder:
+        return
+    path = os.path.join(folder, "end")
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "w", encoding="ascii") as file:
+            file.write("none\n" if hard_wall is None else f"{int(hard_wall + BOOT_MARGIN_S)}\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        log(f"the watchdog of {folder} was not told of the new lease: {error}")
 
 
 def read(node: Node) -> dict[str, Any]:

@@ -9,6 +9,7 @@
     watchdog.json  agent.json      {"pid", "start"} of the two processes
     watchdog.lock                  held by the one watchdog
     live.json                      there while a run is on: its name, start and boot
+    over.json                      why there is nothing to live for any more: {"why"}
     ended.json                     how the node's life ended: {"at", "why"}
     agent.sock                     0600; reached by chdir, so the path may be any length
     watchdog.log  agent.log
@@ -16,7 +17,7 @@
                                    also the working directory of runs; `data…`: what `--data` names
     trees/<tree>.json              what we wrote there, to tell our files from edited ones
     incoming/                      a push on its way in
-    runs/<run>/                    spec.json inventory.json events.jsonl result.json stop
+    runs/<run>/                    spec.json inventory.json events.jsonl result.json home.json sink.json stop
                                    launcher.out launcher.err ranks/<rank>.out .err .json
 """
 
@@ -93,8 +94,26 @@ class Node:
         except OSError:
             return []
 
+    def host(self) -> Node | None:
+        """The node whose machine this one shares (`on` in node.json); None for a machine's own."""
+        on = self.settings().get("on")
+        return None if on is None else Node(os.path.join(os.path.dirname(self.dir), f"n{on}"))
+
+    def beside(self) -> list[Node]:
+        """Nodes that share this one's machine, and are gone with it."""
+        cluster, own = os.path.split(self.dir)
+        try:
+            names = [name for name in os.listdir(cluster) if name[:1] == "n" and name[1:].isdigit() and name != own]
+        except OSError:
+            return []  # somebody removed all of it
+        others = [Node(os.path.join(cluster, name)) for name in names]
+        return [other for other in others if other.settings().get("on", -1) == self.settings().get("index")]
+
     def touch(self) -> None:
-        """Note a sign of use: the idle end counts from here."""
+        """Note a sign of use: the idle end counts from here, and that of the node whose machine this one shares."""
+        host = self.host()
+        if host is not None:
+            host.touch()
         path = self.path("activity")
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))

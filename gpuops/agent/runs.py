@@ -8,11 +8,11 @@ import threading
 import time
 from typing import Any
 
-from gpuops.agent import clients, gang, outs, runfiles, supervise
+from gpuops.agent import clients, gang, outs, runfiles, sink, supervise
 from gpuops.agent.node import Node, Refusal, read_json, write_json
 
 LOOK_S = 0.2
-OF_AN_ATTEMPT = ("result.json", "stop", "agent_error.json")
+OF_AN_ATTEMPT = ("result.json", "home.json", sink.STATE, "stop", "agent_error.json")
 """Files of a run that a further attempt begins without; the ranks' records are the others."""
 
 _LOCK = threading.Lock()
@@ -100,11 +100,14 @@ def _prepare(node: Node, spec: dict[str, Any]) -> None:
         _link_data(node.data(spec["data"]), os.path.join(tree, "data", spec["data"]))
     if os.path.exists(folder):
         _make_way(folder, spec)
+        sink.claim(node, spec)
         write_json(os.path.join(folder, "spec.json"), spec)
         return
     for path in (folder, os.path.join(folder, "ranks")):
         os.mkdir(path, 0o700)
     try:
+        sink.wait()
+        sink.claim(node, spec)
         # Before the spec: a folder without one is known to hold a run that never began.
         write_json(os.path.join(folder, "inventory.json"), outs.inventory(node, spec["tree"], spec.get("outs") or []))
         write_json(os.path.join(folder, "spec.json"), spec)
@@ -144,8 +147,9 @@ def _link(spec: dict[str, Any], secret: str, supervisor: supervise.Supervisor) -
 
 
 def run(node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
-    """Verb: a run's state, and its result once it has ended."""
-    return {"state": state(node, args["run"]), "result": result(node, args["run"])}
+    """Verb: a run's state, its result once it has ended, and where else its results are kept."""
+    name = args["run"]
+    return {"state": state(node, name), "result": result(node, name), "sink": sink.known(node, name)}
 
 
 def stop(node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:

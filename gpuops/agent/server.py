@@ -16,7 +16,7 @@ import threading
 import traceback
 from typing import Any, Callable, Dict
 
-from gpuops.agent.clients import connected
+from gpuops.agent.clients import connected, heard
 from gpuops.agent.dial import SOCKET
 from gpuops.agent.node import Cancelled, Node, Refusal, log
 
@@ -41,13 +41,14 @@ VERBS = {
     "run": "runs:run",
     "stop": "runs:stop",
     "leave": "runs:leave",
+    "home": "held:home",
     "tail": "tail:tail",
     "outs": "outs:outs",
     "sums": "outs:sums",
     "lease": "lease:lease",
 }
 """Verb -> "module:function", loaded when first asked for."""
-ACTIVITY = frozenset({"python", "setup", "plan", "commit", "start"})
+ACTIVITY = frozenset({"python", "setup", "plan", "commit", "start", "home"})
 """Verbs that are a sign of use, when they begin and with every item."""
 
 
@@ -94,6 +95,7 @@ class Conversation:
         try:
             with connected(), self._socket, self._socket.makefile("rb") as lines:
                 for line in lines:
+                    heard()
                     self._take(line)
                 self._gone.set()
         except OSError:
@@ -131,6 +133,7 @@ class Conversation:
             answer = _error("bug", say, "its agent.log has the details", {})
         try:
             self._send({"id": request, **answer})
+            heard()
         except Cancelled:
             pass  # nobody is there to be told
         self._open.pop(request, None)

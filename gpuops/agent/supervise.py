@@ -10,7 +10,7 @@ import time
 import traceback
 from typing import Any, Mapping
 
-from gpuops.agent import gang, launcher, procs, runfiles
+from gpuops.agent import gang, launcher, over, procs, runfiles, sink
 from gpuops.agent.joined import Sampler
 from gpuops.agent.lease import boot_id
 from gpuops.agent.node import Node, log, program, write_json
@@ -68,6 +68,7 @@ class Supervisor:
         """Start the launcher, in a thread of this run's own."""
         if self.link is not None:
             self.link.begin()
+        sink.beat(self._node, self._spec, self.done)
         threading.Thread(target=self._run, name="run " + self.name, daemon=True).start()
 
     def _run(self) -> None:
@@ -79,7 +80,9 @@ class Supervisor:
             self._finish("lost", reason)
         finally:
             self.launched.set()
+            sink.keep(self._node, self.name)
             self.done.set()
+            over.watch(self._node, self.name)
 
     def _live(self) -> None:
         noted = {"run": self.name, "started": self._started, "boot_id": boot_id()}

@@ -12,8 +12,9 @@ import subprocess
 import time
 from typing import Any, Sequence
 
-from gpuops.agent import lease, prctl, procs
+from gpuops.agent import lease, over, prctl, procs, sessions
 from gpuops.agent.dial import ask
+from gpuops.agent.held import Held
 from gpuops.agent.init import open_log
 from gpuops.agent.node import Node, log, node_of, program, write_json
 from gpuops.agent.proctable import find
@@ -57,6 +58,9 @@ class Watchdog:
         self._node = node
         self._wake = Wake([signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
         self._quiet = lease.Quiet()
+        self._held: dict[str, Held] = {}
+        """By folder: of this node, and of those that share its machine."""
+        self._look = sessions.Look()
         self._agent: subprocess.Popen[bytes] | None = None
         self._started = 0.0
         self._pause_s = 0.0
@@ -72,19 +76,40 @@ class Watchdog:
             if terminated or self._has_ended():
                 self._close("stop", "this node is being ended", "now")
                 return
+            if self._goes_with_host():
+                self._close("stop", "the node whose machine this one shares has ended", "now")
+                self._note_end("the node whose machine it shared has ended")
+                return
             if end is not None and end.left_s <= 0:
                 self._end(end.why)
                 return
             wait_s = min(TICK_S, end.left_s) if end is not None else TICK_S
 
     def _next_end(self) -> lease.End | None:
-        now = lease.read_clocks()
+        now, noted, live, hold_s = lease.read_clocks(), lease.read(self._node), lease.is_live(), self._hold_s()
+        limit_s = lease.unused_limit(noted, live, hold_s)
+        if limit_s is not None and self._look.due(now.mono, limit_s) and sessions.at_work(self._node):
+            self._node.touch()
         quiet_s = self._quiet.seconds(lease.touched(self._node), now)
-        return lease.next_end(lease.read(self._node), now, quiet_s, os.path.exists("live.json"))
+        return lease.next_end(noted, now, quiet_s, live, hold_s, over.why(self._node))
+
+    def _hold_s(self) -> float | None:
+        """For how long something that would go with this machine waits for someone; None: nothing is held."""
+        nodes = [self._node, *self._node.beside()]
+        self._held = {node.dir: self._held.get(node.dir) or Held(node) for node in nodes}
+        spans = [held.hold_s() for held in self._held.values()]
+        return max([span for span in spans if span is not None], default=None)
 
     def _has_ended(self) -> bool:
         """Said by a file, or by there being none: whoever removed the node's folder wanted the node gone."""
         return os.path.exists("ended.json") or not os.path.exists("node.json")
+
+    def _goes_with_host(self) -> bool:
+        """Whether the node whose machine this one shares is over: it has no idle end of its own, and would stay."""
+        host = self._node.host()
+        if host is None:
+            return False
+        return os.path.exists(host.path("ended.json")) or not os.path.exists(host.path("node.json"))
 
     def _tend_agent(self) -> None:
         procs.reap()
@@ -127,10 +152,13 @@ class Watchdog:
             polite_s = procs.POLITE_S
         self._clear(polite_s)
 
+    def _note_end(self, why: str) -> None:
+        write_json(self._node.path("ended.json"), {"at": time.time(), "why": why})
+
     def _end(self, why: str) -> None:
         log(f"ending this node: {why}")
         self._close("lease", why, "graceful", FAREWELL_S)
-        write_json(self._node.path("ended.json"), {"at": time.time(), "why": why})
+        self._note_end(why)
         argv = self._node.settings().get("end")
         for attempt in range(END_TRIES if argv else 0):
             if attempt:

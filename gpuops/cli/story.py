@@ -9,11 +9,13 @@ from typing import Any
 
 import typer
 
+from gpuops import sinks
 from gpuops.cli.flags import LaunchFlags, MachineFlags
 from gpuops.cli.request import (
     check_data,
     counted,
     environment,
+    grace_s,
     key_shaped,
     launch_flags,
     lease_wish,
@@ -56,6 +58,8 @@ def tell(
     unfit = {name: getattr(typed, name) for name in one if getattr(machine, name) != 1}
     machine = dataclasses.replace(machine, **unfit)
     options = own_options(world, flags.on, own) if flags.on else {}
+    if flags.on and flags.sink:
+        options = sinks.implied(flags.on, world.provisioner(flags.on).options, options, sinks.parse(flags.sink))
     count = counted(world, flags.on, options) if flags.on else 1
     machines = machine_request(flags.on or "local", machine, options, count)
     request = complete(world, make_request(machine), flags)
@@ -104,6 +108,8 @@ def complete(world: World, request: RunRequest, flags: LaunchFlags) -> RunReques
         "python": flags.python,
         "resume": flags.resume,
         "setup": flags.setup,
+        "hold_s": grace_s(flags.grace),
+        "sink": {"volume": sinks.parse(flags.sink)} if flags.sink else None,
     }
     request = dataclasses.replace(request, **changes)
     if request.workload:

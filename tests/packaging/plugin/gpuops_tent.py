@@ -1,7 +1,8 @@
 """Tents: machines that are folders and processes on this computer, at a pretend price. An example of a provider.
 
 What a cloud would remember lies under `<home>/tent/`: `ground/` has a file for each tent that stands and bills,
-`struck/` one for each that does not any more. What would lie on a machine's own disk is under `nodes/`.
+`struck/` one for each that does not any more; `chests/` holds what outlives them. What would lie on a machine's own
+disk is under `nodes/`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ class TentProvisioner:
         "rented": True,
         "shares_disk": True,
     }
-    options: Sequence[Option] = (Option("size", "How large a tent: small or large; without, either."),)
+    options: Sequence[Option] = (
+        Option("size", "How large a tent: small or large; without, either."),
+        Option("volume", "A chest that stays when the tent is struck: what is in it can be found again."),
+    )
     settle_s = 0.0
     gone_s = 60.0
 
@@ -64,6 +68,9 @@ class TentProvisioner:
             problems.append(Problem(f"there is no {request.region}: tents stand in the {REGION}", "leave out --region"))
         if request.options.get("size", "small") not in PER_HOUR:
             problems.append(Problem(f"no tent is {request.options['size']}", f"--size is {' or '.join(PER_HOUR)}"))
+        chest = request.options.get("volume")
+        if chest and not (self.root / "chests" / chest).is_dir():
+            problems.append(Problem(f"there is no chest named {chest}", f"make one: {self.root / 'chests' / chest}"))
         return problems
 
     def offers(self, request: Request) -> Sequence[Offer]:
@@ -78,7 +85,7 @@ class TentProvisioner:
                 0,
                 REGION,
                 (Price(many, per_hour * request.nodes),),
-                {"per_hour": per_hour},
+                {"per_hour": per_hour, "volume": request.options.get("volume")},
             )
             for size, per_hour in PER_HOUR.items()
             if wanted in (None, size)
@@ -98,6 +105,7 @@ class TentProvisioner:
     def _pitch(self, index: int, token: str, offer: Offer, intent: Intent) -> Resource:
         """A tent stands from the moment its file is there; then its node is brought to life."""
         nodes = self.root / "nodes"
+        chest = offer.data.get("volume")
         tent = Resource(
             kind="machine",
             id=token,
@@ -114,6 +122,7 @@ class TentProvisioner:
                 "artefact": intent.agent.stem,
                 "token": token,
                 "began": time.time(),
+                "mounts": {chest: str(self.root / "chests" / chest)} if chest else {},
             },
         )
         for folder in ("ground", "struck", "nodes/agent"):

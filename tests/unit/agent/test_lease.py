@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,35 @@ def test_idleness_ends_only_a_node_without_a_run() -> None:
     end = next_end(noted, after(0), 1801, False)
     assert end is not None
     assert end.why == "nothing was run on it for 30 min"
+
+
+def test_what_nobody_has_fetched_takes_the_place_of_the_idle_end() -> None:
+    noted = renewed(START, 9000.0, 1800.0)
+    assert next_end(noted, START, 1801.0, False, 7200.0) == (
+        5399.0,
+        "nobody fetched the results of its run for 120 min",
+    )
+    assert next_end(noted, START, 100.0, False, 60.0) == (-40.0, "nobody fetched the results of its run for 60 s")
+    assert left(noted, START, live=True) == 9000.0, "no end of that kind while a run is on"
+    held = next_end(noted, after(8000), 0.0, False, 7200.0)
+    assert held == (1000.0, "its lease ended"), "never beyond the hard end"
+    assert next_end(renewed(START, None, None), after(1e9), 1e9, False, 60.0) is None, "no idle end, no other either"
+
+
+def test_the_machines_own_watchdog_is_told_of_a_lease(tmp_path: Path) -> None:
+    lease.tell_boot_watch(str(tmp_path), 1000.7)
+    assert (tmp_path / "end").read_text() == "1120\n"
+    lease.tell_boot_watch(str(tmp_path), None)
+    assert (tmp_path / "end").read_text() == "none\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["end"]
+
+
+def test_that_it_cannot_be_told_fails_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lease.tell_boot_watch(str(tmp_path / "gone"), 1000.0)
+    lease.tell_boot_watch(None, 1000.0)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert f"the watchdog of {tmp_path}/gone was not told of the new lease" in said[0]
 
 
 def test_the_first_end_wins() -> None:

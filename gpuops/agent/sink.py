@@ -1,0 +1,247 @@
+"""Results kept in a folder that outlives this machine (`sink` in the launch spec): a network volume, as a rule.
+
+    <folder>/.of-<id>              whose folder this is
+    <folder>/node<i>/logs/         the run's streams, by name
+    <folder>/node<i>/out/          what the run made
+    <folder>/node<i>/result.json   how it ended here
+    <folder>/node<i>/safe.json     written last: all of it is there, and was read back
+
+What is known of it lies in `runs/<run>/sink.json`, for whoever asks (verb `run`) and for the agent's successor.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+import traceback
+from typing import Any, Iterator, Mapping, NamedTuple
+
+from gpuops.agent import held, left, outs, runfiles
+from gpuops.agent.node import Node, Refusal, log, read_json, write_json
+from gpuops.agent.safecopy import copied
+from gpuops.agent.treefolder import raw
+
+STATE = "sink.json"
+SAFE = "safe.json"
+ALIVE = "run.json"
+"""Touched every BEAT_S while the run is on here, or what it left is not safe: the other nodes see it."""
+BEAT_S = 60.0
+SMALL = 100_000_000
+MANY = 1000
+"""Of a node that stays: files that nobody named are kept up to this size (bytes), and up to so many; of one that
+ends with its run, all."""
+TELL_S = 2.0
+"""How often a copy says how far it has got, in seconds; it is a sign of use, too."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+_LOCK = threading.Lock()
+"""Held while a run's results are copied: the next run may change them."""
+_known: dict[str, dict[str, Any]] = {}
+"""By the run's folder, what could not be written down: this machine's own disk may be full."""
+
+
+class Item(NamedTuple):
+    """One file: its path here, its path under `node<i>`, and its size (bytes) as it was listed."""
+
+    source: bytes
+    name: str
+    size: int
+
+
+def claim(node: Node, spec: Mapping[str, Any]) -> None:
+    """Before a run starts: its folder is there, is its own, and can be written to. Raises Refusal(`sink`).
+
+    A folder that holds another run's results, or somebody's files, is left alone: then it is one beside it.
+    """
+    sink = spec.get("sink")
+    if not sink:
+        return
+    mark = f".of-{sink['id']}"
+    try:
+        folder = next(path for path in (sink["folder"], f"{sink['folder']}-{sink['id']}") if _is_ours(path, mark))
+        ours = os.path.join(folder, f"node{spec['node']}")
+        os.makedirs(ours, exist_ok=True)
+        if os.path.exists(os.path.join(ours, SAFE)):
+            os.unlink(os.path.join(ours, SAFE))  # of an earlier attempt
+        write_json(os.path.join(ours, ALIVE), {"run": spec["run"], "node": spec["node"], "nodes": spec["nodes"]})
+    except (OSError, StopIteration) as error:
+        why = getattr(error, "strerror", None) or "others' files lie there"
+        say = f"{sink['folder']} cannot keep this run's results: {why}"
+        raise Refusal("sink", say, "see to the volume, or leave out --sink") from error
+    _note(node.run(spec["run"]), {"state": "claimed", "folder": folder})
+
+
+def _is_ours(folder: str, mark: str) -> bool:
+    """Whether a folder is this run's: it is there with our mark, or is made now. Raises OSError, also where no volume
+    is. Who makes it is its owner; a run's first node does so before the others are started."""
+    try:
+        os.mkdir(os.path.dirname(folder))  # and never what that lies in: it would be a volume that is not there
+    except FileExistsError:
+        pass
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        return os.path.exists(os.path.join(folder, mark))
+    with open(os.path.join(folder, mark), "w", encoding="ascii"):
+        return True
+
+
+def known(node: Node, name: str) -> dict[str, Any] | None:
+    """What is known of a run's results in their folder: `state` (claimed, copying, safe, failed), `folder`, …"""
+    folder = node.run(name)
+    found: dict[str, Any] | None = _known.get(folder) or read_json(os.path.join(folder, STATE))
+    return found
+
+
+def keep(node: Node, name: str) -> None:
+    """Copy what a run that has ended left, once; whatever comes of it is noted. Never raises."""
+    try:
+        folder = node.run(name)
+        spec, state = read_json(os.path.join(folder, "spec.json")) or {}, known(node, name)
+        result = runfiles.result(folder) or {}
+        if not spec.get("sink") or not state or state["state"] not in ("claimed", "copying"):
+            return
+        if (result.get("reason") or {}).get("kind") == "start":
+            return  # it never began
+        with _LOCK:
+            _keep(node, folder, spec, state["folder"])
+    except Exception:
+        log(f"what {name} left could not be kept\n{traceback.format_exc()}")
+
+
+def _keep(node: Node, folder: str, spec: Mapping[str, Any], sink: str) -> None:
+    try:
+        files, size = _Copy(node, spec, folder, sink).all()
+    except Exception as error:
+        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        log(f"what {spec['run']} left could not be kept\n{traceback.format_exc()}")
+        _note(folder, {"state": "failed", "folder": sink, "why": why})
+        _event(folder, "unsafe", sink=sink, why=why)
+        return
+    _note(folder, {"state": "safe", "folder": sink, "at": time.time(), "files": files, "bytes": size})
+    _event(folder, "safe", sink=sink, files=files, bytes=size)
+    held.settled(folder)
+
+
+def resume(node: Node) -> None:
+    """What an agent that died has left undone."""
+    for name in node.runs():
+        if runfiles.result(node.run(name)) is not None:
+            keep(node, name)
+
+
+def beat(node: Node, spec: Mapping[str, Any], done: threading.Event) -> None:
+    """Tell the other nodes that this one goes on: until `done`, and where its results could not be kept until somebody
+    has them. In a thread of its own, since a volume may hang."""
+    state = known(node, spec["run"]) or {}
+    path = os.path.join(state.get("folder") or "", f"node{spec.get('node')}", ALIVE)
+
+    def tell() -> None:
+        while not done.is_set() or is_unsafe(node, spec["run"]):
+            try:
+                os.utime(path)
+            except OSError as error:
+                log(f"the other nodes cannot be told that this one goes on: {error}")
+            time.sleep(BEAT_S)
+
+    if spec.get("sink") and state.get("folder"):
+        threading.Thread(target=tell, name="beat " + spec["run"], daemon=True).start()
+
+
+def is_unsafe(node: Node, name: str) -> bool:
+    """Whether what a run left is here and nowhere else, though it was to be kept."""
+    at_home = os.path.exists(os.path.join(node.run(name), held.HOME))
+    return not at_home and (known(node, name) or {}).get("state") == "failed"
+
+
+def wait() -> None:
+    """Until nothing is being copied."""
+    with _LOCK:
+        pass
+
+
+class _Copy:
+    """One run's files on their way."""
+
+    def __init__(self, node: Node, spec: Mapping[str, Any], folder: str, sink: str) -> None:
+        self._node = node
+        self._spec = spec
+        self._folder = folder
+        self._sink = sink
+        self._target = os.fsencode(os.path.join(sink, f"node{spec['node']}"))
+        self._done = 0
+        self._total = 0
+        self._told = 0.0
+
+    def all(self) -> tuple[int, int]:
+        """Copy everything; how many files and bytes. One that fails keeps no other away: then raises OSError."""
+        items = list(self._items())
+        self._total = sum(item.size for item in items)
+        rows: list[list[Any]] = []
+        failed: list[OSError] = []
+        for item in items:
+            try:
+                found = copied(item.source, os.path.join(self._target, raw(item.name)), self._tell)
+            except OSError as error:
+                failed.append(error)
+                if error.errno in FULL:
+                    break
+                continue
+            if found is not None:
+                rows.append([item.name, *found])
+        if failed:
+            raise OSError(failed[0].errno, f"{failed[0].strerror or failed[0]}, {_some(len(failed))}")
+        document = {"schema": 1, "run": self._spec["run"], "node": self._spec["node"], "at": time.time()}
+        write_json(os.path.join(os.fsdecode(self._target), SAFE), {**document, "files": rows}, 0o644)
+        return len(rows), sum(row[1] for row in rows)
+
+    def _items(self) -> Iterator[Item]:
+        """What a client would fetch, what says most first."""
+        named = {"result.json": os.path.join(self._folder, "result.json")}
+        named.update({"logs/" + name: path for name, path in runfiles.streams(self._folder).items()})
+        for name, path in named.items():
+            if os.path.exists(path):
+                yield Item(os.fsencode(path), name, os.path.getsize(path))
+        tree = os.fsencode(self._node.tree(self._spec["tree"]))
+        for path, size in self._made():
+            yield Item(os.path.join(tree, raw(path)), "out/" + path, size)
+
+    def _made(self) -> Iterator[tuple[str, int]]:
+        question = {"run": self._spec["run"], "patterns": self._spec.get("outs") or []}
+        for path, size, _mtime_ns in outs.outs(self._node, question, lambda _item: None)["files"]:
+            yield path, size
+        unnamed = left.listing(self._node, question)["files"]
+        if not self._spec["sink"].get("end"):
+            unnamed = [row for row in unnamed if row[1] <= SMALL][:MANY]
+        for path, size, _mtime_ns, _edited in unnamed:
+            yield path, size
+
+    def _tell(self, size: int) -> None:
+        self._done += size
+        if time.monotonic() - self._told >= TELL_S:
+            self._told = time.monotonic()
+            self._node.touch()
+            state = {"state": "copying", "folder": self._sink, "at": time.time(), "done": self._done}
+            _note(self._folder, {**state, "total": self._total})
+
+
+def _some(count: int) -> str:
+    return f"{count} file" + "s" * (count != 1)
+
+
+def _note(folder: str, state: dict[str, Any]) -> None:
+    try:
+        write_json(os.path.join(folder, STATE), state)
+        _known.pop(folder, None)
+    except OSError as error:
+        _known[folder] = state
+        log(f"{state} is only in memory: {error}")
+
+
+def _event(folder: str, kind: str, **data: Any) -> None:
+    try:
+        runfiles.event(folder, kind, **data)
+    except OSError as error:
+        log(f"{kind} {data} could not be noted: {error}")

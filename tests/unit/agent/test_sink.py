@@ -1,0 +1,129 @@
+"""One file's way to another disk, and when a node has nothing left to live for."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpuops.agent import safecopy, sink
+from gpuops.agent.clients import heard, silent_s
+from gpuops.agent.lease import Now, next_end, renewed
+from gpuops.agent.node import Node
+from gpuops.agent.over import OTHERS_S, Others, Used, alive, all_safe, is_there, may_end
+from gpuops.agent.safecopy import copied
+from tests.conftest import until
+
+NOW = Now(1_000_000.0, 500.0, "b")
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = tmp_path / "a", tmp_path / "far" / "b"
+    source.write_bytes(b"x" * 3_000_000)
+    told: list[int] = []
+    found = copied(os.fsencode(source), os.fsencode(target), told.append)
+    assert found is not None
+    assert (found[0], target.read_bytes()) == (3_000_000, source.read_bytes())
+    assert sum(told) == 3_000_000
+    monkeypatch.setattr(safecopy, "read_back", lambda *_: "other")
+    source.write_bytes(b"new")
+    with pytest.raises(OSError, match="reads back differently"):
+        copied(os.fsencode(source), os.fsencode(target), told.append)
+    assert target.stat().st_size == 3_000_000, "the last good one stays"
+    assert [path.name for path in target.parent.iterdir()] == ["b"]
+
+
+def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("pipe", "link", "gone", "."):
+        assert copied(os.fsencode(tmp_path / name), os.fsencode(tmp_path / "copy"), lambda _: None) is None
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize(
+    ("present", "all_safe", "waited_s", "ends"),
+    [
+        (False, True, 0.0, True),
+        (True, True, 0.0, False),
+        (True, True, 1e6, False),
+        (False, False, OTHERS_S - 1, False),
+        (False, False, OTHERS_S, True),
+        (True, False, OTHERS_S, False),
+    ],
+)
+def test_a_node_ends_alone_and_with_the_others(present: bool, all_safe: bool, waited_s: float, ends: bool) -> None:
+    assert may_end(present, all_safe, waited_s) is ends
+
+
+def test_all_are_safe_when_each_has_said_so(tmp_path: Path) -> None:
+    for index in (0, 2):
+        (tmp_path / f"node{index}").mkdir()
+        (tmp_path / f"node{index}" / "safe.json").touch()
+    assert not all_safe(str(tmp_path), 3)
+    assert all_safe(str(tmp_path), 1)
+
+
+def test_a_life_that_is_over_ends_at_once_but_under_no_run() -> None:
+    noted = renewed(NOW, 3600.0, None)
+    assert next_end(noted, NOW, 0.0, False, None, "its results are safe") == (0.0, "its results are safe")
+    assert next_end(noted, NOW, 0.0, True, None, "its results are safe") == (3600.0, "its lease ended")
+
+
+def test_only_a_touch_after_the_first_look_is_somebodys() -> None:
+    used = Used(10.0)
+    assert not used.within(10.0, 5.0, 120.0)
+    assert used.within(11.0, 6.0, 120.0)
+    assert used.within(11.0, 125.0, 120.0)
+    assert not used.within(11.0, 126.0, 120.0)
+
+
+@pytest.mark.parametrize(
+    ("connected", "silent_s", "there"),
+    [(1, 0.0, True), (1, 119.0, True), (1, 120.0, False), (0, 19.0, True), (0, 20.0, False), (0, float("inf"), False)],
+)
+def test_a_connection_alone_is_nobody(connected: int, silent_s: float, there: bool) -> None:
+    assert is_there(connected, silent_s) is there
+
+
+def test_who_talks_is_heard_of() -> None:
+    heard()
+    assert silent_s() < 60.0
+
+
+def test_a_node_that_goes_on_is_not_waited_for_in_vain(tmp_path: Path) -> None:
+    other = tmp_path / "node1" / "run.json"
+    other.parent.mkdir()
+    other.touch()
+    others = Others()
+    assert others.waited_s(alive(str(tmp_path), 2), 100.0) == 0.0
+    assert others.waited_s(alive(str(tmp_path), 2), 650.0) == 550.0
+    os.utime(other, (1.0, 1.0))
+    assert others.waited_s(alive(str(tmp_path), 2), 680.0) == 0.0, "whatever its clock says"
+    assert others.waited_s(alive(str(tmp_path), 2), 690.0) == 10.0
+
+
+def test_a_node_shows_that_it_goes_on_until_it_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink, "BEAT_S", 0.01)
+    node = Node(str(tmp_path / "n0"))
+    folder = tmp_path / "n0" / "runs" / "r-1"
+    folder.mkdir(parents=True)
+    (folder / "sink.json").write_text(json.dumps({"state": "claimed", "folder": str(tmp_path)}))
+    mark = tmp_path / "node0" / "run.json"
+    mark.parent.mkdir()
+    mark.touch()
+    os.utime(mark, (1.0, 1.0))
+    done = threading.Event()
+    sink.beat(node, {"run": "r-1", "node": 0, "sink": {"folder": str(tmp_path)}}, done)
+    until(lambda: mark.stat().st_mtime > 1.0, "a beat")
+    (folder / "sink.json").write_text(json.dumps({"state": "failed", "folder": str(tmp_path)}))
+    done.set()
+    assert sink.is_unsafe(node, "r-1")
+    os.utime(mark, (1.0, 1.0))
+    until(lambda: mark.stat().st_mtime > 1.0, "it goes on while what it has is nowhere else")
+    (folder / "home.json").touch()
+    assert not sink.is_unsafe(node, "r-1")
+    until(lambda: not [one for one in threading.enumerate() if one.name == "beat r-1"], "and no longer")
