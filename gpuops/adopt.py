@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuops import guard, takeover
+from gpuops import guard, takeover, virtual
 from gpuops import lease as leases
 from gpuops.errors import GpuopsError, NodeError
 from gpuops.ledger import ClusterRow, RunRow
 from gpuops.live import name_hosts, open_live, programs_of, reach, send_lease
 from gpuops.models import Lease, Request, Resource, Verdict
+from gpuops.nodes import folded, with_virtual
 from gpuops.oneach import on_each
 from gpuops.results.home import read_json
 from gpuops.teardown import in_order
@@ -117,9 +118,13 @@ def adopt(world: World, lost: Lost, *, complete: bool = True) -> Adopted:
     _refuse_gaps(lost, machines)
     machines = _recognised(world, lost, machines)
     draft = _draft(world, lost)
+    rented = provisioner.capabilities.get("rented") is True
+    if rented:  # who lists machines knows nothing of what is beside the first node on one
+        machines = with_virtual(
+            on_each(lambda index: virtual.bearing(draft, machines[index], index), range(len(machines)))
+        )
     nodes = _look(draft, machines)
     lease, adrift = lease_of(nodes)
-    rented = provisioner.capabilities.get("rented") is True
     price = sum(one.per_hour for one in machines)
     now = world.clock.now()
     usual = leases.make(rented=rented, per_hour=price, now=now)
@@ -129,6 +134,7 @@ def adopt(world: World, lost: Lost, *, complete: bool = True) -> Adopted:
         lease = dataclasses.replace(lease, hard_end=min(lease.hard_end or usual.hard_end, usual.hard_end))
     runs, notes = _runs(draft, machines, nodes, complete=complete)
     rest = [one for one in lost.resources if one.kind != "machine"]
+    machines = folded(machines)
     row = dataclasses.replace(
         draft, lease=lease, created=min([now, *(run.created for run in runs)]), boot_deadline=now, ready=now,
         offer={"prices": [{"what": "machines", "per_hour": price}]},

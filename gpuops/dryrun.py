@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuops import choose, data, push
+from gpuops import choose, data, offering, push
 from gpuops import cluster as clusters
 from gpuops.job import Job, on_all
 from gpuops.launch import NodeFacts, node_specs, ranks_for
-from gpuops.output import money
+from gpuops.ledger import ClusterRow
+from gpuops.live import machines_of
+from gpuops.nodes import lots, sentence, with_virtual
+from gpuops.output import columns
 from gpuops.run import check, tree_of
 from gpuops.world import World
 
@@ -31,16 +34,16 @@ def dry_run(world: World, job: Job) -> tuple[dict[str, Any], list[str]]:
     lines = [choice.say] if choice.say else []
     if choice.row is None:
         machines = dataclasses.replace(job.machines, provider=choice.provider)
-        _, offers = clusters.plan(world, machines)
+        offers = clusters.rehearse(world, machines, job.wish)
         offer = offers[0]
-        gpus = offer.gpus
+        gpus = [offer.gpus] * job.request.nodes
         document["create"] = dataclasses.asdict(offer) | {"per_hour": offer.per_hour}
-        lines.append(f"would create: {offer.say}" + (f", {money(offer.per_hour)}/h" if offer.per_hour else ", free"))
-        lines += [f"note: {note}" for note in offer.notes]
+        lines += offering.would_create(offers, columns(world.out.out))
     else:
         lines.append(f"would use {choice.row.name}")
         document["use"] = choice.row.name
-        gpus = int(choice.row.offer.get("gpus", 0))
+        gpus, beside = _beside(world, choice.row, job)
+        lines += beside
     name, folder = tree_of(job.request, world.folder)
     tree = push.scan(folder, world.home / "cache", job.sending.send_anyway)
     provider = choice.row.provider if choice.row else choice.provider
@@ -64,13 +67,26 @@ def dry_run(world: World, job: Job) -> tuple[dict[str, Any], list[str]]:
     return document, lines
 
 
-def commands(job: Job, gpus: int) -> list[list[str]]:
-    """Each node's command line, on machines with so many GPUs; what only a node knows stands in angle brackets."""
+def _beside(world: World, row: ClusterRow, job: Job) -> tuple[list[int], list[str]]:
+    """How many GPUs each node would have, and what is to be said where nodes would share a cluster's machines."""
+    count = int(row.offer.get("gpus", 0))
+    machines = machines_of(world, row)
+    nodes = with_virtual(machines, job.request.nodes)[: job.request.nodes]
+    if len(nodes) <= len(machines):
+        return [count] * job.request.nodes, []
+    facts = [{"gpus": [{"index": index} for index in range(count)]} for _ in machines]
+    given, notes = lots(nodes, facts, job.request.gpus)
+    would = f"would run {sentence(given, len(machines))}"
+    return [lot.count for lot in given], [would, *(f"note: {note}" for note in notes)]
+
+
+def commands(job: Job, gpus: Sequence[int]) -> list[list[str]]:
+    """Each node's command line, on nodes with so many GPUs; what only a node knows stands in angle brackets."""
     nodes = [
         NodeFacts(
             index=index,
             python="<python>",
-            ranks=ranks_for(job.request, gpus),
+            ranks=ranks_for(job.request, gpus[index]),
             cores=1,
             cores_share=1.0,
             gpus=None,

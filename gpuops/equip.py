@@ -18,6 +18,7 @@ from gpuops.launch import NodeFacts, ranks_for
 from gpuops.live import Live
 from gpuops.meeting import Spot
 from gpuops.models import RunRequest
+from gpuops.nodes import lots
 from gpuops.oneach import on_each
 from gpuops.progress import Progress
 from gpuops.settings import Settings
@@ -52,26 +53,26 @@ def equip(
     their GPUs."""
 
     shared = capable(world, live, "shares_disk")
+    given, _ = lots(live.machines[: request.nodes], live.facts, request.gpus)
 
     def one(index: int) -> Equipped:
-        client, hello, machine = live.clients[index], live.facts[index], live.machines[index]
+        client, hello, lot = live.clients[index], live.facts[index], given[index]
         found = _python(world, settings, client, hello, request, folder, shared, progress)
-        gpus = machine.data.get("gpus")
-        seen = [str(gpu["index"]) for gpu in hello["gpus"]] if gpus is None else list(gpus)
         facts = NodeFacts(
             index=index,
             python=found["python"],
             cores=hello["cores"],
-            cores_share=float(machine.data.get("cores_share", 1.0)),
-            ranks=ranks_for(request, len(seen)),
-            gpus=gpus if gpus is None else list(gpus),
+            cores_share=lot.cores_share,
+            ranks=ranks_for(request, lot.count),
+            gpus=lot.gpus,
             interface=spots[index].interface,
             address=spots[index].address,
         )
-        used = [gpu for gpu in hello["gpus"] if str(gpu["index"]) in map(str, seen)][: facts.ranks]
+        own = [gpu for gpu in hello["gpus"] if lot.gpus is None or str(gpu["index"]) in lot.gpus]
+        used = own[: facts.ranks]
         if note := fits.check(client, found["python"], found["torch"], found.get("cuda"), used, request):
             world.out.say(f"note: {note}")
-        return Equipped(facts, found["torch"], found["why"], found["version"], len(seen))
+        return Equipped(facts, found["torch"], found["why"], found["version"], lot.count)
 
     nodes = on_each(one, range(request.nodes))
     first = nodes[0]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpuops import sinks
 from gpuops.errors import UsageError
 from gpuops.models import RunRequest
 from gpuops.workloads import WORKLOADS
@@ -55,7 +56,7 @@ class NodeFacts:
     """Cores of the machine that this node may use."""
     cores_share: float = 1.0
     """Fraction of them that is this node's; several nodes may share one machine."""
-    gpus: Sequence[int] | None = None
+    gpus: Sequence[int | str] | None = None
     """Indices of this node's GPUs; None: whatever there is, empty: none."""
     interface: str = ""
     """The network interface that routes to the other nodes."""
@@ -157,6 +158,8 @@ def node_specs(
     }
     if request.hold_s is not None:
         shared["hold_s"] = request.hold_s
+    if sink := sinks.of_spec(request, run):
+        shared["sink"] = sink
     if request.workload and WORKLOADS[request.workload].reads and request.data is None:
         shared["data"] = request.workload
     return [

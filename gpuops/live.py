@@ -15,6 +15,7 @@ from gpuops.errors import NodeError, NodeRefused
 from gpuops.install import revive
 from gpuops.ledger import ClusterRow
 from gpuops.models import Lease, Resource
+from gpuops.nodes import is_virtual, with_virtual
 from gpuops.oneach import on_each
 from gpuops.progress import Progress, Silent
 from gpuops.teardown import in_order
@@ -22,13 +23,19 @@ from gpuops.world import World
 
 T = TypeVar("T")
 
+Met = tuple[AgentClient, Mapping[str, Any], float]
+"""A node's agent, its `hello`, and what makes its clock ours."""
+OVER = ("ended", "no-node")
+"""Refusals of a node that is not there any more."""
+
 
 @dataclass
 class Live:
-    """A cluster that answers: its row, its machines and a conversation with each node's agent."""
+    """A cluster that answers: its row, its nodes' machines and a conversation with each node's agent."""
 
     row: ClusterRow
     machines: list[Resource]
+    """Each node's, in node order; virtual nodes share some of them (`gpuops.nodes`)."""
     clients: list[AgentClient] = field(default_factory=list)
     facts: list[Mapping[str, Any]] = field(default_factory=list)
     """Each node's `hello`."""
@@ -39,11 +46,21 @@ class Live:
         """Do something on every node at once; the first error wins, after all have ended."""
         return on_each(lambda index: action(index, self.clients[index]), range(len(self.clients)))
 
+    def present(self) -> list[AgentClient]:
+        """Without nodes that do not answer."""
+        return [client for client in self.clients if not isinstance(client, Absent)]
+
     def reconnect(self, index: int) -> AgentClient:
         """A new conversation with one node. Raises ConnectionLost."""
         self.clients[index].close()
         self.clients[index] = _client(self.clients[index].paths, self.machines[index], index)
         return self.clients[index]
+
+    def join(self, index: int, machine: Resource, met: Met) -> None:
+        """Another node, the next one, or one in the place of a node that is over."""
+        columns: list[list[Any]] = [self.machines, self.clients, self.facts, self.skews]
+        for column, value in zip(columns, (machine, *met), strict=True):
+            column[index : index + 1] = [value]
 
     def close(self) -> None:
         for client in self.clients:
@@ -56,42 +73,65 @@ def reach(
 ) -> Live:
     """Converse with every node of a cluster; with `some`, with those that answer, at least one.
 
+    A virtual node that is over keeps nobody from the others: a run that needs it makes it anew.
     Who has not answered yet is told to `progress`. Raises ConnectionLost, NodeRefused.
     """
     told = progress or Silent()
     if not machines:
         raise NodeError(f"{row.name} has no machines", f"gpuops down {row.name}")
 
-    def one(index: int) -> tuple[AgentClient, Mapping[str, Any], float]:
-        paths = _paths(row.name, machines[index], index)
+    def one(index: int) -> Met:
         told.waits("no answer yet", f"node{index}")
         try:
-            client = _client(paths, machines[index], index)
-            try:
-                return client, *_hello(row.name, client)
-            except BaseException:
-                client.close()
-                client.connection.close()
-                raise
+            return meet(row, machines[index], index)
         except NodeError as error:
             failed[index] = error
-            return Absent(f"node{index}", paths, error), {}, 0.0
+            return Absent(f"node{index}", _paths(row.name, machines[index], index), error), {}, 0.0
         finally:
             told.waits("", f"node{index}")
 
     failed: dict[int, NodeError] = {}
     nodes = on_each(one, range(len(machines)))
     live = Live(row, list(machines), *(list(column) for column in zip(*nodes, strict=True)))
-    if failed and (not some or len(failed) == len(machines)):
+    missed = [index for index, error in failed.items() if not (is_virtual(machines[index]) and _says_over(error))]
+    if len(failed) == len(machines) or (missed and not some):
         live.close()
-        raise _in_its_words(row, failed[min(failed)])
+        raise _in_its_words(row, failed[min(missed)])
     return live
+
+
+def meet(row: ClusterRow, machine: Resource, index: int) -> Met:
+    """A conversation with one node. Raises ConnectionLost, NodeRefused."""
+    client = _client(_paths(row.name, machine, index), machine, index)
+    try:
+        return client, *_hello(row.name, client)
+    except BaseException:
+        client.close()
+        client.connection.close()
+        raise
+
+
+def is_over(row: ClusterRow, machine: Resource, index: int) -> bool:
+    """Whether a virtual node is no more, while its machine goes on. Raises NodeError where nobody can say."""
+    if not is_virtual(machine):
+        return False
+    try:
+        client, *_ = meet(row, machine, index)
+    except NodeRefused as refusal:
+        return _says_over(refusal)
+    client.close()
+    client.connection.close()
+    return False
+
+
+def _says_over(error: NodeError) -> bool:
+    return isinstance(error, NodeRefused) and error.kind in OVER
 
 
 def open_live(world: World, row: ClusterRow, *, some: bool = False) -> Live:
     """Reach a cluster that the ledger says is up; with `some`, as much of it as answers. Raises NodeError."""
     with world.progress.during(f"reaching {row.name}"):
-        return reach(row, machines_of(world, row), some=some, progress=world.progress)
+        return reach(row, nodes_of(world, row), some=some, progress=world.progress)
 
 
 def _client(paths: NodePaths, machine: Resource, index: int) -> AgentClient:
@@ -159,11 +199,21 @@ def machines_of(world: World, row: ClusterRow) -> list[Resource]:
     return in_order([one for one in world.ledger.resources(row.id) if one.kind == "machine"])
 
 
+def nodes_of(world: World, row: ClusterRow) -> list[Resource]:
+    """The machine of each of the cluster's nodes, as the ledger knows them; virtual ones are among them."""
+    return with_virtual(machines_of(world, row))
+
+
 def all_ended(world: World, row: ClusterRow) -> bool:
     """Whether a cluster's provider says that none of its machines runs any more. Raises ProviderError."""
     provider = world.provisioner(row.provider)
     machines = machines_of(world, row)
-    return bool(machines) and all(provider.describe(machine).state == "ended" for machine in machines)
+    return bool(machines) and all(is_dead(provider.describe(machine)) for machine in machines)
+
+
+def is_dead(machine: Resource) -> bool:
+    """Whether nothing runs on a machine any more, as its provider tells; it may still be there, and cost money."""
+    return machine.state == "ended" or bool(machine.data.get("hopeless"))
 
 
 def watchdogs_ended(world: World, row: ClusterRow) -> bool:
@@ -187,9 +237,18 @@ def watchdogs_ended(world: World, row: ClusterRow) -> bool:
 
 
 def send_lease(live: Live, lease: Lease, now: float) -> None:
-    """Tell every watchdog; clocks differ, so what travels is the time left."""
+    """Tell every watchdog; clocks differ, so what travels is the time left.
+
+    A virtual node has no idle end of its own: it goes with its machine's own node.
+    """
     ends_in = max(0.0, lease.end - now) if lease.end is not None else None
-    live.each(lambda _i, client: client.call("lease", ends_in=ends_in, idle_s=lease.idle_s))
+
+    def tell(index: int, client: AgentClient) -> None:
+        virtual = is_virtual(live.machines[index])
+        if not (virtual and isinstance(client, Absent)):
+            client.call("lease", ends_in=ends_in, idle_s=None if virtual else lease.idle_s)
+
+    live.each(tell)
 
 
 def name_hosts(world: World, row: ClusterRow, machines: Sequence[Resource]) -> None:

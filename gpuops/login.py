@@ -14,8 +14,9 @@ from gpuops import choose, forwarded
 from gpuops.connection import connect
 from gpuops.errors import UsageError
 from gpuops.ledger import ClusterRow
-from gpuops.live import machines_of
+from gpuops.live import nodes_of
 from gpuops.models import Resource
+from gpuops.nodes import owner
 from gpuops.system import HERE, System
 from gpuops.world import World
 
@@ -26,10 +27,10 @@ SSH_FAILED = 255
 
 
 def pick(world: World, name: str | None, node: int, verb: str) -> tuple[ClusterRow, Resource]:
-    """The cluster and the machine of one node. Raises UsageError."""
+    """The cluster and the machine of one node, which may be virtual. Raises UsageError."""
     live = world.ledger.clusters()
     row = choose.by_name(live, name) if name else choose.the_one(live, world.folder, f"gpuops {verb}")
-    machines = machines_of(world, row)
+    machines = nodes_of(world, row)
     if not 0 <= node < len(machines):
         raise UsageError(f"{row.name} has {_nodes(len(machines))}, not node {node}", f"--node 0 to {len(machines) - 1}")
     return row, machines[node]
@@ -48,11 +49,8 @@ def enter(world: World, row: ClusterRow, machine: Resource, node: int, command: 
 
     project = f"{machine.data['root']}/{row.name}/n{node}/project"
     argv = ["sh", "-c", COMMAND if command else SHELL, "sh", project, *command]
-    code = _run(
-        ssh.command_line(
-            world.home / "ssh", row.name, node, argv, tty=not command and world.out.interactive, quiet=True
-        )
-    )
+    host, terminal = owner(machine, node), not command and world.out.interactive
+    code = _run(ssh.command_line(world.home / "ssh", row.name, host, argv, tty=terminal, quiet=True))
     if code == SSH_FAILED:
         _refuse_unreachable(machine, node)
     return code
@@ -75,7 +73,9 @@ def forward(world: World, row: ClusterRow, machine: Resource, node: int, port: i
     from gpuops import ssh
 
     _check_free(here, port)
-    program, *rest = ssh.command_line(world.home / "ssh", row.name, node, (), forwards=(f"{here}:127.0.0.1:{port}",))
+    program, *rest = ssh.command_line(
+        world.home / "ssh", row.name, owner(machine, node), (), forwards=(f"{here}:127.0.0.1:{port}",)
+    )
     url = f"http://127.0.0.1:{here}"
 
     def beside(process: subprocess.Popen[bytes]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuops import __version__, data, guard, push, workloads
+from gpuops.agentclient import Absent, AgentClient
 from gpuops.equip import capable, equip, set_up, setup_command, versions
 from gpuops.errors import BUG, ConnectionLost, GpuopsError, Interrupted, NodeRefused, UsageError
 from gpuops.launch import NodeFacts, Place, node_specs
@@ -28,6 +29,7 @@ from gpuops.push import uplink
 from gpuops.push.restore import put_back
 from gpuops.results import DEFAULT_OUTS, RunHome
 from gpuops.settings import Settings, secret_values
+from gpuops.virtual import widen
 from gpuops.world import World
 
 QUEUE_POLL_S = 2.0
@@ -99,16 +101,12 @@ def prepare(
     world: World, settings: Settings, live: Live, request: RunRequest, sending: Sending, progress: Progress
 ) -> Prepared:
     """Bring everything a run needs to its nodes. Nothing is started yet. Raises GpuopsError."""
-    if request.nodes > len(live.clients):
-        raise UsageError(
-            f"{live.row.name} has {len(live.clients)} node{'s' * (len(live.clients) != 1)}, not {request.nodes}",
-            f"bring up more: gpuops up {live.row.provider} --nodes {request.nodes}, or ask for fewer --nodes",
-        )
     # The agents take stock of these files at the start, to tell what the run made from what was there.
     request = dataclasses.replace(request, outs=patterns(request.outs))
     values = secret_values(request.secrets, world.folder, world.env)
     if not sending.queue:
         _refuse_second(world, live, None)
+    widen(world, live, request)
     row = world.ledger.add_run(
         stem=stem(request),
         cluster=live.row.id,
@@ -242,8 +240,13 @@ def _busy(world: World, live: Live, row: RunRow | None) -> str:
         if before and run.state in ("starting", "running") and run.keeper is not None and run.keeper.alive():
             return run.name
     # What the nodes have just said of themselves will do for a first look, before there is a row.
-    facts = live.facts if row is None else live.each(lambda _i, client: client.call("hello"))
+    facts = live.facts if row is None else live.each(lambda _i, client: _hello(client))
     return next((str(one["busy"]) for one in facts if one.get("busy")), "")
+
+
+def _hello(client: AgentClient) -> Mapping[str, Any]:
+    """A node that is over, and that no run needs, is not busy."""
+    return {} if isinstance(client, Absent) else client.call("hello")
 
 
 def _check_script(request: RunRequest, tree: push.Tree) -> None:

@@ -17,7 +17,7 @@ from gpuops.agentclient import Programs
 from gpuops.conclude import Conclusion, conclude, unreached
 from gpuops.errors import GpuopsError, NodeError
 from gpuops.ledger import ClusterRow, RunRow
-from gpuops.live import absent, machines_of, programs_of
+from gpuops.live import absent, nodes_of, programs_of
 from gpuops.progress import Silent
 from gpuops.results import RunHome
 from gpuops.results.leftover import left, save
@@ -33,7 +33,7 @@ RESULT = "result.json"
 def salvage(world: World, row: ClusterRow, run: RunRow) -> dict[int, Mapping[str, Any]]:
     """Bring home what is longer there than here; the results of nodes that have one, without those out of reach."""
     results = {}
-    for index, machine in enumerate(machines_of(world, row)[: int(run.request["nodes"])]):
+    for index, machine in enumerate(nodes_of(world, row)[: int(run.request["nodes"])]):
         try:
             programs = programs_of(row, machine, index)
             try:
@@ -49,7 +49,7 @@ def salvage(world: World, row: ClusterRow, run: RunRow) -> dict[int, Mapping[str
 
 def conclude_without(world: World, row: ClusterRow, run: RunRow, error: NodeError, *, gone: bool) -> Conclusion:
     """Judge a run whose nodes answer no more, by what they left. `gone`: their provider says that they ended."""
-    live = absent(row, machines_of(world, row), error)
+    live = absent(row, nodes_of(world, row), error)
     results = {**unreached(run, error, gone=gone), **salvage(world, row, run)}
     return conclude(world, live, run, results, Silent())
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpuops.errors import GpuopsError
-from gpuops.lease import describe
+from gpuops.lease import describe, spent
 from gpuops.ledger import ClusterRow, RunRow
 from gpuops.models import Resource
+from gpuops.nodes import owner, with_virtual
 from gpuops.oneach import on_each
 from gpuops.output import money, span, table
 from gpuops.show import last_heard
@@ -29,7 +30,8 @@ def look(world: World) -> list[dict[str, Any]]:
 
 def _cluster(world: World, row: ClusterRow) -> dict[str, Any]:
     machines = [machine for machine in world.ledger.resources(row.id) if machine.kind == "machine"]
-    nodes = _states(world, row, machines)
+    states = _states(world, row, machines)
+    nodes = [states[owner(one, index)] for index, one in enumerate(with_virtual(machines))] if machines else []
     runs = [run for run in world.ledger.runs(cluster=row.id) if run.state in ("starting", "running")]
     now = time.time()
     per_hour = sum(machine.per_hour for machine in machines if machine.bills)
@@ -38,13 +40,14 @@ def _cluster(world: World, row: ClusterRow) -> dict[str, Any]:
         "provider": row.provider,
         "state": _state(row, nodes),
         "nodes": nodes,
+        "virtual": len(nodes) - len(machines),
         "run": runs[-1].name if runs else None,
         "folder": str(row.folder),
         "created": row.created,
         "age_s": now - row.created,
         "ephemeral": row.ephemeral,
         "per_hour": per_hour,
-        "spent": per_hour * (now - row.created) / 3600,
+        "spent": spent(per_hour, row.created, now),
         "hard_end": row.lease.end,
         "idle_s": row.lease.idle_s,
         "lease": describe(row.lease, now, ephemeral=row.ephemeral),
@@ -141,6 +144,10 @@ def _notes(document: dict[str, Any]) -> Iterator[str]:
         yield f"{doing['run']} runs for {span(doing['for_s'])}{ranks}, {last}"
     if document["hard_end"] is not None and document["idle_s"]:
         yield f"ends after {span(document['idle_s'])} without use, too"
+    if document["virtual"]:
+        count, virtual = len(document["nodes"]), document["virtual"]
+        machines = f"{count - virtual} machine{'s' * (count - virtual != 1)}"
+        yield f"{count} nodes on {machines}, {virtual} of them virtual"
     if document["state"] == "partly up":
         words = {"unknown": "does not answer", "ended": "has ended", "starting": "is starting"}
         nodes = enumerate(document["nodes"])

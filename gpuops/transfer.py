@@ -47,7 +47,7 @@ def push_project(
         for sentence in (f"code: {first}", *more):
             world.out.say(sentence)
         with progress.during("comparing the project with what the nodes have"):
-            reports = push.push_many(live.clients, "project", tree, overwrite=overwrite, progress=progress)
+            reports = push.push_many(live.present(), "project", tree, overwrite=overwrite, progress=progress)
     finally:
         live.close()
     nodes: list[dict[str, Any]] = [

@@ -13,7 +13,7 @@ from pathlib import Path
 from gpuops.agentclient import Programs
 from gpuops.errors import GpuopsError, NodeError, NodeRefused
 from gpuops.ledger import ClusterRow
-from gpuops.live import machines_of, programs_of
+from gpuops.live import nodes_of, programs_of
 from gpuops.models import Resource
 from gpuops.progress import Progress
 from gpuops.results import RunHome
@@ -34,9 +34,9 @@ def save_left(world: World, row: ClusterRow, progress: Progress) -> Iterator[str
     error is raised: NodeError, LocalDisk.
     """
     failed: GpuopsError | None = None
-    for index, machine in enumerate(machines_of(world, row)):
+    for index, machine in enumerate(nodes_of(world, row)):
         try:
-            said = _save_one(world, row, machine, index, progress)
+            said = save_one(world, row, machine, index, progress)
         except GpuopsError as error:
             failed = failed or error
             continue
@@ -46,7 +46,8 @@ def save_left(world: World, row: ClusterRow, progress: Progress) -> Iterator[str
         raise failed
 
 
-def _save_one(world: World, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
+def save_one(world: World, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
+    """The same of one node; a sentence, empty where it had nothing. Raises NodeError, LocalDisk."""
     programs = programs_of(row, machine, index)
     try:
         with progress.during(f"looking for what was edited or made on node{index}"):

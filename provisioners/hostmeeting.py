@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpuops.errors import GpuopsError, NodeError, UsageError
 from gpuops.models import Problem, Request
+from gpuops.shares import divide
 from provisioners.hostbook import HostBook
-from provisioners.shares import divide
 
 if TYPE_CHECKING:
     from gpuops.connection import Connection

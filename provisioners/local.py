@@ -17,11 +17,11 @@ from pathlib import Path
 
 from gpuops.errors import ProviderError, Unknown
 from gpuops.models import Intent, Journal, Offer, Option, Problem, Request, Resource
+from gpuops.shares import divide
 from gpuops.system import HERE, System, replace
 from provisioners.base import CONTRACT, Context
 from provisioners.localproc import end_by_force, watchdog_lives
 from provisioners.rent import refuse_rent
-from provisioners.shares import divide
 
 INIT_S = 60.0
 REGION = "local"
@@ -187,10 +187,11 @@ class LocalProvisioner:
 
 
 def _settings(folder: Path) -> dict[str, object]:
-    """GPUs, share of the cores, artefact and token from `node.json`; nothing where the node never came to life."""
+    """GPUs, share of the cores, artefact, token, and for a virtual node whose machine it shares, from `node.json`;
+    nothing where the node never came to life."""
     try:
         node = json.loads((folder / "node.json").read_text(encoding="utf-8"))
-        return {name: node[name] for name in ("gpus", "cores_share", "artefact", "token")}
+        return {name: node[name] for name in ("gpus", "cores_share", "artefact", "token")} | {"on": node.get("on")}
     except (OSError, ValueError, KeyError):
         return {}
 

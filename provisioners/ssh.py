@@ -242,7 +242,7 @@ class SshProvisioner:
                 "root": met.root,
                 "python": met.python,
                 "revives": True,
-                **{key: node.get(key) for key in ("folder", "gpus", "cores_share", "artefact", "token")},
+                **{key: node.get(key) for key in ("folder", "gpus", "cores_share", "artefact", "token", "on")},
             },
         )
 

@@ -93,7 +93,7 @@ def _keys(folder: Path, held: Sequence[bytes], system: System) -> Iterator[Findi
         return
     keys = sorted(folder / name for name in names if name.startswith("id_") and not name.endswith(".pub"))
     if not keys and not held:
-        yield note("key-none", "there is no SSH key here; hosts and rented nodes need one", "ssh-keygen -t ed25519")
+        yield note("key-none", "there is no SSH key here; hosts need one", "ssh-keygen -t ed25519")
     for path in keys:
         yield from _key(path, held, system)
     if "config" in names and not system.windows and _mode(folder / "config") & 0o022:

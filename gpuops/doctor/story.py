@@ -22,7 +22,7 @@ from gpuops.doctor.listing import Report, well
 from gpuops.equip import own_pythons
 from gpuops.errors import NodeError, ProviderError, UsageError
 from gpuops.ledger import ClusterRow
-from gpuops.live import machines_of, programs_of
+from gpuops.live import nodes_of, programs_of
 from gpuops.models import Request, Resource
 from gpuops.oneach import on_each
 from gpuops.system import HERE
@@ -82,7 +82,7 @@ def live(world: World, name: str) -> ClusterRow:
 
 def cluster(world: World, row: ClusterRow, python: str) -> Report:
     """Every machine of a live cluster, and what is unlike between them. Raises NodeError."""
-    machines = machines_of(world, row)
+    machines = nodes_of(world, row)
     if not machines:
         raise NodeError(f"{row.name} has no machines", f"gpuops down {row.name}")
     places = []

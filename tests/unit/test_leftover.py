@@ -106,7 +106,7 @@ def row(folder: Path, token: str) -> ClusterRow:
 def nobodys(client: InProcessClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A cluster without runs, on whose one node something was made."""
     client.connection = SimpleNamespace(close=lambda: None)  # type: ignore[attr-defined]
-    monkeypatch.setattr(unsaved, "machines_of", lambda *_: [None])
+    monkeypatch.setattr(unsaved, "nodes_of", lambda *_: [None])
     monkeypatch.setattr(unsaved, "programs_of", lambda *_: client)
     (there(client) / "notes.txt").write_text("precious")
     return cast(World, SimpleNamespace(ledger=SimpleNamespace(runs=lambda **_: []), folder=tmp_path))

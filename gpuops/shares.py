@@ -1,4 +1,4 @@
-"""One machine's GPUs among the nodes on it."""
+"""One machine's GPUs among the nodes on it: whether these were asked for by `up` or by a run."""
 
 from __future__ import annotations
 
