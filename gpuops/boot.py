@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from gpuops import artefact, takeover
+from gpuops import lease as leases
 from gpuops.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, RateLimited, Unknown
 from gpuops.ledger import ClusterRow
 from gpuops.live import Live, machines_of, name_hosts, reach
@@ -18,6 +19,8 @@ from provisioners.base import Provisioner
 
 EAGER_S = 10.0
 """So long a new node is looked at often."""
+POLL_RENTED_S = 2.0
+"""But a provider counts how often it is asked: RunPod's own example of a limit is 60 in a minute."""
 DENIED_S = 120.0
 """So long a machine that was just rented may not know our key, or show a host key that is not the one it was given."""
 BOOTING = frozenset({"no-node", "no-agent"})
@@ -36,10 +39,12 @@ def wait_ready(world: World, provisioner: Provisioner, row: ClusterRow, request:
     longer = "raise --timeout if it only needs longer"
     if deadline < started + request.timeout_min * 60:
         longer = "raise --max-cost if it only needs longer"
+    rented = provisioner.capabilities.get("rented") is True
     borne_until: float | None = None
     seen: set[str] = set()
     while True:
-        wait = POLL_S if clock.monotonic() - started < EAGER_S else POLL_SLOW_S
+        eager = clock.monotonic() - started < EAGER_S
+        wait = (POLL_RENTED_S if rented else POLL_S) if eager else POLL_SLOW_S
         try:
             machines = on_each(partial(_look, provisioner), machines_of(world, row))
             seen |= {machine.id for machine in machines if machine.state != "ended"}
@@ -117,7 +122,7 @@ def _nodes(world: World, provisioner: Provisioner, row: ClusterRow, machines: Se
 def _so_far(world: World, row: ClusterRow) -> str:
     """What waiting has cost, where it costs something."""
     per_hour = sum(machine.per_hour for machine in machines_of(world, row) if machine.bills)
-    spent = per_hour * max(0.0, world.clock.now() - row.created) / 3600
+    spent = leases.spent(per_hour, row.created, world.clock.now())
     return f", {money(spent)} so far" if spent >= 0.005 else ""
 
 

@@ -8,49 +8,43 @@ from __future__ import annotations
 import dataclasses
 import math
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-from gpuops import artefact, guard
-from gpuops import lease as leases
+from gpuops import artefact, guard, offering
 from gpuops.boot import wait_ready
-from gpuops.errors import (
-    GpuopsError,
-    Interrupted,
-    NoCapacity,
-    ProviderError,
-    RateLimited,
-    StillBilling,
-    Unknown,
-    UsageError,
-)
-from gpuops.ledger import ClusterRow, LedgerJournal
-from gpuops.live import Live, machines_of, send_lease
+from gpuops.creating import because, create_once, undo
+from gpuops.errors import GpuopsError, Interrupted, NoCapacity, ProviderError, StillBilling, UsageError
+from gpuops.ledger import ClusterRow
+from gpuops.live import Live, send_lease
 from gpuops.models import Intent, Offer, Problem, Request
-from gpuops.output import money, span
-from gpuops.teardown import POLL_SLOW_S, clear, owned, tear_down
+from gpuops.output import money
+from gpuops.search import Plan, Search
+from gpuops.teardown import tear_down
+from gpuops.terms import LeaseWish, Terms
 from gpuops.world import World
 from provisioners.base import Provisioner
 
-BOOT_MARGIN_S = 600.0
-"""What the boot lease adds to `--timeout`."""
-RETRIES = 4
+WAIT_HINT = "try again later, let it be tried for you (--wait 2h), or allow more kinds of machine"
 ROUNDING = 0.01
 """By how much two prices may differ, as a part of them."""
 
 
-def plan(world: World, request: Request) -> tuple[Provisioner, list[Offer]]:
-    """Check the request and get its offers; nothing is created. Raises ProviderError, UsageError."""
+def plan(world: World, request: Request, said: set[str] | None = None) -> tuple[Provisioner, list[Offer]]:
+    """Check the request and get its offers; nothing is created. Raises ProviderError, UsageError.
+
+    `said`: notes that were given before, which are not given again.
+    """
+    said = set() if said is None else said
     provisioner = world.provisioner(request.provider)
     _check_capabilities(provisioner, request)
     problems = _preflight(world, provisioner, request)
     settled = _settled(world, request, problems)
     if settled != request:
         request, problems = settled, _preflight(world, provisioner, settled)
-    for problem in problems:
-        if not problem.fatal:
-            world.out.say(f"note: {problem.say}; {problem.hint}")
+    for note in [f"note: {problem.say}; {problem.hint}" for problem in problems if not problem.fatal]:
+        if note not in said:
+            said.add(note)
+            world.out.say(note)
     fatal = [problem for problem in problems if problem.fatal]
     if fatal:
         raise ProviderError("; ".join(dict.fromkeys(problem.say for problem in fatal)), fatal[0].hint)
@@ -62,9 +56,15 @@ def plan(world: World, request: Request) -> tuple[Provisioner, list[Offer]]:
         if offer.nodes == request.nodes and (request.max_price is None or offer.per_hour <= request.max_price)
     ]
     if not offers:
+        fitting = [offer.per_hour for offer in found if offer.nodes == request.nodes]
+        if fitting and request.max_price is not None:
+            raise NoCapacity(
+                f"{request.provider} offers nothing at {money(request.max_price)}/h or less: the cheapest that fits "
+                f"is {money(min(fitting))}/h",
+                "raise --max-price, or ask for less",
+            )
         raise NoCapacity(
-            f"{request.provider} offers nothing that fits this request",
-            "ask for less, raise --max-price, or try another provider",
+            f"{request.provider} offers nothing that fits this request", "ask for less, or try another provider"
         )
     if provisioner.capabilities.get("rented") is True:
         for offer in offers:
@@ -97,13 +97,17 @@ def _check_capabilities(provisioner: Provisioner, request: Request) -> None:
             )
 
 
-@dataclass(frozen=True)
-class LeaseWish:
-    """The flags that shape a lease; None: the provider's default."""
+def rehearse(world: World, request: Request, wish: LeaseWish) -> Sequence[Offer]:
+    """The offers of a dry run; what there is to say of the money is said. Raises ProviderError, UsageError."""
+    rented = world.provisioner(request.provider).capabilities.get("rented") is True
+    search = Search(world, dataclasses.replace(request, wait_s=0.0), _planned(world))
+    offers = search.offers()
+    Terms(world, request, wish, rented, search).foresee(offers[0])
+    return offers
 
-    max_hours: float | None = None
-    max_cost: float | None = None
-    idle_min: float | None = None
+
+def _planned(world: World) -> Plan:
+    return lambda request, said: plan(world, request, said)[1]
 
 
 def bring_up(
@@ -117,22 +121,21 @@ def bring_up(
 ) -> Live:
     """Create a cluster and wait until every node answers. What fails is undone before it is raised.
 
-    `foreword`: what is said of the offer before anybody is asked to agree to it.
+    `foreword`: what is said of the offer before anybody is asked to agree to it. Where nothing can be had it is asked
+    for again, as long as the request says (`wait_s`).
     """
-    provisioner, offers = plan(world, request)
+    provisioner = world.provisioner(request.provider)
     rented = provisioner.capabilities.get("rented") is True
+    search = Search(world, request, _planned(world))
+    offers = search.offers()
+    if rented:
+        offering.show(world, offers)
     if said := foreword(offers[0]):
         world.out.say(said)
-    _confirm(world, offers[0])
+    terms = Terms(world, request, wish, rented, search)
+    terms.agree(offers[0])
     agent, _ = artefact.build(world.home / "cache")
     now = world.clock.now()
-
-    def boot_end(offer: Offer) -> float:
-        """That of the boot lease: what is not ready yet costs money, too."""
-        wished = leases.make(rented=rented, per_hour=offer.per_hour, now=now, **dataclasses.asdict(wish))
-        longest = now + request.timeout_min * 60 + BOOT_MARGIN_S
-        return longest if wished.money_end is None else min(longest, wished.money_end)
-
     row = world.ledger.intend(
         provider=request.provider,
         name=name,
@@ -140,23 +143,28 @@ def bring_up(
         ephemeral=ephemeral,
         token=uuid.uuid4().hex,
         request=dataclasses.asdict(request),
-        boot_deadline=boot_end(offers[0]),
-        lease=leases.make(rented=rented, per_hour=offers[0].per_hour, now=now, **dataclasses.asdict(wish)),
+        boot_deadline=terms.boot_end(offers[0], now),
+        lease=terms.lease(offers[0].per_hour, now),
         keeper=world.me,
         now=now,
     )
     try:
-        guard.ensure(world.home)
+        guard.ensure(world.home, world.env if rented else None)
         intent = Intent(world.owner, row.name, row.token, row.boot_deadline, agent)
-        with world.progress.during(f"creating {row.name}"):
-            offer = _create(world, provisioner, offers, row, intent, boot_end)
+        while True:
+            try:
+                with world.progress.during(f"creating {row.name}"):
+                    offer = _create(world, provisioner, offers, row, intent, terms)
+                break
+            except NoCapacity as error:
+                offers = search.offers(error, row)
         row = world.ledger.cluster(row.id)
         if rented:
             world.out.say("not yet protected: keep this computer on until the nodes are ready")
         with world.progress.during(f"waiting for {row.name}", request.timeout_min * 60):
             live = wait_ready(world, provisioner, row, request)
         try:
-            _start_lease(world, live, wish, provisioner, offer)
+            _start_lease(world, live, terms, provisioner, offer)
         except BaseException:
             live.close()
             raise
@@ -167,130 +175,50 @@ def bring_up(
         world.signals.backward()
         why = error.say if isinstance(error, (GpuopsError, Interrupted)) else f"an error in gpuops: {error!r}"
         world.out.say(f"undoing {row.name}")
-        with _because(world, row, why):
+        with because(world, row, why):
             tear_down(world, row.id, why)
         world.out.say(f"{row.name} is undone, nothing of it is left")
         raise
     return live
 
 
-@contextmanager
-def _because(world: World, row: ClusterRow, why: str) -> Iterator[None]:
-    """What failed is undone here. Where that fails as well, that is raised, and the first reason is said, not lost."""
-    try:
-        yield
-    except GpuopsError:
-        world.out.say(f"{row.name} was to be undone because of this: {why}")
-        raise
-
-
-def _confirm(world: World, offer: Offer) -> None:
-    """One question before money is spent, where somebody can answer it. Raises UsageError."""
-    if not offer.per_hour or world.yes:
-        return
-    if not world.out.interactive:
-        raise UsageError("this costs money, and nobody is there to be asked", "say --yes")
-    if not world.out.confirm(f"{offer.say}, {money(offer.per_hour)}/h: go?"):
-        raise UsageError("not confirmed: nothing was created", "say --yes to skip the question")
-
-
 def _create(
-    world: World,
-    provisioner: Provisioner,
-    offers: Sequence[Offer],
-    row: ClusterRow,
-    intent: Intent,
-    boot_end: Callable[[Offer], float],
+    world: World, provisioner: Provisioner, offers: Sequence[Offer], row: ClusterRow, intent: Intent, terms: Terms
 ) -> Offer:
-    """Try offer after offer. A failed one leaves nothing behind before the next is tried.
-
-    An offer that costs more than what was agreed to is asked about again.
-    """
+    """Try offer after offer. A failed one leaves nothing behind before the next is tried. Raises NoCapacity."""
     refused: list[str] = []
-    agreed = offers[0].per_hour
+    hints: set[str] = set()
+    dear: Offer | None = None
+    why_dear = ""
     for offer in offers:
-        if offer.per_hour > agreed:
-            _confirm(world, offer)
-            agreed = offer.per_hour
-        world.out.say(f"{row.name}: {offer.say}" + (f", {money(offer.per_hour)}/h" if offer.per_hour else ""))
-        for note in offer.notes:
-            world.out.say(f"note: {note}")
-        bounded = dataclasses.replace(intent, boot_deadline=boot_end(offer))
-        world.ledger.set_cluster(row.id, offer=dataclasses.asdict(offer), boot_deadline=bounded.boot_deadline)
+        if why := terms.too_dear(offer):
+            dear, why_dear = dear or offer, why_dear or why
+            continue
+        terms.take(offer)
+        terms.announce(row, offer)
+        now = world.clock.now()
+        bounded = dataclasses.replace(intent, boot_deadline=terms.boot_end(offer, now))
+        # What came to nothing has cost nothing: time and money count from this attempt on.
+        world.ledger.set_cluster(
+            row.id,
+            offer=dataclasses.asdict(offer),
+            boot_deadline=bounded.boot_deadline,
+            lease=terms.lease(offer.per_hour, now),
+            created=now,
+        )
         try:
-            _create_once(world, provisioner, offer, row, bounded)
+            create_once(world, provisioner, offer, row, bounded)
             return offer
         except NoCapacity as error:
             refused.append(error.say)
-            _undo(world, provisioner, row, error.say)
-    raise NoCapacity(
-        refused[-1] if len(refused) == 1 else f"none of {len(refused)} offers could be had: {refused[-1]}",
-        "try again later, or allow more kinds of machine",
-    )
+            hints.add(error.hint)
+            undo(world, provisioner, row, error.say)
+    whys = [*([offering.refusals(refused)] if refused else []), *([why_dear] if dear else [])]
+    hint = hints.pop() if len(hints) == 1 else WAIT_HINT
+    raise NoCapacity("; ".join(whys), f"allow it: {offering.allowing(dear)}" if dear else hint)
 
 
-def _create_once(world: World, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
-    """One offer, as often as its provider says `slower`. Raises ProviderError; what was made may still be there."""
-    for attempt in range(RETRIES):
-        fresh = dataclasses.replace(intent, token=f"{intent.token}-{uuid.uuid4().hex[:8]}")
-        try:
-            _ask(world, provisioner, offer, row, fresh)
-            return
-        except RateLimited as error:
-            world.ledger.refused(row.id)
-            if attempt == RETRIES - 1:
-                raise
-            _undo(world, provisioner, row, error.say)  # half may be there; made again, it would be there twice
-            wait = 2.0 ** (attempt + 1) if error.retry_after is None else error.retry_after
-            world.progress.waits(f"{error.say}; asking again in {span(wait)}")
-            world.clock.pause(wait, world.clock.monotonic() + wait)
-        except Unknown:
-            if _look_up(world, provisioner, offer, row):
-                return
-            raise
-        except ProviderError:
-            world.ledger.refused(row.id)
-            raise
-
-
-def _undo(world: World, provisioner: Provisioner, row: ClusterRow, why: str) -> None:
-    """Nothing of a failed attempt is left, at the provider and in the ledger. Raises StillBilling."""
-    with _because(world, row, why):
-        clear(world, provisioner, world.ledger.cluster(row.id))
-    world.ledger.cleared(row.id)
-
-
-def _ask(world: World, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
-    """The one call that makes something. Raises what `create` raises, and Unknown where it made too few or too many."""
-    with world.signals.shielded():  # what a provider has done must be in the ledger first
-        made = provisioner.create(offer, intent, LedgerJournal(world.ledger, row.id))
-        known = {(one.kind, one.id) for one in world.ledger.resources(row.id)}
-        for resource in made:
-            if (resource.kind, resource.id) not in known:
-                world.ledger.got(row.id, resource)
-    count = len(machines_of(world, row))
-    if count != offer.nodes:
-        raise Unknown(
-            f"{provisioner.name} made {count} of {offer.nodes} machines", "try again, or ask for another kind"
-        )
-
-
-def _look_up(world: World, provisioner: Provisioner, offer: Offer, row: ClusterRow) -> bool:
-    """After a lost answer: whether all machines are there, by their mark, and then in the ledger."""
-    clock = world.clock
-    deadline = clock.monotonic() + provisioner.settle_s
-    while True:
-        found = [one for one in owned(world, provisioner, row) if one.kind == "machine" and one.state != "ended"]
-        if len(found) == offer.nodes:
-            for resource in found:
-                world.ledger.got(row.id, resource)
-            return True
-        if len(found) > offer.nodes or clock.monotonic() >= deadline:
-            return False
-        clock.pause(POLL_SLOW_S, deadline)
-
-
-def _start_lease(world: World, live: Live, wish: LeaseWish, provisioner: Provisioner, offer: Offer) -> None:
+def _start_lease(world: World, live: Live, terms: Terms, provisioner: Provisioner, offer: Offer) -> None:
     """The run lease replaces the boot lease. Money is counted from the intent on, at the dearer of the two prices."""
     now = world.clock.now()
     rented = provisioner.capabilities.get("rented") is True
@@ -303,7 +231,7 @@ def _start_lease(world: World, live: Live, wish: LeaseWish, provisioner: Provisi
             f"note: these machines cannot end themselves ({able}): the guard on this computer does it, while it is on"
         )
     price = max(offer.per_hour, told)
-    lease = leases.make(rented=rented, per_hour=price, now=now, since=live.row.created, **dataclasses.asdict(wish))
+    lease = terms.lease(price, now, since=live.row.created)
     send_lease(live, lease, now)
     if not world.ledger.ready(live.row.id, lease, now):
         raise Interrupted(f"another command ends {live.row.name} while it is being created", "gpuops status")

@@ -8,6 +8,7 @@ GpuopsError alone, and no provider can stop `down`, `reap` or the guard from goi
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -76,6 +77,15 @@ class Checked:
         tell: Callable[[], float | None] | None = getattr(self.inner, "balance", None)
         return None if tell is None else self._limited(tell)
 
+    def account(self) -> Mapping[str, float] | None:
+        """`balance`, `spend_per_hr`, `spend_limit`, as far as they are told; None where nothing can be asked."""
+        tell: Callable[[], Mapping[str, float | None]] | None = getattr(self.inner, "account", None)
+        if tell is not None:
+            return self._limited(lambda: _numbers(tell()))
+        if not hasattr(self.inner, "balance"):
+            return None
+        return _numbers({"balance": self.balance()})
+
     def last_words(self, resource: Resource) -> str:
         """The end of a machine's own log, as its provider shows it; empty where it shows none."""
         tell: Callable[[Resource], str] | None = getattr(self.inner, "last_words", None)
@@ -130,6 +140,12 @@ def in_time(call: Callable[[], T], limit_s: float, name: str) -> T:
 def _ours(owner: str, listed: Sequence[Resource]) -> list[Resource]:
     ours = {(one.kind, one.id): _known(one) for one in listed if one.name.startswith(f"gpuops-{owner}-")}
     return list(ours.values())
+
+
+def _numbers(told: Mapping[str, float | None]) -> dict[str, float]:
+    """What can be reckoned with; a provider may tell more, its account's name for one."""
+    numbers = {name: value for name, value in told.items() if isinstance(value, int | float)}
+    return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
 
 
 def _known(resource: Resource) -> Resource:

@@ -6,7 +6,8 @@
     ├── ProviderError           3    the provider said no
     │   ├── NoCapacity                none of this offer to be had now
     │   ├── QuotaExceeded             the account may not have it
-    │   ├── AuthFailed                credentials missing or refused
+    │   ├── AuthFailed                credentials refused
+    │   │   └── NotSetUp              there are none at all
     │   ├── RateLimited               slow down; `retry_after` seconds where the provider says
     │   ├── Rejected                  this request will never be accepted
     │   └── Unknown                   no answer, or one we cannot read: it may have happened
@@ -65,6 +66,10 @@ class QuotaExceeded(ProviderError):
 
 class AuthFailed(ProviderError):
     pass
+
+
+class NotSetUp(AuthFailed):
+    """No credentials at all: where nothing was ever rented there, nobody needs to hear of it."""
 
 
 class RateLimited(ProviderError):

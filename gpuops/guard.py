@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,19 +42,27 @@ HANG_S = 600.0
 LEDGER_TRIES = 40
 """How often in a row the ledger may fail before the guard leaves; the next command starts another."""
 LOCK = "guard.lock"
+RELIEF_S = 40.0
+"""So long the guard that relieves another waits for it to leave."""
 
 
-def ensure(home: Path) -> None:
-    """Start a guard unless one runs; returns at once. The process is detached: no terminal, own session."""
+def ensure(home: Path, used: Mapping[str, str] | None = None) -> None:
+    """Start a guard unless one runs; returns at once. The process is detached: no terminal, own session.
+
+    `used`: the environment that something is about to be rented with. A guard without its keys is relieved.
+    """
     from filelock import FileLock, Timeout
 
+    from gpuops import guardkeys
     from gpuops.processes import start_background
 
     try:
         with FileLock(home / LOCK, timeout=0):
             pass
     except Timeout:
-        return
+        if not guardkeys.unfit(home, os.environ, used):
+            return
+        guardkeys.ask_relief(home)
     with open(home / "guard.log", "ab") as log:
         start_background(
             [sys.executable, "-m", "gpuops.guard", str(home)],
@@ -72,16 +80,21 @@ def main(home: Path) -> int:
 
     from filelock import FileLock, Timeout
 
+    from gpuops import guardkeys
+
     for name in ("SIGINT", HERE.hang_up):  # a terminal's signals are not for us
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    lock = FileLock(home / LOCK, timeout=5)
+    lock = FileLock(home / LOCK, timeout=RELIEF_S if guardkeys.relieved(home) else 5)
     try:
         lock.acquire()
     except Timeout:
         return 0
     with lock:
+        guardkeys.note(home, os.environ)
         _watch(home)
+        if guardkeys.relieved(home):
+            os._exit(0)  # at once, whatever its threads are at: who takes over begins where they were, as after a crash
     # A cluster may have been intended between our last look and the release of the lock.
     ledger = _world(home).ledger
     if any(wants_guard(ledger, row) for row in ledger.clusters()):
@@ -99,19 +112,21 @@ def wants_guard(ledger: Ledger, row: ClusterRow) -> bool:
 def _world(home: Path, folder: Path | None = None) -> World:
     """The guard's surroundings; with those of the project in `folder`: credentials may stand in its `.env`."""
     from gpuops.output import Output
-    from gpuops.settings import Settings, load_leniently, owner
+    from gpuops.settings import Settings, load_leniently, owner, surroundings
     from gpuops.signals import Signals
     from gpuops.world import World
 
     settings = load_leniently(folder, os.environ, {})[0] if folder else Settings()
-    env = {**settings.env_values, **os.environ}
+    env = surroundings(settings, os.environ)
     return World(home=home, owner=owner(home), folder=home, env=env, out=Output(), signals=Signals())
 
 
 def _watch(home: Path) -> None:
+    from gpuops import guardkeys
+
     tending: dict[int, tuple[threading.Thread, float]] = {}
     failures = 0
-    while failures < LEDGER_TRIES:
+    while failures < LEDGER_TRIES and not guardkeys.relieved(home):
         try:
             if not _look(home, tending):
                 return

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gpuops import choose, data, guard, push
+from gpuops import away, choose, data, guard, push, sinks
 from gpuops import cluster as clusters
-from gpuops.cluster import LeaseWish
-from gpuops.conclude import Conclusion, conclude
+from gpuops.conclude import Conclusion, conclude, release
 from gpuops.errors import GpuopsError, Interrupted, NodeError, worst
 from gpuops.follow import Follower
 from gpuops.halt import halt, stopping
@@ -35,6 +34,7 @@ from gpuops.settings import Settings
 from gpuops.show import HomeTail, Veil
 from gpuops.signals import HandOver
 from gpuops.teardown import tear_down
+from gpuops.terms import LeaseWish
 from gpuops.verdict import is_port_clash
 from gpuops.watch import Filter, awaited, ending, followed, merger_for
 from gpuops.world import World
@@ -76,12 +76,17 @@ def execute(world: World, settings: Settings, job: Job, progress: Progress) -> O
     choice = choose.for_run(world.ledger.clusters(live=False), world.folder, cluster=job.cluster, on=job.on)
     job = on_all(world, job, choice)
     check(world, job.request, job.sending)
+    if job.request.sink and not choice.row:
+        sinks.implied(choice.provider, world.provisioner(choice.provider).options, {}, str(job.request.sink["volume"]))
     if choice.say:
         world.out.say(choice.say)
+    if choice.row and job.detach:
+        away.agree(world, job.request, choice.row.provider, away.price(world, choice.row.id))
     if choice.row and job.wish != LeaseWish():
         world.out.say(
             f"note: limits belong to a new cluster, {choice.row.name} keeps its own: gpuops lease {choice.row.name}"
         )
+    world.out.hold_up_nothing()
     with world.signals:
         live = _reach(world, job, choice)
         ours = choice.row is None and not job.keep
@@ -125,8 +130,15 @@ def _reach(world: World, job: Job, choice: choose.Choice) -> Live:
         name=None,
         ephemeral=not job.keep,
         wish=job.wish,
-        foreword=lambda offer: upload(world, job, offer),
+        foreword=lambda offer: _foreword(world, job, offer),
     )
+
+
+def _foreword(world: World, job: Job, offer: Offer) -> str:
+    """What is settled and said before anything is rented. Raises UsageError."""
+    if job.detach:
+        away.agree(world, job.request, offer.provider, offer.per_hour)
+    return upload(world, job, offer)
 
 
 def upload(world: World, job: Job, offer: Offer) -> str:
@@ -139,10 +151,13 @@ def upload(world: World, job: Job, offer: Offer) -> str:
 
 
 def _run_on(world: World, settings: Settings, live: Live, job: Job, progress: Progress, ours: bool) -> Outcome:
-    prepared = prepare(world, settings, live, job.request, job.sending, progress)
+    request = away.arranged(world, live, job.request)
+    prepared = prepare(world, settings, live, request, job.sending, progress)
     _launch(world, live, prepared)
     row = world.ledger.run(prepared.row.id)
     world.out.say(f"{row.name} runs on {_where(prepared)}; results come to {row.home}")
+    if said := away.said(world, live, row, request):
+        world.out.say(f"note: {said}")
     if job.detach:
         return _detached(world, live, row, ours)
     tail = HomeTail(RunHome(row.home), merger_for(world, row, Filter()), Veil(HOLD_S))
@@ -161,6 +176,7 @@ def _launch(world: World, live: Live, prepared: Prepared) -> None:
         launch(world, live, prepared)
     except BaseException as error:
         give_up(world, prepared.row, error)
+        release(live, prepared.row)
         raise
 
 

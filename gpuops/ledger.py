@@ -319,6 +319,15 @@ class Ledger:
             if line := _line_of(db, cluster, resource):
                 db.execute("UPDATE resources SET resource = ? WHERE id = ?", (json.dumps(asdict(resource)), line))
 
+    def virtual(self, cluster: int, machine: Resource, indices: Iterable[int]) -> None:
+        """A machine bears these virtual nodes, too; others may have been made on it meanwhile."""
+        with self._transaction() as db:
+            if line := _line_of(db, cluster, machine):
+                (text,) = db.execute("SELECT resource FROM resources WHERE id = ?", (line,)).fetchone()
+                document = json.loads(text)
+                document["data"]["virtual"] = sorted({*(document["data"].get("virtual") or ()), *indices})
+                db.execute("UPDATE resources SET resource = ? WHERE id = ?", (json.dumps(document), line))
+
     def regions(self, cluster: int) -> list[str]:
         """Every region in which something of this cluster was ever intended."""
         return [row[0] for row in self._read("SELECT DISTINCT region FROM resources WHERE cluster = ?", cluster)]
@@ -422,6 +431,18 @@ class LedgerJournal:
 
     def got(self, resource: Resource) -> None:
         self.ledger.got(self.cluster, resource)
+
+
+def providers_in(home: Path) -> set[str] | None:
+    """The providers that a ledger names which this gpuops is too old for; None where it cannot be known."""
+    try:
+        db = sqlite3.connect(f"{(home / FILE).absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)
+        try:
+            return {word(row[0]) for row in db.execute("SELECT DISTINCT provider FROM clusters")}
+        finally:
+            db.close()
+    except (sqlite3.Error, ValueError, TypeError):
+        return None
 
 
 def _line_of(db: sqlite3.Connection, cluster: int, resource: Resource) -> int | None:

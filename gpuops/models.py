@@ -37,6 +37,8 @@ class Request:
     timeout_min: float = 20.0
     options: Mapping[str, Any] = field(default_factory=dict)
     """The provider's own options (`Provisioner.options`), by name."""
+    wait_s: float = 0.0
+    """How long the core goes on asking while nothing can be had."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ class Resource:
     - `throwaway_key`: True where the private half of its host key went through the provider; it is replaced.
     - `boot_watch`: the folder of a watchdog that starts with the machine: `pid`, `end` (absolute UTC seconds, or
       `none`) and `revive`, a program that it runs while the node's own watchdog is not there (docs/protocol.md).
+    - `ends_itself`: False where this one cannot be trusted to, though its provider's others can.
     - `phase`: what it is at until it is ready, in words; `hopeless`: why it will never be.
     """
 
@@ -218,6 +221,12 @@ class RunRequest:
     resume: str | None = None
     grace_s: float = 10.0
     """How long a graceful stop waits before SIGTERM, and again before SIGKILL."""
+    hold_s: float | None = None
+    """How long its nodes wait after its end for somebody to fetch what it made (`--grace`), instead of their idle end;
+    None: as long as they may stand idle."""
+    sink: Mapping[str, Any] | None = None
+    """Where else its results are kept: `volume` (its name); once there are nodes also `mount` (where they have it),
+    `end` (whether they end once everything is there) and `id` (fresh for each run, for nobody's folder is taken)."""
 
 
 @dataclass(frozen=True)

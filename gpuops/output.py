@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from gpuops.writer import WRITER, may_block
+
 SCHEMA = 1
 """Version of every JSON document; within a number only fields are added."""
 ERASE = "\r\x1b[2K"
@@ -22,7 +24,8 @@ NARROW = 16
 
 
 class Output:
-    """Where a command talks. Safe to use from several threads; a closed pipe ends nothing."""
+    """Where a command talks. Safe to use from several threads; a closed pipe ends nothing, a full one holds up little
+    (`gpuops.writer`)."""
 
     def __init__(self, *, as_json: bool = False, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self.as_json = as_json
@@ -30,6 +33,8 @@ class Output:
         self.err = err or sys.stderr
         self._lock = threading.RLock()
         self._below = ""
+        self._unread = 0
+        """How many lines were let go because nobody read."""
 
     @property
     def colour(self) -> bool:
@@ -62,13 +67,19 @@ class Output:
         stream = self.err if self.as_json else self.out
         if _is_terminal(stream):
             text = calm(COLOURS.sub("", text)) if os.environ.get("NO_COLOR") else tame(text)
-        self._write(stream, text + "\n")
+        self._write(stream, text + "\n", much=True)
+
+    def hold_up_nothing(self) -> None:
+        """From here on a reader that does not read is not waited for: something that costs money may be."""
+        WRITER.patient = False
 
     def below(self, text: str) -> None:
         """The one line of a terminal that changes, under all that is written; empty: none."""
         with self._lock:
+            if text and self._below and WRITER.behind:
+                return  # nobody sees it move
             if text or self._below:
-                self._send(self.err, ERASE + text)
+                send(self.err, ERASE + text)
             self._below = text
 
     def result(self, kind: str, document: Mapping[str, Any], lines: list[str]) -> None:
@@ -77,22 +88,34 @@ class Output:
         if text:
             self._write(self.out, text + "\n")
 
-    def _write(self, stream: TextIO, text: str) -> None:
+    def _write(self, stream: TextIO, text: str, *, much: bool = False) -> None:
         with self._lock:
             below = self._below if _is_terminal(stream) else ""
             if below:
-                self._send(self.err, ERASE)
-            self._send(stream, text)
+                send(self.err, ERASE)
+            if self._unread and not WRITER.behind:
+                unread, self._unread = self._unread, 0
+                send(self.err, f"note: {unread} lines are not shown, nobody read: `gpuops logs` has them\n")
+            self._unread += not send(stream, text, much=much)
             if below and text.endswith("\n"):
-                self._send(self.err, below)
+                send(self.err, below)
+        if not much:
+            WRITER.moment()
 
-    def _send(self, stream: TextIO, text: str) -> None:
-        try:
-            encoding = stream.encoding or "utf-8"
-            stream.write(text.encode(encoding, "replace").decode(encoding))
-            stream.flush()
-        except (OSError, ValueError):
-            pass  # nobody reads any more; the run and its teardown go on
+
+def send(stream: TextIO, text: str, *, much: bool = False) -> bool:
+    """Have it written to a stream. False where it was let go: of what is `much` there is a limit."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    data = text.encode(encoding, "replace")
+    number = may_block(stream)
+    if number is not None:
+        return WRITER.put(number, data, much=much)
+    try:
+        stream.write(data.decode(encoding))
+        stream.flush()
+    except (OSError, ValueError):
+        pass  # nobody reads any more; the run and its teardown go on
+    return True
 
 
 def _is_terminal(stream: TextIO) -> bool:
@@ -180,6 +203,13 @@ def span(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}:{whole % 60:02d} min"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def clock_time(when: float, now: float) -> str:
+    """A moment as this computer's clock shows it: `14:30`, of another day `Tue 24 Nov 14:30`."""
+    there, here = time.localtime(when), time.localtime(now)
+    today = there[:3] == here[:3]
+    return time.strftime("%H:%M" if today else f"%a {there.tm_mday} %b %H:%M", there)
 
 
 def ago(then: float, now: float | None = None) -> str:

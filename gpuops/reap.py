@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 from gpuops import registry
 from gpuops.adopt import Lost, stem
 from gpuops.contract import Checked
-from gpuops.errors import AuthFailed, GpuopsError, Partial, ProviderError, RateLimited, StillBilling, UsageError
+from gpuops.errors import (
+    AuthFailed,
+    GpuopsError,
+    NotSetUp,
+    Partial,
+    ProviderError,
+    RateLimited,
+    StillBilling,
+    UsageError,
+)
 from gpuops.models import Resource
 from gpuops.orphans import orphans
 from gpuops.teardown import POLL_S, POLL_SLOW_S, forget_names, ours_of, remaining, still_billing
@@ -35,7 +44,7 @@ class Stray:
 def owned(world: World) -> tuple[list[Stray], list[str]]:
     """Everything of ours at every provider, and a sentence for each that could not be asked.
 
-    One that is not set up here and was never used can hold nothing of ours: that is said, and is no failure.
+    One that is not set up here and was never used can hold nothing of ours: that is no failure.
     """
     found: list[Stray] = []
     unasked = []
@@ -47,10 +56,10 @@ def owned(world: World) -> tuple[list[Stray], list[str]]:
             found += [Stray(name, resource) for resource in error.found]
             unasked.append(f"not all of {name} could be asked: {error.say}")
         except AuthFailed as error:
-            if used is not None and name not in used:
-                world.out.say(f"note: no cluster of this ledger was ever at {name}, which is not asked: {error.say}")
-            else:
+            if used is None or name in used:
                 unasked.append(f"{name} could not be asked: {error.say}")
+            elif not isinstance(error, NotSetUp):
+                world.out.say(f"note: no cluster of this ledger was ever at {name}, which is not asked: {error.say}")
         except GpuopsError as error:
             unasked.append(f"{name} could not be asked: {error.say}")
     return found, unasked
@@ -58,12 +67,12 @@ def owned(world: World) -> tuple[list[Stray], list[str]]:
 
 def _used(world: World) -> set[str] | None:
     """The providers that clusters of ours have ever been on; None where this ledger cannot know all of them."""
-    from gpuops.ledger import FILE, LedgerTooNew
+    from gpuops.ledger import FILE, LedgerTooNew, providers_in
 
     try:
         rows = world.ledger.clusters(live=False)
     except LedgerTooNew:
-        return None
+        return providers_in(world.home)
     lost = any(world.home.glob(f"{FILE}.damaged-*")) or orphans(world.home, lambda: [row.name for row in rows])
     return None if lost else {row.provider for row in rows}
 

@@ -21,9 +21,15 @@ from gpuops.system import HERE
 if TYPE_CHECKING:
     from dotenv.parser import Binding
 
-FROM_DOTENV = ("GPUOPS_TORCH_SPEC", "GPUOPS_TORCH_INDEX")
+CREDENTIALS = (
+    ("RUNPOD_API_KEY",),
+    ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+)
+"""Keys to a provider, those of one account together: they are taken from one place. An empty one counts as none."""
+KEYS = tuple(name for together in CREDENTIALS for name in together)
+FROM_DOTENV = ("GPUOPS_TORCH_SPEC", "GPUOPS_TORCH_INDEX", *KEYS)
 """What may stand in `.env` as well as in the environment."""
-FROM_ENVIRONMENT = ("GPUOPS_HOME",)
+FROM_ENVIRONMENT = ("GPUOPS_HOME", "RUNPOD_API_URL", "RUNPOD_API_BASE_URL", "AWS_PROFILE", "AWS_ENDPOINT_URL")
 """What only the real environment may say. Together: the variables of `.env.example`."""
 NOT_IN_FILES = re.compile(r"(.*-)?(identity|proxy|endpoint|url)")
 """Options that `gpuops.toml` may not carry."""
@@ -84,7 +90,19 @@ def load_leniently(folder: Path, environ: Mapping[str, str], tables: Tables) -> 
 def _known(in_file: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that are ours, the environment's word before the file's."""
     joined = {**in_file, **environ}
-    return {name: joined[name] for name in (*FROM_DOTENV, *FROM_ENVIRONMENT) if name in joined}
+    known = {name: joined[name] for name in (*FROM_DOTENV, *FROM_ENVIRONMENT) if name in joined}
+    for together in CREDENTIALS:
+        source = environ if any(environ.get(name) for name in together) else in_file
+        for name in together:
+            known.pop(name, None)
+            if source.get(name):
+                known[name] = source[name]
+    return known
+
+
+def surroundings(found: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment as providers and stories see it: the real one, joined with what `.env` may say."""
+    return {**{name: value for name, value in environ.items() if value or name not in KEYS}, **found.env_values}
 
 
 def _check_variable(name: str) -> None:

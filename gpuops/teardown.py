@@ -85,7 +85,8 @@ def clear(world: World, provisioner: Provisioner, row: ClusterRow, *, force: boo
                 for region, say in silent.items() if force else ():
                     given_up.add(region)
                     world.out.say(f"note: {say}; what is there of {row.name} is given up: gpuops reap asks it again")
-        world.progress.waits(trouble or f"{provisioner.name} still lists {len(left)} of it")
+        lists = f"still lists {len(left)} of it" if left else "lists nothing of it, and may lag"
+        world.progress.waits(trouble or f"{provisioner.name} {lists}")
         if finals == FINAL_TRIES or clock.monotonic() >= deadline:
             raise still_billing(left, row.offer, trouble, row.name, f"gpuops down {row.name}")
         clock.pause(wait, deadline)

@@ -111,12 +111,21 @@ class Provisioner(Protocol):
 
 
 class TellsBalance(Protocol):
-    """What a provisioner may have besides: nothing asks for it where it is absent."""
+    """What a provisioner may have besides, either or both: nothing asks for it where it is absent."""
 
     def balance(self) -> float | None:
         """What is left on the account in $, as the provider tells it now; None where it cannot be asked.
 
         Read-only. It may lag behind what has been used; `gpuops prove` compares it with its own count.
+        """
+
+    def account(self) -> Mapping[str, float | None]:
+        """All that is known of the account's money, in one question: `balance` as above, `spend_per_hr`, what all
+        that is up on the account costs ($/h), and `spend_limit`, beyond which nothing more is rented ($/h). What the
+        provider does not tell is None or absent.
+
+        Asked aside while offers are looked for, in place of `balance`: no lease is longer than the balance lasts, and
+        nothing is asked for that would go beyond the limit. Where it fails, nothing else does.
         """
 
 

@@ -24,6 +24,7 @@ UP_HELP = example_help(
     "gpuops up local --nodes 2",
     "gpuops up local --name lab --max-hours 3",
     "gpuops up ssh --name lab --host alice@10.0.0.5 --host alice@10.0.0.6",
+    "gpuops up runpod --gpus 4 --gpu-type 'rtx 4090' --max-hours 3",
 )
 DOWN_HELP = example_help(
     "End clusters; results come home first.\n\nRuns are stopped in good order, and nothing is left that costs.",
@@ -56,9 +57,9 @@ def up(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    from gpuops import cluster
+    from gpuops import cluster, offering
     from gpuops.cli.request import counted, lease_wish, machine_request, own_options, with_table
-    from gpuops.output import money
+    from gpuops.output import columns
 
     if provider.startswith("-"):
         raise UsageError(f"there is no option {provider}", "the provider comes first: gpuops up local")
@@ -70,13 +71,10 @@ def up(
         check_name(name)
     greet(world)
     if dry_run:
-        _, offers = cluster.plan(world, request)
+        offers = cluster.rehearse(world, request, lease_wish(machine))
         documents = [dataclasses.asdict(offer) | {"per_hour": offer.per_hour} for offer in offers]
-        lines = [
-            f"would create: {offer.say}" + (f", {money(offer.per_hour)}/h" if offer.per_hour else ", free")
-            for offer in offers
-        ]
-        world.out.result("offers", {"offers": documents}, lines)
+        width = columns(world.out.out)
+        world.out.result("offers", {"offers": documents}, offering.would_create(offers, width))
         return
     with world.signals:
         live = cluster.bring_up(world, request, name=name, ephemeral=False, wish=lease_wish(machine))
@@ -91,11 +89,15 @@ def _announce(world: World, row: ClusterRow, machines: Sequence[Resource]) -> No
 
     from gpuops import guard, login
     from gpuops import lease as leases
+    from gpuops.output import money
 
     if guard.wants_guard(world.ledger, row):
         guard.ensure(world.home)
     nodes = [{"name": one.name, "address": one.address, "per_hour": one.per_hour} for one in machines]
+    now = time.time()
     count = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
+    per_hour = sum(one.per_hour for one in machines if one.bills)
+    price = f" at {money(per_hour)}/h" if per_hour else ""
     world.out.result(
         "cluster",
         {
@@ -105,7 +107,11 @@ def _announce(world: World, row: ClusterRow, machines: Sequence[Resource]) -> No
             "hard_end": row.lease.end,
             "idle_s": row.lease.idle_s,
         },
-        [f"{row.name} is up: {count}; {leases.describe(row.lease, time.time())}", *login.names(world, row, machines)],
+        [
+            f"{row.name} is up: {count}{price}; {leases.describe(row.lease, now)}",
+            *login.names(world, row, machines),
+            *([leases.ending(row.name, row.lease, now)] if per_hour else []),
+        ],
     )
 
 
@@ -171,6 +177,7 @@ def lease(
 
     from gpuops import choose, guard
     from gpuops import lease as leases
+    from gpuops.funds import beyond
     from gpuops.live import open_live, send_lease
     from gpuops.models import Lease
 
@@ -193,6 +200,8 @@ def lease(
         guard.ensure(world.home)
         if ours.end != ours.hard_end:
             world.out.say("note: the spending limit (--max-cost) comes first; extending time does not move it")
+        if said := beyond(world, row, ours, now):
+            world.out.say(f"note: {said}")
     world.out.result(
         "lease",
         {"name": row.name, "hard_end": ours.end, "idle_s": ours.idle_s},

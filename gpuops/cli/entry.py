@@ -97,16 +97,16 @@ def _bug(error: Exception, as_json: bool) -> int:
 
 def report(say: str, hint: str, code: int, as_json: bool) -> None:
     """One sentence and one thing to do, on stderr; with --json an error object on stdout as well."""
+    from gpuops.output import SCHEMA, calm, send
+
     if as_json:
         import json
 
-        from gpuops.output import SCHEMA
-
-        _print(json.dumps({"schema": SCHEMA, "kind": "error", "say": say, "hint": hint, "exit_code": code}), sys.stdout)
-    from gpuops.output import calm
+        document = {"schema": SCHEMA, "kind": "error", "say": say, "hint": hint, "exit_code": code}
+        send(sys.stdout, json.dumps(document) + "\n")
 
     say, hint = (" ".join(text.split("\n")) for text in (say, hint))  # what was typed may hold anything
-    _print(calm(f"error: {say}" + (f"\nhint: {hint}" if hint else "")), sys.stderr)
+    send(sys.stderr, calm(f"error: {say}" + (f"\nhint: {hint}" if hint else "")) + "\n")
 
 
 def _print(text: str, stream: TextIO) -> None:

@@ -42,6 +42,9 @@ class MachineFlags:
     max_cost: Annotated[float | None, _option("The cluster ends when it has cost so much.", metavar="$")] = None
     idle: Annotated[float | None, _option("The cluster ends after so many minutes without use.", metavar="MIN")] = None
     timeout: Annotated[float | None, _option("How long a node may take to become ready.", metavar="MIN")] = None
+    wait: Annotated[
+        str | None, _option("While nothing can be had, go on asking for this long: 30min, 2h.", metavar="SPAN")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,14 @@ class LaunchFlags:
     ] = None
     detach: Annotated[
         bool | None, typer.Option("--detach", help="Return once the run has started.", show_default=False)
+    ] = None
+    grace: Annotated[
+        float | None,
+        _option("How long rented nodes wait for this computer to fetch the results after the run.", metavar="HOURS"),
+    ] = None
+    sink: Annotated[
+        str | None,
+        _option("Keep results on a network volume as well: this computer may be away.", metavar="volume:NAME"),
     ] = None
     overwrite: Annotated[
         bool | None,

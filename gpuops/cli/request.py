@@ -14,10 +14,11 @@ from typing import Any, NoReturn, TypeVar
 
 from gpuops.cli.complaints import NEAR
 from gpuops.cli.flags import LaunchFlags, MachineFlags, filled, keys
-from gpuops.cluster import LeaseWish
 from gpuops.errors import UsageError
+from gpuops.lease import parse_span
 from gpuops.models import Option, Request
-from gpuops.settings import Settings
+from gpuops.settings import KEYS, Settings
+from gpuops.terms import LeaseWish
 from gpuops.world import World
 
 F = TypeVar("F")
@@ -76,6 +77,7 @@ def machine_request(provider: str, flags: MachineFlags, options: Mapping[str, An
         image=flags.image,
         timeout_min=flags.timeout or TIMEOUT_MIN,
         options=options,
+        wait_s=0.0 if flags.wait is None else parse_span(flags.wait),
     )
 
 
@@ -166,6 +168,11 @@ def environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, s
                 f"--env {name} cannot be set: it tells each process of the run which one it is",
                 "leave it out; --nodes and --gpus say how many there are",
             )
+        if name in KEYS:
+            raise UsageError(
+                f"--env {name} would write a provider's key down with the run",
+                f"where the run needs it: --secret {name}, which is written nowhere",
+            )
         if not equals and name not in environ:
             raise UsageError(f"--env {name}: {name} is not set here", f"set it, or write --env {name}=VALUE")
         values[name] = value if equals else environ[name]
@@ -199,6 +206,13 @@ def check_data(data: str | None, folder: Path, *, inside: bool = True) -> str | 
     if full == folder:
         raise UsageError(f"--data {data} is the project itself, which is sent anyway", "leave out --data")
     return full.relative_to(folder).as_posix() if inside and full.is_relative_to(folder) else str(full)
+
+
+def grace_s(hours: float | None) -> float | None:
+    """`--grace` in seconds. Raises UsageError for what is no length of time."""
+    if hours is not None and not 0 < hours <= ENDLESS:
+        raise UsageError(f"--grace {hours:g} is no time to wait", "--grace takes hours, a number above 0")
+    return None if hours is None else hours * 3600
 
 
 def launch_flags(settings: Settings, table: str, flags: LaunchFlags) -> LaunchFlags:

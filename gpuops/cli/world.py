@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuops.errors import UsageError
 from gpuops.output import Output, ago
 from gpuops.progress import progress_on
-from gpuops.settings import Settings, Tables, home, load, load_leniently, owner
+from gpuops.settings import Settings, Tables, home, load, load_leniently, owner, surroundings
 from gpuops.signals import Signals
 from gpuops.system import obey_escapes
 from gpuops.world import World
@@ -40,7 +40,7 @@ def make_world(*, as_json: bool = False, yes: bool = False, strict: bool = False
         home=ours,
         owner=owner(ours),
         folder=folder,
-        env={**settings.env_values, **os.environ},
+        env=surroundings(settings, os.environ),
         out=out,
         signals=signals,
         yes=yes,

@@ -22,7 +22,9 @@ TYPES = ("str", "int", "float", "bool", "path", "list", "lines")
 EVERYBODYS = frozenset({
     "nodes", "gpus", "gpu-type", "gpu-mem", "spot", "region", "image", "max-price", "max-hours", "max-cost", "idle",
     "timeout", "name", "yes", "json", "dry-run", "help", "on", "cluster", "data", "out", "env", "secret", "prelude",
-    "python", "setup", "resume", "queue", "keep", "detach", "overwrite", "send-anyway", "spend", "record",
+    "python", "setup", "resume", "queue", "keep", "detach", "grace", "sink",
+    "overwrite", "send-anyway", "spend", "wait",
+    "record",
 })  # fmt: skip
 """Options that every provider has: one of the same name would never reach it."""
 ABSURD: tuple[tuple[str, dict[str, Any]], ...] = (

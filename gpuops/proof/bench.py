@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from gpuops import artefact, guard, reap, registry
-from gpuops.cluster import BOOT_MARGIN_S
 from gpuops.contract import CALL_S, Checked, Overdue, in_time
 from gpuops.errors import GpuopsError, Interrupted, ProviderError, RateLimited, StillBilling, Unknown, UsageError
 from gpuops.ledger import ClusterRow
@@ -19,6 +18,7 @@ from gpuops.models import Intent, Journal, Lease, Offer, Problem, Request, Resou
 from gpuops.output import money
 from gpuops.proof.outcome import Broken
 from gpuops.teardown import POLL_S, POLL_SLOW_S, belonging, tear_down
+from gpuops.terms import BOOT_MARGIN_S
 from gpuops.world import World
 from provisioners.base import Provisioner
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
-from gpuops.cluster import LeaseWish, bring_up
+from gpuops.cluster import bring_up
 from gpuops.contract import Checked
 from gpuops.errors import NoCapacity, Unknown
 from gpuops.ledger import ClusterRow, LedgerJournal
@@ -18,6 +18,7 @@ from gpuops.proof.bench import Bench
 from gpuops.proof.outcome import Broken, Missing
 from gpuops.proof.spying import Lossy, Spy
 from gpuops.teardown import clear
+from gpuops.terms import LeaseWish
 from provisioners.base import Provisioner
 
 MAX_HOURS = 2.0

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpuops.cli.entry import execute
+from tests.conftest import Shell
+from tests.fakes.tent import pitch
 
 
 @dataclass(frozen=True)
@@ -50,3 +52,11 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setenv("GPUOPS_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(folder)
     return Desk(tmp_path / "home", folder, capsys)
+
+
+@pytest.fixture
+def camp(shell: Shell, tmp_path: Path) -> Shell:
+    """A shell in which tents can be rented."""
+    root = str(Path(__file__).parents[2])
+    shell.env["PYTHONPATH"] = os.pathsep.join([*pitch(tmp_path / "site"), root])
+    return shell

@@ -13,7 +13,7 @@ from gpuops import boot
 from gpuops import cluster as clusters
 from gpuops.cli.entry import execute
 from gpuops.clock import Clock
-from gpuops.cluster import LeaseWish
+from gpuops.creating import RETRIES
 from gpuops.errors import (
     AuthFailed,
     Interrupted,
@@ -29,8 +29,10 @@ from gpuops.ledger import ClusterRow
 from gpuops.live import Live, reach
 from gpuops.models import Request, Resource
 from gpuops.output import Output
+from gpuops.search import Search
 from gpuops.ssh import Denied
 from gpuops.teardown import belonging, tear_down
+from gpuops.terms import LeaseWish, Terms
 from gpuops.world import World
 from tests.fakes.provider import NAME, PRICE, Cloud, Fault, surroundings
 
@@ -184,7 +186,7 @@ def test_slow_down_for_ever_has_a_limit(there: tuple[Cloud, World], retry_after:
     began = world.clock.monotonic()
     with pytest.raises(RateLimited):
         up(world)
-    assert cloud.calls().count("create") == clusters.RETRIES
+    assert cloud.calls().count("create") == RETRIES
     assert world.clock.monotonic() - began < 3600
     assert_nothing_left(cloud, world)
 
@@ -330,7 +332,13 @@ def test_the_boot_lease_is_that_of_the_offer_that_was_taken(there: tuple[Cloud, 
     cloud.play(offers_at=[1.0, 36.0], create=[Fault("NoCapacity", made=0)])
     began = world.clock.now()
     with pytest.raises(NodeError):
-        clusters.bring_up(world, TWO, name="lab", ephemeral=False, wish=LeaseWish(max_cost=1.0))
+        clusters.bring_up(
+            world,
+            dataclasses.replace(TWO, max_price=50.0),
+            name="lab",
+            ephemeral=False,
+            wish=LeaseWish(max_cost=1.0),
+        )
     (row,) = world.ledger.clusters(live=False)
     assert row.boot_deadline == pytest.approx(began + 100.0, abs=1.0)
 
@@ -348,7 +356,8 @@ def test_money_is_counted_from_the_intent_on_and_at_the_dearer_price(
     world.clock.sleep(600.0)
     provisioner = world.provisioner(NAME)
     live = Live(row_then, machines)
-    clusters._start_lease(world, live, LeaseWish(max_cost=10.0), provisioner, provisioner.offers(TWO)[0])
+    terms = Terms(world, TWO, LeaseWish(max_cost=10.0), True, Search(world, TWO, lambda *_: []))
+    clusters._start_lease(world, live, terms, provisioner, provisioner.offers(TWO)[0])
     assert live.row.lease.money_end == pytest.approx(row_then.created + 10.0 / per_hour * 3600, abs=1.0)
     assert ("lab costs $25.00/h, and $2.50/h was offered" in said.getvalue()) is (told == 10 * PRICE)
     assert "these machines cannot end themselves (nothing is known of that)" in said.getvalue()

@@ -86,6 +86,66 @@ def test_what_a_run_costs_and_how_long_it_was(world: World, ephemeral: bool, hou
     assert record["cost"] == pytest.approx(36.0 * hours, rel=0.05)
 
 
+class Keeping:
+    """A node whose results cannot be fetched, and may be safe elsewhere."""
+
+    label = "node0"
+
+    def __init__(self, *states: str) -> None:
+        self.states = list(states)
+        self.asked: list[str] = []
+
+    def call(self, verb: str, **_: Any) -> dict[str, Any]:
+        self.asked.append(verb)
+        if verb != "run":
+            raise ConnectionLost("away")
+        state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        return {"sink": {"state": state, "folder": "/workspace/gpuops/r-1", "why": "it is full"}}
+
+
+SINK = {"volume": "data", "mount": "/workspace", "end": True, "id": "5f0c"}
+DONE = {
+    "node": 0, "outcome": "done", "reason": {"kind": "command", "say": "the command ended well"}, "started": 1.0,
+    "ended": 2.0, "launcher": {"code": 0, "signal": None}, "ranks": [], "tail": "", "out": "ok\n",
+}  # fmt: skip
+
+
+def a_kept_run(world: World) -> tuple[ClusterRow, RunRow]:
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+    world.ledger.set_run(row.id, request=dataclasses.asdict(dataclasses.replace(REQUEST, sink=SINK, hold_s=60.0)))
+    return cluster, world.ledger.run(row.id)
+
+
+def test_what_is_safe_elsewhere_keeps_no_node_alive(world: World) -> None:
+    cluster, row = a_kept_run(world)
+    node = Keeping("copying", "safe")
+    end = conclude(world, Live(cluster, [], cast("Any", [node])), row, {0: DONE}, Silent())
+    assert (end.missing, end.unsaved) == ("away", "")
+    assert end.document["kept"] == "safe on the network volume data, in gpuops/r-1"
+    assert world.ledger.run(row.id).state == "home"
+    assert node.asked[-1] == "home"
+
+
+def test_what_is_not_safe_anywhere_does(world: World) -> None:
+    cluster, row = a_kept_run(world)
+    node = Keeping("failed")
+    end = conclude(world, Live(cluster, [], cast("Any", [node])), row, {0: DONE}, Silent())
+    assert end.unsaved == "away"
+    assert end.document["kept"] == "not all on the network volume data, in gpuops/r-1 (node0: it is full)"
+    assert world.ledger.run(row.id).state == "ended"
+    assert "home" not in node.asked
+
+
+def test_of_machines_that_are_gone_the_volume_is_named(world: World) -> None:
+    cluster, row = a_kept_run(world)
+    end = conclude(world, Live(cluster, []), row, {0: lost(0, "gone", "gone")}, Silent())
+    assert (end.verdict.outcome, end.verdict.exit_code) == ("unclear", 4)
+    assert end.verdict.say.endswith("what they kept is on the network volume data, in gpuops/r-1")
+    never = conclude(world, Live(cluster, []), row, {0: lost(0, "no run", "no-run")}, Silent())
+    assert never.verdict.outcome == "lost"
+
+
 class Hanging:
     """A node that never answers."""
 

@@ -17,11 +17,12 @@ import pytest
 
 from gpuops import guard, keep
 from gpuops.clock import Clock
-from gpuops.cluster import LeaseWish, bring_up
+from gpuops.cluster import bring_up
 from gpuops.errors import NodeError, StillBilling
 from gpuops.ledger import ClusterRow, Ledger, RunRow
 from gpuops.models import Lease, Request
 from gpuops.processes import Identity, myself, started
+from gpuops.terms import LeaseWish
 from gpuops.world import World
 from provisioners.base import Context
 from tests.conftest import Shell, until
@@ -349,9 +350,9 @@ def test_a_killed_guard_is_replaced_by_the_next_command(shell: Shell) -> None:
 
 UP_THAT_NEVER_ENDS = """
 import dataclasses, sys
-from gpuops import cluster
+from gpuops import terms
 from provisioners.local import LocalProvisioner
-cluster.BOOT_MARGIN_S = 3.0
+terms.BOOT_MARGIN_S = 3.0
 real = LocalProvisioner.describe
 LocalProvisioner.describe = lambda self, one: dataclasses.replace(real(self, one), state="starting")
 from gpuops.cli import main

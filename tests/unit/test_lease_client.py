@@ -9,8 +9,13 @@ from hypothesis import strategies as st
 from gpuops.errors import UsageError
 from gpuops.lease import describe, extended, make, parse_span
 from gpuops.models import Lease
+from gpuops.output import clock_time
 
 NOW = 1_800_000_000.0
+
+
+def at(later: float) -> str:
+    return clock_time(NOW + later, NOW)
 
 
 def test_rented_machines_end_by_themselves_and_own_ones_do_not() -> None:
@@ -75,10 +80,10 @@ def test_any_text_is_a_span_or_a_sentence(text: str) -> None:
     ("lease", "words"),
     [
         (Lease(), "no end: `gpuops down` ends it"),
-        (Lease(NOW + 7200), "ends in 2 h 00 min"),
-        (Lease(NOW + 7200, 1800.0, NOW + 60), "ends in 1:00 min, or after 30:00 min without use"),
+        (Lease(NOW + 7200), f"ends in 2 h 00 min (at {at(7200)})"),
+        (Lease(NOW + 7200, 1800.0, NOW + 60), f"ends in 1:00 min (at {at(60)}), or after 30:00 min without use"),
         (Lease(None, 90.0), "ends after 1:30 min without use"),
-        (Lease(NOW - 5), "ends in 0 s"),
+        (Lease(NOW - 5), f"ends in 0 s (at {at(-5)})"),
     ],
 )
 def test_words(lease: Lease, words: str) -> None:

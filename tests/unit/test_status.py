@@ -12,8 +12,9 @@ from gpuops.output import table
 
 
 def document(**changed: Any) -> dict[str, Any]:
-    return {"name": "lab", "provider": "ssh", "nodes": ["running"], "state": "up", "run": None, "age_s": 5.0,
-            "created": 1000.0, "per_hour": 0.0, "spent": 0.0, "hard_end": None, "idle_s": None, "lease": "no end",
+    return {"name": "lab", "provider": "ssh", "nodes": ["running"], "virtual": 0, "state": "up", "run": None,
+            "age_s": 5.0, "created": 1000.0, "per_hour": 0.0, "spent": 0.0, "hard_end": None, "idle_s": None,
+            "lease": "no end",
             "ephemeral": False, "doing": None, **changed}  # fmt: skip
 
 

@@ -1,0 +1,90 @@
+"""One offer at one provider: asked for, asked again, looked up, undone. Nothing half-made is ever left unsaid."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpuops.errors import GpuopsError, ProviderError, RateLimited, Unknown
+from gpuops.ledger import ClusterRow, LedgerJournal
+from gpuops.live import machines_of
+from gpuops.models import Intent, Offer
+from gpuops.output import span
+from gpuops.teardown import POLL_SLOW_S, clear, owned
+from gpuops.world import World
+from provisioners.base import Provisioner
+
+RETRIES = 4
+
+
+def create_once(world: World, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
+    """One offer, as often as its provider says `slower`. Raises ProviderError; what was made may still be there."""
+    for attempt in range(RETRIES):
+        fresh = dataclasses.replace(intent, token=f"{intent.token}-{uuid.uuid4().hex[:8]}")
+        try:
+            _ask(world, provisioner, offer, row, fresh)
+            return
+        except RateLimited as error:
+            world.ledger.refused(row.id)
+            if attempt == RETRIES - 1:
+                raise
+            undo(world, provisioner, row, error.say)  # half may be there; made again, it would be there twice
+            wait = 2.0 ** (attempt + 1) if error.retry_after is None else error.retry_after
+            world.progress.waits(f"{error.say}; asking again in {span(wait)}")
+            world.clock.pause(wait, world.clock.monotonic() + wait)
+        except Unknown:
+            if _look_up(world, provisioner, offer, row):
+                return
+            raise
+        except ProviderError:
+            world.ledger.refused(row.id)
+            raise
+
+
+def undo(world: World, provisioner: Provisioner, row: ClusterRow, why: str) -> None:
+    """Nothing of a failed attempt is left, at the provider and in the ledger. Raises StillBilling."""
+    with because(world, row, why):
+        clear(world, provisioner, world.ledger.cluster(row.id))
+    world.ledger.cleared(row.id)
+
+
+@contextmanager
+def because(world: World, row: ClusterRow, why: str) -> Iterator[None]:
+    """What failed is undone here. Where that fails as well, that is raised, and the first reason is said, not lost."""
+    try:
+        yield
+    except GpuopsError:
+        world.out.say(f"{row.name} was to be undone because of this: {why}")
+        raise
+
+
+def _ask(world: World, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
+    """The one call that makes something. Raises what `create` raises, and Unknown where it made too few or too many."""
+    with world.signals.shielded():  # what a provider has done must be in the ledger first
+        made = provisioner.create(offer, intent, LedgerJournal(world.ledger, row.id))
+        known = {(one.kind, one.id) for one in world.ledger.resources(row.id)}
+        for resource in made:
+            if (resource.kind, resource.id) not in known:
+                world.ledger.got(row.id, resource)
+    count = len(machines_of(world, row))
+    if count != offer.nodes:
+        raise Unknown(
+            f"{provisioner.name} made {count} of {offer.nodes} machines", "try again, or ask for another kind"
+        )
+
+
+def _look_up(world: World, provisioner: Provisioner, offer: Offer, row: ClusterRow) -> bool:
+    """After a lost answer: whether all machines are there, by their mark, and then in the ledger."""
+    clock = world.clock
+    deadline = clock.monotonic() + provisioner.settle_s
+    while True:
+        found = [one for one in owned(world, provisioner, row) if one.kind == "machine" and one.state != "ended"]
+        if len(found) == offer.nodes:
+            for resource in found:
+                world.ledger.got(row.id, resource)
+            return True
+        if len(found) > offer.nodes or clock.monotonic() >= deadline:
+            return False
+        clock.pause(POLL_SLOW_S, deadline)

@@ -1,0 +1,120 @@
+"""Offers, asked for until there are some: `--wait`. What waits is in the ledger, and the guard knows until when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gpuops import lease as leases
+from gpuops.errors import Interrupted, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Unknown, UsageError
+from gpuops.funds import Asked
+from gpuops.ledger import ClusterRow
+from gpuops.models import Offer, Request
+from gpuops.output import money, span
+from gpuops.world import World
+
+PAUSES = (60.0, 60.0, 90.0, 120.0)
+"""How long nothing is asked after one look in vain; the last for ever."""
+ROUND_S = 600.0
+"""So long a look and its attempts may take: until then the guard lets a waiting command be."""
+SOON_S = 2.0
+"""So long the account's answer is waited for once the offers are there."""
+
+Plan = Callable[[Request, set[str]], Sequence[Offer]]
+
+
+class Search:
+    """One hunt for machines: its offers, what the account can pay, the price that was agreed to."""
+
+    def __init__(self, world: World, request: Request, plan: Plan) -> None:
+        self.agreed: float | None = None
+        """$/h that somebody has agreed to; None: nobody was asked yet."""
+        self.rounds = 0
+        """How often nothing could be had."""
+        self._world = world
+        self._request = request
+        self._plan = plan
+        self._notes: set[str] = set()
+        self._end = world.clock.monotonic() + request.wait_s
+        self.asked = self._ask()
+
+    def offers(self, refused: ProviderError | None = None, row: ClusterRow | None = None) -> Sequence[Offer]:
+        """What can be had and paid, best first. `refused`: why nothing came of the last ones; waits before it asks
+        again, and raises it where there is no time left. `row`: the cluster that is to come to be.
+        """
+        while True:
+            if refused is not None:
+                self._pause(refused, row)
+                self.asked = self._ask()
+            try:
+                return self._payable(self._plan(self._request, self._notes))
+            except NoCapacity as error:
+                refused = error
+            except (RateLimited, Unknown) as error:
+                if not self.rounds:
+                    raise
+                refused = error  # one bad look is not the end of a long wait
+
+    def _ask(self) -> Asked:
+        return Asked(self._world, self._world.provisioner(self._request.provider))
+
+    def _payable(self, offers: Sequence[Offer]) -> Sequence[Offer]:
+        """Those that the account may have. Raises QuotaExceeded where that is none."""
+        funds = self.asked.told(SOON_S)
+        if funds is None:
+            return offers
+        payable = [offer for offer in offers if not leases.over_limit(funds, offer.per_hour)]
+        if not payable:
+            raise QuotaExceeded(
+                leases.over_limit(funds, min(offer.per_hour for offer in offers)),
+                "end something, at the provider's console if need be, ask for less, or have the limit raised there",
+            )
+        return payable
+
+    def _pause(self, refused: ProviderError, row: ClusterRow | None) -> None:
+        """Wait for the next look. Raises `refused` when the time is over, Interrupted when another command ends it."""
+        world, clock = self._world, self._world.clock
+        left = self._end - clock.monotonic()
+        if left <= 0:
+            raise self._in_vain(refused)
+        if not self.rounds:
+            world.out.say(f"{refused.say}: asking again for {span(left)}")
+            if row is None:
+                self._agree_ahead(left)
+        wait = min(PAUSES[min(self.rounds, len(PAUSES) - 1)], left)
+        if isinstance(refused, RateLimited) and refused.retry_after is not None:
+            wait = min(max(wait, refused.retry_after), left)
+        self.rounds += 1
+        if row is not None:
+            self._put_off(row, wait)
+        with world.progress.during("no capacity yet", aside=True):
+            world.progress.waits(f"asking again in {span(wait)}, {span(left)} left")
+            clock.pause(wait, self._end)
+        if row is not None:
+            self._put_off(row, 0.0)
+
+    def _in_vain(self, refused: ProviderError) -> ProviderError:
+        if self.rounds:
+            refused.say = f"{refused.say}; asked {self.rounds + 1} times in {span(self._request.wait_s)}"
+        return refused
+
+    def _put_off(self, row: ClusterRow, wait: float) -> None:
+        """The guard undoes what is not ready at its boot deadline, and what waits is not late."""
+        now = self._world.ledger.cluster(row.id)
+        if now.state != "creating":
+            raise Interrupted(f"another command ends {row.name} while it waits", "gpuops status")
+        self._world.ledger.set_cluster(row.id, boot_deadline=self._world.clock.now() + wait + ROUND_S)
+
+    def _agree_ahead(self, left: float) -> None:
+        """The one question, before there is an offer. Raises UsageError."""
+        world, most = self._world, self._request.max_price
+        rented = world.provisioner(self._request.provider).capabilities.get("rented") is True
+        if world.yes or not rented:
+            return
+        if not world.out.interactive:
+            raise UsageError("this costs money, and nobody is there to be asked", "say --yes")
+        if most is None:
+            world.out.say("note: stay near: you are asked when there is an offer; with --max-price you are asked now")
+        elif world.out.confirm(f"wait for {span(left)} at most, then rent for up to {money(most)}/h: go?"):
+            self.agreed = most
+        else:
+            raise UsageError("not confirmed: nothing was created", "say --yes to skip the question")
