@@ -154,6 +154,10 @@ class Shell:
                 process.wait()
         if (self.home / "ledger.db").exists():
             self.run("down", "--all", "--force")
+        self.die()
+
+    def die(self) -> None:
+        """The computer goes off: commands and guard end in this instant, and nothing is told."""
         for process in psutil.process_iter():
             try:
                 if process.environ().get("GPUOPS_TEST_HOME") == str(self.home):

@@ -21,10 +21,11 @@ from gpuops.errors import (
 )
 from provisioners.runpod.access import API, BILLING, CONSOLE
 
+LATER = "try again later, let it be tried for you (--wait 2h), or allow more kinds of machine"
 NONE_FREE = re.compile(
     r"no (?:longer any )?instances|instances available|does not have the resources|not enough (?:free )?gpus|"
     r"enough disk space|insufficient (?:capacity|resources)|no capacity|out of (?:stock|capacity)|"
-    r"(?:no|not) (?:\w+ ){0,3}available|currently unavailable|supply.constraint",
+    r"(?:no|not) (?:gpus?|machines?|stock)? ?(?:\w+ ){0,2}available|currently unavailable|supply.constraint",
     re.IGNORECASE,
 )
 """How `none to be had now` was worded over the years."""
@@ -60,7 +61,7 @@ def failure(
         return _forbidden(document, text, detail, doing, creating=creating)
     if status == 400 and creating and NONE_FREE.search(detail):
         first = detail.partition(". ")[0]  # the next one says to refresh a page
-        return NoCapacity(f"RunPod has none free: {first}", "ask for another GPU, region or cloud, or try later")
+        return NoCapacity(f"RunPod has none free: {first}", LATER)
     if status == 410:
         return Rejected("RunPod has switched off the API that this gpuops speaks", "upgrade gpuops")
     return Rejected(f"RunPod refuses to {doing}: {detail or f'HTTP {status}'}", _remedy(status, detail))

@@ -57,7 +57,12 @@ def wishes(request: Request) -> Wishes:
     volume = str(given.get("volume") or "").strip()
     image = (request.image or IMAGE).strip()
     together = request.nodes > 1
-    gpus = (CLUSTER_GPUS if together else 1) if request.gpus is None else request.gpus
+    gpus = 1 if request.gpus is None else request.gpus
+    if together and request.gpus is None:
+        raise UsageError(
+            f"{request.nodes} nodes of how many GPUs each?",
+            f"--gpus {CLUSTER_GPUS} is what RunPod's clusters usually are made of, and say --max-price",
+        )
     if cloud not in CLOUDS:
         raise UsageError(f"RunPod has no cloud '{cloud}'", f"--cloud is {' or '.join(CLOUDS)}")
     if gpus < 1:

@@ -85,9 +85,9 @@ ROWS = [
         "write it like 90s, 30min, 2h or 1h30m"),
     # Names.
     Row("provider", ("up", "loca"),
-        "there is no provider named 'loca'; did you mean local?", "choose one of: local, ssh"),
+        "there is no provider named 'loca'; did you mean local?", "choose one of: local, runpod, ssh"),
     Row("provider of a run", ("run", "--on", "locale", "--", "true"),
-        "there is no provider named 'locale'; did you mean local?", "choose one of: local, ssh"),
+        "there is no provider named 'locale'; did you mean local?", "choose one of: local, runpod, ssh"),
     Row("workload", (*TRAIN, "--workload", "digit"), "there is no workload named 'digit'; did you mean digits?",
         "choose one of: toy, digits, mnist, cifar10, movielens"),
     Row("data of a workload without", (*TRAIN, "--workload", "toy", "--data", "x"),
@@ -411,9 +411,9 @@ def test_what_only_a_live_cluster_can_say(shell: Shell) -> None:
     assert failed(shell, "up", "local", "--name", "lab") == (
         2, ["error: a cluster named lab exists already", "hint: choose another --name, or end it: gpuops down lab"],
     )  # fmt: skip
-    assert failed(shell, "train", "multinode", "a.py") == (
-        2, ["error: lab has 1 node, not 2",
-            "hint: bring up more: gpuops up local --nodes 2, or ask for fewer --nodes"],
+    assert failed(shell, "train", "multinode", "--nodes", "200", "a.py") == (
+        2, ["error: 200 nodes are more than the machine of node0 can bear, at most 128",
+            "hint: ask for fewer --nodes or --gpus"],
     )  # fmt: skip
     assert failed(shell, "run", "--python", "/nowhere/python", "--", "true") == (
         2, ["error: node0: there is no Python at '/nowhere/python' on this node",

@@ -30,8 +30,8 @@ def test_this_computer_is_examined_and_nothing_is_written(desk: Desk) -> None:
     assert said.code == 0, said.out
     lines = said.out.splitlines()
     assert lines[0] == "this computer"
-    assert "  note: there is no SSH key here; hosts and rented nodes need one" in lines
-    assert lines[lines.index("  note: there is no SSH key here; hosts and rented nodes need one") + 1] == (
+    assert "  note: there is no SSH key here; hosts need one" in lines
+    assert lines[lines.index("  note: there is no SSH key here; hosts need one") + 1] == (
         "    hint: ssh-keygen -t ed25519"
     )
     assert [line for line in lines if line.startswith("  ok: ")]
@@ -59,7 +59,7 @@ def test_of_the_provider_local_it_is_this_computer(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("words", "say", "hint"),
     [
-        (["labb"], "'labb' is no provider and no live cluster", "local, ssh"),
+        (["labb"], "'labb' is no provider and no live cluster", "local, runpod, ssh"),
         (["--cluster", "local"], "'local' is no provider and no live cluster", "there are"),
         (["ssh"], "no host was named", "--host"),
         (["ssh", "--hots", "x"], "there is no option --hots; did you mean --hosts?", "gpuops up ssh --help"),

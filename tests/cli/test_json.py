@@ -30,7 +30,7 @@ KEYS = {
     "reap": {"ended", "closed", "unasked", "adopted"},
     "run": {
         "run", "verdict", "request", "cluster", "created", "started", "ended", "duration_s", "before_s", "cost",
-        "held", "left_behind",
+        "held", "left_behind", "kept",
         "rented", "home", "missing", "gpuops", "commit", "dirty", "provider", "per_hour", "skews", "nodes", "world",
         "torch", "python", "driver", "image", "nodes_ended", "exit_code",
     },
@@ -38,7 +38,7 @@ KEYS = {
 """Within one schema number nothing of this may go; fields may be added here."""
 IN_LISTS = {
     "clusters": {"name", "provider", "state", "nodes", "run", "folder", "created", "age_s", "ephemeral", "per_hour",
-                 "hard_end", "idle_s", "lease", "spent", "doing"},
+                 "hard_end", "idle_s", "lease", "spent", "virtual", "doing"},
     "runs": {"run", "state", "outcome", "say", "created", "ended", "folder", "home"},
     "resources": {"provider", "mark", "id", "kind", "state", "per_hour", "bills", "known"},
     "offers": {"provider", "id", "say", "nodes", "gpus", "region", "prices", "data", "notes", "per_hour"},

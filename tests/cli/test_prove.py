@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 
@@ -12,14 +11,6 @@ import pytest
 from tests.cli.conftest import Desk
 from tests.conftest import Shell, until
 from tests.fakes.tent import pitch
-
-
-@pytest.fixture
-def camp(shell: Shell, tmp_path: Path) -> Shell:
-    """A shell in which tents can be rented."""
-    root = str(Path(__file__).parents[2])
-    shell.env["PYTHONPATH"] = os.pathsep.join([*pitch(tmp_path / "site"), root])
-    return shell
 
 
 def standing(camp: Shell) -> list[str]:

@@ -63,7 +63,7 @@ def test_the_second_signal_hurries_what_hears_nothing(shell: Shell, tmp_path: Pa
     [
         ("INT", "gpuops.cluster:plan", False),
         ("INT", "gpuops.cluster:_create", False),
-        ("INT", "gpuops.cluster:_wait_ready", False),
+        ("INT", "gpuops.cluster:wait_ready", False),
         ("INT", "gpuops.push:push_many", True),
         ("INT", "gpuops.equip:equip", True),
         ("INT", "gpuops.run:node_specs", True),
@@ -85,7 +85,7 @@ def test_a_signal_before_there_is_a_run(shell: Shell, place: str, starting: bool
 
 
 def test_ctrl_c_during_up(shell: Shell) -> None:
-    done = shell.run("up", "local", "--nodes", "2", driver="signal:INT:gpuops.cluster:_wait_ready")
+    done = shell.run("up", "local", "--nodes", "2", driver="signal:INT:gpuops.cluster:wait_ready")
     assert done.returncode == 130, done.stderr
     assert "undoing local-1\n" in done.stderr
     assert "local-1 is undone, nothing of it is left\n" in done.stderr

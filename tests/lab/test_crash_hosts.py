@@ -17,7 +17,7 @@ WORK = ["--", "sh", "-c", "echo working; sleep 0.3; echo made > made.pt"]
         "commit:2",
         "signal:KILL:gpuops.install:bring",
         "signal:KILL:gpuops.install:init",
-        "signal:KILL:gpuops.cluster:reach",
+        "signal:KILL:gpuops.boot:reach",
         "commit:7",
         "call:start:1:KILL",
         "signal:KILL:gpuops.job:conclude",

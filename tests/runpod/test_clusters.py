@@ -156,9 +156,11 @@ def test_the_next_kind_is_tried_and_what_could_be_had_is_said(runpod: RunpodProv
     assert "--gpus 8 of A100 SXM, B200" in caught.value.hint
 
 
-def test_whole_machines_are_taken_without_a_word(runpod: RunpodProvisioner) -> None:
-    found = runpod.offers(Request("runpod", nodes=2))
-    assert {offer.gpus for offer in found} == {8}
+def test_how_many_gpus_each_is_never_guessed(runpod: RunpodProvisioner) -> None:
+    """Sixteen of them at $48/h are not what anybody means who says nothing."""
+    with pytest.raises(UsageError, match="2 nodes of how many GPUs each"):
+        runpod.offers(Request("runpod", nodes=2))
+    found = runpod.offers(Request("runpod", nodes=2, gpus=8))
     assert found[0].say.startswith("2 pods in one cluster, each 8 x A100 SXM")
     assert any("$80/h" in note for note in found[-1].notes)
 

@@ -1,0 +1,17 @@
+"""Not collected by itself: the process that runs it stands in the network in which the fake and its pods are."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuops.models import Request
+from gpuops.testing import ProvisionerContract
+
+
+class TestPod(ProvisionerContract):
+    provider = "runpod"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def wanted(cls) -> Request:
+        return Request("runpod")
