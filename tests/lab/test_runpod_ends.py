@@ -21,8 +21,9 @@ def fake(lab: Lab, tmp_path: Path) -> Iterator[FakeRunPod]:
         yield one
 
 
-def test_a_pod_that_is_gone_in_the_middle_of_a_run(fake: FakeRunPod, laptop: Laptop, tmp_path: Path) -> None:
-    """Its host failed, or the balance was used up."""
+@pytest.mark.parametrize("how", ["GONE", "EXITED"])
+def test_a_pod_that_ends_in_the_middle_of_a_run(fake: FakeRunPod, laptop: Laptop, tmp_path: Path, how: str) -> None:
+    """Its host failed, or the balance was used up; what has merely stopped costs on, and is ended."""
     laptop.env |= {**fake.env, "HOME": str(tmp_path)}
     laptop.write("loop.py", LOOP)
     words = ("run", "--on", "runpod", "--gpu-type", "4090", "--yes", "--", "python3", "loop.py")
@@ -30,7 +31,7 @@ def test_a_pod_that_is_gone_in_the_middle_of_a_run(fake: FakeRunPod, laptop: Lap
         run = laptop.start(*words, stdout=out, stderr=err)
     until(lambda: run.poll() is not None or "began" in (tmp_path / "out").read_text(), "the run goes on")
     (pod,) = fake.running()
-    fake.end(pod, "GONE")
+    fake.end(pod, how)
     run.wait(timeout=HANG_S)
     said = (tmp_path / "err").read_text().splitlines()
     assert run.returncode == 4, said
