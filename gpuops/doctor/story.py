@@ -15,7 +15,7 @@ from gpuops.contract import Checked
 from gpuops.doctor.computer import computer_findings
 from gpuops.doctor.differences import BETWEEN, differences
 from gpuops.doctor.examine import examine
-from gpuops.doctor.finding import SETUP, Examined, Finding, error
+from gpuops.doctor.finding import SETUP, Examined, Finding, error, note
 from gpuops.doctor.judgegpu import gpu_findings
 from gpuops.doctor.judgehost import host_findings
 from gpuops.doctor.listing import Report, well
@@ -25,6 +25,7 @@ from gpuops.ledger import ClusterRow
 from gpuops.live import nodes_of, programs_of
 from gpuops.models import Request, Resource
 from gpuops.oneach import on_each
+from gpuops.output import money
 from gpuops.system import HERE
 from gpuops.world import World
 
@@ -63,11 +64,22 @@ def provider(world: World, request: Request, python: str) -> Report:
     except UsageError:
         if not _standing(world, request):
             raise
+    if not problems and provisioner.capabilities.get("rented") is True:
+        problems = [_account(world, request.provider)]
     if provisioner.capabilities.get("shares_disk") is True and HERE.local_nodes:
         places = [_here(world, python)]
     else:
         places = [_standing_place(machine, python) for machine in _standing(world, request)]
     return Report([*_users_side(world), *_at(request.provider, problems), *_examined(world, places)])
+
+
+def _account(world: World, provider: str) -> Finding:
+    """What there is to say of a provider that has no objection."""
+    provisioner = world.provisioner(provider)
+    told = provisioner.account() if isinstance(provisioner, Checked) else None
+    balance = (told or {}).get("balance")
+    money_left = "its balance is unknown" if balance is None else f"its balance is {money(balance)}"
+    return note("account", f"the account answers; {money_left}", f"what there is: gpuops up {provider} --dry-run")
 
 
 def live(world: World, name: str) -> ClusterRow:

@@ -7,6 +7,7 @@ python driver.py lost:create up local          `create` does its work, the answe
 python driver.py signal:INT:gpuops.push:push_many train …    a signal to itself when it comes to that function
 python driver.py call:start:2:KILL run …       a signal to itself before it asks a node for the 2nd `start`
 python driver.py taken train …                 another program takes the first port that a node has found free
+python driver.py impatient up runpod …          it waits for RunPod's answers for seconds, not for a minute
 python driver.py none …                        nothing happens; prints the number of commits
 """
 
@@ -115,6 +116,12 @@ def take_port() -> None:
     AgentClient.call = wrapped  # type: ignore[method-assign]
 
 
+def be_impatient() -> None:
+    from provisioners.runpod import api
+
+    api.CONNECT_S, api.ANSWER_S, api.READ_S = 1.0, 4.0, 5.0
+
+
 def main() -> None:
     what, *arguments = sys.argv[1:]
     kind, *rest = what.split(":")
@@ -126,6 +133,8 @@ def main() -> None:
         sabotage_call(rest[0], int(rest[1]), rest[2])
     elif kind == "taken":
         take_port()
+    elif kind == "impatient":
+        be_impatient()
     elif kind == "none":
         sabotage_commits(0)
     else:

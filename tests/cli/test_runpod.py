@@ -857,6 +857,118 @@ def test_a_balance_that_nobody_tells(renter: Renter) -> None:
 def test_doctor(renter: Renter) -> None:
     well = renter.type("doctor", "runpod")
     assert (well.code, "error" in well.out) == (0, False)
+    assert "runpod\n  note: the account answers; its balance is unknown\n" in well.out
+    told = json.loads(renter.type("doctor", "runpod", "--json").out)["findings"]
+    assert "account" in [one["what"] for one in told]
+    renter.key("rpa_NOBODYS")  # what is exported counts first
+    assert renter.type(*UP, "--dry-run").code == 3
+
+
+def test_a_key_of_the_project(renter: Renter) -> None:
+    renter.no_key()
+    renter.desk.write(".env", f"RUNPOD_API_KEY={renter.fake.account_key}\n")
+    said = renter.type(*UP, "--dry-run")
+    assert (said.code, said.out.splitlines()[-1], said.err) == (0, f"would create: {OFFER}, $0.70/h", "")
+    renter.key("rpa_NOBODYS")
+    assert renter.type(*UP, "--dry-run").code == 3
+    renter.key("")
+    assert renter.type(*UP, "--dry-run").code == 0
+
+
+@pytest.mark.parametrize("words", [("status", "--cloud"), ("reap",), ("down",), ("doctor", "runpod")])
+def test_a_project_sends_no_key_elsewhere(renter: Renter, tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Looking and ending go on, and ask where the key belongs."""
+    with FakeRunPod(tmp_path / "thief") as thief:
+        renter.desk.write(".env", f"RUNPOD_API_URL={thief.url}\nRUNPOD_API_BASE_URL={thief.base_url}\n")
+        said = renter.type(*words)
+        assert thief.requests == []
+    assert said.code == 0
+    assert "note: RUNPOD_API_URL has no effect in .env\n" in said.err
+    assert words == ("down",) or renter.fake.asked("GET", "/pods")
+
+
+# ---- volumes
+
+
+@pytest.mark.parametrize(
+    ("words", "say", "hint"),
+    [
+        (("--volume", "mine"), "there is no network volume 'mine'",
+         "name one by its id: yours ({yours}, EU-RO-1), twice ({twice0}, EU-RO-1), twice ({twice1}, US-KS-2)"),
+        (("--volume", "twice"), "more than one network volume is called 'twice'",
+         "name one by its id: twice ({twice0}, EU-RO-1), twice ({twice1}, US-KS-2)"),
+        (("--volume", "yours", "--region", "US-KS-2"), "the network volume 'yours' is in EU-RO-1, not in US-KS-2",
+         "leave out --region"),
+    ],
+)  # fmt: skip
+def test_volumes(renter: Renter, words: tuple[str, ...], say: str, hint: str) -> None:
+    made = [("yours", "EU-RO-1"), ("twice", "EU-RO-1"), ("twice", "US-KS-2")]
+    service = renter.fake.service
+    ids = [
+        service.create_volume(service.own, {"name": name, "size": 10, "dataCenter": place}).id for name, place in made
+    ]
+    filled = hint.format(yours=ids[0], twice0=ids[1], twice1=ids[2])
+    expect(renter.type(*UP, *words, "--json"), say, filled, 2, renter)
+    renter.expect_nothing_left()
+
+
+def test_a_volume_is_where_it_is(renter: Renter) -> None:
+    service = renter.fake.service
+    volume = service.create_volume(service.own, {"name": "yours", "size": 10, "dataCenter": "EU-RO-1"})
+    said = renter.type(*UP, "--volume", "yours", "--dry-run")
+    assert "EU-RO-1" in said.out
+    assert "note: the network volume yours is at /workspace; it costs money with a pod or without" in said.out
+    renter.deaf()
+    renter.type(*UP, "--volume", "yours")
+    (asked,) = renter.fake.asked("POST", "/pods")
+    assert asked.body["mounts"] == {"network": [{"volumeId": volume.id, "path": "/workspace"}]}
+    assert asked.body["dataCenterIds"] == ["EU-RO-1"]
+    assert list(renter.fake.volumes) == [volume.id]
+    renter.expect_nothing_left()
+
+
+# ---- money
+
+
+def test_a_balance_that_does_not_last_an_hour(money: Renter) -> None:
+    money.fake.balance = 0.35
+    said = money.type(*UP, "--json")
+    expect(said, f"{POOR}: insufficient balance", CREDIT, 3, money)
+    assert re.search(r"note: the balance of \$0.35 lasts \d+:\d\d min at \$0.70/h: some providers rent for an hour at "
+                     "least", said.err)  # fmt: skip
+    money.expect_nothing_left()
+
+
+def test_a_spend_limit_that_is_known_is_not_run_into(money: Renter) -> None:
+    money.fake.balance = 1000.0
+    (other,) = [money.fake.add_pod("mine", gpu={"id": "NVIDIA B200", "count": 8})]
+    said = money.type(*UP[:5], "--gpu-type", "B200", "--gpus", "8", "--json")
+    expect(said, "$47.85/h is too much: the account may spend $80.00/h and spends $47.85/h already",
+           "end something, at the provider's console if need be, ask for less, or have the limit raised there", 3,
+           money)  # fmt: skip
+    assert money.fake.asked("POST", "/pods") == []
+    money.fake.end(other, "GONE")
+    money.expect_nothing_left()
+
+
+def test_a_balance_that_nobody_tells(renter: Renter) -> None:
+    """It is no reason to stop."""
+    renter.deaf()
+    said = renter.type(*UP)
+    assert "not yet protected" in said.err
+    assert len(renter.fake.asked("POST", "/pods")) == 1
+    assert renter.fake.asked("POST", "/graphql") == []
+    renter.expect_nothing_left()
+
+
+# ---- looking
+
+
+def test_doctor(renter: Renter) -> None:
+    well = renter.type("doctor", "runpod")
+    assert (well.code, "error" in well.out) == (0, False)
+    account = "runpod\n  note: the account answers; its balance is unknown\n    hint: what there is: gpuops up runpod --dry-run\n"
+    assert account in well.out
     renter.key("rpa_NOBODYS")
     wrong = renter.type("doctor", "runpod")
     assert wrong.code == 3
