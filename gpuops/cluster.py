@@ -17,6 +17,7 @@ from gpuops.errors import GpuopsError, Interrupted, NoCapacity, ProviderError, S
 from gpuops.ledger import ClusterRow
 from gpuops.live import Live, send_lease
 from gpuops.models import Intent, Offer, Problem, Request
+from gpuops.orphans import note_rented
 from gpuops.output import money
 from gpuops.search import Plan, Search
 from gpuops.teardown import tear_down
@@ -150,6 +151,8 @@ def bring_up(
     )
     try:
         guard.ensure(world.home, world.env if rented else None)
+        if rented:
+            note_rented(world.home, request.provider)
         intent = Intent(world.owner, row.name, row.token, row.boot_deadline, agent)
         while True:
             try:

@@ -20,7 +20,7 @@ from gpuops.errors import (
     UsageError,
 )
 from gpuops.models import Resource
-from gpuops.orphans import orphans
+from gpuops.orphans import ever_rented, orphans
 from gpuops.teardown import POLL_S, POLL_SLOW_S, forget_names, ours_of, remaining, still_billing
 from gpuops.world import World
 
@@ -56,7 +56,8 @@ def owned(world: World) -> tuple[list[Stray], list[str]]:
             found += [Stray(name, resource) for resource in error.found]
             unasked.append(f"not all of {name} could be asked: {error.say}")
         except AuthFailed as error:
-            if used is None or name in used:
+            never = isinstance(error, NotSetUp) and name not in {*(used or ()), *ever_rented(world.home)}
+            if not never and (used is None or name in used):
                 unasked.append(f"{name} could not be asked: {error.say}")
             elif not isinstance(error, NotSetUp):
                 world.out.say(f"note: no cluster of this ledger was ever at {name}, which is not asked: {error.say}")

@@ -15,6 +15,7 @@ from gpuops.contract import CALL_S, Checked, Overdue, in_time
 from gpuops.errors import GpuopsError, Interrupted, ProviderError, RateLimited, StillBilling, Unknown, UsageError
 from gpuops.ledger import ClusterRow
 from gpuops.models import Intent, Journal, Lease, Offer, Problem, Request, Resource
+from gpuops.orphans import note_rented
 from gpuops.output import money
 from gpuops.proof.outcome import Broken
 from gpuops.teardown import POLL_S, POLL_SLOW_S, belonging, tear_down
@@ -159,6 +160,8 @@ class Bench:
             now=now,
         )
         guard.ensure(self.world.home)
+        if self.rented:
+            note_rented(self.world.home, self.request.provider)
         return row
 
     def name(self, part: str) -> str:

@@ -13,6 +13,7 @@ from gpuops import adopt, down, keep, reap, registry, status, virtual
 from gpuops.errors import LocalDisk, NodeError, StillBilling, UsageError
 from gpuops.ledger import Ledger, RowGone
 from gpuops.models import Lease
+from gpuops.orphans import note_rented
 from gpuops.output import Output
 from gpuops.progress import Silent
 from gpuops.ssh import Target
@@ -213,6 +214,17 @@ def test_who_never_rented_hears_nothing_of_a_provider_that_is_not_set_up(there: 
     cloud.play(list_owned_always=[Fault("NotSetUp")])
     assert reap.strays(world) == ([], [])
     assert said.getvalue() == ""
+    (world.home / "ledger.db.damaged-1-2").touch()  # nor where the past is not known
+    assert reap.strays(world) == ([], [])
+    note_rented(world.home, NAME)
+    note_rented(world.home, NAME)
+    assert (world.home / "rented").read_text() == f"{NAME}\n"
+    assert reap.strays(world)[1] == ["scripted could not be asked: the provider said NotSetUp"]
+
+
+def test_a_provider_of_this_ledger_that_is_not_set_up_any_more_counts(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    cloud.play(list_owned_always=[Fault("NotSetUp")])
     known(world, "lab")
     assert reap.strays(world)[1] == ["scripted could not be asked: the provider said NotSetUp"]
 
