@@ -6,6 +6,9 @@ import pytest
 
 from gpuops.models import Request
 from gpuops.testing import ProvisionerContract
+from provisioners.runpod import RunpodProvisioner
+
+RunpodProvisioner.settle_s = 2.0  # this service knows at once what was made
 
 
 class TestPod(ProvisionerContract):
