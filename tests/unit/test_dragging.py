@@ -42,7 +42,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World
 
 def test_machines_that_do_not_start(there: tuple[Cloud, World, Watched]) -> None:
     cloud, world, clock = there
-    cloud.play(describe=[Fault(state="starting")] * 20 + [Fault(state="running", address="")] * 5000)
+    cloud.play(describe=[Fault(state="starting")] * 6 + [Fault(state="running", address="")] * 5000)
     with pytest.raises(NodeError):
         up(world)
     waits = [line for line in clock.lines if line.startswith("waiting for lab")]
