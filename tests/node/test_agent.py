@@ -242,8 +242,8 @@ def test_what_a_run_downloads_is_kept_for_the_nodes_of_a_root_and_is_no_result(
         client = node.client()
         assert client.call("outs", run=run, patterns=["*.gz"])["files"] == []
         client.close()
-        left = json.loads(node.mode("left", stdin=json.dumps({"run": run, "patterns": []}))[1])
-        assert left == {"files": []}
+        code, left, errors = node.mode("left", stdin=json.dumps({"run": run, "patterns": []}))
+        assert (code, left) == (0, '{"files": []}\n'), errors
     with pytest.raises(NodeRefused) as refused:
         one.start("r-4", ["true"], data="../../elsewhere")
     assert refused.value.kind == "bad-data"
