@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuops.errors import LocalDisk, UsageError
+from gpuops.once import create_once
 from gpuops.system import HERE
 
 if TYPE_CHECKING:
@@ -269,7 +270,7 @@ def owner(home: Path, new: Callable[[], str] = lambda: os.urandom(4).hex()) -> s
     path = home / "owner"
     try:
         if not path.exists():
-            _create_once(path, new() + "\n")
+            create_once(path, new() + "\n")
         text = path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
         raise LocalDisk(
@@ -282,21 +283,6 @@ def owner(home: Path, new: Callable[[], str] = lambda: os.urandom(4).hex()) -> s
             "restore it: what you rent carries these digits in its name, gpuops-<digits>-…",
         )
     return text
-
-
-def _create_once(path: Path, text: str) -> None:
-    """Create `path`, whole and on disk; when another process was first, its file stays."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-    with draft.open("x", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        pass
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _reason(error: Exception) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import os
 from pathlib import Path
 from typing import NamedTuple
 
 from gpuops.errors import Rejected, UsageError
+from gpuops.once import create_once
 
 
 class Pair(NamedTuple):
@@ -41,7 +41,7 @@ def login(home: Path) -> tuple[Path, str]:
     try:
         if not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _create_once(path, new().private)
+            create_once(path, new().private)
         if path.stat().st_mode & 0o077:
             path.chmod(0o600)  # which ssh asks of every private key
         public = _public(path.read_bytes())
@@ -61,19 +61,3 @@ def _public(private: bytes) -> str:
 
     key = load_ssh_private_key(private, password=None)
     return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
-
-
-def _create_once(path: Path, text: str) -> None:
-    """The file whole, on disk and for us alone; when another process was first, its file stays."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            pass
-    finally:
-        draft.unlink(missing_ok=True)

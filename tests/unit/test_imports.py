@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"boto3", "botocore", "runpod", "paramiko", "torch", "numpy"}
-GROUND = {"gpuops.models", "gpuops.errors", "gpuops.shares"}
+GROUND = {"gpuops.models", "gpuops.errors", "gpuops.once", "gpuops.shares"}
 SSH = {"gpuops.ssh", "gpuops.install", "gpuops.oneach", "gpuops.connection"}
 """What an SDK is to other provisioners, the SSH layer is to that of plain hosts."""
 HOSTS = {"provisioners.ssh", "provisioners.hostbook", "provisioners.hostmeeting"}
