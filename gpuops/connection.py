@@ -7,11 +7,13 @@ on this machine (the embedded default); SSH kinds join it behind the same Protoc
 
 from __future__ import annotations
 
+import io
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 from gpuops.errors import NodeError
 from gpuops.models import Resource
@@ -50,6 +52,56 @@ class Connection(Protocol):
         """End every channel; never raises."""
 
 
+class Pipe(io.RawIOBase):
+    """One end of a pipe, whose number is given away only once no thread is in a call with it.
+
+    A thread that was just about to read when another one closed would otherwise read what the next program writes,
+    whose pipe has got the number: the first words of an agent were lost so, on a busy machine.
+    """
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self._guard = threading.Lock()
+        self._calls = 0
+
+    def readable(self) -> bool:
+        return bool(self._raw.readable())
+
+    def writable(self) -> bool:
+        return bool(self._raw.writable())
+
+    def readinto(self, buffer: Any) -> int | None:
+        with self._call() as raw:
+            count: int | None = raw.readinto(buffer)
+        return count
+
+    def write(self, data: Any) -> int | None:
+        with self._call() as raw:
+            count: int | None = raw.write(data)
+        return count
+
+    def close(self) -> None:
+        super().close()
+        with self._guard:
+            if not self._calls:
+                self._raw.close()
+
+    @contextmanager
+    def _call(self) -> Iterator[Any]:
+        """Raises ValueError on a pipe that was closed, as every file does."""
+        with self._guard:
+            if self.closed:
+                raise ValueError("I/O operation on a closed pipe")
+            self._calls += 1
+        try:
+            yield self._raw
+        finally:
+            with self._guard:
+                self._calls -= 1
+                if self.closed and not self._calls:
+                    self._raw.close()
+
+
 class ProcessChannel:
     """A program on this machine. Its stderr is drained by a thread, so it can never block."""
 
@@ -60,8 +112,8 @@ class ProcessChannel:
         )
         assert self._process.stdin
         assert self._process.stdout
-        self.stdin: BinaryIO = self._process.stdin  # type: ignore[assignment]
-        self.stdout: BinaryIO = self._process.stdout  # type: ignore[assignment]
+        self.stdin = cast(BinaryIO, Pipe(self._process.stdin))
+        self.stdout = cast(BinaryIO, Pipe(self._process.stdout))
         self.closed = False
         self._stderr = bytearray()
         self._drain = threading.Thread(target=self._drain_stderr, daemon=True)
