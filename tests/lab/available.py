@@ -26,6 +26,9 @@ PROGRAMS = {
     "unshare": "util-linux",
 }
 """Program -> Debian package."""
+SYSTEMD = "/lib/systemd/systemd"
+OF_MACHINES = {"sudo": "sudo", "systemctl": "systemd", "useradd": "passwd"}
+"""What hosts with a system of their own take besides."""
 
 _PROBE = """
 mount -t tmpfs tmpfs "$1"
@@ -43,6 +46,16 @@ nft add chain inet lab c '{ type filter hook input priority 0; }'
 nft add rule inet lab c ether saddr 02:00:00:00:00:01 drop
 """
 
+_MACHINES_PROBE = """
+mkdir "$1/one" "$1/other"
+mount -t cgroup2 cgroup2 "$1/one"
+group=$1/one$(sed -n 's/^0:://p' /proc/self/cgroup)/gpuops-lab-probe-$RANDOM
+mkdir "$group"
+trap 'rmdir "$group"' EXIT
+bash -euc 'echo 0 >"$0/cgroup.procs"; unshare --cgroup mount -t cgroup2 cgroup2 "$1"' "$group" "$1/other"
+env --default-signal=INT true
+"""
+
 
 @functools.cache
 def why_no_lab() -> str | None:
@@ -55,14 +68,26 @@ def why_no_lab() -> str | None:
     if missing:
         packages = sorted({PROGRAMS[program] for program in missing})
         return f"hosts of a lab need {', '.join(missing)} (Debian: {' '.join(packages)})"
-    return _refused()
+    return _refused(_PROBE)
 
 
-def _refused() -> str | None:
+@functools.cache
+def why_no_machines() -> str | None:
+    """One reason why no host here can boot a system of its own; None when it can."""
+    if reason := why_no_lab():
+        return reason
+    missing = [program for program in OF_MACHINES if not shutil.which(program, path=ENVIRON["PATH"])]
+    if missing or not os.access(SYSTEMD, os.X_OK):
+        packages = sorted({OF_MACHINES[program] for program in missing or ["systemctl"]})
+        return f"instances need {', '.join(missing or [SYSTEMD])} (Debian: {' '.join(packages)})"
+    return _refused(_MACHINES_PROBE)
+
+
+def _refused(probe: str) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         argv = ["unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child=SIGKILL", "--"]
         done = subprocess.run(
-            [*argv, "bash", "-euc", _PROBE, "probe", folder],
+            [*argv, "bash", "-euc", probe, "probe", folder],
             capture_output=True,
             text=True,
             timeout=HANG_S,

@@ -58,7 +58,12 @@ class FirstProcess:
 
     @property
     def lives(self) -> bool:
-        return self._started.poll() is None
+        return self.status is None
+
+    @property
+    def status(self) -> int | None:
+        """What it ended with: minus a signal's number where that ended it; None while it lives."""
+        return self._started.poll()
 
     def kill(self) -> None:
         """End it, and so everything in its namespace; returns when all of that is gone."""

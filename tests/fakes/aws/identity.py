@@ -1,0 +1,14 @@
+"""Who asks: one user of one account."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.fakes.aws.requests import Request
+from tests.fakes.aws.routing import answers
+from tests.fakes.aws.world import World
+
+
+@answers("sts:GetCallerIdentity")
+def identity(world: World, request: Request) -> Any:  # noqa: ARG001
+    return {"UserId": "AIDAEXAMPLEOFGPUOPS00", "Account": world.account, "Arn": world.arn()}
