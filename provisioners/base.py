@@ -7,7 +7,9 @@ A third party implements this Protocol in a wheel of its own and names it in the
 repository has to change.
 
 Every call sets a time limit for each of its requests over the network (at most 60 s) and turns off
-its SDK's own retries of anything that creates. All but `create` may be called from any thread.
+its SDK's own retries of anything that creates. A request that a client token makes idempotent may be
+repeated by the provisioner, with the same token and bounded, before it raises Unknown or RateLimited.
+All but `create` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from gpuops.models import Intent, Journal, Offer, Option, Problem, Request, Resource
+from gpuops.models import Increase, Intent, Journal, Offer, Option, Problem, Quota, QuotaReport, Request, Resource
 
 CONTRACT = 1
 """Version of this contract; a provisioner states the one it was written for as `contract`."""
@@ -62,7 +64,8 @@ class Provisioner(Protocol):
     def offers(self, request: Request) -> Sequence[Offer]:
         """Ways to satisfy the request, best first, each with exactly `request.nodes` nodes. No side effect.
 
-        One offer is one place where all nodes can be had together (one zone, one data centre). A wish that
+        One offer is one place where all nodes can be had together (one zone, one data centre); `models.Offer` says
+        what its `data` may tell the core. A wish that
         cannot be met is refused, never dropped: by a fatal Problem, an error, or by offering nothing.
         """
 
@@ -134,6 +137,43 @@ class TellsLogs(Protocol):
 
     def last_words(self, resource: Resource) -> str:
         """The last lines of a machine's own log; empty where there are none. Asked where one does not get ready."""
+
+
+class TellsQuota(Protocol):
+    """What a provisioner may have besides, where an account's limits are set for it: `gpuops quota`. Never a false no:
+    what may not be read is `None`, and why."""
+
+    def quota(self, request: Request) -> QuotaReport:
+        """The quotas in the request's regions (`all`: every one that the account can use), and what the request would
+        take of them, where it asks for anything (`gpus`, `gpu_type`, `gpu_mem`, several nodes). No side effect.
+        """
+
+    def request_quota(self, quota: Quota, wanted: float) -> Increase:
+        """File a request for a new total. Where one is open already, that one is returned."""
+
+    def requested_quota(self, quota: Quota, id: str) -> Increase:
+        """One look at a request that was filed."""
+
+
+class TellsPolicy(Protocol):
+    """What a provisioner may have besides, where access can be granted piece by piece: `gpuops policy`."""
+
+    def policy(self, sink: str = "") -> Mapping[str, Any]:
+        """The least that a user must be allowed, as the document that the provider reads. `sink`: where results are
+        kept as well (`--sink`). Asks nobody. Raises UsageError for a sink that it cannot keep anything at.
+        """
+
+
+class AdmitsCaller(Protocol):
+    """What a provisioner may have besides, where machines let in only the address that they were made from."""
+
+    def admit(self, resources: Sequence[Resource]) -> bool:
+        """This computer's address may have changed since these were made: let it in, and the former one no longer.
+        True where something had to be changed. Idempotent.
+
+        `resources`: all that the ledger knows of one cluster, of every kind. Asked where its nodes cannot be reached,
+        which are then tried once more.
+        """
 
 
 class KnowsMachines(Protocol):

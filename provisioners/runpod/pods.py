@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuops.models import Intent, Resource
+from provisioners.loginkeys import Pair
 from provisioners.runpod import start
-from provisioners.runpod.keys import Pair
 from provisioners.runpod.offers import disk_price
 from provisioners.runpod.places import REGION
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from gpuops.errors import AuthFailed, NoCapacity, ProviderError, Rejected, Unknown
 from gpuops.models import Intent, Journal, Offer, Option, Problem, Request, Resource
+from provisioners import loginkeys as keys
 from provisioners.base import CONTRACT, Context
-from provisioners.runpod import catalog, clusters, keys, logs, offers, options, pods
+from provisioners.runpod import catalog, clusters, logs, offers, options, pods
 from provisioners.runpod.account import FRESH_S, Account
 from provisioners.runpod.api import Api, segment
 from provisioners.runpod.ending import SOURCE

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import os
 import shutil
 import ssl
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from provisioners.runpod.ending import SOURCE
+from tests.certificate import certificate_in
 from tests.runpod.canned import CUT, Asked, Canned, Says, problem
 
 KEY = "rpa_THISISTHEPODSOWNKEY"
@@ -90,9 +89,9 @@ def test_without_a_key_it_says_so() -> None:
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl here")
 def test_where_python_trusts_nobody_curl_does(tmp_path: Path) -> None:
-    certificate = own_certificate(tmp_path)
+    certificate = certificate_in(tmp_path)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(certificate, tmp_path / "key.pem")
+    tls.load_cert_chain(certificate)
     with Canned(tls=tls) as api:
         refused = end(api)
         assert refused.returncode == 1
@@ -102,29 +101,3 @@ def test_where_python_trusts_nobody_curl_does(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert api.said == ["DELETE /v2/pods/pod1"]
     assert api.asked[0].headers["Authorization"] == f"Bearer {KEY}"
-
-
-def own_certificate(folder: Path) -> Path:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    (folder / "key.pem").write_bytes(key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ))  # fmt: skip
-    return folder / "cert.pem"

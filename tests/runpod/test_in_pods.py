@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from gpuops.models import Intent
+from provisioners import loginkeys as keys
 from provisioners.base import Context
-from provisioners.runpod import RunpodProvisioner, clusters, keys, options, pods
+from provisioners.runpod import RunpodProvisioner, clusters, options, pods
 from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Pod
 from tests.lab.available import why_no_lab

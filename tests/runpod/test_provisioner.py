@@ -28,8 +28,9 @@ from gpuops.errors import (
 from gpuops.models import Intent, Offer, Request, Resource
 from gpuops.ssh import Target
 from gpuops.ssh.hostkeys import canonical
+from provisioners import loginkeys as keys
 from provisioners.base import Context
-from provisioners.runpod import RunpodProvisioner, keys, start
+from provisioners.runpod import RunpodProvisioner, start
 from provisioners.runpod import account as accounts
 from provisioners.runpod import provisioner as module
 from tests.fakes.runpod import FakeRunPod, Fault, Life, Pod

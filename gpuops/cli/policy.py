@@ -1,0 +1,43 @@
+"""`policy`: the least that a provider must allow gpuops to do, to be pasted there."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from gpuops.cli import completion
+from gpuops.cli.flags import Json
+from gpuops.cli.shapes import example_help
+from gpuops.cli.world import make_world
+from gpuops.contract import Checked
+from gpuops.errors import UsageError
+
+POLICY_HELP = example_help(
+    "Print the least that an account must allow for what gpuops does.\n\n"
+    "Nobody is asked, and no credentials are needed.",
+    "gpuops policy aws > policy.json",
+    "gpuops policy aws --sink s3://my-bucket/runs",
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("policy", help=POLICY_HELP)(policy)
+
+
+def policy(
+    provider: Annotated[
+        str, typer.Argument(metavar="PROVIDER", help="Whose account.", autocompletion=completion.providers)
+    ],
+    sink: Annotated[
+        str, typer.Option(metavar="WHERE", help="Also for results that are kept there.", show_default=False)
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    world, _ = make_world(as_json=as_json)
+    found = world.provisioner(provider)
+    document = found.policy(sink) if isinstance(found, Checked) else None
+    if document is None:
+        raise UsageError(f"{provider} grants access as a whole", "there is nothing to be allowed piece by piece")
+    world.out.result("policy", {"provider": provider, "policy": document}, [json.dumps(document, indent=2)])

@@ -1,0 +1,85 @@
+"""`quota`: how much an account may have at once, whether a request fits, and asking for more."""
+
+from __future__ import annotations
+
+from dataclasses import make_dataclass
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from gpuops.cli import completion
+from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
+from gpuops.cli.shapes import NamesProvider, example_help
+from gpuops.cli.world import make_world
+from gpuops.errors import UsageError
+
+QUOTA_HELP = example_help(
+    "Show what an account may have at once, whether a request fits, and ask for more.\n\n"
+    "Says what runs today, where there is room, and the smallest increase that would do. Exit code 3 where what is "
+    "asked for does not fit; what may not be read is unknown, and no reason against it.",
+    "gpuops quota aws",
+    "gpuops quota aws --gpus 4 --nodes 2 --spot",
+    "gpuops quota aws --gpus 4 --spot --region all",
+    "gpuops quota aws --gpus 4 --nodes 2 --spot --request 96",
+    "gpuops quota aws --watch",
+)
+MEANT = ("nodes", "gpus", "gpu_type", "gpu_mem", "region")
+HINTS = get_type_hints(MachineFlags, include_extras=True)
+Sought = make_dataclass("Sought", [(name, HINTS[name], None) for name in MEANT])
+MOST = 1_000_000
+
+
+def register(app: typer.Typer) -> None:
+    their_own = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command("quota", cls=NamesProvider, help=QUOTA_HELP, context_settings=their_own)(quota)
+
+
+@with_flags(Sought)
+def quota(
+    sought: Any,
+    context: typer.Context,
+    provider: Annotated[
+        str, typer.Argument(metavar="PROVIDER", help="Whose account.", autocompletion=completion.providers)
+    ],
+    spot: Annotated[
+        bool, typer.Option("--spot/--on-demand", help="Interruptible machines, or not.", show_default=False)
+    ] = False,
+    wanted: Annotated[
+        int | None, typer.Option("--request", metavar="N", help="Ask for so much in all.", show_default=False)
+    ] = None,
+    code: Annotated[
+        str | None, typer.Option(metavar="CODE", help="Of which quota, where several would do.", show_default=False)
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Report until open requests are decided.")] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    from gpuops import quota as story
+    from gpuops.cli.request import machine_request, own_options
+
+    if provider.startswith("-"):
+        raise UsageError(f"there is no option {provider}", "the provider comes first: gpuops quota aws")
+    if wanted is not None and not 0 < wanted <= MOST:
+        raise UsageError(f"--request {wanted} is no quota", "--request takes the new total, a number above 0")
+    if code is not None and wanted is None:
+        raise UsageError("--code says of which quota more is asked for", "add --request N, or leave it out")
+    world, _ = make_world(as_json=as_json, yes=yes)
+    options = own_options(world, provider, context.args, "quota")
+    request = machine_request(provider, MachineFlags(**vars(sought), spot=spot), options)
+    outcome = story.Outcome(story.look(world, request))
+    for note in outcome.report.notes:
+        world.out.say(f"note: {note}")
+    if wanted is not None:
+        asked = story.ask(world, request, outcome, wanted, code)
+        targets = [(asked, one) for one in asked.increases or ()]
+    else:
+        targets = story.open_ones(outcome.report)
+    if watch and targets:
+        for line in outcome.said:
+            world.out.say(line)
+        story.watch(world, provider, outcome, targets)
+    elif watch:
+        world.out.say("no request for more is open")
+    world.out.result(story.KIND, story.document(provider, outcome), story.lines(world, outcome))
+    if outcome.exit_code:
+        raise typer.Exit(outcome.exit_code)

@@ -1,0 +1,214 @@
+"""Whose account, and how it is asked: credentials, regions, clients. boto3 is imported where it is used.
+
+A region is `us-east-1`, or `us-east-1@NAME` where the profile NAME gives the credentials: it travels with the region,
+so that another command finds the same account.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuops.errors import GpuopsError, NotSetUp, Rejected, UsageError
+from gpuops.models import Request
+from provisioners.aws import credentials, failures
+
+REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")
+DEFAULT = "us-east-1"
+CONNECT_S = 10.0
+READ_S = 30.0
+ATTEMPTS = 3
+PROFILES = "aws-profiles"
+"""In gpuops' own folder: one profile a line, of those that something was ever made with."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who the credentials are."""
+
+    account: str
+    """Its number."""
+    arn: str
+    name: str
+    """The user's or role's own name."""
+
+
+def split(region: str) -> tuple[str, str]:
+    """A region's own name and its profile (empty: none)."""
+    name, _, profile = region.partition("@")
+    return name, profile
+
+
+def join(name: str, profile: str) -> str:
+    return f"{name}@{profile}" if profile else name
+
+
+def ask(doing: str, call: Callable[..., Any], *, creating: bool = False, **parameters: Any) -> Any:
+    """The answer of one call. `doing`: `list machines in us-east-1`. Raises ProviderError.
+
+    A dry run that would have succeeded answers {}.
+    """
+    try:
+        return call(**parameters)
+    except GpuopsError:
+        raise
+    except Exception as error:
+        if failures.code(error) == "DryRunOperation":
+            return {}
+        region = str(getattr(getattr(getattr(call, "__self__", None), "meta", None), "region_name", "") or "")
+        raise failures.failure(error, doing, creating=creating, region=region) from error
+
+
+def pages(doing: str, client: Any, operation: str, key: str, **parameters: Any) -> list[Any]:
+    """What all pages of one call hold under `key`. Raises ProviderError."""
+
+    def everything() -> list[Any]:
+        if not client.can_paginate(operation):
+            return list(getattr(client, operation)(**parameters).get(key) or [])
+        found = client.get_paginator(operation).paginate(**parameters)
+        return [one for page in found for one in page.get(key) or []]
+
+    return list(ask(doing, everything))
+
+
+class Account:
+    """The accounts that these surroundings reach. Cheap to make, and safe in threads."""
+
+    def __init__(self, env: Mapping[str, str], home: Path) -> None:
+        self.env = env
+        self.home = home
+        self._lock = threading.RLock()
+        self._sessions: dict[str, Any] = {}
+        self._clients: dict[tuple[str, str, bool], Any] = {}
+        self._identities: dict[str, Identity] = {}
+
+    def client(self, service: str, region: str) -> Any:
+        """A client that asks again where that is harmless. Raises NotSetUp, AuthFailed, UsageError."""
+        return self._client(service, region, launching=False)
+
+    def launcher(self, region: str) -> Any:
+        """EC2, each request made once: what creates is repeated by us, if at all."""
+        return self._client("ec2", region, launching=True)
+
+    def identity(self, region: str) -> Identity:
+        """Who this is; asked once. Raises ProviderError."""
+        profile = split(region)[1]
+        with self._lock:
+            known = self._identities.get(profile)
+        if known is None:
+            told = ask("ask who this is", self.client("sts", region).get_caller_identity)
+            arn = str(told.get("Arn") or "")
+            known = Identity(str(told["Account"]), arn, re.split("[:/]", arn)[-1])
+            with self._lock:
+                self._identities[profile] = known
+        return known
+
+    def regions(self, request: Request | None) -> list[str]:
+        """Where to look: `--region` (several by commas), else the region of the surroundings or of the profile."""
+        asked = str((request.options.get("profile") if request else None) or "").strip()
+        profile = asked or credentials.current_profile(self.env)
+        given = (request.region if request else None) or ""
+        names = [one.strip() for one in given.split(",") if one.strip()] or [self._usual(profile)]
+        for name in names:
+            self._check(split(name)[0])
+        return list(dict.fromkeys(join(split(name)[0], split(name)[1] or profile) for name in names))
+
+    def all_regions(self) -> list[str]:
+        """Those that are switched on in the accounts of all known profiles. Raises ProviderError."""
+        return [region for profile in self.profiles() for region in self.opted_in(profile)]
+
+    def profiles(self) -> list[str]:
+        """Every profile ever used to make something, and "" for the surroundings' own credentials. Raises NotSetUp."""
+        try:
+            used = [line.strip() for line in (self.home / PROFILES).read_text(encoding="utf-8").splitlines()]
+        except FileNotFoundError:
+            used = []
+        known = list(dict.fromkeys(line for line in used if line))
+        if credentials.current_profile(self.env) in known:
+            return known
+        try:
+            self._session("")
+        except NotSetUp:
+            if not known:
+                raise
+            return known
+        return [*known, ""]
+
+    def opted_in(self, profile: str) -> list[str]:
+        """The regions that are switched on in a profile's account. Raises ProviderError."""
+        client = self.client("ec2", join(self._usual(profile), profile))
+        told = ask("list the account's regions", client.describe_regions)
+        return [join(str(one["RegionName"]), profile) for one in told.get("Regions") or []]
+
+    def note_profile(self, region: str) -> None:
+        """Before something is made: `all_regions` asks this profile from now on. Raises Rejected."""
+        profile = split(region)[1]
+        path = self.home / PROFILES
+        try:
+            with self._lock:
+                before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+                if profile and profile not in before:
+                    with open(path, "a", encoding="utf-8") as file:
+                        file.write(f"{profile}\n")
+                        file.flush()
+                        os.fsync(file.fileno())
+        except OSError as error:
+            raise Rejected(
+                f"gpuops cannot note the profile in {path}: {error.strerror}", "see that it can be written"
+            ) from error
+
+    def _client(self, service: str, region: str, *, launching: bool) -> Any:
+        with self._lock:
+            key = (service, region, launching)
+            if key not in self._clients:
+                name, profile = split(region)
+                session = self._session(profile)
+                from botocore.config import Config
+
+                tries = 1 if launching else ATTEMPTS
+                settings = Config(
+                    connect_timeout=CONNECT_S,
+                    read_timeout=READ_S,
+                    retries={"mode": "standard", "total_max_attempts": tries},
+                    user_agent_extra="gpuops",
+                    max_pool_connections=32,
+                )
+                self._clients[key] = ask(
+                    f"speak with AWS in {name}",
+                    session.client,
+                    service_name=service,
+                    region_name=name,
+                    endpoint_url=credentials.endpoint(self.env),
+                    config=settings,
+                )
+            return self._clients[key]
+
+    def _session(self, profile: str) -> Any:
+        """Credentials of one profile, or of the surroundings. Raises NotSetUp, AuthFailed."""
+        with self._lock:
+            if profile not in self._sessions:
+                self._sessions[profile] = ask(
+                    "find its AWS credentials", credentials.session, env=self.env, profile=profile
+                )
+            return self._sessions[profile]
+
+    def _usual(self, profile: str) -> str:
+        """The region where none is asked for."""
+        said = self.env.get("AWS_REGION", "").strip() or self.env.get("AWS_DEFAULT_REGION", "").strip()
+        return said or str(self._session(profile).region_name or "") or DEFAULT
+
+    def _check(self, name: str) -> None:
+        """Raises UsageError for what is no region, or none that boto3 knows: asking there would find no server."""
+        known = credentials.known_regions()
+        if name in known:
+            return
+        near = difflib.get_close_matches(name, known, 3, 0.7)
+        meant = f"did you mean {' or '.join(near)}?" if near else "write it like us-east-1, several by commas"
+        newer = "; where it is new: pip install -U boto3" if REGION.fullmatch(name) else ""
+        raise UsageError(f"AWS has no region '{name}' that this computer knows", meant + newer)

@@ -1,0 +1,246 @@
+"""What to do about a quota, in plain sentences with the command to type. Pure.
+
+What fits is said first; then what runs today all the same (in the other market, in smaller machines, with fewer GPUs),
+and last what to ask AWS for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpuops.errors import QuotaExceeded
+from gpuops.models import Increase
+from provisioners.aws.access import split
+from provisioners.aws.quotas import ON_DEMAND, SPOT, UNIT, arithmetic
+from provisioners.aws.ways import Asked, Place, Way, alike, as_asked, as_many, by_quota, by_region, fewer
+
+NAMED = 3
+"""So many regions are named."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    say: str
+    command: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.say}: {self.command}" if self.command else self.say
+
+
+def advise(asked: Asked, places: Sequence[Place], now: float) -> list[Advice]:
+    """Everything worth knowing, the most useful first."""
+    ways = list(as_asked(asked, places, asked.market))
+    if not ways:
+        return []
+    fitting = by_region(way for way in ways if way.fits)
+    if fitting:
+        return _fits(asked, fitting)
+    unknown = [way for way in ways if way.free is None]
+    known = [way for way in ways if way.free is not None]
+    elsewhere = _other_market(asked, places)
+    if not known:
+        return [*_unknown(asked, unknown), *elsewhere]
+    if same := _same(asked, places, asked.market):
+        lines = [*elsewhere, *same, *_in_use(known), *_elsewhere(asked, places), *_increase(asked, known, now)[:1]]
+    else:
+        less = _less(asked, places, known)
+        lines = [*elsewhere, *less, *_in_use(known), *_elsewhere(asked, places), *_increase(asked, known, now)]
+    return [*lines, *(_unknown(_just(asked, unknown[0]), unknown) if unknown else [])]
+
+
+def _just(asked: Asked, way: Way) -> Asked:
+    return dataclasses.replace(asked, gpu_type=way.kind.type)
+
+
+def refusal(asked: Asked, places: Sequence[Place], now: float) -> QuotaExceeded:
+    """Why nothing is launched, with the command that helps."""
+    ways = list(as_asked(asked, places, asked.market))
+    whys = [lacking(way) for way in by_quota(ways)]
+    more = [*_same(asked, places, asked.market), *_other_market(asked, places)][:1]
+    hints = [*_increase(asked, ways, now)[:1], *more]
+    looks = Advice("what else runs today", command(asked, "quota", ways[0].place.region)) if ways else Advice("")
+    return QuotaExceeded("; ".join(whys), "; or ".join(map(str, [*hints, *([] if more else [looks])])))
+
+
+def lacking(way: Way) -> str:
+    """What a way is short of, with the numbers."""
+    limit = way.place.standing.limits.get(way.counted.code, 0.0)
+    return (
+        f"AWS lets this account use {limit:g} {UNIT} of {way.counted.name} ({way.counted.code}) in {way.region}, "
+        f"{way.used:g} are in use, and {arithmetic(way.nodes, way.kind.vcpus)} is {way.need}"
+    )
+
+
+def command(asked: Asked, what: str, region: str, *more: str) -> str:
+    """The line that says what is asked for: `gpuops quota aws --gpus 4 --nodes 2 --spot --region us-east-1`."""
+    name, profile = split(region)
+    words = ["gpuops", what, "aws"]
+    for flag, value in (
+        ("gpus", asked.gpus),
+        ("nodes", asked.nodes if asked.nodes > 1 else None),
+        ("gpu-type", asked.gpu_type),
+        ("gpu-mem", asked.gpu_mem),
+    ):
+        words += [] if value is None else [f"--{flag}", str(value)]
+    words += ["--spot"] if asked.market == SPOT else ["--on-demand"] if what == "quota" else []
+    words += ["--region", name] if name else []
+    words += ["--profile", profile or asked.profile] if profile or asked.profile else []
+    return shlex.join([*words, *more])
+
+
+def _fits(asked: Asked, fitting: Sequence[Way]) -> list[Advice]:
+    first = fitting[0]
+    others = [way.region for way in fitting[1:]]
+    also = f", and in {_regions(others)}" if others else ""
+    free = f"{first.free:g}" if first.free is not None else "?"
+    return [
+        Advice(
+            f"it fits in {first.region}{also}: {arithmetic(first.nodes, first.kind.vcpus)} is {first.need}, and {free} "
+            f"are free of {first.counted.name}",
+            command(asked, "up", first.place.region),
+        )
+    ]
+
+
+def _unknown(asked: Asked, ways: Sequence[Way]) -> list[Advice]:
+    first = ways[0]
+    why = "AWS documents no quota for it" if not first.counted.code else "the quota could not be read"
+    return [
+        Advice(
+            f"whether {first.kind.type} fits in {first.region} is not known ({first.counted.name}: {why}), and that is "
+            "no reason not to try",
+            command(asked, "up", first.place.region),
+        )
+    ]
+
+
+def _other_market(asked: Asked, places: Sequence[Place]) -> list[Advice]:
+    other = ON_DEMAND if asked.market == SPOT else SPOT
+    there = dataclasses.replace(asked, market=other)
+    found = next((way for way in as_asked(there, places, other) if way.fits), None)
+    if found is None:
+        return []
+    how = "as spot" if other == SPOT else "on demand"
+    return [
+        Advice(
+            f"{how} it fits today in {found.region}: {found.need} {UNIT} are needed, and {found.free:g} are free of "
+            f"{found.counted.name}",
+            command(there, "up", found.place.region),
+        )
+    ]
+
+
+def _less(asked: Asked, places: Sequence[Place], ways: Sequence[Way]) -> list[Advice]:
+    """Fewer GPUs, where there is room for any."""
+    less = [found[0] for place in places if (found := fewer(asked, place, asked.market))]
+    if less:
+        best = max(less, key=lambda way: way.gpus)
+        return [
+            Advice(
+                f"with fewer GPUs something runs today in {best.region}, where {best.free:g} {UNIT} are free: "
+                f"{best.say()}",
+                command(_instead(asked, best), "up", best.place.region),
+            )
+        ]
+    where = _regions(dict.fromkeys(way.region for way in ways))
+    how = "as spot" if asked.market == SPOT else "on demand"
+    return [
+        Advice(f"nothing with such GPUs runs {how} today in {where}: the {UNIT} that are free are too few for one machine")
+    ]
+
+
+def _same(asked: Asked, places: Sequence[Place], market: str) -> list[Advice]:
+    """As many GPUs in smaller machines that there is room for today."""
+    for place in places:
+        fitting = [way for way in as_many(asked, place, market) if way.fits]
+        if fitting:
+            best = fitting[0]
+            return [
+                Advice(
+                    f"as many GPUs run today in smaller machines in {best.region}, where {best.free:g} {UNIT} are "
+                    f"free: {best.say()}{alike(best, fitting)}",
+                    command(_instead(asked, best), "up", best.place.region),
+                )
+            ]
+    return []
+
+
+def _in_use(ways: Sequence[Way]) -> list[Advice]:
+    """Where the quota is large enough, but for what runs."""
+    for way in ways:
+        limit = way.place.standing.limits.get(way.counted.code, 0.0)
+        if way.used and way.need <= limit:
+            return [
+                Advice(
+                    f"the quota itself is large enough in {way.region}: {limit:g} {UNIT}, of which {way.used:g} are in "
+                    "use; end what you no longer need",
+                    "gpuops status",
+                )
+            ]
+    return []
+
+
+def _elsewhere(asked: Asked, places: Sequence[Place]) -> list[Advice]:
+    if len(places) > 1:
+        return []
+    look = command(asked, "quota", "all" + "@" * bool(split(places[0].region)[1]) + split(places[0].region)[1])
+    return [Advice("quotas are counted by region, and another may have room", look)]
+
+
+def _increase(asked: Asked, ways: Sequence[Way], now: float) -> list[Advice]:
+    """What to ask AWS for: as little as would do, and as little as would do for as many GPUs."""
+    known = [way for way in ways if way.free is not None]
+    if not known:
+        return []
+    least = min(known, key=lambda way: way.need - (way.free or 0.0))
+    if least.increases:
+        return [_open(asked, least, least.increases[0], now)]
+    codes = {way.counted.code for way in known if way.place is least.place}
+    which = ["--code", least.counted.code] if len(codes) > 1 else []
+    in_use = f" + {least.used:g} in use" if least.used else ""
+    found = [
+        Advice(
+            f"the smallest increase that would do is to {least.total} {UNIT} in {least.region} "
+            f"({arithmetic(least.nodes, least.kind.vcpus)}{in_use})",
+            command(asked, "quota", least.place.region, *which, "--request", str(least.total)),
+        )
+    ]
+    smaller = [way for way in as_many(asked, least.place, asked.market) if way.counted == least.counted]
+    if smaller and smaller[0].total < least.total:
+        best = smaller[0]
+        found.append(
+            Advice(
+                f"a smaller one would do for as many GPUs in smaller machines: {best.say()}{alike(best, smaller)}",
+                command(_instead(asked, best), "quota", best.place.region, "--request", str(best.total)),
+            )
+        )
+    return found
+
+
+def _open(asked: Asked, way: Way, one: Increase, now: float) -> Advice:
+    days = int((now - one.created) // 86400) if one.created is not None else 0
+    since = f", for {days} day{'s' * (days != 1)}" if days > 0 else ""
+    enough = (
+        "would do"
+        if one.wanted >= way.total
+        else f"is less than the {way.total} that would do, and one is open at a time"
+    )
+    return Advice(
+        f"AWS has yet to decide on {one.wanted:g} {UNIT} of {way.counted.name} in {way.region} ({one.status}{since}), "
+        f"which {enough}",
+        command(asked, "quota", way.place.region, "--watch"),
+    )
+
+
+def _instead(asked: Asked, way: Way) -> Asked:
+    """The same wish with this way's machines."""
+    return dataclasses.replace(asked, nodes=way.nodes, gpus=way.kind.gpus, gpu_type=way.kind.type, gpu_mem=None)
+
+
+def _regions(names: Iterable[str]) -> str:
+    known = list(names)
+    more = len(known) - NAMED
+    return ", ".join(known[:NAMED]) + (f" and {more} more" if more > 0 else "")

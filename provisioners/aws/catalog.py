@@ -1,0 +1,207 @@
+"""AWS's instance types with whole NVIDIA GPUs, and which of them a request means. Pure, but for two questions.
+
+Nothing of a type is known beforehand: how many GPUs and vCPUs it has is what DescribeInstanceTypes says (the size in a
+name does not tell: g4dn.16xlarge has one GPU, g4dn.12xlarge four).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuops.errors import UsageError
+from provisioners.aws.access import Account, pages
+
+FAMILIES = ("g*", "p*", "vt*")
+"""Whose vCPUs are counted as those of GPUs (`quotas`). All else, over a thousand types, need not be listed."""
+X86 = "x86_64"
+"""The images that are taken without a word are built for it."""
+UNASKED = frozenset({"v100", "k80", "m60"})
+"""What the images' drivers and newer builds of torch have left behind: only by name."""
+PAGE = 100
+LISTED = 12
+"""How many names an error lists."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One instance type."""
+
+    type: str
+    gpus: int
+    """Whole NVIDIA GPUs; 0 where there is none that could be rented for training."""
+    gpu: str
+    """AWS's name for it: `A10G`."""
+    memory: int
+    """GB of one GPU, as its maker counts them."""
+    vcpus: int
+    markets: tuple[str, ...]
+    """`on-demand`, `spot`."""
+
+
+def read(document: Mapping[str, Any]) -> Kind:
+    """One type, as DescribeInstanceTypes tells of it."""
+    told = (document.get("GpuInfo") or {}).get("Gpus") or []
+    plain = not document.get("BareMetal") and X86 in (document.get("ProcessorInfo") or {}).get(
+        "SupportedArchitectures", ()
+    )
+    ours = plain and all(one.get("Manufacturer") == "NVIDIA" for one in told)
+    counts = [int(one.get("Count") or 0) for one in told]  # a slice of one counts 0
+    first = told[0] if told else {}
+    return Kind(
+        type=str(document["InstanceType"]),
+        gpus=sum(counts) if ours and all(counts) else 0,
+        gpu=str(first.get("Name") or ""),
+        memory=gigabytes(int((first.get("MemoryInfo") or {}).get("SizeInMiB") or 0)),
+        vcpus=int((document.get("VCpuInfo") or {}).get("DefaultVCpus") or 0),
+        markets=tuple(str(one) for one in document.get("SupportedUsageClasses") or ()),
+    )
+
+
+def gigabytes(mebibytes: int) -> int:
+    """A GPU's memory as it is spoken of: AWS has some in GiB (T4: 16384 MiB), some in GB (A10G: 22888 MiB, 24 GB)."""
+    return mebibytes // 1024 if mebibytes % 1024 == 0 else round(mebibytes * 1.048576 / 1000)
+
+
+def chosen(
+    kinds: Collection[Kind], *, gpus: int | None, gpu_type: str | None, gpu_mem: int | None, market: str
+) -> list[Kind]:
+    """Those a request speaks of, by name. Raises UsageError where it means none, or what it means is unclear."""
+    whole = sorted((kind for kind in kinds if kind.gpus), key=lambda kind: kind.type)
+    named = _named(kinds, whole, gpu_type) if gpu_type else [kind for kind in whole if not is_old(kind)]
+    literal = bool(gpu_type) and all("." in one for one in _parts(str(gpu_type)))
+    wanted = gpus or (0 if literal else 1)
+    fitting = [kind for kind in named if kind.gpus == wanted] if wanted else named
+    if not fitting:
+        raise _no_count(named, wanted, gpu_type)
+    large = [kind for kind in fitting if kind.memory >= (gpu_mem or 0)]
+    if not large:
+        most = max(kind.memory for kind in fitting)
+        raise UsageError(
+            f"no instance type with {wanted} x {gpu_type or 'GPU'} has {gpu_mem} GB of memory in each: "
+            f"the most is {most} GB",
+            "ask for less with --gpu-mem, or for another --gpu-type",
+        )
+    here = [kind for kind in large if market in kind.markets]
+    if not here:
+        names = _listed(kind.type for kind in large)
+        raise UsageError(f"AWS has no {names} {_as(market)}", "leave out --spot" if market == "spot" else "say --spot")
+    return here
+
+
+def _as(market: str) -> str:
+    return "as spot instances" if market == "spot" else "on demand"
+
+
+def _no_count(named: Sequence[Kind], wanted: int, gpu_type: str | None) -> UsageError:
+    counts = sorted({kind.gpus for kind in named})
+    if len(named) == 1:
+        only = named[0]
+        return UsageError(
+            f"{only.type} has {only.gpus} GPU{'s' * (only.gpus != 1)}, not {wanted}", f"ask for --gpus {only.gpus}"
+        )
+    with_gpu = f" with {gpu_type}" if gpu_type else " with GPUs"
+    numbers = ", ".join(map(str, counts))
+    return UsageError(
+        f"no instance type{with_gpu} has {wanted} of them: they have {numbers}",
+        f"ask for --gpus {max(counts, default=1)} and more or fewer --nodes, or another --gpu-type",
+    )
+
+
+def _named(kinds: Iterable[Kind], whole: Sequence[Kind], wish: str) -> list[Kind]:
+    found = [kind for one in _parts(wish) for kind in (_typed(kinds, one) if "." in one else _gpu(whole, one))]
+    return list(dict.fromkeys(found))
+
+
+def _parts(wish: str) -> list[str]:
+    return [part.strip() for part in wish.split(",") if part.strip()]
+
+
+def _typed(kinds: Iterable[Kind], name: str) -> list[Kind]:
+    """The one type of that name."""
+    by_name = {kind.type: kind for kind in kinds}
+    kind = by_name.get(name.lower())
+    if kind is None:
+        near = difflib.get_close_matches(name.lower(), [one for one, kind in by_name.items() if kind.gpus], 3, 0.6)
+        hint = f"did you mean {' or '.join(near)}?" if near else "name a GPU instead: --gpu-type a10g"
+        raise UsageError(f"AWS has no instance type '{name}' with a GPU there", hint)
+    if not kind.gpus:
+        raise UsageError(
+            f"{kind.type} has no whole NVIDIA GPU that gpuops can train on",
+            "bare metal, ARM, AMD and slices of a GPU are left out: name another --gpu-type",
+        )
+    return [kind]
+
+
+def _gpu(whole: Sequence[Kind], name: str) -> list[Kind]:
+    """Every type with the one GPU that a name means: `a10g`, `rtx pro 6000`, `a100 80gb`."""
+    wanted = words(name)
+    exact = [kind for kind in whole if "".join(words(kind.gpu)) == "".join(wanted).removeprefix("nvidia")]
+    found = exact or [kind for kind in whole if wanted and all(word in _spellings(kind) for word in wanted)]
+    models = sorted({kind.gpu for kind in found})
+    if len(models) > 1:
+        raise UsageError(f"'{name}' is more than one GPU at AWS: {', '.join(models)}", "name one of them exactly")
+    if not found:
+        known = {kind.gpu.lower(): kind.gpu for kind in whole}
+        near = difflib.get_close_matches(name.lower(), known, 2, 0.7)
+        there = f"it has {_listed(known.values())}" if known else "there is none"
+        hint = f"did you mean {' or '.join(known[one] for one in near)}?" if near else there
+        raise UsageError(f"AWS has no GPU called '{name}' there" + (f": {there}" if near else ""), hint)
+    return found
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
+def _spellings(kind: Kind) -> set[str]:
+    """All words of a GPU's name, neighbours written as one, its maker and its memory."""
+    parts = words(kind.gpu)
+    joined = {"".join(parts[start:end]) for start in range(len(parts)) for end in range(start + 1, len(parts) + 1)}
+    return joined | {"nvidia", f"{kind.memory}gb"}
+
+
+def is_old(kind: Kind) -> bool:
+    return not UNASKED.isdisjoint(words(kind.gpu))
+
+
+def _listed(names: Iterable[str]) -> str:
+    known = sorted(set(names))
+    return ", ".join(known[:LISTED]) + (" and others" if len(known) > LISTED else "")
+
+
+# Questions.
+
+
+def kinds(account: Account, region: str) -> dict[str, Kind]:
+    """Every type of the families with GPUs that a region has, by name; those without a whole NVIDIA GPU as well, for
+    their vCPUs count too. Raises ProviderError."""
+    told = pages(
+        "list instance types",
+        account.client("ec2", region),
+        "describe_instance_types",
+        "InstanceTypes",
+        Filters=[{"Name": "instance-type", "Values": list(FAMILIES)}],
+        MaxResults=PAGE,
+    )
+    found = [read(one) for one in told]
+    return {kind.type: kind for kind in found}
+
+
+def zones(account: Account, region: str, types: Iterable[str]) -> dict[str, set[str]]:
+    """In which zones each type is offered at all. Raises ProviderError."""
+    told = pages(
+        "see which zones have which types",
+        account.client("ec2", region),
+        "describe_instance_type_offerings",
+        "InstanceTypeOfferings",
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": sorted(types)}],
+    )
+    found: dict[str, set[str]] = {}
+    for one in told:
+        found.setdefault(str(one["InstanceType"]), set()).add(str(one["Location"]))
+    return found

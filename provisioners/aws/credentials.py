@@ -1,0 +1,116 @@
+"""Credentials as AWS's own tools find them, and the address they are for. boto3 is imported where it is used."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from gpuops.errors import AuthFailed, NotSetUp, UsageError
+from provisioners.aws.failures import NO_KEYS
+
+NO_BOTO3 = ("AWS needs the package boto3", "pip install 'gpuops[aws]'")
+KEY_ID, SECRET = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
+NEVER = ("env", "iam-role", "boto-config", "ec2-credentials-file")
+"""What is not asked: this process's environment (ours is given), the computer as an instance, the files of boto 2."""
+PARTITIONS = ("aws", "aws-us-gov", "aws-cn")
+
+
+def session(env: Mapping[str, str], profile: str) -> Any:
+    """A session with the credentials of a profile; without one, of the surroundings. Raises NotSetUp, AuthFailed."""
+    there()
+    import boto3
+
+    if not profile and (lacking := _half(env)):
+        raise AuthFailed(f"of the AWS credentials {lacking} is not set", NO_KEYS)
+    core = _core(env, profile or current_profile(env))
+    if not profile and has_keys(env):
+        token = env.get("AWS_SESSION_TOKEN", "").strip()
+        core.set_credentials(env[KEY_ID].strip(), env[SECRET].strip(), token or None)
+    if core.get_credentials() is None:
+        raise NotSetUp("there are no AWS credentials", NO_KEYS)
+    return boto3.Session(botocore_session=core)
+
+
+def current_profile(env: Mapping[str, str]) -> str:
+    """AWS_PROFILE where it counts: keys in the environment go before it."""
+    return "" if has_keys(env) else env.get("AWS_PROFILE", "").strip()
+
+
+def has_keys(env: Mapping[str, str]) -> bool:
+    return all(env.get(name, "").strip() for name in (KEY_ID, SECRET))
+
+
+def there() -> None:
+    """Raises NotSetUp where boto3 is not installed."""
+    if importlib.util.find_spec("boto3") is None:
+        raise NotSetUp(*NO_BOTO3)
+
+
+@cache
+def known_regions() -> tuple[str, ...]:
+    """Every region that the installed botocore knows; nothing is asked, and no credentials are needed."""
+    there()
+    import botocore.session
+
+    core = botocore.session.Session()
+    return tuple(sorted(region for part in PARTITIONS for region in core.get_available_regions("ec2", part)))
+
+
+def _core(env: Mapping[str, str], profile: str) -> Any:
+    """Looks into the user's files, and never asks whether this computer is an instance itself."""
+    import botocore.credentials
+    import botocore.session
+
+    core = botocore.session.Session(profile=profile or None)
+    folder = Path(env.get("HOME") or Path.home()) / ".aws"
+    files = (
+        ("config_file", "AWS_CONFIG_FILE", "config"),
+        ("credentials_file", "AWS_SHARED_CREDENTIALS_FILE", "credentials"),
+    )
+    for name, variable, file in files:
+        core.set_config_variable(name, env.get(variable) or str(folder / file))
+    finder = botocore.credentials.create_credential_resolver(core)
+    for method in [one.METHOD for one in finder.providers if one.METHOD in NEVER]:
+        finder.remove(method)
+    core.register_component("credential_provider", finder)
+    return core
+
+
+def _half(env: Mapping[str, str]) -> str:
+    """Which of the two is missing where the other is there; empty: both are, or none."""
+    missing = [name for name in (KEY_ID, SECRET) if not env.get(name, "").strip()]
+    return missing[0] if len(missing) == 1 else ""
+
+
+def endpoint(env: Mapping[str, str]) -> str | None:
+    """AWS_ENDPOINT_URL, for every service; None: AWS itself. Raises UsageError for one that is not safe."""
+    given = env.get("AWS_ENDPOINT_URL", "").strip()
+    if not given:
+        return None
+    try:
+        parts = urlsplit(given)
+        host, _ = parts.hostname or "", parts.port
+    except ValueError:
+        parts, host = urlsplit(""), ""
+    if parts.scheme not in ("http", "https") or not host:
+        raise UsageError(f"AWS_ENDPOINT_URL is '{given}', which is no address", "unset it, or write it with https://")
+    if parts.scheme == "http" and not _near(host):
+        raise UsageError(
+            f"AWS_ENDPOINT_URL is {given}: keys of machines would travel in clear", "write it with https://"
+        )
+    return given.rstrip("/")
+
+
+def _near(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return found.is_private or found.is_loopback

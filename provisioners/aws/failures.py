@@ -1,0 +1,199 @@
+"""What AWS's answers mean, in our errors. Pure: a table by code, and rules for what has none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gpuops.errors import (
+    AuthFailed,
+    NoCapacity,
+    NotSetUp,
+    ProviderError,
+    QuotaExceeded,
+    RateLimited,
+    Rejected,
+    Unknown,
+)
+
+LONGEST = 300
+LATER = "try again later, let it be tried for you (--wait 2h), or allow more: other types, --region A,B"
+SPOT_QUOTA = "see what is missing, and request more: gpuops quota aws --spot"
+QUOTA = "see what is missing, and request more: gpuops quota aws --on-demand"
+POLICY = "gpuops policy aws prints what gpuops needs; have whoever runs the account allow it"
+KEYS = "look at who you are there: aws sts get-caller-identity"
+LOGIN = "log in again (aws sso login), or export fresh keys"
+AGAIN = "try again in a minute"
+NO_VPC = "make one: aws ec2 create-default-vpc --region {region}; or name a subnet of your own: --subnet subnet-…"
+SPOT_ROLE = "have it made once: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
+OTHER = "change what is asked for: AWS would say no again"
+LOOK = "check its id, and --region"
+LATELY = "if it was made a moment ago: try again"
+NO_KEYS = "export AWS_ACCESS_KEY_ID=… and AWS_SECRET_ACCESS_KEY=… or put them into .env, or run: aws configure"
+
+Row = tuple[tuple[str, ...], type[ProviderError], str, str]
+"""Codes, class, sentence, thing to do; in them `{why}` (AWS's words after a colon), `{code}`, `{doing}`, `{region}`."""
+
+ROWS: tuple[Row, ...] = (
+    # None to be had there now.
+    (("InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientCapacity", "UnfulfillableCapacity",
+      "Server.InsufficientInstanceCapacity"),
+     NoCapacity, "AWS has none free there now{why}", LATER),
+    (("SpotMaxPriceTooLow",), NoCapacity, "the spot price there is above the highest that was offered{why}", LATER),
+    (("Unsupported", "InvalidFleetConfiguration"), NoCapacity, "AWS has no such machine in that zone{why}", LATER),
+    (("InsufficientFreeAddressesInSubnet",), NoCapacity, "the subnet has no address left{why}",
+     "end what uses them, or name another subnet: --subnet"),
+    (("PendingVerification",), NoCapacity, "AWS still checks whether this account may use that region{why}",
+     "wait: it takes minutes, at most four hours (--wait 4h tries as long)"),
+    # What the account may not have.
+    (("MaxSpotInstanceCountExceeded",), QuotaExceeded,
+     "the account's quota of spot vCPUs in that region is too small, or used up{why}", SPOT_QUOTA),
+    (("VcpuLimitExceeded",), QuotaExceeded,
+     "the account's quota of on-demand vCPUs in that region is too small, or used up{why}", QUOTA),
+    (("InstanceLimitExceeded",), QuotaExceeded, "the account may not have more machines in that region{why}",
+     "wait some minutes if you have just ended some, else request more: gpuops quota aws --on-demand"),
+    (("MaxSpotFleetRequestCountExceeded",), QuotaExceeded, "the account has too many spot requests{why}", SPOT_QUOTA),
+    (("VolumeLimitExceeded",), QuotaExceeded, "the account may not have more disks in that region{why}",
+     "delete volumes that nothing uses, or ask for less: --disk"),
+    (("SecurityGroupLimitExceeded",), QuotaExceeded, "the account may not have more security groups there{why}",
+     "delete some that nothing uses, or name one of yours: --security-group"),
+    (("OptInRequired",), QuotaExceeded, "the account has not subscribed to that{why}",
+     "switch the region on (AWS console, Account), or leave it out; a Marketplace image wants its terms accepted"),
+    # Slower.
+    (("RequestLimitExceeded", "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled",
+      "RequestThrottledException", "EC2ThrottledException", "TooManyRequestsException", "SlowDown"),
+     RateLimited, "AWS wants fewer requests{why}", "wait, or run fewer commands at a time"),
+    # It may have happened.
+    (("InternalError", "InternalFailure", "ServerInternal", "ServiceUnavailable", "Unavailable", "RequestTimeout",
+      "ServiceException"),
+     Unknown, "AWS failed to {doing} ({code}){why}", AGAIN),
+    (("IdempotentParameterMismatch",), Unknown, "AWS knows that request already, in another form{why}", AGAIN),
+    # Who this is.
+    (("AuthFailure.ServiceLinkedRoleCreationNotPermitted",), AuthFailed,
+     "the account has never had a spot machine, and these credentials may not make the role that its first one needs",
+     SPOT_ROLE),
+    (("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId"), AuthFailed,
+     "AWS does not accept the credentials, or the region is not switched on for them{why}", KEYS),
+    (("SignatureDoesNotMatch", "InvalidSignatureException", "IncompleteSignature"), AuthFailed,
+     "AWS does not accept the signature of the credentials{why}", "check the secret key, and this computer's clock"),
+    (("RequestExpired", "ExpiredToken", "ExpiredTokenException"), AuthFailed,
+     "the AWS credentials have expired, or this computer's clock is wrong{why}", LOGIN),
+    (("Blocked",), AuthFailed, "AWS has blocked this account{why}",
+     "write to its support: https://console.aws.amazon.com/support"),
+    # What would be refused again.
+    (("InvalidAMIID.NotFound",), Rejected, "the image (AMI) is not there in that region{why}",
+     "ids of images differ by region: name one of that region with --ami, or leave --ami out"),
+    (("InvalidAMIID.Unavailable",), Rejected, "the image (AMI) cannot be used any more{why}",
+     "name another one with --ami, or leave --ami out"),
+    (("InvalidAMIID.Malformed",), Rejected, "that is no id of an image (AMI){why}",
+     "write it like --ami ami-0123456789abcdef0"),
+    (("InvalidGroup.NotFound", "InvalidGroupId.Malformed", "InvalidGroupId.NotFound",
+      "InvalidSecurityGroupID.NotFound"),
+     Rejected, "the security group is not there{why}", f"{LOOK}; {LATELY}"),
+    (("InvalidSubnetID.NotFound",), Rejected, "the subnet is not there{why}", f"{LOOK}; {LATELY}"),
+    (("InvalidKeyPair.NotFound",), Rejected, "the key pair is not there{why}", f"{LOOK}; {LATELY}"),
+    (("InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"), Rejected, "the machine is not there{why}",
+     f"{LOOK}; {LATELY}"),
+    (("VPCIdNotSpecified", "MissingInput", "DefaultVpcDoesNotExist"), Rejected,
+     "the account has no default network (VPC) in that region{why}", NO_VPC),
+    (("InvalidPlacementGroup.Unknown",), Rejected, "the placement group is not there{why}", LOOK),
+    (("InvalidPlacementGroup.Duplicate",), Rejected, "a placement group of that name is there already{why}", LOOK),
+    (("InvalidPlacementGroup.InUse",), Rejected, "the placement group is still in use{why}", AGAIN),
+    (("InvalidGroup.Duplicate",), Rejected, "a security group of that name is there already{why}",
+     "end what is left of it: gpuops reap"),
+    (("DependencyViolation", "InvalidGroup.InUse"), Rejected, "something still uses it{why}", AGAIN),
+    (("InvalidParameterValue", "InvalidParameterCombination", "InvalidParameter", "MissingParameter",
+      "InvalidInstanceType", "ValidationException", "ValidationError", "UnsupportedOperation"),
+     Rejected, "AWS refuses to {doing}{why}", OTHER),
+)  # fmt: skip
+TABLE: Mapping[str, tuple[type[ProviderError], str, str]] = {
+    code: (kind, say, hint) for codes, kind, say, hint in ROWS for code in codes
+}
+DENIED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"})
+ACTION = re.compile(r"perform:? (?:the )?([a-z0-9-]+:[A-Za-z*]+)")
+ENCODED = re.compile(r"\s*(?:Encoded )?authorization failure message:.*", re.IGNORECASE | re.DOTALL)
+LOGIN_OVER = frozenset({
+    "SSOError", "UnauthorizedSSOTokenError", "SSOTokenLoadError", "TokenRetrievalError", "LoginError",
+    "NoAuthTokenError",
+})  # fmt: skip
+UNSEEN = frozenset({"ConnectionError", "HTTPClientError", "ResponseParserError", "OSError", "IncompleteReadError"})
+"""What a request may end with whose answer nobody has seen."""
+
+
+def failure(error: BaseException, doing: str, *, creating: bool = False, region: str = "") -> ProviderError:
+    """The error of a call that failed. `doing`: `start machines in us-east-1`; `creating`: it costs money once done."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict) and isinstance(response.get("Error"), dict):
+        return _answered(error, response, doing, region)
+    return _unanswered(error, doing, creating=creating)
+
+
+def code(error: BaseException | None) -> str:
+    """AWS's own code, of its error or of ours that came from it; empty where there was no answer."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        return str((response.get("Error") or {}).get("Code") or "")
+    return code(error.__cause__) if error is not None and error.__cause__ is not None else ""
+
+
+def denied(error: BaseException) -> bool:
+    """Whether the credentials are good, and merely lack the permission for this."""
+    return code(error) in DENIED
+
+
+def _answered(error: BaseException, response: Mapping[str, Any], doing: str, region: str) -> ProviderError:
+    named = str(response["Error"].get("Code") or "")
+    said = _line(response["Error"].get("Message"))
+    why = f": {said}" if said else ""
+    if named in DENIED:
+        return _denied(error, said, doing)
+    if row := TABLE.get(named):
+        kind, say, hint = row
+        words = {"why": why, "code": named, "doing": doing, "region": region or "REGION"}
+        return kind(say.format(**words), hint.format(**words))
+    status = (response.get("ResponseMetadata") or {}).get("HTTPStatusCode")
+    if isinstance(status, int) and status >= 500:
+        return Unknown(f"AWS failed to {doing} ({named or f'HTTP {status}'}){why}", AGAIN)
+    if status == 429:
+        return RateLimited(f"AWS wants fewer requests{why}", "wait, or run fewer commands at a time")
+    return Rejected(f"AWS refuses to {doing} ({named or f'HTTP {status}'}){why}", OTHER)
+
+
+def _denied(error: BaseException, said: str, doing: str) -> AuthFailed:
+    """A permission that is not there, by the name it has in a policy."""
+    found = ACTION.search(said)
+    operation = str(getattr(error, "operation_name", "") or "")
+    action = found[1] if found else operation
+    lacking = f"lack the permission {action}" if action else "lack a permission"
+    rule = " (something denies it: a policy of the account or its organization)" if "explicit deny" in said else ""
+    return AuthFailed(f"these AWS credentials {lacking}, and cannot {doing}{rule}", POLICY)
+
+
+def _unanswered(error: BaseException, doing: str, *, creating: bool) -> ProviderError:
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    said = _line(str(error))
+    if "NoCredentialsError" in kinds:
+        return NotSetUp("there are no AWS credentials", NO_KEYS)
+    if "ProfileNotFound" in kinds:
+        return AuthFailed(f"AWS is not set up for that here: {said}", "aws configure list-profiles shows what there is")
+    if kinds & LOGIN_OVER:
+        return AuthFailed(f"the login at AWS is over: {said}", LOGIN)
+    if kinds & {"PartialCredentialsError", "CredentialRetrievalError", "InvalidConfigError", "ConfigParseError",
+                "InfiniteLoopConfigError", "ConfigNotFound", "UnknownCredentialError"}:  # fmt: skip
+        return AuthFailed(f"the AWS credentials cannot be read: {said}", "correct ~/.aws/config and ~/.aws/credentials")
+    if kinds & {"SSLError"}:
+        return Unknown(f"the connection to AWS is not trusted: {said}", "check this computer's clock, and its proxy")
+    if kinds & {"ParamValidationError", "InvalidRegionError", "NoRegionError", "UnknownEndpointError"}:
+        return Rejected(f"AWS cannot be asked to {doing}: {said}", "check what was asked for, and --region")
+    if kinds & UNSEEN:
+        maybe = "; it may have happened" if creating else ""
+        return Unknown(f"AWS did not answer to {doing}: {said}{maybe}", "check the network, try again")
+    return Unknown(f"AWS's answer to {doing} cannot be read: {type(error).__name__}: {said}", AGAIN)
+
+
+def _line(said: Any) -> str:
+    """AWS's words as one line, without what only AWS can decode, and without a full stop."""
+    text = ENCODED.sub("", said if isinstance(said, str) else "")
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split()).rstrip(".")
+    return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"

@@ -1,0 +1,141 @@
+"""The image that machines start from: AWS's own with PyTorch in it, or one that was named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gpuops.errors import ProviderError, Rejected, UsageError
+from provisioners.aws.access import Account, ask, pages, split
+from provisioners.aws.options import Wishes
+
+PATH = "/aws/service/deeplearning/ami/x86_64"
+CANDIDATES = (
+    "2.13-ubuntu-24.04",
+    "2.12-ubuntu-24.04",
+    "2.11-ubuntu-24.04",
+    "2.10-ubuntu-24.04",
+    "2.9-ubuntu-24.04",
+    "2.8-ubuntu-24.04",
+    "2.7-ubuntu-22.04",
+    "2.9-amazon-linux-2023",
+    "2.8-amazon-linux-2023",
+    "2.13-ubuntu-26.04",
+)
+"""PyTorch and system, best first: ten, which is what one question may name. Old ones are taken away some day."""
+LINE = re.compile(r"/oss-nvidia-driver-gpu-pytorch-(\d+)\.(\d+)-(ubuntu|amazon-linux)-(\d+)(?:\.(\d+))?/latest/ami-id$")
+NAMES = ("Deep Learning OSS Nvidia Driver AMI GPU PyTorch *",)
+LOGINS = (
+    (re.compile(r"ubuntu", re.I), "ubuntu"),
+    (re.compile(r"amazon.linux|al20\d\d|amzn", re.I), "ec2-user"),
+    (re.compile(r"debian", re.I), "admin"),
+)
+BASE = re.compile(r"\bbase\b", re.I)
+NO_TORCH = (
+    "the image {name} brings no PyTorch: gpuops makes an environment with one on each machine, which takes minutes"
+)
+
+
+class Image(NamedTuple):
+    id: str
+    name: str
+    user: str
+    """Who logs in."""
+    root_device: str
+    root_gb: int
+    """GB that its own disk has at least."""
+    devices: tuple[str, ...] = ()
+    """Further disks that it brings, by device: they shall go with the machine as well."""
+    note: str = ""
+    """What the user should read before accepting."""
+
+
+def find(account: Account, region: str, wishes: Wishes) -> Image:
+    """The image for a request in one region. Raises ProviderError, UsageError."""
+    client, name = account.client("ec2", region), split(region)[0]
+    wanted = wishes.ami or _newest(account, region)
+    told = ask(f"look at the image {wanted} in {name}", client.describe_images, ImageIds=[wanted]).get("Images") or []
+    if not told:
+        raise Rejected(f"the image {wanted} is not there in {name}", "name one of that region: --ami")
+    return read(told[0], wishes)
+
+
+def read(told: Mapping[str, Any], wishes: Wishes) -> Image:
+    """An image as AWS tells of it. Raises Rejected where it cannot be used, UsageError where nobody knows the login."""
+    id_, name = str(told["ImageId"]), str(told.get("Name") or told["ImageId"])
+    why = _unfit(told)
+    if why:
+        raise Rejected(f"the image {name} ({id_}) {why}", "name another one with --ami, or leave --ami out")
+    root = str(told.get("RootDeviceName") or "/dev/sda1")
+    disks = {str(one.get("DeviceName")): one["Ebs"] for one in told.get("BlockDeviceMappings") or [] if one.get("Ebs")}
+    size = int((disks.get(root) or {}).get("VolumeSize") or 0)
+    further = tuple(sorted(device for device in disks if device != root))
+    note = NO_TORCH.format(name=name) if wishes.ami and BASE.search(name) else ""
+    return Image(id_, name, wishes.user or _login(told, name), root, size, further, note)
+
+
+def _unfit(told: Mapping[str, Any]) -> str:
+    if str(told.get("Platform") or "").lower() == "windows":
+        return "is Windows; gpuops needs Linux"
+    if told.get("Architecture", "x86_64") != "x86_64":
+        return f"is for {told['Architecture']}; the machines with NVIDIA GPUs that gpuops rents are x86_64"
+    if told.get("State", "available") != "available":
+        return f"is {told['State']}"
+    if told.get("RootDeviceType", "ebs") != "ebs":
+        return "has no disk of its own (EBS)"
+    return ""
+
+
+def _login(told: Mapping[str, Any], name: str) -> str:
+    words = " ".join((name, str(told.get("Description") or ""), str(told.get("PlatformDetails") or "")))
+    for kind, user in LOGINS:
+        if kind.search(words):
+            return user
+    raise UsageError(f"who logs in to the image {name}?", "say it: --user ubuntu, or ec2-user, or …")
+
+
+def _newest(account: Account, region: str) -> str:
+    """The id of AWS's image with PyTorch: a known good one, else the newest there is. Raises ProviderError."""
+    name = split(region)[0]
+    names = [f"{PATH}/oss-nvidia-driver-gpu-pytorch-{one}/latest/ami-id" for one in CANDIDATES]
+    ssm = account.client("ssm", region)
+    refused: ProviderError | None = None
+    try:
+        told = ask(f"ask which images AWS has in {name}", ssm.get_parameters, Names=names)
+        known = {str(one["Name"]): str(one["Value"]) for one in told.get("Parameters") or []}
+        if found := next((known[one] for one in names if one in known), ""):
+            return found
+        doing = f"list AWS's images in {name}"
+        listed = pages(doing, ssm, "get_parameters_by_path", "Parameters", Path=PATH, Recursive=True)
+        if found := best({str(one["Name"]): str(one["Value"]) for one in listed}):
+            return found
+    except ProviderError as error:
+        refused = error  # EC2 knows them, too
+    client = account.client("ec2", region)
+    filters = [{"Name": "name", "Values": list(NAMES)}, {"Name": "architecture", "Values": ["x86_64"]}]
+    images = pages(f"list images in {name}", client, "describe_images", "Images", Owners=["amazon"], Filters=filters)
+    if found := latest(images):
+        return found
+    if refused is not None:
+        raise refused
+    raise Rejected(f"AWS has no image with PyTorch in {name}", "name one of your own with --ami, or another --region")
+
+
+def best(parameters: Mapping[str, str]) -> str:
+    """Of AWS's parameters the id of the newest PyTorch, on Ubuntu rather than not; empty where none has PyTorch."""
+    ranked = [
+        ((int(match[1]), int(match[2]), match[3] == "ubuntu", int(match[4]), int(match[5] or 0)), value)
+        for name, value in parameters.items()
+        if (match := LINE.search(name))
+    ]
+    return max(ranked)[1] if ranked else ""
+
+
+def latest(images: Sequence[Mapping[str, Any]]) -> str:
+    """The one that was made last, on Ubuntu rather than not; empty where there is none."""
+    there = [one for one in images if not _unfit(one) and not BASE.search(str(one.get("Name")))]
+    ranked = [
+        ("ubuntu" in str(one.get("Name")).lower(), str(one.get("CreationDate")), str(one["ImageId"])) for one in there
+    ]
+    return max(ranked)[2] if ranked else ""

@@ -1,0 +1,98 @@
+"""The one request that starts machines: what it says, and how often it is said. All nodes or none, in one zone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpuops.errors import ProviderError, RateLimited, Unknown
+from gpuops.models import Intent, Offer
+from provisioners.aws import failures, tags
+from provisioners.aws.access import ask, split
+from provisioners.aws.network import lull, unknown_yet
+
+TRIES = 6
+LIMIT_S = 100.0
+"""So long after the beginning the request is made again: its answer may take 40 s more."""
+
+
+def parameters(offer: Offer, intent: Intent, group: str, user_data: str, told: Mapping[str, str]) -> dict[str, Any]:
+    """RunInstances' parameters. `group`: the security group's id; `told`: the tags of everything."""
+    data, spot = offer.data, offer.data["market"] == "spot"
+    disk = {"VolumeSize": int(data["disk"]), "VolumeType": "gp3", "DeleteOnTermination": True}
+    further = [{"DeviceName": one, "Ebs": {"DeleteOnTermination": True}} for one in data.get("devices") or ()]
+    found: dict[str, Any] = {
+        "ImageId": data["ami"],
+        "InstanceType": data["type"],
+        "MinCount": offer.nodes,
+        "MaxCount": offer.nodes,
+        "ClientToken": intent.token,
+        "UserData": user_data,
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "MetadataOptions": {
+            "HttpEndpoint": "enabled",
+            "HttpTokens": "required",
+            "HttpPutResponseHopLimit": 1,
+            "InstanceMetadataTags": "disabled",
+        },
+        "BlockDeviceMappings": [{"DeviceName": data["root_device"], "Ebs": disk}, *further],
+        "NetworkInterfaces": [
+            {
+                "DeviceIndex": 0,
+                "SubnetId": data["subnet"],
+                "Groups": [group],
+                "AssociatePublicIpAddress": bool(data.get("public", True)),
+                "DeleteOnTermination": True,
+            }
+        ],
+        "TagSpecifications": tags.specifications(
+            told, "instance", "volume", "network-interface", *(["spot-instances-request"] if spot else [])
+        ),
+    }
+    if spot:
+        found["InstanceMarketOptions"] = {
+            "MarketType": "spot",
+            "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+        }
+    return found
+
+
+def start(
+    client: Any,
+    wanted: Mapping[str, Any],
+    doing: str,
+    *,
+    ours: bool,
+    since: float | None = None,
+    pause: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, Any]:
+    """RunInstances' answer. `client`: one that asks once; `ours`: whether the security group was just made; `since`:
+    when, by the clock, `create` has begun.
+
+    What may have gone wrong on the way is asked again with the same client token, which makes nothing twice. Raises
+    ProviderError: Unknown as soon as one of the requests was not answered, whatever the others said.
+    """
+    began, unanswered = clock() if since is None else since, False
+    for attempt in range(TRIES):
+        try:
+            return dict(ask(doing, client.run_instances, creating=True, **wanted))
+        except ProviderError as error:
+            unanswered = unanswered or isinstance(error, Unknown)
+            again = isinstance(error, Unknown | RateLimited) or (ours and unknown_yet(error))
+            wait = max(lull(attempt), getattr(error, "retry_after", None) or 0.0)
+            late = attempt == TRIES - 1 or clock() - began + wait >= LIMIT_S
+            if not again or late or failures.code(error) == "IdempotentParameterMismatch":
+                if unanswered and not isinstance(error, Unknown):
+                    raise Unknown(f"{error.say}; and a request before was not answered", error.hint) from error
+                raise
+            pause(wait)
+    raise AssertionError("every attempt returns or raises")
+
+
+def doing(offer: Offer) -> str:
+    """What it is, for people: `start 2 x g5.12xlarge in us-east-1b`."""
+    data = offer.data
+    where = data.get("zone") or split(offer.region)[0]
+    return f"start {offer.nodes} x {data['type']} in {where}"

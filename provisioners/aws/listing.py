@@ -1,0 +1,166 @@
+"""Finding what is ours: by tag, in every region that is named, all pages; and one look at one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gpuops.errors import Partial, ProviderError, UsageError
+from gpuops.models import Resource
+from provisioners.aws import machines, tags
+from provisioners.aws.access import Account, ask, pages, split
+from provisioners.aws.failures import code
+from provisioners.aws.together import together
+
+AT_A_TIME = 16
+"""So many regions."""
+
+
+def owned(account: Account, home: Path, owner: str, regions: Sequence[str]) -> list[Resource]:
+    """What carries an owner's mark, in these regions or in all. Raises Partial where not all of them answer, and what
+    the only one says where there is one."""
+    silent: list[str] = []
+    errors: list[ProviderError | UsageError] = []
+    wanted = list(dict.fromkeys(regions))
+    if not wanted:
+        wanted, silent, errors = _everywhere(account)
+    calls = {region: partial(_in_region, account, home, owner, region) for region in wanted}
+    found: dict[tuple[str, str], Resource] = {}
+    answered = 0
+    for region, answer in together(calls, AT_A_TIME).items():
+        if isinstance(answer, ProviderError | UsageError):
+            silent.append(split(region)[0])
+            errors.append(answer)
+        else:
+            answered += 1
+            for one in answer:  # two profiles may be of one account
+                found.setdefault((one.kind, one.id), one)
+    if not errors:
+        return list(found.values())
+    if len(wanted) == 1 or (answered == 0 and len({type(error) for error in errors}) == 1):
+        raise errors[0]
+    where = ", ".join(silent[:4]) + (f" and {len(silent) - 4} more" if len(silent) > 4 else "")
+    raise Partial(
+        f"AWS does not tell what there is in {where}: {errors[0].say}", errors[0].hint, list(found.values())
+    ) from errors[0]
+
+
+def _everywhere(account: Account) -> tuple[list[str], list[str], list[ProviderError | UsageError]]:
+    """All regions of all profiles; which profiles do not tell theirs, and why."""
+    profiles = account.profiles()
+    told = together({profile: partial(account.opted_in, profile) for profile in profiles})
+    regions: list[str] = []
+    silent: list[str] = []
+    errors: list[ProviderError | UsageError] = []
+    for profile, answer in told.items():
+        if isinstance(answer, ProviderError | UsageError):
+            if len(told) == 1:
+                raise answer
+            silent.append(f"the account of profile {profile}" if profile else "the account of these credentials")
+            errors.append(answer)
+        else:
+            regions += answer
+    return regions, silent, errors
+
+
+def _in_region(account: Account, home: Path, owner: str, region: str) -> list[Resource]:
+    client, name = account.client("ec2", region), split(region)[0]
+    mine = machines.account(account.identity(region).account, region)
+    living = {"Name": "instance-state-name", "Values": list(machines.ALIVE)}
+    reservations = pages(
+        f"list machines in {name}",
+        client,
+        "describe_instances",
+        "Reservations",
+        Filters=tags.filters(owner, living),
+    )
+    there = machines.all_of(reservations)
+    alive = {str(one["InstanceId"]) for one in there}
+    requests = pages(
+        f"list spot requests in {name}",
+        client,
+        "describe_spot_instance_requests",
+        "SpotInstanceRequests",
+        Filters=tags.filters(owner, {"Name": "state", "Values": list(machines.OPEN)}),
+    )
+    found = [
+        *(machines.resource(one, region, home, mine) for one in there),
+        *(machines.group(one, region, mine) for one in groups(client, name, owner)),
+        *(machines.request(one, region, mine) for one in requests if str(one.get("InstanceId") or "") not in alive),
+    ]
+    return [one for one in found if one.name]
+
+
+def groups(client: Any, name: str, owner: str, cluster: str = "") -> list[Mapping[str, Any]]:
+    """The security groups of an owner, or of one cluster, as AWS tells of them."""
+    further = [{"Name": f"tag:{tags.CLUSTER}", "Values": [cluster]}] if cluster else []
+    return pages(
+        f"list security groups in {name}",
+        client,
+        "describe_security_groups",
+        "SecurityGroups",
+        Filters=tags.filters(owner, *further),
+    )
+
+
+def look(account: Account, home: Path, resource: Resource) -> Resource | None:
+    """A thing as it is now; None where AWS knows nothing of it. Raises ProviderError."""
+    client = account.client("ec2", resource.region)
+    mine = machines.account(account.identity(resource.region).account, resource.region)
+    looks: Mapping[str, Callable[[], Resource | None]] = {
+        "machine": lambda: _machine(client, home, resource, mine),
+        tags.GROUP: lambda: _group(client, resource, mine),
+        machines.REQUEST: lambda: _request(client, resource),
+    }
+    return looks.get(resource.kind, lambda: None)()
+
+
+def _machine(client: Any, home: Path, resource: Resource, mine: Mapping[str, str]) -> Resource | None:
+    told = machine(client, resource.id)
+    if told is None:
+        return None
+    return machines.resource(told, resource.region, home, mine, known=resource.data, name=resource.name)
+
+
+def machine(client: Any, id_: str) -> Mapping[str, Any] | None:
+    """An instance as AWS tells of it; None where it knows none."""
+    answer = _found(f"look at the machine {id_}", client.describe_instances, InstanceIds=[id_])
+    there = machines.all_of(answer.get("Reservations") or [])
+    return there[0] if there else None
+
+
+def _group(client: Any, resource: Resource, mine: Mapping[str, str]) -> Resource | None:
+    doing = f"look at the security group {resource.id}"
+    there = _found(doing, client.describe_security_groups, GroupIds=[resource.id]).get("SecurityGroups")
+    return machines.group(there[0], resource.region, mine, resource.name) if there else None
+
+
+def _request(client: Any, resource: Resource) -> Resource | None:
+    told = request(client, resource.id)
+    return resource if told and told.get("State") in machines.OPEN else None
+
+
+def request(client: Any, id_: str) -> Mapping[str, Any] | None:
+    """A spot request as AWS tells of it; None where it knows none."""
+    answer = _found(
+        f"look at the spot request {id_}", client.describe_spot_instance_requests, SpotInstanceRequestIds=[id_]
+    )
+    there = answer.get("SpotInstanceRequests") or []
+    return there[0] if there else None
+
+
+def _found(doing: str, call: Callable[..., Any], **parameters: Any) -> dict[str, Any]:
+    """The answer to a question for one thing; {} where it is not there."""
+    try:
+        return dict(ask(doing, call, **parameters))
+    except ProviderError as error:
+        if is_absent(error):
+            return {}
+        raise
+
+
+def is_absent(error: ProviderError) -> bool:
+    """Whether AWS says that there is no such thing."""
+    return code(error).endswith(".NotFound")

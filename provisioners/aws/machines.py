@@ -1,0 +1,158 @@
+"""What AWS tells of a machine, a security group or a spot request, as our noun. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuops.models import Resource
+from provisioners.aws import tags
+from provisioners.aws.access import split
+from provisioners.aws.userdata import WATCH
+
+NOTICES = {"kind": "ec2", "url": "http://169.254.169.254"}
+ALIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
+OPEN = ("open", "active")
+"""States of a spot request that may still count."""
+SPOT = "spot"
+"""The last part of a spot request's mark."""
+REQUEST = "spot-request"
+RECLAIMED = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
+WHY = {
+    **dict.fromkeys(RECLAIMED, "AWS took it back: a spot machine, whose capacity others pay more for"),
+    "Server.InsufficientInstanceCapacity": "AWS had no capacity for it after all",
+    "Server.ScheduledStop": "AWS ended it for maintenance",
+    "Server.InternalError": "AWS failed to start it",
+    "Client.VolumeLimitExceeded": "the account may not have more disks in that region",
+    "Client.InvalidSnapshot.NotFound": "its image's disk is not there",
+    "Client.InternalError": "its disk could not be read: AWS says that this is an encrypted image's key, mostly",
+    "Client.UserInitiatedShutdown": "somebody has ended it",
+    "Client.InstanceInitiatedShutdown": "it has switched itself off",
+}
+"""StateReason's code, in a sentence."""
+
+
+def resource(
+    told: Mapping[str, Any],
+    region: str,
+    home: Path,
+    account: Mapping[str, str],
+    *,
+    known: Mapping[str, Any] | None = None,
+    name: str = "",
+) -> Resource:
+    """A machine. `known`: what `data` held of it before; `name`: its mark, where that is known."""
+    before, marked = dict(known or {}), tags.read(told)
+    index = int(told.get("AmiLaunchIndex") or 0)
+    state, phase = standing(told)
+    reason = str((told.get("StateReason") or {}).get("Code") or "")
+    leaving = str((told.get("State") or {}).get("Name")) in ("shutting-down", "terminated")
+    why = (WHY.get(reason) or _said(told)) if leaving else ""
+    token = f"{marked[tags.TOKEN]}-{index}" if marked.get(tags.TOKEN) else str(before.get("token") or "")
+    host = _address(told, public=marked.get(tags.PUBLIC) != "false") if not leaving else ""
+    data: dict[str, Any] = {
+        "connection": "ssh",
+        "ssh_folder": str(home / "ssh"),
+        "token": token,
+        "revives": True,
+        "boot_watch": WATCH,
+        "throwaway_key": before.get("throwaway_key", True),
+        "notices": dict(NOTICES),
+        "account": dict(account),
+        "zone": str((told.get("Placement") or {}).get("AvailabilityZone") or ""),
+        "type": str(told.get("InstanceType") or ""),
+        "market": "spot" if told.get("InstanceLifecycle") == "spot" else "on-demand",
+        "spot_request": str(told.get("SpotInstanceRequestId") or before.get("spot_request") or ""),
+        "phase": phase,
+        "hopeless": (why or "AWS is ending it") if leaving else "",
+        "reclaimed": reason in RECLAIMED,
+        "why_ended": why,
+    }
+    key = marked.get(tags.HOST_KEY) or ""
+    if host and key:
+        data["target"] = {
+            "host": host,
+            "port": 22,
+            "user": marked.get(tags.USER) or "ubuntu",
+            "identities": [str(home / "ssh" / "id_ed25519")],
+            "identities_only": True,
+            "host_keys": [key],
+        }
+    return Resource(
+        kind="machine",
+        id=str(told["InstanceId"]),
+        region=region,
+        name=name or tags.mark(marked, index),
+        bills=True,
+        state=state,
+        address=host,
+        port=22 if host else 0,
+        private_address=str(told.get("PrivateIpAddress") or ""),
+        per_hour=0.0 if leaving else _number(marked.get(tags.PRICE)),
+        data=data,
+    )
+
+
+def standing(told: Mapping[str, Any]) -> tuple[str, str]:
+    """Our state, and what it is at while it is not ready. One that shuts down costs nothing more, and is still there:
+    its security group cannot go before it has."""
+    state = str((told.get("State") or {}).get("Name") or "")
+    if state == "pending":
+        return "starting", "AWS is starting it"
+    if state == "running":
+        return "running", ""
+    if state == "terminated":
+        return "ended", ""
+    return "unknown", f"AWS calls it {state or 'nothing at all'}"
+
+
+def group(told: Mapping[str, Any], region: str, account: Mapping[str, str], name: str = "") -> Resource:
+    """A security group. It costs nothing."""
+    return _plain("group", str(told["GroupId"]), told, region, account, name, tags.GROUP)
+
+
+def request(told: Mapping[str, Any], region: str, account: Mapping[str, str]) -> Resource:
+    """A spot request whose machine is no more: it costs nothing, and may still count against the quota."""
+    return _plain(REQUEST, str(told["SpotInstanceRequestId"]), told, region, account, "", SPOT)
+
+
+def _plain(
+    kind: str, id_: str, told: Mapping[str, Any], region: str, account: Mapping[str, str], name: str, part: str
+) -> Resource:
+    marked = tags.read(told)
+    token = {"token": f"{marked[tags.TOKEN]}-{part}"} if marked.get(tags.TOKEN) else {}
+    return Resource(
+        kind=kind,
+        id=id_,
+        region=region,
+        name=name or tags.mark(marked, part),
+        bills=False,
+        state="running",
+        data={**token, "account": dict(account)},
+    )
+
+
+def all_of(reservations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The machines of DescribeInstances' answer."""
+    return [one for reservation in reservations for one in reservation.get("Instances") or []]
+
+
+def account(number: str, region: str) -> dict[str, str]:
+    """What a resource keeps of whose it is."""
+    return {"id": number, "profile": split(region)[1]}
+
+
+def _address(told: Mapping[str, Any], *, public: bool) -> str:
+    return str(told.get("PublicIpAddress" if public else "PrivateIpAddress") or "")
+
+
+def _said(told: Mapping[str, Any]) -> str:
+    return str((told.get("StateReason") or {}).get("Message") or told.get("StateTransitionReason") or "")
+
+
+def _number(said: str | None) -> float:
+    try:
+        return float(said or 0.0)
+    except ValueError:
+        return 0.0

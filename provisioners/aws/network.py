@@ -1,0 +1,198 @@
+"""Where machines stand: a subnet for each zone, and a security group that lets this computer in."""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gpuops.errors import ProviderError, Rejected, UsageError
+from provisioners.aws import failures
+from provisioners.aws.access import Account, ask, pages, split
+from provisioners.aws.options import Wishes
+
+CHECKIP = "https://checkip.amazonaws.com"
+CHECKIP_S = 10.0
+OURS = "gpuops: whoever brought the cluster up"
+"""Description of the rule that follows this computer's address."""
+GIVEN = "gpuops: --ssh-from"
+BETWEEN = "gpuops: between its machines"
+TRIES = 6
+"""So often a group that was just made may not be known yet."""
+
+
+class Place(NamedTuple):
+    """One zone's subnet."""
+
+    subnet: str
+    vpc: str
+    public: bool
+    """Whether its machines get public addresses."""
+
+
+def places(account: Account, region: str, wishes: Wishes) -> dict[str, Place]:
+    """The subnet of each zone; of all, those of the default network. Raises ProviderError, UsageError."""
+    client, name = account.client("ec2", region), split(region)[0]
+    if wishes.subnet:
+        doing = f"look at the subnet {wishes.subnet} in {name}"
+        told = pages(doing, client, "describe_subnets", "Subnets", SubnetIds=[wishes.subnet])
+    else:
+        vpcs = pages(
+            f"look for the default network in {name}",
+            client,
+            "describe_vpcs",
+            "Vpcs",
+            Filters=[{"Name": "is-default", "Values": ["true"]}],
+        )
+        if not vpcs:
+            raise Rejected(f"the account has no default network (VPC) in {name}", failures.NO_VPC.format(region=name))
+        filters = [
+            {"Name": "vpc-id", "Values": [str(vpcs[0]["VpcId"])]},
+            {"Name": "default-for-az", "Values": ["true"]},
+        ]
+        told = pages(f"list subnets in {name}", client, "describe_subnets", "Subnets", Filters=filters)
+        if not told:
+            raise Rejected(
+                f"the default network in {name} has no subnets of its own",
+                f"make one: aws ec2 create-default-subnet --availability-zone {name}a; or name one: --subnet subnet-…",
+            )
+    found = {
+        str(one["AvailabilityZone"]): Place(
+            str(one["SubnetId"]), str(one["VpcId"]), not wishes.subnet or bool(one.get("MapPublicIpOnLaunch"))
+        )
+        for one in told
+    }
+    _check(client, name, wishes, list(found.values()))
+    return found
+
+
+def _check(client: Any, name: str, wishes: Wishes, found: Sequence[Place]) -> None:
+    """Raises UsageError, ProviderError where the wishes do not go with the network."""
+    if wishes.security_group:
+        doing = f"look at the security group {wishes.security_group} in {name}"
+        told = pages(doing, client, "describe_security_groups", "SecurityGroups", GroupIds=[wishes.security_group])
+        vpc = str(told[0].get("VpcId") or "") if told else ""
+        if others := sorted({place.vpc for place in found} - {vpc}):
+            raise UsageError(
+                f"the security group {wishes.security_group} is in the network {vpc}, and the machines would be in "
+                f"{', '.join(others)}",
+                f"name a subnet of {vpc} too: --subnet",
+            )
+    elif not wishes.ssh_from and not all(place.public for place in found):
+        raise UsageError(
+            f"the subnet {wishes.subnet} gives its machines no public address",
+            "say from where inside they are reached, with --ssh-from 10.0.0.0/8, or name another subnet",
+        )
+
+
+def caller(env: Mapping[str, str]) -> str:
+    """This computer's address as AWS sees it, as a CIDR. Raises Rejected."""
+    import urllib.error
+    import urllib.request
+
+    url = env.get("GPUOPS_CHECKIP_URL", "").strip() or CHECKIP
+    hint = "say whom SSH is open to: --ssh-from 203.0.113.7"
+    try:
+        asked = urllib.request.Request(url, headers={"User-Agent": "gpuops"})
+        with urllib.request.urlopen(asked, timeout=CHECKIP_S) as answer:
+            said = answer.read(200).decode("ascii", "replace").strip()
+    except (OSError, ValueError, urllib.error.URLError) as error:
+        raise Rejected(f"{url} does not tell this computer's address: {error}", hint) from error
+    try:
+        return str(ipaddress.ip_network(said))
+    except ValueError:
+        raise Rejected(f"{url} does not tell this computer's address", hint) from None
+
+
+def rule(cidr: str, said: str) -> dict[str, Any]:
+    """SSH from one network."""
+    within: dict[str, Any] = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}
+    if ":" in cidr:
+        return {**within, "Ipv6Ranges": [{"CidrIpv6": cidr, "Description": said}]}
+    return {**within, "IpRanges": [{"CidrIp": cidr, "Description": said}]}
+
+
+def among(group: str) -> dict[str, Any]:
+    """Everything between the members of a group."""
+    return {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group, "Description": BETWEEN}]}
+
+
+def make_group(client: Any, name: str, vpc: str, tags: Sequence[Mapping[str, Any]], doing: str) -> str:
+    """The id of a new security group, which lets nobody in yet. `client` asks once. Raises ProviderError."""
+    made = ask(
+        doing,
+        client.create_security_group,
+        creating=True,
+        GroupName=name,
+        Description="SSH for whoever brought a gpuops cluster up, everything between its machines",
+        VpcId=vpc,
+        TagSpecifications=list(tags),
+    )
+    return str(made["GroupId"])
+
+
+def open_group(
+    client: Any, group: str, cidr: str, *, given: bool, doing: str, pause: Callable[[float], None] = time.sleep
+) -> None:
+    """Let this computer in, and the machines to each other. Asked again it changes nothing. Raises ProviderError."""
+    for rules in ([rule(cidr, GIVEN if given else OURS)], [among(group)]):
+        for left in reversed(range(TRIES)):
+            try:
+                ask(doing, client.authorize_security_group_ingress, GroupId=group, IpPermissions=rules)
+                break
+            except ProviderError as error:
+                if failures.code(error) == "InvalidPermission.Duplicate":
+                    break
+                if not unknown_yet(error) or not left:
+                    raise
+                pause(lull(TRIES - 1 - left))
+
+
+def unknown_yet(error: ProviderError) -> bool:
+    """Whether AWS has not heard everywhere of a group that it has just made."""
+    return failures.code(error) in (
+        "InvalidGroup.NotFound",
+        "InvalidGroupId.NotFound",
+        "InvalidSecurityGroupID.NotFound",
+    )
+
+
+def lull(attempt: int) -> float:
+    """How long to wait before asking again, in seconds; never the same."""
+    return float(min(2.0**attempt, 16.0) * random.uniform(0.5, 1.0))
+
+
+def followed(permissions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The networks of the rules that follow this computer's address, of a group as AWS tells of it."""
+    return [
+        str(one.get(key))
+        for permission in permissions
+        for ranges, key in (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6"))
+        for one in permission.get(ranges) or []
+        if one.get("Description") == OURS
+    ]
+
+
+def follow(client: Any, group: Mapping[str, Any], cidr: str) -> bool:
+    """Let this computer's present address into a group, and its former one no more. Returns whether that was needed.
+
+    A group that lets in whom the user has named is left as it is. Raises ProviderError.
+    """
+    name, former = str(group["GroupId"]), followed(group.get("IpPermissions") or [])
+    if not former or cidr in former:
+        return False
+    doing = f"let this computer into the security group {name}"
+    try:
+        ask(doing, client.authorize_security_group_ingress, GroupId=name, IpPermissions=[rule(cidr, OURS)])
+    except ProviderError as error:
+        if failures.code(error) != "InvalidPermission.Duplicate":
+            raise
+    for old in former:
+        try:
+            ask(doing, client.revoke_security_group_ingress, GroupId=name, IpPermissions=[rule(old, OURS)])
+        except ProviderError as error:
+            if failures.code(error) != "InvalidPermission.NotFound":
+                raise
+    return True

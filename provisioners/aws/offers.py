@@ -1,0 +1,275 @@
+"""From AWS's answers to offers: type by type and zone by zone, priced and held against the quotas.
+
+In the order in which they are tried: regions by their cheapest offer, in a region types by theirs, of a type the zones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from gpuops.errors import NoCapacity, ProviderError, UsageError
+from gpuops.models import Offer, Price
+from provisioners.aws import advice, catalog, images, network, prices, quotas
+from provisioners.aws.access import Account, split
+from provisioners.aws.catalog import Kind
+from provisioners.aws.options import Wishes
+from provisioners.aws.quotaboard import AT_A_TIME, asked_of
+from provisioners.aws.quotas import SPOT, UNIT, class_of
+from provisioners.aws.together import sure, together
+from provisioners.aws.ways import Asked, Place, Way
+
+ELSEWHERE = "ask for another --gpu-type, or look elsewhere with --region A,B"
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What everything in a region stands on."""
+
+    region: str
+    image: images.Image
+    nets: Mapping[str, network.Place]
+    """By zone."""
+    disk: float
+    """$/h for a GB."""
+
+
+@dataclass(frozen=True)
+class Stock:
+    """A region: what it has of what was asked for, at which $/h and zone, and how the account stands there."""
+
+    ground: Ground
+    place: Place
+    priced: Sequence[tuple[Kind, str, float]]
+
+
+def offers(account: Account, given: Wishes, regions: Sequence[str]) -> list[Offer]:
+    """Best first. Raises UsageError, NoCapacity, QuotaExceeded, or what is wrong where nothing could be asked."""
+    asked = asked_of(given)
+    found = together({region: partial(_stock, account, region, given, asked) for region in regions}, AT_A_TIME)
+    stocks = [one for one in found.values() if isinstance(one, Stock)]
+    if not stocks:
+        raise _worst(found.values())
+    notes = [f"{split(region)[0]}: {one.say}" for region, one in found.items() if not isinstance(one, Stock)]
+    made: list[Offer] = []
+    short: list[Way] = []
+    for stock in stocks:
+        able, unable = _by_quota(stock, given)
+        short += unable
+        made += [_offer(stock, kind, zone, price, given) for kind, zone, price in able]
+    if not made:
+        raise advice.refusal(asked, _with_history(account, stocks), time.time())
+    notes += [_left_out(asked, ways) for ways in _same_quota(short)]
+    first, *rest = ranked(made)
+    return [dataclasses.replace(first, notes=(*first.notes, *notes)), *rest]
+
+
+def ranked(made: Iterable[Offer]) -> list[Offer]:
+    cheapest: dict[tuple[str, ...], float] = {}
+    listed = list(made)
+    for one in listed:
+        for key in ((one.region,), (one.region, one.data["type"])):
+            cheapest[key] = min(one.per_hour, cheapest.get(key, one.per_hour))
+
+    def order(one: Offer) -> tuple[Any, ...]:
+        kind = str(one.data["type"])
+        return cheapest[one.region,], one.region, cheapest[one.region, kind], kind, one.per_hour, one.data["zone"]
+
+    return sorted(listed, key=order)
+
+
+def _worst(errors: Iterable[Any]) -> ProviderError | UsageError:
+    """Of several regions without anything the reason that may pass: it is the one worth to wait for."""
+    listed = list(errors)
+    found: ProviderError | UsageError = next((one for one in listed if isinstance(one, NoCapacity)), listed[0])
+    return found
+
+
+def _stock(account: Account, region: str, given: Wishes, asked: Asked) -> Stock:
+    first: dict[str, Any] = together(
+        {
+            "kinds": partial(catalog.kinds, account, region),
+            "image": partial(images.find, account, region, given),
+            "nets": partial(network.places, account, region, given),
+            "disk": partial(prices.disk, account, region),
+        }
+    )
+    kinds: dict[str, Kind] = sure(first["kinds"])
+    meant = _runnable(
+        catalog.chosen(
+            kinds.values(), gpus=asked.gpus, gpu_type=asked.gpu_type, gpu_mem=asked.gpu_mem, market=asked.market
+        ),
+        given,
+    )
+    ground = Ground(region, sure(first["image"]), sure(first["nets"]), sure(first["disk"]))
+    types = [kind.type for kind in meant]
+    classes = list(dict.fromkeys(one for kind in meant if (one := class_of(kind.type, asked.market))))
+    ask_price = (
+        partial(prices.spot, account, region, types)
+        if given.spot
+        else partial(prices.on_demand, account, region, meant)
+    )
+    second: dict[str, Any] = together(
+        {
+            "zones": partial(catalog.zones, account, region, types),
+            "prices": ask_price,
+            "standing": partial(
+                quotas.standing,
+                account,
+                region,
+                classes,
+                lambda: {name: kind.vcpus for name, kind in kinds.items()},
+                history=False,
+            ),
+        }
+    )
+    place = Place(region, tuple(kinds.values()), {asked.market: meant}, sure(second["standing"]))
+    priced = _priced(meant, sure(second["zones"]), sure(second["prices"]), ground, spot=given.spot)
+    return Stock(ground, place, priced)
+
+
+def _runnable(kinds: Sequence[Kind], given: Wishes) -> list[Kind]:
+    """Without those that AWS's image has no driver for. Raises UsageError where none is left."""
+    fit = [kind for kind in kinds if given.ami or not catalog.is_old(kind)]
+    if not fit:
+        raise UsageError(
+            f"AWS's image has no driver for the {kinds[0].gpu} of {kinds[0].type}", "name an image of your own: --ami"
+        )
+    return fit
+
+
+def _priced(
+    meant: Sequence[Kind], zones: Mapping[str, set[str]], told: Mapping[Any, float], ground: Ground, *, spot: bool
+) -> list[tuple[Kind, str, float]]:
+    """Each kind in each zone that has it, where we have a network and there is a price. Raises NoCapacity."""
+    where = split(ground.region)[0]
+    names = ", ".join(kind.type for kind in meant[:4]) + (" or others" if len(meant) > 4 else "")
+    offered = [(kind, zone) for kind in meant for zone in sorted(zones.get(kind.type, ()))]
+    if not offered:
+        raise NoCapacity(f"no zone of {where} has {names}", ELSEWHERE)
+    reached = [(kind, zone) for kind, zone in offered if zone in ground.nets]
+    if not reached:
+        there = ", ".join(sorted({zone for _, zone in offered}))
+        raise NoCapacity(
+            f"{names}: in {where} only {there} has such machines, and there is no subnet of ours",
+            "name a subnet there (--subnet), or make the default ones: aws ec2 create-default-subnet "
+            f"--availability-zone {offered[0][1]}",
+        )
+    priced = [(kind, zone, told.get((kind.type, zone) if spot else kind.type, 0.0)) for kind, zone in reached]
+    known = [(kind, zone, price) for kind, zone, price in priced if price]
+    if not known:
+        what = "no spot price" if spot else "no price in its price list"
+        raise NoCapacity(f"AWS has {what} for {names} in {where} now", ELSEWHERE)
+    return known
+
+
+def _by_quota(stock: Stock, given: Wishes) -> tuple[list[tuple[Kind, str, float]], list[Way]]:
+    """What the quotas let us have, or may; and the ways that they do not."""
+    short: dict[str, Way] = {}
+    able = []
+    for kind, zone, price in stock.priced:
+        way = _way(stock, kind, given)
+        if way is not None and way.free is not None and not way.fits:
+            short[kind.type] = way
+        else:
+            able.append((kind, zone, price))
+    return able, list(short.values())
+
+
+def _way(stock: Stock, kind: Kind, given: Wishes) -> Way | None:
+    counted = class_of(kind.type, asked_of(given).market)
+    return None if counted is None else Way(stock.place, kind, given.nodes, counted)
+
+
+def _same_quota(short: Sequence[Way]) -> list[list[Way]]:
+    groups: dict[tuple[str, str], list[Way]] = {}
+    for way in sorted(short, key=lambda way: (way.need, way.kind.type)):
+        groups.setdefault((way.place.region, way.counted.code), []).append(way)
+    return list(groups.values())
+
+
+def _left_out(asked: Asked, ways: Sequence[Way]) -> str:
+    names = ", ".join(way.kind.type for way in ways)
+    least = dataclasses.replace(asked, gpu_type=ways[0].kind.type)
+    return f"left out: {names}: {advice.lacking(ways[0])}: {advice.command(least, 'quota', ways[0].place.region)}"
+
+
+def _with_history(account: Account, stocks: Sequence[Stock]) -> list[Place]:
+    """The same places with their open requests for more, where those may be seen."""
+    told = together({one.place.region: partial(quotas.open_increases, account, one.place.region) for one in stocks})
+    places = []
+    for one in stocks:
+        open_ones = told[one.place.region]
+        known = None if isinstance(open_ones, ProviderError | UsageError) else open_ones
+        places.append(dataclasses.replace(one.place, standing=dataclasses.replace(one.place.standing, increases=known)))
+    return places
+
+
+def _offer(stock: Stock, kind: Kind, zone: str, price: float, given: Wishes) -> Offer:
+    ground, nodes = stock.ground, given.nodes
+    market = asked_of(given).market
+    net = ground.nets[zone]
+    disk = max(given.disk, ground.image.root_gb)
+    way = _way(stock, kind, given)
+    costs = [
+        Price(f"{nodes} x {kind.type}, {market}", round(price * nodes, 6)),
+        Price(f"{nodes} x {disk} GB of disk (gp3)", round(ground.disk * disk * nodes, 6)),
+        *([Price(f"{nodes} x public IPv4 address", round(prices.ADDRESS * nodes, 6))] if net.public else []),
+    ]
+    per_hour = sum(cost.per_hour for cost in costs)
+    count = f"{nodes} x {kind.gpus}" if nodes > 1 else str(kind.gpus)
+    return Offer(
+        provider="aws",
+        id=f"{ground.region}/{zone}/{kind.type}/{market}",
+        say=f"{nodes} x {kind.type} ({kind.gpus} x {kind.gpu}, {kind.memory} GB each) in {zone}, {market}",
+        nodes=nodes,
+        gpus=kind.gpus,
+        region=ground.region,
+        prices=tuple(costs),
+        notes=tuple(_notes(way, ground.image)),
+        data={
+            "columns": {
+                "TYPE": kind.type,
+                "GPU": kind.gpu,
+                "MEMORY": f"{kind.memory} GB",
+                "COUNT": count,
+                UNIT.upper(): f"{nodes} x {kind.vcpus}" if nodes > 1 else str(kind.vcpus),
+                "ZONE": zone,
+                "MARKET": market,
+                "$/H": f"${per_hour:.2f}",
+            },
+            "region": ground.region,
+            "zone": zone,
+            "place": zone,
+            "type": kind.type,
+            "market": SPOT if given.spot else market,
+            "gpus": kind.gpus,
+            "vcpus": kind.vcpus,
+            "quota": f"{ground.region}/{way.counted.code}" if way and way.counted.code else "",
+            "price": price,
+            "ami": ground.image.id,
+            "ami_name": ground.image.name,
+            "user": ground.image.user,
+            "root_device": ground.image.root_device,
+            "devices": list(ground.image.devices),
+            "disk": disk,
+            "subnet": net.subnet,
+            "vpc": net.vpc,
+            "public": net.public,
+            "security_group": given.security_group,
+            "ssh_from": given.ssh_from,
+        },
+    )
+
+
+def _notes(way: Way | None, image: images.Image) -> list[str]:
+    notes = [image.note] if image.note else []
+    if way is not None and way.free is None:
+        why = way.place.standing.why
+        because = why.get(way.counted.code) or why.get("used") or "AWS documents none for it"
+        notes.append(f"whether the quota allows {way.kind.type} is not known ({because}): AWS may still say no")
+    return notes

@@ -1,0 +1,211 @@
+"""AWS as a provisioner: machines of one type in one zone, behind a security group of their own.
+
+No other thing is made: our login and the first host key travel in the user data, and the marks are tags.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gpuops.errors import AuthFailed, Rejected, Unknown
+from gpuops.models import Increase, Intent, Journal, Offer, Option, Problem, Quota, QuotaReport, Request, Resource
+from provisioners import loginkeys
+from provisioners.aws import launch, listing, machines, network, offers, options, policy, quotaboard, tags, userdata
+from provisioners.aws.access import Account, ask, split
+from provisioners.aws.ending import Ending
+from provisioners.aws.failures import code
+from provisioners.base import CONTRACT, Context
+
+CALLER_S = 60.0
+"""So long an address of this computer is taken for its present one while machines are made."""
+LAST_LINES = 20
+
+
+class AwsProvisioner:
+    contract = CONTRACT
+    name = "aws"
+    capabilities: Mapping[str, bool | str] = {
+        "multinode": True,
+        "spot": True,
+        "self_destruct": True,
+        "host_keys": True,
+        "rented": True,
+        "shares_disk": "a machine has its own disk",
+    }
+    options: Sequence[Option] = options.OPTIONS
+    settle_s = 60.0
+    gone_s = 600.0
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._account = Account(context.env, context.home)
+        self._lock = threading.Lock()
+        self._caller: tuple[float, str] | None = None
+
+    # Before anything is made.
+
+    def preflight(self, request: Request) -> Sequence[Problem]:
+        options.wishes(request)
+        regions = self._account.regions(request)
+        try:
+            who = self._account.identity(regions[0])
+        except (AuthFailed, Rejected) as error:
+            return [Problem(error.say, error.hint)]
+        names = ", ".join(split(one)[0] for one in regions)
+        whose = f"AWS account {who.account}, as {who.name}"
+        return [
+            Problem(whose, f"it looks in {names} (--region A,B for others, --profile for another account)", fatal=False)
+        ]
+
+    def offers(self, request: Request) -> Sequence[Offer]:
+        """Types and zones where all nodes may be had; each is tried until one is."""
+        return offers.offers(self._account, options.wishes(request), self._account.regions(request))
+
+    # Making.
+
+    def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+        """A security group, unless one was named, and all machines in one request."""
+        began, region, data = time.monotonic(), offer.region, offer.data
+        self._account.note_profile(region)
+        _, login = loginkeys.login(self.context.home)
+        host, user = loginkeys.new(), str(data["user"])
+        text = userdata.document(host=host, login=login, user=user, end=intent.boot_deadline)
+        told = tags.told(
+            intent,
+            host_key=host.public,
+            user=user,
+            price=offer.per_hour / offer.nodes,
+            public=bool(data.get("public", True)),
+        )
+        mine = machines.account(self._account.identity(region).account, region)
+        made: list[Resource] = []
+        named = str(data.get("security_group") or "")
+        if not named:
+            made.append(self._make_group(offer, intent, journal, told, mine))
+        for index in range(offer.nodes):
+            journal.will("machine", intent.mark(index), f"{intent.token}-{index}", region)
+        wanted = launch.parameters(offer, intent, named or made[0].id, text, told)
+        launcher = self._account.launcher(region)
+        answer = launch.start(launcher, wanted, launch.doing(offer), ours=not named, since=began)
+        there = sorted(answer.get("Instances") or [], key=lambda one: int(one.get("AmiLaunchIndex") or 0))
+        for one in there:
+            tagged = {**one, "Tags": one.get("Tags") or tags.listed(told)}
+            made.append(machines.resource(tagged, region, self.context.home, mine))
+            journal.got(made[-1])
+        if len(there) != offer.nodes:
+            raise Unknown(f"AWS told of {len(there)} machines where {offer.nodes} were asked for", "try again")
+        return made
+
+    def _make_group(
+        self, offer: Offer, intent: Intent, journal: Journal, told: Mapping[str, str], mine: Mapping[str, str]
+    ) -> Resource:
+        given = str(offer.data.get("ssh_from") or "")
+        cidr = given or self._my_address()
+        region, name = offer.region, intent.mark(tags.GROUP)
+        launcher, where = self._account.launcher(region), split(region)[0]
+        journal.will(tags.GROUP, name, f"{intent.token}-{tags.GROUP}", region)
+        group = network.make_group(
+            launcher,
+            f"{name}-{intent.token[-8:]}",  # AWS may remember a name for a while after its end
+            str(offer.data["vpc"]),
+            tags.specifications({**told, "Name": name}, "security-group"),
+            f"make a security group in {where}",
+        )
+        made = machines.group({"GroupId": group, "Tags": tags.listed(told)}, region, mine)
+        journal.got(made)
+        network.open_group(
+            self._account.client("ec2", region),
+            group,
+            cidr,
+            given=bool(given),
+            doing=f"open the security group {group}",
+        )
+        return made
+
+    def _my_address(self) -> str:
+        with self._lock:
+            if self._caller is None or time.monotonic() - self._caller[0] > CALLER_S:
+                self._caller = (time.monotonic(), network.caller(self.context.env))
+            return self._caller[1]
+
+    # Finding.
+
+    def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
+        return listing.owned(self._account, self.context.home, owner, regions)
+
+    def describe(self, resource: Resource) -> Resource:
+        now = listing.look(self._account, self.context.home, resource)
+        if now is not None:
+            return now
+        self._check_account(resource)
+        return dataclasses.replace(resource, state="ended", address="", port=0, per_hour=0.0)
+
+    def _check_account(self, resource: Resource) -> None:
+        """Raises AuthFailed where what AWS does not find may be in another account, and go on there."""
+        kept = resource.data.get("account")
+        theirs = str((kept if isinstance(kept, Mapping) else {}).get("id") or "")
+        mine = self._account.identity(resource.region)
+        if theirs and theirs != mine.account:
+            raise AuthFailed(
+                f"{resource.name} is in the AWS account {theirs}, and these credentials are {mine.name}'s of "
+                f"{mine.account}",
+                "use that account's again: AWS_PROFILE=…, or its AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            )
+
+    # Ending.
+
+    def destroy(self, resources: Sequence[Resource]) -> None:
+        Ending(self._account).destroy(resources)
+
+    def self_destruct(self, resource: Resource) -> Sequence[str]:
+        """A machine that switches itself off is ended by AWS, which was told so when it was made."""
+        user = (resource.data.get("target") or {}).get("user")
+        return [*([] if user == "root" else ["sudo", "-n"]), "systemctl", "poweroff"]
+
+    # What else can be asked.
+
+    def admit(self, resources: Sequence[Resource]) -> bool:
+        """Security groups that let in this computer alone follow its address."""
+        changed = False
+        for region, name in dict.fromkeys((one.region, tags.cluster_of(one.name)) for one in resources):
+            client = self._account.client("ec2", region)
+            groups = listing.groups(client, split(region)[0], *name)
+            if any(network.followed(one.get("IpPermissions") or []) for one in groups):
+                cidr = network.caller(self.context.env)
+                for one in groups:
+                    changed = network.follow(client, one, cidr) or changed
+        return changed
+
+    def last_words(self, resource: Resource) -> str:
+        """The last lines of a machine's console."""
+        if resource.kind != "machine":
+            return ""
+        client = self._account.client("ec2", resource.region)
+        doing = f"read the console of {resource.id}"
+        read: Callable[..., Any] = client.get_console_output
+        try:
+            told = ask(doing, read, InstanceId=resource.id, Latest=True)
+        except Rejected as error:
+            if code(error) not in ("UnsupportedOperation", "InvalidParameterCombination"):
+                raise
+            told = ask(doing, read, InstanceId=resource.id)
+        plain = (
+            "".join(char for char in line if char.isprintable()) for line in str(told.get("Output") or "").splitlines()
+        )
+        return "\n".join([line.rstrip() for line in plain if line.strip()][-LAST_LINES:])
+
+    def quota(self, request: Request) -> QuotaReport:
+        return quotaboard.report(self._account, request)
+
+    def request_quota(self, quota: Quota, wanted: float) -> Increase:
+        return quotaboard.request_quota(self._account, quota, wanted)
+
+    def requested_quota(self, quota: Quota, id: str) -> Increase:
+        return quotaboard.requested_quota(self._account, quota, id)
+
+    def policy(self, sink: str = "") -> Mapping[str, Any]:
+        return policy.document(sink)

@@ -1,0 +1,167 @@
+"""What `gpuops quota aws` asks AWS, region by region and side by side, and what it files there."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from gpuops.errors import ProviderError, UsageError
+from gpuops.models import Increase, Quota, QuotaReport, Request
+from provisioners.aws import advice, catalog, quotas
+from provisioners.aws.access import Account, ask, split
+from provisioners.aws.catalog import Kind
+from provisioners.aws.failures import code
+from provisioners.aws.options import Wishes, wishes
+from provisioners.aws.quotas import MARKETS, NEWER_P_SPOT, ON_DEMAND, SPOT, Class, class_of, unknown
+from provisioners.aws.together import sure, together
+from provisioners.aws.ways import Asked, Place
+
+EVERYWHERE = "all"
+AT_A_TIME = 4
+"""So many regions, each with several questions at once."""
+NAMED = 3
+OPEN_ALREADY = "ResourceAlreadyExistsException"
+
+
+def asked_of(given: Wishes, profile: str = "") -> Asked:
+    market = SPOT if given.spot else ON_DEMAND
+    return Asked(given.nodes, given.gpus, given.gpu_type, given.gpu_mem, market, given.profile or profile)
+
+
+def report(account: Account, request: Request) -> QuotaReport:
+    """The quotas of each region, and what follows from them. Raises ProviderError, UsageError."""
+    given = wishes(request)
+    regions = _regions(account, request)
+    something = bool(given.gpus or given.gpu_type or given.gpu_mem or given.nodes > 1)
+    asked = asked_of(given)
+    found = together({region: partial(_place, account, region, asked, something) for region in regions}, AT_A_TIME)
+    places = [one for one in found.values() if isinstance(one, Place)]
+    if not places:
+        sure(found[regions[0]])
+    left_out = [(region, one.say) for region, one in found.items() if not isinstance(one, Place)]
+    gaps = [(place.region, said) for place in places for said in place.standing.why.values()]
+    notes = [*_by_reason(left_out, "left out"), *_by_reason(gaps, "known in part")]
+    rows = [row for place in places for row in rows_of(place, asked, something=something)]
+    said = advice.advise(asked, places, time.time()) if something else []
+    return QuotaReport(quotas=rows, advice=[str(one) for one in said], notes=notes)
+
+
+def _regions(account: Account, request: Request) -> list[str]:
+    if (request.region or "").partition("@")[0].strip().lower() != EVERYWHERE:
+        return account.regions(request)
+    usual = account.regions(dataclasses.replace(request, region=None))[0]
+    return account.opted_in(split(usual)[1] or (request.region or "").partition("@")[2])
+
+
+def rows_of(place: Place, asked: Asked, *, something: bool) -> list[Quota]:
+    """A region's quotas, those of the market asked for first; with a request those that it could be counted against."""
+    markets = sorted(MARKETS, key=lambda market: market != asked.market) if something else list(MARKETS)
+    rows = []
+    for market in markets:
+        for counted in _classes(place, market, something=something):
+            kinds = place.chosen.get(market, ()) if something else ()
+            rows.append(
+                quotas.row(
+                    place.region,
+                    counted,
+                    place.standing,
+                    kinds,
+                    asked.nodes,
+                    asked=something and market == asked.market and bool(kinds or not place.kinds),
+                )
+            )
+    return rows
+
+
+def _classes(place: Place, market: str, *, something: bool) -> list[Class]:
+    """Without a request every quota; with one those of the kinds that it means."""
+    known = [one for one in quotas.CLASSES if one.market == market]
+    if not something or not place.kinds:
+        return known
+    meant = {class_of(kind.type, market) for kind in place.chosen.get(market, ())}
+    return [one for one in [*known, NEWER_P_SPOT] if one in meant]
+
+
+def _by_reason(whys: Sequence[tuple[str, str]], what: str) -> list[str]:
+    """Each reason once, with the regions that it was heard from."""
+    said = []
+    for why in dict.fromkeys(why for _, why in whys):
+        names = list(dict.fromkeys(split(region)[0] for region, same in whys if same == why))
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        are = "is" if len(names) == 1 else "are"
+        said.append(f"{', '.join(names[:NAMED])}{more} {are} {what}: {why}")
+    return said
+
+
+def _place(account: Account, region: str, asked: Asked, something: bool) -> Place:
+    place = survey(account, region, history=True)
+    if not something or not place.kinds:
+        return place
+    return dataclasses.replace(place, chosen=chosen(place.kinds, asked))
+
+
+def chosen(kinds: Sequence[Kind], asked: Asked) -> dict[str, list[Kind]]:
+    """The kinds that a request means, by market. Raises UsageError where the market asked for has none."""
+    found = {}
+    for market in MARKETS:
+        try:
+            found[market] = catalog.chosen(
+                kinds, gpus=asked.gpus, gpu_type=asked.gpu_type, gpu_mem=asked.gpu_mem, market=market
+            )
+        except UsageError:
+            if market == asked.market:
+                raise
+    return found
+
+
+def survey(
+    account: Account, region: str, classes: Sequence[Class] = quotas.CLASSES, *, history: bool, must: bool = False
+) -> Place:
+    """A region's types and quotas, asked for at once. `must`: without the types there is no going on."""
+    with ThreadPoolExecutor(1, thread_name_prefix="aws") as pool:
+        types: Future[dict[str, Kind]] = pool.submit(catalog.kinds, account, region)
+        vcpus: Callable[[], dict[str, int]] = lambda: {name: kind.vcpus for name, kind in types.result().items()}  # noqa: E731
+        standing = quotas.standing(account, region, classes, vcpus, history=history)
+        try:
+            kinds = types.result()
+        except ProviderError as error:
+            if must or not unknown(error):
+                raise
+            return Place(region, (), {}, dataclasses.replace(standing, why={**standing.why, "types": error.say}))
+    return Place(region, tuple(kinds.values()), {}, standing)
+
+
+def request_quota(account: Account, quota: Quota, wanted: float) -> Increase:
+    """File a request for a new total; where one is open already, that one. Raises ProviderError."""
+    client = account.client("service-quotas", quota.region)
+    try:
+        told = ask(
+            f"ask for more of the quota {quota.code}",
+            client.request_service_quota_increase,
+            ServiceCode=quotas.SERVICE,
+            QuotaCode=quota.code,
+            DesiredValue=float(wanted),
+        )
+    except ProviderError as error:
+        if code(error) != OPEN_ALREADY:
+            raise
+        there = quotas.open_increases(account, quota.region).get(quota.code)
+        if not there:
+            raise
+        return there[0]
+    return quotas.increase(told["RequestedQuota"])
+
+
+def requested_quota(account: Account, quota: Quota, id: str) -> Increase:
+    """One look at a request. Where it does not say how it ended, the limit does. Raises ProviderError."""
+    client = account.client("service-quotas", quota.region)
+    told: dict[str, Any] = ask("look at the request", client.get_requested_service_quota_change, RequestId=id)
+    found = quotas.increase(told["RequestedQuota"])
+    if found.open or found.granted is not None:
+        return found
+    limit = quotas.limit(account, quota.region, quota.code)
+    return dataclasses.replace(found, granted=limit >= found.wanted)

@@ -1,0 +1,237 @@
+"""AWS's quotas for GPUs: how many vCPUs of a class of instances an account may run at once in a region.
+
+Which class a type belongs to is told by the letters of its family (`g`, `gr`, `vt`; `p`), never by a list of types.
+What counts against a quota: running and pending instances, and for spot the open requests as well. All but the
+questions at the end are pure. Source: AWS, "Amazon EC2 instance type quotas", with the codes and defaults (0).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from gpuops.errors import AuthFailed, ProviderError, UsageError
+from gpuops.models import Increase, Quota
+from provisioners.aws.access import Account, ask, pages
+from provisioners.aws.catalog import Kind
+from provisioners.aws.failures import code, denied
+from provisioners.aws.together import sure, together
+
+SERVICE = "ec2"
+SPOT, ON_DEMAND = "spot", "on-demand"
+MARKETS = (SPOT, ON_DEMAND)
+UNIT = "vCPU"
+OPEN = ("PENDING", "CASE_OPENED")
+GRANTED = {"APPROVED": True, "DENIED": False, "NOT_APPROVED": False, "INVALID_REQUEST": False}
+"""What is not here, CASE_CLOSED above all, does not say how it ended."""
+NO_SUCH = "NoSuchResourceException"
+COUNTED = ("pending", "running")
+DOING = "read the quotas"
+FAMILY = re.compile(r"([a-z]+)(\d*)")
+
+
+@dataclass(frozen=True)
+class Class:
+    """One quota of AWS's."""
+
+    code: str
+    """Empty where AWS documents none."""
+    name: str
+    market: str
+
+
+G_SPOT = Class("L-3819A6DF", "All G and VT Spot Instance Requests", SPOT)
+P4_SPOT = Class("L-7212CCBC", "All P4, P3 and P2 Spot Instance Requests", SPOT)
+P5_SPOT = Class("L-C4BD4855", "All P5 Spot Instance Requests", SPOT)
+G = Class("L-DB2E81BA", "Running On-Demand G and VT instances", ON_DEMAND)
+P = Class("L-417A185B", "Running On-Demand P instances", ON_DEMAND)
+NEWER_P_SPOT = Class("", "newer P Spot Instance Requests", SPOT)
+"""P6 and what comes after it: AWS's page has no row for them, and its quotas of the same letter are not theirs."""
+CLASSES = (G_SPOT, P4_SPOT, P5_SPOT, G, P)
+
+
+def class_of(type: str, market: str) -> Class | None:
+    """The quota that a type's vCPUs are counted against; None for one without GPUs."""
+    match = FAMILY.match(type.partition(".")[0])
+    letters, number = (match[1], int(match[2] or 0)) if match else ("", 0)
+    if letters.startswith("g") or letters == "vt":
+        return G_SPOT if market == SPOT else G
+    if letters != "p":
+        return None
+    if market != SPOT:
+        return P
+    return P4_SPOT if number <= 4 else P5_SPOT if number == 5 else NEWER_P_SPOT
+
+
+def usage(
+    instances: Iterable[Mapping[str, Any]], requests: Iterable[Mapping[str, Any]], vcpus: Mapping[str, int]
+) -> dict[str, float | None]:
+    """vCPUs in use by code. None where a type's vCPUs are not known. `requests`: the open spot requests."""
+    used: dict[str, float | None] = {one.code: 0.0 for one in CLASSES}
+
+    def count(type: str, market: str, number: int | None) -> None:
+        counted = class_of(type, market)
+        if counted is not None and counted.code:
+            so_far = used[counted.code]
+            used[counted.code] = None if number is None or so_far is None else so_far + number
+
+    for one in instances:
+        lifecycle = one.get("InstanceLifecycle") or ON_DEMAND
+        if (one.get("State") or {}).get("Name") in COUNTED and lifecycle in MARKETS:
+            count(str(one.get("InstanceType")), lifecycle, _vcpus(one, vcpus))
+    for one in requests:
+        type = str((one.get("LaunchSpecification") or {}).get("InstanceType") or "")
+        if one.get("State") == "open":
+            count(type, SPOT, vcpus.get(type))
+    return used
+
+
+def _vcpus(instance: Mapping[str, Any], vcpus: Mapping[str, int]) -> int | None:
+    told = instance.get("CpuOptions") or {}
+    if told.get("CoreCount") and told.get("ThreadsPerCore"):
+        return int(told["CoreCount"]) * int(told["ThreadsPerCore"])
+    return vcpus.get(str(instance.get("InstanceType")))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How an account stands in one region."""
+
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """By code. What could not be learnt is not in it."""
+    used: Mapping[str, float | None] = field(default_factory=dict)
+    why: Mapping[str, str] = field(default_factory=dict)
+    """Why a limit (by its code) or what is in use (`used`) is not known."""
+    increases: Mapping[str, Sequence[Increase]] | None = field(default_factory=dict)
+    """The open ones; None: not known."""
+
+    def free(self, counted: Class) -> float | None:
+        limit, used = self.limits.get(counted.code), self.used.get(counted.code)
+        return None if limit is None or used is None else max(limit - used, 0.0)
+
+
+def row(region: str, counted: Class, standing: Standing, kinds: Iterable[Kind], nodes: int, *, asked: bool) -> Quota:
+    """One quota, and what a request takes of it that any of these kinds would serve."""
+    ours = [kind for kind in kinds if class_of(kind.type, counted.market) == counted]
+    least = min((kind.vcpus for kind in ours), default=None)
+    limit, used = standing.limits.get(counted.code), standing.used.get(counted.code)
+    why = standing.why.get(counted.code) or (standing.why.get("used", "") if used is None else "")
+    if not counted.code:
+        why = "AWS documents no quota for it"
+    return Quota(
+        region=region,
+        code=counted.code,
+        name=counted.name,
+        unit=UNIT,
+        limit=limit,
+        used=used,
+        need=None if least is None else float(nodes * least),
+        sum="" if least is None else arithmetic(nodes, least),
+        asked=asked,
+        increases=None if standing.increases is None else tuple(standing.increases.get(counted.code, ())),
+        why=why,
+    )
+
+
+def arithmetic(nodes: int, vcpus: float) -> str:
+    return f"{nodes} x {vcpus:g} {UNIT}"
+
+
+def increase(document: Mapping[str, Any]) -> Increase:
+    """A request for more, as Service Quotas tells of it."""
+    status = str(document.get("Status") or "")
+    created: Any = document.get("Created")
+    return Increase(
+        id=str(document.get("Id") or ""),
+        status=status,
+        wanted=float(document.get("DesiredValue") or 0.0),
+        created=created.timestamp() if hasattr(created, "timestamp") else None,
+        open=status in OPEN,
+        granted=GRANTED.get(status),
+    )
+
+
+# Questions. Where something may not be read, or does not answer, it is unknown; only wrong credentials are an error.
+
+
+def standing(
+    account: Account,
+    region: str,
+    classes: Sequence[Class],
+    vcpus: Callable[[], Mapping[str, int]],
+    *,
+    history: bool,
+) -> Standing:
+    """How the account stands in a region. `history`: whether open requests for more are asked for as well."""
+    codes = [one.code for one in classes if one.code]
+    calls: dict[str, Callable[[], Any]] = {one: partial(limit, account, region, one) for one in codes}
+    spot = any(one.market == SPOT for one in classes)
+    calls["used"] = partial(_used, account, region, vcpus, spot=spot)
+    if history:
+        calls["history"] = partial(open_increases, account, region)
+    found = together(calls)
+    known: dict[str, Any] = {name: value for name, value in found.items() if not unknown(value)}
+    return Standing(
+        limits={one: float(known[one]) for one in codes if one in known},
+        used=known.get("used", {}),
+        why={name: value.say for name, value in found.items() if isinstance(value, ProviderError)},
+        increases=known.get("history") if history else {},
+    )
+
+
+def unknown(answer: Any) -> bool:
+    """Whether an answer is none, and may be. Raises what is wrong with the credentials, or with what was typed."""
+    if isinstance(answer, UsageError) or (isinstance(answer, AuthFailed) and not denied(answer)):
+        raise answer
+    return isinstance(answer, ProviderError)
+
+
+def limit(account: Account, region: str, of: str) -> float:
+    """The quota as it is now: the one applied, else the default. Raises ProviderError."""
+    client = account.client("service-quotas", region)
+    try:
+        told = ask(DOING, client.get_service_quota, ServiceCode=SERVICE, QuotaCode=of)
+    except ProviderError as error:
+        if code(error) != NO_SUCH:  # which means: never changed, so that the default holds
+            raise
+        told = ask(DOING, client.get_aws_default_service_quota, ServiceCode=SERVICE, QuotaCode=of)
+    return float(told["Quota"]["Value"])
+
+
+def _used(
+    account: Account, region: str, vcpus: Callable[[], Mapping[str, int]], *, spot: bool
+) -> dict[str, float | None]:
+    client = account.client("ec2", region)
+    running = [{"Name": "instance-state-name", "Values": list(COUNTED)}]
+    waiting = [{"Name": "state", "Values": ["open"]}]
+    doing = "see what is in use"
+    calls: dict[str, Callable[[], list[Any]]] = {
+        "machines": partial(pages, doing, client, "describe_instances", "Reservations", Filters=running)
+    }
+    if spot:
+        calls["requests"] = partial(
+            pages, doing, client, "describe_spot_instance_requests", "SpotInstanceRequests", Filters=waiting
+        )
+    found = {name: sure(value) for name, value in together(calls).items()}
+    instances = [one for group in found["machines"] for one in group.get("Instances", ())]
+    return usage(instances, found.get("requests", ()), vcpus())
+
+
+def open_increases(account: Account, region: str) -> dict[str, list[Increase]]:
+    """The open requests for more, by code: AWS takes one at a time for each."""
+    client = account.client("service-quotas", region)
+    told = pages(
+        "list requests for more quota",
+        client,
+        "list_requested_service_quota_change_history",
+        "RequestedQuotas",
+        ServiceCode=SERVICE,
+    )
+    found: dict[str, list[Increase]] = {}
+    for one in told:
+        if (read := increase(one)).open:
+            found.setdefault(str(one.get("QuotaCode")), []).append(read)
+    return found

@@ -1,0 +1,42 @@
+"""What AWS says of its instance types, and an account's standing made up for a test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+from gpuops.models import Increase
+from provisioners.aws import quotaboard
+from provisioners.aws.catalog import Kind, read
+from provisioners.aws.quotas import CLASSES, SPOT, Standing
+from provisioners.aws.ways import Asked, Place
+
+G_SPOT, P4_SPOT, P5_SPOT, G, P = (one.code for one in CLASSES)
+
+
+@cache
+def kinds() -> tuple[Kind, ...]:
+    """Every type of the families that gpuops asks for, as the real service tells of them."""
+    families = ("g", "p", "vt")
+    return tuple(read(one) for name, one in INSTANCE_TYPES.items() if name.startswith(families))
+
+
+def asked(nodes: int = 1, gpus: int | None = 4, market: str = SPOT, **more: str | int | None) -> Asked:
+    kind, memory = more.get("gpu_type"), more.get("gpu_mem")
+    return Asked(nodes, gpus, None if kind is None else str(kind), None if memory is None else int(memory), market)
+
+
+def place(
+    wish: Asked,
+    limits: Mapping[str, float],
+    used: Mapping[str, float | None] | None = None,
+    increases: Mapping[str, Sequence[Increase]] | None = None,
+    region: str = "us-east-1",
+) -> Place:
+    """A region with every type, where the account may have so much: 0 where nothing is said."""
+    whole = {one.code: limits.get(one.code, 0.0) for one in CLASSES}
+    busy = {one.code: (used or {}).get(one.code, 0.0) for one in CLASSES}
+    standing = Standing(whole, busy, {}, increases or {})
+    return Place(region, kinds(), quotaboard.chosen(kinds(), wish), standing)

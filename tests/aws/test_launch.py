@@ -1,0 +1,216 @@
+"""The one request that starts machines: what it says, and that it never makes anything twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError, ReadTimeoutError
+
+from gpuops.errors import AuthFailed, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Rejected, Unknown
+from gpuops.models import Intent, Offer, Price
+from provisioners.aws import launch, tags
+
+TOKEN = "0123456789abcdef0123456789abcdef-12345678"
+INTENT = Intent("0a1b2c3d", "c-one", TOKEN, 1_900_000_000.5, Path("agent"))
+DATA = {
+    "zone": "us-east-1b", "type": "g5.12xlarge", "market": "spot", "ami": "ami-1", "user": "ubuntu", "public": True,
+    "root_device": "/dev/sda1", "disk": 200, "subnet": "subnet-1", "vpc": "vpc-1", "devices": ["/dev/sdf"],
+}  # fmt: skip
+OFFER = Offer("aws", "x", "2 x g5.12xlarge", 2, 4, "us-east-1", (Price("machines", 4.5),), DATA)
+TOLD = tags.told(INTENT, host_key="ssh-ed25519 AAAA", user="ubuntu", price=2.25, public=True)
+
+
+def asked(**more: Any) -> dict[str, Any]:
+    offer = Offer("aws", "x", "2 x g5.12xlarge", 2, 4, "us-east-1", (), {**DATA, **more})
+    return launch.parameters(offer, INTENT, "sg-1", "#cloud-config", TOLD)
+
+
+def test_all_nodes_or_none_once_and_one_time() -> None:
+    found = asked()
+    assert (found["MinCount"], found["MaxCount"], found["ClientToken"]) == (2, 2, TOKEN)
+    assert len(TOKEN) <= 64
+    assert found["InstanceMarketOptions"] == {
+        "MarketType": "spot",
+        "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+    }
+    assert found["InstanceInitiatedShutdownBehavior"] == "terminate"
+    assert "KeyName" not in found
+    assert "InstanceMarketOptions" not in asked(market="on-demand")
+
+
+def test_its_metadata_can_be_asked_by_its_own_processes_alone() -> None:
+    assert asked()["MetadataOptions"] == {
+        "HttpEndpoint": "enabled",
+        "HttpTokens": "required",
+        "HttpPutResponseHopLimit": 1,
+        "InstanceMetadataTags": "disabled",
+    }
+
+
+def test_every_disk_and_address_goes_with_its_machine() -> None:
+    found = asked(public=False)
+    assert found["BlockDeviceMappings"] == [
+        {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 200, "VolumeType": "gp3", "DeleteOnTermination": True}},
+        {"DeviceName": "/dev/sdf", "Ebs": {"DeleteOnTermination": True}},
+    ]
+    (card,) = found["NetworkInterfaces"]
+    assert (card["SubnetId"], card["Groups"], card["DeleteOnTermination"]) == ("subnet-1", ["sg-1"], True)
+    assert card["AssociatePublicIpAddress"] is False
+    assert "SubnetId" not in found
+    assert "SecurityGroupIds" not in found
+
+
+@pytest.mark.parametrize(
+    ("market", "kinds"),
+    [
+        ("spot", ["instance", "volume", "network-interface", "spot-instances-request"]),
+        ("on-demand", ["instance", "volume", "network-interface"]),
+    ],
+)
+def test_everything_is_marked_in_the_call_that_makes_it(market: str, kinds: list[str]) -> None:
+    found = asked(market=market)["TagSpecifications"]
+    assert [one["ResourceType"] for one in found] == kinds
+    for one in found:
+        assert {tag["Key"]: tag["Value"] for tag in one["Tags"]} == {
+            "Name": "gpuops-0a1b2c3d-c-one",
+            "gpuops:managed": "true",
+            "gpuops:owner": "0a1b2c3d",
+            "gpuops:cluster": "c-one",
+            "gpuops:token": TOKEN,
+            "gpuops:host-key": "ssh-ed25519 AAAA",
+            "gpuops:user": "ubuntu",
+            "gpuops:price": "2.25",
+            "gpuops:end": "1900000000",
+            "gpuops:public": "true",
+        }
+
+
+class Aws:
+    """Answers RunInstances with what comes next, and remembers what it was asked."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[dict[str, Any]] = []
+        self.takes: Callable[[], None] = lambda: None
+
+    def run_instances(self, **parameters: Any) -> Any:
+        self.asked.append(parameters)
+        self.takes()
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def says(code: str, status: int = 400) -> ClientError:
+    response = {"Error": {"Code": code, "Message": "so"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(response, "RunInstances")  # type: ignore[arg-type]
+
+
+LOST = ReadTimeoutError(endpoint_url="u")
+GOOD = {"Instances": [{"InstanceId": "i-1"}]}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def pause(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+
+
+def start(aws: Aws, *, ours: bool = True, each_s: float = 0.0, since: float = 0.0) -> Any:
+    clock = Clock()
+    aws.takes = lambda: clock.pause(each_s) if each_s else None
+    try:
+        return launch.start(aws, asked(), "start", ours=ours, since=since, pause=clock.pause, clock=lambda: clock.now)
+    finally:
+        assert clock.now < 150
+
+
+@pytest.mark.parametrize(
+    "first", [says("RequestLimitExceeded", 503), says("InternalError", 500), LOST, says("Unavailable", 503)]
+)
+def test_what_may_have_gone_wrong_on_the_way_is_asked_again_with_the_same_token(first: Exception) -> None:
+    aws = Aws(first, first, GOOD)
+    assert start(aws) == GOOD
+    assert len(aws.asked) == 3
+    assert aws.asked[0] == aws.asked[1] == aws.asked[2]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (says("InsufficientInstanceCapacity", 500), NoCapacity),
+        (says("MaxSpotInstanceCountExceeded"), QuotaExceeded),
+        (says("VcpuLimitExceeded"), QuotaExceeded),
+        (says("UnauthorizedOperation", 403), AuthFailed),
+        (says("InvalidParameterValue"), Rejected),
+        (says("InvalidSubnetID.NotFound"), Rejected),
+        (says("IdempotentParameterMismatch"), Unknown),
+    ],
+)
+def test_a_clear_no_is_not_asked_again(answer: Exception, kind: type[ProviderError]) -> None:
+    aws = Aws(answer)
+    with pytest.raises(kind) as caught:
+        start(aws)
+    assert type(caught.value) is kind
+    assert len(aws.asked) == 1
+
+
+@pytest.mark.parametrize(("answer", "kind"), [(says("RequestLimitExceeded", 503), RateLimited), (LOST, Unknown)])
+def test_it_ends_some_time(answer: Exception, kind: type[ProviderError]) -> None:
+    aws = Aws(answer)
+    with pytest.raises(kind):
+        start(aws)
+    assert len(aws.asked) == launch.TRIES
+
+
+def test_slow_answers_end_it_sooner() -> None:
+    aws = Aws(LOST)
+    with pytest.raises(Unknown):
+        start(aws, each_s=40.0)
+    assert 1 < len(aws.asked) < launch.TRIES
+
+
+def test_what_took_long_before_leaves_one_request() -> None:
+    aws = Aws(LOST)
+    with pytest.raises(Unknown):
+        start(aws, since=-500.0)
+    assert len(aws.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "then",
+    [says("InsufficientInstanceCapacity", 500), says("RequestLimitExceeded", 503), says("ExpiredToken", 400)],
+)
+def test_once_a_request_was_not_answered_no_later_no_is_certain(then: Exception) -> None:
+    aws = Aws(LOST, then)
+    with pytest.raises(Unknown) as caught:
+        start(aws)
+    assert caught.value.say.endswith("; and a request before was not answered")
+
+
+def test_a_group_that_was_just_made_may_not_be_known_yet() -> None:
+    aws = Aws(says("InvalidGroup.NotFound"), says("InvalidGroup.NotFound"), GOOD)
+    assert start(aws) == GOOD
+    with pytest.raises(Rejected):
+        start(Aws(says("InvalidGroup.NotFound")), ours=False)
+
+
+def test_throttled_and_then_full_is_full() -> None:
+    with pytest.raises(NoCapacity):
+        start(Aws(says("RequestLimitExceeded", 503), says("InsufficientInstanceCapacity", 500)))
+
+
+def test_what_is_started_in_words() -> None:
+    assert launch.doing(OFFER) == "start 2 x g5.12xlarge in us-east-1b"
+
+
+def test_pauses_differ() -> None:
+    assert len({launch.lull(3) for _ in range(20)}) > 1
+    assert all(0 < launch.lull(attempt) <= 16 for attempt in range(20))

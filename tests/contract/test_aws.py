@@ -1,0 +1,60 @@
+"""AWS's provisioner keeps the contract: the scenarios that need no node behind a machine, against the fake."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from filelock import FileLock
+
+from gpuops.guard import LOCK
+from gpuops.models import Request
+from gpuops.output import Output
+from gpuops.proof.bench import Bench
+from gpuops.proof.scenarios import SCENARIOS, Scenario, run
+from gpuops.signals import Signals
+from gpuops.testing import OWNER
+from gpuops.world import World
+from provisioners.aws import AwsProvisioner
+from tests.fakes.aws import FakeAWS
+
+NEED_NODES = {"lost-answer", "ready", "watchdog", "bill"}
+
+
+@pytest.fixture(scope="module", params=["spot", "on-demand"])
+def wanted(request: pytest.FixtureRequest) -> Request:
+    spot = request.param == "spot"
+    return Request("aws", nodes=2 if spot else 1, gpus=4, gpu_type="a10g", spot=spot)
+
+
+@pytest.fixture(scope="module")
+def fake(wanted: Request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeAWS]:  # noqa: ARG001
+    with FakeAWS(tmp_path_factory.mktemp("aws")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def bench(fake: FakeAWS, wanted: Request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    home = tmp_path_factory.mktemp("home")
+    env = {**os.environ, **fake.env}
+    world = World(home=home, owner=OWNER, folder=home, env=env, out=Output(), signals=Signals(), yes=True)
+    with FileLock(home / LOCK), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AwsProvisioner, "settle_s", 1.0)  # this AWS knows at once
+        one = Bench(world, wanted)
+        try:
+            yield one
+        finally:
+            one.close()
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [scenario for scenario in SCENARIOS if scenario.name not in NEED_NODES],
+    ids=lambda scenario: scenario.name,
+)
+def test_contract(bench: Bench, fake: FakeAWS, scenario: Scenario) -> None:
+    result = run(bench, scenario)
+    assert result.outcome == "proven", f"{scenario.name}: {scenario.says}; but {result.said}"
+    if scenario.name == "nothing-left":
+        assert fake.left() == []
