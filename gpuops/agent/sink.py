@@ -1,4 +1,5 @@
-"""Results kept in a folder that outlives this machine (`sink` in the launch spec): a network volume, as a rule.
+"""Results kept where they outlive this machine (`sink` in the launch spec): in a bucket (see `bucket`), or in a
+folder, of a network volume as a rule.
 
     <folder>/.of-<id>              whose folder this is
     <folder>/node<i>/logs/         the run's streams, by name
@@ -16,9 +17,9 @@ import os
 import threading
 import time
 import traceback
-from typing import Any, Iterator, Mapping, NamedTuple
+from typing import Any, Mapping
 
-from gpuops.agent import held, left, outs, runfiles
+from gpuops.agent import bucket, held, kept, runfiles
 from gpuops.agent.node import Node, Refusal, log, read_json, write_json
 from gpuops.agent.safecopy import copied
 from gpuops.agent.treefolder import raw
@@ -28,10 +29,6 @@ SAFE = "safe.json"
 ALIVE = "run.json"
 """Touched every BEAT_S while the run is on here, or what it left is not safe: the other nodes see it."""
 BEAT_S = 60.0
-SMALL = 100_000_000
-MANY = 1000
-"""Of a node that stays: files that nobody named are kept up to this size (bytes), and up to so many; of one that
-ends with its run, all."""
 TELL_S = 2.0
 """How often a copy says how far it has got, in seconds; it is a sign of use, too."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -42,21 +39,17 @@ _known: dict[str, dict[str, Any]] = {}
 """By the run's folder, what could not be written down: this machine's own disk may be full."""
 
 
-class Item(NamedTuple):
-    """One file: its path here, its path under `node<i>`, and its size (bytes) as it was listed."""
+def claim(node: Node, spec: Mapping[str, Any], urls: Mapping[str, Any] | None = None) -> None:
+    """Before a run starts: its place is there, is its own, and can be written to. Raises Refusal(`sink`).
 
-    source: bytes
-    name: str
-    size: int
-
-
-def claim(node: Node, spec: Mapping[str, Any]) -> None:
-    """Before a run starts: its folder is there, is its own, and can be written to. Raises Refusal(`sink`).
-
-    A folder that holds another run's results, or somebody's files, is left alone: then it is one beside it.
+    A folder that holds another run's results, or somebody's files, is left alone: then it is one beside it. `urls`:
+    what a bucket may be written to with.
     """
     sink = spec.get("sink")
     if not sink:
+        return
+    if bucket.is_one(spec):
+        _note(node.run(spec["run"]), {"state": "claimed", "folder": bucket.claim(node, spec, urls or {})})
         return
     mark = f".of-{sink['id']}"
     try:
@@ -106,23 +99,38 @@ def keep(node: Node, name: str) -> None:
         if (result.get("reason") or {}).get("kind") == "start":
             return  # it never began
         with _LOCK:
-            _keep(node, folder, spec, state["folder"])
+            _keep(node, folder, spec, state["folder"], bucket.deadline(spec, result))
     except Exception:
         log(f"what {name} left could not be kept\n{traceback.format_exc()}")
 
 
-def _keep(node: Node, folder: str, spec: Mapping[str, Any], sink: str) -> None:
+def _keep(node: Node, folder: str, spec: Mapping[str, Any], sink: str, deadline: float) -> None:
     try:
-        files, size = _Copy(node, spec, folder, sink).all()
+        if bucket.is_one(spec):
+            files, size, changed = _sent(node, spec, folder, sink, deadline)
+        else:
+            (files, size), changed = _Copy(node, spec, folder, sink).all(), []
     except Exception as error:
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         log(f"what {spec['run']} left could not be kept\n{traceback.format_exc()}")
         _note(folder, {"state": "failed", "folder": sink, "why": why})
         _event(folder, "unsafe", sink=sink, why=why)
         return
-    _note(folder, {"state": "safe", "folder": sink, "at": time.time(), "files": files, "bytes": size})
-    _event(folder, "safe", sink=sink, files=files, bytes=size)
+    more = {"changed": changed} if changed else {}
+    _note(folder, {"state": "safe", "folder": sink, "at": time.time(), "files": files, "bytes": size, **more})
+    _event(folder, "safe", sink=sink, files=files, bytes=size, **more)
     held.settled(folder)
+    if bucket.is_one(spec):
+        bucket.used(folder)
+
+
+def _sent(node: Node, spec: Mapping[str, Any], folder: str, sink: str, deadline: float) -> tuple[int, int, list[str]]:
+    """Files, bytes, and those that changed while they were sent. Raises OSError where not all of it is there."""
+    found = bucket.send(node, spec, folder, deadline, lambda total: Teller(node, folder, sink, total))
+    if found.missing:
+        why = f"only {_some(found.files)} could be sent before this machine is taken, and {found.missing} not"
+        raise OSError(errno.ETIMEDOUT, why)
+    return found.files, found.size, found.changed
 
 
 def resume(node: Node) -> None:
@@ -134,14 +142,17 @@ def resume(node: Node) -> None:
 
 def beat(node: Node, spec: Mapping[str, Any], done: threading.Event) -> None:
     """Tell the other nodes that this one goes on: until `done`, and where its results could not be kept until somebody
-    has them. In a thread of its own, since a volume may hang."""
+    has them. In a thread of its own, since a volume or a network may hang."""
     state = known(node, spec["run"]) or {}
     path = os.path.join(state.get("folder") or "", f"node{spec.get('node')}", ALIVE)
 
     def tell() -> None:
         while not done.is_set() or is_unsafe(node, spec["run"]):
             try:
-                os.utime(path)
+                if bucket.is_one(spec):
+                    bucket.tell(node, spec, known(node, spec["run"]) or {})
+                else:
+                    os.utime(path)
             except OSError as error:
                 log(f"the other nodes cannot be told that this one goes on: {error}")
             time.sleep(BEAT_S)
@@ -162,8 +173,28 @@ def wait() -> None:
         pass
 
 
+class Teller:
+    """Says how far what is kept has got: `__call__` with bytes that are done."""
+
+    def __init__(self, node: Node, folder: str, sink: str, total: int) -> None:
+        self._node = node
+        self._folder = folder
+        self._sink = sink
+        self._total = total
+        self._done = 0
+        self._told = 0.0
+
+    def __call__(self, size: int) -> None:
+        self._done += size
+        if time.monotonic() - self._told >= TELL_S:
+            self._told = time.monotonic()
+            self._node.touch()
+            state = {"state": "copying", "folder": self._sink, "at": time.time(), "done": self._done}
+            _note(self._folder, {**state, "total": self._total})
+
+
 class _Copy:
-    """One run's files on their way."""
+    """One run's files on their way into a folder."""
 
     def __init__(self, node: Node, spec: Mapping[str, Any], folder: str, sink: str) -> None:
         self._node = node
@@ -171,19 +202,16 @@ class _Copy:
         self._folder = folder
         self._sink = sink
         self._target = os.fsencode(os.path.join(sink, f"node{spec['node']}"))
-        self._done = 0
-        self._total = 0
-        self._told = 0.0
 
     def all(self) -> tuple[int, int]:
         """Copy everything; how many files and bytes. One that fails keeps no other away: then raises OSError."""
-        items = list(self._items())
-        self._total = sum(item.size for item in items)
+        items = list(kept.listing(self._node, self._spec, self._folder))
+        tell = Teller(self._node, self._folder, self._sink, sum(item.size for item in items))
         rows: list[list[Any]] = []
         failed: list[OSError] = []
         for item in items:
             try:
-                found = copied(item.source, os.path.join(self._target, raw(item.name)), self._tell)
+                found = copied(item.source, os.path.join(self._target, raw(item.name)), tell)
             except OSError as error:
                 failed.append(error)
                 if error.errno in FULL:
@@ -196,35 +224,6 @@ class _Copy:
         document = {"schema": 1, "run": self._spec["run"], "node": self._spec["node"], "at": time.time()}
         write_json(os.path.join(os.fsdecode(self._target), SAFE), {**document, "files": rows}, 0o644)
         return len(rows), sum(row[1] for row in rows)
-
-    def _items(self) -> Iterator[Item]:
-        """What a client would fetch, what says most first."""
-        named = {"result.json": os.path.join(self._folder, "result.json")}
-        named.update({"logs/" + name: path for name, path in runfiles.streams(self._folder).items()})
-        for name, path in named.items():
-            if os.path.exists(path):
-                yield Item(os.fsencode(path), name, os.path.getsize(path))
-        tree = os.fsencode(self._node.tree(self._spec["tree"]))
-        for path, size in self._made():
-            yield Item(os.path.join(tree, raw(path)), "out/" + path, size)
-
-    def _made(self) -> Iterator[tuple[str, int]]:
-        question = {"run": self._spec["run"], "patterns": self._spec.get("outs") or []}
-        for path, size, _mtime_ns in outs.outs(self._node, question, lambda _item: None)["files"]:
-            yield path, size
-        unnamed = left.listing(self._node, question)["files"]
-        if not self._spec["sink"].get("end"):
-            unnamed = [row for row in unnamed if row[1] <= SMALL][:MANY]
-        for path, size, _mtime_ns, _edited in unnamed:
-            yield path, size
-
-    def _tell(self, size: int) -> None:
-        self._done += size
-        if time.monotonic() - self._told >= TELL_S:
-            self._told = time.monotonic()
-            self._node.touch()
-            state = {"state": "copying", "folder": self._sink, "at": time.time(), "done": self._done}
-            _note(self._folder, {**state, "total": self._total})
 
 
 def _some(count: int) -> str:

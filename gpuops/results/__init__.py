@@ -2,7 +2,9 @@
 
 home      the folder of a run on this computer
 collect   mirroring logs, fetching and verifying files
+archive   what a node has kept elsewhere, unpacked and verified
 folder    `out/`: several nodes' files in one tree, never over a person's work
+inherit   what one node handed to another before it went
 memory, plan, receive   what is remembered, what to do next, files on their way in
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ OPTIONS = (Option("size", "."), Option("volume", "."))
 SINK = {"volume": "data", "mount": "/workspace", "end": True, "id": "5f0c"}
 REQUEST = RunRequest(kind="command", mode="run", nodes=2, gpus=None, argv=("true",), sink=SINK)
 FOLDER = "/workspace/gpuops/sh-1"
+BUCKET = {"bucket": "b-1", "prefix": "lab"}
 
 
 def machine(mounts: Any) -> Resource:
@@ -24,40 +26,74 @@ def machine(mounts: Any) -> Resource:
     ("text", "name"), [("volume:data", "data"), ("volume:my data", "my data"), ("volume:a:b", "a:b")]
 )
 def test_a_volume_is_named(text: str, name: str) -> None:
-    assert sinks.parse(text) == name
+    assert sinks.parse(text) == {"volume": name}
 
 
 @pytest.mark.parametrize(
-    "text", ["", "volume", "volume:", "volume: a", "volume:a\n", "s3://b", "Volume:a", "/mnt", "a"]
+    ("text", "bucket", "prefix"),
+    [
+        ("s3://b-1.x", "b-1.x", ""),
+        ("s3://bucket/", "bucket", ""),
+        ("s3://bucket/a/b_c.d/", "bucket", "a/b_c.d"),
+    ],
 )
+def test_a_bucket_is_named(text: str, bucket: str, prefix: str) -> None:
+    assert sinks.parse(text) == {"bucket": bucket, "prefix": prefix}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["s3://", "s3://B", "s3://b", "s3://bucket//a", "s3://bucket/a b", "s3://bucket/../a", "s3:///a", "s3://-a/"],
+)
+def test_what_no_bucket_can_be_called(text: str) -> None:
+    with pytest.raises(UsageError, match=r"names no bucket|is no prefix"):
+        sinks.parse(text)
+
+
+@pytest.mark.parametrize("text", ["", "volume", "volume:", "volume: a", "volume:a\n", "s3:b", "Volume:a", "/mnt", "a"])
 def test_anything_else_is_no_sink(text: str) -> None:
     with pytest.raises(UsageError) as error:
         sinks.parse(text)
-    assert error.value.hint == "write --sink volume:NAME, a network volume's name"
+    assert error.value.hint == "write --sink s3://BUCKET/PREFIX, or --sink volume:NAME with a network volume's name"
 
 
 def test_the_provider_is_asked_for_the_volume() -> None:
-    assert sinks.implied("tent", OPTIONS, {"size": "small"}, "a") == {"size": "small", "volume": "a"}
-    assert sinks.implied("tent", OPTIONS, {"volume": "a"}, "a") == {"volume": "a"}
+    sink = {"volume": "a"}
+    assert sinks.implied("tent", OPTIONS, {"size": "small"}, sink) == {"size": "small", "volume": "a"}
+    assert sinks.implied("tent", OPTIONS, {"volume": "a"}, sink) == {"volume": "a"}
     with pytest.raises(UsageError, match="name two volumes"):
-        sinks.implied("tent", OPTIONS, {"volume": "b"}, "a")
+        sinks.implied("tent", OPTIONS, {"volume": "b"}, sink)
     with pytest.raises(UsageError, match="local mounts no network volume"):
-        sinks.implied("local", OPTIONS[:1], {}, "a")
+        sinks.implied("local", OPTIONS[:1], {}, sink)
+    assert sinks.implied("local", OPTIONS[:1], {"size": "x"}, BUCKET) == {"size": "x"}, "a bucket needs no provider"
 
 
 def test_every_machine_must_have_it_in_one_place() -> None:
-    there = machine({"data": "/workspace", "other": "/o"})
-    found = sinks.found("data", "lab", [there, there], end=False)
+    there, sink = machine({"data": "/workspace", "other": "/o"}), {"volume": "data"}
+    found = sinks.found(sink, "lab", [there, there], end=False)
     assert {**found, "id": ""} == {"volume": "data", "mount": "/workspace", "end": False, "id": ""}
-    assert sinks.found("data", "lab", [there], end=False)["id"] != found["id"], "fresh for each run"
+    assert sinks.found(sink, "lab", [there], end=False)["id"] != found["id"], "fresh for each run"
     for machines in ([], [machine(None)], [machine({})], [there, machine({"data": "/else"})], [there, machine(None)]):
         with pytest.raises(UsageError, match="the network volume data is not mounted on lab"):
-            sinks.found("data", "lab", machines, end=False)
+            sinks.found(sink, "lab", machines, end=False)
+    assert sinks.found(BUCKET, "lab", [machine(None)], end=True) == {**BUCKET, "end": True}
 
 
 def test_the_launch_spec_names_a_folder_and_nothing_of_the_provider() -> None:
     assert sinks.of_spec(REQUEST, "sh-1") == {"folder": FOLDER, "end": True, "id": "5f0c"}
     assert sinks.of_spec(RunRequest(kind="command", mode="run", nodes=1, gpus=None), "sh-1") is None
+
+
+def test_the_launch_spec_names_the_place_in_a_bucket() -> None:
+    kept = dataclasses.replace(REQUEST, sink={**BUCKET, "region": "eu-west-1", "end": True})
+    assert sinks.of_spec(kept, "sh-1") == {"bucket": "s3://b-1/lab/sh-1", "end": True}
+    placed = dataclasses.replace(kept, sink={**BUCKET, "end": True, "place": "s3://b-1/lab/sh-1-0a"})
+    assert sinks.of_spec(placed, "sh-1") == {"bucket": "s3://b-1/lab/sh-1-0a", "end": True}
+    assert sinks.outcome(kept, "sh-1", {0: {"state": "safe"}}, range(1)) == "safe in s3://b-1/lab/sh-1"
+    assert sinks.unseen(kept, "sh-1", "", "no way") == (
+        "its nodes ended while this computer was away; what they kept is in s3://b-1/lab/sh-1 and is not home: no way",
+        "fetch it: gpuops pull sh-1",
+    )
 
 
 SAFE = {"state": "safe", "folder": FOLDER}

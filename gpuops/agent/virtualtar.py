@@ -1,0 +1,132 @@
+"""A tar archive that is nowhere: any range of it is put together from headers kept here and files read where they lie.
+
+Each member has the length that it was listed with, whatever becomes of its file meanwhile: zeros stand for what is
+missing, and what has grown is cut. So the archive has a size before its first byte is read, and can be sent in pieces.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import stat
+import tarfile
+from typing import Iterator, NamedTuple, Sequence
+
+BLOCK = 512
+READ = 1 << 20
+END = bytes(2 * BLOCK)
+"""What closes an archive."""
+
+
+class Item(NamedTuple):
+    """One file: its path here, its name in the archive, and how it was listed: bytes and mtime (ns)."""
+
+    source: bytes
+    name: str
+    size: int
+    mtime_ns: int
+
+
+def header(name: str, size: int, mtime_ns: int) -> bytes:
+    """What comes before a member's bytes."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mtime, member.mode = size, max(0, mtime_ns // 1_000_000_000), 0o644
+    return member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def whole(name: str, content: bytes, mtime_ns: int) -> bytes:
+    """A member with all its bytes."""
+    return header(name, len(content), mtime_ns) + content + bytes(-len(content) % BLOCK)
+
+
+class Archive:
+    """The members one after another, without what closes the archive."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self.items = list(items)
+        self._headers = [header(item.name, item.size, item.mtime_ns) for item in self.items]
+        self.ends = []
+        """Where each member ends, its padding included: between them an archive may be cut."""
+        end = 0
+        for item, head in zip(self.items, self._headers):
+            end += len(head) + item.size + -item.size % BLOCK
+            self.ends.append(end)
+        self.size = end
+
+    def read(self, start: int, stop: int) -> Iterator[tuple[int, bool, bytes]]:
+        """The bytes of a range, in order: (index of the member, whether they are of its file, bytes)."""
+        index = bisect.bisect_right(self.ends, start)
+        while start < stop:
+            begins = self.ends[index - 1] if index else 0
+            for is_content, block in self._member(index, start - begins, min(stop, self.ends[index]) - begins):
+                yield index, is_content, block
+            start = self.ends[index]
+            index += 1
+
+    def _member(self, index: int, start: int, stop: int) -> Iterator[tuple[bool, bytes]]:
+        """A range of one member, counted from its header on."""
+        head, size = self._headers[index], self.items[index].size
+        if start < len(head):
+            yield False, head[start:stop]
+        first, last = max(start - len(head), 0), min(stop - len(head), size)
+        if first < last:
+            for block in _content(self.items[index].source, first, last):
+                yield True, block
+        padding = stop - max(start, len(head) + size)
+        if padding > 0:
+            yield False, bytes(padding)
+
+
+def _content(source: bytes, start: int, stop: int) -> Iterator[bytes]:
+    """Exactly these bytes of a file: zeros where it has none, cannot be read or is none any more."""
+    for block in _there(source, start, stop):
+        start += len(block)
+        yield block
+    while start < stop:
+        yield bytes(min(READ, stop - start))
+        start += min(READ, stop - start)
+
+
+def _there(source: bytes, start: int, stop: int) -> Iterator[bytes]:
+    try:
+        fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not make us wait for its writer
+    except OSError:
+        return
+    with open(fd, "rb", buffering=0) as file:
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return
+            file.seek(start)
+            while start < stop:
+                block = file.read(min(READ, stop - start))
+                if not block:
+                    return
+                start += len(block)
+                yield block
+        except OSError:
+            return  # the disk gives no more of it
+
+
+def looks(item: Item) -> bool:
+    """Whether a file is still as it was listed."""
+    try:
+        seen = os.stat(item.source)
+    except OSError:
+        return False
+    return stat.S_ISREG(seen.st_mode) and (seen.st_size, seen.st_mtime_ns) == (item.size, item.mtime_ns)
+
+
+def cuts(ends: Sequence[int], parts: int, least: int) -> list[int]:
+    """Where to cut an archive into at most so many pieces, each of at least `least` bytes: a piece ends between
+    members, or within one that is longer than a piece. What follows the last cut is shorter than `least`."""
+    total = ends[-1] if ends else 0
+    target = max(least, -(-total // max(1, parts - 1)))
+    found: list[int] = []
+    begin = 0
+    for end in ends:
+        pieces = (end - begin) // target
+        if pieces:
+            step = (end - begin) // pieces
+            found += [begin + step * number for number in range(1, pieces)] + [end]
+            begin = end
+    return [*found, total] if total - begin >= least else found

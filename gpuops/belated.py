@@ -1,0 +1,66 @@
+"""Results of a run that was concluded without them: its nodes were gone, and a bucket could not be asked then."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from gpuops import recall, sinks
+from gpuops.conclude import request_of
+from gpuops.errors import NodeError
+from gpuops.follow import lost
+from gpuops.ledger import RunRow
+from gpuops.progress import Progress
+from gpuops.push.restore import outputs
+from gpuops.results import RunHome
+from gpuops.results.home import read_json
+from gpuops.verdict import judge, node_result, resume_hint
+from gpuops.world import World
+
+
+def is_awaited(row: RunRow) -> bool:
+    """Whether something of a concluded run can only be in its bucket."""
+    return row.state == "home" and bool(row.facts.get("in_bucket")) and recall.is_kept(row)
+
+
+def fetch(world: World, row: RunRow, progress: Progress) -> None:
+    """Bring home what is in the bucket, and judge the run by it. Raises NodeError, ProviderError, LocalDisk."""
+    request = request_of(row)
+    place = str(row.facts["bucket"]["place"])
+    brought = recall.bring(world, row, range(request.nodes), progress)
+    results = {index: one.result for index, one in brought.items() if one.result}
+    silent = [index for index in range(request.nodes) if index not in results]
+    if not results:
+        raise NodeError(
+            f"nothing that {row.name} left is in {place}", "its nodes ended before they had sent it: see its logs"
+        )
+    _judge(world, row, {**{index: lost(index, f"node{index} kept nothing", "gone") for index in silent}, **results},
+           missing=recall.lacking(brought), silent=silent)  # fmt: skip
+
+
+def _judge(
+    world: World, row: RunRow, results: Mapping[int, Mapping[str, Any]], missing: str, silent: list[int]
+) -> None:
+    request, home = request_of(row), RunHome(row.home)
+    skews = row.facts.get("skews") or [0.0] * request.nodes
+    nodes = [node_result(index, dict(results[index]), skews[index]) for index in sorted(results)]
+    again = resume_hint(row.name, saved=bool(outputs(home)))
+    verdict = judge(request, int(row.facts.get("world", 0)), nodes, again, row.name)
+    names = ", ".join(f"node{index}" for index in silent)
+    states = {index: {"state": "safe"} for index in results if index not in silent}
+    home.write_record(
+        {
+            **read_json(home.path / "run.json"),
+            "verdict": dataclasses.asdict(verdict),
+            "missing": "; ".join(filter(None, [f"{names} kept nothing" if names else "", missing])),
+            "kept": sinks.outcome(request, row.name, states, range(request.nodes), str(row.facts["bucket"]["place"])),
+            "in_bucket": silent,
+            "nodes_ended": {
+                str(index): {key: result[key] for key in ("outcome", "reason")} for index, result in results.items()
+            },
+        }
+    )
+    facts = {**row.facts, "in_bucket": silent}
+    world.ledger.set_run(row.id, verdict=dataclasses.asdict(verdict), facts=facts)
+    world.out.say(f"{row.name}: {verdict.say}")

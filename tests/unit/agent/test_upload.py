@@ -1,0 +1,249 @@
+"""An archive's way into a bucket, over real HTTP: whole, proven and closed, whatever the network and the files do."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuops import bucket as home
+from gpuops.agent import objects, upload
+from gpuops.agent.objects import Denied, Late, patiently
+from gpuops.agent.upload import Kept, Upload
+from gpuops.agent.virtualtar import Archive, Item
+from gpuops.output import Output
+from gpuops.signals import Signals
+from gpuops.world import World
+from tests.fakes.bucket import FakeBucket
+
+MB = 1 << 20
+KEY = "lab/r-1/node0.tar"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[FakeBucket]:
+    with FakeBucket() as fake:
+        yield fake
+
+
+@pytest.fixture
+def fake(served: FakeBucket, monkeypatch: pytest.MonkeyPatch) -> FakeBucket:
+    served.forget()
+    served.client().create_bucket(Bucket=served.name)
+    served.asked.clear()
+    served.faults.clear()
+    served.denied.clear()
+    served.before = None
+    monkeypatch.setattr(objects, "FIRST_S", 0.01)
+    monkeypatch.setattr(objects, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(upload, "LEAST", 5 * MB)
+    return served
+
+
+@pytest.fixture
+def urls(fake: FakeBucket, tmp_path: Path) -> dict[str, Any]:
+    world = World(tmp_path, "o", tmp_path, fake.env, Output(), Signals())
+    granted = home.grant(world, {"bucket": fake.name, "prefix": "lab", "region": "us-east-1"}, "r-1", 1, None)
+    return granted.urls[0]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    """Four files: of one part, of several, empty, and small."""
+    items = []
+    for number, size in enumerate([6 * MB, 17 * MB + 3, 0, 1000]):
+        path = tmp_path / f"{number}.pt"
+        path.write_bytes(os.urandom(size))
+        items.append(Item(os.fsencode(path), f"out/{number}.pt", size, path.stat().st_mtime_ns))
+    return Archive(items)
+
+
+def send(archive: Archive, urls: dict[str, Any], **more: Any) -> Kept:
+    told: list[int] = []
+    use: dict[str, Any] = {"deadline": upload.NEVER, "tell": told.append, "noted": {}, "note": lambda _: None, **more}
+    return Upload(archive, urls, {"schema": 1, "run": "r-1", "node": 0}, **use).all()
+
+
+def members(data: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+        return {one.name: tar.extractfile(one).read() for one in tar}  # type: ignore[union-attr]
+
+
+def whole(archive: Archive) -> dict[str, bytes]:
+    return {item.name: Path(os.fsdecode(item.source)).read_bytes() for item in archive.items}
+
+
+def test_it_is_there_whole_and_says_what_is_in_it(fake: FakeBucket, urls: dict[str, Any], archive: Archive) -> None:
+    found = send(archive, urls)
+    data = fake.content(KEY)
+    inside = members(data)
+    safe = json.loads(inside.pop("safe.json"))
+    assert inside == whole(archive)
+    assert (found.files, found.size, found.missing, found.changed) == (4, len(data), 0, [])
+    assert [row[:2] for row in safe["files"]] == [[one.name, one.size] for one in archive.items]
+    assert (safe["run"], safe["missing"]) == ("r-1", 0)
+    assert not fake.uploads()
+
+
+def test_what_a_node_is_given_holds_no_key(fake: FakeBucket, urls: dict[str, Any]) -> None:
+    assert not [secret for secret in fake.secrets if secret in json.dumps(urls)]
+
+
+def test_what_is_small_is_one_part(fake: FakeBucket, urls: dict[str, Any], archive: Archive) -> None:
+    send(Archive(archive.items[2:]), urls)
+    assert len(fake.of_nodes("PUT", "partNumber")) == 1
+    assert sorted(members(fake.content(KEY))) == ["out/2.pt", "out/3.pt", "safe.json"]
+
+
+@pytest.mark.parametrize(
+    ("method", "part", "what"),
+    [
+        ("PUT", "partNumber=1&", "500"),
+        ("PUT", "partNumber=2&", "lost"),
+        ("PUT", "partNumber=3&", "slow"),
+        ("POST", "uploadId", "500"),
+        ("POST", "uploadId", "inside"),
+        ("POST", "uploadId", "lost"),
+        ("HEAD", "node0.tar", "500"),
+    ],
+)
+def test_what_fails_is_done_again(
+    fake: FakeBucket, urls: dict[str, Any], archive: Archive, method: str, part: str, what: str
+) -> None:
+    fake.play(method, part, what, times=2 if what == "500" else 1)
+    assert send(archive, urls).missing == 0
+    assert len(members(fake.content(KEY))) == 5
+
+
+def test_a_file_that_changes_between_two_looks_is_sent_as_it_is(
+    fake: FakeBucket, urls: dict[str, Any], archive: Archive
+) -> None:
+    second = Path(os.fsdecode(archive.items[1].source))
+    done: list[str] = []
+
+    def change(method: str, address: str) -> None:
+        if method == "PUT" and "partNumber=2&" in address and not done:
+            done.append(address)
+            second.write_bytes(b"n" * second.stat().st_size)
+
+    original = objects.ask
+
+    def ask(method: str, url: str, *rest: Any) -> objects.Answer:
+        change(method, url)
+        return original(method, url, *rest)
+
+    objects.ask, undo = ask, original  # type: ignore[assignment]
+    try:
+        found = send(archive, urls)
+    finally:
+        objects.ask = undo
+    inside = members(fake.content(KEY))
+    assert found.changed == ["out/1.pt"]
+    assert len(inside["out/1.pt"]) == second.stat().st_size
+    assert inside["out/0.pt"] == Path(os.fsdecode(archive.items[0].source)).read_bytes()
+    rows = {row[0]: row[2] for row in json.loads(inside["safe.json"])["files"]}
+    assert rows["out/1.pt"] is None
+    assert rows["out/0.pt"]
+
+
+@pytest.mark.parametrize("code", ["expired", "denied", "aborted"])
+def test_what_is_refused_is_not_asked_again(
+    fake: FakeBucket, urls: dict[str, Any], archive: Archive, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "PATIENCE_S", 100.0)
+    if code == "aborted":
+        s3 = fake.client()
+        for one in s3.list_multipart_uploads(Bucket=fake.name)["Uploads"]:
+            s3.abort_multipart_upload(Bucket=fake.name, Key=one["Key"], UploadId=one["UploadId"])
+    elif code == "expired":
+        monkeypatch.setattr(fake, "expired", True)
+    else:
+        fake.denied.add("s3:PutObject")
+    began = time.monotonic()
+    with pytest.raises(Denied, match="the bucket refuses it"):
+        send(archive, urls)
+    assert time.monotonic() - began < 60.0
+    monkeypatch.undo()
+    assert KEY not in fake.names()
+
+
+def test_a_store_that_stays_away_is_given_up(urls: dict[str, Any], archive: Archive, fake: FakeBucket) -> None:
+    fake.play("PUT", "partNumber", "500", times=10_000)
+    with pytest.raises(Late, match="500 InternalError"):
+        send(archive, urls)
+    assert KEY not in fake.names()
+
+
+def test_a_successor_sends_only_what_is_missing(fake: FakeBucket, urls: dict[str, Any], archive: Archive) -> None:
+    noted: dict[str, list[Any]] = {}
+    fake.play("PUT", "partNumber=4&", "500", times=10_000)
+    with pytest.raises(Late):
+        send(archive, urls, note=lambda parts: noted.update(json.loads(json.dumps(parts))))
+    assert set(noted) >= {"1", "2", "3"}
+    fake.faults.clear()
+    fake.asked.clear()
+    assert send(archive, urls, noted=noted).missing == 0
+    again = {one.query["partNumber"] for one in fake.of_nodes("PUT", "partNumber")}
+    assert not again & {"1", "2", "3"}
+    inside = members(fake.content(KEY))
+    inside.pop("safe.json")
+    assert inside == whole(archive)
+
+
+def test_where_the_time_is_short_what_came_is_an_archive(
+    fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second file's last part does not come through: the first file is there, and closed."""
+    monkeypatch.setattr(upload, "CLOSING_S", 3.0)
+    fake.play("PUT", "partNumber=3&", "500", times=10_000)
+    found = send(archive, urls, deadline=time.time() + 6.0)
+    assert (found.files, found.missing) == (1, 3)
+    inside = members(fake.content(KEY))
+    safe = json.loads(inside.pop("safe.json"))
+    assert inside == {"out/0.pt": whole(archive)["out/0.pt"]}
+    assert (safe["missing"], [row[0] for row in safe["files"]]) == (3, ["out/0.pt"])
+
+
+def test_where_there_is_no_time_at_all_nothing_is_said_to_be_there(
+    fake: FakeBucket, urls: dict[str, Any], archive: Archive
+) -> None:
+    with pytest.raises(Late, match="not even for its first files"):
+        send(archive, urls, deadline=time.time())
+    assert KEY not in fake.names()
+
+
+def test_what_is_too_large_is_said(urls: dict[str, Any]) -> None:
+    large = Archive([Item(b"/nowhere", "out/a", 2 << 40, 0)])
+    assert upload.too_large(large, urls) == "it is 2199 GB, and a bucket is sent 1068 GB of a node at most"
+    assert upload.too_large(Archive([Item(b"/nowhere", "out/a", 100_000_000_000, 0)]), urls) == ""
+
+
+@pytest.mark.parametrize(
+    ("answers", "tries"),
+    [([503, 200], 2), ([429, 200], 2), ([408, 408, 200], 3), ([200], 1)],
+)
+def test_a_store_that_is_busy_is_asked_again(answers: list[int], tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "FIRST_S", 0.001)
+    left = list(answers)
+    assert patiently(lambda: objects.Answer(left.pop(0), {}, b""), time.time() + 60.0).status == 200
+    assert len(answers) - len(left) == tries
+
+
+def test_an_error_within_a_good_answer_is_one() -> None:
+    body = b"<Error><Code>InvalidPart</Code><Message>no</Message></Error>"
+    with pytest.raises(Denied, match=r"the bucket refuses it \(InvalidPart: no\)"):
+        patiently(lambda: objects.Answer(200, {}, body), time.time() + 60.0)
+
+
+def test_a_name_that_cannot_be_found_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "FIRST_S", 0.01)
+    ask: Callable[[], objects.Answer] = lambda: objects.ask("HEAD", "http://nowhere.invalid/x?y=1")  # noqa: E731
+    with pytest.raises(Late):
+        patiently(ask, time.time() + 0.05)
