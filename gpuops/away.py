@@ -11,6 +11,7 @@ from gpuops.errors import GpuopsError, UsageError
 from gpuops.ledger import RunRow
 from gpuops.live import Live, machines_of
 from gpuops.models import RunRequest
+from gpuops.output import clock_time
 from gpuops.world import World
 
 
@@ -40,7 +41,7 @@ def arranged(world: World, live: Live, request: RunRequest) -> RunRequest:
     hold = grace.hold_s(request.hold_s, row.lease, price(world, row.id), rented=rented, ephemeral=row.ephemeral)
     sink = request.sink
     if sink:
-        sink = sinks.found(str(sink["volume"]), row.name, machines_of(world, row), end=row.ephemeral)
+        sink = sinks.found(sink, row.name, machines_of(world, row), end=row.ephemeral)
     return dataclasses.replace(request, hold_s=hold, sink=sink)
 
 
@@ -50,7 +51,11 @@ def said(world: World, live: Live, row: RunRow, request: RunRequest) -> str:
         folder = ""
         with suppress(GpuopsError):  # the run is on, whatever becomes of this question
             folder = str((live.clients[0].call("run", run=row.name).get("sink") or {}).get("folder") or "")
-        return f"results are kept on {sinks.place(request, row.name, folder)} as well"
+        on = "in" if sinks.is_bucket(request.sink) else "on"
+        until = (row.facts.get("bucket") or {}).get("until")
+        early = until is not None and (row.ended is None) and (live.row.lease.end is None or until < live.row.lease.end)
+        limit = f", if it ends before {clock_time(until, time.time())} (local time)" if early and until else ""
+        return f"results are kept {on} {sinks.place(request, row.name, folder)} as well{limit}"
     if request.hold_s is None or not _vanishes(world, live.row.provider):
         return ""
     return grace.warning(request.hold_s, live.row.lease, time.time())

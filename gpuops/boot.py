@@ -9,7 +9,7 @@ from gpuops import artefact, takeover
 from gpuops import lease as leases
 from gpuops.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, RateLimited, Unknown
 from gpuops.ledger import ClusterRow
-from gpuops.live import Live, machines_of, name_hosts, reach
+from gpuops.live import Live, how_ended, machines_of, name_hosts, reach
 from gpuops.models import Request, Resource
 from gpuops.oneach import on_each
 from gpuops.output import money, span
@@ -153,7 +153,10 @@ def _not_yet(provisioner: Provisioner, machines: Sequence[Resource], seen: set[s
     """
     for index, machine in enumerate(machines):
         if machine.state == "ended" and (settled or machine.id in seen):
-            raise NodeError(f"{machine.name} ended before it was ready", "try again, or look at the provider's console")
+            told = how_ended(machine).get("say")
+            why = f": {told}" if told else ""
+            hint = "try again, or look at the provider's console"
+            raise NodeError(f"{machine.name} ended before it was ready{why}", hint)
         if hopeless := str(machine.data.get("hopeless") or ""):
             words = _last_words(provisioner, [machine])
             raise NodeError(f"node{index} will never be ready: {hopeless}{words}", "try another machine or image")

@@ -13,19 +13,27 @@ from collections.abc import Callable, Sequence
 from gpuops import artefact, guard, offering
 from gpuops.boot import wait_ready
 from gpuops.creating import because, create_once, undo
-from gpuops.errors import GpuopsError, Interrupted, NoCapacity, ProviderError, StillBilling, UsageError
+from gpuops.errors import (
+    GpuopsError,
+    Interrupted,
+    NoCapacity,
+    ProviderError,
+    QuotaExceeded,
+    StillBilling,
+    UsageError,
+)
 from gpuops.ledger import ClusterRow
 from gpuops.live import Live, send_lease
 from gpuops.models import Intent, Offer, Problem, Request
 from gpuops.orphans import note_rented
 from gpuops.output import money
+from gpuops.refusals import Refusals
 from gpuops.search import Plan, Search
 from gpuops.teardown import tear_down
-from gpuops.terms import LeaseWish, Terms
+from gpuops.terms import Bargain, LeaseWish, Terms
 from gpuops.world import World
 from provisioners.base import Provisioner
 
-WAIT_HINT = "try again later, let it be tried for you (--wait 2h), or allow more kinds of machine"
 ROUNDING = 0.01
 """By how much two prices may differ, as a part of them."""
 
@@ -107,8 +115,8 @@ def rehearse(world: World, request: Request, wish: LeaseWish) -> Sequence[Offer]
     return offers
 
 
-def _planned(world: World) -> Plan:
-    return lambda request, said: plan(world, request, said)[1]
+def _planned(world: World, avoided: Sequence[str] = ()) -> Plan:
+    return lambda request, said: offering.elsewhere_first(plan(world, request, said)[1], avoided)
 
 
 def bring_up(
@@ -119,21 +127,23 @@ def bring_up(
     ephemeral: bool,
     wish: LeaseWish,
     foreword: Callable[[Offer], str] = lambda _: "",
+    bargain: Bargain | None = None,
 ) -> Live:
     """Create a cluster and wait until every node answers. What fails is undone before it is raised.
 
     `foreword`: what is said of the offer before anybody is asked to agree to it. Where nothing can be had it is asked
-    for again, as long as the request says (`wait_s`).
+    for again, as long as the request says (`wait_s`). `bargain`: what was agreed to for machines that these replace.
     """
+    bargain = bargain or Bargain()
     provisioner = world.provisioner(request.provider)
     rented = provisioner.capabilities.get("rented") is True
-    search = Search(world, request, _planned(world))
+    search = Search(world, request, _planned(world, bargain.avoided), bargain.agreed or None)
     offers = search.offers()
     if rented:
         offering.show(world, offers)
     if said := foreword(offers[0]):
         world.out.say(said)
-    terms = Terms(world, request, wish, rented, search)
+    terms = Terms(world, request, wish, rented, search, bargain)
     terms.agree(offers[0])
     agent, _ = artefact.build(world.home / "cache")
     now = world.clock.now()
@@ -150,7 +160,7 @@ def bring_up(
         now=now,
     )
     try:
-        guard.ensure(world.home, world.env if rented else None)
+        guard.ensure(world.home, world.env if rented else None, request.provider)
         if rented:
             note_rented(world.home, request.provider)
         intent = Intent(world.owner, row.name, row.token, row.boot_deadline, agent)
@@ -188,14 +198,14 @@ def bring_up(
 def _create(
     world: World, provisioner: Provisioner, offers: Sequence[Offer], row: ClusterRow, intent: Intent, terms: Terms
 ) -> Offer:
-    """Try offer after offer. A failed one leaves nothing behind before the next is tried. Raises NoCapacity."""
-    refused: list[str] = []
-    hints: set[str] = set()
-    dear: Offer | None = None
-    why_dear = ""
+    """Try offer after offer. A failed one leaves nothing behind before the next is tried. Raises NoCapacity, and
+    QuotaExceeded where each of them was refused for its quota."""
+    refusals = Refusals()
     for offer in offers:
+        if refusals.passes(offer):
+            continue
         if why := terms.too_dear(offer):
-            dear, why_dear = dear or offer, why_dear or why
+            refusals.too_dear(offer, why)
             continue
         terms.take(offer)
         terms.announce(row, offer)
@@ -212,13 +222,10 @@ def _create(
         try:
             create_once(world, provisioner, offer, row, bounded)
             return offer
-        except NoCapacity as error:
-            refused.append(error.say)
-            hints.add(error.hint)
+        except (NoCapacity, QuotaExceeded) as error:
+            refusals.refused(offer, error)
             undo(world, provisioner, row, error.say)
-    whys = [*([offering.refusals(refused)] if refused else []), *([why_dear] if dear else [])]
-    hint = hints.pop() if len(hints) == 1 else WAIT_HINT
-    raise NoCapacity("; ".join(whys), f"allow it: {offering.allowing(dear)}" if dear else hint)
+    raise refusals.error()
 
 
 def _start_lease(world: World, live: Live, terms: Terms, provisioner: Provisioner, offer: Offer) -> None:

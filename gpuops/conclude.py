@@ -5,29 +5,37 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuops import sinks
+from gpuops import bucket, recall, sinks
 from gpuops.agentclient import AgentClient
 from gpuops.errors import GpuopsError, NodeError
 from gpuops.follow import Follower, OnBytes, lost
-from gpuops.ledger import RowGone, RunRow
-from gpuops.live import Live, is_dead, is_over
-from gpuops.models import RunRequest, Verdict
+from gpuops.ledger import ClusterRow, RowGone, RunRow
+from gpuops.live import Live, admitted, how_ended, is_dead, is_over
+from gpuops.models import Resource, RunRequest, Verdict
 from gpuops.oneach import on_each
 from gpuops.output import SCHEMA, amount
 from gpuops.progress import Progress
 from gpuops.push.restore import outputs
+from gpuops.recall import Brought
 from gpuops.remedies import held_back
 from gpuops.results import RunHome, fetch
+from gpuops.results.inherit import inherit
 from gpuops.results.leftover import exactly, left, sentence, worth
-from gpuops.verdict import NODE_FAILED, judge, node_result, resume_hint
+from gpuops.verdict import NODE_FAILED, how_far, judge, node_result, resume_hint
 from gpuops.world import World
+from provisioners.base import Provisioner
 
 LOOK_S = 0.2
+ADMIT_S = 60.0
+"""How often a provider is asked to let this computer in while a node does not answer, in seconds."""
+GOING_S = 60.0
+"""How long after a failed fetch machines that are being taken back are waited for to be gone, in seconds."""
+GOING_LOOK_S = 2.0
 STALL_S = 300.0
 """How long nodes that keep results elsewhere are waited for while they get no further, in seconds."""
 RELEASE_S = 10.0
@@ -72,7 +80,40 @@ def follower(world: World, live: Live, row: RunRow, on_bytes: OnBytes, say: Call
         except GpuopsError:
             return False  # a provider that does not answer says nothing about its machine
 
-    return Follower(live, row.name, RunHome(row.home), request_of(row).nodes, on_bytes=on_bytes, say=say, gone=gone)
+    return Follower(
+        live,
+        row.name,
+        RunHome(row.home),
+        request_of(row).nodes,
+        on_bytes=on_bytes,
+        say=say,
+        gone=gone,
+        how_ended=lambda index: _how_ended(provider, live.machines[index]),
+        admit=_Admitting(world, live.row, world.ledger.resources(live.row.id)),
+    )
+
+
+def _how_ended(provider: Provisioner, machine: Resource) -> Mapping[str, Any]:
+    try:
+        return how_ended(provider.describe(machine))
+    except GpuopsError:
+        return {}
+
+
+class _Admitting:
+    """Followers of several nodes find out at the same time that this computer's address has changed: one asks."""
+
+    def __init__(self, world: World, row: ClusterRow, resources: Sequence[Resource]) -> None:
+        self._world, self._row = world, row
+        self._resources = resources  # read beforehand: a ledger is one thread's
+        self._lock = threading.Lock()
+        self._asked = 0.0
+
+    def __call__(self) -> None:
+        with self._lock:
+            if not self._asked or time.monotonic() - self._asked > ADMIT_S:
+                admitted(self._world, self._row, self._resources)
+                self._asked = time.monotonic()
 
 
 def fetch_now(live: Live, row: RunRow, progress: Progress, *, final: bool, nodes: list[int] | None = None) -> int:
@@ -91,27 +132,38 @@ def conclude(
 ) -> Conclusion:
     """Fetch and verify what is left, judge, and write it down. The nodes may be destroyed when `unsaved` is empty."""
     over = row.ended or time.time()
+    brought, trouble = _recalled(world, row, results, progress)
+    spoken = {index: result["reason"].get("kind") for index, result in results.items()}
+    results = {**results, **{index: one.result for index, one in brought.items() if one.result}}
     kinds = {index: result["reason"].get("kind") for index, result in sorted(results.items())}
-    talking = [index for index, kind in kinds.items() if kind not in SILENT]
+    talking = [index for index, kind in sorted(spoken.items()) if kind not in SILENT]
     with progress.during(f"looking at what {row.name} made"):
         failed, left_out = _fetch_last(world, live, row, progress, talking)
+        if failed and (gone := _gone_meanwhile(world, live, talking, results)):
+            talking = [index for index in talking if index not in gone]
+            kinds |= dict.fromkeys(gone, "gone")
+            failed, left_out = _fetch_last(world, live, row, progress, talking)
+        if any(result["reason"].get("kind") == "reclaim" for result in results.values()):
+            _inherit(live, row, talking)
     request = request_of(row)
     states = _kept(world, live, row, progress, talking) if request.sink else {}
+    states |= {index: {"state": "safe"} for index, one in brought.items() if not one.missing}
     unsaved = _joined(failed, _named(kinds, "node", "cannot be reached any more"))
-    missing = _joined(unsaved, _named(kinds, "gone", "ended before all results were home"))
+    missing = _joined(unsaved, _named(kinds, "gone", "ended before all results were home"), recall.lacking(brought))
     if request.sink and all(states.get(index, {}).get("state") == "safe" for index in range(request.nodes)):
         unsaved = ""  # nothing is lost with the nodes
     skews = row.facts.get("skews") or [0.0] * request.nodes
     nodes = [node_result(index, dict(results[index]), skews[index]) for index in sorted(results)]
-    home = RunHome(row.home)
+    home, place = RunHome(row.home), str((row.facts.get("bucket") or {}).get("place") or "")
     again = resume_hint(row.name, saved=bool(outputs(home)))
     verdict = judge(request, int(row.facts.get("world", 0)), nodes, again, row.name)
     if unsent := held_back(verdict.tail, row.facts.get("held") or []):
         verdict = dataclasses.replace(verdict, hint=unsent)
-    if request.sink and not talking and "gone" in kinds.values():
-        verdict = Verdict("unclear", NODE_FAILED, *sinks.unseen(request, row.name))
-    kept = sinks.outcome(request, row.name, states, range(request.nodes)) if request.sink else ""
+    if request.sink and not talking and "gone" in kinds.values() and verdict.outcome != "reclaimed":
+        verdict = Verdict("unclear", NODE_FAILED, *sinks.unseen(request, row.name, place, trouble))
+    kept = sinks.outcome(request, row.name, states, range(request.nodes), place) if request.sink else ""
     document = record(world, row, verdict, results, missing, over) | {"left_behind": left_out, "kept": kept}
+    document["progress"] = how_far(nodes)
     home.write_record(document)
     world.ledger.set_run(
         row.id,
@@ -119,10 +171,48 @@ def conclude(
         keeper=None,
         ended=over,
         verdict=dataclasses.asdict(verdict),
+        facts={**row.facts, **_in_bucket(row, kinds)},
     )
     if not unsaved:
         release(live, row)
+        bucket.abandon(world, world.ledger.run(row.id))
     return Conclusion(verdict, home, missing, unsaved, document)
+
+
+def _gone_meanwhile(
+    world: World, live: Live, nodes: Sequence[int], results: Mapping[int, Mapping[str, Any]]
+) -> list[int]:
+    """Nodes whose machines went while their results were fetched. One that is being taken back is waited for."""
+    provider, machines = world.provisioner(live.row.provider), dict(enumerate(live.machines))
+    going = any(result["reason"].get("kind") == "reclaim" for result in results.values())
+    deadline = time.monotonic() + (GOING_S if going else 0.0)
+    while True:
+        try:
+            gone = [index for index in nodes if index in machines and is_dead(provider.describe(machines[index]))]
+        except GpuopsError:
+            gone = []
+        if gone or world.signals.hurry or time.monotonic() >= deadline:
+            return gone
+        time.sleep(GOING_LOOK_S)
+
+
+def _recalled(
+    world: World, row: RunRow, results: Mapping[int, Mapping[str, Any]], progress: Progress
+) -> tuple[Mapping[int, Brought], str]:
+    """What nodes that say nothing any more have kept in a bucket; and why it could not be fetched from there."""
+    silent = [index for index, result in sorted(results.items()) if result["reason"].get("kind") in ("node", "gone")]
+    if not silent or not recall.is_kept(row):
+        return {}, ""
+    try:
+        return recall.bring(world, row, silent, progress), ""
+    except GpuopsError as error:
+        return {}, error.say
+
+
+def _in_bucket(row: RunRow, kinds: Mapping[int, str | None]) -> dict[str, Any]:
+    """For whoever asks later: whose results can only be in the bucket."""
+    silent = [index for index, kind in kinds.items() if kind in ("node", "gone")]
+    return {"in_bucket": silent} if recall.is_kept(row) else {}
 
 
 def release(live: Live, row: RunRow) -> None:
@@ -208,6 +298,15 @@ def _fetch_last(world: World, live: Live, row: RunRow, progress: Progress, nodes
     return "", "".join(behind)
 
 
+def _inherit(live: Live, row: RunRow, nodes: Sequence[int]) -> None:
+    """What nodes that stay were handed by nodes that went counts as what those made."""
+    handed: dict[int, Mapping[str, int]] = {}
+    for index in nodes:
+        with suppress(GpuopsError):
+            handed[index] = live.clients[index].call("run", run=row.name).get("handed") or {}
+    inherit(RunHome(row.home), handed)
+
+
 def _named(kinds: Mapping[int, str | None], kind: str, what: str) -> str:
     names = ", ".join(f"node{index}" for index, one in kinds.items() if one == kind)
     return f"{names} {what}" if names else ""
@@ -242,13 +341,17 @@ def record(
         "rented": cluster.provider != "local" and bool(row.facts.get("per_hour")),
         "home": str(row.home),
         "missing": missing,
-        **row.facts,
+        **{name: fact for name, fact in row.facts.items() if name != "uploads"},
         "nodes_ended": {
             str(index): {key: result[key] for key in ("outcome", "reason")} for index, result in results.items()
         },
     }
 
 
-def unreached(row: RunRow, error: NodeError, *, gone: bool) -> dict[int, dict[str, Any]]:
-    """Results for a run none of whose nodes can be reached any more. `gone`: their provider says that they ended."""
-    return {index: lost(index, error.say, "gone" if gone else "node") for index in range(request_of(row).nodes)}
+def unreached(
+    row: RunRow, error: NodeError, *, gone: bool, told: Mapping[int, Mapping[str, Any]]
+) -> dict[int, dict[str, Any]]:
+    """Results for a run none of whose nodes can be reached any more. `gone`: their provider says that they ended;
+    `told`: and how (`live.how_ended`)."""
+    kind = "gone" if gone else "node"
+    return {index: lost(index, error.say, kind, told.get(index)) for index in range(request_of(row).nodes)}

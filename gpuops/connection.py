@@ -70,6 +70,9 @@ class Pipe(io.RawIOBase):
     def writable(self) -> bool:
         return bool(self._raw.writable())
 
+    def fileno(self) -> int:
+        return int(self._raw.fileno())
+
     def readinto(self, buffer: Any) -> int | None:
         with self._call() as raw:
             count: int | None = raw.readinto(buffer)

@@ -11,11 +11,23 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from gpuops.errors import GpuopsError, Partial, Unknown
-from gpuops.models import STATES, Intent, Journal, Offer, Option, Problem, Request, Resource
-from provisioners.base import Provisioner
+from gpuops.models import (
+    STATES,
+    Increase,
+    Intent,
+    Journal,
+    Offer,
+    Option,
+    Problem,
+    Quota,
+    QuotaReport,
+    Request,
+    Resource,
+)
+from provisioners.base import Provisioner, TellsQuota
 
 CALL_S = 180.0
 """How long a call other than `create` may take; each has shorter limits of its own for the network."""
@@ -90,6 +102,29 @@ class Checked:
         """The end of a machine's own log, as its provider shows it; empty where it shows none."""
         tell: Callable[[Resource], str] | None = getattr(self.inner, "last_words", None)
         return "" if tell is None else self._limited(lambda: str(tell(resource)))
+
+    def quota(self, request: Request) -> QuotaReport | None:
+        """The account's quotas; None where a provider tells of none."""
+        tell: Callable[[Request], QuotaReport] | None = getattr(self.inner, "quota", None)
+        return None if tell is None else self._limited(lambda: tell(request))
+
+    def request_quota(self, quota: Quota, wanted: float) -> Increase:
+        inner = cast(TellsQuota, self.inner)
+        return self._limited(lambda: inner.request_quota(quota, wanted))
+
+    def requested_quota(self, quota: Quota, id: str) -> Increase:
+        inner = cast(TellsQuota, self.inner)
+        return self._limited(lambda: inner.requested_quota(quota, id))
+
+    def policy(self, sink: str = "") -> Mapping[str, Any] | None:
+        """The least that a user must be allowed; None where access is not granted piece by piece."""
+        tell: Callable[[str], Mapping[str, Any]] | None = getattr(self.inner, "policy", None)
+        return None if tell is None else self._limited(lambda: tell(sink))
+
+    def admit(self, resources: Sequence[Resource]) -> bool:
+        """Whether this computer's new address had to be let in; nothing to do where nobody is kept out."""
+        admit: Callable[[Sequence[Resource]], bool] | None = getattr(self.inner, "admit", None)
+        return False if admit is None else self._limited(lambda: bool(admit(resources)))
 
     def _translated(self, call: Callable[[], T]) -> T:
         try:

@@ -64,7 +64,15 @@ def dry_run(world: World, job: Job) -> tuple[dict[str, Any], list[str]]:
     document["execute"] = commands(job, gpus)
     lines += [f"would execute on node{index}: {shown(argv)}" for index, argv in enumerate(document["execute"])]
     lines += [f"would set up: {job.request.setup}"] * bool(job.request.setup)
+    if job.retries:
+        document["retries"] = job.retries
+        lines.append(f"would {would_retry(job.retries)}")
     return document, lines
+
+
+def would_retry(times: int) -> str:
+    often = "once" if times == 1 else f"up to {times} times"
+    return f"replace machines that are taken back {often}, elsewhere first and within the same limits, and resume"
 
 
 def _beside(world: World, row: ClusterRow, job: Job) -> tuple[list[int], list[str]]:

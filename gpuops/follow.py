@@ -34,7 +34,9 @@ class Follower:
     """Threads that bring every byte of a run's logs home and wait for each node's result.
 
     `nodes` is how many of the cluster's nodes the run uses. `gone(i)` is asked when node i cannot be
-    reached: True means that its provider says it no longer exists.
+    reached: True means that its provider says it no longer exists, and `how_ended(i)` then what more
+    it says of that (`say`, `reclaimed`). `admit` is asked when one is away for a while: this computer
+    may have another address by now.
     """
 
     def __init__(
@@ -47,6 +49,8 @@ class Follower:
         on_bytes: OnBytes,
         say: Callable[[str], None],
         gone: Callable[[int], bool],
+        how_ended: Callable[[int], Mapping[str, Any]] = lambda _: {},
+        admit: Callable[[], object] = lambda: None,
     ) -> None:
         self.live = live
         self.run = run
@@ -56,6 +60,8 @@ class Follower:
         self._on_bytes = on_bytes
         self._say = say
         self._gone = gone
+        self._how_ended = how_ended
+        self._admit = admit
         self._quit = threading.Event()
         self._changed = threading.Condition()
         self._news = False
@@ -138,7 +144,7 @@ class Follower:
         away = now - since
         others_ended = len(self.results) == self._nodes - 1 and self._nodes > 1
         if away > 2 * RETRY_S and self._gone(index):
-            return lost(index, f"node{index} ended without a word", "gone")
+            return self._over(index, f"node{index} ended without a word")
         patience = CONDEMNED_S if self._is_condemned(index) else OTHERS_ENDED_S
         if away > ALONE_S or (others_ended and now - max(since, self._ended_at) > patience):
             return lost(index, f"node{index} could not be reached for {span(away)}: {trouble.say}", "node")
@@ -156,7 +162,14 @@ class Follower:
             return lost(index, trouble.say, trouble.kind)
         if not self._gone(index):
             return lost(index, trouble.say, "node")
-        return lost(index, f"node{index} ended without a word" if trouble.kind == "no-node" else trouble.say, "gone")
+        return self._over(index, f"node{index} ended without a word" if trouble.kind == "no-node" else trouble.say)
+
+    def _over(self, index: int, say: str) -> Mapping[str, Any]:
+        """The result of a node whose machine is no more; its provider's own words come before ours."""
+        told = self._how_ended(index)
+        if told:
+            self._say(f"node{index} is gone: {told['say']}")
+        return lost(index, say, "gone", told)
 
     def _reconnect(self, index: int, since: float, trouble: GpuopsError) -> Mapping[str, Any] | None:
         """Wait a little, and begin another conversation where the last one was lost."""
@@ -177,6 +190,8 @@ class Follower:
         now = time.monotonic()
         if away > RETRY_SLOW_S and now - self._told.get(index, -REMIND_S) >= REMIND_S:
             self._told[index] = now
+            if isinstance(trouble, ConnectionLost):
+                self._admit()
             self._say(
                 f"node{index} does not answer; the run goes on without this computer, trying again"
                 if isinstance(trouble, NodeError)
@@ -197,8 +212,8 @@ class Follower:
             self._changed.notify_all()
 
 
-def lost(node: int, say: str, kind: str) -> dict[str, Any]:
-    """A result for a node that cannot give its own.
+def lost(node: int, say: str, kind: str, told: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A result for a node that cannot give its own. `told`: what its provider says (`live.how_ended`).
 
     `kind`: `node` (out of reach; it may live, and hold results), `gone` (its provider says that the machine has
     ended) or `no-run` (it was never started there).
@@ -206,7 +221,7 @@ def lost(node: int, say: str, kind: str) -> dict[str, Any]:
     return {
         "node": node,
         "outcome": "lost",
-        "reason": {"kind": kind, "say": say},
+        "reason": {"kind": kind, "say": say, **(told or {})},
         "started": None,
         "ended": None,
         "launcher": {"code": None, "signal": None},

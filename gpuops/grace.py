@@ -59,7 +59,7 @@ def refusal(per_hour: float) -> tuple[str, str]:
     wait = f"the nodes wait {span(wait_s)} for it, for at most {_cost(wait_s, per_hour)}"
     return (
         "with --detach results are lost where this computer is away when the run ends",
-        f"say --grace {wait_s / 3600:.2g} ({wait}), or --sink volume:NAME (a network volume keeps them)",
+        f"say --grace {wait_s / 3600:.2g} ({wait}), or --sink s3://BUCKET/PREFIX or volume:NAME (which keeps them)",
     )
 
 

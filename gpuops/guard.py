@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuops.errors import GpuopsError
+from gpuops.errors import AuthFailed, GpuopsError
 from gpuops.models import Lease
 from gpuops.system import HERE
 
@@ -46,22 +46,25 @@ RELIEF_S = 40.0
 """So long the guard that relieves another waits for it to leave."""
 
 
-def ensure(home: Path, used: Mapping[str, str] | None = None) -> None:
+def ensure(home: Path, used: Mapping[str, str] | None = None, provider: str | None = None) -> None:
     """Start a guard unless one runs; returns at once. The process is detached: no terminal, own session.
 
-    `used`: the environment that something is about to be rented with. A guard without its keys is relieved.
+    `used`: the environment that something is about to be rented with, at `provider`. A guard without its keys is
+    relieved.
     """
     from filelock import FileLock, Timeout
 
     from gpuops import guardkeys
     from gpuops.processes import start_background
 
+    environ: Mapping[str, str] = os.environ
     try:
         with FileLock(home / LOCK, timeout=0):
             pass
     except Timeout:
-        if not guardkeys.unfit(home, os.environ, used):
+        if not guardkeys.unfit(home, os.environ, used, provider):
             return
+        environ = guardkeys.joined(home, os.environ, provider)
         guardkeys.ask_relief(home)
     with open(home / "guard.log", "ab") as log:
         start_background(
@@ -70,7 +73,7 @@ def ensure(home: Path, used: Mapping[str, str] | None = None) -> None:
             stdout=log,
             stderr=log,
             cwd=home,
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
+            env={**environ, "PYTHONSAFEPATH": "1"},
         )
 
 
@@ -215,17 +218,21 @@ class _Tending(threading.Thread):
         self._saving = saving
 
     def run(self) -> None:
-        from gpuops import keep
+        from gpuops import guardkeys, keep
 
         try:
             world = _world(self._home, self._row.folder)
             try:
                 keep.tend(world, self._row.id, saving=self._saving)
+                guardkeys.refuse(self._home, self._row.provider, None)
                 self._over(world)
             finally:
                 world.ledger.close()
         except Exception as error:
             self.rounds += 1
+            refusal = next((one for one in (error, error.__cause__) if isinstance(one, AuthFailed)), None)
+            if refusal:
+                guardkeys.refuse(self._home, self._row.provider, refusal)
             _log_failure(self._row.name)
             if self.rounds == TOLD_ROUNDS:
                 self._tell(error)
@@ -258,7 +265,8 @@ def _log_failure(what: str = "the ledger") -> None:
     error = sys.exception()
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     if isinstance(error, GpuopsError):
-        print(f"{at} {what}: {error.say}", file=sys.stderr)
+        hint = f" ({error.hint})" if isinstance(error, AuthFailed) and error.hint else ""
+        print(f"{at} {what}: {error.say}{hint}", file=sys.stderr)
     else:
         print(f"{at} {what}", file=sys.stderr)
         traceback.print_exc()

@@ -7,21 +7,18 @@ last thing said.
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from gpuops import away, choose, data, guard, push, sinks
+from gpuops import away, bucket, choose, data, guard, push, retry, sinks
 from gpuops import cluster as clusters
+from gpuops.attend import attend
 from gpuops.conclude import Conclusion, conclude, release
 from gpuops.errors import GpuopsError, Interrupted, NodeError, worst
-from gpuops.follow import Follower
-from gpuops.halt import halt, stopping
-from gpuops.ledger import LedgerUnwritable, RunRow
+from gpuops.ledger import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.live import Live, open_live
-from gpuops.livefetch import LiveFetch
 from gpuops.models import Offer, Request, RunRequest
 from gpuops.output import span
 from gpuops.progress import Progress
@@ -29,19 +26,17 @@ from gpuops.push import uplink
 from gpuops.receipt import receipt
 from gpuops.remarks import board
 from gpuops.results import RunHome
+from gpuops.retry import Chain, Loss
 from gpuops.run import Prepared, Sending, check, give_up, launch, prepare, tree_of
 from gpuops.settings import Settings
 from gpuops.show import HomeTail, Veil
 from gpuops.signals import HandOver
 from gpuops.teardown import tear_down
-from gpuops.terms import LeaseWish
-from gpuops.verdict import is_port_clash
-from gpuops.watch import Filter, awaited, ending, followed, merger_for
+from gpuops.terms import Bargain, LeaseWish
+from gpuops.verdict import BY_ITSELF, is_port_clash
+from gpuops.watch import Filter, merger_for
 from gpuops.world import World
 
-LOOK_S = 0.2
-PATIENCE_S = 30.0
-"""How long after a second signal nodes that cannot be reached are still sought."""
 HOLD_S = 5.0
 """How long a traceback waits to be shown: by then it is known whether a rank failed."""
 RELAUNCHES = 1
@@ -58,6 +53,8 @@ class Job:
     on: str | None = None
     keep: bool = False
     detach: bool = False
+    retries: int = 0
+    """How often machines that their provider took back are replaced."""
     wish: LeaseWish = field(default_factory=LeaseWish)
     sending: Sending = field(default_factory=Sending)
 
@@ -69,6 +66,10 @@ class Outcome:
     exit_code: int
     document: dict[str, Any]
     last: Sequence[str] = ()
+    loss: Loss | None = None
+    """The machines were taken back; what is left of the cluster, and what it has cost in $, once it is gone."""
+    gone: ClusterRow | None = None
+    cost: float = 0.0
 
 
 def execute(world: World, settings: Settings, job: Job, progress: Progress) -> Outcome:
@@ -77,7 +78,10 @@ def execute(world: World, settings: Settings, job: Job, progress: Progress) -> O
     job = on_all(world, job, choice)
     check(world, job.request, job.sending)
     if job.request.sink and not choice.row:
-        sinks.implied(choice.provider, world.provisioner(choice.provider).options, {}, str(job.request.sink["volume"]))
+        sinks.implied(choice.provider, world.provisioner(choice.provider).options, {}, job.request.sink)
+    if job.request.sink and sinks.is_bucket(job.request.sink):
+        sink = bucket.check(world, job.request.sink)
+        job = dataclasses.replace(job, request=dataclasses.replace(job.request, sink=sink))
     if choice.say:
         world.out.say(choice.say)
     if choice.row and job.detach:
@@ -87,29 +91,91 @@ def execute(world: World, settings: Settings, job: Job, progress: Progress) -> O
             f"note: limits belong to a new cluster, {choice.row.name} keeps its own: gpuops lease {choice.row.name}"
         )
     world.out.hold_up_nothing()
+    chain = Chain(job.retries, resume=job.request.resume)
     with world.signals:
-        live = _reach(world, job, choice)
-        ours = choice.row is None and not job.keep
-        try:
-            outcome = _run_on(world, settings, live, job, progress, ours)
-        except HandOver:
-            _hand_over(world, live)
-            raise
-        except BaseException as error:
-            world.signals.backward()
-            if ours:
-                _tear_down(
-                    world, live, "interrupted" if isinstance(error, Interrupted) else "the run could not be started"
-                )
-            raise
-        finally:
-            live.close()
-        if ours and not (job.detach and outcome.document.get("detached")):
-            outcome.exit_code = worst(outcome.exit_code, _tear_down(world, live, "its run ended"))
-        elif choice.row is None and not outcome.document.get("detached"):
-            world.ledger.set_cluster(live.row.id, keeper=None)
-            world.out.say(f"{live.row.name} is kept: `gpuops down {live.row.name}` ends it")
+        outcome = _attempt(world, settings, job, choice, progress, chain)
+        while outcome.loss is not None:
+            outcome = _again(world, settings, job, choice, progress, chain, outcome, outcome.loss)
         return outcome
+
+
+def _attempt(
+    world: World, settings: Settings, job: Job, choice: choose.Choice, progress: Progress, chain: Chain
+) -> Outcome:
+    """One run on one cluster, which is gone afterwards where it was brought up for it. What is to be replaced (`loss`)
+    is gone in any case."""
+    live = _reach(world, job, choice, chain.bargain)
+    ours = choice.row is None and not job.keep
+    try:
+        outcome = _run_on(world, settings, live, job, progress, ours, chain)
+    except HandOver:
+        _hand_over(world, live)
+        raise
+    except BaseException as error:
+        world.signals.backward()
+        if ours:
+            _tear_down(world, live, "interrupted" if isinstance(error, Interrupted) else "the run could not be started")
+        raise
+    finally:
+        live.close()
+    if world.signals.count or choice.row is not None or (job.keep and chain.left <= 0):
+        outcome.loss = None
+    if outcome.loss is not None:
+        _clear_away(world, live, outcome)
+    elif ours and not (job.detach and outcome.document.get("detached")):
+        outcome.exit_code = worst(outcome.exit_code, _tear_down(world, live, "its run ended"))
+    elif choice.row is None and not outcome.document.get("detached"):
+        world.ledger.set_cluster(live.row.id, keeper=None)
+        world.out.say(f"{live.row.name} is kept: `gpuops down {live.row.name}` ends it")
+    return outcome
+
+
+def _clear_away(world: World, live: Live, outcome: Outcome) -> None:
+    """End what is left of machines that were taken back; where that fails, nothing replaces them."""
+    per_hour = sum(machine.per_hour for machine in live.machines)
+    code = _tear_down(world, live, "its provider took machines back")
+    outcome.exit_code = worst(outcome.exit_code, code)
+    outcome.gone = world.ledger.cluster(live.row.id)
+    outcome.cost = retry.cost(outcome.gone, per_hour)
+    if code:
+        outcome.loss = None
+
+
+def _again(
+    world: World,
+    settings: Settings,
+    job: Job,
+    choice: choose.Choice,
+    progress: Progress,
+    chain: Chain,
+    before: Outcome,
+    loss: Loss,
+) -> Outcome:
+    """The next run of a job whose machines were taken back; the verdict stands where there may be none, or is none."""
+    assert before.gone is not None
+    wish, why = retry.within(job.wish, before.gone, chain.spent + before.cost, world.clock.now())
+    if chain.left <= 0:
+        why = f"--retries {job.retries} is used up"
+    if why or world.signals.count:
+        before.loss = None
+        before.last = [*before.last, *([f"not tried again: {why}"] if why else [])]
+        return before
+    world.signals.forward()
+    chain.add(loss, before.cost)
+    world.out.say(chain.announce(loss))
+    request = dataclasses.replace(job.request, resume=chain.resume)
+    try:
+        return _attempt(world, settings, dataclasses.replace(job, request=request, wish=wish), choice, progress, chain)
+    except GpuopsError as error:
+        found = f"; go on from what is home: --resume {chain.resume}" if chain.resume else ""
+        told = {"say": error.say, "hint": error.hint + found}
+        document = {**before.document, "retries": chain.losses, "error": told, "exit_code": error.exit_code}
+        said = f"error: {error.say}\nhint: {told['hint'].removeprefix('; ')}"
+        return Outcome(error.exit_code, document, [*before.last, said])
+    except Interrupted:
+        if chain.resume:
+            world.out.say(f"what {chain.resume} saved is home: --resume {chain.resume} goes on from it")
+        raise
 
 
 def on_all(world: World, job: Job, choice: choose.Choice) -> Job:
@@ -120,7 +186,7 @@ def on_all(world: World, job: Job, choice: choose.Choice) -> Job:
     return dataclasses.replace(job, request=dataclasses.replace(job.request, nodes=nodes))
 
 
-def _reach(world: World, job: Job, choice: choose.Choice) -> Live:
+def _reach(world: World, job: Job, choice: choose.Choice, bargain: Bargain) -> Live:
     if choice.row is not None:
         return open_live(world, choice.row)
     request = dataclasses.replace(job.machines, provider=choice.provider)
@@ -131,6 +197,7 @@ def _reach(world: World, job: Job, choice: choose.Choice) -> Live:
         ephemeral=not job.keep,
         wish=job.wish,
         foreword=lambda offer: _foreword(world, job, offer),
+        bargain=bargain,
     )
 
 
@@ -150,9 +217,14 @@ def upload(world: World, job: Job, offer: Offer) -> str:
     return uplink.estimate(size, offer.nodes, offer.per_hour, uplink.recall(world.home / "cache"))
 
 
-def _run_on(world: World, settings: Settings, live: Live, job: Job, progress: Progress, ours: bool) -> Outcome:
+def _run_on(
+    world: World, settings: Settings, live: Live, job: Job, progress: Progress, ours: bool, chain: Chain
+) -> Outcome:
     request = away.arranged(world, live, job.request)
     prepared = prepare(world, settings, live, request, job.sending, progress)
+    if chain.losses:  # so that the record has them, whoever writes it
+        facts = world.ledger.run(prepared.row.id).facts
+        world.ledger.set_run(prepared.row.id, facts={**facts, "retries": chain.losses})
     _launch(world, live, prepared)
     row = world.ledger.run(prepared.row.id)
     world.out.say(f"{row.name} runs on {_where(prepared)}; results come to {row.home}")
@@ -162,13 +234,20 @@ def _run_on(world: World, settings: Settings, live: Live, job: Job, progress: Pr
         return _detached(world, live, row, ours)
     tail = HomeTail(RunHome(row.home), merger_for(world, row, Filter()), Veil(HOLD_S))
     while True:
-        following = _follow(world, live, row, tail)
+        following = attend(world, live, row, tail)
         if world.signals.count or prepared.attempt > RELAUNCHES or not clashed(prepared.request, following.results):
             break
         world.out.say("the port was taken by another program in the meantime: launching once more")
         _launch(world, live, prepared)
     end = conclude(world, live, world.ledger.run(row.id), following.results, progress)
-    return _told(world, end)
+    if chain.resumed(retry.first_step(row)):
+        end.document = {**end.document, "retries": chain.losses}
+        end.home.write_record(end.document)
+    if job.retries:  # they were asked for, so that nobody need be told of them
+        end.verdict = dataclasses.replace(end.verdict, hint=end.verdict.hint.removesuffix(BY_ITSELF))
+    outcome = _told(world, end)
+    outcome.loss = retry.loss_of(row, live.row, end) if job.retries else None
+    return outcome
 
 
 def _launch(world: World, live: Live, prepared: Prepared) -> None:
@@ -189,49 +268,6 @@ def _where(prepared: Prepared) -> str:
     ranks, nodes = prepared.world_size, len(prepared.nodes)
     on = f"{nodes} node{'s' * (nodes != 1)}"
     return f"{on}, {ranks} rank{'s' * (ranks != 1)}" if prepared.request.kind == "torchrun" else on
-
-
-def _follow(world: World, live: Live, row: RunRow, tail: HomeTail) -> Follower:
-    """Show a run until it has ended everywhere. A first signal stops it in good order, a second at once."""
-
-    def show(lines: Iterator[str]) -> None:
-        for line in lines:
-            world.out.line(line)
-
-    following, remarks = followed(world, live, row)
-    try:
-        fetching = LiveFetch(live, row)
-        with awaited(world, row) as first:
-            while not following.watch(LOOK_S):
-                show(ending(first, tail.new()))
-                fetching.look()
-                remarks.look()
-    except HandOver:
-        following.quit()
-        raise
-    except Interrupted:
-        with stopping(world.progress, row):
-            _stop(world, live, row, following, lambda: show(tail.new()))
-    show(tail.rest())
-    return following
-
-
-def _stop(world: World, live: Live, row: RunRow, following: Follower, show: Callable[[], None]) -> None:
-    """Stop a run and wait until no node has anything left of it; in a hurry, not for ever for one that is away."""
-    _ask(live, row, "graceful", "interrupted")
-    hurried: float | None = None
-    while not following.wait(LOOK_S):
-        show()
-        if world.signals.hurry and hurried is None:
-            hurried = time.monotonic()
-            _ask(live, row, "now", "interrupted twice")
-        if hurried is not None and time.monotonic() - hurried > PATIENCE_S:
-            following.abandon()
-
-
-def _ask(live: Live, row: RunRow, how: Literal["graceful", "now"], why: str) -> None:
-    """Without waiting for the answers: a node that does not give one must not keep a second signal unheard."""
-    threading.Thread(target=halt, args=(live, row.name, how, why), daemon=True, name=f"stop {row.name}").start()
 
 
 def _told(world: World, end: Conclusion) -> Outcome:

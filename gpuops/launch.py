@@ -33,7 +33,7 @@ SCRUB = (
 
 IDENTITY = re.compile(
     r"PET_.*|MASTER_(ADDR|PORT)|TORCHELASTIC_(RUN_ID|ERROR_FILE)|((LOCAL|NODE|GROUP|ROLE)_)?RANK"
-    r"|((LOCAL|GROUP|ROLE)_)?WORLD_SIZE|GPUOPS_(RUN|NODE|NODES|NODE_RANK|HEAD|STOP_FILE)"
+    r"|((LOCAL|GROUP|ROLE)_)?WORLD_SIZE|GPUOPS_(RUN|NODE|NODES|NODE_RANK|HEAD|STOP_FILE|PROGRESS)"
 )
 """Who a process is: refused in the user's `--env`, and never taken from it."""
 

@@ -52,15 +52,18 @@ def make(
     max_hours: float | None = None,
     max_cost: float | None = None,
     idle_min: float | None = None,
+    until: float | None = None,
 ) -> Lease:
     """The lease of a new cluster. Rented machines get 24 h and 30 idle minutes unless told otherwise;
-    machines of the user's own get no end that was not asked for. `since`: from when on they cost money."""
+    machines of the user's own get no end that was not asked for. `since`: from when on they cost money; `until`: an end
+    that is there already (UTC seconds), whatever the hours say."""
     hours = max_hours if max_hours is not None else (RENTED_HOURS if rented else None)
     idle = idle_min if idle_min is not None else (RENTED_IDLE_MIN if rented else None)
     began = now if since is None else since
     money_end = began + max_cost / per_hour * 3600 if max_cost is not None and per_hour > 0 else None
+    ends = [end for end in (now + hours * 3600 if hours is not None else None, until) if end is not None]
     return Lease(
-        hard_end=now + hours * 3600 if hours is not None else None,
+        hard_end=min(ends, default=None),
         idle_s=idle * 60 if idle is not None else None,
         money_end=money_end,
     )

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from gpuops.agent.node import PROTOCOL
 from gpuops.agentclient import Absent, AgentClient, NodePaths, Programs
 from gpuops.connection import connect
-from gpuops.errors import NodeError, NodeRefused
+from gpuops.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused
 from gpuops.install import revive
 from gpuops.ledger import ClusterRow
 from gpuops.models import Lease, Resource
@@ -131,7 +131,24 @@ def _says_over(error: NodeError) -> bool:
 def open_live(world: World, row: ClusterRow, *, some: bool = False) -> Live:
     """Reach a cluster that the ledger says is up; with `some`, as much of it as answers. Raises NodeError."""
     with world.progress.during(f"reaching {row.name}"):
+        try:
+            return reach(row, nodes_of(world, row), some=some, progress=world.progress)
+        except ConnectionLost:
+            if not admitted(world, row, world.ledger.resources(row.id)):
+                raise
         return reach(row, nodes_of(world, row), some=some, progress=world.progress)
+
+
+def admitted(world: World, row: ClusterRow, resources: Sequence[Resource]) -> bool:
+    """Whether a provider that lets this computer alone in had to be told its new address; said where that is so."""
+    try:
+        admit: Callable[[Sequence[Resource]], bool] | None = getattr(world.provisioner(row.provider), "admit", None)
+        if admit is None or not admit(resources):
+            return False
+    except GpuopsError:
+        return False  # that nothing answers is the better sentence
+    world.out.say(f"note: this computer's address has changed: {row.name} lets it in now")
+    return True
 
 
 def _client(paths: NodePaths, machine: Resource, index: int) -> AgentClient:
@@ -213,7 +230,14 @@ def all_ended(world: World, row: ClusterRow) -> bool:
 
 def is_dead(machine: Resource) -> bool:
     """Whether nothing runs on a machine any more, as its provider tells; it may still be there, and cost money."""
-    return machine.state == "ended" or bool(machine.data.get("hopeless"))
+    return machine.state == "ended" or any(machine.data.get(name) for name in ("hopeless", "reclaimed"))
+
+
+def how_ended(machine: Resource) -> dict[str, Any]:
+    """What its provider tells of a machine's end, for the reason of a lost run: `say` and `reclaimed`; {}: nothing."""
+    reclaimed = machine.data.get("reclaimed") is True
+    say = str(machine.data.get("why_ended") or ("its provider took it back" if reclaimed else ""))
+    return {"reclaimed": True, "say": say} if reclaimed else {"say": say} if say else {}
 
 
 def watchdogs_ended(world: World, row: ClusterRow) -> bool:

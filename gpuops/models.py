@@ -63,6 +63,10 @@ class Offer:
     region: str = ""
     prices: Sequence[Price] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
+    """The provider's own, given back to `create`. The core reads, where it is there: `columns` (heading to text, for
+    the table), `why` (why the first is first), `place` (where its machines would be: once such were taken back, offers
+    elsewhere come first) and `quota` (its name: where QuotaExceeded is raised for one offer, others under the same
+    quota are not asked for, and the rest still are)."""
     notes: Sequence[str] = ()
     """Sentences the user should read before accepting (`2 nodes but 1 GPU: ranks run on CPU`)."""
 
@@ -108,8 +112,10 @@ class Resource:
     `describe` says later. For such a machine there may also be:
 
     - `throwaway_key`: True where the private half of its host key went through the provider; it is replaced.
-    - `boot_watch`: the folder of a watchdog that starts with the machine: `pid`, `end` (absolute UTC seconds, or
-      `none`) and `revive`, a program that it runs while the node's own watchdog is not there (docs/protocol.md).
+    - `boot_watch`: the folder of a watchdog that starts with the machine: `pid` or `beat`, `end` (absolute UTC
+      seconds, or `none`) and `revive`, which it runs while the node's own watchdog is not there (docs/protocol.md).
+    - `notices`: `{"kind", "url"}`, where the machine hears that its provider takes it back (docs/protocol.md).
+    - `reclaimed`: True of one that has ended because its provider took it back; `why_ended`: that, in words.
     - `ends_itself`: False where this one cannot be trusted to, though its provider's others can.
     - `phase`: what it is at until it is ready, in words; `hopeless`: why it will never be.
     """
@@ -225,7 +231,8 @@ class RunRequest:
     """How long its nodes wait after its end for somebody to fetch what it made (`--grace`), instead of their idle end;
     None: as long as they may stand idle."""
     sink: Mapping[str, Any] | None = None
-    """Where else its results are kept: `volume` (its name); once there are nodes also `mount` (where they have it),
+    """Where else its results are kept: `bucket`, `prefix` and `region`, or `volume` (its name);
+    once there are nodes also `mount` (where they have it),
     `end` (whether they end once everything is there) and `id` (fresh for each run, for nobody's folder is taken)."""
 
 
@@ -261,7 +268,7 @@ class NodeResult:
     node: int
     outcome: Literal["done", "failed", "stopped", "lost"]
     reason: Mapping[str, Any]
-    """`{"kind": "rank" | "launcher" | "command" | "stop" | "gang" | "lease" | "agent" |
+    """`{"kind": "rank" | "launcher" | "command" | "stop" | "gang" | "lease" | "reclaim" | "agent" |
     "watchdog" | "start", "say": …}`; see docs/protocol.md."""
     started: float | None
     ended: float | None
@@ -273,13 +280,15 @@ class NodeResult:
     """The last lines of its stdout, fewer of them."""
     disk_free: int | None = None
     """Bytes that were free where the run had been, when it had ended; None: not known."""
+    progress: Mapping[str, float] = field(default_factory=dict)
+    """What its program last said of how far it is: `step`, `epoch`, `saved`, …"""
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What is said last, and the exit code."""
 
-    outcome: Literal["done", "failed", "stopped", "lost", "unformed", "unclear"]
+    outcome: Literal["done", "failed", "stopped", "reclaimed", "lost", "unformed", "unclear"]
     exit_code: int
     say: str
     """One sentence: `rank 3 on node1 failed with exit code 3`."""
@@ -288,3 +297,63 @@ class Verdict:
     node: int | None = None
     tail: str = ""
     """The first failing rank's last words, printed before `say`."""
+
+
+@dataclass(frozen=True)
+class Increase:
+    """A request for more of a quota, as the provider tells of it."""
+
+    id: str
+    status: str
+    """The provider's own word."""
+    wanted: float
+    """The new total, not what is added."""
+    created: float | None = None
+    open: bool = True
+    """Whether it is still to be decided."""
+    granted: bool | None = None
+    """How it was decided; None: not yet, or the provider does not say (the limit itself tells)."""
+
+
+@dataclass(frozen=True)
+class Quota:
+    """How much of something an account may have at once in a region, and what a request would take of it."""
+
+    region: str
+    code: str
+    """The provider's name for it; empty where it has none, and then nothing is known of it."""
+    name: str
+    unit: str
+    limit: float | None
+    """None: not known (no permission to look, no answer)."""
+    used: float | None
+    need: float | None = None
+    """What the request takes, in its smallest form; None: nothing of this one."""
+    sum: str = ""
+    """How `need` comes about: `2 x 48 vCPU`."""
+    asked: bool = False
+    """Whether the request, as it stands, is counted against this one: spot or not."""
+    increases: Sequence[Increase] | None = ()
+    """The open requests for more; None: not known."""
+    why: str = ""
+    """Why something is not known."""
+
+    @property
+    def free(self) -> float | None:
+        return None if self.limit is None or self.used is None else max(self.limit - self.used, 0.0)
+
+    @property
+    def missing(self) -> float | None:
+        """How much more would do; None: not known, or nothing is needed."""
+        return None if self.need is None or self.free is None else max(self.need - self.free, 0.0)
+
+
+@dataclass(frozen=True)
+class QuotaReport:
+    """An account's quotas, and what follows from them for a request."""
+
+    quotas: Sequence[Quota]
+    advice: Sequence[str] = ()
+    """Plain sentences, the most useful first; commands to copy stand at their ends, after a colon."""
+    notes: Sequence[str] = ()
+    """What could not be learnt, and why."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
@@ -67,6 +68,16 @@ def choice(offers: Sequence[Offer]) -> str:
     return f"{first.say} is tried first: {why}; the next ones follow where it cannot be had"
 
 
+def elsewhere_first(offers: Sequence[Offer], avoided: Sequence[str]) -> list[Offer]:
+    """The same offers, those in the places that are `avoided` last; the last of these at the very end."""
+    later = {place: number for number, place in enumerate(avoided, 1)}
+    order = sorted(offers, key=lambda offer: later.get(str(offer.data.get("place") or ""), 0))
+    if order and order[0] != offers[0]:
+        why = f"the best elsewhere than {avoided[-1]}"
+        order[0] = dataclasses.replace(order[0], data={**order[0].data, "why": why})
+    return order
+
+
 def ceiling(first: float, *, yes: bool, max_price: float | None) -> float:
     """The dearest price in $/h that is taken where the first offer costs `first` and nobody is asked again."""
     return first * DEARER if yes and max_price is None and first > 0 else math.inf
@@ -80,9 +91,3 @@ def too_dear(offer: Offer, first: float) -> str:
 def allowing(offer: Offer) -> str:
     """The flag that allows its price."""
     return f"--max-price {math.ceil(round(offer.per_hour * 100, 6)) / 100:.2f}"
-
-
-def refusals(said: Sequence[str]) -> str:
-    """Why none could be had: each reason once."""
-    reasons = "; ".join(dict.fromkeys(said))
-    return reasons if len(said) == 1 else f"none of {len(said)} offers could be had: {reasons}"

@@ -16,8 +16,8 @@ def receipt(record: Mapping[str, Any]) -> list[str]:
     Read are: `run`, `request` (with `workload`), `gpuops` (its version), `commit` (a git hash), `dirty`,
     `provider`, `nodes`, `image`, `torch`, `driver`, `duration_s` and `before_s` (seconds billed before the
     first step), `rented`, `cost` ($, an estimate until the provider bills), `home` (a path), `missing` (a sentence
-    about what was not brought home) and `kept` (one about where else results are). How the run ended is for the
-    verdict to say.
+    about what was not brought home), `kept` (one about where else results are), and of a reclaimed run `progress`.
+    How the run ended is for the verdict to say.
     """
     rows = [
         ("run", str(record.get("run") or "")),
@@ -25,11 +25,13 @@ def receipt(record: Mapping[str, Any]) -> list[str]:
         ("where", _where(record)),
         ("with", _versions(record)),
         ("time", _time(record)),
+        ("lost", _lost(record)),
         ("cost", _cost(record)),
         ("results", str(record.get("home") or "")),
         ("kept", str(record.get("kept") or "")),
         ("not home", str(record.get("missing") or "")),
         ("left", _left(record)),
+        *(("before", line) for line in _before(record)),
     ]
     return [f"{label:<9}{text}" for label, text in rows if text]
 
@@ -69,8 +71,35 @@ def _time(record: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
+def _lost(record: Mapping[str, Any]) -> str:
+    """What a run whose machine was taken back had learnt since its newest snapshot."""
+    got = record.get("progress") or {}
+    if (record.get("verdict") or {}).get("outcome") != "reclaimed" or not {"step", "saved"} <= set(got):
+        return ""
+    steps = max(0, got["step"] - got["saved"])
+    if not steps:
+        return f"nothing: its newest snapshot is of step {got['saved']}"
+    return f"{steps} step{'s' * (steps != 1)}: from {got['saved']}, its newest snapshot's, to {got['step']}"
+
+
 def _cost(record: Mapping[str, Any]) -> str:
     if not record.get("rented"):
         return "free: this machine" if record.get("provider") == "local" else ""
     cost = record.get("cost")
-    return "not known" if cost is None else f"about {money(cost)}"
+    if cost is None:
+        return "not known"
+    before = sum(float(one.get("cost") or 0.0) for one in record.get("retries") or ())
+    return f"about {money(cost)}" + (f", {money(cost + before)} with what was reclaimed before" if before else "")
+
+
+def _before(record: Mapping[str, Any]) -> list[str]:
+    """What each retry cost: `toy-1 was reclaimed at step 120: 20 steps lost, 5:40 min …`."""
+    told = []
+    for loss in record.get("retries") or ():
+        lost, gap = loss.get("steps_lost"), loss.get("gap_s")
+        parts = [] if lost is None else [f"{lost} step{'s' * (lost != 1)} lost"]
+        parts += [] if gap is None else [f"{span(gap)} from the notice to the first new step"]
+        at = "" if loss.get("step") is None else f" at step {loss['step']}"
+        place = f" in {loss['place']}" if loss.get("place") else ""
+        told.append(f"{loss['run']} was reclaimed{place}{at}" + (f": {', '.join(parts)}" if parts else ""))
+    return told

@@ -20,6 +20,7 @@ OURS = {
     "local": "provisioners.local:LocalProvisioner",
     "ssh": "provisioners.ssh:SshProvisioner",
     "runpod": "provisioners.runpod:RunpodProvisioner",
+    "aws": "provisioners.aws:AwsProvisioner",
 }
 GROUP = "gpuops.provisioners"
 MEMBERS = sorted({*Provisioner.__annotations__, *(name for name in vars(Provisioner) if not name.startswith("_"))})

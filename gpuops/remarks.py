@@ -1,7 +1,9 @@
-"""What is said beside a run's own lines: that it has been silent for long, and once how to see its curves."""
+"""What is said beside a run's own lines: that it has been silent for long, what a provider says of its machines, and
+once how to see its curves."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import threading
@@ -21,6 +23,9 @@ LOOK_S = 5.0
 """How often it is looked whether TensorBoard's files have come home."""
 EVENTS = "events.out.tfevents*"
 """What TensorBoard calls its files."""
+NODE_EVENTS = "events.jsonl"
+NOW = {"reclaim": "the run stops, with a snapshot where its script makes one", "rebalance": "the run goes on"}
+"""What is done, by the kind of a notice."""
 
 
 class Remarks:
@@ -45,14 +50,21 @@ class Remarks:
         """When the silence was last remarked on."""
         self._looked = self._heard
         self._board_said = False
+        self._events: dict[int, bytes] = {}
+        """By node, what has come of a line that is not complete yet."""
+        self._notices: list[str] = []
 
-    def heard(self, _node: int, stream: str, _offset: int, _data: bytes) -> None:
+    def heard(self, node: int, stream: str, _offset: int, data: bytes) -> None:
         """Bytes of a stream have come (`follow.OnBytes`)."""
+        if stream == NODE_EVENTS:
+            *lines, self._events[node] = (self._events.get(node, b"") + data).split(b"\n")
+            self._notices += filter(None, map(notice, lines))
         if STREAM.fullmatch(stream):
             with self._lock:
                 self._heard = self._clock()
 
     def look(self) -> None:
+        self.news()
         now = self._clock()
         with self._lock:
             silent = now - self._heard
@@ -64,6 +76,21 @@ class Remarks:
             if line := board(self._home, self._folder, live=True):
                 self._board_said = True
                 self._say(line)
+
+    def news(self) -> None:
+        """What providers have said of machines, also once the run is over."""
+        while self._notices:
+            self._say(self._notices.pop(0))
+
+
+def notice(line: bytes) -> str:
+    """What to say of an event of a node; empty for all but what its provider has announced."""
+    try:
+        event = json.loads(line)
+        reason = event["reason"] if event["event"] == "notice" else {}
+        return f"{reason['say']}; {NOW[reason['kind']]}" if reason else ""
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def how_to_look(cluster: str, *, gpus: bool) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpuops import __version__, data, guard, push, workloads
+from gpuops import __version__, bucket, data, guard, push, sinks, workloads
 from gpuops.agentclient import Absent, AgentClient
 from gpuops.equip import capable, equip, set_up, setup_command, versions
 from gpuops.errors import BUG, ConnectionLost, GpuopsError, Interrupted, NodeRefused, UsageError
@@ -297,8 +297,9 @@ def launch(world: World, live: Live, prepared: Prepared) -> None:
 
 def _start(world: World, live: Live, prepared: Prepared) -> None:
     master, gang = _places(live, prepared)
+    request, granted = _granted(world, live, prepared)
     specs = node_specs(
-        prepared.request,
+        request,
         run=prepared.row.name,
         cluster=live.row.name,
         tree=prepared.row.tree,
@@ -315,6 +316,8 @@ def _start(world: World, live: Live, prepared: Prepared) -> None:
     def start(index: int) -> None:
         world.progress.waits("takes stock of its files", f"node{index}")
         words = {"spec": specs[index], "secrets": dict(prepared.secrets), "gang_secret": gang_secret}
+        if granted:
+            words["urls"] = granted.urls[index]
         live.clients[index].call("start", timeout=START_S, **words)
         world.progress.waits("", f"node{index}")
 
@@ -327,7 +330,23 @@ def _start(world: World, live: Live, prepared: Prepared) -> None:
         for index in range(asked):
             _call_off(live, index, prepared.row.name)
         world.ledger.set_run(prepared.row.id, state="starting", started=None)
+        bucket.abandon(world, world.ledger.run(prepared.row.id))
         raise
+
+
+def _granted(world: World, live: Live, prepared: Prepared) -> tuple[RunRequest, bucket.Grant | None]:
+    """What the nodes may write to in a bucket, anew for each launch, and the request with the place it is."""
+    request = prepared.request
+    if not request.sink or not sinks.is_bucket(request.sink):
+        return request, None
+    row = world.ledger.run(prepared.row.id)
+    bucket.abandon(world, row)
+    lease = world.ledger.cluster(live.row.id).lease
+    with world.progress.during(f"opening the bucket {request.sink['bucket']} to the nodes"):
+        granted = bucket.grant(world, request.sink, row.name, len(prepared.nodes), lease.end)
+    kept = {"bucket": {"place": granted.place, "until": granted.until}, "uploads": granted.uploads}
+    world.ledger.set_run(row.id, facts={**world.ledger.run(row.id).facts, **kept})
+    return dataclasses.replace(request, sink={**request.sink, "place": granted.place}), granted
 
 
 def _places(live: Live, prepared: Prepared) -> tuple[Place, Place | None]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from gpuops.agentclient import Programs
 from gpuops.conclude import Conclusion, conclude, unreached
 from gpuops.errors import GpuopsError, NodeError
 from gpuops.ledger import ClusterRow, RunRow
-from gpuops.live import absent, nodes_of, programs_of
+from gpuops.live import absent, how_ended, nodes_of, programs_of
+from gpuops.models import Resource
 from gpuops.progress import Silent
 from gpuops.results import RunHome
+from gpuops.results.archive import is_result, keep_longer
 from gpuops.results.leftover import left, save
-from gpuops.system import replace
 from gpuops.world import World
 
 TREE = "runs"
@@ -50,8 +52,17 @@ def salvage(world: World, row: ClusterRow, run: RunRow) -> dict[int, Mapping[str
 def conclude_without(world: World, row: ClusterRow, run: RunRow, error: NodeError, *, gone: bool) -> Conclusion:
     """Judge a run whose nodes answer no more, by what they left. `gone`: their provider says that they ended."""
     live = absent(row, nodes_of(world, row), error)
-    results = {**unreached(run, error, gone=gone), **salvage(world, row, run)}
+    told = _told(world, row, live.machines) if gone else {}
+    results = {**unreached(run, error, gone=gone, told=told), **salvage(world, row, run)}
     return conclude(world, live, run, results, Silent())
+
+
+def _told(world: World, row: ClusterRow, machines: Sequence[Resource]) -> dict[int, dict[str, Any]]:
+    """What their provider says of how machines ended."""
+    with suppress(GpuopsError):
+        provider = world.provisioner(row.provider)
+        return {index: how_ended(provider.describe(machine)) for index, machine in enumerate(machines)}
+    return {}
 
 
 def _salvage(programs: Programs, run: RunRow, index: int) -> Mapping[str, Any] | None:
@@ -66,7 +77,7 @@ def _salvage(programs: Programs, run: RunRow, index: int) -> Mapping[str, Any] |
             name = stream(one.path[len(prefix) :])
             there = Path(folder) / one.path
             if name and there.is_file():
-                _keep_longer(there, home.log(index, name))
+                keep_longer(there, home.log(index, name))
         return _result(Path(folder) / prefix / RESULT)
 
 
@@ -78,16 +89,9 @@ def stream(path: str) -> str:
     return f"rank{int(found['rank'])}.{found['kind']}" if found["rank"] else path
 
 
-def _keep_longer(there: Path, here: Path) -> None:
-    """Logs only grow: what is here is the beginning of what is there."""
-    if not here.exists() or there.stat().st_size > here.stat().st_size:
-        here.parent.mkdir(parents=True, exist_ok=True)
-        replace(there, here)
-
-
 def _result(path: Path) -> Mapping[str, Any] | None:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        return document if isinstance(document["reason"], dict) and isinstance(document["ranks"], list) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return document if is_result(document) else None
+    except (OSError, ValueError):
         return None

@@ -25,8 +25,8 @@ Plan = Callable[[Request, set[str]], Sequence[Offer]]
 class Search:
     """One hunt for machines: its offers, what the account can pay, the price that was agreed to."""
 
-    def __init__(self, world: World, request: Request, plan: Plan) -> None:
-        self.agreed: float | None = None
+    def __init__(self, world: World, request: Request, plan: Plan, agreed: float | None = None) -> None:
+        self.agreed = agreed
         """$/h that somebody has agreed to; None: nobody was asked yet."""
         self.rounds = 0
         """How often nothing could be had."""
@@ -108,7 +108,7 @@ class Search:
         """The one question, before there is an offer. Raises UsageError."""
         world, most = self._world, self._request.max_price
         rented = world.provisioner(self._request.provider).capabilities.get("rented") is True
-        if world.yes or not rented:
+        if world.yes or not rented or self.agreed is not None:
             return
         if not world.out.interactive:
             raise UsageError("this costs money, and nobody is there to be asked", "say --yes")

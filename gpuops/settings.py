@@ -28,10 +28,28 @@ CREDENTIALS = (
 )
 """Keys to a provider, those of one account together: they are taken from one place. An empty one counts as none."""
 KEYS = tuple(name for together in CREDENTIALS for name in together)
-FROM_DOTENV = ("GPUOPS_TORCH_SPEC", "GPUOPS_TORCH_INDEX", *KEYS)
+FROM_DOTENV = ("GPUOPS_TORCH_SPEC", "GPUOPS_TORCH_INDEX", *KEYS, "AWS_REGION", "AWS_DEFAULT_REGION")
 """What may stand in `.env` as well as in the environment."""
-FROM_ENVIRONMENT = ("GPUOPS_HOME", "RUNPOD_API_URL", "RUNPOD_API_BASE_URL", "AWS_PROFILE", "AWS_ENDPOINT_URL")
+FROM_ENVIRONMENT = (
+    "GPUOPS_HOME",
+    "GPUOPS_CHECKIP_URL",
+    "RUNPOD_API_URL",
+    "RUNPOD_API_BASE_URL",
+    "AWS_PROFILE",
+    "AWS_CONFIG_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_ENDPOINT_URL",
+)
 """What only the real environment may say. Together: the variables of `.env.example`."""
+ACCOUNTS: Mapping[str, tuple[str, ...]] = {
+    "runpod": tuple(name for name in (*KEYS, *FROM_ENVIRONMENT) if name.startswith("RUNPOD_")),
+    "aws": tuple(
+        name
+        for name in (*KEYS, *FROM_DOTENV[-2:], *FROM_ENVIRONMENT)
+        if name.startswith("AWS_") or name == "GPUOPS_CHECKIP_URL"
+    ),
+}
+"""Provider to all that says which account it is asked for, and where: handed on together, or not at all."""
 NOT_IN_FILES = re.compile(r"(.*-)?(identity|proxy|endpoint|url)")
 """Options that `gpuops.toml` may not carry."""
 

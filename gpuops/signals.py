@@ -60,6 +60,12 @@ class Signals:
         """From here on the story is undoing: signals only hurry it."""
         self._forward = False
 
+    def forward(self) -> None:
+        """The story goes on after an end of its own. Raises Interrupted where a signal came in between."""
+        if self.count:
+            raise Interrupted("interrupted", "")
+        self._forward = True
+
     def insist(self, on_first: Callable[[], None]) -> None:
         """From here on the first signal is answered by `on_first` and the second interrupts; SIGHUP is ignored."""
         self._forward = False

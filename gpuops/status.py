@@ -9,6 +9,7 @@ from typing import Any
 from gpuops.errors import GpuopsError
 from gpuops.lease import describe, spent
 from gpuops.ledger import ClusterRow, RunRow
+from gpuops.live import how_ended, is_dead
 from gpuops.models import Resource
 from gpuops.nodes import owner, with_virtual
 from gpuops.oneach import on_each
@@ -30,7 +31,8 @@ def look(world: World) -> list[dict[str, Any]]:
 
 def _cluster(world: World, row: ClusterRow) -> dict[str, Any]:
     machines = [machine for machine in world.ledger.resources(row.id) if machine.kind == "machine"]
-    states = _states(world, row, machines)
+    seen = _seen(world, row, machines)
+    states = [one.state if one else "unknown" for one in seen]
     nodes = [states[owner(one, index)] for index, one in enumerate(with_virtual(machines))] if machines else []
     runs = [run for run in world.ledger.runs(cluster=row.id) if run.state in ("starting", "running")]
     now = time.time()
@@ -41,6 +43,7 @@ def _cluster(world: World, row: ClusterRow) -> dict[str, Any]:
         "state": _state(row, nodes),
         "nodes": nodes,
         "virtual": len(nodes) - len(machines),
+        "why_ended": {f"node{index}": say for index, one in enumerate(seen) if one and (say := _why_ended(one))},
         "run": runs[-1].name if runs else None,
         "folder": str(row.folder),
         "created": row.created,
@@ -67,20 +70,24 @@ def _doing(run: RunRow, now: float) -> dict[str, Any]:
     }
 
 
-def _states(world: World, row: ClusterRow, machines: Sequence[Resource]) -> list[str]:
-    """What its provider says of each machine; `unknown` where it says nothing."""
+def _why_ended(machine: Resource) -> str:
+    return str(how_ended(machine).get("say") or "") if is_dead(machine) else ""
+
+
+def _seen(world: World, row: ClusterRow, machines: Sequence[Resource]) -> list[Resource | None]:
+    """Each machine as its provider knows it; None where it says nothing."""
     try:
         provisioner = world.provisioner(row.provider)
     except GpuopsError:  # the package that brings it is no longer installed
-        return ["unknown"] * len(machines)
+        return [None] * len(machines)
 
-    def one(index: int) -> str:
+    def one(index: int) -> Resource | None:
         who = f"node{index} of {row.name}"
         world.progress.waits("no answer yet", who)
         try:
-            return provisioner.describe(machines[index]).state
+            return provisioner.describe(machines[index])
         except GpuopsError:
-            return "unknown"
+            return None
         finally:
             world.progress.waits("", who)
 
@@ -152,6 +159,8 @@ def _notes(document: dict[str, Any]) -> Iterator[str]:
         words = {"unknown": "does not answer", "ended": "has ended", "starting": "is starting"}
         nodes = enumerate(document["nodes"])
         yield ", ".join(f"node{index} {words.get(state, state)}" for index, state in nodes if state != "running")
+    for node, why in (document.get("why_ended") or {}).items():
+        yield f"{node} is gone: {why}"
 
 
 def cloud(world: World) -> tuple[list[dict[str, Any]], list[str]]:

@@ -57,11 +57,16 @@ STANDING = r"""
 watch=$1
 umask 077
 pid=$(cat "$watch/pid" 2>/dev/null)
-[ -n "$pid" ] && kill -0 "$pid" 2>/dev/null && printf 'on\n'
+if [ -n "$pid" ]; then
+    kill -0 "$pid" 2>/dev/null && printf 'on\n'
+else
+    [ -n "$(find "$watch/beat" -mmin -2 2>/dev/null)" ] && printf 'on\n'
+fi
 [ -d "$watch" ] || exit 0
 cat >"$watch/revive.draft" && mv -f "$watch/revive.draft" "$watch/revive" && exit 0
 """
-"""Whether the watchdog that came with the machine is there; it is told how the node is started anew."""
+"""Whether the watchdog that came with the machine is there, as a process or by its beat; it is told how the node is
+started anew."""
 
 
 def wanted(machine: Resource) -> bool:
@@ -91,7 +96,7 @@ def met(machine: Resource, index: int) -> Resource:
         found = install.look(connection)
         told = {"home": found.home, "python": found.python}
         if machine.data.get("throwaway_key"):
-            first, key = list(machine.data["target"]["host_keys"]), _new_key(connection)
+            first, key = list(machine.data["target"]["host_keys"]), _new_key(connection, _as_root(machine))
             return _with(machine, {**told, "keys": [*first, *([key] if key not in first else [])]})
         return _with(machine, told)
     finally:
@@ -124,12 +129,13 @@ def taken_over(
             "cores_share": data.get("cores_share"),
             "artefact": agent.stem,
             "boot_watch": watch or None,
+            "notices": data.get("notices"),
         }
         boot_in = max(1.0, row.boot_deadline - time.time())
         install.init(connection, str(data["python"]), path, folder, {"node": node, "lease": {"boot_in": boot_in}})
         if watch:
             argv = [str(data["python"]), "-I", path, "init", "--node", folder, "--revive"]
-            machine = _with(machine, {"watched": _standing(connection, watch, argv)})
+            machine = _with(machine, {"watched": _standing(connection, machine, watch, argv)})
         return machine
     finally:
         connection.close()
@@ -171,10 +177,15 @@ def _with(machine: Resource, data: Mapping[str, Any]) -> Resource:
     return dataclasses.replace(machine, data=joined)
 
 
-def _new_key(connection: Connection) -> str:
+def _as_root(machine: Resource) -> list[str]:
+    """What to write before a command that takes root: images with a login of another name let it do so."""
+    return [] if machine.data["target"].get("user") == "root" else ["sudo", "-n"]
+
+
+def _new_key(connection: Connection, as_root: list[str]) -> str:
     from gpuops.ssh import hostkeys
 
-    words = _said(connection, ["sh", "-c", NEW_KEY, "sh"])
+    words = _said(connection, [*as_root, "sh", "-c", NEW_KEY, "sh"])
     key = words.partition("key ")[2]
     try:
         return hostkeys.canonical(key)
@@ -192,7 +203,7 @@ def _own_key(machine: Resource, index: int) -> Resource:
     own = machine.data["keys"][-1]
     connection = connect(machine, index)
     try:
-        said = _said(connection, ["sh", "-c", SHOW_KEY, "sh"])
+        said = _said(connection, [*_as_root(machine), "sh", "-c", SHOW_KEY, "sh"])
     finally:
         connection.close()
     if said != "done":
@@ -215,11 +226,12 @@ def _own_key(machine: Resource, index: int) -> Resource:
             connection.close()
 
 
-def _standing(connection: Connection, watch: str, argv: list[str]) -> bool:
+def _standing(connection: Connection, machine: Resource, watch: str, argv: list[str]) -> bool:
     from gpuops import ssh
 
     # Without the machine's own environment, as a login has it: a key of the provider's may stand there.
-    clean = 'env -i "HOME=$HOME" "PATH=$PATH" USER=root LOGNAME=root LANG=C.UTF-8'
+    user, home = str(machine.data["target"].get("user") or "root"), ssh.shell_line([str(machine.data["home"])])
+    clean = f'env -i HOME={home} "PATH=$PATH" USER={user} LOGNAME={user} LANG=C.UTF-8'
     script = f"#!/bin/sh\nexec {clean} {ssh.shell_line(argv)} </dev/null >/dev/null 2>&1\n"
     return _said(connection, ["sh", "-c", STANDING, "sh", watch], script.encode()) == "on"
 

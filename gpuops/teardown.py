@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from gpuops import bucket
 from gpuops.errors import AuthFailed, ProviderError, QuotaExceeded, RateLimited, Rejected, StillBilling, Unknown
 from gpuops.ledger import ClusterRow, LedgerUnwritable
 from gpuops.models import Resource
@@ -43,6 +44,7 @@ def tear_down(world: World, cluster: int, why: str, *, force: bool = False) -> N
     with world.progress.during(f"ending {row.name}", max(provisioner.gone_s, provisioner.settle_s)):
         clear(world, provisioner, row, force=force)
     forget_names(world, row)
+    bucket.abandon_all(world, cluster)
     world.ledger.gone(cluster, world.clock.now(), why)
 
 
@@ -62,6 +64,7 @@ def clear(world: World, provisioner: Provisioner, row: ClusterRow, *, force: boo
     began = clock.monotonic()
     deadline = began + max(provisioner.gone_s, provisioner.settle_s)
     pause, finals, seen = POLL_S, 0, set[str]()
+    last: ProviderError | None = None
     left: Sequence[Resource] = world.ledger.resources(row.id)
     while True:
         wait = pause
@@ -72,11 +75,11 @@ def clear(world: World, provisioner: Provisioner, row: ClusterRow, *, force: boo
                 provisioner.destroy(left)
             elif _is_settled(world, row, seen) or clock.monotonic() - began >= provisioner.settle_s:
                 return
-            trouble = ""
+            trouble, last = "", None
         except ProviderError as error:
             if not world.ledger.regions(row.id):
                 return  # nothing was ever asked for, so that nobody need be asked what is left
-            trouble = error.say
+            trouble, last = error.say, error
             finals += isinstance(error, FINAL)
             if isinstance(error, RateLimited):
                 wait = error.retry_after or pause
@@ -88,7 +91,7 @@ def clear(world: World, provisioner: Provisioner, row: ClusterRow, *, force: boo
         lists = f"still lists {len(left)} of it" if left else "lists nothing of it, and may lag"
         world.progress.waits(trouble or f"{provisioner.name} {lists}")
         if finals == FINAL_TRIES or clock.monotonic() >= deadline:
-            raise still_billing(left, row.offer, trouble, row.name, f"gpuops down {row.name}")
+            raise still_billing(left, row.offer, trouble, row.name, f"gpuops down {row.name}") from last
         clock.pause(wait, deadline)
         pause = min(pause * 1.5, POLL_SLOW_S)
 

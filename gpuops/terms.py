@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuops import lease as leases
 from gpuops import offering
@@ -26,26 +26,51 @@ class LeaseWish:
     max_hours: float | None = None
     max_cost: float | None = None
     idle_min: float | None = None
+    until: float | None = None
+    """Absolute UTC end of a job whose earlier machines were taken back; hours begin anew with each cluster."""
+
+
+@dataclass
+class Bargain:
+    """What was agreed to once, for all machines that one command rents, one after another."""
+
+    first: float = 0.0
+    """$/h of what was put first in the beginning: what `--yes` bears is measured by it."""
+    agreed: float = 0.0
+    """$/h that somebody has agreed to."""
+    avoided: list[str] = field(default_factory=list)
+    """Places (`Offer.data["place"]`) where machines were taken back, the last one last."""
+    settled: bool = False
+    """Nobody is asked any more: these machines replace others."""
 
 
 class Terms:
     """What was agreed to: at which price machines are taken, how long they may boot, and until when they live."""
 
-    def __init__(self, world: World, request: Request, wish: LeaseWish, rented: bool, search: Search) -> None:
+    def __init__(
+        self,
+        world: World,
+        request: Request,
+        wish: LeaseWish,
+        rented: bool,
+        search: Search,
+        bargain: Bargain | None = None,
+    ) -> None:
         self._world = world
         self._request = request
         self._wish = dataclasses.asdict(wish)
         self._rented = rented
         self._search = search
-        self._first = 0.0
-        self._agreed = search.agreed or 0.0
+        self._bargain = bargain or Bargain()
+        self._bargain.agreed = max(self._bargain.agreed, search.agreed or 0.0)
         self._told: set[str] = set()
 
     def agree(self, first: Offer) -> None:
         """The one question before money is spent, with what is known of the money there is. Raises UsageError."""
-        self._first = first.per_hour
         self.foresee(first)
-        self.take(first)
+        if not self._bargain.settled:
+            self._bargain.first = first.per_hour
+            self.take(first)
 
     def foresee(self, first: Offer) -> None:
         """Say how long the money lasts, where that is known already and shorter than one would think."""
@@ -57,17 +82,18 @@ class Terms:
 
     def take(self, offer: Offer) -> None:
         """An offer is about to be tried; one that costs more than was agreed to is asked about. Raises UsageError."""
-        if offer.per_hour > self._agreed:
+        if offer.per_hour > self._bargain.agreed:
             _confirm(self._world, offer)
-            self._agreed = offer.per_hour
+            self._bargain.agreed = offer.per_hour
 
     def too_dear(self, offer: Offer) -> str:
         """Why an offer is not even asked about; empty where it may be tried. Nobody sits beside a long wait."""
         if self._world.yes:
-            most = offering.ceiling(self._first, yes=True, max_price=self._request.max_price)
-            return offering.too_dear(offer, self._first) if offer.per_hour > most else ""
-        if self._search.rounds and offer.per_hour > self._agreed:
-            return f"{offer.say} costs {money(offer.per_hour)}/h, and {money(self._agreed)}/h was agreed to"
+            first = self._bargain.first
+            most = offering.ceiling(first, yes=True, max_price=self._request.max_price)
+            return offering.too_dear(offer, first) if offer.per_hour > most else ""
+        if (self._search.rounds or self._bargain.settled) and offer.per_hour > self._bargain.agreed:
+            return f"{offer.say} costs {money(offer.per_hour)}/h, and {money(self._bargain.agreed)}/h was agreed to"
         return ""
 
     def announce(self, row: ClusterRow, offer: Offer) -> None:
@@ -82,7 +108,7 @@ class Terms:
         """That of the boot lease: what is not ready yet costs money, too."""
         wished = self._made(offer.per_hour, now)
         longest = now + self._request.timeout_min * 60 + BOOT_MARGIN_S
-        return longest if wished.money_end is None else min(longest, wished.money_end)
+        return min(end for end in (longest, wished.money_end, self._wish["until"]) if end is not None)
 
     def lease(self, per_hour: float, now: float, since: float | None = None) -> Lease:
         """That of the cluster, no longer than the balance lasts."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from gpuops import choose, push
+from gpuops import belated, choose, push, recall
 from gpuops.conclude import conclude, fetch_now
 from gpuops.down import pick_run
 from gpuops.errors import NodeError, UsageError
-from gpuops.ledger import ClusterRow
+from gpuops.ledger import ClusterRow, RunRow
 from gpuops.live import open_live
 from gpuops.progress import Progress
 from gpuops.push.edits import Brought, pull_edits
@@ -112,12 +112,28 @@ def pull_project_edits(world: World, cluster: str | None) -> tuple[dict[str, Any
     )
 
 
+def _from_bucket(world: World, row: RunRow, cluster: ClusterRow, progress: Progress) -> bool:
+    """Where none of a run's nodes answers any more: what they kept in a bucket. Whether there was some; the guard
+    concludes."""
+    if not recall.is_kept(row) or row.started is None:
+        return False
+    if cluster.state == "up":
+        try:
+            open_live(world, cluster, some=True).close()
+            return False
+        except NodeError:
+            pass  # they are gone, or out of reach
+    return bool(recall.bring(world, row, range(int(row.request["nodes"])), progress))
+
+
 def pull_results(world: World, name: str | None, progress: Progress) -> tuple[dict[str, Any], list[str]]:
     """Bring home what a run has made so far, or, when it has ended, all of it."""
     row = pick_run(world, name, running=False)
     home = RunHome(row.home)
     cluster = world.ledger.cluster(row.cluster)
-    if row.state != "home":
+    if belated.is_awaited(row):
+        belated.fetch(world, row, progress)
+    elif row.state != "home" and not _from_bucket(world, row, cluster, progress):
         if cluster.state != "up":
             raise NodeError(
                 f"{row.name} has results that are not home, and {cluster.name} is {cluster.state}",

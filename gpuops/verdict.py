@@ -2,12 +2,13 @@
 
 `node_result` reads what a node says (`result.json`, docs/protocol.md), `judge` weighs what all
 nodes say. The order: a rank or a launcher with a cause of its own; then what ended the run from
-outside (lease, a lost node, a stop); then deaths that only echo a peer's; then, when every
+outside (lease, a machine taken back, a lost node, a stop); then deaths that only echo a peer's; then, when every
 process ended well, whether the ranks had formed the world that was asked for.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ ALONE = (
 )
 QUOTE = 100
 """How much of a program's last line is quoted, in characters."""
+BY_ITSELF = "; with `--retries 2` it would have gone on by itself"
 AGAIN = "run it again: it left no snapshot to continue from"
 
 
@@ -47,7 +49,18 @@ def node_result(node: int, raw: Mapping[str, Any], skew: float) -> NodeResult:
         tail=raw.get("tail") or "",
         out=raw.get("out") or "",
         disk_free=raw.get("disk_free"),
+        progress=dict(raw.get("progress") or {}),
     )
+
+
+def how_far(results: Iterable[NodeResult]) -> dict[str, int]:
+    """How far the run's program says it got: `step`, and `saved`, the step of its newest snapshot, where known."""
+    found: dict[str, int] = {}
+    for result in results:
+        for name in ("step", "saved"):
+            if name in result.progress:
+                found[name] = max(int(result.progress[name]), found.get(name, 0))
+    return found
 
 
 def resume_hint(run: str, saved: bool) -> str:
@@ -107,18 +120,20 @@ def _rank_result(node: int, raw: Mapping[str, Any], skew: float) -> RankResult:
     )
 
 
-def _ours(time: float | None, skew: float) -> float | None:
-    return None if time is None else time + skew
+def _ours(at: float | None, skew: float) -> float | None:
+    return None if at is None else at + skew
 
 
 def _ended_from_outside(results: Sequence[NodeResult], again: str) -> tuple[NodeResult, Verdict] | None:
-    """What ended the run although no process of it failed: lease, loss, stop, in this order."""
+    """What ended the run although no process of it failed: lease, reclaim, loss, stop, in this order."""
     first = sorted(results, key=lambda result: float("inf") if result.ended is None else result.ended)
     for result in first:
         if result.reason.get("kind") == "lease":
             say = f"the lease of node{result.node} ended the run"
             longer = f"give it longer (--max-hours, --max-cost, or in time `gpuops lease NAME --extend 2h`) and {again}"
             return result, Verdict("stopped", NODE_FAILED, say, longer, node=result.node)
+    if taken := _taken_back(first):
+        return taken, _reclaimed(taken, results, again)
     # A node that heard of the loss by the gang link is a witness only: the lost one itself speaks first.
     for result in sorted(first, key=lambda result: result.reason.get("kind") == "gang"):
         if result.outcome == "lost":
@@ -130,6 +145,26 @@ def _ended_from_outside(results: Sequence[NodeResult], again: str) -> tuple[Node
         if result.reason.get("kind") == "gang" and all(other.outcome != "failed" for other in results):
             return result, _lost(result, again)
     return None
+
+
+def _taken_back(results: Sequence[NodeResult]) -> NodeResult | None:
+    """A node of those whose provider took a machine back: with notice, which all of them then know of, or without."""
+    told = [result for result in results if result.reason.get("kind") == "reclaim"]
+    if told or any(result.reason.get("kind") == "stop" for result in results):
+        return min(told, key=lambda result: "from" in result.reason, default=None)
+    return next((result for result in results if result.reason.get("reclaimed")), None)
+
+
+def _reclaimed(result: NodeResult, results: Sequence[NodeResult], again: str) -> Verdict:
+    """`reclaimed by AWS at step 120 (node1 at 08:22:00Z); the newest snapshot is of step 100`."""
+    reason, got = result.reason, how_far(results)
+    node, at = int(reason.get("node", result.node)), reason.get("at")
+    step = f" at step {got['step']}" if "step" in got else ""
+    when = time.strftime(" at %H:%M:%SZ", time.gmtime(at)) if at is not None else ""
+    say = f"reclaimed by {reason.get('by') or 'its provider'}{step} (node{node}{when})"
+    if "saved" in got:
+        say += f"; the newest snapshot is of step {got['saved']}"
+    return Verdict("reclaimed", NODE_FAILED, say, again + BY_ITSELF, node=node)
 
 
 def _lost(result: NodeResult, again: str) -> Verdict:

@@ -250,6 +250,7 @@ def _follow(world: World, live: Live, row: RunRow, tail: HomeTail, first: ExitSt
         if world.ledger.run(row.id).state == "home":  # somebody else saw it to its end
             following.quit()
             break
+    remarks.news()
 
 
 def _say_verdict(world: World, row: RunRow) -> None:

@@ -18,6 +18,8 @@ from abc import ABC, abstractmethod
 from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
 Hear = Callable[[Mapping[str, Any]], None]
+GIVE, TAKE = "give", "take"
+"""Roles of those who connect for another purpose than to be told (handover.py)."""
 LINE_LIMIT = 65536
 
 
@@ -89,6 +91,23 @@ class Wire:
                 return
             yield message
 
+    def limit(self, seconds: float) -> None:
+        """For how long the other side may be silent from now on."""
+        self._socket.settimeout(max(0.1, seconds))
+
+    def write(self, data: bytes) -> None:
+        """Bytes that are no message. Raises OSError."""
+        with self._write:
+            self._socket.sendall(data)
+
+    def read(self, most: int) -> bytes:
+        """The next bytes that are no message, at least one. Raises OSError."""
+        data, self._buffer = self._buffer[:most], self._buffer[most:]
+        data = data or self._socket.recv(most)
+        if not data:
+            raise ConnectionError("the other node has gone")
+        return data
+
     def finish(self) -> None:
         """No more from us; what was sent arrives before the other side notices."""
         try:
@@ -122,6 +141,10 @@ class Link(ABC):
         self._over: set[int] = set()
         """Nodes whose run has ended, or that are lost."""
         self._closing = threading.Event()
+        self.visit: Callable[[int, str, Wire], None] | None = None
+        """Sees to one who comes to node 0 to give or to take."""
+        self.open_until = 0.0
+        """Until when somebody may come for that (monotonic)."""
 
     @abstractmethod
     def begin(self) -> None:
@@ -134,6 +157,10 @@ class Link(ABC):
     @abstractmethod
     def tell(self, event: Mapping[str, Any]) -> None:
         """Say something to all other nodes."""
+
+    def call_head(self, role: str) -> Wire | None:  # noqa: ARG002 (for those who have one)
+        """Another connection to node 0, in this role; None where there is none."""
+        return None
 
     def close(self) -> None:
         """This node's run has ended. What was told is still delivered; nobody waits for it."""
@@ -201,10 +228,13 @@ class Head(Link):
 
     def _admit(self, wire: Wire) -> None:
         try:
-            member = self._prove(wire)
+            member, role = self._prove(wire)
         except (OSError, ValueError, KeyError, TypeError):
-            member = None
-        if member is None:
+            wire.close()
+            return
+        if role != "member":
+            if self.visit is not None:
+                self.visit(member, role, wire)
             wire.close()
             return
         with self._lock:
@@ -217,16 +247,21 @@ class Head(Link):
             wire.send(event)
         self._listen(member, wire)
 
-    def _prove(self, wire: Wire) -> int | None:
+    def _prove(self, wire: Wire) -> tuple[int, str]:
+        """Which node it is, in which role. Raises ValueError for who is none of ours."""
         nonce = os.urandom(32).hex()
         wire.send({"nonce": nonce})
         answer = wire.receive() or {}
-        member, theirs = int(answer["node"]), str(answer["nonce"])
-        expected = proof(self._secret, "member", member, nonce)
-        if member not in self._heard or not hmac.compare_digest(expected, str(answer["proof"])):
-            return None
+        member, role, theirs = int(answer["node"]), str(answer.get("role") or "member"), str(answer["nonce"])
+        expected = proof(self._secret, role, member, nonce)
+        if (
+            role not in ("member", GIVE, TAKE)
+            or member not in self._heard
+            or not hmac.compare_digest(expected, str(answer["proof"]))
+        ):
+            raise ValueError("not one of ours")
         wire.send({"proof": proof(self._secret, "head", member, theirs)})
-        return member
+        return member, role
 
     def _listen(self, member: int, wire: Wire) -> None:
         for message in wire.messages():
@@ -249,6 +284,8 @@ class Head(Link):
                     say = f"node{member} did not join the run within {self._times.join:.0f} s"
                 self._repeat(self._lost(member, say), self._node)
                 self._hear(self._lost(member, say))
+        while time.monotonic() < self.open_until:
+            time.sleep(self._times.beat)
         _close(self._listener)
         for wire in self._members.values():
             wire.close()
@@ -300,24 +337,28 @@ class Member(Link):
                 return
             time.sleep(min(0.2, self._times.beat))
 
-    def _connect(self) -> Wire | None:
+    def call_head(self, role: str) -> Wire | None:
+        """Another connection to node 0, in this role; None where there is none."""
+        return self._connect(role)
+
+    def _connect(self, role: str = "member") -> Wire | None:
         try:
             wire = Wire(socket.create_connection(self._place, timeout=self._times.proof), self._times)
         except OSError:
             return None
         try:
-            if self._prove(wire):
+            if self._prove(wire, role):
                 return wire
         except (OSError, ValueError, KeyError, TypeError):
             pass  # not our head: somebody else listens there, or it went away
         wire.close()
         return None
 
-    def _prove(self, wire: Wire) -> bool:
+    def _prove(self, wire: Wire, role: str) -> bool:
         challenge = wire.receive() or {}
         nonce = os.urandom(32).hex()
-        mine = proof(self._secret, "member", self._node, str(challenge["nonce"]))
-        wire.send({"node": self._node, "nonce": nonce, "proof": mine})
+        mine = proof(self._secret, role, self._node, str(challenge["nonce"]))
+        wire.send({"node": self._node, "role": role, "nonce": nonce, "proof": mine})
         answer = wire.receive() or {}
         return hmac.compare_digest(proof(self._secret, "head", self._node, nonce), str(answer["proof"]))
 

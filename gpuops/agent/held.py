@@ -10,6 +10,7 @@ import os
 import time
 from typing import Any, Mapping
 
+from gpuops.agent import bucket
 from gpuops.agent.node import Node, Refusal, read_json, write_json
 
 HOME = "home.json"
@@ -58,6 +59,7 @@ def home(node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
     if not os.path.isdir(folder):
         raise Refusal("no-run", f"no run '{args['run']}' was started on this node", "`gpuops runs` lists them")
     settled(folder)
+    bucket.forget(folder)
     return {}
 
 

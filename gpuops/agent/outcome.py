@@ -23,11 +23,20 @@ class Step(NamedTuple):
     """`ask` (stop file, SIGUSR1), `term` or `kill`."""
 
 
-def ladder(how: str, grace_s: float) -> list[Step]:
-    """The steps of a stop, `graceful` or `now`."""
+def ladder(how: str, grace_s: float, within_s: float | None = None) -> list[Step]:
+    """The steps of a stop, `graceful` or `now`; `within_s`: the last of them comes no later, where that is possible."""
     if how == "graceful":
-        return [Step(0.0, "ask"), Step(grace_s, "term"), Step(2 * grace_s, "kill")]
+        return hastened([Step(0.0, "ask"), Step(grace_s, "term"), Step(2 * grace_s, "kill")], within_s)
     return [Step(0.0, "term"), Step(HURRY_S, "kill")]
+
+
+def hastened(steps: Iterable[Step], within_s: float | None) -> list[Step]:
+    """The same steps, the last `within_s` from the first one's zero; what is given up first is the time after SIGTERM,
+    down to `HURRY_S`."""
+    if within_s is None:
+        return list(steps)
+    latest = {"ask": within_s, "term": max(0.0, within_s - HURRY_S), "kill": max(HURRY_S, within_s)}
+    return [Step(min(step.after_s, latest[step.do]), step.do) for step in steps]
 
 
 def first_failure(records: Iterable[Mapping[str, Any]], before: float) -> Mapping[str, Any] | None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
-from gpuops.agent import clients, lease, sessions, sink
+from gpuops.agent import bucket, clients, lease, sessions, sink
 from gpuops.agent.node import Node, log, read_json, write_json
 
 FILE = "over.json"
@@ -38,18 +38,33 @@ def watch(node: Node, name: str) -> None:
 
 def _watch(node: Node, spec: Mapping[str, Any], folder: str) -> None:
     used = Used(lease.touched(node))
-    others = Others()
+    others, seen = Others(), _Seen(node, spec, folder)
     while True:
         if lease.is_live():
             return  # another run is on: this node is there for more than one
-        waited_s = others.waited_s(alive(folder, spec["nodes"]), time.monotonic())
-        if may_end(_is_present(node, used), all_safe(folder, spec["nodes"]), waited_s) and not sessions.at_work(node):
+        waited_s = others.waited_s(seen.alive(), time.monotonic())
+        if may_end(_is_present(node, used), seen.all_safe(), waited_s) and not sessions.at_work(node):
             break
         time.sleep(LOOK_S)
     try:
         write_json(node.path(FILE), {"why": f"its results are safe in {folder}"})
     except OSError as error:
         log(f"this node stays until its lease ends: {error}")
+
+
+class _Seen:
+    """What is seen of a run's nodes where it is kept."""
+
+    def __init__(self, node: Node, spec: Mapping[str, Any], folder: str) -> None:
+        self._bucket = bucket.Others(node.run(spec["run"])) if bucket.is_one(spec) else None
+        self._folder = folder
+        self._nodes = int(spec["nodes"])
+
+    def all_safe(self) -> bool:
+        return self._bucket.all_safe(self._nodes) if self._bucket else all_safe(self._folder, self._nodes)
+
+    def alive(self) -> Sequence[Any]:
+        return self._bucket.alive() if self._bucket else alive(self._folder, self._nodes)
 
 
 def all_safe(folder: str, nodes: int) -> bool:
@@ -72,10 +87,10 @@ class Others:
     """How long nothing was seen of the other nodes, by the clock of this one."""
 
     def __init__(self) -> None:
-        self._seen: list[float] | None = None
+        self._seen: Sequence[Any] | None = None
         self._since = 0.0
 
-    def waited_s(self, seen: list[float], mono: float) -> float:
+    def waited_s(self, seen: Sequence[Any], mono: float) -> float:
         """`seen`: what `alive` says now; `mono`: monotonic seconds."""
         if seen != self._seen:
             self._seen, self._since = seen, mono

@@ -47,6 +47,7 @@ def result(
         ],
         "tail": runfiles.last_lines(os.path.join(folder, "launcher.err"), times),
         "out": last_out(os.path.join(folder, "launcher.out")),
+        "progress": runfiles.progress(folder),
         "disk_free": treefolder.free_bytes(folder),
         "left": left,
     }

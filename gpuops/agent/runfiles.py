@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import time
@@ -16,6 +17,8 @@ TAIL_BYTES = 8192
 COMMAND_TIMES = 4
 """How much longer the tail of a plain command is: all it starts writes there, and a launcher of its own (torchrun)
 says more after the words that matter than one rank does."""
+PROGRESS = "progress.json"
+PROGRESS_BYTES = 4096
 _OF_THE_RUN = ("launcher.out", "launcher.err", "events.jsonl", "times.jsonl")
 _RANK_FILE = re.compile(r"([0-9]+)\.(out|err)")
 
@@ -64,6 +67,21 @@ def streams(folder: str) -> dict[str, str]:
     for match in sorted(matches, key=lambda match: (int(match[1]), match[2])):
         found["rank" + match[0]] = os.path.join(folder, "ranks", match[0])
     return found
+
+
+def progress(folder: str) -> dict[str, float] | None:
+    """What the run's own program last said of how far it is (`$GPUOPS_PROGRESS`): the numbers in it, by name."""
+    path = os.path.join(folder, PROGRESS)
+    try:
+        if os.path.getsize(path) > PROGRESS_BYTES:
+            return None
+    except OSError:
+        return None
+    found = read_json(path)
+    if not isinstance(found, dict):
+        return None
+    numbers = {name: value for name, value in found.items() if type(value) in (int, float) and math.isfinite(value)}
+    return numbers or None
 
 
 def last_lines(path: str, times: int = 1) -> str:

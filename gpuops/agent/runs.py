@@ -8,11 +8,11 @@ import threading
 import time
 from typing import Any
 
-from gpuops.agent import clients, gang, outs, runfiles, sink, supervise
+from gpuops.agent import clients, gang, handover, outs, runfiles, sink, supervise
 from gpuops.agent.node import Node, Refusal, read_json, write_json
 
 LOOK_S = 0.2
-OF_AN_ATTEMPT = ("result.json", "home.json", sink.STATE, "stop", "agent_error.json")
+OF_AN_ATTEMPT = ("result.json", "home.json", sink.STATE, "stop", "agent_error.json", runfiles.PROGRESS, handover.STATE)
 """Files of a run that a further attempt begins without; the ranks' records are the others."""
 
 _LOCK = threading.Lock()
@@ -59,7 +59,7 @@ def start(node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
     _claim(supervisor)
     try:
         supervisor.link = _link(spec, args.get("gang_secret") or "", supervisor)
-        _prepare(node, spec)
+        _prepare(node, spec, args.get("urls"))
     except BaseException:
         if supervisor.link is not None:
             supervisor.link.drop()
@@ -82,16 +82,17 @@ def _claim(supervisor: supervise.Supervisor) -> None:
     if before is not None and before.result is not None:
         before.done.wait()  # it has its result: only its supervisor's last lines are missing
     with _LOCK:
-        if _leaving is not None:
-            raise Refusal("ending", f"this node is ending: {_leaving}", "start a new one")
+        leaving = _leaving or (_live.taken_back if _live is not None else None)
+        if leaving is not None:
+            raise Refusal("ending", f"this node is ending: {leaving}", "start a new one")
         if _live is not None and not _live.done.is_set():
             say = f"this node is busy with the run '{_live.name}'"
             raise Refusal("busy", say, "wait for it, stop it with `gpuops stop`, or add --queue", run=_live.name)
         _live = supervisor
 
 
-def _prepare(node: Node, spec: dict[str, Any]) -> None:
-    """The run's folder, with all that must be known before its first process."""
+def _prepare(node: Node, spec: dict[str, Any], urls: dict[str, Any] | None) -> None:
+    """The run's folder, with all that must be known before its first process. `urls`: see `bucket`."""
     tree = node.tree(spec["tree"])
     if not os.path.isdir(tree):
         raise Refusal("no-tree", f"the tree '{spec['tree']}' was never pushed to this node", "push it first")
@@ -100,14 +101,14 @@ def _prepare(node: Node, spec: dict[str, Any]) -> None:
         _link_data(node.data(spec["data"]), os.path.join(tree, "data", spec["data"]))
     if os.path.exists(folder):
         _make_way(folder, spec)
-        sink.claim(node, spec)
+        sink.claim(node, spec, urls)
         write_json(os.path.join(folder, "spec.json"), spec)
         return
     for path in (folder, os.path.join(folder, "ranks")):
         os.mkdir(path, 0o700)
     try:
         sink.wait()
-        sink.claim(node, spec)
+        sink.claim(node, spec, urls)
         # Before the spec: a folder without one is known to hold a run that never began.
         write_json(os.path.join(folder, "inventory.json"), outs.inventory(node, spec["tree"], spec.get("outs") or []))
         write_json(os.path.join(folder, "spec.json"), spec)
@@ -147,9 +148,10 @@ def _link(spec: dict[str, Any], secret: str, supervisor: supervise.Supervisor) -
 
 
 def run(node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
-    """Verb: a run's state, its result once it has ended, and where else its results are kept."""
+    """Verb: a run's state, its result once it has ended, where else its results are kept, and whose it holds."""
     name = args["run"]
-    return {"state": state(node, name), "result": result(node, name), "sink": sink.known(node, name)}
+    handed = handover.handed(node.run(name))
+    return {"state": state(node, name), "result": result(node, name), "sink": sink.known(node, name), "handed": handed}
 
 
 def stop(node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:

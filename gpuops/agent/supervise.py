@@ -10,15 +10,17 @@ import time
 import traceback
 from typing import Any, Mapping
 
-from gpuops.agent import gang, launcher, over, procs, runfiles, sink
+from gpuops.agent import gang, handover, launcher, notices, over, procs, runfiles, sink
 from gpuops.agent.joined import Sampler
 from gpuops.agent.lease import boot_id
 from gpuops.agent.node import Node, log, program, write_json
-from gpuops.agent.outcome import Step, Stop, decide, first_failure, ladder
+from gpuops.agent.outcome import Step, Stop, decide, first_failure, hastened, ladder
 from gpuops.agent.proctable import catches
 from gpuops.agent.resultfile import result
 from gpuops.agent.times import Times
 
+STEP_LOOK_S = 1.0
+"""How often is looked for a run's first step."""
 LOOK_S = 0.2
 TOUCH_S = 15.0
 GANG_S = 3.0
@@ -58,8 +60,15 @@ class Supervisor:
         self._told = False
         self.node_index: int = spec["node"]
         self.link: gang.Link | None = None
+        self._handover: handover.Handover | None = None
         self.launched = threading.Event()
         self.failure: str | None = None
+        self.taken_back: str | None = None
+        """That this machine's provider takes it back, in words."""
+        self._stepped = False
+        self._step_look = 0.0
+        self._began_at: float | None = None
+        """The step that the run goes on from, once it has told of one."""
         self.done = threading.Event()
         self.result: dict[str, Any] | None = None
         """What result.json says; here too, since the disk may be full."""
@@ -67,8 +76,10 @@ class Supervisor:
     def begin(self) -> None:
         """Start the launcher, in a thread of this run's own."""
         if self.link is not None:
+            self._handover = handover.Handover(self._node, self._spec, self.link, self.done, self._event)
             self.link.begin()
         sink.beat(self._node, self._spec, self.done)
+        notices.watch(self._node, self.done, self.notice)
         threading.Thread(target=self._run, name="run " + self.name, daemon=True).start()
 
     def _run(self) -> None:
@@ -82,6 +93,8 @@ class Supervisor:
             self.launched.set()
             sink.keep(self._node, self.name)
             self.done.set()
+            if self._handover is not None:
+                self._handover.begin()
             over.watch(self._node, self.name)
 
     def _live(self) -> None:
@@ -110,6 +123,7 @@ class Supervisor:
         marker = {
             "GPUOPS_RUN": self._marker.run,
             "GPUOPS_STOP_FILE": self._marker.stop_file,
+            "GPUOPS_PROGRESS": os.path.join(self.folder, runfiles.PROGRESS),
             "GPUOPS_NODE": str(self.node_index),
         }
         with self._open("launcher.out") as out, self._open("launcher.err") as errors:
@@ -136,6 +150,7 @@ class Supervisor:
             self._node.touch()
             self._touched = now
         self._times.look()
+        self._notice_step(now)
         records = self._records()
         self._notice_joined(records)
         self._notice_failure(records, now)
@@ -161,6 +176,21 @@ class Supervisor:
         with self._lock:
             if not self._steps:
                 self._steps, self._steps_from = ladder("now", 0.0), now + FAILED_S
+
+    def _notice_step(self, now: float) -> None:
+        """Note once when the run's own program has got further than where it began: after a resume that is news."""
+        if self._stepped or now < self._step_look:
+            return
+        self._step_look = now + STEP_LOOK_S
+        told = runfiles.progress(self.folder) or {}
+        step = told.get("step")
+        if step is None:
+            return
+        if self._began_at is None:
+            self._began_at = step if told.get("saved") == step else step - 1
+        if step > self._began_at:
+            self._stepped = True
+            self._event("stepped", step=step)
 
     def _climb(self, now: float) -> bool:
         """Take the steps of a stop that are due; False for the last."""
@@ -192,27 +222,57 @@ class Supervisor:
         if self.link is not None:
             self.link.tell({"event": "stop", "node": self.node_index, "why": reason["say"], "how": how})
 
+    def notice(self, notice: notices.Notice) -> None:
+        """This machine's provider takes it back: the run stops everywhere before that. A hint that it may is noted."""
+        reason = notices.reason(notice, self.node_index)
+        self._event("notice", reason=reason)
+        if notice.kind != "reclaim":
+            return
+        self.taken_back = reason["say"]
+        within_s, left_s = notices.within_s(notice.at, time.time()), notices.left_s(notice.at, time.time())
+        if self._handover is not None:
+            self._handover.note(self.node_index, left_s)
+        self._request("graceful", reason, "stopped", hurry=False, within_s=within_s)
+        if self.link is not None:
+            event = {"event": "stop", "node": self.node_index, "why": reason["say"], "how": "graceful"}
+            self.link.tell({**event, "reason": reason, "within_s": within_s, "left_s": left_s})
+
     def hear(self, event: Mapping[str, Any]) -> None:
         """What another node says."""
         origin = event.get("node")
         if event.get("event") == "stop":
-            reason = {"kind": "gang", "from": origin, "say": event["why"]}
-            self._request(event["how"], reason, "stopped", hurry=event["how"] == "now")
+            reason = {"kind": "gang", "say": event["why"], **(event.get("reason") or {}), "from": origin}
+            how, within_s = event["how"], event.get("within_s")
+            if reason["kind"] == "reclaim" and self._handover is not None:
+                self._handover.note(reason["node"], event["left_s"])
+            self._request(how, reason, "stopped", hurry=how == "now", within_s=within_s)
         elif event.get("event") == "ended" and event["outcome"] != "done":
             say = f"node{origin}: {event['reason'].get('say', event['outcome'])}"
             self._request("now", {"kind": "gang", "from": origin, "say": say}, "stopped", hurry=False, delay_s=GANG_S)
 
-    def _request(self, how: str, reason: Mapping[str, Any], outcome: str, hurry: bool, delay_s: float = 0.0) -> None:
-        """Begin a stop; the first reason stays. One that has begun is shortened only by a person's `now`."""
+    def _request(
+        self,
+        how: str,
+        reason: Mapping[str, Any],
+        outcome: str,
+        hurry: bool,
+        delay_s: float = 0.0,
+        within_s: float | None = None,
+    ) -> None:
+        """Begin a stop; the first reason stays. One that has begun is shortened only by a person's `now`, and where
+        there is no more time for it (`within_s`)."""
         with self._lock:
             if self._clearing < float("inf"):
                 return  # it is over already
             if self._stop is None:
                 self._stop = Stop(outcome, reason)
+            elif within_s is not None:
+                self._steps = hastened(self._steps, time.monotonic() - self._steps_from + within_s)
+                return
             elif not hurry or self._how == "now":
                 return
             self._how = how if not delay_s else "soon"
-            self._steps = ladder(how, self._spec.get("grace_s", 10.0))
+            self._steps = ladder(how, self._spec.get("grace_s", 10.0), within_s)
             self._steps_from = time.monotonic() + delay_s
             self._event("stopping", how=how, reason=reason)
         self._wake.set()

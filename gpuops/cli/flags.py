@@ -102,7 +102,16 @@ class LaunchFlags:
     ] = None
     sink: Annotated[
         str | None,
-        _option("Keep results on a network volume as well: this computer may be away.", metavar="volume:NAME"),
+        _option(
+            "Keep results there as well, so that this computer may be away: in a bucket, or on a network volume.",
+            metavar="s3://BUCKET/PREFIX|volume:NAME",
+        ),
+    ] = None
+    retries: Annotated[
+        int | None,
+        _option(
+            "How often rented machines that their provider takes back are replaced, and the run resumed.", metavar="K"
+        ),
     ] = None
     overwrite: Annotated[
         bool | None,

@@ -113,10 +113,15 @@ def status(
     if not (world.home / "ledger.db").exists():  # nothing was ever brought up: no need to open anything
         world.out.result("status", {"clusters": []}, ["nothing is up"])
         return
+    from gpuops import guardkeys
     from gpuops.status import lines, look
 
     found = look(world)
-    world.out.result("status", {"clusters": found}, lines(found, width))
+    refusing = guardkeys.refused(world.home)
+    for provider, told in refusing.items():
+        world.out.say(f"note: the guard cannot end what is rented at {provider}: {told['say']}")
+        world.out.say(f"hint: {told['hint']}; then type `gpuops status` again: the guard takes over new ones")
+    world.out.result("status", {"clusters": found, "guard_refused": refusing}, lines(found, width))
 
 
 def runs(as_json: Json = False) -> None:

@@ -58,7 +58,7 @@ def prove(
     if record is not None:
         records.check_free(record)
     world, _ = make_world(as_json=as_json, yes=yes, strict=True)
-    options = own_options(world, provider, context.args)
+    options = own_options(world, provider, context.args, "prove")
     request = machine_request(provider, MachineFlags(**vars(wanted)), options, counted(world, provider, options))
     greet(world)
     with world.signals:

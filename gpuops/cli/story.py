@@ -53,6 +53,7 @@ def tell(
     from gpuops.run import Sending
 
     world, settings = make_world(as_json=as_json, yes=yes, strict=True)
+    insisted = flags.retries is not None
     flags = launch_flags(settings, table, flags)
     typed, machine = machine, with_table(settings, table, machine)
     unfit = {name: getattr(typed, name) for name in one if getattr(machine, name) != 1}
@@ -72,6 +73,7 @@ def tell(
         on=flags.on,
         keep=bool(flags.keep),
         detach=bool(flags.detach),
+        retries=retries(world, flags, insisted=insisted),
         wish=lease_wish(machine),
         sending=Sending(bool(flags.overwrite), flags.send_anyway or (), bool(flags.queue)),
     )
@@ -94,6 +96,28 @@ def tell(
         raise typer.Exit(outcome.exit_code)
 
 
+def retries(world: World, flags: LaunchFlags, *, insisted: bool) -> int:
+    """How often machines that were taken back are replaced. `insisted`: it was typed; what `gpuops.toml` says counts
+    only where it can. Raises UsageError."""
+    count = flags.retries or 0
+    if count < 0:
+        raise UsageError(f"--retries {count} is less than none", "--retries takes a number from 0")
+    rented = bool(flags.on) and world.provisioner(str(flags.on)).capabilities.get("rented") is True
+    if count and insisted and flags.detach:
+        raise UsageError(
+            f"--detach and --retries {count} exclude each other: the guard brings results home and ends machines, and "
+            "starts no run anew",
+            "leave out one of them",
+        )
+    if count and insisted and not rented:
+        raise UsageError(
+            f"--retries {count} is for machines that are rented for this run"
+            + (f", and {flags.on} takes none back" if flags.on else ""),
+            "leave it out" if flags.on else "say where to rent them: --on PROVIDER",
+        )
+    return count if rented and not flags.detach else 0
+
+
 def complete(world: World, request: RunRequest, flags: LaunchFlags) -> RunRequest:
     """The request with everything the flags say, checked. Raises UsageError before anything is created."""
     values = environment(flags.env or (), world.env)
@@ -109,7 +133,7 @@ def complete(world: World, request: RunRequest, flags: LaunchFlags) -> RunReques
         "resume": flags.resume,
         "setup": flags.setup,
         "hold_s": grace_s(flags.grace),
-        "sink": {"volume": sinks.parse(flags.sink)} if flags.sink else None,
+        "sink": sinks.parse(flags.sink) if flags.sink else None,
     }
     request = dataclasses.replace(request, **changes)
     if request.workload:
@@ -160,10 +184,13 @@ def script_inside(folder: Path, script: str) -> str:
 
 def _resumed(world: World, request: RunRequest) -> RunRequest:
     """`--resume RUN`: the run must have outputs, and be of the same kind."""
+    from gpuops import belated
     from gpuops.push.restore import check
     from gpuops.run import find_run, tree_of
 
     row = find_run(world, str(request.resume))
+    if belated.is_awaited(row):
+        belated.fetch(world, row, world.progress)
     check(row, tree_of(request, world.folder)[0])
     theirs = row.request.get("workload")
     if request.workload and theirs and theirs != request.workload:

@@ -15,7 +15,7 @@ from gpuops.contract import Checked
 from gpuops.doctor.computer import computer_findings
 from gpuops.doctor.differences import BETWEEN, differences
 from gpuops.doctor.examine import examine
-from gpuops.doctor.finding import SETUP, Examined, Finding, error, note
+from gpuops.doctor.finding import SETUP, Examined, Finding, error, note, warning
 from gpuops.doctor.judgegpu import gpu_findings
 from gpuops.doctor.judgehost import host_findings
 from gpuops.doctor.listing import Report, well
@@ -23,11 +23,12 @@ from gpuops.equip import own_pythons
 from gpuops.errors import NodeError, ProviderError, UsageError
 from gpuops.ledger import ClusterRow
 from gpuops.live import nodes_of, programs_of
-from gpuops.models import Request, Resource
+from gpuops.models import Problem, Request, Resource
 from gpuops.oneach import on_each
 from gpuops.output import money
 from gpuops.system import HERE
 from gpuops.world import World
+from provisioners.base import Provisioner
 
 COMPUTER = "this computer"
 
@@ -55,10 +56,7 @@ def provider(world: World, request: Request, python: str) -> Report:
     provisioner = world.provisioner(request.provider)
     problems: list[Finding] = []
     try:
-        problems = [
-            Finding("error" if problem.fatal else "warning", SETUP, problem.say, problem.hint)
-            for problem in provisioner.preflight(request)
-        ]
+        problems = [_said(provisioner, problem) for problem in provisioner.preflight(request)]
     except ProviderError as refused:
         problems = [error(SETUP, refused.say, refused.hint)]
     except UsageError:
@@ -71,6 +69,15 @@ def provider(world: World, request: Request, python: str) -> Report:
     else:
         places = [_standing_place(machine, python) for machine in _standing(world, request)]
     return Report([*_users_side(world), *_at(request.provider, problems), *_examined(world, places)])
+
+
+def _said(provisioner: Provisioner, problem: Problem) -> Finding:
+    """What a provider's own look came to. Where machines are rented, what stops nothing tells whose account it is."""
+    if problem.fatal:
+        return error(SETUP, problem.say, problem.hint)
+    if provisioner.capabilities.get("rented") is True:
+        return note("account", problem.say, problem.hint)
+    return warning(SETUP, problem.say, problem.hint)
 
 
 def _account(world: World, provider: str) -> Finding:

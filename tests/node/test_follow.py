@@ -147,6 +147,32 @@ def test_a_node_that_ended_while_we_were_away(
     node.result("r-1")
 
 
+def test_what_its_provider_says_of_its_end_comes_first(node: RealNode, make: Callable[..., Follower]) -> None:
+    class Ended(OneNode):
+        def reconnect(self, index: int) -> AgentClient:
+            raise NodeRefused(f"node{index}: there is no node", kind="no-node")
+
+    node.python("r-1", COUNT)
+    live, said = Ended(node), list[str]()
+    live.clients[0].close()
+    told = {"reclaimed": True, "say": "AWS took it back"}
+    result = ended(make(live=live, gone=lambda _: True, how_ended=lambda _: told, say=said.append))
+    assert result["reason"] == {"kind": "gone", **told}
+    assert said == ["node0 is gone: AWS took it back"]
+    node.result("r-1")
+
+
+def test_whoever_is_away_for_a_while_may_have_to_be_let_in(make: Callable[..., Follower]) -> None:
+    asked: list[bool] = []
+    follower = make(admit=lambda: asked.append(True))
+    follower._remind(0, 4.0, ConnectionLost("away"))
+    assert not asked, "a cut alone changes no address"
+    follower._remind(0, 6.0, ConnectionLost("away"))
+    follower._remind(0, 11.0, ConnectionLost("away"))
+    follower._remind(1, 11.0, NodeRefused("it answers"))
+    assert asked == [True]
+
+
 def test_that_it_does_not_answer_is_said_once_a_minute(make: Callable[..., Follower]) -> None:
     said: list[str] = []
     follower = make(say=said.append)

@@ -19,7 +19,7 @@ from gpuops.follow import lost
 from gpuops.ledger import ClusterRow, RunRow
 from gpuops.live import Live
 from gpuops.livefetch import LiveFetch
-from gpuops.models import Lease, RunRequest
+from gpuops.models import Lease, Resource, RunRequest
 from gpuops.output import Output
 from gpuops.processes import Identity
 from gpuops.progress import Silent
@@ -70,6 +70,50 @@ def test_only_what_is_certainly_lost_may_be_destroyed(world: World, kind: str, s
     assert end.unsaved == unsaved
     assert end.missing == (unsaved or ("node0 ended before all results were home" if kind == "gone" else ""))
     assert (end.verdict.outcome, end.verdict.exit_code) == ("lost", 4)
+
+
+class Fetched:
+    """Nodes whose results come home, but for those in `silent`."""
+
+    def __init__(self, *silent: int) -> None:
+        self.silent = silent
+        self.asked: list[list[int]] = []
+
+    def __call__(self, _world: Any, _live: Any, _row: Any, _progress: Any, nodes: list[int]) -> tuple[str, str]:
+        self.asked.append(list(nodes))
+        return ("node1 went away" if set(nodes) & set(self.silent) else ""), ""
+
+
+@pytest.mark.parametrize(("looks", "state"), [(1, "home"), (3, "home"), (10**6, "ended")])
+def test_a_machine_that_goes_while_its_results_are_fetched(
+    world: World, monkeypatch: pytest.MonkeyPatch, looks: int, state: str
+) -> None:
+    """What the others have comes home; while the machine may still be there, nothing is given up."""
+    monkeypatch.setattr("gpuops.conclude.GOING_S", 0.5)
+    monkeypatch.setattr("gpuops.conclude.GOING_LOOK_S", 0.02)
+    seen: list[str] = []
+
+    def describe(machine: Resource) -> Resource:
+        seen.append(machine.id)
+        there = machine.id != "1" or seen.count("1") < looks
+        return machine if there else dataclasses.replace(machine, data={"reclaimed": True})
+
+    world.provisioners["local"] = cast(Any, type("Provider", (), {"describe": staticmethod(describe)})())
+    fetched = Fetched(1)
+    monkeypatch.setattr("gpuops.conclude._fetch_last", fetched)
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+    world.ledger.set_run(row.id, request={**dataclasses.asdict(REQUEST), "nodes": 2})
+    machines = [Resource("machine", str(index), "", f"m-{index}", True, state="running") for index in range(2)]
+    reason = {"kind": "reclaim", "by": "AWS", "say": "AWS takes node1 back", "at": None, "node": 1}
+    results = {index: {**DONE, "node": index, "outcome": "stopped", "reason": reason} for index in range(2)}
+    end = conclude(
+        world, Live(cluster, machines, cast("Any", [Keeping("safe")] * 2)), world.ledger.run(row.id), results, Silent()
+    )
+    assert fetched.asked == ([[0, 1], [0]] if state == "home" else [[0, 1]])
+    assert world.ledger.run(row.id).state == state
+    assert end.missing == ("node1 ended before all results were home" if state == "home" else "node1 went away")
+    assert end.verdict.outcome == "reclaimed"
 
 
 @pytest.mark.parametrize(("ephemeral", "hours"), [(True, 3), (False, 2)])

@@ -39,7 +39,7 @@ def test_the_page_tells_every_finding_and_its_level() -> None:
 def test_every_finding_is_shown_by_a_test() -> None:
     tests = "".join(
         path.read_text()
-        for pattern in ("unit/test_doctor_*.py", "cli/test_doctor.py", "cli/test_runpod.py", "ssh/test_doctor.py")
+        for pattern in ("unit/test_doctor_*.py", "cli/test_doctor.py", "cli/test_runpod*.py", "ssh/test_doctor.py")
         for path in (ROOT / "tests").glob(pattern)
         if path.name != Path(__file__).name
     )

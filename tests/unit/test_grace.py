@@ -58,7 +58,7 @@ def test_who_detaches_is_told_what_the_wait_may_cost() -> None:
     assert say == "with --detach results are lost where this computer is away when the run ends"
     assert hint == (
         "say --grace 2 (the nodes wait 2 h 00 min for it, for at most $0.72), "
-        "or --sink volume:NAME (a network volume keeps them)"
+        "or --sink s3://BUCKET/PREFIX or volume:NAME (which keeps them)"
     )
     assert "let the nodes wait up to 9:22 min for this computer to fetch the results, for at most $5.00?" in (
         grace.question(32.0)

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuops import guardkeys
+from gpuops import guard, guardkeys, keep
+from gpuops.errors import AuthFailed, NodeError, StillBilling
+from gpuops.ledger import ClusterRow
+from gpuops.models import Lease
+from gpuops.output import Output
+from gpuops.signals import Signals
+from gpuops.world import World
 
 A, B = {"RUNPOD_API_KEY": "rpa_" + "A" * 40}, {"RUNPOD_API_KEY": "rpa_" + "B" * 40}
 AWS = {"AWS_ACCESS_KEY_ID": "AKIAQ", "AWS_SECRET_ACCESS_KEY": "s3cret/of+somebody"}
@@ -62,3 +68,81 @@ def test_who_takes_over_is_not_asked_to_leave(tmp_path: Path) -> None:
 def test_a_disk_that_cannot_be_written_stops_no_guard(tmp_path: Path) -> None:
     guardkeys.note(tmp_path / "no" / "folder", A)
     guardkeys.ask_relief(tmp_path / "no" / "folder")
+
+
+PROFILE = {"AWS_PROFILE": "work", "AWS_CONFIG_FILE": "/somewhere/config"}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "environ", "used", "unfit"),
+    [
+        ({**AWS, "AWS_REGION": "eu-west-1"}, AWS, AWS, True),  # as it was at renting: without that region
+        (PROFILE, PROFILE, PROFILE, False),
+        (PROFILE, {}, {}, True),  # the default profile is another account than the guard's
+        (AWS, PROFILE, PROFILE, True),
+        (PROFILE, {}, None, False),  # nothing is rented: whoever has a profile keeps it
+        ({}, {"AWS_REGION": "eu-west-1"}, None, False),  # where, but not who
+        ({}, PROFILE, None, True),
+        ({**AWS, **A}, AWS, AWS, False),  # another provider's key is nobody's business here
+    ],
+)
+def test_one_account_is_never_mixed_with_another(
+    tmp_path: Path, theirs: dict[str, str], environ: dict[str, str], used: dict[str, str] | None, unfit: bool
+) -> None:
+    guardkeys.note(tmp_path, theirs)
+    assert guardkeys.unfit(tmp_path, environ, used, "aws") is unfit
+
+
+def test_who_takes_over_keeps_the_other_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole accounts, from the environment of the guard that is there (here: this process)."""
+    former = {**AWS, **PROFILE, "AWS_REGION": "eu-west-1", "OTHER": "x"}
+    guardkeys.note(tmp_path, former)
+    monkeypatch.setattr("psutil.Process.environ", lambda _: former)
+    mine = {**A, "AWS_REGION": "us-east-1", "PATH": "/bin"}
+    joined = {**AWS, **PROFILE, "AWS_REGION": "eu-west-1", **A, "PATH": "/bin"}
+    assert guardkeys.joined(tmp_path, mine, "runpod") == joined, "its region goes with its keys"
+    assert guardkeys.joined(tmp_path, mine, "aws") == mine, "what is rented there now has this command's account"
+    theirs = {**mine, "AWS_PROFILE": "other"}
+    assert guardkeys.joined(tmp_path, theirs, "runpod") == theirs, "one account from one place"
+    monkeypatch.setattr("psutil.Process.environ", lambda _: {})
+    assert guardkeys.joined(tmp_path, mine) == mine
+
+
+def test_keys_that_are_refused(tmp_path: Path) -> None:
+    """Expired ones, most often: said until the guard has others, which any command may bring."""
+    old, new = {**AWS, "AWS_SESSION_TOKEN": "old"}, {**AWS, "AWS_SESSION_TOKEN": "new"}
+    guardkeys.note(tmp_path, old)
+    assert not guardkeys.unfit(tmp_path, new), "there is no need"
+    guardkeys.refuse(tmp_path, "aws", AuthFailed("the session token has expired", "aws sso login"))
+    assert guardkeys.refused(tmp_path) == {"aws": {"say": "the session token has expired", "hint": "aws sso login"}}
+    assert not guardkeys.unfit(tmp_path, old), "the same would be refused again"
+    assert not guardkeys.unfit(tmp_path, {})
+    assert guardkeys.unfit(tmp_path, new)
+    guardkeys.refuse(tmp_path, "aws", None)
+    assert guardkeys.refused(tmp_path) == {}
+    guardkeys.refuse(tmp_path, "aws", AuthFailed("no", "yes"))
+    guardkeys.note(tmp_path, new)
+    assert guardkeys.refused(tmp_path) == {}, "a new guard, new keys"
+
+
+def test_a_guard_whose_keys_expired_says_so_and_unsays_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where it shows as what may still be there: then the refusal is behind it."""
+    expired = AuthFailed("the session token has expired", "aws sso login")
+    ends: list[BaseException | None] = []
+
+    def tend(*_: object, **__: object) -> None:
+        if (error := ends.pop(0)) is not None:
+            raise StillBilling("lab-0 may still be there", "gpuops down lab") from error
+
+    monkeypatch.setattr(keep, "tend", tend)
+    monkeypatch.setattr(guard, "pause", lambda _: 0.0)
+    monkeypatch.setattr(guard, "_world", lambda *_: World(home=tmp_path, owner="", folder=tmp_path, env={},
+                                                          out=Output(), signals=Signals()))  # fmt: skip
+    row = ClusterRow(1, "lab", "aws", tmp_path, "up", False, "t", {}, {}, 0.0, Lease(), None, 0.0, None, None, "")
+    for error, told in ((expired, "aws"), (NodeError("away"), "aws"), (None, "")):
+        ends.append(error)
+        guard._Tending(tmp_path, row, 0, saving=True).run()
+        assert [*guardkeys.refused(tmp_path)] == ([told] if told else [])
+    assert "lab: lab-0 may still be there" in capsys.readouterr().err

@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World]:
-    monkeypatch.delitem(registry.OURS, "runpod")  # has a test of its own
+    for rented in ("runpod", "aws"):
+        monkeypatch.delitem(registry.OURS, rented)  # has tests of its own
     return surroundings(tmp_path, monkeypatch)
 
 
@@ -398,7 +399,7 @@ def with_a_run(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> t
     """A cluster with a run that nobody keeps."""
     cloud, world = there
     exists(world, "lab")
-    run = SimpleNamespace(id=1, name="train-1", state="running", keeper=None)
+    run = SimpleNamespace(id=1, name="train-1", state="running", keeper=None, facts={}, request={})
     monkeypatch.setattr(world.ledger, "runs", lambda **_: [run])
     return cloud, world, known(world, "lab")
 

@@ -40,6 +40,24 @@ def test_a_rented_run() -> None:
     ]
 
 
+RECLAIMED = {**RENTED, "verdict": {"outcome": "reclaimed", "exit_code": 4, "say": "reclaimed by AWS at step 120"}}
+
+
+@pytest.mark.parametrize(
+    ("progress", "lost"),
+    [
+        ({"step": 120, "saved": 100}, ["lost     20 steps: from 100, its newest snapshot's, to 120"]),
+        ({"step": 101, "saved": 100}, ["lost     1 step: from 100, its newest snapshot's, to 101"]),
+        ({"step": 120, "saved": 120}, ["lost     nothing: its newest snapshot is of step 120"]),
+        ({"step": 120}, []),
+        ({}, []),
+    ],
+)
+def test_what_a_reclaimed_run_has_lost(progress: dict[str, int], lost: list[str]) -> None:
+    assert [line for line in receipt({**RECLAIMED, "progress": progress}) if line.startswith("lost")] == lost
+    assert not any(line.startswith("lost") for line in receipt({**RENTED, "progress": progress}))
+
+
 def test_this_machine_is_free_and_bills_nothing() -> None:
     local = {
         "provider": "local",

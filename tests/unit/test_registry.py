@@ -50,7 +50,7 @@ def broken(context: Context) -> Scripted:
 
 def test_a_wheel_adds_a_provider(there: tuple[Cloud, World]) -> None:
     _, world = there
-    assert registry.names() == ["local", "runpod", NAME, "ssh"]
+    assert registry.names() == ["aws", "local", "runpod", NAME, "ssh"]
     assert world.provisioner(NAME).name == NAME
     assert world.provisioner("local").name == "local"
 
@@ -65,7 +65,7 @@ def test_to_list_names_imports_nothing(there: tuple[Cloud, World]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout == "['local', 'mars', 'runpod', 'ssh']\n['provisioners.base']\n"
+    assert done.stdout == "['aws', 'local', 'mars', 'runpod', 'ssh']\n['provisioners.base']\n"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from gpuops.remarks import Remarks, board, how_to_look
@@ -36,6 +37,27 @@ def test_silence_is_remarked_and_again_where_it_lasts(tmp_path: Path) -> None:
         for silent in ("2:00", "12:00", "10:00")
     ]  # fmt: skip
     assert how_to_look("lab", gpus=False) == "gpuops ssh lab -- top -b -n 1"
+
+
+def event(kind: str, **data: object) -> bytes:
+    return json.dumps({"at": 1.0, "event": kind, **data}).encode() + b"\n"
+
+
+def test_what_a_provider_says_of_a_machine_is_said_once_however_it_arrives(tmp_path: Path) -> None:
+    said = list[str]()
+    remarks = Remarks(said.append, RunHome(tmp_path), tmp_path, "", Clock())
+    hint = {"kind": "rebalance", "by": "AWS", "say": "AWS may take node1 back soon", "at": 1.0, "node": 1}
+    lines = event("started", pid=3) + event("notice", reason=hint) + b"no json\n" + event("notice") + b"[]\n"
+    for offset in range(len(lines)):
+        remarks.heard(1, "events.jsonl", offset, lines[offset : offset + 1])
+        remarks.heard(0, "events.jsonl", offset, b"{")
+    remarks.look()
+    remarks.look()
+    assert said == ["AWS may take node1 back soon; the run goes on"]
+    reclaim = {**hint, "kind": "reclaim", "say": "AWS takes node1 back at 08:22:00Z"}
+    remarks.heard(1, "events.jsonl", len(lines), event("notice", reason=reclaim) + event("stopping", reason=reclaim))
+    remarks.news()
+    assert said[1:] == ["AWS takes node1 back at 08:22:00Z; the run stops, with a snapshot where its script makes one"]
 
 
 def test_curves_that_have_come_home_are_named_once(tmp_path: Path) -> None:

@@ -145,8 +145,9 @@ class Agent:
 def launched(refusals: int, times: int = 1) -> list[Agent]:
     agents = [Agent(refusals), Agent()]
     facts = [NodeFacts(index, "python", ranks=1, cores=1, address=f"10.0.0.{index}") for index in range(2)]
-    row = SimpleNamespace(id=1, name="train-1", tree="project")
-    world = SimpleNamespace(ledger=SimpleNamespace(set_run=lambda *_args, **_fields: None), progress=Silent())
+    row = SimpleNamespace(id=1, name="train-1", tree="project", facts={}, request={})
+    ledger = SimpleNamespace(set_run=lambda *_args, **_fields: None, run=lambda _id: row)
+    world = SimpleNamespace(ledger=ledger, progress=Silent())
     prepared = Prepared(cast(Any, row), cast(Any, None), TRAIN, facts, (23456, 23457))
     live = Live(cast(Any, SimpleNamespace(name="c-1")), [], cast(Any, agents))
     try:

@@ -166,13 +166,31 @@ def node(
         "run": "digits-1", "node": index, "outcome": outcome, "reason": reason, "started": 0.0, "ended": ended,
         "launcher": {"code": more.get("code", 0), "signal": more.get("signal")}, "ranks": list(ranks),
         "tail": more.get("tail", ""), "out": more.get("out", ""), "disk_free": more.get("disk_free"), "left": 0,
+        "progress": more.get("progress"),
     }  # fmt: skip
+    raw["reason"].update(more.get("told") or {})
     return node_result(index, raw, 0.0)
 
 
 def gang(index: int, *ranks: dict[str, Any], origin: int) -> NodeResult:
     """A node that another one's end has stopped."""
     return node(index, "stopped", *ranks, why="gang", origin=origin, say=f"node{origin}: it ended")
+
+
+NOTICE = {"by": "AWS", "at": 1795162920.0, "node": 1}
+"""What AWS said to node1; the others have it from there."""
+
+
+def taken(index: int, *ranks: dict[str, Any], **more: Any) -> NodeResult:
+    """A node whose run was stopped since AWS takes node1 back."""
+    told = NOTICE | ({} if index == 1 else {"from": 1})
+    say = "AWS takes node1 back at 08:22:00Z"
+    return node(index, "stopped", *ranks, why="reclaim", say=say, told=told, **more)
+
+
+def vanished(index: int, **told: Any) -> NodeResult:
+    """A machine that ended without a word, and what its provider says of that."""
+    return node(index, "lost", why="gone", ended=None, say=f"node{index} ended without a word", told=told)
 
 
 class Then(NamedTuple):
@@ -398,6 +416,44 @@ OUTSIDE: dict[str, tuple[list[NodeResult], Then]] = {
         [node(0, "stopped", killed(0, 15, after_stop=True), why="stop"),
          node(1, "failed", rank(2, 1, 100.0, CLOSED), killed(3, 15))],
         Then(130, "stopped", "the run was stopped before its end", RESUME),
+    ),
+    "reclaimed, with notice": (
+        [taken(0, killed(0, 15, after_stop=True), progress={"step": 120, "saved": 100, "epoch": 3}),
+         taken(1, killed(2, 15, after_stop=True))],
+        Then(4, "reclaimed", "reclaimed by AWS at step 120 (node1 at 08:22:00Z); the newest snapshot is of step 100",
+             f"{RESUME}; with `--retries 2` it would have gone on by itself", node=1),
+    ),
+    "reclaimed, and every rank ended well when it was asked to": (
+        [taken(0, rank(0), rank(1)), taken(1, rank(2), rank(3))],
+        Then(4, "reclaimed", "reclaimed by AWS (node1 at 08:22:00Z)", RESUME, node=1),
+    ),
+    "reclaimed, and of its program no more is known than the step": (
+        [taken(0, progress={"step": 7}), taken(1)],
+        Then(4, "reclaimed", "reclaimed by AWS at step 7 (node1 at 08:22:00Z)", RESUME, node=1),
+    ),
+    "reclaimed, and gone before it could say how its part ended": (
+        [taken(0, killed(0, 15, after_stop=True)), vanished(1, reclaimed=True, by="AWS")],
+        Then(4, "reclaimed", "reclaimed by AWS (node1 at 08:22:00Z)", RESUME, node=1),
+    ),
+    "reclaimed without notice": (
+        [gang(0, rank(0, 1, 99.0, "the peers are gone, giving up\n"), origin=1), vanished(1, reclaimed=True, by="AWS")],
+        Then(4, "reclaimed", "reclaimed by AWS (node1)", RESUME, node=1),
+    ),
+    "reclaimed without notice, by whom is not said": (
+        [gang(0, origin=1), vanished(1, reclaimed=True)],
+        Then(4, "reclaimed", "reclaimed by its provider (node1)", RESUME, node=1),
+    ),
+    "ended, and its provider did not take it back": (
+        [gang(0, origin=1), vanished(1, reclaimed=False)],
+        Then(4, "lost", "node1 ended without a word", RESUME, node=1),
+    ),
+    "reclaimed after a person had stopped it": (
+        [node(0, "stopped", killed(0, 15, after_stop=True), why="stop"), gang(1, origin=0)],
+        Then(130, "stopped", "the run was stopped before its end", RESUME),
+    ),
+    "a rank's own error before the notice": (
+        [taken(0, killed(0, 15, after_stop=True)), node(1, "failed", rank(3, 3, 99.0))],
+        blames_3("failed with exit code 3"),
     ),
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ from ddp import randomness
 from ddp.loader import Batches
 from ddp.sampler import Part
 from ddp.snapshots import Snapshots
-from ddp.watching import Profiler, Scalars
+from ddp.watching import Profiler, Progress, Scalars
 from ddp.world import World
 
 Answers = Callable[..., "dict[str, Tensor]"]
@@ -78,6 +78,7 @@ class Trainer:
         # Names for the profiler, which cost a small model's step a twentieth also where nobody reads them.
         self.named: Any = record_function if options.profile else contextlib.nullcontext
         self.snapshots = Snapshots(world, program, options.keep)
+        self.progress = Progress(world)
         self.epoch, self.position, self.step = 0, 0, 0  # whole epochs, samples of this one, steps: done so far
         self.totals: dict[str, Any] = {}  # of this epoch and this rank
         self.stopped: str | None = None  # where, if it was asked to
@@ -126,6 +127,7 @@ class Trainer:
             self.take_step()
             self.step, self.position = self.step + 1, self.position + part.everyones
             self.profiler.step()
+            self.progress.tell(self.step, self.epoch)
             stopping = self.world.stop.asked(self.world)
             if self.position < self.batches.samples:  # else the epoch's end has its own snapshot
                 if stopping or (self.options.save_steps and self.step % self.options.save_steps == 0):
@@ -233,7 +235,9 @@ class Trainer:
             "scaler": self.scaler.state_dict(),
             "ranks": ranks,
         }
-        return self.snapshots.write(self.step, state if self.world.rank == 0 else {})
+        path = self.snapshots.write(self.step, state if self.world.rank == 0 else {})
+        self.progress.tell(self.step, self.epoch, saved=True)
+        return path
 
     def resume(self) -> None:
         """Go on from the newest snapshot, if there is one."""
@@ -243,6 +247,7 @@ class Trainer:
         path, state = found
         self.world.check(self._unfit(path, state))
         self.epoch, self.position, self.step = state["epoch"], state["position"], state["step"]
+        self.progress.tell(self.step, self.epoch, saved=True)
         where = f"after epoch {self.epoch}"
         if self.position:
             where = f"in epoch {self.epoch + 1}, after {self.position} of {self.batches.samples} samples"

@@ -1,7 +1,11 @@
-"""To look at: scalars for TensorBoard, and a trace of a few steps for Perfetto."""
+"""To look at: scalars for TensorBoard, a trace of a few steps for Perfetto, and how far it is for who started it."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,34 @@ class Scalars:
     def close(self) -> None:
         if self.writer:
             self.writer.close()
+
+
+class Progress:
+    """Rank 0's word to whoever started it on how far it is, in the file that $GPUOPS_PROGRESS names.
+
+    It is there for the day when the machine is taken away: which step, and how many of them no snapshot has.
+    """
+
+    EVERY_S = 1.0
+
+    def __init__(self, world: World) -> None:
+        self.path = "" if world.rank else os.environ.get("GPUOPS_PROGRESS", "")
+        self.saved: int | None = None  # the step of the newest snapshot
+        self.told = float("-inf")
+
+    def tell(self, step: int, epoch: int, *, saved: bool = False) -> None:
+        """All ranks may call it in every step. That it cannot be written stops no training."""
+        now = time.monotonic()
+        if saved:
+            self.saved = step
+        elif now - self.told < self.EVERY_S:
+            return
+        self.told = now
+        if self.path:
+            with contextlib.suppress(OSError):
+                with open(self.path + ".new", "w", encoding="ascii") as file:
+                    json.dump({"step": step, "epoch": epoch, "saved": self.saved}, file)
+                os.replace(self.path + ".new", self.path)  # its reader sees the old or the new, never half
 
 
 class Profiler:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuops.agent import runfiles
 from gpuops.agent.resultfile import OUT_CHARACTERS, last_out, rank_result, result
 
 
@@ -48,3 +49,27 @@ def test_a_run_is_told_with_the_room_that_is_left(tmp_path: Path) -> None:
     assert told["disk_free"] > 0
     gone = result(spec, str(tmp_path / "gone"), "done", {"kind": "command"}, 1.0, 0, 2.0, lambda _rank: None, 0)
     assert gone["disk_free"] is None
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ('{"step": 120, "epoch": 3, "saved": 100}', {"step": 120, "epoch": 3, "saved": 100}),
+        ('{"step": 7, "loss": 0.25, "saved": null, "done": true, "name": "x"}', {"step": 7, "loss": 0.25}),
+        ('{"step": NaN, "saved": Infinity}', None),
+        ('{"step": 12', None),
+        ("120", None),
+        ("{}", None),
+        (f'{{"step": 1, "x": "{"x" * runfiles.PROGRESS_BYTES}"}}', None),
+        ("", None),
+    ],
+)
+def test_how_far_a_program_says_it_is(tmp_path: Path, written: str, told: dict[str, float] | None) -> None:
+    """Any script may write it, and anything may be in it."""
+    spec = {"run": "r-1", "node": 0, "kind": "command"}
+    (tmp_path / "progress.json").write_text(written)
+    ended = result(spec, str(tmp_path), "done", {"kind": "command"}, 1.0, 0, 2.0, lambda _rank: None, 0)
+    assert ended["progress"] == told
+    (tmp_path / "progress.json").unlink()
+    ended = result(spec, str(tmp_path), "done", {"kind": "command"}, 1.0, 0, 2.0, lambda _rank: None, 0)
+    assert ended["progress"] is None

@@ -1,0 +1,161 @@
+"""`--retries`: machines that were taken back are replaced, elsewhere first, and the run goes on from what came home.
+
+One job, one limit: the hours that have passed and the money that was spent count for all its machines together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuops import lease as leases
+from gpuops.conclude import Conclusion
+from gpuops.lease import LEAST_S
+from gpuops.ledger import ClusterRow, RunRow
+from gpuops.output import money, span
+from gpuops.push.restore import outputs
+from gpuops.results import RunHome
+from gpuops.terms import Bargain, LeaseWish
+
+RECLAIMED = "reclaimed"
+"""The verdict's outcome where the provider took machines back."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A run whose machines were taken back, all it made being home."""
+
+    run: str
+    cluster: str
+    place: str
+    """Where its machines were; empty where its provider does not tell."""
+    node: int | None
+    say: str
+    """Its verdict."""
+    step: int | None = None
+    """The last one it is known to have done."""
+    saved: int | None = None
+    """That of its newest snapshot."""
+    noticed: float | None = None
+    """When the node heard of it, or was gone (UTC seconds, this computer's clock)."""
+    resumable: bool = False
+    """Whether something that it saved is home."""
+
+    @property
+    def steps_lost(self) -> int | None:
+        return None if self.step is None else max(0, self.step - (self.saved or 0))
+
+    def sentence(self) -> str:
+        """`node1 was reclaimed at step 120`."""
+        who = "its machines were" if self.node is None else f"node{self.node} was"
+        return f"{who} reclaimed" + ("" if self.step is None else f" at step {self.step}")
+
+
+@dataclass
+class Chain:
+    """The runs of one job, one after another."""
+
+    retries: int = 0
+    bargain: Bargain = field(default_factory=Bargain)
+    losses: list[dict[str, Any]] = field(default_factory=list)
+    """As `run.json` and `--json` tell them: `Loss`, `steps_lost`, `cost` and, once it is known, `gap_s`, the seconds
+    from the notice to the first step after it."""
+    resume: str | None = None
+    """The last run that left something to go on from."""
+
+    @property
+    def spent(self) -> float:
+        return sum(float(loss["cost"]) for loss in self.losses)
+
+    @property
+    def left(self) -> int:
+        return self.retries - len(self.losses)
+
+    def add(self, loss: Loss, cost: float) -> None:
+        """One more was taken back, and its machines are gone."""
+        self.losses.append({**dataclasses.asdict(loss), "steps_lost": loss.steps_lost, "cost": cost, "gap_s": None})
+        if loss.place:
+            self.bargain.avoided = [*(one for one in self.bargain.avoided if one != loss.place), loss.place]
+        if loss.resumable:
+            self.resume = loss.run
+        self.bargain.settled = True
+
+    def announce(self, loss: Loss) -> str:
+        where = f"elsewhere than {loss.place}" if loss.place else "anew"
+        return f"{loss.sentence()}; retry {len(self.losses)} of {self.retries}: looking for machines {where}"
+
+    def resumed(self, first_step: float | None) -> bool:
+        """When the run after the last loss did its first step (UTC seconds). Returns whether that says anything."""
+        if not self.losses or first_step is None or self.losses[-1]["noticed"] is None:
+            return False
+        self.losses[-1]["gap_s"] = max(0.0, first_step - self.losses[-1]["noticed"])
+        return True
+
+
+def loss_of(row: RunRow, cluster: ClusterRow, end: Conclusion) -> Loss | None:
+    """What is to be replaced, if this run ended so that something is; None also while some of its results are not
+    home."""
+    if end.verdict.outcome != RECLAIMED or end.unsaved:
+        return None
+    resumable = bool(outputs(end.home))
+    far = end.document.get("progress") or {}
+    heard = first_event(row, lambda event: event.get("event") == "notice" and event["reason"]["kind"] == "reclaim")
+    return Loss(
+        run=row.name,
+        cluster=cluster.name,
+        place=str((cluster.offer.get("data") or {}).get("place") or ""),
+        node=end.verdict.node,
+        say=end.verdict.say,
+        step=far.get("step"),
+        saved=far.get("saved") if resumable else None,
+        noticed=end.document.get("ended") if heard is None else heard,
+        resumable=resumable,
+    )
+
+
+def first_step(row: RunRow) -> float | None:
+    """When a run did its first step that was new, where it tells (UTC seconds on this computer's clock)."""
+    return first_event(row, lambda event: event.get("event") == "stepped")
+
+
+def first_event(row: RunRow, wanted: Callable[[Mapping[str, Any]], bool]) -> float | None:
+    """When any node of a run noted such an event first, from what is home of it; UTC seconds on our clock."""
+    skews = row.facts.get("skews") or ()
+    found = []
+    for index in range(int(row.request["nodes"])):
+        try:
+            lines = RunHome(row.home).log(index, "events.jsonl").read_bytes().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            try:
+                event = json.loads(line)
+                if wanted(event):
+                    found.append(float(event["at"]) + (skews[index] if index < len(skews) else 0.0))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # a node's words: cut off, or none of ours
+    return min(found, default=None)
+
+
+def cost(row: ClusterRow, per_hour: float) -> float:
+    """What a cluster that is gone has cost, in $, at the dearer of what was offered and what its machines said."""
+    offered = sum(float(price["per_hour"]) for price in row.offer.get("prices") or ())
+    return leases.spent(max(per_hour, offered), row.created, row.ended or row.created)
+
+
+def within(wish: LeaseWish, row: ClusterRow, spent: float, now: float) -> tuple[LeaseWish, str]:
+    """What is left of the job's limits after the cluster `row`, or why no machine is worth renting any more."""
+    until = row.lease.hard_end
+    least = span(LEAST_S)
+    if until is not None and until - now < LEAST_S:
+        return wish, f"the job may go on for less than {least}: --max-hours counts from its first machines"
+    if wish.max_cost is None:
+        return dataclasses.replace(wish, until=until), ""
+    rest = wish.max_cost - spent
+    offered = sum(float(price["per_hour"]) for price in row.offer.get("prices") or ())
+    if rest * 3600 < LEAST_S * offered:
+        return wish, f"{money(spent)} of --max-cost {money(wish.max_cost)} are spent: less than {least} are left"
+    return dataclasses.replace(wish, until=until, max_cost=rest), ""

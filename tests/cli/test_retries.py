@@ -1,0 +1,279 @@
+"""`--retries`: machines that their provider takes back, and what becomes of the run (tests/fakes/fair.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Shell, until
+from tests.fakes import fair
+
+ROOT = str(Path(__file__).parents[2])
+PROGRAM = """
+import json, os, pathlib, signal, sys, time
+saved = pathlib.Path("saved.txt")
+resumed = saved.exists()
+done = int(saved.read_text()) if resumed else 0
+print("began at", done, flush=True)
+def tell(step, saved_at):
+    path = os.environ["GPUOPS_PROGRESS"]
+    with open(path + ".new", "w") as file:
+        json.dump({"step": step, "saved": saved_at}, file)
+    os.replace(path + ".new", path)
+tell(done, done)
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
+for step in range(done + 1, done + 8):
+    time.sleep(0.3)
+    if step == done + 5:
+        saved.write_text(str(step))
+    tell(step, done + 5 if step >= done + 5 else done)
+if resumed and len(sys.argv) == 1:
+    time.sleep(2.5)
+    sys.exit(0)
+print("waits", flush=True)
+time.sleep(600)
+"""
+
+
+DETACHED = (
+    "--detach and --retries 2 exclude each other: "
+    "the guard brings results home and ends machines, and starts no run anew"
+)
+WOULD = "replace machines that are taken back up to 2 times, elsewhere first and within the same limits, and resume"
+NONE = (
+    "error: none of 3 offers could be had: no capacity: no tent is left in the east; "
+    "beyond the quota: the quota of the west is used up"
+)
+
+
+@pytest.fixture
+def fairground(shell: Shell, tmp_path: Path) -> Shell:
+    """A shell in which tents of the fair can be rented, and a project whose run goes on from what it saved."""
+    shell.env["PYTHONPATH"] = os.pathsep.join([*fair.settle(tmp_path / "site"), ROOT])
+    shell.write("job.py", PROGRAM)
+    return shell
+
+
+def tents(shell: Shell) -> Path:
+    return shell.home / "tent"
+
+
+def begin(shell: Shell, *words: str, program: str = "job.py") -> subprocess.Popen[str]:
+    argv = ["run", "--on", "fair", "--yes", "--out", "saved.txt", *words, "--", "python3", *program.split()]
+    return shell.start(*argv)
+
+
+def home_by(shell: Shell, run: str) -> None:
+    """What the run has saved is home, while it goes on."""
+    until(lambda: (shell.folder / "runs" / run / "out" / "saved.txt").exists(), f"the snapshot of {run}, at home")
+
+
+def record(shell: Shell, run: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((shell.folder / "runs" / run / "run.json").read_text())
+    return found
+
+
+def test_it_goes_on_elsewhere_from_what_came_home(fairground: Shell) -> None:
+    command = begin(fairground, "--retries", "2", "--json")
+    home_by(fairground, "python3-1")
+    assert fair.take_back(tents(fairground))
+    out, err = command.communicate(timeout=120)
+    assert command.returncode == 0, err
+    assert "node0 was reclaimed; retry 1 of 2: looking for machines elsewhere than east\n" in err
+    assert f"node0 is gone: {fair.WHY}\n" in err
+    assert "tents in the west is tried first: the best elsewhere than east" in err
+    assert "1 file of python3-1 put back on every node\n" in err
+    assert fair.asked(tents(fairground)) == ["east", "west"]
+    document = json.loads(out)
+    (loss,) = document["retries"]
+    assert (loss["run"], loss["place"], loss["node"]) == ("python3-1", "east", 0)
+    assert loss["cost"] > 0
+    assert document["run"] == "python3-2"
+    assert document["verdict"]["outcome"] == "done"
+    assert record(fairground, "python3-1")["verdict"]["outcome"] == "reclaimed"
+    assert record(fairground, "python3-2")["retries"] == document["retries"]
+    assert "began at 5" in (fairground.folder / "runs" / "python3-2" / "logs" / "node0" / "launcher.out").read_text()
+    assert fairground.clusters() == []
+    fairground.expect_clean()
+
+
+class Notices(BaseHTTPRequestHandler):
+    """The metadata service of a machine: a notice while `server.going`."""
+
+    def do_PUT(self) -> None:
+        self._answer(200, b"token")
+
+    def do_GET(self) -> None:
+        going = self.server.going  # type: ignore[attr-defined]
+        if self.path.endswith("spot/instance-action") and going.is_set():
+            at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 120))
+            return self._answer(200, json.dumps({"action": "terminate", "time": at}).encode())
+        return self._answer(404, b"")
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def notices(fairground: Shell) -> Iterator[threading.Event]:
+    """Set: every tent hears that it is taken back."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Notices) as server:
+        server.going = threading.Event()  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        fairground.env["FAIR_NOTICES"] = f"http://127.0.0.1:{server.server_port}"
+        yield server.going  # type: ignore[attr-defined]
+        server.shutdown()
+
+
+def test_a_notice_and_what_it_cost(fairground: Shell, notices: threading.Event) -> None:
+    """The steps that no snapshot had, and the seconds from the notice to the first new step."""
+    command = begin(fairground, "--retries", "1", "--json")
+    log = fairground.folder / "runs" / "python3-1" / "logs" / "node0" / "launcher.out"
+    until(lambda: log.exists() and "waits" in log.read_text(), "a run that has done its steps")
+    notices.set()
+    until(lambda: len(fair.asked(tents(fairground))) == 2, "a retry")
+    notices.clear()
+    out, err = command.communicate(timeout=120)
+    assert command.returncode == 0, err
+    assert "node0 was reclaimed at step 7; retry 1 of 1: looking for machines elsewhere than east\n" in err
+    (loss,) = json.loads(out)["retries"]
+    assert (loss["step"], loss["saved"], loss["steps_lost"]) == (7, 5, 2)
+    assert loss["gap_s"] > 0
+    assert "before   python3-1 was reclaimed in east at step 7: 2 steps lost, " in err
+    assert " from the notice to the first new step\n" in err
+    assert " with what was reclaimed before\n" in err
+    fairground.expect_clean()
+
+
+@pytest.fixture
+def reclaimed(fairground: Shell, notices: threading.Event) -> Shell:
+    """A fairground where every tent is taken back as soon as a run is in it."""
+    notices.set()
+    return fairground
+
+
+def test_nothing_can_be_had_any_more(reclaimed: Shell) -> None:
+    command = begin(reclaimed, "--retries", "3", "--json", program="job.py for-ever")
+    until(lambda: (tents(reclaimed) / "ground").exists(), "a tent")
+    (tents(reclaimed) / "full").write_text("east west north")
+    out, err = command.communicate(timeout=120)
+    assert command.returncode == 3, err
+    document = json.loads(out)
+    assert (document["run"], document["exit_code"]) == ("python3-1", 3)
+    assert document["error"]["say"].startswith("none of 3 offers could be had: no tent is left in the west")
+    assert len(document["retries"]) == 1
+    assert fair.asked(tents(reclaimed)) == ["east", "west", "north", "east"], "where it was reclaimed comes last"
+    assert reclaimed.clusters() == []
+    reclaimed.expect_clean()
+
+
+def test_no_more_often_than_was_said(reclaimed: Shell) -> None:
+    command = begin(reclaimed, "--retries", "1", program="job.py for-ever")
+    _, err = command.communicate(timeout=120)
+    assert command.returncode == 4, err
+    assert fair.asked(tents(reclaimed)) == ["east", "west"]
+    assert "\nnot tried again: --retries 1 is used up\n" in err
+    reclaimed.expect_clean()
+
+
+def test_the_limits_are_the_jobs(reclaimed: Shell) -> None:
+    """Less than ten minutes are left of the hours: no second machine, and the verdict stands."""
+    command = begin(reclaimed, "--retries", "2", "--max-hours", "0.15", program="job.py for-ever")
+    _, err = command.communicate(timeout=120)
+    assert command.returncode == 4, err
+    assert fair.asked(tents(reclaimed)) == ["east"]
+    assert "\nnot tried again: the job may go on for less than 10:00 min: --max-hours counts" in err
+    assert reclaimed.clusters() == []
+
+
+def test_interrupted_while_it_looks(reclaimed: Shell) -> None:
+    command = begin(reclaimed, "--retries", "2", "--wait", "2h", program="job.py for-ever")
+    until(lambda: (tents(reclaimed) / "ground").exists(), "a tent")
+    (tents(reclaimed) / "full").write_text("east west north")
+    until(lambda: len(fair.asked(tents(reclaimed))) >= 4, "a retry that waits")
+    until(lambda: [one["state"] for one in reclaimed.clusters()] == ["creating"], "a cluster that waits")
+    time.sleep(1)
+    command.send_signal(signal.SIGINT)
+    _, err = command.communicate(timeout=60)
+    assert command.returncode == 130, err
+    assert reclaimed.clusters() == []
+    reclaimed.expect_clean()
+
+
+def test_killed_while_it_looks(reclaimed: Shell) -> None:
+    """The guard undoes what the retry had begun; the first run is home."""
+    command = begin(reclaimed, "--retries", "2", "--wait", "2h", program="job.py for-ever")
+    until(lambda: (tents(reclaimed) / "ground").exists(), "a tent")
+    (tents(reclaimed) / "full").write_text("east west north")
+    until(lambda: len(fair.asked(tents(reclaimed))) >= 4, "a retry that waits")
+    command.kill()
+    command.wait()
+    until(lambda: reclaimed.clusters() == [], "an end to what the killed command had begun")
+    assert record(reclaimed, "python3-1")["verdict"]["outcome"] == "reclaimed"
+    reclaimed.expect_clean()
+
+
+@pytest.mark.parametrize(
+    ("words", "say", "hint"),
+    [
+        (["--retries", "2"], "--retries 2 is for machines that are rented for this run",
+         "say where to rent them: --on PROVIDER"),
+        (["--on", "local", "--retries", "1"],
+         "--retries 1 is for machines that are rented for this run, and local takes none back", "leave it out"),
+        (["--on", "fair", "--retries", "-1"], "--retries -1 is less than none", "--retries takes a number from 0"),
+        (["--on", "fair", "--retries", "2", "--detach"], DETACHED, "leave out one of them"),
+    ],
+)  # fmt: skip
+def test_where_there_is_nothing_to_replace(fairground: Shell, words: list[str], say: str, hint: str) -> None:
+    done = fairground.run("run", *words, "--yes", "--", "true")
+    assert (done.returncode, done.stderr) == (2, f"error: {say}\nhint: {hint}\n")
+
+
+def test_a_dry_run_and_the_projects_file(fairground: Shell) -> None:
+    fairground.write("gpuops.toml", "[run]\nretries = 2\n")
+    done = fairground.run("run", "--on", "fair", "--dry-run", "--", "true")
+    assert done.stdout.splitlines()[-1] == f"would {WOULD}"
+    assert fairground.run("run", "--dry-run", "--", "true").returncode == 0, "what is not rented is not replaced"
+
+
+def test_a_quota_takes_its_own_offers_out(fairground: Shell) -> None:
+    tents(fairground).mkdir(parents=True)
+    (tents(fairground) / "full").write_text("east")
+    (tents(fairground) / "short").write_text("west north")
+    done = fairground.run("run", "--on", "fair", "--yes", "--", "true")
+    assert done.returncode == 3
+    assert fair.asked(tents(fairground)) == ["east", "west"]
+    assert done.stderr.splitlines()[-2:] == [
+        NONE,
+        "hint: for the capacity: wait, or go elsewhere; for the quota: file a request",
+    ]
+
+
+def test_taken_back_while_nobody_looks(fairground: Shell) -> None:
+    """The guard finds the machine gone, and says how, in the verdict and to the next command."""
+    command = begin(fairground)
+    home_by(fairground, "python3-1")
+    command.kill()
+    command.wait()
+    fair.take_back(tents(fairground))
+    until(lambda: fairground.clusters() == [], "the guard's end of it")
+    kept = record(fairground, "python3-1")
+    assert kept["verdict"]["outcome"] == "reclaimed"
+    assert kept["nodes_ended"]["0"]["reason"] == {"kind": "gone", "reclaimed": True, "say": fair.WHY}
+    fairground.expect_clean()

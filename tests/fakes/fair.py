@@ -1,0 +1,110 @@
+"""Tents of a fair, which its owner takes back: `tests/packaging/plugin` with several places, refusals and an end that
+nobody asked for.
+
+    <home>/tent/full      a line for each place where nothing can be had
+    <home>/tent/short     a line for each place whose quota is used up; west and north share theirs
+    <home>/tent/taken/    a file for each tent that was taken back
+
+Each tent asks `$FAIR_NOTICES`, where it is set, as a machine at EC2 asks for its notices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from gpuops.errors import NoCapacity, QuotaExceeded
+from gpuops.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
+from provisioners.base import Context
+from tests.packaging.plugin.gpuops_tent import REGION, TentProvisioner
+
+PLACES = {"east": 0.36, "west": 0.40, "north": 0.50}
+WHY = "the owner of the fair took the tent back"
+
+
+def settle(site: Path) -> list[str]:
+    """Write the metadata of its wheel; what `sys.path` needs for it to be found."""
+    folder = site / "gpuops_fair-1.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: gpuops-fair\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[gpuops.provisioners]\nfair = tests.fakes.fair:Fair\n")
+    return [str(site)]
+
+
+class Fair(TentProvisioner):
+    name = "fair"
+    capabilities: Mapping[str, bool | str] = {**TentProvisioner.capabilities, "spot": True}
+    options: Sequence[Option] = ()
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.notices = context.env.get("FAIR_NOTICES")
+
+    def preflight(self, request: Request) -> Sequence[Problem]:  # noqa: ARG002
+        return []
+
+    def offers(self, request: Request) -> Sequence[Offer]:
+        return [
+            Offer(self.name, place, f"{request.nodes} tents in the {place}", request.nodes, 0, REGION,
+                  (Price("tents", per_hour * request.nodes),),
+                  {"per_hour": per_hour, "place": place, "quota": "east" if place == "east" else "others"})
+            for place, per_hour in PLACES.items()
+        ]  # fmt: skip
+
+    def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+        self._note(f"create {offer.id}")
+        if offer.id in self._lines("full"):
+            raise NoCapacity(f"no tent is left in the {offer.id}", "wait, or go elsewhere")
+        if offer.id in self._lines("short"):
+            raise QuotaExceeded(f"the quota of the {offer.id} is used up", "file a request")
+        made = super().create(offer, intent, journal)
+        if self.notices:
+            for tent in made:
+                settings = self._folder(tent) / "node.json"
+                told = {**json.loads(settings.read_text()), "notices": {"kind": "ec2", "url": self.notices}}
+                settings.write_text(json.dumps(told))
+        return made
+
+    def describe(self, resource: Resource) -> Resource:
+        found = super().describe(resource)
+        if not (self.root / "taken" / resource.id).exists():
+            return found
+        return dataclasses.replace(found, data={**found.data, "reclaimed": True, "why_ended": WHY})
+
+    def _lines(self, name: str) -> list[str]:
+        path = self.root / name
+        return path.read_text().split() if path.exists() else []
+
+    def _note(self, line: str) -> None:
+        self.root.mkdir(exist_ok=True)
+        with (self.root / "asked").open("a") as asked:
+            asked.write(line + "\n")
+
+
+def asked(root: Path) -> list[str]:
+    """The places where something was to be made, in order."""
+    return [line.partition(" ")[2] for line in (root / "asked").read_text().splitlines()]
+
+
+def take_back(root: Path) -> list[str]:
+    """Every tent that stands is gone in this instant, with all that runs in it. Returns whose they were."""
+    names = []
+    (root / "taken").mkdir(exist_ok=True)
+    for path in sorted((root / "ground").glob("*.json")):
+        names.append(str(json.loads(path.read_text())["name"]))
+        (root / "taken" / path.stem).touch()
+        (root / "struck").mkdir(exist_ok=True)
+        path.replace(root / "struck" / path.name)
+    for process in psutil.process_iter():
+        try:
+            words = [*process.cmdline(), *process.environ().values()]
+            if any(f"{root / 'nodes'}{os.sep}" in word for word in words) and "gpuops" not in process.cmdline()[1:3]:
+                process.kill()
+        except (psutil.Error, IndexError):
+            continue
+    return names

@@ -1,0 +1,130 @@
+"""A provider that lets in one address is told this computer's new one; and what it tells of a machine that ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuops import live, status
+from gpuops.errors import AuthFailed, ConnectionLost, GpuopsError, NodeRefused
+from gpuops.ledger import ClusterRow
+from gpuops.models import Lease, Resource
+from gpuops.output import Output
+from gpuops.signals import Signals
+from gpuops.world import World
+
+AWAY, THERE = ConnectionLost("node0 does not answer"), object()
+
+
+class Door:
+    """A provider, as far as it lets somebody in."""
+
+    def __init__(self, answer: bool | GpuopsError) -> None:
+        self.answer = answer
+        self.asked: list[list[str]] = []
+
+    def admit(self, resources: Sequence[Resource]) -> bool:
+        self.asked.append([one.kind for one in resources])
+        if isinstance(self.answer, GpuopsError):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    out = Output(err=io.StringIO())
+    return World(home=tmp_path, owner="0a1b2c3d", folder=tmp_path, env={}, out=out, signals=Signals())
+
+
+def a_cluster(world: World, provider: Any) -> ClusterRow:
+    world.provisioners["aws"] = provider
+    row = world.ledger.intend(
+        provider="aws", name="lab", folder=world.folder, ephemeral=False, token="t", request={}, boot_deadline=1.0,
+        lease=Lease(), keeper=world.me, now=0.0,
+    )  # fmt: skip
+    for kind in ("group", "machine"):
+        world.ledger.got(row.id, Resource(kind, f"{kind}-1", "r", f"gpuops-0a1b2c3d-lab-{kind}", kind == "machine"))
+    return row
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *given: Any) -> list[Any]:
+    """What reaching the cluster comes to, one after the other."""
+    left = list(given)
+
+    def reach(*_: Any, **__: Any) -> Any:
+        answer = left.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(live, "reach", reach)
+    return left
+
+
+def said(world: World) -> str:
+    assert isinstance(world.out.err, io.StringIO)
+    return world.out.err.getvalue()
+
+
+def test_it_is_let_in_and_tried_once_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    door = Door(True)
+    row = a_cluster(world, door)
+    answers(monkeypatch, AWAY, THERE)
+    assert live.open_live(world, row) is THERE
+    assert door.asked == [["group", "machine"]]
+    assert said(world) == "note: this computer's address has changed: lab lets it in now\n"
+
+
+@pytest.mark.parametrize(
+    ("provider", "asked"), [(Door(False), 1), (Door(AuthFailed("expired", "log in")), 1), (object(), 0)]
+)
+def test_what_nobody_changed_is_not_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, provider: Any, asked: int
+) -> None:
+    row = a_cluster(world, provider)
+    left = answers(monkeypatch, AWAY, THERE)
+    with pytest.raises(ConnectionLost, match="does not answer"):
+        live.open_live(world, row)
+    assert left == [THERE]
+    assert len(getattr(provider, "asked", [])) == asked
+    assert said(world) == ""
+
+
+def test_a_second_failure_is_the_answer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    door = Door(True)
+    row = a_cluster(world, door)
+    answers(monkeypatch, AWAY, ConnectionLost("still not"))
+    with pytest.raises(ConnectionLost, match="still not"):
+        live.open_live(world, row)
+    assert len(door.asked) == 1
+
+
+@pytest.mark.parametrize("answer", [THERE, NodeRefused("it is busy", kind="busy")])
+def test_who_answers_needs_no_door(world: World, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    door = Door(True)
+    row = a_cluster(world, door)
+    answers(monkeypatch, answer)
+    if answer is THERE:
+        assert live.open_live(world, row) is THERE
+    else:
+        with pytest.raises(NodeRefused):
+            live.open_live(world, row)
+    assert door.asked == []
+
+
+def test_status_says_how_a_machine_ended(world: World) -> None:
+    """And in which words: its provider's."""
+
+    def describe(one: Resource) -> Resource:
+        return dataclasses.replace(one, state="ended", data={"reclaimed": True, "why_ended": "AWS took it back"})
+
+    row = a_cluster(world, type("Provider", (), {"describe": staticmethod(describe)})())
+    world.ledger.ready(row.id, Lease(), 1.0)
+    (document,) = status.look(world)
+    assert document["why_ended"] == {"node0": "AWS took it back"}
+    assert status.lines([document])[-1] == "lab: node0 is gone: AWS took it back"

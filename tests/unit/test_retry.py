@@ -1,0 +1,130 @@
+"""What a retry may still cost, where it looks, and what it is told to have cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuops import lease as leases
+from gpuops import offering, retry
+from gpuops.ledger import ClusterRow, RunRow
+from gpuops.models import Lease, Offer, Price
+from gpuops.receipt import receipt
+from gpuops.results import RunHome
+from gpuops.retry import Chain, Loss
+from gpuops.terms import Bargain, LeaseWish, Terms
+
+NOW = 1_800_000_000.0
+H = 3600.0
+OFFER = {"prices": [{"what": "m", "per_hour": 2.0}], "data": {"place": "us-east-1b"}}
+
+
+def cluster(**changes: Any) -> ClusterRow:
+    known = {field.name: None for field in dataclasses.fields(ClusterRow)}
+    row = {**known, "id": 1, "name": "aws-1", "offer": OFFER, "lease": Lease(), "created": NOW - H, "ended": NOW}
+    return ClusterRow(**{**row, **changes})
+
+
+def test_what_a_cluster_has_cost_is_the_dearer_of_two_prices() -> None:
+    assert retry.cost(cluster(), 1.0) == pytest.approx(2.0)
+    assert retry.cost(cluster(), 3.0) == pytest.approx(3.0)
+
+
+def test_hours_and_money_are_the_jobs() -> None:
+    row = cluster(lease=Lease(NOW + 5 * H, 1800.0, NOW + 2 * H))
+    wish, why = retry.within(LeaseWish(6.0, 10.0, 30.0), row, 4.0, NOW)
+    assert (wish, why) == (LeaseWish(6.0, 6.0, 30.0, NOW + 5 * H), "")
+    made = leases.make(rented=True, per_hour=2.0, now=NOW, **dataclasses.asdict(wish))
+    assert made == Lease(NOW + 5 * H, 1800.0, NOW + 3 * H), "not six hours from now"
+
+
+@pytest.mark.parametrize(
+    ("lease", "wish", "spent", "said"),
+    [
+        (Lease(NOW + 599.0), LeaseWish(max_hours=1.0), 0.0, "--max-hours counts from its first machines"),
+        (Lease(NOW + 601.0), LeaseWish(max_hours=1.0), 0.0, ""),
+        (Lease(), LeaseWish(max_cost=2.3), 2.0, "$2.00 of --max-cost $2.30 are spent"),
+        (Lease(), LeaseWish(max_cost=2.4), 2.0, ""),
+        (Lease(), LeaseWish(max_cost=2.0), 2.5, "are spent"),
+    ],
+)
+def test_what_is_not_worth_a_machine(lease: Lease, wish: LeaseWish, spent: float, said: str) -> None:
+    _, why = retry.within(wish, cluster(lease=lease), spent, NOW)
+    assert said in why
+    assert bool(said) is bool(why)
+
+
+def offers(*places: str) -> list[Offer]:
+    return [Offer("aws", one, one, 1, 1, prices=(Price("m", 1.0),), data={"place": one}) for one in places]
+
+
+def test_the_place_that_took_them_comes_last() -> None:
+    order = offering.elsewhere_first([*offers("a", "b", "c"), Offer("aws", "x", "x", 1, 1)], ["b", "a"])
+    assert [one.id for one in order] == ["c", "x", "b", "a"]
+    assert order[0].data["why"] == "the best elsewhere than a"
+    assert offering.elsewhere_first(offers("a", "b"), ["b"]) == offers("a", "b"), "the first is still the first"
+    assert offering.elsewhere_first(offers("a"), ["a"]) == offers("a"), "better there than nowhere"
+    assert offering.elsewhere_first([], ["a"]) == []
+
+
+class Asked:
+    """A search, as far as terms look at it."""
+
+    agreed, rounds = None, 0
+
+
+@pytest.mark.parametrize(
+    ("yes", "price", "dear"), [(False, 2.0, False), (False, 2.01, True), (True, 3.0, False), (True, 3.01, True)]
+)
+def test_nobody_is_asked_again(yes: bool, price: float, dear: bool) -> None:
+    bargain = Bargain(first=2.0, agreed=2.0, settled=True)
+    world: Any = type("World", (), {"yes": yes})()
+    request: Any = type("Request", (), {"max_price": None, "timeout_min": 1.0})()
+    terms = Terms(world, request, LeaseWish(), True, Asked(), bargain)  # type: ignore[arg-type]
+    assert bool(terms.too_dear(Offer("aws", "x", "x", 1, 1, prices=(Price("m", price),)))) is dear
+
+
+LOSS = Loss("toy-1", "aws-1", "us-east-1b", 1, "reclaimed by AWS", 120, 100, NOW, resumable=True)
+
+
+def test_it_is_announced_in_a_line() -> None:
+    chain = Chain(2)
+    chain.add(LOSS, 1.5)
+    said = "node1 was reclaimed at step 120; retry 1 of 2: looking for machines elsewhere than us-east-1b"
+    assert chain.announce(LOSS) == said
+    nothing = dataclasses.replace(LOSS, run="toy-2", place="", node=None, step=None, resumable=False)
+    chain.add(nothing, 0.5)
+    assert chain.announce(nothing) == "its machines were reclaimed; retry 2 of 2: looking for machines anew"
+    assert (chain.left, chain.spent, chain.resume) == (0, 2.0, "toy-1")
+    assert chain.bargain.avoided == ["us-east-1b"]
+    assert chain.bargain.settled
+
+
+def test_what_it_cost_is_in_the_receipt() -> None:
+    chain = Chain(2)
+    chain.add(LOSS, 1.5)
+    assert chain.resumed(NOW + 340.0)
+    rows = receipt({"rented": True, "cost": 0.5, "retries": chain.losses})
+    assert "cost     about $0.50, $2.00 with what was reclaimed before" in rows
+    lost = (
+        "toy-1 was reclaimed in us-east-1b at step 120: 20 steps lost, 5:40 min from the notice to the first new step"
+    )
+    assert f"before   {lost}" in rows
+    assert not Chain(2).resumed(NOW), "nothing was lost before"
+
+
+def test_a_nodes_events_on_our_clock(tmp_path: Path) -> None:
+    row: Any = RunRow(**{
+        **{field.name: None for field in dataclasses.fields(RunRow)},
+        "home": tmp_path, "facts": {"skews": [5.0, -5.0]}, "request": {"nodes": 3},
+    })  # type: ignore[arg-type]  # fmt: skip
+    for node, lines in enumerate([[{"at": NOW, "event": "stepped"}], ["no event", {"event": "stepped"}]]):
+        path = RunHome(tmp_path).log(node, "events.jsonl")
+        path.parent.mkdir(parents=True)
+        path.write_text("\n".join(json.dumps(one) for one in lines) + '\n{"at": 17')
+    assert retry.first_step(row) == NOW + 5.0
+    assert retry.first_event(row, lambda event: event["event"] == "notice") is None
