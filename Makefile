@@ -11,10 +11,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 MADE := .venv/.made
 
-# Files of tests run side by side; what is long, and mostly waits, comes first (tests/conftest.py): three are not too many for two cores.
-SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
+# Files of tests run side by side; what is long, and mostly waits, comes first (tests/conftest.py): four are not too many for two cores.
+SIDE_BY_SIDE := -n 4 --dist loadfile --no-loadscope-reorder
 # PROGRAM:PACKAGE, what the tests use of the system
-PACKAGES := git:git ps:procps sshd:openssh-server ssh:openssh-client rsync:rsync ip:iproute2 nft:nftables
+PACKAGES := git:git ps:procps sshd:openssh-server ssh:openssh-client rsync:rsync ip:iproute2 nft:nftables sudo:sudo systemctl:systemd
 
 .PHONY: help demo test proof bench clean packages
 .DELETE_ON_ERROR:

@@ -18,14 +18,17 @@ from typing import Any
 import psutil
 import pytest
 
+from gpuops.ledger import Ledger
 from gpuops.system import HERE
 from tests.platforms import LEFT_OUT, why_not
 
-HANG_S = 120.0
-"""Beyond this a test is hanging; nothing is measured with it."""
+HANG_S = 600.0
+"""Beyond this a test is hanging; nothing is measured with it. pytest-timeout waits longer: this tells what hangs."""
 TESTS = Path(__file__).parent
-LONG = ("lab", "packaging")
-"""Folders whose files take minutes each: they come first, so that no worker has one left when the others are done."""
+LONG = ("lab/test_workloads.py", "packaging/", "lab/test_cut.py", "chaos/", "lab/")
+"""What takes minutes comes first, the longest file before all, so that no worker has one left when others are done."""
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # commands start by the thousand: each would compile all of gpuops anew
 
 
 def pytest_report_header() -> list[str]:
@@ -41,19 +44,25 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.parent.name not in LONG)
+    items.sort(key=_how_late)
     for item in items:
         if why := why_not(HERE.kind, item.nodeid):
             item.add_marker(pytest.mark.skip(reason=f"{HERE.kind}: {why}"))
 
 
+def _how_late(item: pytest.Item) -> int:
+    """Its place by LONG."""
+    place = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
+    return next((at for at, where in enumerate(LONG) if place.startswith(where)), len(LONG))
+
+
 def until(condition: Callable[[], Any], what: str, hang_s: float = HANG_S) -> Any:
-    """The condition's value once it is true."""
+    """The condition's value once it is true. What takes long to look at is looked at less often: others work here."""
     deadline = time.monotonic() + hang_s
-    while time.monotonic() < deadline:
+    while (began := time.monotonic()) < deadline:
         if value := condition():
             return value
-        time.sleep(0.1)
+        time.sleep(max(0.1, 2 * (time.monotonic() - began)))
     raise AssertionError(f"still not: {what}")
 
 
@@ -152,9 +161,22 @@ class Shell:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        if (self.home / "ledger.db").exists():
+        if self.may_have_clusters():
             self.run("down", "--all", "--force")
         self.die()
+
+    def may_have_clusters(self) -> bool:
+        """What the ledger says, read here: most tests leave nothing, and a command takes its time."""
+        if not (self.home / "ledger.db").exists():
+            return False
+        try:
+            ledger = Ledger.open(self.home)
+            try:
+                return bool(ledger.clusters())
+            finally:
+                ledger.close()
+        except Exception:  # one that a test has damaged
+            return True
 
     def die(self) -> None:
         """The computer goes off: commands and guard end in this instant, and nothing is told."""

@@ -100,11 +100,11 @@ def test_headroom_eaten_by_what_runs() -> None:
 
 
 def test_an_open_request() -> None:
-    waiting = Increase("abc", "CASE_OPENED", 96, NOW - 3 * 3600)
+    waiting = Increase("abc", "CASE_OPENED", 96, NOW - 3 * 86400 - 60)
     lines = said(TWO, place(TWO, {}, increases={G_SPOT: [waiting]}))
     assert lines[-1] == (
-        "AWS has yet to decide on 96 vCPU of All G and VT Spot Instance Requests in us-east-1 (CASE_OPENED, 3 h 00 min "
-        "ago), which would do: gpuops quota aws --gpus 4 --nodes 2 --spot --region us-east-1 --watch"
+        "AWS has yet to decide on 96 vCPU of All G and VT Spot Instance Requests in us-east-1 (CASE_OPENED, for 3 "
+        "days), which would do: gpuops quota aws --gpus 4 --nodes 2 --spot --region us-east-1 --watch"
     )
     assert not any("--request" in line for line in lines)
 

@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import psutil
 
 from tests.conftest import Shell, until
-from tests.fakes.runpod import FakeRunPod, Fault, Request
+from tests.fakes.runpod import Fault, Request
 
 KILLS = ("before", "after", "sent")
 LIVES = ("cut", "dropped", "broken", "silent")
@@ -61,6 +62,8 @@ class Strike:
     """A hit that waits for its moment; `struck` once it came."""
 
     hit: Hit
+    fits: Callable[[str, Any], bool]
+    """Whether a request is one that a point names."""
     struck: threading.Event = field(default_factory=threading.Event)
     begun: bool = False
     count: int = 0
@@ -71,15 +74,15 @@ class Strike:
         if self.request is not None:
             return False
         if self.begun or not point.since:
-            self.count += fits(point.at, request)
-        self.begun = self.begun or bool(point.since and fits(point.since, request))
+            self.count += self.fits(point.at, request)
+        self.begun = self.begun or bool(point.since and self.fits(point.since, request))
         return self.count == point.nth
 
 
 class Saboteur:
     """Knows which process asks, and hits it once."""
 
-    def __init__(self, fake: FakeRunPod) -> None:
+    def __init__(self, fake: Any) -> None:
         self._fake = fake
         self._lock = threading.Lock()
         self._strikes: dict[int, Strike] = {}
@@ -93,13 +96,13 @@ class Saboteur:
         with self._lock:  # it asks nothing before it is known
             process = shell.start(*arguments, driver=driver, **options)
             if hit:
-                self._strikes[process.pid] = Strike(hit)
+                self._strikes[process.pid] = Strike(hit, self.fits)
         return process
 
     def expect_guard(self, shell: Shell, hit: Hit) -> Strike:
         """Hit the next guard of a home that asks anything."""
         with self._lock:
-            self._of_guards[shell.home] = Strike(hit)
+            self._of_guards[shell.home] = Strike(hit, self.fits)
             return self._of_guards[shell.home]
 
     def struck(self, process: subprocess.Popen[str]) -> bool:
@@ -146,9 +149,9 @@ class Saboteur:
         elif how in SIGNALS:
             os.kill(request.client_pid, getattr(signal, f"SIG{how}"))
 
-
-def fits(at: str, request: Request) -> bool:
-    return Fault(at).fits(request.method, request.path, request.body)
+    @staticmethod
+    def fits(at: str, request: Request) -> bool:
+        return Fault(at).fits(request.method, request.path, request.body)
 
 
 def kill(pid: int) -> None:

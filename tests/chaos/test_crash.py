@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.conftest import Shell, until
+from tests.conftest import HANG_S, Shell, until
 
 COMMITS_OF_A_RUN = 12
 """How often `run` commits on the way (checked below); each commit is a step at which it may die."""
@@ -30,9 +30,11 @@ def test_killed_after_each_commit(shell: Shell, step: int) -> None:
 
     def nothing_left() -> bool:
         nonlocal said
+        if not shell.is_clean():
+            return False
         look = shell.run("status", "--json")
         said += look.stderr
-        return not json.loads(look.stdout)["clusters"] and shell.is_clean()
+        return not json.loads(look.stdout)["clusters"]
 
     until(nothing_left, f"an end to what died after commit {step}")
     look = shell.run("runs", "--json")
@@ -59,7 +61,8 @@ def test_killed_after_each_commit(shell: Shell, step: int) -> None:
 def test_killed_around_each_provider_call(shell: Shell, point: str) -> None:
     died = shell.run(*WORK, driver=point)
     assert died.returncode == -9
-    until(lambda: not shell.clusters() and shell.is_clean(), f"an end to what died {point}")
+    shell.run("status")  # it may have died before it had a guard
+    until(lambda: shell.is_clean() and not shell.clusters(), f"an end to what died {point}")
 
 
 LOOPS = ("run", "--nodes", "2", "--all-nodes", "--", "sh", "-c", 'until [ -e "$GPUOPS_STOP_FILE" ]; do sleep 0.1; done')
@@ -127,7 +130,7 @@ def test_a_killed_down_is_finished(shell: Shell) -> None:
 
 def test_two_command_lines_at_once(shell: Shell) -> None:
     both = [shell.start("run", "--", "sh", "-c", "echo $GPUOPS_RUN") for _ in range(2)]
-    outs = [process.communicate(timeout=120) for process in both]
+    outs = [process.communicate(timeout=HANG_S) for process in both]
     assert [process.returncode for process in both] == [0, 0], outs
     assert len({out for out, _ in outs}) == 2
     shell.expect_clean()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from gpuops.cli.entry import execute
+from tests.cli.renter import fake, money, no_guard_stays, renter  # noqa: F401 - fixtures for every file here
 from tests.conftest import Shell
 from tests.fakes.tent import pitch
+from tests.ssh.sshd import Sshd, can_serve, serving
 
 
 @dataclass(frozen=True)
@@ -60,3 +63,12 @@ def camp(shell: Shell, tmp_path: Path) -> Shell:
     root = str(Path(__file__).parents[2])
     shell.env["PYTHONPATH"] = os.pathsep.join([*pitch(tmp_path / "site"), root])
     return shell
+
+
+@pytest.fixture
+def host() -> Iterator[Sshd]:
+    """A host of one's own."""
+    if why := can_serve():
+        pytest.skip(why)
+    with serving() as server:
+        yield server

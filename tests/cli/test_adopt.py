@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import pty
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import HANG_S, Shell, until
-from tests.ssh.sshd import Sshd, can_serve, serving
+from tests.ssh.sshd import Sshd
 
 COUNT = "for i in $(seq 1 400); do echo $i; sleep 0.1; [ -e {go} ] && break; done; echo end > result.pt"
 """Counts until a file appears, then leaves a result."""
@@ -32,7 +29,7 @@ def expect_whole(shell: Shell, go: Path, nodes: int) -> None:
     """From here to the end: every byte of the log, the results, then nothing is left."""
     follow = shell.start("logs", "-f")
     go.touch()
-    out, err = follow.communicate(timeout=120)
+    out, err = follow.communicate(timeout=HANG_S)
     assert follow.returncode == 0, err
     lines = [line.rpartition(" ")[2] for line in out.splitlines()]
     assert lines.count("1") == nodes
@@ -112,14 +109,6 @@ def test_a_ledger_that_was_damaged(shell: Shell) -> None:
     assert [one["run"] for one in shell.json("runs")["runs"]] == ["sh-1", "true-1"]
     assert shell.run("down").returncode == 0
     shell.expect_clean()
-
-
-@pytest.fixture
-def host() -> Iterator[Sshd]:
-    if why := can_serve():
-        pytest.skip(why)
-    with serving() as server:
-        yield server
 
 
 def test_on_a_host_of_ones_own(shell: Shell, host: Sshd) -> None:

@@ -86,7 +86,7 @@ def test_who_detaches_must_say_who_keeps_the_results(camp: Shell, yes: list[str]
     assert done.stderr.endswith(
         "error: with --detach results are lost where this computer is away when the run ends\n"
         "hint: say --grace 2 (the nodes wait 2 h 00 min for it, for at most $0.72), "
-        "or --sink volume:NAME (a network volume keeps them)\n"
+        "or --sink s3://BUCKET/PREFIX or volume:NAME (which keeps them)\n"
     )
     assert not tents(camp)
     assert camp.run("run", "--on", "local", "--detach", "--", "true").returncode == 0, "one's own machines stay"
@@ -194,7 +194,7 @@ def test_a_cluster_that_stays_has_what_was_mounted_when_it_came_up(camp: Shell, 
 @pytest.mark.parametrize(
     ("words", "say"),
     [
-        (["--sink", "s3://bucket/x"], "--sink s3://bucket/x names no place for results"),
+        (["--sink", "s3://Bucket/x"], "--sink s3://Bucket/x names no bucket"),
         (["--sink", "volume"], "--sink volume names no place for results"),
         (["--sink", "volume:"], "--sink volume: names no place for results"),
         (["--sink", "data"], "--sink data names no place for results"),

@@ -15,6 +15,7 @@ from gpuops.cli import completion
 from gpuops.ledger import Ledger
 from gpuops.models import Lease
 from gpuops.processes import myself
+from tests.conftest import HANG_S
 
 BASH = shutil.which("bash") or ""
 DRIVE = """
@@ -41,7 +42,7 @@ def offered(home: Path, *lines: str) -> list[list[str]]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     done = subprocess.run([BASH, "--norc", "-c", DRIVE], input="".join(f"{line}\n" for line in lines),
-                          capture_output=True, text=True, env=environment, timeout=120, check=True)  # fmt: skip
+                          capture_output=True, text=True, env=environment, timeout=HANG_S, check=True)  # fmt: skip
     assert done.stderr == ""
     return [line.split() for line in done.stdout.splitlines()]
 
@@ -66,7 +67,7 @@ def test_what_is_offered(tmp_path: Path) -> None:
         "gpuops logs --gr": ["--grep"],
         "gpuops logs ": ["toy-1"],
         "gpuops down la": ["lab", "lake"],
-        "gpuops up ": ["local", "runpod", "ssh"],
+        "gpuops up ": ["aws", "local", "runpod", "ssh"],
         "gpuops train mult": ["multigpu", "multinode"],
         "gpuops train multinode --workload t": ["toy"],
         "gpuops train multinode --workload ": ["toy", "digits", "mnist", "cifar10", "movielens"],

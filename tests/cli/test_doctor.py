@@ -59,7 +59,7 @@ def test_of_the_provider_local_it_is_this_computer(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("words", "say", "hint"),
     [
-        (["labb"], "'labb' is no provider and no live cluster", "local, runpod, ssh"),
+        (["labb"], "'labb' is no provider and no live cluster", "aws, local, runpod, ssh"),
         (["--cluster", "local"], "'local' is no provider and no live cluster", "there are"),
         (["ssh"], "no host was named", "--host"),
         (["ssh", "--hots", "x"], "there is no option --hots; did you mean --hosts?", "gpuops up ssh --help"),

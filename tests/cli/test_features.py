@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import Shell, until
+from tests.conftest import HANG_S, Shell, until
 
 SECRET = "hush-4f1d9c7e"
 """Nothing else in the world reads like this."""
@@ -78,7 +78,7 @@ def test_a_secret_is_in_the_runs_environment_and_nowhere_else(shell: Shell, sour
     holders = [one for one in psutil.process_iter() if has_environment(one, "TOKEN", SECRET)]
     assert any("a.py" in one.cmdline() for one in holders)
     assert shell.run("stop").returncode == 0
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG_S)
     assert places_of(SECRET, folders) == []
 
 
@@ -108,8 +108,8 @@ def test_queue_waits_for_its_turn(lab: Shell) -> None:
     said = iter(second.stderr.readline, "")
     assert any(line == "waiting for sh-1 on lab\n" for line in said)
     assert good(lab, "stop", "sh-1") == f"sh-1 is stopped; its results are in {lab.folder}/runs/sh-1\n"
-    assert first.communicate(timeout=60)[0] == "first\nend\n"
-    assert second.communicate(timeout=60)[0] == "second\n"
+    assert first.communicate(timeout=HANG_S)[0] == "first\nend\n"
+    assert second.communicate(timeout=HANG_S)[0] == "second\n"
     assert second.returncode == 0
 
 

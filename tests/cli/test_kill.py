@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.cli.counting import PLAIN, TORCHRUN, Counting, line
-from tests.conftest import Shell, until
+from tests.conftest import HANG_S, Shell, until
 
 AGENT_SAYS = "gpuops' agent on this node was killed while the run was on"
 WATCHDOG_SAYS = "gpuops' watchdog on this node was killed while the run was on"
@@ -32,7 +32,7 @@ def test_the_command_line_is_killed(shell: Shell, tmp_path: Path) -> None:
     logs = shell.start("logs", "-f")
     until(lambda: len(counting.home(0)) > behind, "lines that came home after the kill")
     counting.enough()
-    out, err = logs.communicate(timeout=120)
+    out, err = logs.communicate(timeout=HANG_S)
     assert logs.returncode == 0, err
     for who in (0, 1):
         shown = [text.removeprefix(f"[n{who}] ") for text in out.splitlines() if text.startswith(f"[n{who}] ")]
@@ -52,7 +52,7 @@ def test_logs_after_the_kill_show_every_line_once(shell: Shell, tmp_path: Path) 
     both = [shell.start("logs", "-f"), shell.start("logs", "-f", "--node", "1")]
     until(lambda: len(counting.home(1).splitlines()) > 100, "more lines")
     counting.enough()
-    outs = [process.communicate(timeout=120) for process in both]
+    outs = [process.communicate(timeout=HANG_S) for process in both]
     counting.expect_every_byte()
     lines = counting.home(1).decode().splitlines()
     assert [text.removeprefix("[n1] ") for text in outs[0][0].splitlines() if text.startswith("[n1] ")] == lines

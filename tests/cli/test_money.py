@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from gpuops import guard
-from tests.conftest import Shell, until
+from tests.conftest import HANG_S, Shell, until
 from tests.fakes.provider import NAME, Cloud, Fault, install
 from tests.fakes.tent import pitch
 
@@ -49,7 +49,7 @@ def test_a_wait_is_interrupted(taken: tuple[Shell, Cloud]) -> None:
     shell, cloud = taken
     command = waiting(shell, cloud)
     command.send_signal(signal.SIGINT)
-    _, err = command.communicate(timeout=60)
+    _, err = command.communicate(timeout=HANG_S)
     assert command.returncode == 130, err
     assert "the provider said NoCapacity: asking again for 2 h 00 min\n" in err
     assert "lab is undone, nothing of it is left\n" in err

@@ -9,52 +9,53 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from gpuops import boot
-from gpuops.errors import BUG
-from gpuops.ledger import Ledger
-from provisioners.runpod import account, api, provisioner
-from provisioners.runpod.provisioner import RunpodProvisioner
-from tests.cli.conftest import Desk, Said
-from tests.conftest import Shell, until
-from tests.fakes.runpod import FakeRunPod, Fault, Life, Request
+from tests.cli.renter import (
+    CONSOLE,
+    CREDIT,
+    ENOUGH,
+    MAKE_ONE,
+    NO_KEY,
+    POOR,
+    SHORT,
+    UP,
+    Renter,
+    config,
+    end_all,
+    expect,
+)
+from tests.fakes.runpod import Fault, Life, Request
 from tests.fakes.runpod.faults import (
     BANNED,
     CUDA_MISMATCH,
     PULL_ERROR,
     broke,
     capacity,
-    deaf_delete,
     denied,
     half_cluster,
     leaving_members,
     lost_create,
     too_many,
 )
-from tests.ssh.sshd import can_serve, free_port, serving
+from tests.ssh.sshd import can_serve, serving
+
+pytestmark = pytest.mark.usefixtures("no_guard_stays")
 
 IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
-RTX = "NVIDIA GeForce RTX 4090"
-OFFER = "1 pod, 1 x RTX 4090 (24 GB each), secure cloud, EU-RO-1 +3, stock high"
-UP = ("up", "runpod", "--yes", "--name", "lab", "--gpu-type", "4090", "--timeout", "0.015")
 LONG = (*UP[:-1], "0.5")
 """For what is known to be in vain long before the time is up."""
 ANY = ("up", "runpod", "--yes", "--name", "lab", "--gpu-mem", "80", "--timeout", "0.015")
 """The cheapest is $1.65/h; five cost no more than half as much again."""
 
-CONSOLE = "https://console.runpod.io/user/settings"
-MAKE_ONE = f"make one at {CONSOLE} (API Keys), and export RUNPOD_API_KEY=… or put it into .env"
 SEE_KEY = f"see what this key may do: {CONSOLE}"
 NOT_V2 = "unset RUNPOD_API_URL, or set it to https://api.runpod.io/v2"
-NO_KEY = "there is no RunPod API key: RUNPOD_API_KEY is not set"
 NONE_FREE = "RunPod has none free: There are no longer any instances available with the requested specifications"
 LATER = "try again later, let it be tried for you (--wait 2h), or allow more kinds of machine"
 KEYS_MAY = "see what this key may do: https://console.runpod.io/user/settings"
@@ -62,8 +63,6 @@ OTHERWISE = "change what is asked for: RunPod would say no again"
 OTHER_NETWORK = "try another network, and tell the makers of gpuops"
 CONSOLES = "try again, or look at the provider's console"
 LONGER = "raise --timeout if it only needs longer"
-CREDIT = "a pod needs credit for an hour, within the spend limit: https://console.runpod.io/user/billing"
-POOR = "the balance or spend limit of the RunPod account does not let it create a pod with 1 x RTX 4090"
 READ_ONLY = (
     "this account or its key may not create a pod with 1 x RTX 4090: access denied (a key that is Read Only looks, "
 )
@@ -71,159 +70,6 @@ READ_ONLY += "and rents nothing)"
 CUT_OFF = f"create container {IMAGE} / {IMAGE} Pulling from registry"
 LOG = f"its own log ends with: {CUT_OFF} / start container for {IMAGE}: begin"
 REFUSES = "root@127.0.0.1:{port} refuses connections on this port"
-PROGRAM = account.PROGRAM
-
-
-# ---- the desk at which it is typed
-
-
-@dataclass
-class Renter:
-    """Somebody with an account at RunPod."""
-
-    desk: Desk
-    fake: FakeRunPod
-    patch: pytest.MonkeyPatch
-    port: int = 0
-    """Of this computer, where nobody listens."""
-
-    def type(self, *words: str) -> Said:
-        return self.desk.type(*words)
-
-    def key(self, key: str) -> None:
-        self.patch.setenv("RUNPOD_API_KEY", key)
-
-    def no_key(self) -> None:
-        self.patch.delenv("RUNPOD_API_KEY", raising=False)
-
-    def url(self, url: str) -> None:
-        self.patch.setenv("RUNPOD_API_URL", url)
-
-    def play(self, *faults: Fault) -> None:
-        self.fake.play(*faults)
-
-    def deaf(self, *faults: Fault, **life: object) -> None:
-        """Pods come up, and nothing listens behind their ports."""
-        self.fake.life = Life(address="127.0.0.1", port=self.port, **life)  # type: ignore[arg-type]
-        self.fake.play(*faults)
-
-    @property
-    def owner(self) -> str:
-        return (self.desk.home / "owner").read_text().strip()
-
-    @property
-    def mark(self) -> str:
-        return f"gpuops-{self.owner}-lab-0"
-
-    def live(self) -> list[str]:
-        """Clusters that the ledger knows."""
-        if not (self.desk.home / "ledger.db").exists():
-            return []
-        ledger = Ledger.open(self.desk.home)
-        try:
-            return [row.name for row in ledger.clusters()]
-        finally:
-            ledger.close()
-
-    def expect_nothing_left(self) -> None:
-        assert self.fake.running() == []
-        assert self.live() == []
-        assert not list(self.desk.home.glob("bug-*"))
-
-
-def guards(folder: Path) -> list[str]:
-    """Command lines of processes of ours under this folder."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        line = " ".join(process.info["cmdline"] or [])
-        if str(folder) in line and "gpuops" in line:
-            found.append(line)
-    return found
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_guard_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    yield
-    base = tmp_path_factory.getbasetemp()
-    until(lambda: not guards(base), f"no guard is left, but {guards(base)}")
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeRunPod]:
-    with FakeRunPod(tmp_path / "runpod") as one:
-        yield one
-
-
-@pytest.fixture
-def renter(desk: Desk, fake: FakeRunPod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Renter]:
-    """With little patience; of the account's money nothing is known, as without RunPod's own package."""
-    for name, value in {"HOME": str(tmp_path), **fake.env}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    monkeypatch.setattr(RunpodProvisioner, "settle_s", 0.5)
-    monkeypatch.setattr(RunpodProvisioner, "gone_s", 0.6)
-    monkeypatch.setattr(provisioner, "PULLING_S", 0.2)
-    monkeypatch.setattr(provisioner, "RANKS_S", 0.1)
-    monkeypatch.setattr(provisioner, "LOG_S", 0.25)
-    monkeypatch.setattr(api, "PAUSES_S", (0.05, 0.05))
-    monkeypatch.setattr(account, "PROGRAM", "raise SystemExit(1)")
-    one = Renter(desk, fake, monkeypatch, free_port())
-    yield one
-    fake.script.clear()
-    for name, value in fake.env.items():
-        monkeypatch.setenv(name, value)
-    (desk.folder / ".env").unlink(missing_ok=True)
-    if one.live():
-        assert desk.type("down", "--all", "--force").code == 0
-    assert fake.running() == []
-
-
-GRAPHQL = """
-import json, os, urllib.request
-
-def run_graphql_query(query, api_key=None):
-    headers = {"Authorization": "Bearer " + api_key, "Content-Type": "application/json", "User-Agent": "RunPod-SDK"}
-    url = os.environ["RUNPOD_API_BASE_URL"] + "/graphql"
-    request = urllib.request.Request(url, json.dumps({"query": query}).encode(), headers)
-    return json.loads(urllib.request.urlopen(request, timeout=10).read())
-"""
-
-
-@pytest.fixture
-def money(renter: Renter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Renter:
-    """Something stands in for RunPod's own package, so that the account's money is known."""
-    package = tmp_path / "site" / "runpod" / "api"
-    package.mkdir(parents=True)
-    for name, text in {"../__init__.py": "", "__init__.py": "", "graphql.py": GRAPHQL}.items():
-        (package / name).write_text(text)
-    program = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
-    monkeypatch.undo  # noqa: B018
-    monkeypatch.setattr(account, "PROGRAM", program + PROGRAM)
-    return renter
-
-
-def pattern(text: str, renter: Renter) -> str:
-    """The exact words, but for how long it took."""
-    text = re.escape(text.replace("{port}", str(renter.port)).replace("{folder}", str(renter.desk.folder)))
-    if "{mark}" in text.replace("\\", ""):
-        text = text.replace(re.escape("{mark}"), renter.mark)
-    return text.replace(re.escape("{s}"), "[0-9]+ s")
-
-
-def expect(said: Said, say: str, hint: str, code: int, renter: Renter) -> None:
-    """With --json: one sentence, one thing to do, on stderr, and an object."""
-    lines = said.err.splitlines()
-    assert re.fullmatch(f"error: {pattern(say, renter)}", lines[-2]), said.err
-    assert re.fullmatch(f"hint: {pattern(hint, renter)}", lines[-1]), said.err
-    assert said.code == code != BUG, said
-    assert sum(line.startswith("error: ") for line in lines) == 1
-    assert "Traceback" not in said.err
-    document = json.loads(said.out)
-    assert document.keys() == {"schema", "kind", "say", "hint", "exit_code"}
-    assert (document["kind"], document["exit_code"]) == ("error", code)
-    assert (document["say"], document["hint"]) == (lines[-2][len("error: ") :], lines[-1][len("hint: ") :])
-    for key in (renter.fake.account_key, renter.fake.read_only_key, renter.fake.other_key):
-        assert key not in said.err + said.out
 
 
 # ---- one sentence, one thing to do
@@ -258,17 +104,6 @@ def invalid(*errors: str) -> Callable[[Renter], object]:
 
 def named(**attributes: Any) -> Callable[[Renter], object]:
     return lambda renter: [setattr(renter.fake, name, value) for name, value in attributes.items()]
-
-
-def config(text: str) -> Callable[[Renter], object]:
-    """In place of a key in the environment, what RunPod's own tools have stored."""
-
-    def set_up(renter: Renter) -> None:
-        renter.no_key()
-        (renter.desk.home.parent / ".runpod").mkdir()
-        (renter.desk.home.parent / ".runpod" / "config.toml").write_text(text)
-
-    return set_up
 
 
 def both(*steps: Callable[[Renter], object]) -> Callable[[Renter], object]:
@@ -468,8 +303,6 @@ NEVER_READY = [
         named(life=replace(UNMAPPED, end="GONE", end_s=0.4)), 1),
 ]  # fmt: skip
 
-TWO = ("up", "runpod", "--yes", "--name", "lab", "--gpu-type", "H100 SXM", "--gpus", "8", "--nodes", "2", "--timeout")
-SHORT, ENOUGH = (*TWO, "0.02"), (*TWO, "0.5")
 WHAT = "create a cluster of 2 times 8 x H100 SXM"
 CLUSTERS = [
     Row("a GPU that forms none", "RunPod has no cluster of 2 times 8 x RTX 4090 free now in its secure cloud",
@@ -584,11 +417,6 @@ def test_what_somebody_else_has_ended_is_gone(renter: Renter) -> None:
     renter.expect_nothing_left()
 
 
-def end_all(fake: FakeRunPod) -> None:
-    for pod in fake.running():
-        fake.end(pod, "GONE")
-
-
 def test_a_server_that_is_not_the_one_that_was_rented(renter: Renter) -> None:
     if why := can_serve():
         pytest.skip(why)
@@ -605,321 +433,3 @@ def test_a_server_that_is_not_the_one_that_was_rented(renter: Renter) -> None:
     assert hint == "hint: choose an image that runs the start command it is given, as the provider's own do"
     assert said.code == 4
     renter.expect_nothing_left()
-
-
-# ---- what may still be there
-
-
-def test_a_delete_that_lies(renter: Renter) -> None:
-    renter.deaf(deaf_delete(times=None))
-    said = renter.type(*UP, "--json")
-    expect(said, "{mark} may still be there and bill $0.70/h", "gpuops down lab", 5, renter)
-    assert "lab was to be undone because of this: lab was not ready after" in said.err
-    again = renter.type("down", "lab", "--json")
-    expect(again, "{mark} may still be there and bill $0.70/h", "gpuops down lab", 5, renter)
-    assert [pod.name for pod in renter.fake.running()] == [renter.mark]
-    assert renter.live() == ["lab"]
-    renter.fake.script.clear()
-    assert renter.type("down", "lab") == Said(0, "", "lab is gone\n")
-    renter.expect_nothing_left()
-
-
-@pytest.mark.parametrize(
-    ("fault", "why"),
-    [
-        (
-            Fault("DELETE /pods/*", status=500, times=None),
-            "RunPod failed to end a pod (HTTP 500): Internal Server Error",
-        ),
-        (Fault("DELETE /pods/*", cut=True, times=None), "RunPod was asked to end a pod: the connection was cut"),
-        (denied("DELETE /pods/*"), "the RunPod API key may not end a pod: access denied"),
-    ],
-)
-def test_a_delete_that_fails(renter: Renter, fault: Fault, why: str) -> None:
-    renter.deaf(fault)
-    said = renter.type(*UP, "--json")
-    expect(said, f"{{mark}} may still be there and bill $0.70/h: {why}", "gpuops down lab", 5, renter)
-    assert [pod.name for pod in renter.fake.running()] == [renter.mark]
-
-
-def test_a_cluster_whose_delete_lies(renter: Renter) -> None:
-    """Its members cannot go one by one."""
-    renter.fake.balance = 5000.0
-    renter.deaf(deaf_delete(at="DELETE /clusters/*", times=None))
-    names = [f"gpuops-{{owner}}-lab-{part}" for part in ("0", "1", "cluster")]
-    said = renter.type(*SHORT, "--json")
-    say = f"{', '.join(names)} may still be there and bill $47.87/h".replace("{owner}", renter.owner)
-    expect(said, say, "gpuops down lab", 5, renter)
-    assert {one.status for one in renter.fake.asked("DELETE", "/pods/*")} == {409}
-    listed = renter.type("status", "--cloud").out.splitlines()[1:]
-    assert sorted(line.split()[0] for line in listed) == [name.replace("{owner}", renter.owner) for name in names]
-    renter.fake.script.clear()
-    assert renter.type("down", "lab").code == 0
-    renter.expect_nothing_left()
-
-
-def left_behind(renter: Renter) -> None:
-    """A pod that its cluster's end did not end, and goes on costing."""
-    renter.deaf(deaf_delete(times=None))
-    assert renter.type(*UP).code == 5
-
-
-@pytest.mark.parametrize("key", ["another account's", "a wrong one", "none"])
-def test_with_another_key_nothing_is_gone(renter: Renter, key: str) -> None:
-    left_behind(renter)
-    if key == "none":
-        renter.no_key()
-    else:
-        renter.key(renter.fake.other_key if key == "another account's" else "rpa_NOBODYS")
-    why = {
-        "another account's": "{mark} was made with another API key, and this one does not see it",
-        "a wrong one": "RunPod does not accept the API key: invalid bearer token",
-        "none": NO_KEY,
-    }[key]
-    said = renter.type("down", "lab", "--json")
-    expect(said, f"{{mark}} may still be there and bill $0.70/h: {why}", "gpuops down lab", 5, renter)
-    forced = renter.type("down", "lab", "--force", "--json")
-    expect(forced, f"{{mark}} may still be there and bill $0.70/h: {why}", "gpuops down lab", 5, renter)
-    assert len(renter.fake.running()) == 1
-    assert renter.live() == ["lab"]
-    reaped = renter.type("reap", "--json")
-    if key == "another account's":  # which is asked, and has nothing; what is being ended already is left to that
-        assert json.loads(reaped.out)["closed"] == []
-    else:
-        why = f"something may still be there: runpod could not be asked: {why}"
-        expect(reaped, why, "try again: gpuops reap", 5, renter)
-        assert (
-            renter.type("status", "--cloud").err == f"note: runpod could not be asked: {why.partition('asked: ')[2]}\n"
-        )
-    assert renter.live() == ["lab"]
-    renter.fake.script.clear()
-    renter.key(renter.fake.account_key)
-    assert renter.type("down", "lab").code == 0
-    renter.expect_nothing_left()
-
-
-def test_reap_with_another_key_closes_nothing(renter: Renter) -> None:
-    left_behind(renter)
-    ledger = Ledger.open(renter.desk.home)
-    (row,) = ledger.clusters()
-    ledger.set_cluster(row.id, state="up", keeper=None)  # as if it had been seen ready
-    ledger.close()
-    renter.key(renter.fake.other_key)
-    said = renter.type("reap", "--json")
-    why = "runpod could not be asked about lab: {mark} was made with another API key, and this one does not see it"
-    expect(said, f"something may still be there: {why}", "try again: gpuops reap", 5, renter)
-    assert renter.live() == ["lab"]
-
-
-def test_a_renewed_key_of_the_same_account(money: Renter) -> None:
-    """A pod that is there no more is gone for sure only where it is known that both keys are of one account."""
-    left_behind(money)
-    money.fake.end(money.fake.running()[0], "GONE")
-    money.key(money.fake.renew_key())
-    said = money.type("down", "lab")
-    assert (said.code, said.err.splitlines()[-1]) == (0, "lab is gone")
-
-
-def test_what_the_ledger_does_not_know(renter: Renter) -> None:
-    assert renter.type("status").code == 0  # which chooses the mark
-    mine = renter.fake.add_pod(f"gpuops-{renter.owner}-old-0")
-    stopped = renter.fake.add_pod(f"gpuops-{renter.owner}-older-0", disk=200)
-    renter.fake.end(stopped, "EXITED")
-    others = [renter.fake.add_pod(name) for name in ("gpuops-00000000-old-0", "comfy", f"gpuops-{renter.owner}")]
-    assert [line.split()[:6] for line in renter.type("status", "--cloud").out.splitlines()[1:-1]] == [
-        [mine.name, "runpod", "machine", "starting", "$0.70", "no"],
-        [stopped.name, "runpod", "machine", "unknown", "$0.03", "no"],  # its disk costs
-    ]
-    asked = renter.type("reap", "--json")
-    expect(asked, "2 left over, and nobody is there to be asked",
-           "take back what still lives: gpuops reap --adopt; or end it: gpuops reap --yes", 5, renter)  # fmt: skip
-    ended = renter.type("reap", "--yes")
-    assert ended == Said(0, f"ended {mine.name}\nended {stopped.name}\n", "")
-    assert {pod.id for pod in renter.fake.running()} == {pod.id for pod in others}
-    assert renter.type("reap") == Said(0, "nothing left over\n", "")
-    end_all(renter.fake)
-
-
-# ---- which key, sent where
-
-
-SHAPES = {"runpodctl": 'apiKey = "{key}"\n', "its Python package": '[default]\napi_key = "{key}"\n'}
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_key_of_its_own_tools(renter: Renter, shape: str) -> None:
-    config(SHAPES[shape].format(key=renter.fake.account_key))(renter)
-    assert renter.type(*UP, "--dry-run").code == 0
-    renter.key("rpa_NOBODYS")  # what is exported counts first
-    assert renter.type(*UP, "--dry-run").code == 3
-
-
-def test_a_key_of_the_project(renter: Renter) -> None:
-    renter.no_key()
-    renter.desk.write(".env", f"RUNPOD_API_KEY={renter.fake.account_key}\n")
-    said = renter.type(*UP, "--dry-run")
-    assert (said.code, said.out.splitlines()[-1], said.err) == (0, f"would create: {OFFER}, $0.70/h", "")
-    renter.key("rpa_NOBODYS")
-    assert renter.type(*UP, "--dry-run").code == 3
-    renter.key("")
-    assert renter.type(*UP, "--dry-run").code == 0
-
-
-@pytest.mark.parametrize("words", [("status", "--cloud"), ("reap",), ("down",), ("doctor", "runpod")])
-def test_a_project_sends_no_key_elsewhere(renter: Renter, tmp_path: Path, words: tuple[str, ...]) -> None:
-    """Looking and ending go on, and ask where the key belongs."""
-    with FakeRunPod(tmp_path / "thief") as thief:
-        renter.desk.write(".env", f"RUNPOD_API_URL={thief.url}\nRUNPOD_API_BASE_URL={thief.base_url}\n")
-        said = renter.type(*words)
-        assert thief.requests == []
-    assert said.code == 0
-    assert "note: RUNPOD_API_URL has no effect in .env\n" in said.err
-    assert words == ("down",) or renter.fake.asked("GET", "/pods")
-
-
-# ---- volumes
-
-
-@pytest.mark.parametrize(
-    ("words", "say", "hint"),
-    [
-        (("--volume", "mine"), "there is no network volume 'mine'",
-         "name one by its id: yours ({yours}, EU-RO-1), twice ({twice0}, EU-RO-1), twice ({twice1}, US-KS-2)"),
-        (("--volume", "twice"), "more than one network volume is called 'twice'",
-         "name one by its id: twice ({twice0}, EU-RO-1), twice ({twice1}, US-KS-2)"),
-        (("--volume", "yours", "--region", "US-KS-2"), "the network volume 'yours' is in EU-RO-1, not in US-KS-2",
-         "leave out --region"),
-    ],
-)  # fmt: skip
-def test_volumes(renter: Renter, words: tuple[str, ...], say: str, hint: str) -> None:
-    made = [("yours", "EU-RO-1"), ("twice", "EU-RO-1"), ("twice", "US-KS-2")]
-    service = renter.fake.service
-    ids = [
-        service.create_volume(service.own, {"name": name, "size": 10, "dataCenter": place}).id for name, place in made
-    ]
-    filled = hint.format(yours=ids[0], twice0=ids[1], twice1=ids[2])
-    expect(renter.type(*UP, *words, "--json"), say, filled, 2, renter)
-    renter.expect_nothing_left()
-
-
-def test_a_volume_is_where_it_is(renter: Renter) -> None:
-    service = renter.fake.service
-    volume = service.create_volume(service.own, {"name": "yours", "size": 10, "dataCenter": "EU-RO-1"})
-    said = renter.type(*UP, "--volume", "yours", "--dry-run")
-    assert "EU-RO-1" in said.out
-    assert "note: the network volume yours is at /workspace; it costs money with a pod or without" in said.out
-    renter.deaf()
-    renter.type(*UP, "--volume", "yours")
-    (asked,) = renter.fake.asked("POST", "/pods")
-    assert asked.body["mounts"] == {"network": [{"volumeId": volume.id, "path": "/workspace"}]}
-    assert asked.body["dataCenterIds"] == ["EU-RO-1"]
-    assert list(renter.fake.volumes) == [volume.id]
-    renter.expect_nothing_left()
-
-
-# ---- money
-
-
-def test_a_balance_that_does_not_last_an_hour(money: Renter) -> None:
-    money.fake.balance = 0.35
-    said = money.type(*UP, "--json")
-    expect(said, f"{POOR}: insufficient balance", CREDIT, 3, money)
-    assert re.search(r"note: the balance of \$0.35 lasts \d+:\d\d min at \$0.70/h: some providers rent for an hour at "
-                     "least", said.err)  # fmt: skip
-    money.expect_nothing_left()
-
-
-def test_a_spend_limit_that_is_known_is_not_run_into(money: Renter) -> None:
-    money.fake.balance = 1000.0
-    (other,) = [money.fake.add_pod("mine", gpu={"id": "NVIDIA B200", "count": 8})]
-    said = money.type(*UP[:5], "--gpu-type", "B200", "--gpus", "8", "--json")
-    expect(said, "$47.85/h is too much: the account may spend $80.00/h and spends $47.85/h already",
-           "end something, at the provider's console if need be, ask for less, or have the limit raised there", 3,
-           money)  # fmt: skip
-    assert money.fake.asked("POST", "/pods") == []
-    money.fake.end(other, "GONE")
-    money.expect_nothing_left()
-
-
-def test_a_balance_that_nobody_tells(renter: Renter) -> None:
-    """It is no reason to stop."""
-    renter.deaf()
-    said = renter.type(*UP)
-    assert "not yet protected" in said.err
-    assert len(renter.fake.asked("POST", "/pods")) == 1
-    assert renter.fake.asked("POST", "/graphql") == []
-    renter.expect_nothing_left()
-
-
-# ---- looking
-
-
-def test_doctor(renter: Renter) -> None:
-    well = renter.type("doctor", "runpod")
-    assert (well.code, "error" in well.out) == (0, False)
-    assert "runpod\n  note: the account answers; its balance is unknown\n" in well.out
-    told = json.loads(renter.type("doctor", "runpod", "--json").out)["findings"]
-    assert "account" in [one["what"] for one in told]
-    renter.key("rpa_NOBODYS")
-    wrong = renter.type("doctor", "runpod")
-    assert wrong.code == 3
-    assert (
-        "runpod\n  error: RunPod does not accept the API key: invalid bearer token\n"
-        f"    hint: look at your keys: {CONSOLE}\n"
-    ) in wrong.out
-    renter.no_key()
-    found = json.loads(renter.type("doctor", "runpod", "--json").out)["findings"]
-    assert {"level": "error", "what": "setup", "say": NO_KEY, "hint": MAKE_ONE, "where": "runpod"}.items() <= next(
-        one for one in found if one["where"] == "runpod"
-    ).items()
-
-
-# ---- the key stays here
-
-
-def test_not_a_byte_of_a_key_goes_anywhere_else(shell: Shell, fake: FakeRunPod, tmp_path: Path) -> None:
-    """A whole command, and the guard after it: what RunPod was told, what is written down, what every process shows."""
-    account_key, others = "rpa_CANARYINTHEMINE0123456789ABCDEF", ["canary-of-aws-4711", "canary-of-wandb-4711"]
-    fake.service.own.key = account_key
-    shell.env |= {**fake.env, "HOME": str(tmp_path)}
-    del shell.env["RUNPOD_API_KEY"]
-    dotenv = shell.write(
-        ".env", f"RUNPOD_API_KEY={account_key}\nAWS_SECRET_ACCESS_KEY={others[0]}\nWANDB_API_KEY={others[1]}\n"
-    )
-    fake.life = Life(address="127.0.0.1", port=free_port())
-    fake.play(deaf_delete())
-    up = shell.start("up", "runpod", "--yes", "--gpu-type", "4090", "--timeout", "0.05", "--name", "lab")
-    shown = []
-    while up.poll() is None:
-        shown += command_lines()
-        time.sleep(0.2)
-    shown += command_lines()
-    out, err = up.communicate()
-    assert "was not ready" in err, err
-    until(lambda: fake.running() == [], "the pod has ended")
-
-    assert fake.requests
-    for request in fake.requests:
-        told = request.headers.pop("authorization")
-        assert told == f"Bearer {account_key}"
-        rest = f"{request.path} {request.query} {request.headers} {request.body} {request.raw!r}"
-        for canary in (account_key, *others):
-            assert canary not in rest, request
-    written = [path for path in [*shell.home.rglob("*"), *shell.folder.rglob("*")] if path.is_file() and path != dotenv]
-    assert shell.home / "guard.log" in written
-    assert shell.home / "ledger.db" in written
-    for canary in (account_key, *others):
-        assert canary not in out + err
-        assert not [line for line in shown if canary in line]
-        assert not [path for path in written if canary.encode() in path.read_bytes()]
-        assert not [pod for pod in fake.pods.values() if canary in f"{pod.env} {pod.args}"]
-
-
-def command_lines() -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found.append(path.read_text(errors="replace"))
-        except OSError:
-            continue
-    return found

@@ -7,14 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.counting import PLAIN, TORCHRUN, Counting
 from tests.conftest import HANG_S, Shell, until
-from tests.ssh.sshd import Sshd, can_serve, serving
+from tests.ssh.sshd import Sshd
 
 WHO = ("run", "--all-nodes", "--nodes")
 TELLS = ("--", "sh", "-c", "echo node $GPUOPS_NODE_RANK of $GPUOPS_NODES has $CUDA_VISIBLE_DEVICES.")
@@ -215,14 +214,6 @@ def test_a_ledger_that_was_lost(lab: Shell) -> None:
     assert told(lab, "sh-2") == ["node 0 of 2 has 0,1.", "node 1 of 2 has 2,3."]
     assert lab.run("down").returncode == 0
     lab.expect_clean()
-
-
-@pytest.fixture
-def host() -> Iterator[Sshd]:
-    if why := can_serve():
-        pytest.skip(why)
-    with serving() as server:
-        yield server
 
 
 def test_on_a_host_of_ones_own(shell: Shell, tmp_path: Path, host: Sshd) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.counting import PLAIN
 from tests.lab.available import why_no_lab
-from tests.lab.hosts import Lab
-from tests.lab.laptop import Laptop
+from tests.lab.hosts import Host, Lab
+from tests.lab.laptop import Begin, HostCounting, Laptop
 
 
 @pytest.fixture
@@ -31,3 +32,22 @@ def laptop(lab: Lab, tmp_path: Path) -> Iterator[Laptop]:
         one = Laptop(Path(home), folder, prefix=lab.enter, lab=lab)
         yield one
         one.end()
+
+
+@pytest.fixture
+def hosts(lab: Lab, laptop: Laptop) -> tuple[Host, Host]:
+    """Two hosts, of which the cluster `lab` is up."""
+    pair = lab.host("a"), lab.host("b")
+    laptop.up(*pair)
+    return pair
+
+
+@pytest.fixture
+def begin(laptop: Laptop, hosts: tuple[Host, Host]) -> Begin:
+    """`begin("deaf")`: counters on both."""
+
+    def make(*mood: str, kind: tuple[str, ...] = PLAIN, flags: tuple[str, ...] = ()) -> HostCounting:
+        counting = HostCounting(laptop, Path("/srv/side"), kind, hosts=hosts)
+        return counting.start(*mood, flags=flags)
+
+    return make

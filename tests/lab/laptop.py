@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.cli.counting import Counting
 from tests.conftest import Shell, until
@@ -61,11 +63,24 @@ class HostCounting(Counting):
         done = self.hosts[index].run(["kill", f"-{int(sign)}", str(self.pid(what, index))])
         assert done.returncode == 0, done.stderr
 
+    def kill_the_command(self) -> None:
+        """As when the laptop is shut: the command is gone, and nobody says goodbye."""
+        self.process.kill()
+        self.process.wait()
+
+    def concluded(self) -> dict[str, Any]:
+        """The verdict, once the guard has brought everything home."""
+        until(lambda: self.verdict()["state"] == "home", "the guard's work")
+        return self.verdict()
+
     def expect_nothing_left(self) -> None:
         """No process of the run is left on a host; the cluster itself stays."""
         for host in self.hosts:
             if host.pid:
                 until(partial(_only_ours, host), f"nothing left on {host.name}, but: {host.processes()}")
+
+
+Begin = Callable[..., HostCounting]
 
 
 def _only_ours(host: Host) -> bool:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-HANG_S = 60.0
+HANG_S = 300.0
 """Beyond this a command of the lab's own is hanging."""
 ENVIRON = {**os.environ, "PATH": os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"}
 """For programs of the lab's own: not every root has the system's on the path."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import until
+from tests.conftest import HANG_S, until
 from tests.lab.hosts import Lab
 from tests.lab.laptop import Laptop, root
 
@@ -51,15 +51,15 @@ def test_a_port_of_a_node_on_this_computer(lab: Lab, laptop: Laptop) -> None:
     def fetched() -> str:
         import subprocess
 
-        return subprocess.run([*lab.enter, *fetch], capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run([*lab.enter, *fetch], capture_output=True, text=True, timeout=HANG_S).stdout
 
     until(lambda: fetched() == "200\n", "the page through the tunnel")
     taken = laptop.run("forward", "lab", "16006", "--local", "16007")
     assert taken.returncode == 2
     assert taken.stderr.startswith("error: port 16007 of this computer cannot be had")
     held.terminate()
-    held.communicate(timeout=60)
+    held.communicate(timeout=HANG_S)
     assert laptop.run("stop").returncode == 0
-    serving.communicate(timeout=60)
+    serving.communicate(timeout=HANG_S)
     assert laptop.run("down").returncode == 0
     laptop.expect_hosts_clean(host)

@@ -26,14 +26,14 @@ from tests.lab.available import why_no_lab
 from tests.lab.hosts import Lab
 from tests.lab.rented import Street
 
-pytestmark = pytest.mark.timeout(900)  # who comes first waits for all that run beside it
+pytestmark = pytest.mark.timeout(1800)  # who comes first waits for all that run beside it
 
 BOOT = ("--max-cost", "0.004")
 """A boot lease of about a minute at the prices there; the run lease is over then, too."""
 RUN = ("--max-hours", "0.014")
 """A run lease of 50 s."""
 NEVER_STARTS = Life(pull_s=None)
-HANG_S = 400.0
+HANG_S = 800.0
 EARLY_S = 5.0
 """A node may begin to end so long before its last second."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import until
+from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Pod
 from tests.fakes.runpod.container import Container
 from tests.lab.first_process import in_namespace
@@ -121,7 +121,7 @@ def test_keys_are_where_they_must_be(fake: FakeRunPod, renter: Laptop) -> None:
     assert pod.key.encode() not in own
 
     body(pod).run(["touch", "/srv/go-on"], check=True)
-    out, err = run.communicate(timeout=120)
+    out, err = run.communicate(timeout=HANG_S)
     assert run.returncode == 0, err
     (line,) = [line for line in out.splitlines() if "ENV {" in line]
     env = json.loads(line[line.index("{") :])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.workloads import WORKLOADS
-from tests.conftest import until
+from tests.conftest import HANG_S, until
 from tests.lab.available import why_no_lab
 from tests.lab.hosts import Host, Lab
 from tests.lab.laptop import Laptop, root
@@ -80,13 +80,22 @@ def test_a_workload_reads_data_that_were_sent(laptop: Laptop, name: str) -> None
         assert {path.name for path in there.iterdir()} == {path.name for path in data.iterdir()}
 
 
-def test_toy_on_sixteen_ranks_says_the_tutorials_line(laptop: Laptop) -> None:
-    words = ("train", "multinode", "--gpus", "8", "--cluster", "lab", "--workload", "toy")
+@pytest.mark.parametrize(
+    ("gpus", "line", "steps"),
+    [
+        (2, "[n1 r3] [GPU3] Epoch 47 | Batchsize: 32 | Steps: 16", 800),
+        pytest.param(8, "[n1 r11] [GPU11] Epoch 47 | Batchsize: 32 | Steps: 4", 200, marks=pytest.mark.proof),
+    ],
+    ids=["4 ranks", "16 ranks"],
+)
+def test_toy_on_many_ranks_says_the_tutorials_line(laptop: Laptop, gpus: int, line: str, steps: int) -> None:
+    words = ("train", "multinode", "--gpus", str(gpus), "--cluster", "lab", "--workload", "toy")
     done = laptop.run(*words, "--", "50", "10")
     assert done.returncode == 0, done.stderr
-    assert "all 16 ranks ended well" in done.stderr
-    assert "[n1 r11] [GPU11] Epoch 47 | Batchsize: 32 | Steps: 4" in done.stdout.splitlines()
-    assert (home(laptop, "toy-1") / "snapshots" / "toy" / "last").read_text() == "step-00000200.pt\n"
+    assert f"all {2 * gpus} ranks ended well" in done.stderr
+    assert line in done.stdout.splitlines()
+    run = max((laptop.folder / "runs").glob("toy-*")).name
+    assert (home(laptop, run) / "snapshots" / "toy" / "last").read_text() == f"step-{steps:08}.pt\n"
 
 
 def test_a_stopped_run_goes_on_on_other_hosts_to_the_same_weights(laptop: Laptop) -> None:
@@ -100,7 +109,7 @@ def test_a_stopped_run_goes_on_on_other_hosts_to_the_same_weights(laptop: Laptop
     log = laptop.folder / "runs" / "digits-2" / "logs" / "node0" / "rank0.out"
     until(lambda: log.exists() and "epoch 1: " in log.read_text(), "the first epoch")
     assert laptop.run("stop", "digits-2").returncode == 0
-    said, errors = process.communicate(timeout=120)
+    said, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 130, errors
     assert "\n[n0 r0] stopped " in said, said
     assert "epoch 40: " not in said

@@ -17,7 +17,7 @@ collect_ignore = ["plugin"]
 def run(*argv: str | Path, cwd: Path) -> str:
     """What a program prints; it must succeed, and nothing of this checkout is on its path."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=250, check=False)
+    done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -35,7 +35,7 @@ def typed(python: Path, folder: Path, *words: str) -> subprocess.CompletedProces
     own = ("GPUOPS_", "VIRTUAL_ENV", "PYTHONPATH")
     env = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     return subprocess.run([python, "-m", *words], cwd=folder, env={**env, "GPUOPS_HOME": str(folder / "home")},
-                          capture_output=True, text=True, timeout=250, check=False)  # fmt: skip
+                          capture_output=True, text=True, timeout=600, check=False)  # fmt: skip
 
 
 def test_it_knows_nothing_of_gpuops_but_the_contract() -> None:

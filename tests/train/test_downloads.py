@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import gzip
 import hashlib
-import ipaddress
 import json
 import os
 import random
@@ -18,12 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from ddp import downloads
 from ddp.downloads import File
 from mirror import Mirror
+
+from tests.certificate import certificate_in
 
 LARGE, SMALL = "large.bin", "small.txt.gz"
 CONTENTS = {LARGE: random.Random(5).randbytes(300_000), SMALL: gzip.compress(b"a few words", mtime=0)}
@@ -376,32 +373,10 @@ def test_nobody_at_the_address(tmp_path: Path, free_port: int) -> None:
 
 def test_a_certificate_that_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the way out that the sentence names."""
-    certificate = make_certificate(tmp_path)
+    certificate = certificate_in(tmp_path)
     with Mirror(CONTENTS, certificate) as mirror:
         got = Got(tmp_path / "data", mirror.address)
         assert "self-signed certificate (behind a firewall that looks into connections let SSL_CERT_FILE" in got.problem
         assert got.told == []
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         assert Got(tmp_path / "data", mirror.address).there == CONTENTS
-
-
-def make_certificate(folder: Path) -> Path:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
-        .sign(key, hashes.SHA256())
-    )
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    path = folder / "server.pem"
-    path.write_bytes(certificate.public_bytes(pem) + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
-    return path

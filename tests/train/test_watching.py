@@ -57,3 +57,39 @@ def test_a_benchmark_tells_rates_and_parts_and_keeps_nothing(world, tmp_path: Pa
 
 def figures(pattern: str, text: str) -> list[int]:
     return [int(figure.replace(",", "")) for figure in re.search(pattern, text).groups()]
+
+
+def test_rank_0_tells_how_far_it_is_and_what_a_snapshot_has(world, tmp_path: Path) -> None:
+    file = tmp_path / "progress.json"
+    world("wobbly.py", "2", ranks=2, GPUOPS_PROGRESS=str(file)).succeed()
+    assert json.loads(file.read_text()) == {"step": 26, "epoch": 2, "saved": 26}
+    file.unlink()
+    (tmp_path / "snapshots" / "wobbly" / "last").write_text("step-00000026.pt\n")
+    world("wobbly.py", "2", ranks=2, GPUOPS_PROGRESS=str(file)).succeed()
+    assert json.loads(file.read_text()) == {"step": 26, "epoch": 2, "saved": 26}, "resumed, with nothing left to learn"
+    assert not file.with_name("progress.json.new").exists()
+
+
+def test_what_cannot_be_told_stops_no_training(world, tmp_path: Path) -> None:
+    ran = world("wobbly.py", "1", GPUOPS_PROGRESS=str(tmp_path / "nowhere" / "progress.json")).succeed()
+    assert "epoch 1:" in ran.out()[0]
+    assert ran.err() == ""
+
+
+def test_steps_since_the_newest_snapshot_are_told_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ddp.watching import Progress
+
+    monkeypatch.setenv("GPUOPS_PROGRESS", str(tmp_path / "progress.json"))
+    clock = iter([10.0, 10.5, 10.6, 11.6, 11.7])
+    monkeypatch.setattr("ddp.watching.time.monotonic", lambda: next(clock))
+
+    class Rank:
+        rank = 0
+
+    told, progress = [], Progress(Rank())
+    for step, saved in ((1, False), (2, False), (3, True), (4, False), (5, False)):
+        progress.tell(step, 0, saved=saved)
+        told.append(json.loads((tmp_path / "progress.json").read_text()))
+    first = {"step": 1, "epoch": 0, "saved": None}
+    third, fourth = {"step": 3, "epoch": 0, "saved": 3}, {"step": 4, "epoch": 0, "saved": 3}
+    assert told == [first, first, third, fourth, fourth]
