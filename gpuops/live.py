@@ -234,10 +234,14 @@ def is_dead(machine: Resource) -> bool:
 
 
 def how_ended(machine: Resource) -> dict[str, Any]:
-    """What its provider tells of a machine's end, for the reason of a lost run: `say` and `reclaimed`; {}: nothing."""
+    """What its provider tells of a machine's end, for the reason of a lost run: `say`, and `reclaimed` with `by`, its
+    provider's name where it tells; {}: nothing."""
     reclaimed = machine.data.get("reclaimed") is True
     say = str(machine.data.get("why_ended") or ("its provider took it back" if reclaimed else ""))
-    return {"reclaimed": True, "say": say} if reclaimed else {"say": say} if say else {}
+    by = {"by": str(machine.data["by"])} if machine.data.get("by") else {}
+    if reclaimed:
+        return {"reclaimed": True, **by, "say": say}
+    return {"say": say} if say else {}
 
 
 def watchdogs_ended(world: World, row: ClusterRow) -> bool:

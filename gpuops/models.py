@@ -84,6 +84,11 @@ class Problem:
     fatal: bool = True
     settle: str = ""
     """The provider's own yes-or-no option by which the user may settle it: asked for where somebody can answer."""
+    note: bool = False
+    """Something to know (whose account this is), and nothing is wrong: it stops nobody, whatever `fatal` says."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fatal", self.fatal and not self.note)
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,8 @@ class Resource:
     - `boot_watch`: the folder of a watchdog that starts with the machine: `pid` or `beat`, `end` (absolute UTC
       seconds, or `none`) and `revive`, which it runs while the node's own watchdog is not there (docs/protocol.md).
     - `notices`: `{"kind", "url"}`, where the machine hears that its provider takes it back (docs/protocol.md).
-    - `reclaimed`: True of one that has ended because its provider took it back; `why_ended`: that, in words.
+    - `reclaimed`: True of one that has ended because its provider took it back; `by`: the provider as people call it;
+      `why_ended`: that, in words.
     - `ends_itself`: False where this one cannot be trusted to, though its provider's others can.
     - `phase`: what it is at until it is ready, in words; `hopeless`: why it will never be.
     """
@@ -333,6 +339,8 @@ class Quota:
     """How `need` comes about: `2 x 48 vCPU`."""
     asked: bool = False
     """Whether the request, as it stands, is counted against this one: spot or not."""
+    usual: bool = False
+    """Whether this is the one that is meant, mostly, where spot or not is all that is said."""
     increases: Sequence[Increase] | None = ()
     """The open requests for more; None: not known."""
     why: str = ""

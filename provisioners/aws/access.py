@@ -13,12 +13,13 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from gpuops.errors import GpuopsError, NotSetUp, Rejected, UsageError
+from gpuops.errors import AuthFailed, GpuopsError, NotSetUp, Rejected, UsageError
 from gpuops.models import Request
 from provisioners.aws import credentials, failures
 
+E = TypeVar("E", bound=Exception)
 REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")
 DEFAULT = "us-east-1"
 CONNECT_S = 10.0
@@ -102,12 +103,29 @@ class Account:
         with self._lock:
             known = self._identities.get(profile)
         if known is None:
-            told = ask("ask who this is", self.client("sts", region).get_caller_identity)
+            try:
+                told = ask("ask who this is", self.client("sts", region).get_caller_identity)
+            except AuthFailed as error:
+                raise self.explained(region, error) from error
             arn = str(told.get("Arn") or "")
             known = Identity(str(told["Account"]), arn, re.split("[:/]", arn)[-1])
             with self._lock:
                 self._identities[profile] = known
         return known
+
+    def explained(self, region: str, error: E) -> E | AuthFailed:
+        """Why a region does not take credentials: one that is not switched on knows none, which others do."""
+        name, profile = split(region)
+        if failures.code(error) not in failures.NOBODY or name == DEFAULT:
+            return error
+        try:
+            ask("ask who this is", self.client("sts", join(DEFAULT, profile)).get_caller_identity)
+        except GpuopsError:
+            return error
+        return AuthFailed(
+            f"the region {name} is not switched on in this AWS account",
+            f"switch it on (aws account enable-region --region-name {name}), or leave it out",
+        )
 
     def regions(self, request: Request | None) -> list[str]:
         """Where to look: `--region` (several by commas), else the region of the surroundings or of the profile."""
@@ -208,7 +226,11 @@ class Account:
         known = credentials.known_regions()
         if name in known:
             return
+        if name[:-1] in known and name[-1].isalpha():
+            raise UsageError(
+                f"{name} is a zone, and no region", f"say --region {name[:-1]}: its zones are tried by their prices"
+            )
         near = difflib.get_close_matches(name, known, 3, 0.7)
         meant = f"did you mean {' or '.join(near)}?" if near else "write it like us-east-1, several by commas"
-        newer = "; where it is new: pip install -U boto3" if REGION.fullmatch(name) else ""
+        newer = " Where it is new: pip install -U boto3" if REGION.fullmatch(name) else ""
         raise UsageError(f"AWS has no region '{name}' that this computer knows", meant + newer)

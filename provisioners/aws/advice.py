@@ -148,7 +148,9 @@ def _less(asked: Asked, places: Sequence[Place], ways: Sequence[Way]) -> list[Ad
     where = _regions(dict.fromkeys(way.region for way in ways))
     how = "as spot" if asked.market == SPOT else "on demand"
     return [
-        Advice(f"nothing with such GPUs runs {how} today in {where}: the {UNIT} that are free are too few for one machine")
+        Advice(
+            f"nothing with such GPUs runs {how} today in {where}: the {UNIT} that are free are too few for one machine"
+        )
     ]
 
 

@@ -22,6 +22,7 @@ X86 = "x86_64"
 UNASKED = frozenset({"v100", "k80", "m60"})
 """What the images' drivers and newer builds of torch have left behind: only by name."""
 PAGE = 100
+OTHERS = "look in other regions: --region A,B"
 LISTED = 12
 """How many names an error lists."""
 
@@ -67,11 +68,20 @@ def gigabytes(mebibytes: int) -> int:
 
 
 def chosen(
-    kinds: Collection[Kind], *, gpus: int | None, gpu_type: str | None, gpu_mem: int | None, market: str
+    kinds: Collection[Kind],
+    *,
+    gpus: int | None,
+    gpu_type: str | None,
+    gpu_mem: int | None,
+    market: str,
+    where: str = "there",
 ) -> list[Kind]:
-    """Those a request speaks of, by name. Raises UsageError where it means none, or what it means is unclear."""
+    """Those a request speaks of, by name. Raises UsageError where it means none, or what it means is unclear.
+
+    where   `in us-east-1`, for people.
+    """
     whole = sorted((kind for kind in kinds if kind.gpus), key=lambda kind: kind.type)
-    named = _named(kinds, whole, gpu_type) if gpu_type else [kind for kind in whole if not is_old(kind)]
+    named = _named(kinds, whole, gpu_type, where) if gpu_type else [kind for kind in whole if not is_old(kind)]
     literal = bool(gpu_type) and all("." in one for one in _parts(str(gpu_type)))
     wanted = gpus or (0 if literal else 1)
     fitting = [kind for kind in named if kind.gpus == wanted] if wanted else named
@@ -105,14 +115,18 @@ def _no_count(named: Sequence[Kind], wanted: int, gpu_type: str | None) -> Usage
         )
     with_gpu = f" with {gpu_type}" if gpu_type else " with GPUs"
     numbers = ", ".join(map(str, counts))
+    enough = [count for count in counts if count > wanted]
+    instead = f"--gpus {enough[0]}" if enough else f"--gpus {max(counts, default=1)} and more --nodes"
     return UsageError(
         f"no instance type{with_gpu} has {wanted} of them: they have {numbers}",
-        f"ask for --gpus {max(counts, default=1)} and more or fewer --nodes, or another --gpu-type",
+        f"ask for {instead}, or another --gpu-type",
     )
 
 
-def _named(kinds: Iterable[Kind], whole: Sequence[Kind], wish: str) -> list[Kind]:
-    found = [kind for one in _parts(wish) for kind in (_typed(kinds, one) if "." in one else _gpu(whole, one))]
+def _named(kinds: Iterable[Kind], whole: Sequence[Kind], wish: str, where: str) -> list[Kind]:
+    found = [
+        kind for one in _parts(wish) for kind in (_typed(kinds, one, where) if "." in one else _gpu(whole, one, where))
+    ]
     return list(dict.fromkeys(found))
 
 
@@ -120,14 +134,14 @@ def _parts(wish: str) -> list[str]:
     return [part.strip() for part in wish.split(",") if part.strip()]
 
 
-def _typed(kinds: Iterable[Kind], name: str) -> list[Kind]:
+def _typed(kinds: Iterable[Kind], name: str, where: str) -> list[Kind]:
     """The one type of that name."""
     by_name = {kind.type: kind for kind in kinds}
     kind = by_name.get(name.lower())
     if kind is None:
         near = difflib.get_close_matches(name.lower(), [one for one, kind in by_name.items() if kind.gpus], 3, 0.6)
-        hint = f"did you mean {' or '.join(near)}?" if near else "name a GPU instead: --gpu-type a10g"
-        raise UsageError(f"AWS has no instance type '{name}' with a GPU there", hint)
+        hint = f"did you mean {' or '.join(near)}? Or" if near else "name a GPU instead (--gpu-type a10g), or"
+        raise UsageError(f"AWS has no instance type '{name}' with a GPU {where}", f"{hint} {OTHERS}")
     if not kind.gpus:
         raise UsageError(
             f"{kind.type} has no whole NVIDIA GPU that gpuops can train on",
@@ -136,7 +150,7 @@ def _typed(kinds: Iterable[Kind], name: str) -> list[Kind]:
     return [kind]
 
 
-def _gpu(whole: Sequence[Kind], name: str) -> list[Kind]:
+def _gpu(whole: Sequence[Kind], name: str, where: str) -> list[Kind]:
     """Every type with the one GPU that a name means: `a10g`, `rtx pro 6000`, `a100 80gb`."""
     wanted = words(name)
     exact = [kind for kind in whole if "".join(words(kind.gpu)) == "".join(wanted).removeprefix("nvidia")]
@@ -149,7 +163,7 @@ def _gpu(whole: Sequence[Kind], name: str) -> list[Kind]:
         near = difflib.get_close_matches(name.lower(), known, 2, 0.7)
         there = f"it has {_listed(known.values())}" if known else "there is none"
         hint = f"did you mean {' or '.join(known[one] for one in near)}?" if near else there
-        raise UsageError(f"AWS has no GPU called '{name}' there" + (f": {there}" if near else ""), hint)
+        raise UsageError(f"AWS has no GPU called '{name}' {where}" + (f": {there}" if near else ""), hint)
     return found
 
 

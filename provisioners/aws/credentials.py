@@ -26,7 +26,11 @@ def session(env: Mapping[str, str], profile: str) -> Any:
     import boto3
 
     if not profile and (lacking := _half(env)):
-        raise AuthFailed(f"of the AWS credentials {lacking} is not set", NO_KEYS)
+        there_is = next(name for name in (KEY_ID, SECRET) if name != lacking)
+        raise AuthFailed(
+            f"{there_is} is set, and {lacking}, the other half of the AWS credentials, is not",
+            f"export {lacking}=… too, or put it into .env",
+        )
     core = _core(env, profile or current_profile(env))
     if not profile and has_keys(env):
         token = env.get("AWS_SESSION_TOKEN", "").strip()

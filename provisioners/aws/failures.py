@@ -24,6 +24,7 @@ QUOTA = "see what is missing, and request more: gpuops quota aws --on-demand"
 POLICY = "gpuops policy aws prints what gpuops needs; have whoever runs the account allow it"
 KEYS = "look at who you are there: aws sts get-caller-identity"
 LOGIN = "log in again (aws sso login), or export fresh keys"
+CLOCK = "set it right (sudo timedatectl set-ntp true), and try again"
 AGAIN = "try again in a minute"
 NO_VPC = "make one: aws ec2 create-default-vpc --region {region}; or name a subnet of your own: --subnet subnet-…"
 SPOT_ROLE = "have it made once: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
@@ -39,7 +40,7 @@ ROWS: tuple[Row, ...] = (
     # None to be had there now.
     (("InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientCapacity", "UnfulfillableCapacity",
       "Server.InsufficientInstanceCapacity"),
-     NoCapacity, "AWS has none free there now{why}", LATER),
+     NoCapacity, "AWS has none free there now", LATER),  # in its own words for each zone: a page for all of them
     (("SpotMaxPriceTooLow",), NoCapacity, "the spot price there is above the highest that was offered{why}", LATER),
     (("Unsupported", "InvalidFleetConfiguration"), NoCapacity, "AWS has no such machine in that zone{why}", LATER),
     (("InsufficientFreeAddressesInSubnet",), NoCapacity, "the subnet has no address left{why}",
@@ -77,8 +78,9 @@ ROWS: tuple[Row, ...] = (
      "AWS does not accept the credentials, or the region is not switched on for them{why}", KEYS),
     (("SignatureDoesNotMatch", "InvalidSignatureException", "IncompleteSignature"), AuthFailed,
      "AWS does not accept the signature of the credentials{why}", "check the secret key, and this computer's clock"),
-    (("RequestExpired", "ExpiredToken", "ExpiredTokenException"), AuthFailed,
-     "the AWS credentials have expired, or this computer's clock is wrong{why}", LOGIN),
+    (("ExpiredToken", "ExpiredTokenException"), AuthFailed, "the AWS credentials have expired", LOGIN),
+    (("RequestExpired",), AuthFailed, "the AWS credentials have expired, or this computer's clock is wrong{why}",
+     f"{LOGIN}; and look at the clock: date -u"),
     (("Blocked",), AuthFailed, "AWS has blocked this account{why}",
      "write to its support: https://console.aws.amazon.com/support"),
     # What would be refused again.
@@ -111,7 +113,11 @@ TABLE: Mapping[str, tuple[type[ProviderError], str, str]] = {
     code: (kind, say, hint) for codes, kind, say, hint in ROWS for code in codes
 }
 DENIED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"})
+NOBODY = frozenset({"AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException"})
+"""Who asks is not known there."""
 ACTION = re.compile(r"perform:? (?:the )?([a-z0-9-]+:[A-Za-z*]+)")
+SKEWED = re.compile(r"Signature (expired|not yet current)\b")
+"""How AWS begins where a request's own time is not its time; the codes are those of a wrong secret key."""
 ENCODED = re.compile(r"\s*(?:Encoded )?authorization failure message:.*", re.IGNORECASE | re.DOTALL)
 LOGIN_OVER = frozenset({
     "SSOError", "UnauthorizedSSOTokenError", "SSOTokenLoadError", "TokenRetrievalError", "LoginError",
@@ -148,6 +154,8 @@ def _answered(error: BaseException, response: Mapping[str, Any], doing: str, reg
     why = f": {said}" if said else ""
     if named in DENIED:
         return _denied(error, said, doing)
+    if SKEWED.match(said):
+        return AuthFailed(f"this computer's clock is wrong, says AWS{why}", CLOCK)
     if row := TABLE.get(named):
         kind, say, hint = row
         words = {"why": why, "code": named, "doing": doing, "region": region or "REGION"}
@@ -188,6 +196,8 @@ def _unanswered(error: BaseException, doing: str, *, creating: bool) -> Provider
         return Rejected(f"AWS cannot be asked to {doing}: {said}", "check what was asked for, and --region")
     if kinds & UNSEEN:
         maybe = "; it may have happened" if creating else ""
+        if "ResponseParserError" in kinds:  # which quotes the whole page
+            said = "what came is none of AWS's answers, or half of one (a proxy, or a network that wants a login?)"
         return Unknown(f"AWS did not answer to {doing}: {said}{maybe}", "check the network, try again")
     return Unknown(f"AWS's answer to {doing} cannot be read: {type(error).__name__}: {said}", AGAIN)
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpuops.errors import ProviderError, RateLimited, Unknown
+from gpuops.errors import ProviderError, QuotaExceeded, RateLimited, Unknown
 from gpuops.models import Intent, Offer
-from provisioners.aws import failures, tags
+from provisioners.aws import advice, failures, tags
 from provisioners.aws.access import ask, split
 from provisioners.aws.network import lull, unknown_yet
+from provisioners.aws.quotas import arithmetic
+from provisioners.aws.ways import Asked
 
 TRIES = 6
+LIMIT = re.compile(r"limit of (\d+)")
+"""In AWS's words: what the quota is now."""
 LIMIT_S = 100.0
 """So long after the beginning the request is made again: its answer may take 40 s more."""
 
@@ -89,6 +94,22 @@ def start(
                 raise
             pause(wait)
     raise AssertionError("every attempt returns or raises")
+
+
+def beyond(error: QuotaExceeded, offer: Offer) -> QuotaExceeded:
+    """The same refusal with the numbers and the command of this offer, where it is a quota of vCPUs that it exceeds."""
+    data, named = offer.data, failures.code(error)
+    if named not in ("MaxSpotInstanceCountExceeded", "VcpuLimitExceeded"):
+        return error
+    told = LIMIT.search(error.say)
+    limit = f" ({told[1]} vCPU)" if told else ""
+    where, market = split(offer.region)[0], str(data["market"])
+    wished = Asked(offer.nodes, offer.gpus, str(data["type"]), None, market)
+    return QuotaExceeded(
+        f"the account's quota of {market} vCPUs in {where}{limit} is too small for "
+        f"{arithmetic(offer.nodes, float(data['vcpus']))}, or used up",
+        f"see what is missing, and request more: {advice.command(wished, 'quota', offer.region)}",
+    )
 
 
 def doing(offer: Offer) -> str:

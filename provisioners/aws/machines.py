@@ -67,6 +67,7 @@ def resource(
         "phase": phase,
         "hopeless": (why or "AWS is ending it") if leaving else "",
         "reclaimed": reason in RECLAIMED,
+        "by": "AWS",
         "why_ended": why,
     }
     key = marked.get(tags.HOST_KEY) or ""

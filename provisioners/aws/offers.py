@@ -14,7 +14,7 @@ from typing import Any
 
 from gpuops.errors import NoCapacity, ProviderError, UsageError
 from gpuops.models import Offer, Price
-from provisioners.aws import advice, catalog, images, network, prices, quotas
+from provisioners.aws import advice, catalog, images, network, prices, quotaboard, quotas
 from provisioners.aws.access import Account, split
 from provisioners.aws.catalog import Kind
 from provisioners.aws.options import Wishes
@@ -52,6 +52,7 @@ def offers(account: Account, given: Wishes, regions: Sequence[str]) -> list[Offe
     asked = asked_of(given)
     found = together({region: partial(_stock, account, region, given, asked) for region in regions}, AT_A_TIME)
     stocks = [one for one in found.values() if isinstance(one, Stock)]
+    found = {region: one if isinstance(one, Stock) else account.explained(region, one) for region, one in found.items()}
     if not stocks:
         raise _worst(found.values())
     notes = [f"{split(region)[0]}: {one.say}" for region, one in found.items() if not isinstance(one, Stock)]
@@ -62,7 +63,7 @@ def offers(account: Account, given: Wishes, regions: Sequence[str]) -> list[Offe
         short += unable
         made += [_offer(stock, kind, zone, price, given) for kind, zone, price in able]
     if not made:
-        raise advice.refusal(asked, _with_history(account, stocks), time.time())
+        raise advice.refusal(asked, _once_more(account, stocks, asked), time.time())
     notes += [_left_out(asked, ways) for ways in _same_quota(short)]
     first, *rest = ranked(made)
     return [dataclasses.replace(first, notes=(*first.notes, *notes)), *rest]
@@ -101,7 +102,12 @@ def _stock(account: Account, region: str, given: Wishes, asked: Asked) -> Stock:
     kinds: dict[str, Kind] = sure(first["kinds"])
     meant = _runnable(
         catalog.chosen(
-            kinds.values(), gpus=asked.gpus, gpu_type=asked.gpu_type, gpu_mem=asked.gpu_mem, market=asked.market
+            kinds.values(),
+            gpus=asked.gpus,
+            gpu_type=asked.gpu_type,
+            gpu_mem=asked.gpu_mem,
+            market=asked.market,
+            where=f"in {split(region)[0]}",
         ),
         given,
     )
@@ -198,15 +204,17 @@ def _left_out(asked: Asked, ways: Sequence[Way]) -> str:
     return f"left out: {names}: {advice.lacking(ways[0])}: {advice.command(least, 'quota', ways[0].place.region)}"
 
 
-def _with_history(account: Account, stocks: Sequence[Stock]) -> list[Place]:
-    """The same places with their open requests for more, where those may be seen."""
-    told = together({one.place.region: partial(quotas.open_increases, account, one.place.region) for one in stocks})
-    places = []
-    for one in stocks:
-        open_ones = told[one.place.region]
-        known = None if isinstance(open_ones, ProviderError | UsageError) else open_ones
-        places.append(dataclasses.replace(one.place, standing=dataclasses.replace(one.place.standing, increases=known)))
-    return places
+def _once_more(account: Account, stocks: Sequence[Stock], asked: Asked) -> list[Place]:
+    """The same places with the other market, and with their open requests for more, as far as those may be seen."""
+    told = together({one.place.region: partial(_in_full, account, one.place, asked) for one in stocks}, AT_A_TIME)
+    return [found if isinstance(found := told[one.place.region], Place) else one.place for one in stocks]
+
+
+def _in_full(account: Account, place: Place, asked: Asked) -> Place:
+    vcpus = {kind.type: kind.vcpus for kind in place.kinds}
+    standing = quotas.standing(account, place.region, quotas.CLASSES, lambda: vcpus, history=True)
+    chosen = {**quotaboard.chosen(place.kinds, asked, place.region), **place.chosen}
+    return dataclasses.replace(place, standing=standing, chosen=chosen)
 
 
 def _offer(stock: Stock, kind: Kind, zone: str, price: float, given: Wishes) -> Offer:

@@ -101,11 +101,7 @@ def _of_sink(sink: str) -> list[dict[str, Any]]:
         raise UsageError(f"--sink {sink} is no bucket", "write it like s3://my-bucket/runs")
     bucket, prefix = match[1], (match[2] or "").strip("/")
     inside = f"arn:aws:s3:::{bucket}/{prefix}/*" if prefix else f"arn:aws:s3:::{bucket}/*"
-    within = {"StringLike": {"s3:prefix": [f"{prefix}/*"]}} if prefix else None
-    return [
-        _allow("KeepResults", KEEP, inside),
-        _allow("ListResults", "s3:ListBucket", f"arn:aws:s3:::{bucket}", within),
-    ]
+    return [_allow("KeepResults", KEEP, inside)]
 
 
 def _of_ec2(*kinds: str) -> list[str]:

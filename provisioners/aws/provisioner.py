@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpuops.errors import AuthFailed, Rejected, Unknown
+from gpuops.errors import AuthFailed, QuotaExceeded, Rejected, Unknown
 from gpuops.models import Increase, Intent, Journal, Offer, Option, Problem, Quota, QuotaReport, Request, Resource
 from provisioners import loginkeys
 from provisioners.aws import launch, listing, machines, network, offers, options, policy, quotaboard, tags, userdata
@@ -58,7 +58,7 @@ class AwsProvisioner:
         names = ", ".join(split(one)[0] for one in regions)
         whose = f"AWS account {who.account}, as {who.name}"
         return [
-            Problem(whose, f"it looks in {names} (--region A,B for others, --profile for another account)", fatal=False)
+            Problem(whose, f"it looks in {names} (--region A,B for others, --profile for another account)", note=True)
         ]
 
     def offers(self, request: Request) -> Sequence[Offer]:
@@ -90,7 +90,10 @@ class AwsProvisioner:
             journal.will("machine", intent.mark(index), f"{intent.token}-{index}", region)
         wanted = launch.parameters(offer, intent, named or made[0].id, text, told)
         launcher = self._account.launcher(region)
-        answer = launch.start(launcher, wanted, launch.doing(offer), ours=not named, since=began)
+        try:
+            answer = launch.start(launcher, wanted, launch.doing(offer), ours=not named, since=began)
+        except QuotaExceeded as error:
+            raise launch.beyond(error, offer) from error
         there = sorted(answer.get("Instances") or [], key=lambda one: int(one.get("AmiLaunchIndex") or 0))
         for one in there:
             tagged = {**one, "Tags": one.get("Tags") or tags.listed(told)}

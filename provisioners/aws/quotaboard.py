@@ -39,6 +39,7 @@ def report(account: Account, request: Request) -> QuotaReport:
     something = bool(given.gpus or given.gpu_type or given.gpu_mem or given.nodes > 1)
     asked = asked_of(given)
     found = together({region: partial(_place, account, region, asked, something) for region in regions}, AT_A_TIME)
+    found = {region: one if isinstance(one, Place) else account.explained(region, one) for region, one in found.items()}
     places = [one for one in found.values() if isinstance(one, Place)]
     if not places:
         sure(found[regions[0]])
@@ -72,6 +73,7 @@ def rows_of(place: Place, asked: Asked, *, something: bool) -> list[Quota]:
                     kinds,
                     asked.nodes,
                     asked=something and market == asked.market and bool(kinds or not place.kinds),
+                    usual=not something and market == asked.market and counted in (quotas.G_SPOT, quotas.G),
                 )
             )
     return rows
@@ -101,16 +103,17 @@ def _place(account: Account, region: str, asked: Asked, something: bool) -> Plac
     place = survey(account, region, history=True)
     if not something or not place.kinds:
         return place
-    return dataclasses.replace(place, chosen=chosen(place.kinds, asked))
+    return dataclasses.replace(place, chosen=chosen(place.kinds, asked, region))
 
 
-def chosen(kinds: Sequence[Kind], asked: Asked) -> dict[str, list[Kind]]:
+def chosen(kinds: Sequence[Kind], asked: Asked, region: str = "") -> dict[str, list[Kind]]:
     """The kinds that a request means, by market. Raises UsageError where the market asked for has none."""
     found = {}
+    where = f"in {split(region)[0]}" if region else "there"
     for market in MARKETS:
         try:
             found[market] = catalog.chosen(
-                kinds, gpus=asked.gpus, gpu_type=asked.gpu_type, gpu_mem=asked.gpu_mem, market=market
+                kinds, gpus=asked.gpus, gpu_type=asked.gpu_type, gpu_mem=asked.gpu_mem, market=market, where=where
             )
         except UsageError:
             if market == asked.market:

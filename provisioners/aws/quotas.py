@@ -1,8 +1,8 @@
 """AWS's quotas for GPUs: how many vCPUs of a class of instances an account may run at once in a region.
 
 Which class a type belongs to is told by the letters of its family (`g`, `gr`, `vt`; `p`), never by a list of types.
-What counts against a quota: running and pending instances, and for spot the open requests as well. All but the
-questions at the end are pure. Source: AWS, "Amazon EC2 instance type quotas", with the codes and defaults (0).
+What counts against a quota: running and pending instances, and for spot the requests that are not closed as well. All
+but the questions at the end are pure. Source: AWS, "Amazon EC2 instance type quotas", with the codes and defaults (0).
 """
 
 from __future__ import annotations
@@ -69,22 +69,28 @@ def class_of(type: str, market: str) -> Class | None:
 def usage(
     instances: Iterable[Mapping[str, Any]], requests: Iterable[Mapping[str, Any]], vcpus: Mapping[str, int]
 ) -> dict[str, float | None]:
-    """vCPUs in use by code. None where a type's vCPUs are not known. `requests`: the open spot requests."""
+    """vCPUs in use by code. None where a type's vCPUs are not known.
+
+    `requests`: the spot requests that are open, or active: one whose machine has ended counts until AWS has closed it.
+    """
+    counted: set[str] = set()
     used: dict[str, float | None] = {one.code: 0.0 for one in CLASSES}
 
     def count(type: str, market: str, number: int | None) -> None:
-        counted = class_of(type, market)
-        if counted is not None and counted.code:
-            so_far = used[counted.code]
-            used[counted.code] = None if number is None or so_far is None else so_far + number
+        against = class_of(type, market)
+        if against is not None and against.code:
+            so_far = used[against.code]
+            used[against.code] = None if number is None or so_far is None else so_far + number
 
     for one in instances:
         lifecycle = one.get("InstanceLifecycle") or ON_DEMAND
         if (one.get("State") or {}).get("Name") in COUNTED and lifecycle in MARKETS:
             count(str(one.get("InstanceType")), lifecycle, _vcpus(one, vcpus))
+            counted.add(str(one.get("InstanceId")))
     for one in requests:
         type = str((one.get("LaunchSpecification") or {}).get("InstanceType") or "")
-        if one.get("State") == "open":
+        ended = one.get("State") == "active" and one.get("InstanceId") and one["InstanceId"] not in counted
+        if one.get("State") == "open" or ended:
             count(type, SPOT, vcpus.get(type))
     return used
 
@@ -113,7 +119,16 @@ class Standing:
         return None if limit is None or used is None else max(limit - used, 0.0)
 
 
-def row(region: str, counted: Class, standing: Standing, kinds: Iterable[Kind], nodes: int, *, asked: bool) -> Quota:
+def row(
+    region: str,
+    counted: Class,
+    standing: Standing,
+    kinds: Iterable[Kind],
+    nodes: int,
+    *,
+    asked: bool,
+    usual: bool = False,
+) -> Quota:
     """One quota, and what a request takes of it that any of these kinds would serve."""
     ours = [kind for kind in kinds if class_of(kind.type, counted.market) == counted]
     least = min((kind.vcpus for kind in ours), default=None)
@@ -131,6 +146,7 @@ def row(region: str, counted: Class, standing: Standing, kinds: Iterable[Kind], 
         need=None if least is None else float(nodes * least),
         sum="" if least is None else arithmetic(nodes, least),
         asked=asked,
+        usual=usual,
         increases=None if standing.increases is None else tuple(standing.increases.get(counted.code, ())),
         why=why,
     )
@@ -206,7 +222,7 @@ def _used(
 ) -> dict[str, float | None]:
     client = account.client("ec2", region)
     running = [{"Name": "instance-state-name", "Values": list(COUNTED)}]
-    waiting = [{"Name": "state", "Values": ["open"]}]
+    waiting = [{"Name": "state", "Values": ["open", "active"]}]
     doing = "see what is in use"
     calls: dict[str, Callable[[], list[Any]]] = {
         "machines": partial(pages, doing, client, "describe_instances", "Reservations", Filters=running)

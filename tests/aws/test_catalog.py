@@ -102,8 +102,8 @@ def test_v100_is_had_by_name_alone() -> None:
         ({"kind": "g5.13xlarge"}, "AWS has no instance type 'g5.13xlarge' with a GPU there", "did you mean g5.1"),
         ({"kind": "g6f.large"}, "g6f.large has no whole NVIDIA GPU that gpuops can train on", "slices of a GPU"),
         ({"gpus": 2, "kind": "g5.12xlarge"}, "g5.12xlarge has 4 GPUs, not 2", "ask for --gpus 4"),
-        ({"gpus": 3, "kind": "a10g"}, "no instance type with a10g has 3 of them: they have 1, 4, 8", "--gpus 8"),
-        ({"gpus": 16}, "no instance type with GPUs has 16 of them: they have 1, 2, 4, 8", "ask for --gpus 8"),
+        ({"gpus": 3, "kind": "a10g"}, "no instance type with a10g has 3 of them: they have 1, 4, 8", "--gpus 4,"),
+        ({"gpus": 16}, "no instance type with GPUs has 16 of them: they have 1, 2, 4, 8", "--gpus 8 and more --nodes"),
         ({"gpus": 4, "memory": 128}, "no instance type with 4 x GPU has 128 GB of memory in each: the most is 96", ""),
     ],
 )

@@ -189,7 +189,8 @@ def test_a_snapshot_that_nobody_fetches_is_handed_to_the_node_that_stays(
     step = (first.result("r-1"), second.result("r-1"))[0]["progress"]["step"]
     [took] = until(lambda: events(second, "took"), "the other node has it")
     assert time.time() < at
-    assert (took["of"], took["files"]) == (0, 1)
+    assert took["of"] == 0
+    assert took["files"] in (1, 2), "last.pt as well where the first node wrote it later"
     assert (second.folder / "project/only-0.pt").read_text() == str(step)
     assert events(first, "handed")[0]["to"] == 1
 
