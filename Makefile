@@ -40,6 +40,7 @@ bench: packages $(MADE)/dev
 
 packages:
 	@.ci/packages $(PACKAGES)
+	@.ci/unpack cloud-init $(MADE)/cloud-init
 
 $(MADE)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
