@@ -50,7 +50,7 @@ def plan(world: World, request: Request, said: set[str] | None = None) -> tuple[
     settled = _settled(world, request, problems)
     if settled != request:
         request, problems = settled, _preflight(world, provisioner, settled)
-    for note in [f"note: {problem.say}; {problem.hint}" for problem in problems if not problem.fatal]:
+    for note in [_remark(problem) for problem in problems if not problem.fatal]:
         if note not in said:
             said.add(note)
             world.out.say(note)
@@ -80,6 +80,10 @@ def plan(world: World, request: Request, said: set[str] | None = None) -> tuple[
             if not 0 < offer.per_hour < math.inf:
                 raise ProviderError(f"{request.provider} says no price for {offer.say}", "nothing was created")
     return provisioner, offers
+
+
+def _remark(problem: Problem) -> str:
+    return f"{'note' if problem.note else 'warning'}: {problem.say}; {problem.hint}"
 
 
 def _preflight(world: World, provisioner: Provisioner, request: Request) -> list[Problem]:

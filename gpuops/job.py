@@ -91,7 +91,7 @@ def execute(world: World, settings: Settings, job: Job, progress: Progress) -> O
             f"note: limits belong to a new cluster, {choice.row.name} keeps its own: gpuops lease {choice.row.name}"
         )
     world.out.hold_up_nothing()
-    chain = Chain(job.retries, resume=job.request.resume)
+    chain = Chain(job.retries, Bargain(replaces=job.retries > 0), resume=job.request.resume)
     with world.signals:
         outcome = _attempt(world, settings, job, choice, progress, chain)
         while outcome.loss is not None:

@@ -67,9 +67,14 @@ def look(world: World, request: Request) -> QuotaReport:
     return report
 
 
-def ask(world: World, request: Request, outcome: Outcome, wanted: float, code: str | None) -> Quota:
-    """Have more asked for, unless that is needless, or nobody agrees. Raises UsageError, ProviderError."""
-    quota = _meant(outcome.report, request, wanted, code)
+def ask(
+    world: World, request: Request, outcome: Outcome, wanted: float, code: str | None, *, market_said: bool = False
+) -> Quota:
+    """Have more asked for, unless that is needless, or nobody agrees. Raises UsageError, ProviderError.
+
+    market_said   whether spot or not was said, and is no default.
+    """
+    quota = _meant(outcome.report, request, wanted, code, market_said)
     where = f"{quota.name} ({quota.code}) in {_name(quota.region)}"
     total = f"{wanted:g} {quota.unit}"
     if quota.limit is not None and wanted <= quota.limit:
@@ -110,13 +115,19 @@ def _agree(world: World, question: str) -> None:
         raise UsageError("not confirmed: nothing was asked for", "say --yes to skip the question")
 
 
-def _meant(report: QuotaReport, request: Request, wanted: float, code: str | None) -> Quota:
+def _meant(report: QuotaReport, request: Request, wanted: float, code: str | None, market_said: bool) -> Quota:
     """The one quota that more is wanted of. Raises UsageError where that is unclear."""
     regions = list(dict.fromkeys(quota.region for quota in report.quotas))
     if len(regions) > 1:
         raise UsageError("more is asked for in one region at a time", f"name one: --region {_name(regions[0])}")
     if code is None:
-        found = [quota for quota in report.quotas if quota.asked and quota.code]
+        asked = [quota for quota in report.quotas if quota.asked or (market_said and quota.usual)]
+        found = [quota for quota in asked if quota.code]
+        if asked and not found:
+            raise UsageError(
+                f"there is nothing that more could be asked of ({asked[0].name}: {asked[0].why})",
+                next(iter(report.advice), f"try it: gpuops up {request.provider}"),
+            )
     else:
         found = [quota for quota in report.quotas if quota.code.lower() == code.lower()]
     if len(found) == 1:
@@ -163,7 +174,7 @@ def _until_decided(world: World, provider: str, outcome: Outcome) -> None:
                 troubled = error.say
                 continue
             outcome.decided[at] = (quota, now)
-            if now.status != before.status or not now.open:
+            if now.status != before.status and any(one.open for _, one in outcome.decided):  # the last is the result
                 world.out.say(f"{_what(quota, now)}: {_status(now)}")
 
 
@@ -202,7 +213,9 @@ def _row_document(quota: Quota) -> Mapping[str, Any]:
 def lines(world: World, outcome: Outcome) -> list[str]:
     """For people: how what was watched ended, what came of asking for more, or all there is to say."""
     if outcome.decided:
-        return [f"{_what(quota, one)}: {_status(one)}" for quota, one in outcome.decided]
+        told = [f"{_what(quota, one)}: {_status(one)}" for quota, one in outcome.decided]
+        denied = any(one.granted is False for _, one in outcome.decided)
+        return [*told, *(["what runs without it: the same line without --watch and --request"] if denied else [])]
     if outcome.said:
         return outcome.said
     report = outcome.report

@@ -98,7 +98,8 @@ def _before(record: Mapping[str, Any]) -> list[str]:
     for loss in record.get("retries") or ():
         lost, gap = loss.get("steps_lost"), loss.get("gap_s")
         parts = [] if lost is None else [f"{lost} step{'s' * (lost != 1)} lost"]
-        parts += [] if gap is None else [f"{span(gap)} from the notice to the first new step"]
+        since = "the notice" if loss.get("warned", True) else "its end"
+        parts += [] if gap is None else [f"{span(gap)} from {since} to the first new step"]
         at = "" if loss.get("step") is None else f" at step {loss['step']}"
         place = f" in {loss['place']}" if loss.get("place") else ""
         told.append(f"{loss['run']} was reclaimed{place}{at}" + (f": {', '.join(parts)}" if parts else ""))

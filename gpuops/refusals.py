@@ -53,7 +53,10 @@ class Refusals:
         quota = self._quota[0].hint if self._quota else ""
         if quota and not self._capacity and not self._dear:
             return QuotaExceeded("; ".join(whys), quota)
-        allow = f"allow it: {offering.allowing(self._dear[0])}" if self._dear else _wait(self._capacity)
+        allow = _wait(self._capacity)
+        if self._dear:
+            or_wait = f"; or {allow}" if self._capacity else ""
+            allow = f"allow it: {offering.allowing(self._dear[0])}{or_wait}"
         what = "for what is dearer" if self._dear else "for the capacity"
         return NoCapacity("; ".join(whys), f"{what}: {allow}; for the quota: {quota}" if quota else allow)
 

@@ -41,6 +41,8 @@ class Loss:
     """That of its newest snapshot."""
     noticed: float | None = None
     """When the node heard of it, or was gone (UTC seconds, this computer's clock)."""
+    warned: bool = True
+    """Whether it heard of it."""
     resumable: bool = False
     """Whether something that it saved is home."""
 
@@ -62,7 +64,7 @@ class Chain:
     bargain: Bargain = field(default_factory=Bargain)
     losses: list[dict[str, Any]] = field(default_factory=list)
     """As `run.json` and `--json` tell them: `Loss`, `steps_lost`, `cost` and, once it is known, `gap_s`, the seconds
-    from the notice to the first step after it."""
+    from the notice, or from the end that nobody told of, to the first step after it."""
     resume: str | None = None
     """The last run that left something to go on from."""
 
@@ -112,6 +114,7 @@ def loss_of(row: RunRow, cluster: ClusterRow, end: Conclusion) -> Loss | None:
         step=far.get("step"),
         saved=far.get("saved") if resumable else None,
         noticed=end.document.get("ended") if heard is None else heard,
+        warned=heard is not None,
         resumable=resumable,
     )
 

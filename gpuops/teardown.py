@@ -67,9 +67,10 @@ def clear(world: World, provisioner: Provisioner, row: ClusterRow, *, force: boo
     last: ProviderError | None = None
     left: Sequence[Resource] = world.ledger.resources(row.id)
     while True:
-        wait = pause
+        wait, listed = pause, False
         try:
             left = remaining(world, provisioner, row, given_up)
+            listed = True
             seen |= {one.id for one in left}
             if left:
                 provisioner.destroy(left)
@@ -83,6 +84,8 @@ def clear(world: World, provisioner: Provisioner, row: ClusterRow, *, force: boo
             finals += isinstance(error, FINAL)
             if isinstance(error, RateLimited):
                 wait = error.retry_after or pause
+            if not listed:
+                _end_unlisted(world, provisioner, row)
             if not isinstance(error, RateLimited) and (force or len(world.ledger.regions(row.id)) > 1):
                 silent = _end_what_answers(world, provisioner, row, given_up)
                 for region, say in silent.items() if force else ():
@@ -94,6 +97,17 @@ def clear(world: World, provisioner: Provisioner, row: ClusterRow, *, force: boo
             raise still_billing(left, row.offer, trouble, row.name, f"gpuops down {row.name}") from last
         clock.pause(wait, deadline)
         pause = min(pause * 1.5, POLL_SLOW_S)
+
+
+def _end_unlisted(world: World, provisioner: Provisioner, row: ClusterRow) -> None:
+    """A provider that lists nothing may still end what is rented and known by its id; whether it did, a list says."""
+    known = world.ledger.resources(row.id)
+    if not known or provisioner.capabilities.get("rented") is not True:
+        return
+    try:
+        provisioner.destroy(known)
+    except ProviderError:
+        pass  # it is asked again
 
 
 def _is_settled(world: World, row: ClusterRow, seen: set[str]) -> bool:

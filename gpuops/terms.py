@@ -42,6 +42,8 @@ class Bargain:
     """Places (`Offer.data["place"]`) where machines were taken back, the last one last."""
     settled: bool = False
     """Nobody is asked any more: these machines replace others."""
+    replaces: bool = False
+    """Machines that are taken back will be replaced (`--retries`): who agrees, agrees to that as well."""
 
 
 class Terms:
@@ -83,16 +85,23 @@ class Terms:
     def take(self, offer: Offer) -> None:
         """An offer is about to be tried; one that costs more than was agreed to is asked about. Raises UsageError."""
         if offer.per_hour > self._bargain.agreed:
-            _confirm(self._world, offer)
+            if not self._bargain.settled:
+                _confirm(self._world, offer, self._replacing())
             self._bargain.agreed = offer.per_hour
+
+    def _replacing(self) -> str:
+        """What is agreed to besides the offer."""
+        most = offering.ceiling(self._bargain.first, yes=True, max_price=self._request.max_price)
+        most = most if self._request.max_price is None else self._request.max_price
+        return f" (and up to {money(most)}/h for what replaces it)" if self._bargain.replaces else ""
 
     def too_dear(self, offer: Offer) -> str:
         """Why an offer is not even asked about; empty where it may be tried. Nobody sits beside a long wait."""
-        if self._world.yes:
+        if self._world.yes or self._bargain.settled:
             first = self._bargain.first
             most = offering.ceiling(first, yes=True, max_price=self._request.max_price)
             return offering.too_dear(offer, first) if offer.per_hour > most else ""
-        if (self._search.rounds or self._bargain.settled) and offer.per_hour > self._bargain.agreed:
+        if self._search.rounds and offer.per_hour > self._bargain.agreed:
             return f"{offer.say} costs {money(offer.per_hour)}/h, and {money(self._bargain.agreed)}/h was agreed to"
         return ""
 
@@ -130,11 +139,11 @@ class Terms:
             self._world.out.say(f"note: {note}")
 
 
-def _confirm(world: World, offer: Offer) -> None:
+def _confirm(world: World, offer: Offer, besides: str) -> None:
     """One question before money is spent, where somebody can answer it. Raises UsageError."""
     if not offer.per_hour or world.yes:
         return
     if not world.out.interactive:
         raise UsageError("this costs money, and nobody is there to be asked", "say --yes")
-    if not world.out.confirm(f"{offer.say}, {money(offer.per_hour)}/h: go?"):
+    if not world.out.confirm(f"{offer.say}, {money(offer.per_hour)}/h{besides}: go?"):
         raise UsageError("not confirmed: nothing was created", "say --yes to skip the question")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 
@@ -28,6 +29,8 @@ TESTS = Path(__file__).parent
 LONG = ("lab/test_workloads.py", "packaging/", "lab/test_cut.py", "chaos/", "lab/")
 """What takes minutes comes first, the longest file before all, so that no worker has one left when others are done."""
 
+hypothesis.settings.register_profile("ours", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("ours")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # commands start by the thousand: each would compile all of gpuops anew
 
 

@@ -25,6 +25,8 @@ UP_HELP = example_help(
     "gpuops up local --name lab --max-hours 3",
     "gpuops up ssh --name lab --host alice@10.0.0.5 --host alice@10.0.0.6",
     "gpuops up runpod --gpus 4 --gpu-type 'rtx 4090' --max-hours 3",
+    "gpuops up aws --gpus 4 --nodes 2 --spot --max-hours 3",
+    "gpuops up aws --gpus 4 --nodes 2 --spot",
 )
 DOWN_HELP = example_help(
     "End clusters; results come home first.\n\nRuns are stopped in good order, and nothing is left that costs.",

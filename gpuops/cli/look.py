@@ -111,7 +111,7 @@ def status(
         return
     greet(world)
     if not (world.home / "ledger.db").exists():  # nothing was ever brought up: no need to open anything
-        world.out.result("status", {"clusters": []}, ["nothing is up"])
+        world.out.result("status", {"clusters": [], "guard_refused": {}}, ["nothing is up"])
         return
     from gpuops import guardkeys
     from gpuops.status import lines, look

@@ -42,8 +42,8 @@ def quota(
         str, typer.Argument(metavar="PROVIDER", help="Whose account.", autocompletion=completion.providers)
     ],
     spot: Annotated[
-        bool, typer.Option("--spot/--on-demand", help="Interruptible machines, or not.", show_default=False)
-    ] = False,
+        bool | None, typer.Option("--spot/--on-demand", help="Interruptible machines, or not.", show_default=False)
+    ] = None,
     wanted: Annotated[
         int | None, typer.Option("--request", metavar="N", help="Ask for so much in all.", show_default=False)
     ] = None,
@@ -65,12 +65,12 @@ def quota(
         raise UsageError("--code says of which quota more is asked for", "add --request N, or leave it out")
     world, _ = make_world(as_json=as_json, yes=yes)
     options = own_options(world, provider, context.args, "quota")
-    request = machine_request(provider, MachineFlags(**vars(sought), spot=spot), options)
+    request = machine_request(provider, MachineFlags(**vars(sought), spot=bool(spot)), options)
     outcome = story.Outcome(story.look(world, request))
     for note in outcome.report.notes:
         world.out.say(f"note: {note}")
     if wanted is not None:
-        asked = story.ask(world, request, outcome, wanted, code)
+        asked = story.ask(world, request, outcome, wanted, code, market_said=spot is not None)
         targets = [(asked, one) for one in asked.increases or ()]
     else:
         targets = story.open_ones(outcome.report)

@@ -102,8 +102,10 @@ def own_options(world: World, provider: str, words: Sequence[str], command: str 
         raise UsageError(f"'{unknown[0]}' is more than gpuops {command} takes", f"see: gpuops up {provider} --help")
     if unknown:
         name = unknown[0].partition("=")[0]
-        others = [f"--{known}" for known in _names(options) if f"--{known}" != name]  # it may be another command's
-        near = difflib.get_close_matches(name, others, 1, NEAR)
+        theirs = [f"--{known}" for known in _names(options)]
+        if name in theirs:  # of `up`, and not of this command
+            raise UsageError(f"there is no option {name}", f"see: gpuops {command} --help")
+        near = difflib.get_close_matches(name, theirs, 1, NEAR)
         raise UsageError(
             f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else ""),
             f"see: gpuops up {provider} --help",

@@ -28,7 +28,6 @@ from gpuops.oneach import on_each
 from gpuops.output import money
 from gpuops.system import HERE
 from gpuops.world import World
-from provisioners.base import Provisioner
 
 COMPUTER = "this computer"
 
@@ -56,7 +55,7 @@ def provider(world: World, request: Request, python: str) -> Report:
     provisioner = world.provisioner(request.provider)
     problems: list[Finding] = []
     try:
-        problems = [_said(provisioner, problem) for problem in provisioner.preflight(request)]
+        problems = [_said(problem) for problem in provisioner.preflight(request)]
     except ProviderError as refused:
         problems = [error(SETUP, refused.say, refused.hint)]
     except UsageError:
@@ -71,12 +70,12 @@ def provider(world: World, request: Request, python: str) -> Report:
     return Report([*_users_side(world), *_at(request.provider, problems), *_examined(world, places)])
 
 
-def _said(provisioner: Provisioner, problem: Problem) -> Finding:
-    """What a provider's own look came to. Where machines are rented, what stops nothing tells whose account it is."""
+def _said(problem: Problem) -> Finding:
+    """What a provider's own look came to."""
+    if problem.note:
+        return note("account", problem.say, problem.hint)
     if problem.fatal:
         return error(SETUP, problem.say, problem.hint)
-    if provisioner.capabilities.get("rented") is True:
-        return note("account", problem.say, problem.hint)
     return warning(SETUP, problem.say, problem.hint)
 
 

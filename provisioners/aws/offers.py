@@ -161,8 +161,8 @@ def _priced(
     if not reached:
         there = ", ".join(sorted({zone for _, zone in offered}))
         raise NoCapacity(
-            f"{names}: in {where} only {there} has such machines, and there is no subnet of ours",
-            "name a subnet there (--subnet), or make the default ones: aws ec2 create-default-subnet "
+            f"{where} has {names} in {there} only, and our subnets are in {', '.join(sorted(ground.nets)) or 'none'}",
+            "name a subnet there (--subnet), or make the default one: aws ec2 create-default-subnet "
             f"--availability-zone {offered[0][1]}",
         )
     priced = [(kind, zone, told.get((kind.type, zone) if spot else kind.type, 0.0)) for kind, zone in reached]

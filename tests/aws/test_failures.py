@@ -32,12 +32,12 @@ SLOWER = "wait, or run fewer commands at a time"
 REFUSES = f"AWS refuses to {DOING}"
 CREDENTIALS = "AWS does not accept the credentials, or the region is not switched on for them"
 SIGNATURE = "AWS does not accept the signature of the credentials"
-EXPIRED = "the AWS credentials have expired, or this computer's clock is wrong"
+EXPIRED = "the AWS credentials have expired"
 CASES: list[tuple[str, int, str, type[ProviderError], str, str]] = [
-    ("InsufficientInstanceCapacity", 500, ICE, NoCapacity, f"{FREE}: {ICE[:-1]}", failures.LATER),
-    ("InsufficientHostCapacity", 500, "no host.", NoCapacity, f"{FREE}: no host", failures.LATER),
+    ("InsufficientInstanceCapacity", 500, ICE, NoCapacity, FREE, failures.LATER),
+    ("InsufficientHostCapacity", 500, "no host.", NoCapacity, FREE, failures.LATER),
     ("UnfulfillableCapacity", 400, "Unable to fulfill capacity due to your request configuration", NoCapacity,
-     f"{FREE}: Unable to fulfill capacity due to your request configuration", failures.LATER),
+     FREE, failures.LATER),
     ("SpotMaxPriceTooLow", 400, "Your price is too low.", NoCapacity,
      "the spot price there is above the highest that was offered: Your price is too low", failures.LATER),
     ("Unsupported", 400, "Your requested instance type (p5.48xlarge) is not supported in us-east-1e.", NoCapacity,
@@ -85,8 +85,15 @@ CASES: list[tuple[str, int, str, type[ProviderError], str, str]] = [
     ("InvalidClientTokenId", 403, "", AuthFailed, CREDENTIALS, failures.KEYS),
     ("UnrecognizedClientException", 400, "", AuthFailed, CREDENTIALS, failures.KEYS),
     ("SignatureDoesNotMatch", 403, "", AuthFailed, SIGNATURE, "check the secret key, and this computer's clock"),
-    ("RequestExpired", 400, "Request has expired.", AuthFailed, f"{EXPIRED}: Request has expired", failures.LOGIN),
-    ("ExpiredToken", 403, "", AuthFailed, EXPIRED, failures.LOGIN),
+    ("SignatureDoesNotMatch", 403, "Signature expired: 1 is now earlier than 2.", AuthFailed,
+     "this computer's clock is wrong, says AWS: Signature expired: 1 is now earlier than 2", failures.CLOCK),
+    ("InvalidSignatureException", 400, "Signature not yet current: 2 is still later than 1.", AuthFailed,
+     "this computer's clock is wrong, says AWS: Signature not yet current: 2 is still later than 1", failures.CLOCK),
+    ("RequestExpired", 400, "Request has expired.", AuthFailed,
+     "the AWS credentials have expired, or this computer's clock is wrong: Request has expired",
+     f"{failures.LOGIN}; and look at the clock: date -u"),
+    ("ExpiredToken", 403, "The security token included in the request is expired", AuthFailed, EXPIRED,
+     failures.LOGIN),
     ("ExpiredTokenException", 400, "", AuthFailed, EXPIRED, failures.LOGIN),
     ("Blocked", 403, "This account is currently blocked.", AuthFailed,
      "AWS has blocked this account: This account is currently blocked",

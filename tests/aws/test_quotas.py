@@ -79,6 +79,17 @@ def test_an_instances_own_cores_come_first() -> None:
     assert usage([half], [], VCPUS)[G] == 24
 
 
+def test_a_spot_request_that_is_not_closed_counts_once() -> None:
+    """With its machine while that runs, and by itself until AWS has seen its end."""
+    alive = running("g5.12xlarge", InstanceLifecycle="spot", InstanceId="i-1")
+    request = {"State": "active", "InstanceId": "i-1", "LaunchSpecification": {"InstanceType": "g5.12xlarge"}}
+    assert usage([alive], [request], VCPUS)[G_SPOT] == 48
+    ending = {**alive, "State": {"Name": "shutting-down"}}
+    assert usage([ending], [request], VCPUS)[G_SPOT] == 48
+    assert usage([], [request], VCPUS)[G_SPOT] == 48
+    assert usage([], [{**request, "State": "closed"}], VCPUS)[G_SPOT] == 0
+
+
 def test_a_type_that_nobody_knows_makes_it_unknown_and_not_zero() -> None:
     used = usage([running("g99.xlarge"), running("g5.xlarge")], [], VCPUS)
     assert used[G] is None

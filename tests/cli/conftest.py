@@ -11,6 +11,7 @@ import pytest
 
 from gpuops.cli.entry import execute
 from tests.cli.renter import fake, money, no_guard_stays, renter  # noqa: F401 - fixtures for every file here
+from tests.cli.tenant import tenant  # noqa: F401
 from tests.conftest import Shell
 from tests.fakes.tent import pitch
 from tests.ssh.sshd import Sshd, can_serve, serving

@@ -13,6 +13,7 @@ import pytest
 from tests.cli.conftest import Desk
 from tests.cli.test_json import document
 from tests.conftest import Shell, until
+from tests.fakes.aws import FakeAWS
 
 KEYS = {"say", "exit_code", "findings"}
 FINDING = {"level", "what", "say", "hint", "where"}
@@ -54,6 +55,16 @@ def test_the_document_has_these_keys(desk: Desk) -> None:
 def test_of_the_provider_local_it_is_this_computer(desk: Desk) -> None:
     found = document(desk.type("doctor", "local", "--json").out, "doctor", KEYS)
     assert {one["where"] for one in found["findings"]} == {"this computer"}
+
+
+def test_whose_account_it_is_is_a_note(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeAWS(tmp_path / "aws") as fake:
+        for name, value in fake.env.items():
+            monkeypatch.setenv(name, value)
+        said = desk.type("doctor", "aws")
+    assert said.code == 0
+    assert f"aws\n  note: AWS account {fake.account}, as gpuops-tester\n    hint: it looks in us-east-1 (" in said.out
+    assert "warning" not in said.out.partition("\naws\n")[2]
 
 
 @pytest.mark.parametrize(

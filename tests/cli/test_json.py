@@ -15,7 +15,7 @@ from tests.conftest import Shell
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 KEYS = {
-    "status": {"clusters"},
+    "status": {"clusters", "guard_refused"},
     "cloud": {"resources", "unasked"},
     "runs": {"runs"},
     "offers": {"offers"},
@@ -30,7 +30,7 @@ KEYS = {
     "reap": {"ended", "closed", "unasked", "adopted"},
     "run": {
         "run", "verdict", "request", "cluster", "created", "started", "ended", "duration_s", "before_s", "cost",
-        "held", "left_behind", "kept",
+        "held", "left_behind", "kept", "progress",
         "rented", "home", "missing", "gpuops", "commit", "dirty", "provider", "per_hour", "skews", "nodes", "world",
         "torch", "python", "driver", "image", "nodes_ended", "exit_code",
     },
@@ -59,7 +59,7 @@ def document(text: str, kind: str, keys: set[str]) -> dict[str, Any]:
 
 def test_before_anything_was_done(desk: Desk) -> None:
     for words, kind, expected in [
-        (("status",), "status", {"clusters": []}),
+        (("status",), "status", {"clusters": [], "guard_refused": {}}),
         (("status", "--cloud"), "cloud", {"resources": [], "unasked": []}),
         (("runs",), "runs", {"runs": []}),
         (("down", "--all"), "down", {"gone": []}),

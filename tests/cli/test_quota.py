@@ -158,14 +158,14 @@ def test_somebody_is_asked_with_the_arithmetic(desk: Desk, aws: FakeAWS, monkeyp
             "now 0): go?"
         )
     ]
-    assert said.err.startswith("error: not confirmed: nothing was asked for\n")
+    assert "error: not confirmed: nothing was asked for\n" in said.err
 
 
 def test_nobody_there_to_be_asked(desk: Desk, aws: FakeAWS) -> None:
     aws.fresh_account()
     said = desk.type(*ASKED, "--request", "96")
     assert (said.code, aws.quota_requests) == (2, {})
-    assert said.err == "error: nobody is there to be asked whether to file a request\nhint: say --yes\n"
+    assert said.err.endswith("error: nobody is there to be asked whether to file a request\nhint: say --yes\n")
 
 
 def test_what_is_asked_for_already(desk: Desk, aws: FakeAWS) -> None:
@@ -221,7 +221,7 @@ def test_a_limit_that_is_there_already(desk: Desk, aws: FakeAWS) -> None:
         (("quota", "aws", "--gpus", "8", "--spot", "--request", "192"), "which quota is to be 192?"),
         (("quota", "local"), "local tells of no quotas"),
         (("quota", "aws", "--gpus", "0"), "--gpus 0 is too few"),
-        (("quota", "aws", "--gpus", "4", "--gpu-type", "a11g"), "AWS has no GPU called 'a11g' there"),
+        (("quota", "aws", "--gpus", "4", "--gpu-type", "a11g"), "AWS has no GPU called 'a11g' in us-east-1"),
         (("quota", "aws", "--no-such"), "there is no option --no-such"),
         (("policy", "local"), "local grants access as a whole"),
         (("policy", "aws", "--sink", "here"), "--sink here is no bucket"),
@@ -230,8 +230,8 @@ def test_a_limit_that_is_there_already(desk: Desk, aws: FakeAWS) -> None:
 def test_what_makes_no_sense(desk: Desk, aws: FakeAWS, words: tuple[str, ...], say: str) -> None:
     said = desk.type(*words, *([] if words[0] == "policy" else ["--yes"]))
     assert said.code == 2, said
-    assert said.err.startswith(f"error: {say}")
-    assert said.err.count("\n") == 2
+    assert f"error: {say}" in said.err
+    assert said.err.removeprefix("asking aws for its quotas\n").count("\n") == 2
     assert aws.quota_requests == {}
 
 
@@ -257,7 +257,7 @@ def test_watching_until_it_is_granted(desk: Desk, aws: FakeAWS, hasty: list[floa
     told = [line for line in said.err.splitlines() if line.startswith("96 vCPU of")]
     what = "96 vCPU of All G and VT Spot Instance Requests in us-east-1"
     assert told[0].startswith(f"{what}: PENDING, ")
-    assert told[1:] == [f"{what}: CASE_OPENED", f"{what}: granted (APPROVED)"]
+    assert told[1:] == [f"{what}: CASE_OPENED"]
     assert said.out == f"{what}: granted (APPROVED)\n"
     assert hasty == [*story.LOOKS[:3]]
 

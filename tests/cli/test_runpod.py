@@ -222,8 +222,8 @@ REFUSALS = [
     Row("none free", NONE_FREE, LATER, world=played(capacity(times=None)), creates=1),
     Row("none free of all that are not too dear",
         f"none of 5 offers could be had: {NONE_FREE}; the next offer is 1 pod, 1 x H100 NVL (94 GB each), secure "
-        "cloud, OC-AU-1 +2, stock high at $2.80/h, more than 1.5 times $1.65/h", "allow it: --max-price 2.81",
-        words=ANY, world=played(capacity(times=None)), creates=5),
+        "cloud, OC-AU-1 +2, stock high at $2.80/h, more than 1.5 times $1.65/h",
+        f"allow it: --max-price 2.81; or {LATER}", words=ANY, world=played(capacity(times=None)), creates=5),
     Row("none free in other words", "RunPod has none free: This machine does not have the resources to deploy your pod",
         LATER, creates=1, world=played(capacity(detail="This machine does not have the resources to deploy your pod. "
                                                 "Please try a different machine"))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 from filelock import FileLock
@@ -18,6 +19,7 @@ from gpuops.testing import OWNER
 from gpuops.world import World
 from provisioners.aws import AwsProvisioner
 from tests.fakes.aws import FakeAWS
+from tests.fakes.aws.inside import inside
 
 NEED_NODES = {"lost-answer", "ready", "watchdog", "bill"}
 
@@ -29,8 +31,9 @@ def wanted(request: pytest.FixtureRequest) -> Request:
 
 
 @pytest.fixture(scope="module")
-def fake(wanted: Request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeAWS]:  # noqa: ARG001
-    with FakeAWS(tmp_path_factory.mktemp("aws")) as one:
+def fake(wanted: Request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeAWS]:
+    """Over HTTP; on demand within this process, but for what the scenarios' other processes ask."""
+    with FakeAWS(tmp_path_factory.mktemp("aws")) as one, nullcontext() if wanted.spot else inside(one):
         yield one
 
 

@@ -275,7 +275,7 @@ def test_one_run_at_a_time(node: RealNode) -> None:
     assert refused.value.data == {"run": "r-1"}
     client = node.client()
     assert client.call("hello")["busy"] == "r-1"
-    assert client.call("run", run="r-1") == {"state": "running", "result": None, "sink": None}
+    assert client.call("run", run="r-1") == {"state": "running", "result": None, "sink": None, "handed": {}}
     client.call("stop", run="r-1", how="now", why="enough")
     follow(client, "r-1")
     node.start("r-2", ["true"])  # at once: who knows the result may start the next

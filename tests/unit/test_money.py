@@ -299,7 +299,7 @@ def test_without_anybody_to_ask_half_as_dear_again_is_the_most(there: tuple[Clou
         "none of 3 offers could be had: the provider said NoCapacity; "
         "the next offer is offer 2 at $3.01/h, more than 1.5 times $2.00/h"
     )
-    assert error.hint == "allow it: --max-price 3.01"
+    assert error.hint == "allow it: --max-price 3.01; or do something about it"
     assert cloud.calls().count("create") == 3
 
 

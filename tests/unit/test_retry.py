@@ -78,7 +78,7 @@ class Asked:
 
 
 @pytest.mark.parametrize(
-    ("yes", "price", "dear"), [(False, 2.0, False), (False, 2.01, True), (True, 3.0, False), (True, 3.01, True)]
+    ("yes", "price", "dear"), [(False, 3.0, False), (False, 3.01, True), (True, 3.0, False), (True, 3.01, True)]
 )
 def test_nobody_is_asked_again(yes: bool, price: float, dear: bool) -> None:
     bargain = Bargain(first=2.0, agreed=2.0, settled=True)
@@ -117,6 +117,14 @@ def test_what_it_cost_is_in_the_receipt() -> None:
     assert not Chain(2).resumed(NOW), "nothing was lost before"
 
 
+def test_of_what_nobody_was_told_there_is_no_notice_in_the_receipt() -> None:
+    chain = Chain(1)
+    chain.add(dataclasses.replace(LOSS, warned=False), 1.5)
+    assert chain.resumed(NOW + 340.0)
+    (row,) = (one for one in receipt({"retries": chain.losses}) if one.startswith("before"))
+    assert row.endswith("20 steps lost, 5:40 min from its end to the first new step")
+
+
 def test_a_nodes_events_on_our_clock(tmp_path: Path) -> None:
     row: Any = RunRow(**{
         **{field.name: None for field in dataclasses.fields(RunRow)},
@@ -128,3 +136,17 @@ def test_a_nodes_events_on_our_clock(tmp_path: Path) -> None:
         path.write_text("\n".join(json.dumps(one) for one in lines) + '\n{"at": 17')
     assert retry.first_step(row) == NOW + 5.0
     assert retry.first_event(row, lambda event: event["event"] == "notice") is None
+
+
+def test_who_agrees_agrees_to_what_replaces_it_too() -> None:
+    asked: list[str] = []
+    out = type("Out", (), {"interactive": True, "confirm": lambda _self, question: asked.append(question) or True})()
+    world: Any = type("World", (), {"yes": False, "out": out})()
+    request: Any = type("Request", (), {"max_price": None, "timeout_min": 1.0})()
+    offer = Offer("aws", "x", "two of them", 1, 1, prices=(Price("m", 2.0),))
+    bargain = Bargain(first=2.0, replaces=True)
+    terms = Terms(world, request, LeaseWish(), True, Asked(), bargain)  # type: ignore[arg-type]
+    terms.take(offer)
+    bargain.settled = True
+    terms.take(Offer("aws", "y", "two dearer ones", 1, 1, prices=(Price("m", 2.9),)))
+    assert asked == ["two of them, $2.00/h (and up to $3.00/h for what replaces it): go?"]

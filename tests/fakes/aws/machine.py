@@ -52,6 +52,7 @@ class Machine(Place):
             if self._stopped:
                 return
             self.order = order
+            self._machines.lab.laptop.ip(f"route replace {self.public}/32 via {self.address}\n")
             for folder in ("upper", "work", "root", "groups"):
                 (self.disk / folder).mkdir(parents=True)
             upper = self.disk / "upper"
@@ -71,7 +72,6 @@ class Machine(Place):
         self.pid = self._first.pid
         self._machines.lab.laptop.ip(link_commands(self.number, self.pid))
         self.ip(f"{host_commands(self.number, 4, docker0=False)}addr add {IMDS}/32 dev lo\n")
-        self._machines.lab.laptop.ip(f"route replace {self.public}/32 via {self.address}\n")
         self._feed(["nft", "-f", "-"], public_rules(self.public, self.address))
         self.filter()
         self._start_imds()

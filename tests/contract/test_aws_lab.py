@@ -1,0 +1,34 @@
+"""AWS's provisioner keeps the contract: every scenario, against a fake whose instances are real machines."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.aws import FakeAWS
+from tests.lab.available import why_no_machines
+from tests.lab.hosts import Lab
+
+INSIDE = Path(__file__).parent / "inside" / "aws_contract.py"
+HANG_S = 600
+SCENARIOS = 16
+
+
+@pytest.mark.timeout(HANG_S + 20)
+def test_aws_with_machines(tmp_path: Path) -> None:
+    if reason := why_no_machines():
+        pytest.skip(reason)
+    with Lab(tmp_path / "lab") as lab, FakeAWS(tmp_path / "aws", lab=lab) as fake:
+        done = subprocess.run(
+            [*lab.enter, sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-p", "no:xdist",
+             f"--basetemp={tmp_path / 'inside'}", str(INSIDE)],
+            cwd=Path(__file__).parents[2], env={**os.environ, **fake.env}, capture_output=True, text=True,
+            timeout=HANG_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"{SCENARIOS} passed" in done.stdout, done.stdout
+        assert fake.left() == []
