@@ -111,7 +111,7 @@ def every_case() -> list[Case]:
     walk = tuple(Point(f"{at} in {ELSEWHERE}") for at in (GROUP, OPEN, CREATE, LOOK, LIST, END, REMOVE))
     walk += (Point(REMOVE), Point(CREATE))
     ending = (Point(WHO), *ENDING)
-    reap = (Point(REGIONS), Point(f"{LIST} in {ELSEWHERE}"), Point(END), Point(CANCEL), Point(REMOVE))
+    reap = (Point(REGIONS), Point(f"{LIST} in {ELSEWHERE}"), Point(END), Point(REMOVE))
     return [
         *killed("up", up),
         *killed("train", train),
