@@ -23,7 +23,7 @@ EVERYBODYS = frozenset({
     "nodes", "gpus", "gpu-type", "gpu-mem", "spot", "region", "image", "max-price", "max-hours", "max-cost", "idle",
     "timeout", "name", "yes", "json", "dry-run", "help", "on", "cluster", "data", "out", "env", "secret", "prelude",
     "python", "setup", "resume", "queue", "keep", "detach", "grace", "sink",
-    "overwrite", "send-anyway", "spend", "wait",
+    "overwrite", "send-anyway", "spend", "wait", "retries",
     "record",
 })  # fmt: skip
 """Options that every provider has: one of the same name would never reach it."""

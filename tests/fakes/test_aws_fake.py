@@ -857,13 +857,13 @@ def test_instances_are_machines_behind_their_group_until_they_power_off_or_are_t
         assert done.returncode == 0, done.stderr
         group = done.stdout.strip()
         one, other = fake.instances()
-        until(lambda: ssh(one.private_address, "id -un") == "ubuntu", "somebody can log in")
-        assert one.address == one.private_address
+        until(lambda: ssh(one.address, "id -un") == "ubuntu", "somebody can log in")
+        assert one.address != one.private_address
         assert "SSH HOST KEY KEYS" in fake.world.bodies.console(one)
         rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": f"{lab.laptop.address}/32"}]}
         shut = f"ec2.revoke_security_group_ingress(GroupId={group!r}, IpPermissions=[{rule}])"
         assert typed(sys.executable, "-c", f"import boto3; ec2 = boto3.client('ec2'); {shut}").returncode == 0
-        assert ssh(one.private_address, "id -un") == ""
+        assert ssh(one.address, "id -un") == ""
         fake.interrupt(one.id, in_s=1.0)
         fake.power_off(other.id)
         until(lambda: fake.instances() == [], "both are gone")

@@ -8,6 +8,7 @@ that travelled through AWS is of no use once somebody has logged in.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,8 +73,9 @@ def files(there: Machine) -> dict[str, bytes]:
         *((there.root / one, there.root) for one in MEMORY),
     ]:
         for path in top.rglob("*"):
-            if path.is_file() and not path.is_symlink():
-                found[str(path.relative_to(base))] = path.read_bytes()
+            name = str(path.relative_to(base))
+            if path.is_file() and not path.is_symlink() and not f"/{name}".startswith((sys.prefix, sys.base_prefix)):
+                found[name] = path.read_bytes()
     return found
 
 

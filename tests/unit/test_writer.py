@@ -125,7 +125,8 @@ def test_a_live_line_is_not_drawn_for_nobody(pipe: tuple[Output, int], monkeypat
 
 
 PROGRAM = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in its background without
 from gpuops import writer
 from gpuops.output import Output
 writer.ENDING_S = 1.0

@@ -10,6 +10,7 @@ import pytest
 
 from gpuops.agent import sessions
 from gpuops.agent.sessions import Look, is_editor, is_used, parse, terminals
+from tests.conftest import until
 
 SERVER = b"/root/.vscode-server/cli/servers/Stable-e3/server/node\0/root/.vscode-server/out/server-main.js\0--port=0\0"
 
@@ -103,4 +104,4 @@ def titled() -> Iterator[list[subprocess.Popen[bytes]]]:
 def test_titles_are_read_from_the_machine(titled: list[subprocess.Popen[bytes]]) -> None:
     process = subprocess.Popen(["sshd: nobody@notty"], executable="/bin/cat", stdin=subprocess.PIPE)
     titled.append(process)
-    assert dict(terminals(sessions.command_lines())).get(process.pid) is False
+    until(lambda: dict(terminals(sessions.command_lines())).get(process.pid) is False, "it shows its new name")
