@@ -6,35 +6,17 @@ told.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
+from collections.abc import Iterator
 
 from tests.fakes.aws.fake import FakeAWS
+from tests.fakes.typed import typed
 
 
-def main(argv: list[str]) -> int:
-    with_lab = argv[:1] == ["--lab"]
-    command = argv[1:] if with_lab else argv
-    if not command:
-        sys.exit(__doc__)
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aws-")))
-        lab = None
-        if with_lab:
-            from tests.lab.hosts import Lab
-
-            lab = stack.enter_context(Lab(folder / "lab"))
-        fake = stack.enter_context(FakeAWS(folder / "aws", lab=lab))
-        code = subprocess.run([*(lab.enter if lab else []), *command], env={**os.environ, **fake.env}).returncode
-        for line in fake.left():
-            print(f"still there: {line}", file=sys.stderr)
-        print(f"{len(fake.requests)} requests", file=sys.stderr)
-    return code
+def told(fake: FakeAWS) -> Iterator[str]:
+    yield from (f"still there: {line}" for line in fake.left())
+    yield f"{len(fake.requests)} requests"
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(typed(sys.argv[1:], __doc__, FakeAWS, told))
