@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 
 from gpuops.conclude import conclude, follower, request_of
-from gpuops.errors import GpuopsError, NodeError
+from gpuops.errors import ConnectionLost, GpuopsError, NodeError
 from gpuops.follow import lost
 from gpuops.guard import outlived
 from gpuops.halt import halt
@@ -59,7 +59,7 @@ def _tend_live(world: World, row: ClusterRow, expired: bool) -> None:
         try:
             _finish_run(world, row, run, SAVE_S if expired else None)
         except Exception as error:
-            if not expired:
+            if not expired or _can_wait(world, row, error):
                 raise
             _give_up(world, f"{run.name} is not all home", error)
     if world.ledger.cluster(row.id).state != "up":
@@ -176,12 +176,23 @@ def _follow(world: World, live: Live, run: RunRow, patience: float | None) -> No
 
 
 def _save_edits(world: World, row: ClusterRow) -> None:
-    """A lease waits for nobody, but what its node's watchdog has left on the disk comes home first."""
+    """A lease waits for nobody, but what its node's watchdog has left on the disk comes home first.
+
+    Raises ConnectionLost where that can wait.
+    """
     try:
         for said in save_left(world, row, Silent()):
             world.ledger.notice(said)
     except Exception as error:
+        if _can_wait(world, row, error):
+            raise
         _give_up(world, f"what was edited or made on {row.name} outside of runs is not all home", error)
+
+
+def _can_wait(world: World, row: ClusterRow, error: Exception) -> bool:
+    """Whether a host of the user's own is out of reach. It costs nothing, and cannot be cleared either: what it has
+    would be lost if it came back just as its cluster is torn down."""
+    return isinstance(error, ConnectionLost) and not _capability(world, row, "rented")
 
 
 def _give_up(world: World, what: str, error: Exception) -> None:

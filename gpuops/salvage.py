@@ -16,7 +16,7 @@ from typing import Any
 
 from gpuops.agentclient import Programs
 from gpuops.conclude import Conclusion, conclude, unreached
-from gpuops.errors import GpuopsError, NodeError
+from gpuops.errors import ConnectionLost, GpuopsError, NodeError
 from gpuops.ledger import ClusterRow, RunRow
 from gpuops.live import absent, how_ended, nodes_of, programs_of
 from gpuops.models import Resource
@@ -32,9 +32,12 @@ STREAM = re.compile(r"(launcher\.(?:out|err)|events\.jsonl|ranks/(?P<rank>\d+)\.
 RESULT = "result.json"
 
 
-def salvage(world: World, row: ClusterRow, run: RunRow) -> dict[int, Mapping[str, Any]]:
-    """Bring home what is longer there than here; the results of nodes that have one, without those out of reach."""
-    results = {}
+def salvage(
+    world: World, row: ClusterRow, run: RunRow
+) -> tuple[dict[int, Mapping[str, Any]], dict[int, ConnectionLost]]:
+    """Bring home what is longer there than here; the results of nodes that have one, and why others were out of
+    reach."""
+    results, away = {}, {}
     for index, machine in enumerate(nodes_of(world, row)[: int(run.request["nodes"])]):
         try:
             programs = programs_of(row, machine, index)
@@ -42,18 +45,27 @@ def salvage(world: World, row: ClusterRow, run: RunRow) -> dict[int, Mapping[str
                 result = _salvage(programs, run, index)
             finally:
                 programs.connection.close()
+        except ConnectionLost as error:
+            away[index] = error
+            continue
         except GpuopsError:
             continue
         if result is not None:
             results[index] = result
-    return results
+    return results, away
 
 
 def conclude_without(world: World, row: ClusterRow, run: RunRow, error: NodeError, *, gone: bool) -> Conclusion:
-    """Judge a run whose nodes answer no more, by what they left. `gone`: their provider says that they ended."""
+    """Judge a run whose nodes answer no more, by what they left. `gone`: their provider says that they ended.
+
+    Raises ConnectionLost where a host of the user's own is out of reach: it costs nothing, and keeps what it has.
+    """
     live = absent(row, nodes_of(world, row), error)
     told = _told(world, row, live.machines) if gone else {}
-    results = {**unreached(run, error, gone=gone, told=told), **salvage(world, row, run)}
+    found, away = salvage(world, row, run)
+    if away and world.provisioner(row.provider).capabilities.get("rented") is not True:
+        raise next(iter(away.values()))
+    results = {**unreached(run, error, gone=gone, told=told), **found}
     return conclude(world, live, run, results, Silent())
 
 
