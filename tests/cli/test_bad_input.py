@@ -266,7 +266,7 @@ def test_a_ledger_that_cannot_be_written_is_said_and_keeps_nobody_from_looking(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another program holds it for too long: what is shown as seen stays unseen, the rest is told."""
-    monkeypatch.setattr("gpuops.ledger.BUSY_S", 0.1)
+    monkeypatch.setattr("gpuops.ledgerfile.BUSY_S", 0.1)
     desk.type("train", "multinode", "--dry-run")
     ledger = Ledger.open(desk.home)
     ledger.notice("something happened")
@@ -284,7 +284,7 @@ def test_a_ledger_that_cannot_be_written_is_said_and_keeps_nobody_from_looking(
 def test_a_ledger_that_cannot_be_read_is_a_sentence(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("gpuops.ledger.BUSY_S", 0.1)
+    monkeypatch.setattr("gpuops.ledgerfile.BUSY_S", 0.1)
     desk.type("train", "multinode", "--dry-run")
     with sqlite3.connect(desk.home / "ledger.db", isolation_level=None) as db:
         db.execute("BEGIN EXCLUSIVE")

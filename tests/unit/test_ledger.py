@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpuops.errors import UsageError
-from gpuops.ledger import FILE, SCHEMA, Ledger, LedgerJournal, LedgerTooNew, LedgerUnwritable, RowGone, _set_aside
+from gpuops.ledger import FILE, Ledger, LedgerJournal, LedgerTooNew, LedgerUnwritable, RowGone
+from gpuops.ledgerfile import SCHEMA, set_aside
 from gpuops.models import Lease, Resource
 from gpuops.processes import Identity, myself, started
 from tests.conftest import open_folder, without_root
@@ -218,7 +219,7 @@ def test_the_journal_of_a_damaged_one_goes_with_it(tmp_path: Path) -> None:
     Ledger.open(tmp_path).close()
     journal = tmp_path / f"{FILE}-journal"
     journal.write_bytes(b"pages of the old ledger")
-    aside = _set_aside(tmp_path / FILE)
+    aside = set_aside(tmp_path / FILE)
     assert not journal.exists()
     assert aside.with_name(f"{aside.name}-journal").read_bytes() == b"pages of the old ledger"
 
