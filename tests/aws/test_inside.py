@@ -20,7 +20,7 @@ from tests.fakes.aws.server import Handler
 @pytest.fixture(autouse=True)
 def no_http(fake: FakeAWS, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The server would err, and the fake say so at its end."""
-    monkeypatch.delattr(Handler, "_serve")
+    monkeypatch.delattr(Handler, "hear")
     with inside(fake):
         yield
 

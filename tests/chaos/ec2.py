@@ -68,11 +68,6 @@ class TenantOfAws(Tenant):
         super().expect_over(hang_s, pods_at_once)
         assert self.fake.left() == []
 
-    def lose_ledger(self) -> None:
-        """What a new disk would know: who this is, and with whom it ever rented."""
-        for path in self.shell.home.glob("ledger.db*"):
-            path.unlink()
-
 
 @contextmanager
 def alone(folder: Path) -> Iterator[TenantOfAws]:

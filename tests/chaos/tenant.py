@@ -57,6 +57,11 @@ class Tenant:
         finally:
             ledger.close()
 
+    def lose_ledger(self) -> None:
+        """What a new disk would know: who this is, and with whom it ever rented."""
+        for path in self.shell.home.glob("ledger.db*"):
+            path.unlink()
+
     def is_over(self) -> bool:
         return not self.running() and not self.live()
 

@@ -10,17 +10,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
-from gpuops.guard import LOCK
 from tests.chaos.ec2 import MAKES, TenantOfAws, alone
-from tests.chaos.hits import KILLS, Hit, Point, guards, kill
+from tests.chaos.hits import Point
+from tests.chaos.scenes import HANG_S, KILLED, Case, HalfMade, kill_guards, killed, type_one
 from tests.chaos.together import Together, chosen
-from tests.conftest import until
 from tests.fakes.aws import Fault
 
 pytestmark = pytest.mark.timeout(1800)  # who comes first waits for all that run beside it
@@ -53,23 +50,11 @@ UP = ("up", "aws", *WANTED, "--nodes", "2")
 TRAIN = ("train", "multigpu", "work.py", "--on", "aws", *WANTED)
 WALK = (*UP, "--region", f"us-east-1,{ELSEWHERE}")
 COMMANDS = {"up": UP, "train": TRAIN, "walk": WALK}
-THEN = ("guard", "status", "reap")
-HANG_S = 800.0
-"""What may have been made is believed not to be only after `settle_s`; and many of these run at once."""
 AT_ONCE = 16
 CLOSE_S = 8.0
-
-
-@dataclass(frozen=True)
-class Case:
-    story: str
-    """Who is hit: a command that rents; or after one was killed the guard, a `down`, or a `reap` without a ledger."""
-    hit: Hit
-    then: str = "guard"
-    """Who sees to the end: the guard alone, or it is killed, too, and this is typed."""
-
-    def __str__(self) -> str:
-        return f"{self.story}: {self.hit}, {self.then}"
+HALF_MADE = HalfMade("aws-1", UP, LOOK)
+NEVER_CLOSES = (CANCEL, SPOT_LOOK)
+"""Where one of these is hit nothing closes by itself, be it ever so slow: who ends the machines must ask for it."""
 
 
 # ---- what is asked
@@ -96,12 +81,6 @@ def test_no_request_is_left_out(undisturbed: set[str]) -> None:
 
 
 # ---- each request, and everything that may happen at it
-
-
-def killed(story: str, points: tuple[Point, ...]) -> list[Case]:
-    """Killed at each: with who is to see to the end in turn."""
-    hits = [Hit(point, how) for point in points for how in KILLS]
-    return [Case(story, hit, THEN[at % len(THEN)]) for at, hit in enumerate(hits)]
 
 
 def every_case() -> list[Case]:
@@ -175,13 +154,10 @@ def play(case: Case, folder: Path) -> str:
     """What the command said at last."""
     with alone(folder) as here:
         here.shell.write("work.py", "print('worked')\n")
-        here.fake.world.close_s = CLOSE_S
+        here.fake.world.close_s = HANG_S if case.hit.point.at in NEVER_CLOSES else CLOSE_S
         if case.story == "walk":
             nowhere_near(here)
-        if case.story in COMMANDS:
-            said = command_is_hit(here, case)
-        else:
-            said = {"guard": guard_is_hit, "down": down_is_hit, "reap": reap_is_hit}[case.story](here, case)
+        said = command_is_hit(here, case) if case.story in COMMANDS else half_made_is_hit(here, case)
         here.expect_over(HANG_S, 2)
         return said
 
@@ -201,60 +177,19 @@ def command_is_hit(here: TenantOfAws, case: Case) -> str:
     process = here.saboteur.start(here.shell, case.hit, *COMMANDS[case.story])
     _, err = process.communicate(timeout=HANG_S)
     assert here.saboteur.struck(process), err
-    assert process.returncode == -9, err
+    assert process.returncode == KILLED, err
     if case.then != "guard":
         kill_guards(here)
         type_one(here, case.then)
     return err
 
 
-def guard_is_hit(here: TenantOfAws, case: Case) -> str:
-    strike = here.saboteur.expect_guard(here.shell, case.hit)
-    half_made(here)
-    until(strike.struck.is_set, "the guard's request", HANG_S)
-    until(lambda: not guards(here.shell), "the guard is dead")
-    return type_one(here, "status")
-
-
-def down_is_hit(here: TenantOfAws, case: Case) -> str:
-    half_made(here)
-    kill_guards(here)
-    with FileLock(here.shell.home / LOCK):  # no guard comes before it
-        process = here.saboteur.start(here.shell, case.hit, "down", "aws-1")
-        _, err = process.communicate(timeout=HANG_S)
-        assert here.saboteur.struck(process), err
-        assert process.returncode == -9
-    return type_one(here, case.then if case.then != "guard" else "status")
-
-
-def reap_is_hit(here: TenantOfAws, case: Case) -> str:
-    """What a computer finds that knows nothing any more."""
-    half_made(here)
-    kill_guards(here)
-    here.lose_ledger()
-    process = here.saboteur.start(here.shell, case.hit, "reap", "--yes")
-    _, err = process.communicate(timeout=HANG_S)
-    assert here.saboteur.struck(process), err
-    assert process.returncode == -9
-    return type_one(here, "reap")
-
-
-def half_made(here: TenantOfAws) -> None:
-    """Machines whose `up` was killed as it waited for them; its guard lives."""
-    process = here.saboteur.start(here.shell, Hit(Point(LOOK), "after"), *UP)
-    process.communicate(timeout=HANG_S)
-    assert process.returncode == -9
-
-
-def kill_guards(here: TenantOfAws) -> None:
-    for pid in guards(here.shell):
-        kill(pid)
-
-
-def type_one(here: TenantOfAws, what: str) -> str:
-    typed = here.shell.run(*{"status": ("status",), "reap": ("reap", "--yes")}[what])
-    assert typed.returncode == 0, typed.stderr
-    return typed.stderr
+def half_made_is_hit(here: TenantOfAws, case: Case) -> str:
+    if case.story == "guard":
+        return HALF_MADE.guard_is_hit(here, case.hit, "status")
+    if case.story == "reap":
+        return HALF_MADE.reap_is_hit(here, case.hit)
+    return HALF_MADE.down_is_hit(here, case.hit, case.then if case.then != "guard" else "status")
 
 
 # ---- answers that are lost, and commands that live on

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
-from gpuops.guard import LOCK
-from tests.chaos.hits import KILLS, LIVES, SIGNALS, Hit, Point, guards, kill
+from tests.chaos.hits import KILLS, LIVES, SIGNALS, Hit, Point
+from tests.chaos.scenes import HANG_S, KILLED, THEN, Case, HalfMade, kill_guards, killed, type_one
 from tests.chaos.tenant import Tenant, alone
 from tests.chaos.together import Together, chosen
 from tests.conftest import until
@@ -30,9 +29,9 @@ LIST, LOOK, LOG, END = "GET /pods", "GET /pods/*", "GET /pods/*/logs", "DELETE /
 GPUS, CREATE = "GET /catalog/gpus", "POST /pods"
 CREATE_ALL, MEMBERS, END_ALL = "POST /clusters", "GET /clusters/*/pods", "DELETE /clusters/*"
 LIST_ALL, LOOK_ALL = "GET /clusters", "GET /clusters/*"
+NEVER = ((LOG, "sent"),)
+"""It never ends."""
 SHAPES = (LIST, LOOK, LOG, END, GPUS, CREATE, CREATE_ALL, MEMBERS, END_ALL, LIST_ALL, LOOK_ALL)
-HANG_S = 800.0
-"""A lost create is believed to be none only after `settle_s`, twice; and many of these run at once."""
 AT_ONCE = 12
 
 
@@ -97,19 +96,7 @@ CLUSTER = Story(
 STORIES = {"pod": POD, "cluster": CLUSTER}
 ENDING = (Point(LIST), Point(LIST_ALL), Point(END), Point(LIST, 2), Point(LIST_ALL, 2), Point(LOOK, since=END))
 """What ends the one pod of a cluster that is half-made."""
-THEN = ("guard", "status", "reap")
-
-
-@dataclass(frozen=True)
-class Case:
-    story: str
-    """Who is hit: `up` for a pod or a cluster; or after it was killed the guard, or a `down`."""
-    hit: Hit
-    then: str = "guard"
-    """Who sees to the end: the guard alone, or it is killed, too, and this is typed."""
-
-    def __str__(self) -> str:
-        return f"{self.story}: {self.hit}, {self.then}"
+HALF_MADE = HalfMade("runpod-1", POD.argv, LOOK)
 
 
 def asked(requests: list[Request]) -> set[Point]:
@@ -141,16 +128,10 @@ def test_the_requests_are_known(story: Story, tmp_path: Path) -> None:
 # ---- each request, and everything that may happen at it
 
 
-def killed(name: str, points: tuple[Point, ...]) -> list[Case]:
-    """Killed at each: with who is to see to the end in turn."""
-    hits = [Hit(point, how) for point in points for how in KILLS if (point.at, how) != (LOG, "sent")]  # it never ends
-    return [Case(name, hit, THEN[at % len(THEN)]) for at, hit in enumerate(hits)]
-
-
 def every_case() -> list[Case]:
     cases = []
     for name, story in STORIES.items():
-        for case in killed(name, story.requests):
+        for case in killed(name, story.requests, NEVER):
             cases += [dataclasses.replace(case, then=then) for then in THEN]
         cases += [Case(name, Hit(point, how)) for point in story.requests for how in (*LIVES, *SIGNALS)]
     for name in ("guard", "down"):
@@ -164,7 +145,7 @@ def is_first(case: Case) -> bool:
     point, how = case.hit.point, case.hit.how
     if case.story in ("guard", "down"):
         return how == "after" and point.nth == 1
-    first = case in killed(case.story, STORIES[case.story].requests) or how not in KILLS
+    first = case in killed(case.story, STORIES[case.story].requests, NEVER) or how not in KILLS
     if case.story == "cluster":
         return first and point.at in (CREATE_ALL, MEMBERS, END_ALL) and how in ("before", "after", "cut")
     if point in (Point(GPUS, 2), Point(LOOK, 2)):
@@ -203,7 +184,8 @@ def play(case: Case, folder: Path) -> str:
         if case.story in STORIES:
             said = up_is_hit(here, case)
         else:
-            said = {"guard": guard_is_hit, "down": down_is_hit}[case.story](here, case)
+            scene = {"guard": HALF_MADE.guard_is_hit, "down": HALF_MADE.down_is_hit}[case.story]
+            said = scene(here, case.hit, case.then)
         here.expect_over(HANG_S, STORIES.get(case.story, POD).pods)
         return said
 
@@ -213,7 +195,7 @@ def up_is_hit(here: Tenant, case: Case) -> str:
     _, err = process.communicate(timeout=HANG_S)
     assert here.saboteur.struck(process), err
     if case.hit.how in KILLS:
-        assert process.returncode == -9, err
+        assert process.returncode == KILLED, err
         if case.then != "guard":
             kill_guards(here)
             type_one(here, case.then)
@@ -222,43 +204,6 @@ def up_is_hit(here: Tenant, case: Case) -> str:
     assert here.is_over(), err
     assert "Traceback" not in err
     return err
-
-
-def guard_is_hit(here: Tenant, case: Case) -> str:
-    strike = here.saboteur.expect_guard(here.shell, case.hit)
-    half_made(here)
-    until(strike.struck.is_set, "the guard's request", HANG_S)
-    until(lambda: not guards(here.shell), "the guard is dead")
-    return type_one(here, case.then)
-
-
-def down_is_hit(here: Tenant, case: Case) -> str:
-    half_made(here)
-    kill_guards(here)
-    with FileLock(here.shell.home / LOCK):  # no guard comes before it
-        process = here.saboteur.start(here.shell, case.hit, "down", "runpod-1")
-        _, err = process.communicate(timeout=HANG_S)
-        assert here.saboteur.struck(process), err
-        assert process.returncode == -9
-    return type_one(here, case.then)
-
-
-def half_made(here: Tenant) -> None:
-    """A pod whose `up` was killed as it waited for it; its guard lives."""
-    process = here.saboteur.start(here.shell, Hit(Point(LOOK), "after"), *POD.argv)
-    process.communicate(timeout=HANG_S)
-    assert process.returncode == -9
-
-
-def kill_guards(here: Tenant) -> None:
-    for pid in guards(here.shell):
-        kill(pid)
-
-
-def type_one(here: Tenant, what: str) -> str:
-    typed = here.shell.run(*{"status": ("status",), "reap": ("reap", "--yes")}[what])
-    assert typed.returncode == 0, typed.stderr
-    return typed.stderr
 
 
 def exit_code(case: Case) -> int:

@@ -4,6 +4,7 @@ nobody asked for.
     <home>/tent/full      a line for each place where nothing can be had
     <home>/tent/short     a line for each place whose quota is used up; west and north share theirs
     <home>/tent/taken/    a file for each tent that was taken back
+    <home>/tent/fragile   a line for each place whose tents are taken back before anybody is in them
 
 Each tent asks `$FAIR_NOTICES`, where it is set, as a machine at EC2 asks for its notices.
 """
@@ -63,6 +64,10 @@ class Fair(TentProvisioner):
         if offer.id in self._lines("short"):
             raise QuotaExceeded(f"the quota of the {offer.id} is used up", "file a request")
         made = super().create(offer, intent, journal)
+        if offer.id in self._lines("fragile"):
+            (self.root / "taken").mkdir(exist_ok=True)
+            for tent in made:
+                (self.root / "taken" / tent.id).touch()
         if self.notices:
             for tent in made:
                 settings = self._folder(tent) / "node.json"

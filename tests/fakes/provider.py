@@ -44,6 +44,8 @@ class Fault:
     """
 
     error: str = ""
+    instead: str = ""
+    """create, with `Unknown`: the error that a later request for the same met."""
     retry_after: float | None = None
     made: int | None = None
     """create: how many machines it makes (None: all)."""
@@ -113,6 +115,9 @@ class Scripted:
             return
         if fault.error == "RateLimited":
             raise errors.RateLimited("slow down", "wait", fault.retry_after)
+        if fault.instead:
+            no = getattr(errors, fault.instead)(f"the provider said {fault.instead}", "do something about it")
+            raise errors.Unknown("the provider did not answer at first", "try again", instead=no)
         if hasattr(errors, fault.error):
             raise getattr(errors, fault.error)(f"the provider said {fault.error}", "do something about it")
         raise {"KeyError": KeyError, "OSError": OSError}[fault.error]("pods")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -17,9 +16,10 @@ from tests.fakes.aws.happenings import Happenings
 from tests.fakes.aws.holdings import HOME, Holdings
 from tests.fakes.aws.knobs import Knobs
 from tests.fakes.aws.requests import Answer, Refusal, Request
-from tests.fakes.aws.server import CHECKIP, Server
+from tests.fakes.aws.server import CHECKIP, Handler, Server
 from tests.fakes.aws.world import World
-from tests.fakes.runpod.peers import client_pid
+from tests.fakes.peers import client_pid
+from tests.fakes.web import loopback
 
 if TYPE_CHECKING:
     from tests.lab.hosts import Lab
@@ -56,7 +56,7 @@ class FakeAWS(Knobs, Holdings, Happenings):
             from tests.fakes.aws.body import Bodies
 
             self.world.bodies = Bodies(lab, self.world, self.powered_off)
-        self._server = Server(self.world.bodies.listen() if self.world.bodies else _loopback(), self)
+        self._server = Server(self.world.bodies.listen() if self.world.bodies else loopback(), Handler, self)
         self._write_configuration()
         self._closed = threading.Event()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
@@ -147,9 +147,9 @@ class FakeAWS(Knobs, Holdings, Happenings):
     # ---- for the server
 
     def meet(self, request: Request) -> Fault | None:
-        """What it meets: what a callback gave it, or what was played."""
+        """What was played for it."""
         with self.world.lock:
-            return request.fault or self.script.meet(request, launching.zone_of(self.world, request))
+            return self.script.meet(request, launching.zone_of(self.world, request))
 
     def answer(self, request: Request) -> Answer:
         try:
@@ -215,7 +215,3 @@ def _session() -> Any:
     import boto3
 
     return boto3.Session()
-
-
-def _loopback() -> socket.socket:
-    return socket.create_server(("127.0.0.1", 0), backlog=64)

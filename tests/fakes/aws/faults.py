@@ -21,7 +21,7 @@ code        no     `code`, `message` and `http` as they are given here
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from tests.fakes.aws import checks
@@ -104,6 +104,8 @@ class Fault:
         """What becomes of an answer that is right."""
         if self.what == "garbage":
             return Answer(200, GARBAGE, {"Content-Type": "text/html"}, "garbage")
+        if self.what == "half":
+            return replace(right, half=True)
         return right
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tests.fakes.aws.faults import Fault
+from tests.fakes.web import Heard
 
 
 @dataclass(eq=False)
-class Request:
-    """Of one that is still being served, `status` is 0."""
-
+class Request(Heard):
     service: str
     """As it is signed, and as permissions name it: ec2, servicequotas, ssm, pricing, sts, s3; unsigned: s3."""
     action: str
@@ -31,30 +27,13 @@ class Request:
     """Of a service that is asked with a form."""
     key: str = ""
     """The id of the access key; "": nobody's."""
-    status: int = 0
     error: str = ""
     """The code that was answered; "" where all went well."""
-    at: float = field(default_factory=time.time)
-    """When it was heard, UTC seconds."""
-    client_pid: int = 0
-    """Of the process that asked, as this machine counts; looked up only for callbacks."""
-    fault: Fault | None = None
-    """What it meets; a callback may set it, "before"."""
-    dropped: bool = False
-    lost: bool = False
 
     @property
     def permission(self) -> str:
         """As a policy names it."""
         return f"{self.service}:{self.action}"
-
-    def drop(self) -> None:
-        """In a callback, "before": nothing of it is done, and no answer comes."""
-        self.dropped = self.lost = True
-
-    def lose(self) -> None:
-        """In a callback: what is asked for is done, and no answer comes."""
-        self.lost = True
 
     def __str__(self) -> str:
         return f"{self.permission} {self.region} {self.status or '-'} {self.error}".rstrip()
@@ -66,6 +45,8 @@ class Answer:
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     error: str = ""
+    half: bool = False
+    """Only the first half of the body is sent, and the connection ends."""
 
 
 class Refusal(Exception):

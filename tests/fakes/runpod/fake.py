@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import secrets
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tests.fakes.peers import client_pid
 from tests.fakes.runpod import spec
 from tests.fakes.runpod.catalog import Stock
 from tests.fakes.runpod.clock import DrivenClock
 from tests.fakes.runpod.desk import Desk
 from tests.fakes.runpod.faults import Fault, Life, Script
-from tests.fakes.runpod.peers import client_pid
 from tests.fakes.runpod.records import Cluster, Pod, Volume
 from tests.fakes.runpod.requests import Answer, Request
-from tests.fakes.runpod.server import VERSION, Server
+from tests.fakes.runpod.server import VERSION, Handler, Server
 from tests.fakes.runpod.service import Service
 from tests.fakes.runpod.views import ports_view
+from tests.fakes.web import loopback
 
 if TYPE_CHECKING:
     from tests.lab.hosts import Lab
@@ -40,8 +40,8 @@ class FakeRunPod:
         folder.mkdir(parents=True, exist_ok=True)
         self.clock = DrivenClock(frozen)
         self.requests: list[Request] = []
-        self.mismatches: list[str] = []
-        """What the fake did against the vendor's description; close() raises them."""
+        self.problems: list[str] = []
+        """What the fake did against the vendor's description, or went wrong inside it; close() raises them."""
         self.callbacks: list[Callback] = []
         self.script = Script()
         self._spec = spec.found()
@@ -55,7 +55,7 @@ class FakeRunPod:
             listening, make_body = self._landscape.listen(), self._landscape.make_body
         self.service = Service(self.clock, make_body)
         self.desk = Desk(self.service)
-        self._server = Server(listening or _loopback(), self)
+        self._server = Server(listening or loopback(), Handler, self)
         self._closed = False
         if self._landscape:
             self._landscape.begin()
@@ -250,9 +250,13 @@ class FakeRunPod:
 
     # ---- for the server
 
+    def meet(self, request: Request) -> Fault | None:
+        """What was played for it."""
+        return self.script.meet(request.method, request.path, request.body)
+
     def judge(self, request: Request, answer: Answer) -> None:
         if self._spec:
-            self.mismatches += self._spec.mismatches(request, answer)
+            self.problems += self._spec.mismatches(request, answer)
 
     def ports_of(self, pod: Pod) -> list[dict[str, Any]]:
         """TCP ports that lead to a pod from outside."""
@@ -272,14 +276,10 @@ class FakeRunPod:
         if self._landscape:
             self._landscape.close()
         (self.folder / "requests").write_text("".join(f"{one}\n" for one in self.requests))
-        assert not self.mismatches, "the fake is not as the service:\n" + "\n".join(self.mismatches)
+        assert not self.problems, "the fake is not as the service:\n" + "\n".join(self.problems)
 
     def __enter__(self) -> FakeRunPod:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
-
-
-def _loopback() -> socket.socket:
-    return socket.create_server(("127.0.0.1", 0), backlog=64)

@@ -125,6 +125,18 @@ class Fault:
     members: Mapping[int, Life] = field(default_factory=dict)
     """and of single members of a cluster, by their rank."""
 
+    @property
+    def hangs(self) -> float:
+        return self.hang_s
+
+    @property
+    def done(self) -> bool:
+        return self.takes_effect
+
+    @property
+    def cuts(self) -> bool:
+        return self.cut
+
     def fits(self, method: str, path: str, body: Any) -> bool:
         verb, _, place = self.at.partition(" ")
         pattern = re.escape(place).replace(r"\*", "[^/]+")

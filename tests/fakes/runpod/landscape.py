@@ -118,7 +118,7 @@ class Landscape:
         return self._closing.is_set() or not self.lab.lives
 
     def complain(self, line: str) -> None:
-        self.fake.mismatches.append(line)
+        self.fake.problems.append(line)
 
     def close(self) -> None:
         self._closing.set()

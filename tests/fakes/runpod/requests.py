@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fakes.runpod.faults import Fault
 from tests.fakes.runpod.problems import Refusal, denied
 from tests.fakes.runpod.records import Account, Pod
+from tests.fakes.web import Heard
 
 
 @dataclass(eq=False)
-class Request:
-    """Of one that is still being served, `status` is 0."""
-
+class Request(Heard):
     method: str
     path: str
     """Without the API's version: /pods/abc, /graphql; as it is where it has none."""
@@ -24,23 +21,7 @@ class Request:
     body: Any
     """From JSON; None where there is none, or none that can be read."""
     raw: bytes = b""
-    fault: Fault | None = None
-    status: int = 0
     answer: Any = None
-    at: float = field(default_factory=time.time)
-    """When it was heard, UTC seconds."""
-    client_pid: int = 0
-    """Of the process that asked, as this machine counts; looked up only for callbacks."""
-    dropped: bool = False
-    lost: bool = False
-
-    def drop(self) -> None:
-        """In a callback, "before": nothing of it is done, and no answer comes."""
-        self.dropped = self.lost = True
-
-    def lose(self) -> None:
-        """In a callback: what is asked for is done, and no answer comes."""
-        self.lost = True
 
     def __str__(self) -> str:
         return f"{self.method} {self.path} {self.status or '-'}"

@@ -1,19 +1,14 @@
-"""The HTTP side: one request is read, judged, hooked, answered; or not answered."""
+"""The HTTP side: how RunPod's requests are heard, answered, judged and sent."""
 
 from __future__ import annotations
 
-import errno
 import json
-import socket
-import sys
-import threading
-import traceback
 import uuid
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from tests.fakes import web
 from tests.fakes.runpod import catalogroutes, graphql, logstream, routes, routing  # noqa: F401  (some are routes)
 from tests.fakes.runpod.faults import Fault
 from tests.fakes.runpod.problems import TITLES, Refusal
@@ -25,91 +20,17 @@ if TYPE_CHECKING:
 
 VERSION = "/v2"
 HEARTBEAT_S = 0.2
-GONE_AWAY = (errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
-class Server(ThreadingHTTPServer):
-    """On a socket that listens already: it may have been made in another network."""
-
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, listening: socket.socket, fake: FakeRunPod) -> None:
-        super().__init__(listening.getsockname(), Handler, bind_and_activate=False)
-        self.socket.close()
-        self.socket = listening
-        self.fake = fake
-        self.closing = threading.Event()
-        self._open: set[socket.socket] = set()
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        self._thread.start()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._open.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._open.discard(request)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """A client that went away is no error; anything else is the fake's own, and told at its end."""
-        error = sys.exception()
-        if not (isinstance(error, OSError) and error.errno in GONE_AWAY):
-            self.fake.mismatches.append(traceback.format_exc())
-
-    def end(self) -> None:
-        self.closing.set()
-        self.shutdown()
-        self._thread.join()
-        for one in list(self._open):
-            try:
-                one.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue
-        self.server_close()
+class Server(web.Server):
+    fake: FakeRunPod
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Handler(web.Handler):
     server: Server
+    do_PATCH = web.Handler.do_POST
 
-    def setup(self) -> None:
-        super().setup()
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def log_message(self, *_: Any) -> None:
-        """The fake keeps its requests itself."""
-
-    def do_GET(self) -> None:
-        self._serve()
-
-    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
-
-    def _serve(self) -> None:
-        fake, request = self.server.fake, self._read()
-        fake.requests.append(request)
-        self._call_back(request, "before")
-        if request.dropped:
-            self._cut()
-            return
-        fault = request.fault = fake.script.meet(request.method, request.path, request.body)
-        if fault and fault.hang_s and not fault.takes_effect:
-            self.server.closing.wait(fault.hang_s)
-        answer = self._answer(request, fault)
-        request.status, request.answer = answer.status, answer.body
-        if fault and fault.hang_s and fault.takes_effect:
-            self.server.closing.wait(fault.hang_s)
-        self._call_back(request, "after")
-        if request.lost or (fault and fault.cut):
-            self._cut()
-            return
-        self._send(answer)
-        self._call_back(request, "sent")
-
-    def _read(self) -> Request:
-        length = int(self.headers.get("Content-Length") or 0)
-        raw = self.rfile.read(length)
+    def hear(self, raw: bytes) -> Request:
         parts = urlsplit(self.path)
         path = parts.path.removeprefix(VERSION) if parts.path.startswith(f"{VERSION}/") else parts.path
         try:
@@ -120,17 +41,12 @@ class Handler(BaseHTTPRequestHandler):
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         return Request(self.command, "/".join(unquote(one) for one in path.split("/")), query, headers, body, raw)
 
-    def _call_back(self, request: Request, moment: str) -> None:
-        fake = self.server.fake
-        if fake.callbacks and not request.client_pid:
-            request.client_pid = fake.pid_of(self.client_address)
-        for callback in list(fake.callbacks):
-            callback(request, moment)
-
-    def _cut(self) -> None:
-        self.close_connection = True
-
     # ---- what is answered
+
+    def answer(self, request: Request, fault: Fault | None) -> Answer:
+        answer = self._answer(request, fault)
+        request.status, request.answer = answer.status, answer.body
+        return answer
 
     def _answer(self, request: Request, fault: Fault | None) -> Answer:
         if fault and (fault.status or fault.cut) and not fault.takes_effect:
@@ -179,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
 
     # ---- how it is sent
 
-    def _send(self, answer: Answer) -> None:
+    def send(self, answer: Answer) -> None:
         body = answer.raw
         if body is None:
             body = b"" if answer.body is None else json.dumps(answer.body).encode()
