@@ -1,5 +1,5 @@
-"""What is said beside a run's own lines: that it has been silent for long, what a provider says of its machines, and
-once how to see its curves."""
+"""What is said beside a run's own lines: that it has been silent for long, what a provider says of its machines, that
+the end of its nodes is near, and once how to see its curves."""
 
 from __future__ import annotations
 
@@ -24,8 +24,13 @@ LOOK_S = 5.0
 EVENTS = "events.out.tfevents*"
 """What TensorBoard calls its files."""
 NODE_EVENTS = "events.jsonl"
-NOW = {"reclaim": "the run stops, with a snapshot where its script makes one", "rebalance": "the run goes on"}
+NOW = {
+    "reclaim": "the run stops, with a snapshot where its script makes one",
+    "rebalance": "the run goes on; a snapshot was asked for",
+}
 """What is done, by the kind of a notice."""
+ONE_S = 60.0
+"""What all nodes say of their common end within so many seconds is one thing, however far their clocks are apart."""
 
 
 class Remarks:
@@ -53,15 +58,25 @@ class Remarks:
         self._events: dict[int, bytes] = {}
         """By node, what has come of a line that is not complete yet."""
         self._notices: list[str] = []
+        self._ends: list[float] = []
+        """When the nodes asked for a snapshot before their end (UTC seconds)."""
 
     def heard(self, node: int, stream: str, _offset: int, data: bytes) -> None:
         """Bytes of a stream have come (`follow.OnBytes`)."""
         if stream == NODE_EVENTS:
             *lines, self._events[node] = (self._events.get(node, b"") + data).split(b"\n")
-            self._notices += filter(None, map(notice, lines))
+            self._notices += filter(None, map(self._notice, lines))
         if STREAM.fullmatch(stream):
             with self._lock:
                 self._heard = self._clock()
+
+    def _notice(self, line: bytes) -> str:
+        say, at = notice(line)
+        with self._lock:
+            if at is not None and any(abs(at - before) < ONE_S for before in self._ends):
+                return ""
+            self._ends += [at] if at is not None else []
+        return say
 
     def look(self) -> None:
         self.news()
@@ -78,19 +93,24 @@ class Remarks:
                 self._say(line)
 
     def news(self) -> None:
-        """What providers have said of machines, also once the run is over."""
+        """What has come up about machines, also once the run is over."""
         while self._notices:
             self._say(self._notices.pop(0))
 
 
-def notice(line: bytes) -> str:
-    """What to say of an event of a node; empty for all but what its provider has announced."""
+def notice(line: bytes) -> tuple[str, float | None]:
+    """What to say of an event of a node: of what its provider has announced, and of its end. Of that also when it was
+    (UTC seconds), since every node tells it. Empty for all else."""
     try:
         event = json.loads(line)
-        reason = event["reason"] if event["event"] == "notice" else {}
-        return f"{reason['say']}; {NOW[reason['kind']]}" if reason else ""
-    except (ValueError, KeyError, TypeError):
-        return ""
+        what, reason = event["event"], event.get("reason")
+        if what == "notice":
+            return f"{reason['say']}; {NOW[reason['kind']]}", None
+        if what == "snapshot" and reason["kind"] == "lease" and "from" not in reason:
+            return f"{reason['say']}: a snapshot was asked for", float(event["at"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass  # a node's words: cut off, or none of ours
+    return "", None
 
 
 def how_to_look(cluster: str, *, gpus: bool) -> str:

@@ -75,10 +75,9 @@ def next_end(
     long results that nobody has fetched are kept, None where there are none. That takes the place of the idle end:
     where there is no such end, there is none for them either. `over`: why there is nothing to live for any more."""
     ends = []
-    if lease.get("hard_wall") is not None:
-        ends.append(End(lease["hard_wall"] - now.wall, "its lease ended"))
-    if lease.get("hard_mono") is not None and lease.get("boot_id") == now.boot_id:
-        ends.append(End(lease["hard_mono"] - now.mono, "its lease ended"))
+    hard_s = hard_left(lease, now)
+    if hard_s is not None:
+        ends.append(End(hard_s, "its lease ended"))
     if lease.get("boot_wall") is not None:
         ends.append(End(lease["boot_wall"] - now.wall, "nobody took it over in time after it started"))
     limit_s = unused_limit(lease, live, hold_s)
@@ -88,6 +87,16 @@ def next_end(
     if over and not live:
         ends.append(End(0.0, over))
     return min(ends, default=None)
+
+
+def hard_left(lease: Mapping[str, Any], now: Now) -> float | None:
+    """Seconds until the hard end, by the clock that says less; None where there is no such end."""
+    left = []
+    if lease.get("hard_wall") is not None:
+        left.append(lease["hard_wall"] - now.wall)
+    if lease.get("hard_mono") is not None and lease.get("boot_id") == now.boot_id:
+        left.append(lease["hard_mono"] - now.mono)
+    return min(left, default=None)
 
 
 def unused_limit(lease: Mapping[str, Any], live: bool, hold_s: float | None) -> float | None:

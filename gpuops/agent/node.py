@@ -18,7 +18,7 @@
     trees/<tree>.json              what we wrote there, to tell our files from edited ones
     incoming/                      a push on its way in
     runs/<run>/                    spec.json inventory.json events.jsonl result.json home.json sink.json stop
-                                   launcher.out launcher.err ranks/<rank>.out .err .json
+                                   snapshot launcher.out launcher.err ranks/<rank>.out .err .json
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ COMMAND_TIMES = 4
 says more after the words that matter than one rank does."""
 PROGRESS = "progress.json"
 PROGRESS_BYTES = 4096
+SNAPSHOT = "snapshot"
+"""Appears, or is written anew, when a snapshot is asked for (saving.py)."""
 _OF_THE_RUN = ("launcher.out", "launcher.err", "events.jsonl", "times.jsonl")
 _RANK_FILE = re.compile(r"([0-9]+)\.(out|err)")
 

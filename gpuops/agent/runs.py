@@ -12,7 +12,10 @@ from gpuops.agent import clients, gang, handover, outs, runfiles, sink, supervis
 from gpuops.agent.node import Node, Refusal, read_json, write_json
 
 LOOK_S = 0.2
-OF_AN_ATTEMPT = ("result.json", "home.json", sink.STATE, "stop", "agent_error.json", runfiles.PROGRESS, handover.STATE)
+OF_AN_ATTEMPT = (
+    "result.json", "home.json", sink.STATE, "stop", "agent_error.json", runfiles.PROGRESS, runfiles.SNAPSHOT,
+    handover.STATE,
+)  # fmt: skip
 """Files of a run that a further attempt begins without; the ranks' records are the others."""
 
 _LOCK = threading.Lock()
@@ -169,12 +172,16 @@ def stop(node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
 def leave(_node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
     """Verb of the watchdog: no more runs; the present one is stopped and has its result when this answers.
 
-    `farewell_s`: how long those who are connected may take to fetch what such a run has left.
+    `farewell_s`: how long those who are connected may take to fetch what such a run has left; `within_s`: how long it
+    is waited for this answer.
     """
+    if args.get("within_s"):
+        sink.goes(time.time() + args["within_s"])
     stopped = close({"kind": args["kind"], "say": args["say"]}, args["how"], "stopped")
     deadline = time.monotonic() + (args.get("farewell_s") or 0.0)
     while stopped and clients.count() > 1 and time.monotonic() < deadline:  # the watchdog itself is one
         time.sleep(LOOK_S)
+    sink.wait()  # for what an agent before this one had left
     return {}
 
 

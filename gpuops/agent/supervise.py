@@ -10,9 +10,9 @@ import time
 import traceback
 from typing import Any, Mapping
 
-from gpuops.agent import gang, handover, launcher, notices, over, procs, runfiles, sink
+from gpuops.agent import gang, handover, launcher, notices, over, procs, runfiles, saving, sink
 from gpuops.agent.joined import Sampler
-from gpuops.agent.lease import boot_id
+from gpuops.agent.lease import boot_id, read_clocks
 from gpuops.agent.node import Node, log, program, write_json
 from gpuops.agent.outcome import Step, Stop, decide, first_failure, hastened, ladder
 from gpuops.agent.proctable import catches
@@ -61,6 +61,7 @@ class Supervisor:
         self.node_index: int = spec["node"]
         self.link: gang.Link | None = None
         self._handover: handover.Handover | None = None
+        self._saving = saving.Saving(node, spec, self._event, read_clocks)
         self.launched = threading.Event()
         self.failure: str | None = None
         self.taken_back: str | None = None
@@ -123,6 +124,7 @@ class Supervisor:
         marker = {
             "GPUOPS_RUN": self._marker.run,
             "GPUOPS_STOP_FILE": self._marker.stop_file,
+            "GPUOPS_SNAPSHOT_FILE": os.path.join(self.folder, runfiles.SNAPSHOT),
             "GPUOPS_PROGRESS": os.path.join(self.folder, runfiles.PROGRESS),
             "GPUOPS_NODE": str(self.node_index),
         }
@@ -154,6 +156,9 @@ class Supervisor:
         records = self._records()
         self._notice_joined(records)
         self._notice_failure(records, now)
+        due = self._saving.due()
+        if due is not None:
+            self._want_snapshot(due)
         return self._climb(now)
 
     def _notice_joined(self, records: Mapping[int, Mapping[str, Any]]) -> None:
@@ -214,6 +219,11 @@ class Supervisor:
             pass  # its being there is the message
         procs.send((pid for pid in found if catches(pid, signal.SIGUSR1)), signal.SIGUSR1)
 
+    def _want_snapshot(self, reason: Mapping[str, Any]) -> None:
+        """The run saves a snapshot and goes on, on all nodes: rank 0, which mostly writes it, may be on another one."""
+        if self._stop is None and self._clearing == float("inf") and self._saving.ask(reason) and self.link is not None:
+            self.link.tell({"event": "snapshot", "node": self.node_index, "at": time.time(), "reason": reason})
+
     # Who may end it.
 
     def stop_everywhere(self, how: str, reason: Mapping[str, Any], outcome: str = "stopped") -> None:
@@ -223,13 +233,15 @@ class Supervisor:
             self.link.tell({"event": "stop", "node": self.node_index, "why": reason["say"], "how": how})
 
     def notice(self, notice: notices.Notice) -> None:
-        """This machine's provider takes it back: the run stops everywhere before that. A hint that it may is noted."""
+        """This machine's provider takes it back: the run stops everywhere before that. That it may: it saves."""
         reason = notices.reason(notice, self.node_index)
         self._event("notice", reason=reason)
         if notice.kind != "reclaim":
+            self._want_snapshot(reason)
             return
         self.taken_back = reason["say"]
         within_s, left_s = notices.within_s(notice.at, time.time()), notices.left_s(notice.at, time.time())
+        sink.goes(time.time() + left_s)
         if self._handover is not None:
             self._handover.note(self.node_index, left_s)
         self._request("graceful", reason, "stopped", hurry=False, within_s=within_s)
@@ -240,7 +252,9 @@ class Supervisor:
     def hear(self, event: Mapping[str, Any]) -> None:
         """What another node says."""
         origin = event.get("node")
-        if event.get("event") == "stop":
+        if event.get("event") == "snapshot":
+            self._saving.hear(event)
+        elif event.get("event") == "stop":
             reason = {"kind": "gang", "say": event["why"], **(event.get("reason") or {}), "from": origin}
             how, within_s = event["how"], event.get("within_s")
             if reason["kind"] == "reclaim" and self._handover is not None:

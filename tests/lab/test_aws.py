@@ -48,9 +48,10 @@ def slowly(line):
 
 toy.write = slowly
 options = toy.arguments("", 50, 10, 1024, toy.SEED)
-toy.launch(toy.train, options.parse_args([str(done + 12 if done else 100_000), "8"]))
+toy.launch(toy.train, options.parse_args([str(done + 12 if done else 100_000), "EVERY"]))
 """
 """The workload toy with a step of 0.3 s: without an end at first, and for twelve steps more where it goes on."""
+NEVER = 100_000
 
 
 @pytest.fixture
@@ -84,14 +85,18 @@ def test_one_command_from_nothing_to_a_receipt(cloud: FakeAWS, laptop: Laptop) -
     assert cloud.left() == []
 
 
-def begin(cloud: FakeAWS, laptop: Laptop) -> tuple[subprocess.Popen[str], Instance]:
-    """The patient toy, when a snapshot of it is home; and node1."""
+LAST = "runs/patient-1/out/snapshots/toy/last"
+SAID = "runs/patient-1/logs/node0/rank0.out"
+
+
+def begin(cloud: FakeAWS, laptop: Laptop, every: int = 8) -> tuple[subprocess.Popen[str], Instance]:
+    """The patient toy, when its first snapshot is home, or its first word where it keeps none; and node1."""
     shutil.copytree(PROGRAMS / "ddp", laptop.folder / "ddp", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(PROGRAMS / "toy.py", laptop.folder)
-    laptop.write("patient.py", PATIENT)
+    laptop.write("patient.py", PATIENT.replace("EVERY", str(every)))
     process = laptop.start(*TRAIN, "--retries", "1", "--json", "patient.py")
-    last = laptop.folder / "runs/patient-1/out/snapshots/toy/last"
-    until(lambda: last.exists() or process.poll() is not None, "a snapshot is home")
+    home = laptop.folder / (SAID if every == NEVER else LAST)
+    until(lambda: (home.exists() and home.stat().st_size) or process.poll() is not None, f"{home} is home")
     if process.poll() is not None:
         raise AssertionError(process.communicate()[1])
     (node1,) = (one for one in cloud.instances() if one.launch_index == 1)
@@ -135,6 +140,48 @@ def test_machines_that_go_without_a_notice(cloud: FakeAWS, laptop: Laptop) -> No
     process, node1 = begin(cloud, laptop)
     cloud.reclaim(node1.id)
     assert not ended(cloud, laptop, process, node1.zone)["warned"]
+
+
+def test_a_hint_keeps_a_snapshot_and_machines_that_go_then_have_lost_little(
+    cloud: FakeAWS, laptop: Laptop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The only one of a run that keeps none by itself: it comes home, and the next machines go on from there."""
+    process, node1 = begin(cloud, laptop, every=NEVER)
+    last, said = laptop.folder / LAST, laptop.folder / SAID
+    cloud.rebalance(node1.id)
+    until(lambda: last.exists() or process.poll() is not None, "the snapshot that was asked for is home")
+    step = int(last.read_text()[5:13])
+    until(lambda: said.read_text().count("Epoch") > step + 3 or process.poll() is not None, "it goes on")
+    cloud.reclaim(node1.id)
+    ended(cloud, laptop, process, node1.zone)
+    assert "AWS may take node1 back soon; the run goes on; a snapshot was asked for" in capsys.readouterr().out
+    resumed = (laptop.folder / "runs/patient-2/logs/node0/rank0.out").read_text()
+    assert f"resumed from snapshots/toy/step-{step:08}.pt" in resumed
+
+
+def test_a_machine_that_is_taken_back_while_it_boots(cloud: FakeAWS, laptop: Laptop) -> None:
+    """The other one, which was a node by then perhaps, goes as well; and another zone is tried."""
+    laptop.write("train.py", NETWORK)
+    cloud.mishaps[1] = "dead"
+    process = laptop.start(*TRAIN, "--retries", "1", "--json", "train.py")
+    until(lambda: len(cloud.instances()) == 2 or process.poll() is not None, "two machines")
+    (node1,) = (one for one in cloud.instances() if one.launch_index == 1)
+    until(lambda: node1.state == "running", "it is running, as AWS calls it")
+    cloud.mishaps.clear()
+    cloud.reclaim(node1.id)
+    out, err = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0, err
+    document = json.loads(out)
+    (loss,) = document["retries"]
+    assert (loss["run"], loss["place"], loss["node"], loss["started"]) == ("", node1.zone, 1, False)
+    assert document["run"] == "train-1"
+    assert len({one.zone for one in cloud.world.instances.values()}) == 2
+    assert len(cloud.world.instances) == 4
+    assert f"before   aws-1 was lost in {node1.zone} before its run began" in err
+    assert "ended before it was ready: AWS took it back: " in err
+    assert "aws-1 is undone, nothing of it is left" in err
+    assert laptop.clusters() == []
+    assert cloud.left() == []
 
 
 @pytest.mark.proof

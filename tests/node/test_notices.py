@@ -17,6 +17,7 @@ from gpuops.models import RunRequest
 from gpuops.verdict import judge, node_result
 from tests.fakes.aws.imds import Service
 from tests.node.conftest import RealNode, until
+from tests.node.test_saving import SAVES, ends_well, goes_on, reasons, saved
 
 STEPS = """
 import json, os, signal, sys, time
@@ -152,11 +153,11 @@ def test_a_machine_that_goes_takes_no_other_run(machine: Callable[..., tuple[Rea
         node.python("r-2", STEPS)
 
 
-def start_both(nodes: list[RealNode], **more: Any) -> None:
+def start_both(nodes: list[RealNode], source: str = STEPS, **more: Any) -> None:
     port = nodes[0].client().call("port", address="127.0.0.1")["port"]
     gang = {"address": "127.0.0.1", "port": port}
     for node in nodes:
-        node.python("r-1", STEPS, secret="secret", nodes=2, gang=gang, grace_s=30.0, **more)
+        node.python("r-1", source, secret="secret", nodes=2, gang=gang, grace_s=30.0, **more)
     for node in nodes:
         started(node)
 
@@ -178,6 +179,23 @@ def test_all_nodes_stop_and_all_of_them_say_the_same(
     assert alone[0].outcome == alone[1].outcome == "reclaimed"
     assert alone[0].node == alone[1].node == going
     assert verdict(*results).say == verdict(*results[::-1]).say
+
+
+def test_a_hint_at_one_machine_saves_on_all_of_them(machine: Callable[..., tuple[RealNode, Metadata]]) -> None:
+    """Rank 0 is mostly the one that writes, and only sees the file of its own node."""
+    (first, _), (second, metadata) = machine(0), machine(1)
+    nodes = [first, second]
+    start_both(nodes, SAVES)
+    metadata.recommend()
+    until(lambda: saved(first) == saved(second) == 1, "both have saved")
+    hint = {"kind": "rebalance", "by": "AWS", "say": "AWS may take node1 back soon", "node": 1}
+    [reason] = reasons(second)
+    assert {name: reason[name] for name in hint} == hint
+    assert reasons(first) == [{**reason, "from": 1}]
+    for node in nodes:
+        goes_on(node)
+    ends_well(*nodes)
+    assert saved(first) == saved(second) == 1
 
 
 def test_a_snapshot_that_nobody_fetches_is_handed_to_the_node_that_stays(

@@ -137,9 +137,8 @@ def test_the_users_variables_win_but_for_who_a_process_is() -> None:
         TRAIN,
         data="/data",
         env={"OMP_NUM_THREADS": "7", "GLOO_SOCKET_IFNAME": "ib0", "RANKING": "x", "GPUOPS_DATA": "/mine"}
-        | dict.fromkeys(
-            ["RANK", "WORLD_SIZE", "MASTER_ADDR", "PET_NNODES", "TORCHELASTIC_ERROR_FILE", "GPUOPS_RUN"], "no"
-        ),
+        | dict.fromkeys(["RANK", "WORLD_SIZE", "MASTER_ADDR", "PET_NNODES", "TORCHELASTIC_ERROR_FILE"], "no")
+        | dict.fromkeys(["GPUOPS_RUN", "GPUOPS_STOP_FILE", "GPUOPS_SNAPSHOT_FILE"], "no"),
     )
     ours = env(replace(request, env={}))
     assert env(request) == {

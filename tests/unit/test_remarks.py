@@ -53,11 +53,27 @@ def test_what_a_provider_says_of_a_machine_is_said_once_however_it_arrives(tmp_p
         remarks.heard(0, "events.jsonl", offset, b"{")
     remarks.look()
     remarks.look()
-    assert said == ["AWS may take node1 back soon; the run goes on"]
+    assert said == ["AWS may take node1 back soon; the run goes on; a snapshot was asked for"]
     reclaim = {**hint, "kind": "reclaim", "say": "AWS takes node1 back at 08:22:00Z"}
     remarks.heard(1, "events.jsonl", len(lines), event("notice", reason=reclaim) + event("stopping", reason=reclaim))
     remarks.news()
     assert said[1:] == ["AWS takes node1 back at 08:22:00Z; the run stops, with a snapshot where its script makes one"]
+
+
+def test_an_end_that_all_nodes_share_is_said_once_each_time(tmp_path: Path) -> None:
+    said = list[str]()
+    remarks = Remarks(said.append, RunHome(tmp_path), tmp_path, "", Clock())
+    end = {"kind": "lease", "say": "its lease ends in 10 min", "at": 601.0}
+    hint = {"kind": "rebalance", "by": "AWS", "say": "AWS may take node0 back soon", "at": 1.0, "node": 0}
+    for node, at in ((0, 1.0), (1, 3.5), (0, 3601.0), (1, 3599.0)):
+        remarks.heard(node, "events.jsonl", 0, event("snapshot", reason={**end, "node": node}, at=at))
+    remarks.heard(2, "events.jsonl", 0, event("snapshot", reason={**end, "node": 0, "from": 0}, at=9999.0))
+    remarks.heard(0, "events.jsonl", 0, event("snapshot", reason=hint, at=99.0))  # said with its notice
+    remarks.heard(
+        0, "events.jsonl", 0, event("snapshot", reason="?") + event("snapshot") + event("snapshot", reason={})
+    )
+    remarks.news()
+    assert said == ["its lease ends in 10 min: a snapshot was asked for"] * 2
 
 
 def test_curves_that_have_come_home_are_named_once(tmp_path: Path) -> None:

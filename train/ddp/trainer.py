@@ -98,15 +98,15 @@ class Trainer:
         while self.epoch < self.options.total_epochs and not self.stopped:
             began = time.perf_counter()
             self.model.train()
-            stopping = self._train_epoch()
+            asked = self._train_epoch()
             if self.stopped:
                 break
             means = self._means()
             self.epoch, self.position, self.totals = self.epoch + 1, 0, {}
             last = self.epoch == self.options.total_epochs
-            due = stopping or last or self.epoch % self.options.save_every == 0
+            due = asked or last or self.epoch % self.options.save_every == 0
             path = self.save() if due else None
-            if stopping and not last:
+            if asked == "stop" and not last:
                 self.stopped = f"after epoch {self.epoch} of {self.options.total_epochs}"
             self.scalars.write(self.step, {**means, "learning rate": self.optimizer.param_groups[0]["lr"]})
             yield Epoch(self.epoch, means, time.perf_counter() - began, path)
@@ -115,9 +115,9 @@ class Trainer:
         if self.stopped:
             self.world.say(f"stopped {self.stopped}; the same command goes on from {self.snapshots.folder}")
 
-    def _train_epoch(self) -> bool:
-        """The rest of an epoch; whether a stop was asked for in its last step. An earlier one is in `self.stopped`."""
-        stopping = False
+    def _train_epoch(self) -> str:
+        """The rest of an epoch; what was asked for in its last step. An earlier stop is in `self.stopped`."""
+        asked = ""
         for part, batch in self.batches.epoch(self.epoch, self.position):
             if not self.rehearsed:
                 self._rehearse(part, batch)
@@ -128,15 +128,17 @@ class Trainer:
             self.step, self.position = self.step + 1, self.position + part.everyones
             self.profiler.step()
             self.progress.tell(self.step, self.epoch)
-            stopping = self.world.stop.asked(self.world)
+            asked = self.world.stop.asked(self.world)
             if self.position < self.batches.samples:  # else the epoch's end has its own snapshot
-                if stopping or (self.options.save_steps and self.step % self.options.save_steps == 0):
+                if asked or (self.options.save_steps and self.step % self.options.save_steps == 0):
                     path = self.save()
-                if stopping:
+                if asked == "save":
+                    self.world.note(f"saved {path}, as it was asked for")
+                if asked == "stop":
                     seen = f"{self.position} of {self.batches.samples} samples"
                     self.stopped = f"in epoch {self.epoch + 1}, after {seen}, with {path.name}"
                     break
-        return stopping
+        return asked
 
     def learn(self, part: Part, batch: list[Tensor]) -> None:
         """Forward and backward, and what is counted."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import os
 import signal
 import sys
@@ -69,14 +70,21 @@ def join(wanted: str) -> tuple[torch.device, str]:
 
 
 class StopFlag:
-    """Set by SIGTERM or SIGUSR1 to any process; all of them learn of it in the same step."""
+    """Set by SIGTERM or SIGUSR1 to any process; all of them learn of it in the same step. So they do of the wish for a
+    snapshot, after which they go on: the file that $GPUOPS_SNAPSHOT_FILE names has appeared, or was written anew."""
 
     EVERY_S = 0.02  # the processes ask each other where steps take less: in each it would be a quarter of a small one,
     MOST = 16  # or after so many steps: the next may take a thousand times as long
+    LOOK_S = 1.0  # so often a process looks at the file
+    ONE_S = 30.0  # a wish so soon after a snapshot that was wished for is the same, seen by another process
 
     def __init__(self) -> None:
         self._mine = False
-        self._told = torch.zeros(2)  # how many were asked to stop; seconds from one call to the next, on rank 0
+        self._file = os.environ.get("GPUOPS_SNAPSHOT_FILE", "")
+        self._written = 0  # when the file was, in nanoseconds, as far as we know
+        self._look = 0.0 if self._file else math.inf  # when next
+        self._saved = -math.inf
+        self._told = torch.zeros(3)  # how many were asked to stop, to save; seconds between two calls, on rank 0
         self._under_way: Any = None
         self._calls, self._wanted = 0, 1  # since the last exchange; from it to the next
         self._since = time.perf_counter()
@@ -87,34 +95,52 @@ class StopFlag:
     def _set(self, *_: object) -> None:
         self._mine = True
 
-    def asked(self, world: World) -> bool:
-        """Whether any process was asked to stop. All processes call it once per step and get the same answer.
+    def asked(self, world: World) -> str:
+        """What any process was asked for: `stop`, `save` (and go on), or nothing. All processes call it once per step
+        and get the same answer.
 
         The answer is one step old: this call collects the sum that the last one started and starts the next, which
         travels while the step computes. Waiting for a fresh one would cost every step a round trip. How many steps lie
         between follows from rank 0's clock, of which all are told: by clocks of their own they would lose each other.
         """
         if world.size == 1:
-            return self._mine
+            return self._known(self._mine, self._wished(time.perf_counter()))
         known = self.settle(world)
         self._calls += 1
         if self._calls >= self._wanted:
             now = time.perf_counter()
             pace = (now - self._since) / self._calls
             self._calls, self._since = 0, now
-            self._told = torch.tensor([float(self._mine), pace if world.rank == 0 else 0.0])
+            self._told = torch.tensor([self._mine, self._wished(now), pace if world.rank == 0 else 0.0])
             self._under_way = dist.all_reduce(self._told, async_op=True)
         return known
 
-    def settle(self, world: World) -> bool:
+    def settle(self, world: World) -> str:
         """Collect what is under way, so that nothing is when the processes part."""
         if world.size == 1 or self._under_way is None:
-            return False
+            return ""
         self._under_way.wait()
         self._under_way = None
-        asked, pace = self._told.tolist()
+        stop, save, pace = self._told.tolist()
         self._wanted = max(1, min(self.MOST, int(self.EVERY_S / pace)))
-        return bool(asked)
+        return self._known(stop, save)
+
+    def _known(self, stop: float, save: float) -> str:
+        if save:
+            self._saved = time.perf_counter()
+        return "stop" if stop else "save" if save else ""
+
+    def _wished(self, now: float) -> bool:
+        """Whether this process has seen a wish for a snapshot that is not served yet. Mostly this is one comparison."""
+        if now < self._look:
+            return False
+        self._look = now + self.LOOK_S
+        try:
+            written = os.stat(self._file).st_mtime_ns
+        except OSError:
+            return False  # it is not there: nobody has wished for anything
+        new, self._written = written != self._written, written
+        return new and now - self._saved >= self.ONE_S
 
 
 class World:

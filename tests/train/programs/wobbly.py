@@ -30,7 +30,7 @@ SAMPLES, FEATURES = 203, 8
 
 def train(world: World, options: argparse.Namespace) -> None:
     sabotage(world, options)
-    world.stop.EVERY_S = 0.0  # in every step, however short: so a test knows in which
+    world.stop.EVERY_S = world.stop.LOOK_S = 0.0  # in every step, however short: so a test knows in which
     if options.hide:
         sys.path.insert(0, options.hide)
     torch.manual_seed(options.seed)
@@ -58,6 +58,10 @@ def train(world: World, options: argparse.Namespace) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if options.tell and options.tell[:2] == [world.rank, calls]:
             os.kill(os.getpid(), options.tell[2])
+        if [world.rank, calls] in options.wish:
+            wish = Path(os.environ["GPUOPS_SNAPSHOT_FILE"])
+            wish.with_suffix(".new").touch()
+            wish.with_suffix(".new").replace(wish)
         time.sleep(options.slow)
         if not options.plain:
             inputs = inputs + 0.01 * random.random() + 0.01 * np.random.rand()
@@ -124,5 +128,6 @@ if __name__ == "__main__":
     parser.add_argument("--hide", help="a folder whose modules stand before all others")
     parser.add_argument("--adam", action="store_true", help="another optimizer")
     parser.add_argument("--tell", nargs=3, type=int, metavar=("RANK", "FORWARD", "SIGNAL"))
+    parser.add_argument("--wish", nargs=2, type=int, metavar=("RANK", "FORWARD"), action="append", default=[])
     parser.add_argument("--kill_in", nargs=2, metavar=("FUNCTION", "CALL"))
     launch(train, parser.parse_args())
