@@ -28,7 +28,9 @@ def fetch(world: World, row: RunRow, progress: Progress) -> None:
     """Bring home what is in the bucket, and judge the run by it. Raises NodeError, ProviderError, LocalDisk."""
     request = request_of(row)
     place = str(row.facts["bucket"]["place"])
-    brought = recall.bring(world, row, range(request.nodes), progress)
+    brought, errors = recall.bring(world, row, range(request.nodes), progress)
+    for error in errors:
+        raise error
     results = {index: one.result for index, one in brought.items() if one.result}
     silent = [index for index in range(request.nodes) if index not in results]
     if not results:
@@ -37,6 +39,19 @@ def fetch(world: World, row: RunRow, progress: Progress) -> None:
         )
     _judge(world, row, {**{index: lost(index, f"node{index} kept nothing", "gone") for index in silent}, **results},
            missing=recall.lacking(brought), silent=silent)  # fmt: skip
+
+
+def before_resuming(world: World, row: RunRow) -> None:
+    """The same for a run that goes on from it: from what is home, where there is nothing more to be had.
+
+    Raises ProviderError, and NodeError where nothing is home either.
+    """
+    try:
+        fetch(world, row, world.progress)
+    except NodeError as error:
+        if not outputs(RunHome(row.home)):
+            raise
+        world.out.say(f"note: {error.say}; going on from what is home")
 
 
 def _judge(

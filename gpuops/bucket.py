@@ -16,7 +16,7 @@ from typing import Any
 from gpuops.errors import GpuopsError, Unknown, UsageError
 from gpuops.ledger import RunRow
 from gpuops.output import clock_time
-from gpuops.s3 import OVER, WRONG, Absent, Denied, ask, client, failure, key_of, session_ends
+from gpuops.s3 import OVER, WRONG, Absent, Denied, ask, client, failure, key_of, session_ends, whose
 from gpuops.world import World
 
 PARTS = 400
@@ -40,10 +40,12 @@ class Grant:
 
 
 def check(world: World, sink: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether results can be kept there, before anything is rented: the sink with its `region`.
+    """Whether results can be kept there, before anything is rented: the sink with its `region`, and with the `profile`
+    that it was asked with, by its name: whoever comes back for the results asks with the same.
 
     Raises UsageError, AuthFailed, Unknown.
     """
+    sink = {**sink, "profile": whose(world.env, str(sink.get("profile") or ""))}
     with world.progress.during(f"asking for the bucket {sink['bucket']}"):
         found = {**sink, "region": _region(world, sink)}
         s3 = client(world, found)
@@ -52,7 +54,7 @@ def check(world: World, sink: Mapping[str, Any]) -> dict[str, Any]:
         ask(found, "s3:GetObject", s3.head_object, Key=mark)
         begun = ask(found, "s3:PutObject", s3.create_multipart_upload, Key=mark)
         ask(found, "s3:AbortMultipartUpload", s3.abort_multipart_upload, Key=mark, UploadId=begun["UploadId"])
-    if (ends := session_ends(world)) is not None:
+    if (ends := session_ends(world, sink)) is not None:
         say = "until the session of these temporary credentials ends"
         at = f", at {clock_time(ends, time.time())} (local time)" if ends else ""
         world.out.say(f"note: the nodes can write to the bucket {say}{at}")
@@ -62,7 +64,7 @@ def check(world: World, sink: Mapping[str, Any]) -> dict[str, Any]:
 def grant(world: World, sink: Mapping[str, Any], run: str, nodes: int, lease_end: float | None) -> Grant:
     """Open a place of its own for each node. Raises ProviderError. `lease_end`: UTC seconds."""
     now = time.time()
-    until = min(now + LONGEST_S, (lease_end or now + LONGEST_S) + AFTER_S, session_ends(world) or now + LONGEST_S)
+    until = min(now + LONGEST_S, (lease_end or now + LONGEST_S) + AFTER_S, session_ends(world, sink) or now + LONGEST_S)
     s3 = client(world, sink)
     folder = key_of(sink, run)
     if _size(s3, sink, f"{folder}/node0.json") is not None:  # an earlier attempt's, or another user's
@@ -164,12 +166,16 @@ class Download:
 
 
 def open_archive(world: World, sink: Mapping[str, Any], place: str, node: int) -> Download | None:
-    """What a node has kept; None where it is not there, or may not be read: who may not list a bucket is not told
-    what is not in it. Raises ProviderError."""
-    key = place.removeprefix(f"s3://{sink['bucket']}/") + f"/node{node}.tar"
+    """What a node has kept; None where it is not there. Raises ProviderError."""
+    key = place.removeprefix(f"s3://{sink['bucket']}/") + f"/node{node}"
     try:
-        return Download(world, sink, key)
-    except (Absent, Denied):
+        return Download(world, sink, f"{key}.tar")
+    except Absent:
+        return None
+    except Denied:
+        # Who may not list a bucket is not told what is not in it; what the node said before its run began is.
+        if _size(client(world, sink), sink, f"{key}.json") is None:
+            raise
         return None
 
 

@@ -56,6 +56,8 @@ class Conclusion:
     """The sentence that says which results could not be brought home; empty when all are."""
     unsaved: str = ""
     """The same of those that another try may bring home: until then their nodes must not be destroyed."""
+    unfetched: str = ""
+    """Why what is in a bucket, and now nowhere else, could not be fetched: to begin anew would be without it."""
     document: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -132,19 +134,23 @@ def conclude(
 ) -> Conclusion:
     """Fetch and verify what is left, judge, and write it down. The nodes may be destroyed when `unsaved` is empty."""
     over = row.ended or time.time()
-    brought, trouble = _recalled(world, row, results, progress)
-    spoken = {index: result["reason"].get("kind") for index, result in results.items()}
-    results = {**results, **{index: one.result for index, one in brought.items() if one.result}}
-    kinds = {index: result["reason"].get("kind") for index, result in sorted(results.items())}
-    talking = [index for index, kind in sorted(spoken.items()) if kind not in SILENT]
+    spoken = {index: result["reason"].get("kind") for index, result in sorted(results.items())}
+    talking = [index for index, kind in spoken.items() if kind not in SILENT]
     with progress.during(f"looking at what {row.name} made"):
         failed, left_out = _fetch_last(world, live, row, progress, talking)
-        if failed and (gone := _gone_meanwhile(world, live, talking, results)):
+        gone = _gone_meanwhile(world, live, talking, results) if failed else []
+        if gone:
             talking = [index for index in talking if index not in gone]
-            kinds |= dict.fromkeys(gone, "gone")
             failed, left_out = _fetch_last(world, live, row, progress, talking)
-        if any(result["reason"].get("kind") == "reclaim" for result in results.values()):
-            _inherit(live, row, talking)
+    # After the nodes' own, which may go as well: a bucket stays.
+    silent = [index for index, kind in spoken.items() if kind in ("node", "gone") or index in gone]
+    brought, trouble = _recalled(world, row, silent, progress)
+    results = {**results, **{index: one.result for index, one in brought.items() if one.result}}
+    kinds = {index: result["reason"].get("kind") for index, result in sorted(results.items())}
+    kinds |= {index: "gone" for index in gone if index not in brought}
+    kinds |= {index: "node" for index, one in brought.items() if one.missing and spoken[index] == "node"}
+    if any(result["reason"].get("kind") == "reclaim" for result in results.values()):
+        _inherit(live, row, talking)
     request = request_of(row)
     states = _kept(world, live, row, progress, talking) if request.sink else {}
     states |= {index: {"state": "safe"} for index, one in brought.items() if not one.missing}
@@ -161,6 +167,10 @@ def conclude(
         verdict = dataclasses.replace(verdict, hint=unsent)
     if request.sink and not talking and "gone" in kinds.values() and verdict.outcome != "reclaimed":
         verdict = Verdict("unclear", NODE_FAILED, *sinks.unseen(request, row.name, place, trouble))
+    unfetched = trouble if not talking else ""
+    if unfetched and verdict.outcome == "reclaimed":
+        more_said, hint = sinks.unfetched(row.name, place, trouble)
+        verdict = dataclasses.replace(verdict, say=verdict.say + more_said, hint=hint)
     kept = sinks.outcome(request, row.name, states, range(request.nodes), place) if request.sink else ""
     document = record(world, row, verdict, results, missing, over) | {"left_behind": left_out, "kept": kept}
     document["progress"] = how_far(nodes)
@@ -176,7 +186,7 @@ def conclude(
     if not unsaved:
         release(live, row)
         bucket.abandon(world, world.ledger.run(row.id))
-    return Conclusion(verdict, home, missing, unsaved, document)
+    return Conclusion(verdict, home, missing, unsaved, unfetched, document)
 
 
 def _gone_meanwhile(
@@ -184,7 +194,8 @@ def _gone_meanwhile(
 ) -> list[int]:
     """Nodes whose machines went while their results were fetched. One that is being taken back is waited for."""
     provider, machines = world.provisioner(live.row.provider), dict(enumerate(live.machines))
-    going = any(result["reason"].get("kind") == "reclaim" for result in results.values())
+    reasons = [result["reason"] for result in results.values()]
+    going = any(reason.get("kind") == "reclaim" or reason.get("reclaimed") for reason in reasons)
     deadline = time.monotonic() + (GOING_S if going else 0.0)
     while True:
         try:
@@ -197,14 +208,14 @@ def _gone_meanwhile(
 
 
 def _recalled(
-    world: World, row: RunRow, results: Mapping[int, Mapping[str, Any]], progress: Progress
+    world: World, row: RunRow, silent: Sequence[int], progress: Progress
 ) -> tuple[Mapping[int, Brought], str]:
-    """What nodes that say nothing any more have kept in a bucket; and why it could not be fetched from there."""
-    silent = [index for index, result in sorted(results.items()) if result["reason"].get("kind") in ("node", "gone")]
+    """What nodes that say nothing any more have kept in a bucket; and why not all could be fetched from there."""
     if not silent or not recall.is_kept(row):
         return {}, ""
     try:
-        return recall.bring(world, row, silent, progress), ""
+        brought, errors = recall.bring(world, row, silent, progress)
+        return brought, "; ".join(dict.fromkeys(error.say for error in errors))
     except GpuopsError as error:
         return {}, error.say
 
@@ -231,10 +242,14 @@ def release(live: Live, row: RunRow) -> None:
 def _kept(world: World, live: Live, row: RunRow, progress: Progress, nodes: list[int]) -> dict[int, Mapping[str, Any]]:
     """What each node says of the results that it keeps elsewhere, once it is done with that or gets no further."""
     states: dict[int, Mapping[str, Any]] = {}
-    with progress.during(f"waiting for what {row.name} keeps on its volume"):
-        for index in nodes:
-            with suppress(GpuopsError):
-                states[index] = _settled(world, live.clients[index], row.name)
+
+    def wait(index: int) -> None:
+        with suppress(GpuopsError):
+            states[index] = _settled(world, live.clients[index], row.name)
+
+    elsewhere = "in its bucket" if sinks.is_bucket(request_of(row).sink) else "on its volume"
+    with progress.during(f"waiting for what {row.name} keeps {elsewhere}"):
+        on_each(wait, nodes)
     return states
 
 
@@ -301,9 +316,12 @@ def _fetch_last(world: World, live: Live, row: RunRow, progress: Progress, nodes
 def _inherit(live: Live, row: RunRow, nodes: Sequence[int]) -> None:
     """What nodes that stay were handed by nodes that went counts as what those made."""
     handed: dict[int, Mapping[str, int]] = {}
-    for index in nodes:
+
+    def ask(index: int) -> None:
         with suppress(GpuopsError):
             handed[index] = live.clients[index].call("run", run=row.name).get("handed") or {}
+
+    on_each(ask, nodes)
     inherit(RunHome(row.home), handed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ DENIED = ("AccessDenied", "403", "AllAccessDisabled")
 WRONG = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthorizationHeaderMalformed")
 OVER = ("ExpiredToken", "RequestExpired")
 ABSENT = ("404", "NoSuchKey", "NotFound", "NoSuchUpload")
+LOGIN_OVER = frozenset({"SSOError", "TokenRetrievalError", "NoAuthTokenError", "LoginError"})
+UNREADABLE = frozenset({"CredentialRetrievalError", "PartialCredentialsError", "RefreshWithMFAUnsupportedError"})
+"""What botocore raises where it cannot sign: mostly not before the first request."""
 
 
 class Absent(Unknown):
@@ -23,31 +27,44 @@ class Denied(AuthFailed):
     """These keys may not do that there."""
 
 
-def _session(world: World) -> Any:
-    """Keys as AWS's own tools find them, but never this computer's own role. Raises NotSetUp, UsageError."""
+def whose(env: Mapping[str, str], given: str = "") -> str:
+    """The profile whose keys a bucket is asked with; empty: keys of the environment, or the default profile's.
+
+    `given`: the one that the machines are rented with, for where the environment names nobody.
+    """
+    return "" if env.get("AWS_ACCESS_KEY_ID") else env.get("AWS_PROFILE", "").strip() or given
+
+
+def _session(world: World, sink: Mapping[str, Any]) -> Any:
+    """Keys as AWS's own tools find them, but never this computer's own role. A profile that a sink was first asked with
+    goes before the environment, which may be another command's; one that is no more leaves it to that.
+
+    Raises NotSetUp, UsageError, AuthFailed.
+    """
     try:
         import boto3
         from botocore.exceptions import BotoCoreError, ProfileNotFound
     except ImportError as error:
         raise NotSetUp("--sink s3://… needs the package boto3", "pip install 'gpuops[aws]'") from error
     env = world.env
+    profile = str(sink.get("profile") or "")
     try:
-        if env.get("AWS_ACCESS_KEY_ID"):
+        if not profile and env.get("AWS_ACCESS_KEY_ID"):
             session = boto3.Session(
                 aws_access_key_id=env["AWS_ACCESS_KEY_ID"],
                 aws_secret_access_key=env.get("AWS_SECRET_ACCESS_KEY"),
                 aws_session_token=env.get("AWS_SESSION_TOKEN"),
             )
         else:
-            session = boto3.Session(profile_name=env.get("AWS_PROFILE") or None)
+            session = boto3.Session(profile_name=profile or whose(env) or None)
             session._session.get_component("credential_provider").remove("iam-role")
         found = session.get_credentials()
     except ProfileNotFound as error:
-        raise UsageError(str(error), "name one of ~/.aws/config with AWS_PROFILE") from error
+        if profile and (env.get("AWS_ACCESS_KEY_ID") or whose(env) not in ("", profile)):
+            return _session(world, {**sink, "profile": ""})
+        raise UsageError(str(error), "`aws configure list-profiles` shows what there is") from error
     except BotoCoreError as error:
-        raise AuthFailed(
-            f"AWS's credentials cannot be read: {error}", "see ~/.aws, or `aws sts get-caller-identity`"
-        ) from error
+        raise _unsigned(error, sink) from error
     if found is None:
         raise NotSetUp(
             "no AWS credentials are known, and --sink s3://… needs some",
@@ -56,17 +73,26 @@ def _session(world: World) -> Any:
     return session
 
 
-def session_ends(world: World) -> float | None:
-    """When temporary credentials end (UTC seconds), 0.0 where they do not say; None for lasting ones."""
-    found = _session(world).get_credentials()
+def session_ends(world: World, sink: Mapping[str, Any]) -> float | None:
+    """When temporary credentials end (UTC seconds), 0.0 where they do not say; None for lasting ones.
+
+    Raises NotSetUp, UsageError, AuthFailed.
+    """
+    found = _session(world, sink).get_credentials()
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        token = found.get_frozen_credentials().token  # some are not there, nor know their end, before they are needed
+    except BotoCoreError as error:
+        raise _unsigned(error, sink) from error
     ends = getattr(found, "_expiry_time", None)
     if ends is not None:
         return float(ends.timestamp())
-    return 0.0 if found.get_frozen_credentials().token else None
+    return 0.0 if token else None
 
 
 def client(world: World, sink: Mapping[str, Any]) -> Any:
-    session = _session(world)
+    session = _session(world, sink)
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
@@ -107,12 +133,31 @@ def failure(error: Exception, sink: Mapping[str, Any], action: str) -> GpuopsErr
         where = f"arn:aws:s3:::{bucket}/{key_of(sink, '*')}"
         return Denied(f"the bucket {bucket} denies {action}", f"allow {', '.join(NEEDED)} on {where}")
     if code in OVER:
-        return AuthFailed("the session of these AWS credentials has ended", "sign in again (aws sso login)")
+        return AuthFailed("the session of these AWS credentials has ended", _sign_in(sink))
     if code in WRONG:
         return AuthFailed(f"AWS does not accept these credentials ({code})", "check AWS_ACCESS_KEY_ID and its secret")
     if code:
         return Unknown(f"the bucket {bucket} answers {code}: {response['Error'].get('Message', '')}", "try again")
+    if _kinds(error) & (LOGIN_OVER | UNREADABLE):
+        return _unsigned(error, sink)
     return Unknown(f"the bucket {bucket} cannot be asked: {error}", "check the network, then try again")
+
+
+def _unsigned(error: Exception, sink: Mapping[str, Any]) -> AuthFailed:
+    """Where there is nobody to ask as."""
+    if _kinds(error) & LOGIN_OVER:
+        return AuthFailed(f"the login at AWS is over: {error}", _sign_in(sink))
+    return AuthFailed(f"AWS's credentials cannot be read: {error}", "see ~/.aws, or `aws sts get-caller-identity`")
+
+
+def _sign_in(sink: Mapping[str, Any]) -> str:
+    """AWS's own command; of a profile it must be told."""
+    profile = str(sink.get("profile") or "")
+    return f"sign in again ({shlex.join(['aws', 'sso', 'login', *(['--profile', profile] if profile else [])])})"
+
+
+def _kinds(error: Exception) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}
 
 
 def key_of(sink: Mapping[str, Any], name: str) -> str:

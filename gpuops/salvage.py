@@ -16,19 +16,20 @@ from typing import Any
 
 from gpuops.agentclient import Programs
 from gpuops.conclude import Conclusion, conclude, unreached
-from gpuops.errors import ConnectionLost, GpuopsError, NodeError
+from gpuops.errors import ConnectionLost, GpuopsError, LocalDisk, NodeError
 from gpuops.ledger import ClusterRow, RunRow
 from gpuops.live import absent, how_ended, nodes_of, programs_of
 from gpuops.models import Resource
 from gpuops.progress import Silent
 from gpuops.results import RunHome
 from gpuops.results.archive import is_result, keep_longer
+from gpuops.results.home import local_errors
 from gpuops.results.leftover import left, save
 from gpuops.world import World
 
 TREE = "runs"
 """The folder of a node in which all its runs are."""
-STREAM = re.compile(r"(launcher\.(?:out|err)|events\.jsonl|ranks/(?P<rank>\d+)\.(?P<kind>out|err))")
+STREAM = re.compile(r"(launcher\.(?:out|err)|(?:events|times)\.jsonl|ranks/(?P<rank>\d+)\.(?P<kind>out|err))")
 RESULT = "result.json"
 
 
@@ -36,7 +37,7 @@ def salvage(
     world: World, row: ClusterRow, run: RunRow
 ) -> tuple[dict[int, Mapping[str, Any]], dict[int, ConnectionLost]]:
     """Bring home what is longer there than here; the results of nodes that have one, and why others were out of
-    reach."""
+    reach. Raises LocalDisk."""
     results, away = {}, {}
     for index, machine in enumerate(nodes_of(world, row)[: int(run.request["nodes"])]):
         try:
@@ -48,6 +49,8 @@ def salvage(
         except ConnectionLost as error:
             away[index] = error
             continue
+        except LocalDisk:
+            raise  # of what is there nothing may be taken for gone
         except GpuopsError:
             continue
         if result is not None:
@@ -83,7 +86,9 @@ def _salvage(programs: Programs, run: RunRow, index: int) -> Mapping[str, Any] |
     prefix = f"{run.name}/"
     found = [one for one in left({index: programs}, [], tree=TREE) if one.path.startswith(prefix)]
     wanted = [one for one in found if stream(one.path[len(prefix) :]) or one.path == prefix + RESULT]
-    with tempfile.TemporaryDirectory(dir=run.home, prefix=".salvage-") as folder:
+    with local_errors(run.home):
+        made = tempfile.TemporaryDirectory(dir=run.home, prefix=".salvage-")
+    with made as folder:
         save(programs, TREE, wanted, Path(folder))
         for one in wanted:
             name = stream(one.path[len(prefix) :])

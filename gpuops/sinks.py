@@ -23,6 +23,8 @@ OPTION = "volume"
 """The option of a provider that mounts one."""
 FOLDER = "gpuops"
 """Under it on a volume: a folder for each run."""
+AWS = "aws"
+"""Its option `profile` names keys that a bucket can be asked with."""
 BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 PREFIX = re.compile(r"[A-Za-z0-9!_.*'()=+-]+(/[A-Za-z0-9!_.*'()=+-]+)*")
 LONGEST = 512
@@ -50,6 +52,12 @@ def _bucket(text: str, name: str) -> dict[str, Any]:
             f"--sink {text}: {prefix} is no prefix", "write letters, digits and . _ - in it, with / between its parts"
         )
     return {"bucket": bucket, "prefix": prefix}
+
+
+def owned(sink: Mapping[str, Any], provider: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A bucket with the profile of the account that its machines are rented with, which serves for it, too."""
+    profile = str(options.get("profile") or "").strip() if provider == AWS else ""
+    return {**sink, "profile": profile} if profile else dict(sink)
 
 
 def is_bucket(sink: Mapping[str, Any] | None) -> bool:
@@ -128,6 +136,14 @@ def outcome(
         return f"safe {on} {place(request, run, folder)}"
     whose = "; ".join(f"node{index}: {why}" for index, why in bad.items())
     return f"not all {on} {place(request, run, folder)} ({whose})"
+
+
+def unfetched(run: str, folder: str, trouble: str) -> tuple[str, str]:
+    """What is added for a run whose machines were taken back and whose bucket could not be asked, and what to do."""
+    return (
+        f"; what it kept in {folder} is not home: {trouble}",
+        f"`gpuops pull {run}` fetches it, and `--resume {run}` goes on from it",
+    )
 
 
 def unseen(request: RunRequest, run: str, folder: str = "", trouble: str = "") -> tuple[str, str]:

@@ -123,7 +123,10 @@ def _from_bucket(world: World, row: RunRow, cluster: ClusterRow, progress: Progr
             return False
         except NodeError:
             pass  # they are gone, or out of reach
-    return bool(recall.bring(world, row, range(int(row.request["nodes"])), progress))
+    brought, errors = recall.bring(world, row, range(int(row.request["nodes"])), progress)
+    for error in errors:
+        raise error
+    return bool(brought)
 
 
 def pull_results(world: World, name: str | None, progress: Progress) -> tuple[dict[str, Any], list[str]]:

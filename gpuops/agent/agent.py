@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from typing import Sequence
 
-from gpuops.agent import over, prctl, procs, runs, sink
+from gpuops.agent import notices, over, prctl, procs, runs, sink
 from gpuops.agent.init import start_watchdog
 from gpuops.agent.node import Node, log, node_of, read_json
 from gpuops.agent.resultfile import settle
@@ -43,10 +44,16 @@ def finish_sinks(node: Node) -> None:
     kept = threading.Event()
     for name in node.runs()[-1:]:
         sink.beat(node, read_json(os.path.join(node.run(name), "spec.json")) or {"run": name}, kept)
+    notices.watch(node, kept, hurried)
     sink.resume(node)
     kept.set()
     for name in node.runs()[-1:]:
         over.watch(node, name)
+
+
+def hurried(notice: notices.Notice) -> None:
+    if notice.kind == "reclaim":
+        sink.goes(time.time() + notices.left_s(notice.at, time.time()))
 
 
 def orphaned(node: Node) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Callable, Mapping
 
 from gpuops.agent import kept, objects
 from gpuops.agent.node import Node, Refusal, read_json, write_json
-from gpuops.agent.upload import NEVER, Kept, Upload, there, too_large
+from gpuops.agent.upload import NEVER, Kept, Upload, too_large
 from gpuops.agent.virtualtar import Archive
 
 URLS = "urls.json"
@@ -56,15 +56,19 @@ def tell(node: Node, spec: Mapping[str, Any], state: Mapping[str, Any], limit_s:
 
 
 def send(
-    node: Node, spec: Mapping[str, Any], folder: str, deadline: float, teller: Callable[[int], Callable[[int], None]]
+    node: Node,
+    spec: Mapping[str, Any],
+    folder: str,
+    deadline: Callable[[], float],
+    teller: Callable[[int], Callable[[int], None]],
 ) -> Kept:
     """Send all that a run left, once, however often it is begun. `deadline`: UTC seconds until which this machine is
-    there; `teller`: told of the size, gives who is told of bytes. Raises OSError."""
+    there, as far as is known now; `teller`: told of the size, gives who is told of bytes. Raises OSError."""
     urls = read_json(os.path.join(folder, URLS))
     if not urls:
         raise OSError(2, "the permission to write to the bucket is not on this node any more")
     archive = Archive(kept.newest_first(list(kept.listing(node, spec, folder))))
-    found = there(urls, min(deadline, float(urls["until"])))
+    found = objects.length(urls["head"], min(deadline(), float(urls["until"])))
     if found is not None:
         return Kept(len(archive.items), found, 0, [])  # the agent before this one had closed it
     if time.time() > urls["until"]:
@@ -133,7 +137,9 @@ class Others:
         for index, url in enumerate(self._urls.get("heads") or []):
             if index not in self._safe and _tag(url):
                 self._safe.add(index)
-        self._alive = [_tag(url) for url in self._urls.get("states") or []]
+        tags = [_tag(url) for url in self._urls.get("states") or []]
+        # What could not be looked at is no sign of life: neither its absence, nor its being there again.
+        self._alive = [new or old for new, old in zip(tags, self._alive or tags)]
 
 
 def _tag(url: str) -> str:

@@ -57,6 +57,7 @@ class Handover:
         self._going: dict[int, float] = {}
         """Nodes whose machines are taken back, and when (monotonic)."""
         self._lock = threading.Lock()
+        self._giving = threading.Lock()
         self._given = False
         link.visit = self.visit
 
@@ -100,12 +101,12 @@ class Handover:
         if role == "give":
             self._take(wire, member)
             return
-        with self._lock:
-            first, self._given = not self._given, True
-        if first and 0 in self._going and self._is_needed():
-            self._give(wire, member)
-        else:
-            wire.send({"end": True})
+        with self._giving:  # whoever comes second waits: the first may go as well
+            if not self._given and 0 in self._going and self._is_needed():
+                self._give(wire, member)
+                self._given = True
+                return
+        wire.send({"end": True})
 
     def _safely(self, do: Callable[[], None]) -> None:
         try:
@@ -137,7 +138,11 @@ class Handover:
         files = size = 0
         try:
             for path, mtime_ns in self._newest():
-                with open(os.path.join(os.fsencode(self._tree()), raw(path)), "rb") as file:
+                try:
+                    fd = os.open(os.path.join(os.fsencode(self._tree()), raw(path)), os.O_RDONLY)
+                except OSError:
+                    continue  # gone meanwhile, or not ours to read: it keeps no other file here
+                with open(fd, "rb") as file:
                     length = os.fstat(file.fileno()).st_size
                     if size + length > MOST:
                         continue

@@ -51,7 +51,7 @@ class Ec2:
         self._renew = 0.0
 
     def __call__(self) -> list[Notice]:
-        return [*self._interruption(), *self._rebalance()]
+        return self._interruption() or self._rebalance()  # who goes needs no hint, nor one that can be read
 
     def _interruption(self) -> list[Notice]:
         found = self._look("spot/instance-action")

@@ -85,11 +85,16 @@ def patiently(ask: Callable[[], Answer], deadline: float) -> Answer:
 
 
 def ask(
-    method: str, url: str, body: Iterable[bytes] = (), size: int = 0, headers: Mapping[str, str] | None = None
+    method: str,
+    url: str,
+    body: Iterable[bytes] = (),
+    size: int = 0,
+    headers: Mapping[str, str] | None = None,
+    silence_s: float = SILENCE_S,
 ) -> Answer:
     """One request, once. Raises OSError and http.client.HTTPException."""
     parts = urlsplit(url)
-    connection = _connection(parts.scheme, parts.hostname or "", parts.port)
+    connection = _connection(parts.scheme, parts.hostname or "", parts.port, silence_s)
     try:
         connection.putrequest(method, f"{parts.path or '/'}?{parts.query}", skip_accept_encoding=True)
         for name, value in (headers or {}).items():
@@ -108,15 +113,26 @@ def ask(
         connection.close()
 
 
-def _connection(scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
+def length(url: str, deadline: float, silence_s: float = SILENCE_S) -> int | None:
+    """How many bytes an object has; None where there is none. Raises OSError."""
+    try:
+        answer = patiently(lambda: ask("HEAD", url, (), 0, None, silence_s), deadline)
+    except Denied as error:
+        if error.code in ("HTTP 404", "HTTP 403"):  # 403: who may not list a bucket is not told what is not in it
+            return None
+        raise
+    return int(answer.headers["content-length"])
+
+
+def _connection(scheme: str, host: str, port: int | None, silence_s: float) -> http.client.HTTPConnection:
     proxy = "" if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme, "")
     at, there = (host, port), urlsplit(proxy if "//" in proxy else f"//{proxy}")
     if there.hostname:
         at = (there.hostname, there.port)
     if scheme == "https":
-        made: http.client.HTTPConnection = http.client.HTTPSConnection(*at, timeout=SILENCE_S, context=_trust())
+        made: http.client.HTTPConnection = http.client.HTTPSConnection(*at, timeout=silence_s, context=_trust())
     else:
-        made = http.client.HTTPConnection(*at, timeout=SILENCE_S)
+        made = http.client.HTTPConnection(*at, timeout=silence_s)
     if there.hostname:
         made.set_tunnel(host, port or (443 if scheme == "https" else 80))
     return made

@@ -17,12 +17,13 @@ import os
 import threading
 import time
 import traceback
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 from gpuops.agent import bucket, held, kept, runfiles
 from gpuops.agent.node import Node, Refusal, log, read_json, write_json
 from gpuops.agent.safecopy import copied
 from gpuops.agent.treefolder import raw
+from gpuops.agent.upload import NEVER
 
 STATE = "sink.json"
 SAFE = "safe.json"
@@ -35,6 +36,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _LOCK = threading.Lock()
 """Held while a run's results are copied: the next run may change them."""
+_goes_at = NEVER
 _known: dict[str, dict[str, Any]] = {}
 """By the run's folder, what could not be written down: this machine's own disk may be full."""
 
@@ -88,6 +90,12 @@ def known(node: Node, name: str) -> dict[str, Any] | None:
     return found
 
 
+def goes(at: float) -> None:
+    """This machine is not there after that (UTC seconds): what is being sent to a bucket is closed before."""
+    global _goes_at
+    _goes_at = min(_goes_at, at)
+
+
 def keep(node: Node, name: str) -> None:
     """Copy what a run that has ended left, once; whatever comes of it is noted. Never raises."""
     try:
@@ -99,12 +107,12 @@ def keep(node: Node, name: str) -> None:
         if (result.get("reason") or {}).get("kind") == "start":
             return  # it never began
         with _LOCK:
-            _keep(node, folder, spec, state["folder"], bucket.deadline(spec, result))
+            _keep(node, folder, spec, state["folder"], lambda: min(bucket.deadline(spec, result), _goes_at))
     except Exception:
         log(f"what {name} left could not be kept\n{traceback.format_exc()}")
 
 
-def _keep(node: Node, folder: str, spec: Mapping[str, Any], sink: str, deadline: float) -> None:
+def _keep(node: Node, folder: str, spec: Mapping[str, Any], sink: str, deadline: Callable[[], float]) -> None:
     try:
         if bucket.is_one(spec):
             files, size, changed = _sent(node, spec, folder, sink, deadline)
@@ -124,9 +132,13 @@ def _keep(node: Node, folder: str, spec: Mapping[str, Any], sink: str, deadline:
         bucket.used(folder)
 
 
-def _sent(node: Node, spec: Mapping[str, Any], folder: str, sink: str, deadline: float) -> tuple[int, int, list[str]]:
+def _sent(
+    node: Node, spec: Mapping[str, Any], folder: str, sink: str, deadline: Callable[[], float]
+) -> tuple[int, int, list[str]]:
     """Files, bytes, and those that changed while they were sent. Raises OSError where not all of it is there."""
     found = bucket.send(node, spec, folder, deadline, lambda total: Teller(node, folder, sink, total))
+    if found.missing and found.missing == len(found.unread):
+        raise OSError(errno.EACCES, f"{_some(found.missing)} cannot be read: {', '.join(found.unread[:3])}")
     if found.missing:
         why = f"only {_some(found.files)} could be sent before this machine is taken, and {found.missing} not"
         raise OSError(errno.ETIMEDOUT, why)

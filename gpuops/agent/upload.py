@@ -10,6 +10,7 @@ import base64
 import errno
 import hashlib
 import json
+import os
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -27,8 +28,14 @@ MOST = 5 << 29
 AT_ONCE = 4
 CLOSING_S = 10.0
 """What is kept of the time there is for closing the archive, in seconds."""
+LOOK_S = 0.5
+"""How often is looked whether the time is over while parts are on their way."""
+LEAST_SILENCE_S = 2.0
 NEVER = float("inf")
 GONE = "NoSuchUpload"
+ALTERED = "BadDigest"
+SENDINGS = 5
+"""How often a part is sent whose bytes are not those that were counted."""
 
 
 class Piece(NamedTuple):
@@ -38,12 +45,14 @@ class Piece(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What is in the bucket: files, bytes of the archive, files that are not in it, and names of those that changed."""
+    """What is in the bucket: files, bytes of the archive, files that are not in it, and names of those that changed
+    and, of those that are not in it, of those that cannot be read here."""
 
     files: int
     size: int
     missing: int
     changed: list[str]
+    unread: Sequence[str] = ()
 
 
 def too_large(archive: Archive, urls: Mapping[str, Any]) -> str:
@@ -55,7 +64,8 @@ def too_large(archive: Archive, urls: Mapping[str, Any]) -> str:
 
 
 class Upload:
-    """One archive, once. `noted`: parts that an earlier agent had sent, by number: [MD5, ETag, start, stop]."""
+    """One archive, once. `noted`: parts that an earlier agent had sent, by number: [MD5, ETag, start, stop].
+    `deadline`: until when this machine is there, as far as is known now (UTC seconds): it may be told so on the way."""
 
     def __init__(
         self,
@@ -63,7 +73,7 @@ class Upload:
         urls: Mapping[str, Any],
         about: Mapping[str, Any],
         *,
-        deadline: float,
+        deadline: Callable[[], float],
         tell: Callable[[int], None],
         noted: dict[str, list[Any]],
         note: Callable[[dict[str, list[Any]]], None],
@@ -72,6 +82,7 @@ class Upload:
         self._urls = urls
         self._about = about
         self._deadline = deadline
+        self._reserve_s = CLOSING_S
         self._tell = tell
         self._noted = noted
         self._note = note
@@ -92,16 +103,17 @@ class Upload:
             try:
                 return self._close(sent, len(ends), len(sent) + 1, marks[-1])
             except Late:
-                if self._deadline == NEVER:
+                if self._deadline() == NEVER:
                     raise
-        if self._deadline == NEVER:
+        if self._deadline() == NEVER:
             raise self._late
         whole_ends = [mark for mark in marks[: len(sent) + 1] if mark in set(ends)]
         if not whole_ends:
             raise Late("not even for its first files")
         last = whole_ends[-1]
         count = ends.index(last) + 1
-        return self._close(sent[: marks.index(last)], count, len(self._urls["parts"]), last, self._deadline)
+        self._reserve_s = 0.0  # this is what it was for
+        return self._close(sent[: marks.index(last)], count, len(self._urls["parts"]), last)
 
     # The parts.
 
@@ -109,30 +121,35 @@ class Upload:
         """The ETags of the parts that are there, without a gap. Raises what is none of the time's doing."""
         etags: dict[int, str] = {}
         running: dict[Future[str], int] = {}
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            try:
-                for piece in pieces:
-                    if self._is_late():
-                        break
-                    digest = self._digest(piece, first=True)
-                    running[pool.submit(self._part, piece, digest)] = piece.number
-                    while len(running) >= AT_ONCE:
-                        self._gather(running, etags)
-                while running:
+        pool = ThreadPoolExecutor(AT_ONCE)
+        try:
+            for piece in pieces:
+                if self._is_late():
+                    break
+                digest = self._digest(piece, first=True)
+                running[pool.submit(self._part, piece, digest)] = piece.number
+                while len(running) >= AT_ONCE:
                     self._gather(running, etags)
-            except Late as error:
-                self._late = error
-            finally:
-                self._over.set()
+            while running:
+                self._gather(running, etags)
+        except Late as error:
+            self._late = error
+        finally:
+            self._over.set()
+            pool.shutdown(wait=not self._is_late())  # a connection that hangs must not outlive the machine
         for future, number in running.items():
-            if not future.cancelled() and future.exception() is None:
+            if future.done() and not future.cancelled() and future.exception() is None:
                 etags[number] = future.result()
         return [etags[number] for number in range(1, _first_gap(etags))]
 
     def _gather(self, running: dict[Future[str], int], etags: dict[int, str]) -> None:
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
+        """Wait for a part that is there. Raises Late, and what a part raises."""
+        done = wait(running, LOOK_S, FIRST_COMPLETED).done
+        for future in done:
             number = running.pop(future)
             etags[number] = future.result()
+        if not done and self._is_late():
+            raise self._late
 
     def _part(self, piece: Piece, digest: bytes) -> str:
         known = self._noted.get(str(piece.number))
@@ -140,15 +157,17 @@ class Upload:
             with self._lock:
                 self._tell(piece.stop - piece.start)
             return str(known[1])
-        while True:
+        for sending in range(1, SENDINGS + 1):
             try:
                 etag = self._put(piece.number, digest, piece.stop - piece.start, lambda: self._bytes(piece))
                 break
             except Denied as error:
-                if error.code != "BadDigest":
+                if error.code != ALTERED or sending == SENDINGS:
                     raise
                 digest = self._digest(piece, first=False)  # a file changed between two looks at it
         with self._lock:
+            if self._over.is_set():
+                return etag  # whoever waited for it has gone on
             self._noted[str(piece.number)] = [digest.hex(), etag, piece.start, piece.stop]
             self._note(self._noted)
             self._tell(piece.stop - piece.start)
@@ -157,8 +176,11 @@ class Upload:
     def _put(self, number: int, digest: bytes, size: int, body: Callable[[], Iterator[bytes]]) -> str:
         headers = {"Content-MD5": base64.b64encode(digest).decode()}
         url = self._urls["parts"][number - 1]
-        answer = objects.patiently(lambda: objects.ask("PUT", url, body(), size, headers), self._limit())
-        return answer.headers["etag"]
+
+        def ask() -> objects.Answer:
+            return objects.ask("PUT", url, body(), size, headers, self._silence_s())
+
+        return objects.patiently(ask, self._limit()).headers["etag"]
 
     def _bytes(self, piece: Piece) -> Iterator[bytes]:
         for _, _, block in self._archive.read(piece.start, piece.stop):
@@ -187,63 +209,68 @@ class Upload:
 
     # What closes it.
 
-    def _close(self, etags: Sequence[str], count: int, number: int, start: int, deadline: float = 0.0) -> Kept:
+    def _close(self, etags: Sequence[str], count: int, number: int, start: int) -> Kept:
         """Send the rest from `start` to the end of member `count`, what says that this is all, and the word for it."""
         stop = self._archive.ends[count - 1] if count else 0
-        self._deadline, self._over = deadline + CLOSING_S if deadline else self._deadline, threading.Event()
         rest = []
         for index, is_content, block in self._archive.read(start, stop):
             self._sum(index, is_content, block)
             rest.append(block)
-        changed = {index for index in range(count) if index in self._changed or not looks(self._archive.items[index])}
-        body = [*rest, whole(SAFE, self._manifest(count, changed), int(time.time() * 1e9)), END]
+        items = self._archive.items
+        changed = {index for index in range(count) if index in self._changed or not looks(items[index])}
+        # Zeros stand for them: of one that has gone that is no loss, and none of them comes home so.
+        vanished = {index for index in self._archive.short if index < count and not os.path.exists(items[index].source)}
+        unread = {index for index in self._archive.short if index < count and looks(items[index])}
+        changed -= vanished | unread
+        left = [index for index in range(count) if index not in vanished | unread]
+        missing = len(items) - count + len(unread)
+        body = [*rest, whole(SAFE, self._manifest(left, changed, missing), int(time.time() * 1e9)), END]
         digest, size = hashlib.md5(b"".join(body)), sum(map(len, body))
         last = self._put(number, digest.digest(), size, lambda: iter(body))
         self._complete([*enumerate(etags, 1), (number, last)], start + size)
-        names = [self._archive.items[index].name for index in sorted(changed)]
-        return Kept(count, start + size, len(self._archive.items) - count, names)
+        names = [[items[index].name for index in sorted(those)] for those in (changed, unread)]
+        return Kept(len(left), start + size, missing, *names)
 
-    def _manifest(self, count: int, changed: set[int]) -> bytes:
+    def _manifest(self, left: Sequence[int], changed: set[int], missing: int) -> bytes:
         """What is in it: [name, bytes, SHA-256 or null where it changed while it was sent, mtime in ns]."""
         rows = [
             [item.name, item.size, None if index in changed else self._sums[index], item.mtime_ns]
-            for index, item in enumerate(self._archive.items[:count])
+            for index, item in ((index, self._archive.items[index]) for index in left)
         ]
-        document = {**self._about, "at": time.time(), "missing": len(self._archive.items) - count, "files": rows}
+        document = {**self._about, "at": time.time(), "missing": missing, "files": rows}
         return json.dumps(document).encode()
 
     def _complete(self, parts: Sequence[tuple[int, str]], size: int) -> None:
         """Say that these are all; where the answer is lost, what is there counts. Raises OSError."""
         rows = "".join(f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>" for number, etag in parts)
         body = f"<CompleteMultipartUpload>{rows}</CompleteMultipartUpload>".encode()
-        url = self._urls["complete"]
+
+        def ask() -> objects.Answer:
+            return objects.ask("POST", self._urls["complete"], [body], len(body), None, self._silence_s())
+
         try:
-            objects.patiently(lambda: objects.ask("POST", url, [body], len(body)), self._limit())
+            objects.patiently(ask, self._limit())
         except Denied as error:
-            if error.code != GONE or there(self._urls, self._limit()) is None:
+            if error.code != GONE or self._length() is None:
                 raise
-        found = there(self._urls, self._limit())
+        found = self._length()
         if found != size:
             raise OSError(errno.EIO, f"{size} bytes were sent, and the bucket has {found}")
+
+    def _length(self) -> int | None:
+        return objects.length(self._urls["head"], self._limit(), self._silence_s())
 
     # Time.
 
     def _limit(self) -> float:
-        return min(self._deadline - CLOSING_S, float(self._urls["until"]))
+        return min(self._deadline() - self._reserve_s, float(self._urls["until"]))
+
+    def _silence_s(self) -> float:
+        """How long an answer is waited for: where the machine goes, so that there is time for asking again."""
+        return min(objects.SILENCE_S, max(LEAST_SILENCE_S, (self._limit() - time.time()) / 2))
 
     def _is_late(self) -> bool:
         return time.time() >= self._limit()
-
-
-def there(urls: Mapping[str, Any], deadline: float) -> int | None:
-    """How many bytes the archive in the bucket has; None where there is none. Raises OSError."""
-    try:
-        answer = objects.patiently(lambda: objects.ask("HEAD", urls["head"]), deadline)
-    except Denied as error:
-        if error.code in ("HTTP 404", "HTTP 403"):  # 403: who may not list a bucket is not told what is not in it
-            return None
-        raise
-    return int(answer.headers["content-length"])
 
 
 def _first_gap(etags: Mapping[int, str]) -> int:

@@ -44,6 +44,8 @@ class Archive:
 
     def __init__(self, items: Sequence[Item]) -> None:
         self.items = list(items)
+        self.short: set[int] = set()
+        """Members whose files gave less than they were listed with, as far as has been read."""
         self._headers = [header(item.name, item.size, item.mtime_ns) for item in self.items]
         self.ends = []
         """Where each member ends, its padding included: between them an archive may be cut."""
@@ -70,24 +72,20 @@ class Archive:
             yield False, head[start:stop]
         first, last = max(start - len(head), 0), min(stop - len(head), size)
         if first < last:
-            for block in _content(self.items[index].source, first, last):
+            for block in _there(self.items[index].source, first, last):
+                first += len(block)
                 yield True, block
+            while first < last:  # it has none there, cannot be read, or is no file any more
+                self.short.add(index)
+                yield True, bytes(min(READ, last - first))
+                first += min(READ, last - first)
         padding = stop - max(start, len(head) + size)
         if padding > 0:
             yield False, bytes(padding)
 
 
-def _content(source: bytes, start: int, stop: int) -> Iterator[bytes]:
-    """Exactly these bytes of a file: zeros where it has none, cannot be read or is none any more."""
-    for block in _there(source, start, stop):
-        start += len(block)
-        yield block
-    while start < stop:
-        yield bytes(min(READ, stop - start))
-        start += min(READ, stop - start)
-
-
 def _there(source: bytes, start: int, stop: int) -> Iterator[bytes]:
+    """These bytes of a file, as far as they can be read."""
     try:
         fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not make us wait for its writer
     except OSError:

@@ -25,6 +25,8 @@ TICK_S = 2.0
 """How often the lease is looked at; an end is kept to one tick."""
 LEAVE_S = 90.0
 """How long the agent may take for the last snapshot before everything is ended, in seconds."""
+SPARE_S = 5.0
+"""How much sooner the agent should have answered."""
 FAREWELL_S = 60.0
 """How long whoever is connected may take after that to fetch the results of a run that the lease ended."""
 HEALTHY_S = 10.0
@@ -145,8 +147,9 @@ class Watchdog:
         """Ask the agent for an orderly end of its run, then end whatever there is."""
         polite_s = 0.0  # the agent has nothing left to do then
         try:
-            wish = {"kind": kind, "say": say, "how": how, "farewell_s": farewell_s}
-            ask("leave", wish, limit_s=LEAVE_S + farewell_s)
+            limit_s = LEAVE_S + farewell_s
+            wish = {"kind": kind, "say": say, "how": how, "farewell_s": farewell_s, "within_s": limit_s - SPARE_S}
+            ask("leave", wish, limit_s=limit_s)
         except (OSError, ValueError) as error:
             log(f"the agent did not end its run by itself: {error}")
             polite_s = procs.POLITE_S

@@ -68,7 +68,7 @@ def unpack(source: Source, node: int, folder: Path, told: Callable[[int], None])
             str(name): (int(size), sha256, int(mtime_ns)) for name, size, sha256, mtime_ns in documents[SAFE]["files"]
         }
         missing = int(documents[SAFE].get("missing") or 0)
-    except (tarfile.TarError, EOFError, KeyError, TypeError, ValueError) as error:
+    except (tarfile.TarError, EOFError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise NodeError(
             f"what node{node} kept is no whole archive of gpuops ({type(error).__name__})", "look at it by hand"
         ) from error
@@ -123,10 +123,11 @@ def _sorted(
 
 
 def keep_longer(there: Path, here: Path) -> None:
-    """Logs only grow: what is here is the beginning of what is there."""
-    if not here.exists() or there.stat().st_size > here.stat().st_size:
-        here.parent.mkdir(parents=True, exist_ok=True)
-        replace(there, here)
+    """Logs only grow: what is here is the beginning of what is there. Raises LocalDisk."""
+    with local_errors(here):
+        if not here.exists() or there.stat().st_size > here.stat().st_size:
+            here.parent.mkdir(parents=True, exist_ok=True)
+            replace(there, here)
 
 
 def is_result(document: Any) -> bool:

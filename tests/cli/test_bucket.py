@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from gpuops.agent.sessions import open_here
-from tests.cli.test_away import MAKES, WORLD_SEES, detach, gone, nodes, runs, tents
+from tests.cli.test_away import MAKES, WORLD_SEES, detach, gone, leave, nodes, runs, tents
 from tests.conftest import Shell, until
-from tests.fakes.bucket import FakeBucket
+from tests.fakes.bucket import KEY, SECRET, FakeBucket
 
 SINK = ("--sink", "s3://results/lab")
 
@@ -132,6 +132,32 @@ def test_what_could_not_be_fetched_then_is_fetched_by_hand(camp: Shell, fake: Fa
     again = camp.run("run", "--on", "local", "--resume", "sh-1", "--", "cat", "made.pt")
     assert again.returncode == 0, again.stderr
     assert "made" in again.stdout + again.stderr
+
+
+@pytest.mark.skipif(open_here(), reason=WORLD_SEES)
+def test_by_hand_with_the_profile_of_then(camp: Shell, fake: FakeBucket) -> None:
+    """What is exported weeks later, and the default profile, are another account's."""
+    keys = f"aws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"
+    files = camp.folder.parent / ".aws"
+    files.mkdir()
+    (files / "credentials").write_text(f"[work]\n{keys}\n[default]\n{keys.replace(KEY, 'AKIANOBODYS')}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        del camp.env[name]
+    camp.env["AWS_PROFILE"] = "work"
+    detach(camp, *SINK)
+    until(lambda: not tents(camp), "the node has ended itself")
+    fake.expired = True
+    gone(camp)
+    found = runs(camp)
+    assert found["outcome"] == "unclear"
+    leave(camp)
+    fake.expired = False
+    camp.env["AWS_PROFILE"] = "default"
+    done = camp.run("pull", "sh-1")
+    assert done.returncode == 0, done.stderr
+    assert (Path(found["home"]) / "out/made.pt").read_text() == "made\n"
+    assert not holding(camp.home, KEY), "a name is kept, and no key"
+    assert not holding(camp.folder, KEY)
 
 
 def test_a_bucket_that_refuses_in_the_end_keeps_nothing_from_home(camp: Shell, fake: FakeBucket) -> None:

@@ -22,6 +22,7 @@ from gpuops.signals import Signals
 from gpuops.world import World
 from tests.fakes.bucket import FakeBucket
 from tests.node.conftest import RealNode, alive, until
+from tests.node.test_notices import Metadata
 
 MAKES = "import os; [open(f'{n}.pt', 'wb').write(os.urandom(9 << 20)) for n in range(3)]"
 
@@ -90,3 +91,57 @@ def test_a_machine_that_is_taken_back_sends_what_it_has_the_time_for(
     assert json.loads(inside["result.json"])["reason"]["kind"] == "reclaim"
     assert inside["out/2.pt"] == (node.folder / "project/2.pt").read_bytes(), "the newest first"
     assert json.loads(inside["safe.json"])["missing"] > 0
+
+
+def on_its_way(node: RealNode, fake: FakeBucket, tmp_path: Path) -> None:
+    """The run has ended well, and a part of what it made does not come through."""
+    fake.play("PUT", "partNumber=3&", "500", times=10_000)
+    start(node, fake, tmp_path, MAKES)
+    until(lambda: set(json.loads(node.file("r-1", "parts.json") or b"{}")) >= {"1", "2"}, "two parts are there")
+
+
+def closed_in_time(node: RealNode, fake: FakeBucket) -> None:
+    until(lambda: state(node).get("state") in ("failed", "safe"), "the time is over")
+    assert re.fullmatch(r"only \d files could be sent before this machine is taken, and \d not", state(node)["why"])
+    inside = members(fake.content("r-1/node0.tar"))
+    assert json.loads(inside["result.json"])["outcome"] == "done"
+    assert [name for name in inside if name.startswith("out/")], "and some of what it made"
+    assert json.loads(inside["safe.json"])["missing"] > 0
+
+
+@pytest.mark.parametrize("successor", [False, True])
+def test_a_notice_while_results_are_sent_closes_what_came(
+    node: RealNode, fake: FakeBucket, tmp_path: Path, successor: bool
+) -> None:
+    metadata = Metadata(tmp_path / "imds.json")
+    path = node.folder / "node.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "notices": metadata.settings}))
+    try:
+        on_its_way(node, fake, tmp_path)
+        if successor:
+            killed = node.process("agent")
+            os.kill(killed, signal.SIGKILL)
+            until(lambda: not alive(killed), "it is gone")
+        metadata.interrupt(20.0)
+        closed_in_time(node, fake)
+    finally:
+        metadata.service.shutdown()
+        metadata.service.server_close()
+
+
+@pytest.mark.parametrize("successor", [False, True])
+def test_an_end_of_the_node_while_results_are_sent_closes_what_came(
+    node: RealNode, fake: FakeBucket, tmp_path: Path, successor: bool
+) -> None:
+    on_its_way(node, fake, tmp_path)
+    if successor:
+        killed = node.process("agent")
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: not alive(killed), "it is gone")
+        node.process("agent")
+    client = node.client()
+    asked = {"kind": "lease", "say": "its lease ended", "how": "graceful", "farewell_s": 0.0, "within_s": 20.0}
+    client.call("leave", timeout=100.0, **asked)
+    assert state(node).get("state") == "failed", "it was waited for"
+    client.close()
+    closed_in_time(node, fake)

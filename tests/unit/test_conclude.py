@@ -13,8 +13,9 @@ from typing import Any, cast
 
 import pytest
 
+from gpuops import retry
 from gpuops.conclude import conclude
-from gpuops.errors import ConnectionLost, UsageError
+from gpuops.errors import AuthFailed, ConnectionLost, UsageError
 from gpuops.follow import lost
 from gpuops.ledger import ClusterRow, RunRow
 from gpuops.live import Live
@@ -23,6 +24,7 @@ from gpuops.models import Lease, Resource, RunRequest
 from gpuops.output import Output
 from gpuops.processes import Identity
 from gpuops.progress import Silent
+from gpuops.recall import Brought
 from gpuops.results import RunHome
 from gpuops.run import Sending, _wait_for_turn
 from gpuops.signals import Signals
@@ -116,6 +118,100 @@ def test_a_machine_that_goes_while_its_results_are_fetched(
     assert end.verdict.outcome == "reclaimed"
 
 
+BUCKET = {"bucket": "results", "prefix": "lab", "region": "us-east-1", "end": True}
+AUTH = AuthFailed("the session of these AWS credentials has ended", "sign in again")
+
+
+def a_reclaimed_run(world: World) -> tuple[ClusterRow, RunRow, dict[str, Any]]:
+    """Of one node, whose results are kept in a bucket; and what the node said."""
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+    request = dataclasses.replace(REQUEST, sink=BUCKET)
+    facts = {**row.facts, "bucket": {"place": "s3://results/lab/r-1", "until": 0.0}}
+    world.ledger.set_run(row.id, request=dataclasses.asdict(request), facts=facts)
+    reason = {"kind": "reclaim", "by": "AWS", "say": "AWS takes node0 back", "at": None, "node": 0}
+    return cluster, world.ledger.run(row.id), {**DONE, "outcome": "stopped", "reason": reason}
+
+
+@pytest.mark.parametrize(
+    ("brought", "missing", "in_bucket"),
+    [
+        (Brought(None, 0), "", []),
+        (Brought(None, 2), "node0 could not keep 2 files", []),
+        (None, "node0 ended before all results were home", [0]),
+    ],
+)
+def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
+    world: World, monkeypatch: pytest.MonkeyPatch, brought: Brought | None, missing: str, in_bucket: list[int]
+) -> None:
+    """It told how its run ended, and was gone before its results had come: they are in the bucket."""
+    asked: list[list[int]] = []
+
+    def bring(_world: Any, _row: Any, nodes: list[int], _progress: Any) -> Any:
+        asked.append(list(nodes))
+        return {node: brought for node in nodes if brought}, []
+
+    monkeypatch.setattr("gpuops.recall.bring", bring)
+    monkeypatch.setattr("gpuops.conclude._fetch_last", Fetched(0))
+    ended = type("Provider", (), {"describe": lambda _, machine: dataclasses.replace(machine, state="ended")})()
+    world.provisioners["local"] = cast("Any", ended)
+    cluster, row, said = a_reclaimed_run(world)
+    machine = Resource("machine", "0", "", "m-0", True, state="running")
+    end = conclude(world, Live(cluster, [machine], cast("Any", [Keeping("copying")])), row, {0: said}, Silent())
+    assert asked == [[0]]
+    assert (end.missing, end.unsaved, end.unfetched) == (missing, "", "")
+    assert world.ledger.run(row.id).facts["in_bucket"] == in_bucket
+    assert retry.loss_of(row, cluster, end) is not None
+
+
+def test_what_is_on_a_node_comes_before_what_is_in_a_bucket(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bucket stays; the node costs money, and may go as well."""
+    order: list[str] = []
+    monkeypatch.setattr("gpuops.recall.bring", lambda *_: (order.append("bucket"), ({0: Brought(None, 0)}, []))[1])
+    monkeypatch.setattr("gpuops.conclude._fetch_last", lambda *_: (order.append("node"), ("", ""))[1])
+    cluster, row, said = a_reclaimed_run(world)
+    world.ledger.set_run(row.id, request={**row.request, "nodes": 2})
+    results = {0: lost(0, "node0 ended without a word", "gone"), 1: {**said, "node": 1}}
+    live = Live(cluster, [], cast("Any", [Keeping("safe")] * 2))
+    conclude(world, live, world.ledger.run(row.id), results, Silent())
+    assert order == ["node", "bucket"]
+
+
+@pytest.mark.parametrize(("missing", "state"), [(0, "home"), (2, "ended")])
+def test_a_node_that_may_have_more_than_the_bucket_is_not_given_up(
+    world: World, monkeypatch: pytest.MonkeyPatch, missing: int, state: str
+) -> None:
+    """Out of reach, it had no time for all: the rest may still be there."""
+    cluster, row, said = a_reclaimed_run(world)
+    monkeypatch.setattr("gpuops.recall.bring", lambda *_: ({0: Brought(said, missing)}, []))
+    results = {0: lost(0, "node0 could not be reached", "node")}
+    end = conclude(world, Live(cluster, [], cast("Any", [Keeping("safe")])), row, results, Silent())
+    assert world.ledger.run(row.id).state == state
+    assert end.unsaved == ("node0 cannot be reached any more" if missing else "")
+
+
+@pytest.mark.parametrize("talks", [False, True])
+def test_without_what_is_in_the_bucket_nothing_is_begun_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch, talks: bool
+) -> None:
+    """Where another node has answered, what it has is home; else a new run would begin from something older."""
+    monkeypatch.setattr("gpuops.recall.bring", lambda *_: ({}, [AUTH]))
+    monkeypatch.setattr("gpuops.conclude._fetch_last", Fetched())
+    cluster, row, said = a_reclaimed_run(world)
+    if talks:
+        world.ledger.set_run(row.id, request={**row.request, "nodes": 2})
+        row = world.ledger.run(row.id)
+    taken = lost(0, "node0 ended without a word", "gone", {"reclaimed": True, "by": "AWS", "say": "AWS took it back"})
+    results = {0: taken, 1: {**said, "node": 1}} if talks else {0: taken}
+    end = conclude(world, Live(cluster, [], cast("Any", [Keeping("safe")] * 2)), row, results, Silent())
+    assert end.verdict.outcome == "reclaimed"
+    assert world.ledger.run(row.id).facts["in_bucket"] == [0]
+    assert (retry.loss_of(row, cluster, end) is not None) is talks
+    trouble = f"; what it kept in s3://results/lab/r-1 is not home: {AUTH.say}"
+    assert end.verdict.say.endswith(trouble) is not talks
+    assert ("`gpuops pull r-1`" in end.verdict.hint) is not talks
+
+
 @pytest.mark.parametrize(("ephemeral", "hours"), [(True, 3), (False, 2)])
 def test_what_a_run_costs_and_how_long_it_was(world: World, ephemeral: bool, hours: int) -> None:
     now = time.time()
@@ -169,6 +265,20 @@ def test_what_is_safe_elsewhere_keeps_no_node_alive(world: World) -> None:
     assert end.document["kept"] == "safe on the network volume data, in gpuops/r-1"
     assert world.ledger.run(row.id).state == "home"
     assert node.asked[-1] == "home"
+
+
+def test_nodes_that_get_no_further_are_waited_for_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them costs money meanwhile."""
+    monkeypatch.setattr("gpuops.conclude.STALL_S", 1.0)
+    monkeypatch.setattr("gpuops.conclude._fetch_last", Fetched())
+    cluster, row = a_kept_run(world)
+    world.ledger.set_run(row.id, request={**row.request, "nodes": 12})
+    nodes = [Keeping("copying") for _ in range(12)]
+    began = time.monotonic()
+    results = {index: {**DONE, "node": index} for index in range(12)}
+    end = conclude(world, Live(cluster, [], cast("Any", nodes)), world.ledger.run(row.id), results, Silent())
+    assert time.monotonic() - began < 10.0
+    assert end.document["kept"].count("it was not waited for any longer") == 12
 
 
 def test_what_is_not_safe_anywhere_does(world: World) -> None:

@@ -22,6 +22,12 @@ def machine(mounts: Any) -> Resource:
     return Resource("machine", "1", "", "gpuops-me-lab-0", True, data={"mounts": mounts} if mounts is not None else {})
 
 
+def test_a_bucket_has_the_profile_that_its_machines_are_rented_with() -> None:
+    assert sinks.owned(BUCKET, "aws", {"profile": "work"}) == {**BUCKET, "profile": "work"}
+    assert sinks.owned(BUCKET, "aws", {"profile": None}) == BUCKET
+    assert sinks.owned(BUCKET, "tent", {"profile": "work"}) == BUCKET, "another provider's are none of AWS's"
+
+
 @pytest.mark.parametrize(
     ("text", "name"), [("volume:data", "data"), ("volume:my data", "my data"), ("volume:a:b", "a:b")]
 )

@@ -115,6 +115,42 @@ def test_what_goes_lies_where_somebody_stays(pair: Pair, going: int) -> None:
     assert not list(taker.folder.glob(f"{handover.PART}*"))
 
 
+def test_who_came_second_takes_what_the_first_did_not(pair: Pair) -> None:
+    """One that comes to take may be taken back itself."""
+    pair.head.file("a.pt", b"a")
+    pair.head.handover.note(0, 60.0)
+    pair.head.done.set()
+    first, second = pair.member.link.call_head("take"), pair.member.link.call_head("take")
+    assert first is not None
+    assert second is not None
+    for wire in (first, second):
+        wire.limit(30.0)
+    offered = first.receive()
+    assert offered is not None
+    assert offered["path"] == "a.pt"
+    first.close()
+    assert second.receive() == offered
+    second.send({"want": True})
+    assert second.read(1) == b"a"
+    assert second.receive() is not None
+    second.send({"kept": True})
+    assert second.receive() == {"end": True}
+    assert pair.head.said("handed") == {"to": 1, "files": 1, "bytes": 1}
+    third = pair.member.link.call_head("take")
+    assert third is not None
+    assert third.receive() == {"end": True}, "once is enough"
+
+
+def test_a_file_that_cannot_be_read_keeps_no_other_behind(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.member.file("a.pt", b"a")
+    pair.member.file("c.pt", b"c")
+    newest = Handover._newest
+    monkeypatch.setattr(Handover, "_newest", lambda self: iter([("gone.pt", NEW + 1), *newest(self)]))
+    pair.reclaim(1)
+    assert pair.head.said("took") == {"of": 1, "files": 2, "bytes": 2}
+    assert not [data for name, data in pair.member.events if name == "unhanded"]
+
+
 def test_nothing_that_is_newer_is_overwritten_and_nothing_is_written_outside(pair: Pair, tmp_path: Path) -> None:
     giver, taker = pair.sides(1)
     for name in ("older.pt", "newer.pt", "same.pt", "link.pt", "out/there.pt", "folder.pt"):

@@ -69,7 +69,12 @@ def test_a_hint_and_then_both(metadata: Metadata) -> None:
     source = Ec2(metadata.url)
     assert source() == [Notice("rebalance", "AWS", AT - 120)]
     metadata.tell({**hint, **action()})
-    assert source() == [Notice("reclaim", "AWS", AT), Notice("rebalance", "AWS", AT - 120)]
+    assert source() == [Notice("reclaim", "AWS", AT)]
+
+
+def test_a_hint_that_cannot_be_read_hides_no_interruption(metadata: Metadata) -> None:
+    metadata.tell({REBALANCE: "nonsense", **action()})
+    assert Ec2(metadata.url)() == [Notice("reclaim", "AWS", AT)]
 
 
 def test_one_token_serves_many_questions_and_another_is_had_when_it_has_ended(metadata: Metadata) -> None:

@@ -6,15 +6,17 @@ import json
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpuops.agent import safecopy, sink
+from gpuops.agent import bucket, safecopy, sink, watchdog
 from gpuops.agent.clients import heard, silent_s
 from gpuops.agent.lease import Now, next_end, renewed
 from gpuops.agent.node import Node
 from gpuops.agent.over import OTHERS_S, Others, Used, alive, all_safe, is_there, may_end
 from gpuops.agent.safecopy import copied
+from gpuops.agent.upload import NEVER, Kept
 from tests.conftest import until
 
 NOW = Now(1_000_000.0, 500.0, "b")
@@ -65,6 +67,48 @@ def test_all_are_safe_when_each_has_said_so(tmp_path: Path) -> None:
         (tmp_path / f"node{index}" / "safe.json").touch()
     assert not all_safe(str(tmp_path), 3)
     assert all_safe(str(tmp_path), 1)
+
+
+def test_a_bucket_that_answers_now_and_then_is_no_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / bucket.URLS).write_text(json.dumps({"heads": ["h0", "h1"], "states": ["s0", "s1"]}))
+    monkeypatch.setattr(bucket, "LOOK_S", 0.0)
+    answers = {"s0": "a", "s1": "b"}
+    monkeypatch.setattr(bucket, "_tag", lambda url: answers.get(url, ""))
+    seen, waited = bucket.Others(str(tmp_path)), Others()
+    assert waited.waited_s(seen.alive(), 0.0) == 0.0
+    answers["s1"] = ""
+    assert waited.waited_s(seen.alive(), 300.0) == 300.0
+    answers["s1"] = "b"
+    assert waited.waited_s(seen.alive(), 600.0) == 600.0
+    answers["s1"] = "c"
+    assert waited.waited_s(seen.alive(), 601.0) == 0.0, "it has said something"
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (Kept(3, 9, 1, [], ["out/a.pt"]), "1 file cannot be read: out/a.pt"),
+        (Kept(3, 9, 2, [], ["out/a.pt"]), "only 3 files could be sent before this machine is taken, and 2 not"),
+    ],
+)
+def test_what_is_not_all_there_is_not_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Kept, why: str
+) -> None:
+    monkeypatch.setattr(bucket, "send", lambda *_: found)
+    spec = {"run": "r-1", "node": 0, "sink": {"bucket": "s3://results/r-1"}}
+    sink._keep(Node(str(tmp_path)), str(tmp_path), spec, "s3://results/r-1", lambda: NEVER)
+    noted = json.loads((tmp_path / sink.STATE).read_text())
+    assert (noted["state"], noted["why"]) == ("failed", why)
+
+
+@pytest.mark.parametrize("farewell_s", [0.0, watchdog.FAREWELL_S])
+def test_who_ends_a_node_says_how_long_it_is_waited_for(monkeypatch: pytest.MonkeyPatch, farewell_s: float) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(watchdog, "ask", lambda verb, wish, limit_s: asked.update(wish, verb=verb, limit_s=limit_s))
+    monkeypatch.setattr(watchdog.Watchdog, "_clear", lambda *_: 0)
+    watchdog.Watchdog._close(object.__new__(watchdog.Watchdog), "lease", "its lease ended", "graceful", farewell_s)
+    assert asked["verb"] == "leave"
+    assert watchdog.LEAVE_S / 2 < asked["within_s"] < asked["limit_s"]
 
 
 def test_a_life_that_is_over_ends_at_once_but_under_no_run() -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpuops import bucket as home
-from gpuops.agent import objects, upload
+from gpuops.agent import objects, upload, virtualtar
 from gpuops.agent.objects import Denied, Late, patiently
 from gpuops.agent.upload import Kept, Upload
 from gpuops.agent.virtualtar import Archive, Item
@@ -67,7 +68,8 @@ def archive(tmp_path: Path) -> Archive:
 
 def send(archive: Archive, urls: dict[str, Any], **more: Any) -> Kept:
     told: list[int] = []
-    use: dict[str, Any] = {"deadline": upload.NEVER, "tell": told.append, "noted": {}, "note": lambda _: None, **more}
+    due = more.pop("deadline", upload.NEVER)
+    use: dict[str, Any] = {"deadline": lambda: due, "tell": told.append, "noted": {}, "note": lambda _: None, **more}
     return Upload(archive, urls, {"schema": 1, "run": "r-1", "node": 0}, **use).all()
 
 
@@ -153,6 +155,40 @@ def test_a_file_that_changes_between_two_looks_is_sent_as_it_is(
     assert rows["out/0.pt"]
 
 
+def test_bytes_that_never_arrive_as_they_were_are_not_sent_for_ever(
+    urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something on the way alters them, or a file is never at rest."""
+    sent: list[str] = []
+    ask = objects.ask
+
+    def altered(method: str, url: str, *rest: Any) -> objects.Answer:
+        if "partNumber=1&" not in url:
+            return ask(method, url, *rest)
+        sent.append(url)
+        return objects.Answer(400, {}, b"<Error><Code>BadDigest</Code></Error>")
+
+    monkeypatch.setattr(objects, "ask", altered)
+    with pytest.raises(Denied, match="BadDigest"):
+        send(archive, urls)
+    assert len(sent) == upload.SENDINGS
+
+
+def test_what_cannot_be_read_is_not_said_to_be_there(
+    fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeros stand in the archive for a file of another user, or on a disk that fails; and for one that has gone."""
+    there, (first, second, third, _) = virtualtar._there, archive.items
+    denied = lambda source, *rest: iter(()) if source == second.source else there(source, *rest)  # noqa: E731
+    monkeypatch.setattr(virtualtar, "_there", denied)
+    Path(os.fsdecode(first.source)).unlink()
+    found = send(archive, urls)
+    assert (found.missing, found.unread, found.changed) == (1, [second.name], [])
+    safe = json.loads(members(fake.content(KEY))["safe.json"])
+    assert safe["missing"] == 1
+    assert [row[0] for row in safe["files"]] == [third.name, "out/3.pt"]
+
+
 @pytest.mark.parametrize("code", ["expired", "denied", "aborted"])
 def test_what_is_refused_is_not_asked_again(
     fake: FakeBucket, urls: dict[str, Any], archive: Archive, code: str, monkeypatch: pytest.MonkeyPatch
@@ -209,6 +245,83 @@ def test_where_the_time_is_short_what_came_is_an_archive(
     safe = json.loads(inside.pop("safe.json"))
     assert inside == {"out/0.pt": whole(archive)["out/0.pt"]}
     assert (safe["missing"], [row[0] for row in safe["files"]]) == (3, ["out/0.pt"])
+
+
+def test_that_the_time_is_short_may_be_told_on_the_way(
+    fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that nobody takes back, until a part has come."""
+    monkeypatch.setattr(upload, "CLOSING_S", 3.0)
+    monkeypatch.setattr(objects, "PATIENCE_S", 100.0)
+    fake.play("PUT", "partNumber=3&", "500", times=10_000)
+    ends: list[float] = []
+
+    def tell(_: int) -> None:
+        ends.append(time.time() + 6.0)
+
+    use: dict[str, Any] = {"noted": {}, "note": lambda _: None, "tell": tell}
+    found = Upload(archive, urls, {}, deadline=lambda: ends[0] if ends else upload.NEVER, **use).all()
+    assert (found.files, found.missing) == (1, 3)
+    assert sorted(members(fake.content(KEY))) == ["out/0.pt", "safe.json"]
+
+
+def test_a_store_that_falls_silent_keeps_what_came_from_no_end(
+    fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One part is sent and never answered: the machine goes before that connection is given up."""
+    let_go = threading.Event()
+    told: list[int] = []
+    before = set(threading.enumerate())
+    monkeypatch.setattr(upload, "CLOSING_S", 3.0)
+    ask = objects.ask
+
+    def unanswered(method: str, url: str, *rest: Any) -> objects.Answer:
+        answer = ask(method, url, *rest)
+        if "partNumber=3&" in url:
+            let_go.wait(60.0)
+        return answer
+
+    monkeypatch.setattr(objects, "ask", unanswered)
+    deadline = time.time() + 6.0
+    try:
+        found = send(archive, urls, deadline=deadline, tell=told.append)
+        assert time.time() < deadline
+        late = [one for one in set(threading.enumerate()) - before if one.name.startswith("ThreadPool")]
+        assert late, "one waits for its answer still"
+        closed = len(told)
+    finally:
+        let_go.set()
+    for thread in late:
+        thread.join(60.0)
+    assert len(told) == closed, "what comes too late says nothing any more"
+    assert (found.files, found.missing) == (1, 3)
+    assert sorted(members(fake.content(KEY))) == ["out/0.pt", "safe.json"]
+
+
+@pytest.mark.parametrize("part", ["PUT partNumber=400&", "POST uploadId"])
+def test_what_closes_it_is_asked_again_while_there_is_time(
+    fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    let_go, asked = threading.Event(), list[str]()
+    method, name = part.split()
+
+    def first_hangs(how: str, address: str) -> None:
+        if how == method and name in address:
+            asked.append(address)
+            if len(asked) == 1:
+                let_go.wait(60.0)
+
+    monkeypatch.setattr(upload, "CLOSING_S", 8.0)
+    monkeypatch.setattr(objects, "PATIENCE_S", 100.0)
+    monkeypatch.setattr(fake, "before", first_hangs)
+    fake.play("PUT", "partNumber=3&", "500", times=10_000)
+    deadline = time.time() + 11.0
+    try:
+        assert send(archive, urls, deadline=deadline).missing == 3
+        assert time.time() < deadline
+    finally:
+        let_go.set()
+    assert len(asked) == 2
 
 
 def test_where_there_is_no_time_at_all_nothing_is_said_to_be_there(

@@ -1,0 +1,59 @@
+"""Going on from a run whose results were, or might have been, in a bucket alone."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gpuops import belated
+from gpuops.errors import AuthFailed, GpuopsError, NodeError
+from gpuops.output import Output
+from gpuops.results import RunHome
+from gpuops.results.folder import OutFolder
+from gpuops.results.memory import Arrival
+from gpuops.signals import Signals
+from gpuops.world import World
+
+BROKEN = NodeError("what node0 kept could not be verified: out/a.pt", "`gpuops pull` tries again")
+
+
+def row_in(folder: Path, saved: bool) -> Any:
+    home = RunHome(folder / "runs" / "r-1")
+    home.create()
+    if saved:
+        out = OutFolder(home)
+        with out.staging() as staging:
+            (staging / "a").write_bytes(b"a")
+            out.publish([Arrival(0, "a.pt", (1, 0), "ca978112ca1bbdca", staging / "a")], staging)
+    request = {"kind": "command", "mode": "run", "nodes": 1, "gpus": None, "argv": ["x"]}
+    facts = {"bucket": {"place": "s3://results/r-1"}, "in_bucket": [0]}
+    return SimpleNamespace(name="r-1", home=home.path, facts=facts, request=request)
+
+
+@pytest.mark.parametrize(("errors", "said"), [([], "nothing that r-1 left is in s3://results/r-1"), ([BROKEN], "kept")])
+def test_what_is_home_does_where_the_bucket_has_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errors: list[GpuopsError], said: str
+) -> None:
+    monkeypatch.setattr("gpuops.recall.bring", lambda *_: ({}, errors))
+    err = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", err)
+    world = World(tmp_path, "o", tmp_path, {}, Output(), Signals())
+    belated.before_resuming(world, cast("Any", row_in(tmp_path, saved=True)))
+    assert err.getvalue().startswith("note: ")
+    assert said in err.getvalue()
+    assert err.getvalue().endswith("; going on from what is home\n")
+    with pytest.raises(NodeError, match=said):
+        belated.before_resuming(world, cast("Any", row_in(tmp_path / "other", saved=False)))
+
+
+def test_what_could_not_be_asked_may_have_something_newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = AuthFailed("the session of these AWS credentials has ended", "sign in again")
+    monkeypatch.setattr("gpuops.recall.bring", lambda *_: ({}, [refused]))
+    world = World(tmp_path, "o", tmp_path, {}, Output(), Signals())
+    with pytest.raises(AuthFailed, match="has ended"):
+        belated.before_resuming(world, cast("Any", row_in(tmp_path, saved=True)))

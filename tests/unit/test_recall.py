@@ -1,0 +1,108 @@
+"""What comes home of archives that nodes have kept in a bucket, whatever is in them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gpuops import recall
+from gpuops.errors import GpuopsError, LocalDisk, Unknown
+from gpuops.progress import Silent
+from gpuops.recall import Brought
+from gpuops.results import RunHome
+
+
+class Kept:
+    """An archive as it is read from a bucket."""
+
+    def __init__(self, data: bytes) -> None:
+        self._file = io.BytesIO(data)
+        self.size = len(data)
+        self.at = 0
+
+    def read(self, count: int) -> bytes:
+        data = self._file.read(count)
+        self.at += len(data)
+        return data
+
+
+def archive(files: Mapping[str, bytes], safe: str | None = None, missing: int = 0) -> Kept:
+    rows = [[name, len(data), hashlib.sha256(data).hexdigest(), 0] for name, data in files.items()]
+    safe = json.dumps({"files": rows, "missing": missing}) if safe is None else safe
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, data in {**files, "safe.json": safe.encode()}.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return Kept(out.getvalue())
+
+
+def bring(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kept: Mapping[int, Kept | GpuopsError | None]
+) -> tuple[dict[int, Brought], list[str], dict[str, str]]:
+    """What came, the sentences of what did not, and the files that are home."""
+
+    def opened(_world: Any, _sink: Any, _place: str, node: int) -> Kept | None:
+        one = kept[node]
+        if isinstance(one, GpuopsError):
+            raise one
+        return one
+
+    monkeypatch.setattr("gpuops.bucket.open_archive", opened)
+    home = RunHome(folder / "runs" / "r-1")
+    facts, request = {"bucket": {"place": "s3://results/r-1"}}, {"sink": {"bucket": "results"}}
+    row = SimpleNamespace(home=home.path, name="r-1", facts=facts, request=request)
+    brought, errors = recall.bring(cast("Any", None), cast("Any", row), kept, Silent())
+    files = [path for path in home.path.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    return brought, [one.say for one in errors], {str(one.relative_to(home.path)): one.read_text() for one in files}
+
+
+BAD = archive({"out/b.pt": b"b"}, json.dumps({"files": [["out/b.pt", 1, "0" * 64, 0]]}))
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (BAD, ["what node1 kept could not be verified: out/b.pt"]),
+        (Kept(b"no archive"), ["what node1 kept is no whole archive of gpuops (ReadError)"]),
+        (archive({"logs/../../x": b"x"}), ["what node1 kept could not be verified: logs/../../x"]),
+        (archive({"logs/a/b": b"x"}), ["node1 sent a log named 'a/b'"]),
+        (Unknown("the bucket results answers SlowDown", "try again"), ["the bucket results answers SlowDown"]),
+        (None, []),
+    ],
+)
+def test_one_nodes_trouble_keeps_no_others_results_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Any, said: list[str]
+) -> None:
+    good = archive({"out/a.pt": b"a", "logs/launcher.out": b"line"})
+    brought, errors, files = bring(tmp_path, monkeypatch, {1: other, 0: good})
+    assert errors == said
+    assert brought == {0: Brought(None, 0)}
+    assert files == {"out/a.pt": "a", "logs/node0/launcher.out": "line"}
+
+
+@pytest.mark.parametrize(
+    "safe", ["", "[]", '{"files": 3}', '{"files": [["out/a", 1e999, null, 0]]}', '{"files": [[1]]}', "[" * 100_000]
+)
+def test_what_says_nothing_of_use_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, safe: str) -> None:
+    brought, [said], files = bring(tmp_path, monkeypatch, {0: archive({"out/a": b"a"}, safe)})
+    assert said.startswith("what node0 kept is no whole archive of gpuops (")
+    assert (brought, files) == ({}, {})
+
+
+def test_a_folder_where_a_log_belongs_is_this_computers_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs" / "r-1" / "logs").mkdir(parents=True)
+    (tmp_path / "runs" / "r-1" / "logs" / "node0").write_text("somebody's")
+    with pytest.raises(LocalDisk, match="cannot write to"):
+        bring(tmp_path, monkeypatch, {0: archive({"logs/launcher.out": b"line"})})

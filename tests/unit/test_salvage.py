@@ -1,0 +1,59 @@
+"""What nodes that answer no more still tell: that it could not be written down here is no reason to give it up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gpuops.agent import runfiles
+from gpuops.errors import ConnectionLost, LocalDisk, NodeRefused
+from gpuops.salvage import salvage, stream
+
+AWAY = ConnectionLost("node1 does not answer", "try again")
+
+
+def salvaged(monkeypatch: pytest.MonkeyPatch, answers: list[Any], home: Path = Path()) -> Any:
+    def programs(_row: Any, _machine: Any, index: int) -> Any:
+        if isinstance(answers[index], Exception):
+            raise answers[index]
+        return SimpleNamespace(connection=SimpleNamespace(close=lambda: None))
+
+    monkeypatch.setattr("gpuops.salvage.nodes_of", lambda *_: [None] * len(answers))
+    monkeypatch.setattr("gpuops.salvage.programs_of", programs)
+    run = SimpleNamespace(name="r-1", home=home, request={"nodes": len(answers)})
+    return salvage(cast("Any", None), cast("Any", None), cast("Any", run))
+
+
+def test_every_stream_of_a_run_is_one_here(tmp_path: Path) -> None:
+    (tmp_path / "ranks").mkdir()
+    for name in (*runfiles._OF_THE_RUN, "ranks/0.out", "ranks/11.err"):
+        (tmp_path / name).touch()
+    known = {name: str(Path(path).relative_to(tmp_path)) for name, path in runfiles.streams(str(tmp_path)).items()}
+    assert {name: stream(path) for name, path in known.items()} == {name: name for name in known}
+    assert len(known) == 6
+    assert stream("result.json") == ""
+
+
+def test_each_node_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuops.salvage._salvage", lambda _programs, _run, index: {"node": index})
+    refused = NodeRefused("it knows no such thing", "", "no-run")
+    assert salvaged(monkeypatch, [refused, AWAY, None]) == ({2: {"node": 2}}, {1: AWAY})
+
+
+def test_a_full_disk_here_gives_up_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = LocalDisk("this computer's disk is full", "free space")
+    with pytest.raises(LocalDisk, match="disk is full"):
+        salvaged(monkeypatch, [full, None])
+
+
+def test_a_folder_that_cannot_be_written_to_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(**_: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr("gpuops.salvage.left", lambda *_, **__: [])
+    monkeypatch.setattr("gpuops.salvage.tempfile.TemporaryDirectory", refuse)
+    with pytest.raises(LocalDisk, match="cannot write to"):
+        salvaged(monkeypatch, [None], tmp_path / "runs" / "r-1")
