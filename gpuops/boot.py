@@ -7,9 +7,18 @@ from functools import partial
 
 from gpuops import artefact, takeover
 from gpuops import lease as leases
-from gpuops.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, RateLimited, Unknown
+from gpuops.errors import (
+    ConnectionLost,
+    GpuopsError,
+    Interrupted,
+    MachineGone,
+    NodeError,
+    NodeRefused,
+    RateLimited,
+    Unknown,
+)
 from gpuops.ledger import ClusterRow
-from gpuops.live import Live, how_ended, machines_of, name_hosts, reach
+from gpuops.live import Live, how_ended, machines_of, name_hosts, reach, was_taken
 from gpuops.models import Request, Resource
 from gpuops.oneach import on_each
 from gpuops.output import money, span
@@ -65,6 +74,13 @@ def wait_ready(world: World, provisioner: Provisioner, row: ClusterRow, request:
             if refusal.kind not in BOOTING:
                 raise
             why = refusal.say
+        except MachineGone as error:
+            if world.ledger.cluster(row.id).state != "creating":
+                raise Interrupted(
+                    f"another command ends {row.name} while it is being created", "gpuops status"
+                ) from error
+            error.cluster = row.id
+            raise
         except NodeError as error:
             if not _may_pass(provisioner, error):
                 raise
@@ -147,16 +163,17 @@ def _given_up(machines: Sequence[Resource], error: NodeError) -> NodeError:
 
 def _not_yet(provisioner: Provisioner, machines: Sequence[Resource], seen: set[str], *, settled: bool) -> str:
     """Why no connection is tried yet; empty when there is no reason. Raises NodeError for a machine that has ended,
-    or will never be ready.
+    or will never be ready; MachineGone where another one may be.
 
     `seen`: machines that their provider has known; of another one `ended` may still mean `not known yet`.
     """
     for index, machine in enumerate(machines):
-        if machine.state == "ended" and (settled or machine.id in seen):
+        ended = machine.state == "ended" and (settled or machine.id in seen)
+        if ended or machine.data.get("reclaimed") is True:
             told = how_ended(machine).get("say")
             why = f": {told}" if told else ""
-            hint = "try again, or look at the provider's console"
-            raise NodeError(f"{machine.name} ended before it was ready{why}", hint)
+            say, hint = f"{machine.name} ended before it was ready{why}", "try again, or look at the provider's console"
+            raise MachineGone(say, hint, index) if was_taken(machine) else NodeError(say, hint)
         if hopeless := str(machine.data.get("hopeless") or ""):
             words = _last_words(provisioner, [machine])
             raise NodeError(f"node{index} will never be ready: {hopeless}{words}", "try another machine or image")

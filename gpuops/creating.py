@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from gpuops.errors import GpuopsError, ProviderError, RateLimited, Unknown
 from gpuops.ledger import ClusterRow, LedgerJournal
 from gpuops.live import machines_of
-from gpuops.models import Intent, Offer
+from gpuops.models import Intent, Offer, Resource
 from gpuops.output import span
 from gpuops.teardown import POLL_SLOW_S, clear, owned
 from gpuops.world import World
@@ -23,24 +23,38 @@ def create_once(world: World, provisioner: Provisioner, offer: Offer, row: Clust
     """One offer, as often as its provider says `slower`. Raises ProviderError; what was made may still be there."""
     for attempt in range(RETRIES):
         fresh = dataclasses.replace(intent, token=f"{intent.token}-{uuid.uuid4().hex[:8]}")
-        try:
-            _ask(world, provisioner, offer, row, fresh)
+        no = _asked(world, provisioner, offer, row, fresh)
+        if no is None:
             return
-        except RateLimited as error:
-            world.ledger.refused(row.id)
-            if attempt == RETRIES - 1:
-                raise
-            undo(world, provisioner, row, error.say)  # half may be there; made again, it would be there twice
-            wait = 2.0 ** (attempt + 1) if error.retry_after is None else error.retry_after
-            world.progress.waits(f"{error.say}; asking again in {span(wait)}")
-            world.clock.pause(wait, world.clock.monotonic() + wait)
-        except Unknown:
-            if _look_up(world, provisioner, offer, row):
-                return
+        if not isinstance(no, RateLimited) or attempt == RETRIES - 1:
+            raise no
+        undo(world, provisioner, row, no.say)  # half may be there; made again, it would be there twice
+        wait = 2.0 ** (attempt + 1) if no.retry_after is None else no.retry_after
+        world.progress.waits(f"{no.say}; asking again in {span(wait)}")
+        world.clock.pause(wait, world.clock.monotonic() + wait)
+
+
+def _asked(
+    world: World, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent
+) -> ProviderError | None:
+    """The provider's no, if it said one; None: all machines are there. Raises Unknown where neither is certain."""
+    try:
+        _ask(world, provisioner, offer, row, intent)
+        return None
+    except Unknown as error:
+        found = _look_up(world, provisioner, offer, row)
+        if found is None:
+            return None
+        if error.instead is None:
             raise
-        except ProviderError:
-            world.ledger.refused(row.id)
-            raise
+        no = error.instead
+        if found:  # some of it: what is made slowly may still come, so that nothing counts as refused
+            undo(world, provisioner, row, error.say)
+            return no
+    except ProviderError as error:
+        no = error
+    world.ledger.refused(row.id)
+    return no
 
 
 def undo(world: World, provisioner: Provisioner, row: ClusterRow, why: str) -> None:
@@ -75,16 +89,19 @@ def _ask(world: World, provisioner: Provisioner, offer: Offer, row: ClusterRow, 
         )
 
 
-def _look_up(world: World, provisioner: Provisioner, offer: Offer, row: ClusterRow) -> bool:
-    """After a lost answer: whether all machines are there, by their mark, and then in the ledger."""
+def _look_up(world: World, provisioner: Provisioner, offer: Offer, row: ClusterRow) -> list[Resource] | None:
+    """After a lost answer: None where all machines are there, by their mark, and then in the ledger; else whatever is
+    listed that the ledger does not know."""
     clock = world.clock
     deadline = clock.monotonic() + provisioner.settle_s
     while True:
-        found = [one for one in owned(world, provisioner, row) if one.kind == "machine" and one.state != "ended"]
+        listed = owned(world, provisioner, row)
+        found = [one for one in listed if one.kind == "machine" and one.state != "ended"]
         if len(found) == offer.nodes:
             for resource in found:
                 world.ledger.got(row.id, resource)
-            return True
+            return None
         if len(found) > offer.nodes or clock.monotonic() >= deadline:
-            return False
+            known = {(one.kind, one.id) for one in world.ledger.resources(row.id)}
+            return [one for one in listed if (one.kind, one.id) not in known]
         clock.pause(POLL_SLOW_S, deadline)

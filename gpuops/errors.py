@@ -14,6 +14,7 @@
     │       └── Partial               some of it answered; `found` is what they said
     ├── NodeError               4    a node or the network failed
     │   ├── ConnectionLost            the connection ended; the node may be well
+    │   ├── MachineGone               its machine went before a run was on it
     │   └── NodeRefused               the agent said no; `kind` says why
     ├── LocalDisk               4    this computer cannot write: no node has failed
     └── StillBilling            5    something may still cost money
@@ -84,7 +85,11 @@ class Rejected(ProviderError):
 
 
 class Unknown(ProviderError):
-    pass
+    """`instead`: what the provider said to a later request for the same; it holds where nothing is found."""
+
+    def __init__(self, say: str, hint: str = "", instead: ProviderError | None = None) -> None:
+        super().__init__(say, hint)
+        self.instead = instead
 
 
 class Partial(Unknown):
@@ -101,6 +106,15 @@ class NodeError(GpuopsError):
 
 class ConnectionLost(NodeError):
     pass
+
+
+class MachineGone(NodeError):
+    """A machine was taken back, or is no more and nobody says why. `cluster`: its number in the ledger, where known."""
+
+    def __init__(self, say: str, hint: str = "", node: int | None = None, cluster: int | None = None) -> None:
+        super().__init__(say, hint)
+        self.node = node
+        self.cluster = cluster
 
 
 class NodeRefused(NodeError):

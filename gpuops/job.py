@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuops import away, bucket, choose, data, guard, push, retry, sinks
+from gpuops import again, away, bucket, choose, data, guard, push, retry, sinks, vanished
 from gpuops import cluster as clusters
+from gpuops.again import Outcome
 from gpuops.attend import attend
 from gpuops.conclude import Conclusion, conclude, release
-from gpuops.errors import GpuopsError, Interrupted, NodeError, worst
-from gpuops.ledger import ClusterRow, LedgerUnwritable, RunRow
+from gpuops.errors import GpuopsError, Interrupted, MachineGone, NodeError, worst
+from gpuops.ledger import LedgerUnwritable, RunRow
 from gpuops.live import Live, open_live
 from gpuops.models import Offer, Request, RunRequest
 from gpuops.output import span
@@ -26,7 +27,7 @@ from gpuops.push import uplink
 from gpuops.receipt import receipt
 from gpuops.remarks import board
 from gpuops.results import RunHome
-from gpuops.retry import Chain, Loss
+from gpuops.retry import Chain
 from gpuops.run import Prepared, Sending, check, give_up, launch, prepare, tree_of
 from gpuops.settings import Settings
 from gpuops.show import HomeTail, Veil
@@ -59,19 +60,6 @@ class Job:
     sending: Sending = field(default_factory=Sending)
 
 
-@dataclass
-class Outcome:
-    """What a job came to: an exit code, and what is printed last."""
-
-    exit_code: int
-    document: dict[str, Any]
-    last: Sequence[str] = ()
-    loss: Loss | None = None
-    """The machines were taken back; what is left of the cluster, and what it has cost in $, once it is gone."""
-    gone: ClusterRow | None = None
-    cost: float = 0.0
-
-
 def execute(world: World, settings: Settings, job: Job, progress: Progress) -> Outcome:
     """The whole story. Raises GpuopsError for what ended it before there was a run to judge."""
     choice = choose.for_run(world.ledger.clusters(live=False), world.folder, cluster=job.cluster, on=job.on)
@@ -80,7 +68,9 @@ def execute(world: World, settings: Settings, job: Job, progress: Progress) -> O
     if job.request.sink and not choice.row:
         sinks.implied(choice.provider, world.provisioner(choice.provider).options, {}, job.request.sink)
     if job.request.sink and sinks.is_bucket(job.request.sink):
-        sink = bucket.check(world, job.request.sink)
+        options = choice.row.request.get("options") or {} if choice.row else job.machines.options
+        provider = choice.row.provider if choice.row else choice.provider
+        sink = bucket.check(world, sinks.owned(job.request.sink, provider, options))
         job = dataclasses.replace(job, request=dataclasses.replace(job.request, sink=sink))
     if choice.say:
         world.out.say(choice.say)
@@ -92,11 +82,13 @@ def execute(world: World, settings: Settings, job: Job, progress: Progress) -> O
         )
     world.out.hold_up_nothing()
     chain = Chain(job.retries, Bargain(replaces=job.retries > 0), resume=job.request.resume)
+
+    def attempt(wish: LeaseWish, resume: str | None) -> Outcome:
+        request = dataclasses.replace(job.request, resume=resume)
+        return _attempt(world, settings, dataclasses.replace(job, request=request, wish=wish), choice, progress, chain)
+
     with world.signals:
-        outcome = _attempt(world, settings, job, choice, progress, chain)
-        while outcome.loss is not None:
-            outcome = _again(world, settings, job, choice, progress, chain, outcome, outcome.loss)
-        return outcome
+        return again.until_it_ends(world, chain, job.wish, attempt)
 
 
 def _attempt(
@@ -113,8 +105,11 @@ def _attempt(
         raise
     except BaseException as error:
         world.signals.backward()
-        if ours:
-            _tear_down(world, live, "interrupted" if isinstance(error, Interrupted) else "the run could not be started")
+        if ours or isinstance(error, MachineGone):
+            why = "interrupted" if isinstance(error, Interrupted) else "the run could not be started"
+            code = _tear_down(world, live, why)
+            if isinstance(error, GpuopsError | Interrupted):
+                error.exit_code = worst(error.exit_code, code)
         raise
     finally:
         live.close()
@@ -139,43 +134,6 @@ def _clear_away(world: World, live: Live, outcome: Outcome) -> None:
     outcome.cost = retry.cost(outcome.gone, per_hour)
     if code:
         outcome.loss = None
-
-
-def _again(
-    world: World,
-    settings: Settings,
-    job: Job,
-    choice: choose.Choice,
-    progress: Progress,
-    chain: Chain,
-    before: Outcome,
-    loss: Loss,
-) -> Outcome:
-    """The next run of a job whose machines were taken back; the verdict stands where there may be none, or is none."""
-    assert before.gone is not None
-    wish, why = retry.within(job.wish, before.gone, chain.spent + before.cost, world.clock.now())
-    if chain.left <= 0:
-        why = f"--retries {job.retries} is used up"
-    if why or world.signals.count:
-        before.loss = None
-        before.last = [*before.last, *([f"not tried again: {why}"] if why else [])]
-        return before
-    world.signals.forward()
-    chain.add(loss, before.cost)
-    world.out.say(chain.announce(loss))
-    request = dataclasses.replace(job.request, resume=chain.resume)
-    try:
-        return _attempt(world, settings, dataclasses.replace(job, request=request, wish=wish), choice, progress, chain)
-    except GpuopsError as error:
-        found = f"; go on from what is home: --resume {chain.resume}" if chain.resume else ""
-        told = {"say": error.say, "hint": error.hint + found}
-        document = {**before.document, "retries": chain.losses, "error": told, "exit_code": error.exit_code}
-        said = f"error: {error.say}\nhint: {told['hint'].removeprefix('; ')}"
-        return Outcome(error.exit_code, document, [*before.last, said])
-    except Interrupted:
-        if chain.resume:
-            world.out.say(f"what {chain.resume} saved is home: --resume {chain.resume} goes on from it")
-        raise
 
 
 def on_all(world: World, job: Job, choice: choose.Choice) -> Job:
@@ -221,11 +179,19 @@ def _run_on(
     world: World, settings: Settings, live: Live, job: Job, progress: Progress, ours: bool, chain: Chain
 ) -> Outcome:
     request = away.arranged(world, live, job.request)
-    prepared = prepare(world, settings, live, request, job.sending, progress)
-    if chain.losses:  # so that the record has them, whoever writes it
-        facts = world.ledger.run(prepared.row.id).facts
-        world.ledger.set_run(prepared.row.id, facts={**facts, "retries": chain.losses})
-    _launch(world, live, prepared)
+    try:
+        prepared = prepare(world, settings, live, request, job.sending, progress)
+        if chain.losses:  # so that the record has them, whoever writes it
+            facts = world.ledger.run(prepared.row.id).facts
+            world.ledger.set_run(prepared.row.id, facts={**facts, "retries": chain.losses})
+        _launch(world, live, prepared)
+    except NodeError as error:
+        if not job.retries or world.signals.count:
+            raise
+        gone = vanished.explained(world, live, error)
+        if gone is None:
+            raise
+        raise gone from error
     row = world.ledger.run(prepared.row.id)
     world.out.say(f"{row.name} runs on {_where(prepared)}; results come to {row.home}")
     if said := away.said(world, live, row, request):

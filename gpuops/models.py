@@ -120,8 +120,8 @@ class Resource:
     - `boot_watch`: the folder of a watchdog that starts with the machine: `pid` or `beat`, `end` (absolute UTC
       seconds, or `none`) and `revive`, which it runs while the node's own watchdog is not there (docs/protocol.md).
     - `notices`: `{"kind", "url"}`, where the machine hears that its provider takes it back (docs/protocol.md).
-    - `reclaimed`: True of one that has ended because its provider took it back; `by`: the provider as people call it;
-      `why_ended`: that, in words.
+    - `reclaimed`: True of one that ends because its provider took it back, also before it is ready; `by`: the
+      provider as people call it; `why_ended`: that, in words.
     - `ends_itself`: False where this one cannot be trusted to, though its provider's others can.
     - `phase`: what it is at until it is ready, in words; `hopeless`: why it will never be.
     """
@@ -237,7 +237,8 @@ class RunRequest:
     """How long its nodes wait after its end for somebody to fetch what it made (`--grace`), instead of their idle end;
     None: as long as they may stand idle."""
     sink: Mapping[str, Any] | None = None
-    """Where else its results are kept: `bucket`, `prefix` and `region`, or `volume` (its name);
+    """Where else its results are kept: `bucket`, `prefix`, `region` and `profile` (a name in ~/.aws, or empty), or
+    `volume` (its name);
     once there are nodes also `mount` (where they have it),
     `end` (whether they end once everything is there) and `id` (fresh for each run, for nobody's folder is taken)."""
 

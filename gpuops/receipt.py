@@ -102,5 +102,8 @@ def _before(record: Mapping[str, Any]) -> list[str]:
         parts += [] if gap is None else [f"{span(gap)} from {since} to the first new step"]
         at = "" if loss.get("step") is None else f" at step {loss['step']}"
         place = f" in {loss['place']}" if loss.get("place") else ""
-        told.append(f"{loss['run']} was reclaimed{place}{at}" + (f": {', '.join(parts)}" if parts else ""))
+        began = loss.get("started", True)
+        what = f"{loss['run']} was reclaimed" if began else f"{loss['cluster']} was lost"
+        at = at if began else " before its run began"
+        told.append(f"{what}{place}{at}" + (f": {', '.join(parts)}" if parts else ""))
     return told

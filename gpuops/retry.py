@@ -13,6 +13,7 @@ from typing import Any
 
 from gpuops import lease as leases
 from gpuops.conclude import Conclusion
+from gpuops.errors import MachineGone
 from gpuops.lease import LEAST_S
 from gpuops.ledger import ClusterRow, RunRow
 from gpuops.output import money, span
@@ -26,7 +27,7 @@ RECLAIMED = "reclaimed"
 
 @dataclass(frozen=True)
 class Loss:
-    """A run whose machines were taken back, all it made being home."""
+    """A run whose machines were taken back, all it made being home; or machines that went before there was a run."""
 
     run: str
     cluster: str
@@ -34,7 +35,7 @@ class Loss:
     """Where its machines were; empty where its provider does not tell."""
     node: int | None
     say: str
-    """Its verdict."""
+    """Its verdict, or how its machines went."""
     step: int | None = None
     """The last one it is known to have done."""
     saved: int | None = None
@@ -45,6 +46,8 @@ class Loss:
     """Whether it heard of it."""
     resumable: bool = False
     """Whether something that it saved is home."""
+    started: bool = True
+    """Whether there was a run: machines may go before there is one; `run` is empty then."""
 
     @property
     def steps_lost(self) -> int | None:
@@ -52,6 +55,8 @@ class Loss:
 
     def sentence(self) -> str:
         """`node1 was reclaimed at step 120`."""
+        if not self.started:
+            return self.say
         who = "its machines were" if self.node is None else f"node{self.node} was"
         return f"{who} reclaimed" + ("" if self.step is None else f" at step {self.step}")
 
@@ -90,17 +95,19 @@ class Chain:
         return f"{loss.sentence()}; retry {len(self.losses)} of {self.retries}: looking for machines {where}"
 
     def resumed(self, first_step: float | None) -> bool:
-        """When the run after the last loss did its first step (UTC seconds). Returns whether that says anything."""
-        if not self.losses or first_step is None or self.losses[-1]["noticed"] is None:
+        """When the run after the last losses did its first step (UTC seconds). Returns whether that says anything."""
+        waiting = [one for one in self.losses if one["gap_s"] is None and one["noticed"] is not None]
+        if first_step is None or not waiting:
             return False
-        self.losses[-1]["gap_s"] = max(0.0, first_step - self.losses[-1]["noticed"])
+        for loss in waiting:  # more than one where machines went again before a first step
+            loss["gap_s"] = max(0.0, first_step - loss["noticed"])
         return True
 
 
 def loss_of(row: RunRow, cluster: ClusterRow, end: Conclusion) -> Loss | None:
     """What is to be replaced, if this run ended so that something is; None also while some of its results are not
     home."""
-    if end.verdict.outcome != RECLAIMED or end.unsaved:
+    if end.verdict.outcome != RECLAIMED or end.unsaved or end.unfetched:
         return None
     resumable = bool(outputs(end.home))
     far = end.document.get("progress") or {}
@@ -108,7 +115,7 @@ def loss_of(row: RunRow, cluster: ClusterRow, end: Conclusion) -> Loss | None:
     return Loss(
         run=row.name,
         cluster=cluster.name,
-        place=str((cluster.offer.get("data") or {}).get("place") or ""),
+        place=place_of(cluster),
         node=end.verdict.node,
         say=end.verdict.say,
         step=far.get("step"),
@@ -117,6 +124,15 @@ def loss_of(row: RunRow, cluster: ClusterRow, end: Conclusion) -> Loss | None:
         warned=heard is not None,
         resumable=resumable,
     )
+
+
+def unready(cluster: ClusterRow, error: MachineGone, now: float) -> Loss:
+    """Machines that went before there was a run. `now`: when they were found gone."""
+    return Loss("", cluster.name, place_of(cluster), error.node, error.say, noticed=now, warned=False, started=False)
+
+
+def place_of(cluster: ClusterRow) -> str:
+    return str((cluster.offer.get("data") or {}).get("place") or "")
 
 
 def first_step(row: RunRow) -> float | None:

@@ -81,7 +81,8 @@ class Provisioner(Protocol):
 
         Raises NoCapacity, QuotaExceeded, AuthFailed, RateLimited, Rejected: the last `will` did not
         happen; or Unknown: any open `will` may have happened. With several requests under way, raise
-        when all are answered, and Unknown when one of them is not. What was made before a failure is
+        when all are answered, and Unknown when one of them is not; where a later request for the same met a
+        clear no, that is its `instead`, which holds once nothing is found. What was made before a failure is
         destroyed by the core, which finds it in the journal and by its mark.
         """
 

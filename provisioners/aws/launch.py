@@ -77,7 +77,7 @@ def start(
     when, by the clock, `create` has begun.
 
     What may have gone wrong on the way is asked again with the same client token, which makes nothing twice. Raises
-    ProviderError: Unknown as soon as one of the requests was not answered, whatever the others said.
+    ProviderError: Unknown as soon as one of the requests was not answered, with what another said as `instead`.
     """
     began, unanswered = clock() if since is None else since, False
     for attempt in range(TRIES):
@@ -90,7 +90,8 @@ def start(
             late = attempt == TRIES - 1 or clock() - began + wait >= LIMIT_S
             if not again or late or failures.code(error) == "IdempotentParameterMismatch":
                 if unanswered and not isinstance(error, Unknown):
-                    raise Unknown(f"{error.say}; and a request before was not answered", error.hint) from error
+                    say = f"{error.say}; and a request before was not answered"
+                    raise Unknown(say, error.hint, instead=error) from error
                 raise
             pause(wait)
     raise AssertionError("every attempt returns or raises")

@@ -19,6 +19,8 @@ SPOT = "spot"
 """The last part of a spot request's mark."""
 REQUEST = "spot-request"
 RECLAIMED = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
+THEIRS = "Server."
+"""What a reason begins with that is AWS's own: a machine that went for it can be replaced."""
 WHY = {
     **dict.fromkeys(RECLAIMED, "AWS took it back: a spot machine, whose capacity others pay more for"),
     "Server.InsufficientInstanceCapacity": "AWS had no capacity for it after all",
@@ -66,7 +68,7 @@ def resource(
         "spot_request": str(told.get("SpotInstanceRequestId") or before.get("spot_request") or ""),
         "phase": phase,
         "hopeless": (why or "AWS is ending it") if leaving else "",
-        "reclaimed": reason in RECLAIMED,
+        "reclaimed": reason.startswith(THEIRS),
         "by": "AWS",
         "why_ended": why,
     }

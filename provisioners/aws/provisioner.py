@@ -94,6 +94,10 @@ class AwsProvisioner:
             answer = launch.start(launcher, wanted, launch.doing(offer), ours=not named, since=began)
         except QuotaExceeded as error:
             raise launch.beyond(error, offer) from error
+        except Unknown as error:
+            if isinstance(error.instead, QuotaExceeded):
+                error.instead = launch.beyond(error.instead, offer)
+            raise
         there = sorted(answer.get("Instances") or [], key=lambda one: int(one.get("AmiLaunchIndex") or 0))
         for one in there:
             tagged = {**one, "Tags": one.get("Tags") or tags.listed(told)}

@@ -185,14 +185,20 @@ def test_what_took_long_before_leaves_one_request() -> None:
 
 
 @pytest.mark.parametrize(
-    "then",
-    [says("InsufficientInstanceCapacity", 500), says("RequestLimitExceeded", 503), says("ExpiredToken", 400)],
+    ("then", "instead"),
+    [
+        (says("InsufficientInstanceCapacity", 500), NoCapacity),
+        (says("MaxSpotInstanceCountExceeded"), QuotaExceeded),
+        (says("RequestLimitExceeded", 503), RateLimited),
+        (says("ExpiredToken", 400), AuthFailed),
+    ],
 )
-def test_once_a_request_was_not_answered_no_later_no_is_certain(then: Exception) -> None:
+def test_once_a_request_was_not_answered_no_later_no_is_certain(then: Exception, instead: type[ProviderError]) -> None:
     aws = Aws(LOST, then)
     with pytest.raises(Unknown) as caught:
         start(aws)
     assert caught.value.say.endswith("; and a request before was not answered")
+    assert type(caught.value.instead) is instead, "what holds once nothing of it is found"
 
 
 def test_a_group_that_was_just_made_may_not_be_known_yet() -> None:

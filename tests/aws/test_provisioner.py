@@ -234,6 +234,16 @@ def test_answers_that_never_come_are_unknown_and_found(fake: FakeAWS, tenant: Te
     assert fake.left() == []
 
 
+def test_a_quota_behind_a_lost_answer_has_its_numbers(fake: FakeAWS, tenant: Tenant) -> None:
+    fake.play(Fault("RunInstances"), Fault("RunInstances", nth=2, what="code", code="MaxSpotInstanceCountExceeded"))
+    with pytest.raises(Unknown) as caught:
+        tenant.make()
+    assert isinstance(caught.value.instead, QuotaExceeded)
+    assert "2 x 48 vCPU" in caught.value.instead.say
+    assert "gpuops quota aws" in caught.value.instead.hint
+    assert fake.instances() == []
+
+
 def test_throttled_for_good_is_rate_limited(fake: FakeAWS, tenant: Tenant) -> None:
     fake.play(Fault("RunInstances", times=None, what="throttle"))
     with pytest.raises(RateLimited):

@@ -168,6 +168,99 @@ def reclaimed(fairground: Shell, notices: threading.Event) -> Shell:
     return fairground
 
 
+def fragile(shell: Shell, *places: str) -> None:
+    tents(shell).mkdir(parents=True)
+    (tents(shell) / "fragile").write_text(" ".join(places))
+
+
+def test_taken_back_before_it_was_ready(fairground: Shell) -> None:
+    """It is a retry like any other: nothing is left of it, the next place is tried, and the receipt has it."""
+    fragile(fairground, "east")
+    fairground.write("job.py", "print('done')")
+    done = fairground.run("run", "--on", "fair", "--yes", "--retries", "1", "--json", "--", "python3", "job.py")
+    assert done.returncode == 0, done.stderr
+    assert fair.asked(tents(fairground)) == ["east", "west"]
+    ended = f"ended before it was ready: {fair.WHY}; retry 1 of 1: looking for machines elsewhere than east\n"
+    assert ended in done.stderr
+    assert "fair-1 is undone, nothing of it is left\n" in done.stderr
+    assert "before   fair-1 was lost in east before its run began" in done.stderr
+    document = json.loads(done.stdout)
+    (loss,) = document["retries"]
+    assert (loss["run"], loss["cluster"], loss["place"], loss["node"]) == ("", "fair-1", "east", 0)
+    assert (loss["started"], loss["warned"], loss["resumable"]) == (False, False, False)
+    assert loss["cost"] > 0
+    assert document["run"] == "python3-1"
+    assert record(fairground, "python3-1")["retries"] == document["retries"]
+    assert fairground.clusters() == []
+    fairground.expect_clean()
+
+
+def test_taken_back_while_it_is_made_ready(fairground: Shell, tmp_path: Path) -> None:
+    """What it was ready for had not begun."""
+    begun = tmp_path / "begun"
+    fairground.write("job.py", "print('done')")
+    setup = f"test -e {begun} || {{ touch {begun}; sleep 600; }}"
+    words = ("run", "--on", "fair", "--yes", "--retries", "1", "--json", "--setup", setup, "--", "python3", "job.py")
+    command = fairground.start(*words)
+    until(begun.exists, "the setup has begun")
+    fair.take_back(tents(fairground))
+    out, err = command.communicate(timeout=120)
+    assert command.returncode == 0, err
+    assert f"ended before its run began: {fair.WHY}; retry 1 of 1: looking for machines elsewhere than east\n" in err
+    assert fair.asked(tents(fairground)) == ["east", "west"]
+    (loss,) = json.loads(out)["retries"]
+    assert (loss["started"], loss["place"]) == (False, "east")
+    assert fairground.clusters() == []
+    fairground.expect_clean()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"), [((), ""), (("--retries", "1"), "; not tried again: --retries 1 is used up")]
+)
+def test_no_more_often_than_was_said_before_there_is_a_run(fairground: Shell, words: tuple[str, ...], why: str) -> None:
+    fragile(fairground, "east", "west")
+    done = fairground.run("run", "--on", "fair", "--yes", *words, "--", "true")
+    assert done.returncode == 4, done.stderr
+    assert fair.asked(tents(fairground)) == ["east", "west"][: 1 + bool(words)]
+    said, hint = done.stderr.splitlines()[-2:]
+    assert said.endswith(f"-0 ended before it was ready: {fair.WHY}{why}")
+    assert said.startswith("error: ")
+    assert hint == "hint: try again, or look at the provider's console"
+    assert fairground.clusters() == []
+    fairground.expect_clean()
+
+
+def test_taken_back_with_a_run_and_then_without_one(fairground: Shell) -> None:
+    """The last one's gap goes on to the first step after both; what is told at the end is of the last run there was."""
+    command = begin(fairground, "--retries", "2", "--json")
+    home_by(fairground, "python3-1")
+    (tents(fairground) / "fragile").write_text("west")
+    assert fair.take_back(tents(fairground))
+    out, err = command.communicate(timeout=120)
+    assert command.returncode == 0, err
+    assert fair.asked(tents(fairground)) == ["east", "west", "north"]
+    first, second = json.loads(out)["retries"]
+    assert (first["run"], first["started"], second["run"], second["started"]) == ("python3-1", True, "", False)
+    assert first["gap_s"] > second["gap_s"] > 0
+    assert "1 file of python3-1 put back on every node\n" in err
+    fairground.expect_clean()
+
+
+def test_nothing_is_left_to_try_after_a_run(fairground: Shell) -> None:
+    command = begin(fairground, "--retries", "1", "--json")
+    home_by(fairground, "python3-1")
+    (tents(fairground) / "fragile").write_text("west")
+    assert fair.take_back(tents(fairground))
+    out, err = command.communicate(timeout=120)
+    assert command.returncode == 4, err
+    document = json.loads(out)
+    assert (document["run"], document["exit_code"]) == ("python3-1", 4)
+    assert document["error"]["say"].endswith(f"ended before it was ready: {fair.WHY}")
+    assert document["error"]["hint"].endswith("; go on from what is home: --resume python3-1")
+    assert "\nnot tried again: --retries 1 is used up\n" in err
+    fairground.expect_clean()
+
+
 def test_nothing_can_be_had_any_more(reclaimed: Shell) -> None:
     command = begin(reclaimed, "--retries", "3", "--json", program="job.py for-ever")
     until(lambda: (tents(reclaimed) / "ground").exists(), "a tent")

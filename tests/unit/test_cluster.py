@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,24 +18,26 @@ from gpuops.creating import RETRIES
 from gpuops.errors import (
     AuthFailed,
     Interrupted,
+    MachineGone,
     NoCapacity,
     NodeError,
     ProviderError,
     RateLimited,
+    Rejected,
     StillBilling,
     Unknown,
     UsageError,
 )
 from gpuops.ledger import ClusterRow
 from gpuops.live import Live, reach
-from gpuops.models import Request, Resource
+from gpuops.models import Intent, Journal, Offer, Price, Request, Resource
 from gpuops.output import Output
 from gpuops.search import Search
 from gpuops.ssh import Denied
 from gpuops.teardown import belonging, tear_down
 from gpuops.terms import LeaseWish, Terms
 from gpuops.world import World
-from tests.fakes.provider import NAME, PRICE, Cloud, Fault, surroundings
+from tests.fakes.provider import NAME, PRICE, Cloud, FakeClock, Fault, Scripted, surroundings
 
 TWO = Request(NAME, nodes=2, timeout_min=1.0)
 STATES_HELD = ["starting", "ended", "unknown", "EXITED"]
@@ -128,6 +131,74 @@ def test_a_lost_answer_of_a_provider_that_lags_leaves_no_orphan(there: tuple[Clo
     cloud, world = there
     cloud.play(create=[Fault("Unknown", made=1, told=0)], list_owned=[Fault(lie=True)] * 6, settle_s=60)
     with pytest.raises(Unknown):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+@pytest.mark.parametrize(
+    ("fault", "lies"),
+    [
+        (Fault("Unknown", instead="NoCapacity", made=0), 0),
+        (Fault("Unknown", instead="QuotaExceeded", made=0), 0),
+        (Fault("Unknown", instead="RateLimited", made=0), 0),
+        (Fault("Unknown", instead="NoCapacity", made=1, told=0), 6),
+        (Fault("Unknown", instead="NoCapacity", made=1, told=1), 6),
+        (Fault("Unknown", instead="NoCapacity", made=2, told=1, twice=True), 0),
+        (Fault("Unknown", instead="RateLimited", made=1, told=0), 6),
+    ],
+)
+def test_a_no_behind_a_lost_answer_holds_once_nothing_is_found(
+    there: tuple[Cloud, World], fault: Fault, lies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is found is ended first; then the next offer is tried, or the same one again."""
+    cloud, world = there
+    cloud.play(
+        create=[fault],
+        list_owned=[Fault(lie=True)] * lies,
+        describe_always=[Fault(state="starting")],
+        settle_s=60,
+    )
+    asked, made_by = Scripted.create, Counter[str]()
+
+    def create(self: Scripted, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+        assert cloud.machines() == [], "the attempt before has left something"
+        made_by[offer.id] += 1
+        return asked(self, offer, intent, journal)
+
+    def offers(_: Scripted, request: Request) -> list[Offer]:
+        price = (Price("machines", 2.0),)
+        return [
+            Offer(NAME, f"offer-{at}", "one", request.nodes, 0, prices=price, data={"quota": str(at)})
+            for at in range(2)
+        ]
+
+    monkeypatch.setattr(Scripted, "create", create)
+    monkeypatch.setattr(Scripted, "offers", offers)
+    with pytest.raises(NodeError, match="was not ready after"):
+        up(world)
+    again = fault.instead == "RateLimited"
+    assert made_by == ({"offer-0": 2} if again else {"offer-0": 1, "offer-1": 1})
+    assert_nothing_left(cloud, world)
+
+
+@pytest.mark.parametrize(("instead", "error"), [("AuthFailed", AuthFailed), ("Rejected", Rejected)])
+def test_what_no_other_offer_changes_is_raised_itself(
+    there: tuple[Cloud, World], instead: str, error: type[Exception]
+) -> None:
+    cloud, world = there
+    cloud.play(create=[Fault("Unknown", instead=instead, made=0)], offers_at=[2.0, 2.1])
+    with pytest.raises(error):
+        up(world)
+    assert cloud.calls().count("create") == 1
+    assert_nothing_left(cloud, world)
+
+
+def test_a_look_that_fails_is_no_proof_that_nothing_was_made(there: tuple[Cloud, World]) -> None:
+    """It was made, and nobody was told; what the look came to must not make anybody believe the first empty list."""
+    cloud, world = there
+    fault = Fault("Unknown", instead="NoCapacity", made=1, told=0)
+    cloud.play(create=[fault], list_owned=[Fault("AuthFailed"), *[Fault(lie=True)] * 6], settle_s=60)
+    with pytest.raises(AuthFailed):
         up(world)
     assert_nothing_left(cloud, world)
 
@@ -279,7 +350,7 @@ def test_a_state_that_lasts_for_ever(there: tuple[Cloud, World], state: str) -> 
 def test_a_machine_that_ends_before_it_is_ready(there: tuple[Cloud, World]) -> None:
     cloud, world = there
     cloud.play(describe=[Fault(state="starting")] * 6 + [Fault(state="ended")])
-    with pytest.raises(NodeError, match=r"lab-[01] ended before it was ready"):
+    with pytest.raises(MachineGone, match=r"lab-[01] ended before it was ready"):
         up(world)
     assert_nothing_left(cloud, world)
 
@@ -406,6 +477,21 @@ class Quick(Clock):
         super().sleep(min(seconds, 0.2))
 
 
+def test_a_run_that_could_not_be_started_on_machines_that_do_not_go(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may still bill comes before why there is no run."""
+    cloud, world = there
+    monkeypatch.setenv("GPUOPS_HOME", str(world.home))
+    monkeypatch.setenv("SCRIPTED", str(cloud.folder))
+    monkeypatch.chdir(world.folder)
+    cloud.play(real=True, destroy_always=[Fault("Unknown", lie=True)], settle_s=0, gone_s=1)
+    assert execute(["run", "--on", NAME, "--yes", "--setup", "exit 3", "--", "true"]) == 5
+    cloud.play(real=True, settle_s=0)
+    down_at_the_end(dataclasses.replace(world, clock=Clock()))
+    assert_nothing_left(cloud, world)
+
+
 # -- the end ------------------------------------------------------------------------------------
 
 
@@ -450,12 +536,46 @@ def test_down_never_says_gone_of_what_may_be_there(there: tuple[Cloud, World], s
         tear_down(world, row, "down")
     assert world.clock.monotonic() - began < 200
     assert caught.value.exit_code == 5
-    assert caught.value.hint == "gpuops down lab"
+    refused = any(one.error == "AuthFailed" for faults in script.values() for one in faults)  # type: ignore[attr-defined]
+    assert caught.value.hint == ("do something about it; then: " if refused else "") + "gpuops down lab"
     assert "lab-0" in caught.value.say
     assert "lab-1" in caught.value.say
     assert f"${2 * PRICE:.2f}/h" in caught.value.say
     assert world.ledger.cluster(row).state == "ending", "the guard, or the next `down`, goes on"
     cloud.play()
+    tear_down(world, row, "down")
+    assert_nothing_left(cloud, world)
+
+
+@pytest.mark.parametrize("kind", [Unknown, AuthFailed])
+@pytest.mark.parametrize("alive", [True, False])
+def test_what_has_ended_is_not_named_because_another_region_is_silent(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, alive: bool, kind: type[ProviderError]
+) -> None:
+    """`alive`: whether something of the cluster is known to be where nobody answers."""
+    cloud, world = there
+    row = made(cloud, world)
+    first, second = world.ledger.resources(row)
+    if alive:
+        world.ledger.update_resource(row, dataclasses.replace(second, region="mars"))
+        world.ledger.db.execute("UPDATE resources SET region = 'mars' WHERE mark = ?", (second.name,))
+    else:  # what was asked for there was refused
+        world.ledger.will(row, "machine", first.name, "t", "mars")
+        world.ledger.refused(row)
+    real = Scripted.list_owned
+
+    def listed(self: Scripted, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
+        if "mars" in regions:
+            raise kind("mars does not answer", "do something about it")
+        return [one for one in real(self, owner, regions) if one.id != second.id or not alive]
+
+    monkeypatch.setattr(Scripted, "list_owned", listed)
+    with pytest.raises(StillBilling) as caught:
+        tear_down(world, row, "down")
+    what = f"{second.name} may still be there and bill ${PRICE:.2f}/h" if alive else "lab may still be there"
+    assert caught.value.say == f"{what}: mars does not answer"
+    assert world.ledger.cluster(row).state == "ending"
+    monkeypatch.undo()
     tear_down(world, row, "down")
     assert_nothing_left(cloud, world)
 
@@ -498,6 +618,23 @@ def test_a_cluster_that_another_command_ends_while_it_is_made(there: tuple[Cloud
         world.ledger.will(row, "machine", "m", "t", "moon")
     assert not world.ledger.ready(row, world.ledger.cluster(row).lease, 0.0)
     tear_down(world, row, "down")
+    assert_nothing_left(cloud, world)
+
+
+def test_machines_that_another_command_ends_while_they_boot(there: tuple[Cloud, World]) -> None:
+    """They are gone and nobody says why; but they did not go by nobody's wish, and nothing is to replace them."""
+    cloud, world = there
+    cloud.play(describe_always=[*[Fault(state="starting")] * 6, Fault(state="ended")])
+
+    class Other(FakeClock):
+        def sleep(self, seconds: float) -> None:
+            for row in world.ledger.clusters():
+                world.ledger.ending(row.id)
+            super().sleep(seconds)
+
+    world.clock = Other()
+    with pytest.raises(Interrupted, match="another command ends lab while it is being created"):
+        up(world)
     assert_nothing_left(cloud, world)
 
 

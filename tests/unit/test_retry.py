@@ -11,8 +11,10 @@ import pytest
 
 from gpuops import lease as leases
 from gpuops import offering, retry
+from gpuops.errors import MachineGone
 from gpuops.ledger import ClusterRow, RunRow
-from gpuops.models import Lease, Offer, Price
+from gpuops.live import was_taken
+from gpuops.models import Lease, Offer, Price, Resource
 from gpuops.receipt import receipt
 from gpuops.results import RunHome
 from gpuops.retry import Chain, Loss
@@ -123,6 +125,38 @@ def test_of_what_nobody_was_told_there_is_no_notice_in_the_receipt() -> None:
     assert chain.resumed(NOW + 340.0)
     (row,) = (one for one in receipt({"retries": chain.losses}) if one.startswith("before"))
     assert row.endswith("20 steps lost, 5:40 min from its end to the first new step")
+
+
+def test_machines_that_went_before_there_was_a_run() -> None:
+    error = MachineGone("gpuops-0a1b2c3d-aws-2-0 ended before it was ready: AWS took it back", "try again", 0, 2)
+    row = cluster(id=2, name="aws-2", offer={**OFFER, "data": {"place": "us-east-1c"}})
+    chain = Chain(3, resume="earlier-7")
+    chain.add(LOSS, 1.5)
+    chain.add(retry.unready(row, error, NOW + 100.0), 0.1)
+    assert (chain.left, chain.resume, chain.bargain.avoided) == (1, "toy-1", ["us-east-1b", "us-east-1c"])
+    loss = retry.unready(row, error, NOW)
+    assert chain.announce(loss) == f"{error.say}; retry 2 of 3: looking for machines elsewhere than us-east-1c"
+    assert chain.resumed(NOW + 340.0)
+    assert [one["gap_s"] for one in chain.losses] == [340.0, 240.0], "the first step after both"
+    assert not chain.resumed(NOW + 400.0), "what is known is known"
+    rows = [line for line in receipt({"retries": chain.losses}) if "lost in" in line]
+    lost = "aws-2 was lost in us-east-1c before its run began: 4:00 min from its end to the first new step"
+    assert rows == [f"before   {lost}"]
+
+
+@pytest.mark.parametrize(
+    ("state", "data", "taken"),
+    [
+        ("ended", {}, True),
+        ("running", {}, False),
+        ("unknown", {"hopeless": "its image cannot be pulled"}, False),
+        ("ended", {"why_ended": "somebody has ended it"}, False),
+        ("ended", {"why_ended": "AWS took it back", "reclaimed": True}, True),
+        ("unknown", {"hopeless": "AWS took it back", "reclaimed": True}, True),
+    ],
+)
+def test_what_went_by_nobodys_wish(state: str, data: dict[str, Any], taken: bool) -> None:
+    assert was_taken(Resource("machine", "i", "r", "n", bills=True, state=state, data=data)) is taken
 
 
 def test_a_nodes_events_on_our_clock(tmp_path: Path) -> None:

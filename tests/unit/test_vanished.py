@@ -1,0 +1,87 @@
+"""Whether a run could not begin because a machine went: what its provider says, and how long it is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuops import vanished
+from gpuops.errors import ConnectionLost, NodeError
+from gpuops.ledger import LedgerJournal
+from gpuops.live import Live
+from gpuops.models import Intent, Lease, Request
+from gpuops.world import World
+from tests.fakes.provider import NAME, Cloud, Fault, surroundings
+
+TWO = Request(NAME, nodes=2)
+CUT = ConnectionLost("node1 does not answer")
+REFUSED = NodeError("its disk is full")
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World]:
+    return surroundings(tmp_path, monkeypatch)
+
+
+def cluster(world: World) -> Live:
+    """Two machines that are up, as far as the ledger knows."""
+    now = world.clock.now()
+    row = world.ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=True, token="t", request={},
+                              boot_deadline=now + 600, lease=Lease(), keeper=world.me, now=now)  # fmt: skip
+    provisioner = world.provisioner(NAME)
+    intent = Intent(world.owner, "lab", "t", now + 600, Path("agent"))
+    machines = list(provisioner.create(provisioner.offers(TWO)[0], intent, LedgerJournal(world.ledger, row.id)))
+    assert world.ledger.ready(row.id, Lease(), now)
+    return Live(world.ledger.cluster(row.id), machines)
+
+
+@pytest.mark.parametrize("error", [CUT, REFUSED])
+def test_one_that_is_gone(there: tuple[Cloud, World], error: NodeError) -> None:
+    cloud, world = there
+    cloud.play(describe=[Fault(), Fault(state="ended")])
+    live = cluster(world)
+    gone = vanished.explained(world, live, error)
+    assert gone is not None
+    assert (gone.node, gone.cluster, gone.exit_code) == (1, live.row.id, 4)
+    assert gone.say == f"{live.machines[1].name} ended before its run began"
+
+
+def test_one_that_its_provider_tells_of_late(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    cloud.play(describe=[Fault(), Fault("Unknown"), Fault(), Fault(), Fault(), Fault(state="ended")])
+    assert vanished.explained(world, cluster(world), CUT) is not None
+
+
+@pytest.mark.parametrize(("error", "looks"), [(CUT, 22), (REFUSED, 2)])
+def test_machines_that_are_well(there: tuple[Cloud, World], error: NodeError, looks: int) -> None:
+    """Who is only not reached is asked about for half a minute, and no longer."""
+    cloud, world = there
+    live = cluster(world)
+    began = world.clock.monotonic()
+    assert vanished.explained(world, live, error) is None
+    assert cloud.calls().count("describe") <= looks
+    assert world.clock.monotonic() - began <= vanished.LOOK_S + 1
+
+
+def test_a_provider_that_says_nothing(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    cloud.play(describe_always=[Fault("Unknown")])
+    assert vanished.explained(world, cluster(world), CUT) is None
+
+
+def test_what_another_command_ends(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    cloud.play(describe_always=[Fault(state="ended")])
+    live = cluster(world)
+    world.ledger.ending(live.row.id)
+    assert vanished.explained(world, live, CUT) is None
+
+
+def test_somebody_who_does_not_want_to_wait(there: tuple[Cloud, World]) -> None:
+    _, world = there
+    world.signals.count = 1
+    live = cluster(world)
+    began = world.clock.monotonic()
+    assert vanished.explained(world, live, CUT) is None
+    assert world.clock.monotonic() == began
