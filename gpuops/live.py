@@ -133,10 +133,22 @@ def open_live(world: World, row: ClusterRow, *, some: bool = False) -> Live:
     with world.progress.during(f"reaching {row.name}"):
         try:
             return reach(row, nodes_of(world, row), some=some, progress=world.progress)
-        except ConnectionLost:
+        except ConnectionLost as error:
             if not admitted(world, row, world.ledger.resources(row.id)):
-                raise
+                raise (error if some else _explained(world, row, error)) from error.__cause__
         return reach(row, nodes_of(world, row), some=some, progress=world.progress)
+
+
+def _explained(world: World, row: ClusterRow, error: ConnectionLost) -> ConnectionLost:
+    """A rented machine that is no more answers nobody, and its provider knows why."""
+    gone = [index for index, machine in enumerate(nodes_of(world, row)) if has_gone(world, row, machine)]
+    if not gone:
+        return error
+    names = " and ".join(f"node{index}" for index in gone)
+    return ConnectionLost(
+        f"{names} of {row.name} {'has' if len(gone) == 1 else 'have'} ended: gpuops status says why",
+        f"gpuops down {row.name} brings home what there is; then bring up another",
+    )
 
 
 def admitted(world: World, row: ClusterRow, resources: Sequence[Resource]) -> bool:
@@ -233,6 +245,16 @@ def is_dead(machine: Resource) -> bool:
     return machine.state == "ended" or any(machine.data.get(name) for name in ("hopeless", "reclaimed"))
 
 
+def has_gone(world: World, row: ClusterRow, machine: Resource) -> bool:
+    """Whether a rented machine is no more, and nothing can come from it, as its provider tells; a silent one tells
+    nothing."""
+    try:
+        provider = world.provisioner(row.provider)
+        return provider.capabilities.get("rented") is True and is_dead(provider.describe(machine))
+    except GpuopsError:
+        return False
+
+
 def how_ended(machine: Resource) -> dict[str, Any]:
     """What its provider tells of a machine's end, for the reason of a lost run: `say`, and `reclaimed` with `by`, its
     provider's name where it tells; {}: nothing."""
@@ -242,6 +264,12 @@ def how_ended(machine: Resource) -> dict[str, Any]:
     if reclaimed:
         return {"reclaimed": True, **by, "say": say}
     return {"say": say} if say else {}
+
+
+def was_taken(machine: Resource) -> bool:
+    """Whether a machine went by nobody's wish: its provider took it back, or it is no more and nobody says why."""
+    told = how_ended(machine)
+    return told.get("reclaimed") is True or (machine.state == "ended" and not told)
 
 
 def watchdogs_ended(world: World, row: ClusterRow) -> bool:

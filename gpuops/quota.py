@@ -89,6 +89,8 @@ def ask(
     outcome.filed = filed
     if filed.wanted == wanted:
         outcome.said.append(f"asked for {total} of {where}: request {filed.id}, {filed.status}")
+        if quota.need is not None and wanted < quota.need + (quota.used or 0.0):
+            outcome.said.append(f"note: that would not do for what is wanted{_sum(quota, wanted)}")
     else:
         told = _told(filed, quota, world.clock.now())
         outcome.said.append(f"more of {where} is asked for already: {told}; nothing was asked for now")

@@ -21,7 +21,7 @@ from gpuops.errors import (
 )
 from gpuops.models import Resource
 from gpuops.orphans import ever_rented, orphans
-from gpuops.teardown import POLL_S, POLL_SLOW_S, forget_names, ours_of, remaining, still_billing
+from gpuops.teardown import POLL_S, POLL_SLOW_S, forget_names, ours_of, refusal, remaining, retyped, still_billing
 from gpuops.world import World
 
 if TYPE_CHECKING:
@@ -41,28 +41,40 @@ class Stray:
         return self.resource.name.split("-", 2)[2].rpartition("-")[0]
 
 
-def owned(world: World) -> tuple[list[Stray], list[str]]:
-    """Everything of ours at every provider, and a sentence for each that could not be asked.
+@dataclass(frozen=True)
+class Unasked:
+    """Somebody who could not be asked. `why`: what hindered it."""
+
+    say: str
+    why: GpuopsError | None = None
+
+    def __str__(self) -> str:
+        """The sentence, and what to do where it is credentials that are refused."""
+        return f"{self.say}; {self.why.hint}" if isinstance(self.why, AuthFailed) and self.why.hint else self.say
+
+
+def owned(world: World) -> tuple[list[Stray], list[Unasked]]:
+    """Everything of ours at every provider, and each that could not be asked.
 
     One that is not set up here and was never used can hold nothing of ours: that is no failure.
     """
     found: list[Stray] = []
-    unasked = []
+    unasked: list[Unasked] = []
     used = _used(world)
     for name in registry.names():
         try:
             found += [Stray(name, resource) for resource in world.provisioner(name).list_owned(world.owner, [])]
         except Partial as error:
             found += [Stray(name, resource) for resource in error.found]
-            unasked.append(f"not all of {name} could be asked: {error.say}")
+            unasked.append(Unasked(f"not all of {name} could be asked: {error.say}", error))
         except AuthFailed as error:
             never = isinstance(error, NotSetUp) and name not in {*(used or ()), *ever_rented(world.home)}
             if not never and (used is None or name in used):
-                unasked.append(f"{name} could not be asked: {error.say}")
+                unasked.append(Unasked(f"{name} could not be asked: {error.say}", error))
             elif not isinstance(error, NotSetUp):
                 world.out.say(f"note: no cluster of this ledger was ever at {name}, which is not asked: {error.say}")
         except GpuopsError as error:
-            unasked.append(f"{name} could not be asked: {error.say}")
+            unasked.append(Unasked(f"{name} could not be asked: {error.say}", error))
     return found, unasked
 
 
@@ -78,7 +90,7 @@ def _used(world: World) -> set[str] | None:
     return None if lost else {row.provider for row in rows}
 
 
-def strays(world: World) -> tuple[list[Stray], list[str]]:
+def strays(world: World) -> tuple[list[Stray], list[Unasked]]:
     """What is there without a live cluster in the ledger."""
     found, unasked = owned(world)
     return unknown(world, found), unasked
@@ -119,17 +131,18 @@ def forget(world: World, host: str) -> str:
     raise UsageError(f"nothing of ours is known to be on {host}", "`gpuops reap` names the hosts that do not answer")
 
 
-def forgotten(world: World) -> tuple[list[str], list[str]]:
-    """Clusters in the ledger of which nothing is left at their provider: closed here, and named; and a sentence
-    for each that could not be asked. What its command, or the guard, still works on is left to them."""
-    closed, unasked = [], []
+def forgotten(world: World) -> tuple[list[str], list[Unasked]]:
+    """Clusters in the ledger of which nothing is left at their provider: closed here, and named; and each that could
+    not be asked. What its command, or the guard, still works on is left to them."""
+    closed: list[str] = []
+    unasked: list[Unasked] = []
     for row in _known(world):
         if row.state != "up" or (row.keeper is not None and row.keeper.alive()):
             continue
         try:
             left = remaining(world, world.provisioner(row.provider), row)
         except GpuopsError as error:
-            unasked.append(f"{row.provider} could not be asked about {row.name}: {error.say}")
+            unasked.append(Unasked(f"{row.provider} could not be asked about {row.name}: {error.say}", error))
             continue
         if not left:
             forget_names(world, row)
@@ -148,22 +161,27 @@ def _known(world: World) -> list[ClusterRow]:
         return []
 
 
-def settle(world: World, found: Sequence[Stray], unasked: Sequence[str], before: Sequence[GpuopsError] = ()) -> None:
+def settle(
+    world: World, found: Sequence[Stray], unasked: Sequence[Unasked], before: Sequence[GpuopsError] = ()
+) -> None:
     """End what was found; then say who could not be asked, for something may be left there.
 
     `before`: what had failed already. Raises StillBilling, else the first of these.
     """
-    failed = []
+    failed: list[str] = []
+    why: GpuopsError | None = None
     try:
         end(world, found)
     except StillBilling as error:
         failed.append(error.say)
+        why = error
     if unasked:
-        failed.append(f"something may still be there: {'; '.join(unasked)}")
+        failed.append(f"something may still be there: {'; '.join(one.say for one in unasked)}")
     for one in before if failed else before[1:]:
         world.out.say(f"note: {one.say}")
     if failed:
-        raise StillBilling("; ".join(failed), "try again: gpuops reap")
+        whys = [one.why for one in unasked if refusal(one.why)] or [why]
+        raise StillBilling("; ".join(failed), retyped("gpuops reap", whys[0], "try again: gpuops reap")) from whys[0]
     if before:
         raise before[0]
 
@@ -174,17 +192,18 @@ def end(world: World, found: Sequence[Stray]) -> None:
     Every provider is tried, whatever becomes of the others. A question may have stood in between: what
     belongs to a cluster by now is left to it.
     """
-    failed = []
+    failed: list[GpuopsError] = []
     found = unknown(world, found)
     for name in sorted({stray.provider for stray in found}):
         try:
             _end_at(world, name, [stray.resource for stray in found if stray.provider == name])
         except GpuopsError as error:
-            failed.append(error.say)
+            failed.append(error)
             continue
         _forget_names(world, {stray.cluster for stray in found if stray.provider == name})
     if failed:
-        raise StillBilling("; ".join(failed), "gpuops reap")
+        why = next((one for one in failed if refusal(one)), None)
+        raise StillBilling("; ".join(one.say for one in failed), retyped("gpuops reap", why)) from why
 
 
 def _forget_names(world: World, names: Collection[str]) -> None:
@@ -205,7 +224,7 @@ def _end_at(world: World, name: str, found: Sequence[Resource]) -> None:
     regions = sorted({one.region for one in found})  # of others that do not answer nothing was found
     left, pause = list(found), POLL_S
     while True:
-        wait, trouble = pause, ""
+        wait, trouble, last = pause, "", None
         try:
             provisioner.destroy(left)
             listed = provisioner.list_owned(world.owner, regions)
@@ -213,11 +232,11 @@ def _end_at(world: World, name: str, found: Sequence[Resource]) -> None:
             if not left:
                 return
         except ProviderError as error:
-            trouble = error.say
+            trouble, last = error.say, error
             if isinstance(error, RateLimited):
                 wait = error.retry_after or pause
         if clock.monotonic() >= deadline:
-            raise still_billing(left, {}, trouble, name, "gpuops reap")
+            raise still_billing(left, {}, trouble, name, retyped("gpuops reap", last)) from last
         clock.pause(wait, deadline)
         pause = min(pause * 1.5, POLL_SLOW_S)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuops.errors import GpuopsError
 from gpuops.lease import describe, spent
@@ -16,6 +16,9 @@ from gpuops.oneach import on_each
 from gpuops.output import money, span, table
 from gpuops.show import last_heard
 from gpuops.world import World
+
+if TYPE_CHECKING:
+    from gpuops.reap import Unasked
 
 SPARE = ("$/H", "PROVIDER", "AGE")
 """What a narrow terminal is spared, in this order: names are typed again, so they are never cut."""
@@ -163,7 +166,7 @@ def _notes(document: dict[str, Any]) -> Iterator[str]:
         yield f"{node} is gone: {why}"
 
 
-def cloud(world: World) -> tuple[list[dict[str, Any]], list[str]]:
+def cloud(world: World) -> tuple[list[dict[str, Any]], list[Unasked]]:
     """What the providers themselves list as ours, and whether the ledger knows it; works without a ledger."""
     from gpuops.reap import owned, unknown
 

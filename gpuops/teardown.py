@@ -9,6 +9,7 @@ once the ledger calls a cluster gone its name is free, and what carries the mark
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from gpuops import bucket
@@ -87,14 +88,16 @@ def clear(world: World, provisioner: Provisioner, row: ClusterRow, *, force: boo
             if not listed:
                 _end_unlisted(world, provisioner, row)
             if not isinstance(error, RateLimited) and (force or len(world.ledger.regions(row.id)) > 1):
-                silent = _end_what_answers(world, provisioner, row, given_up)
+                left, silent = _end_what_answers(world, provisioner, row, given_up)
                 for region, say in silent.items() if force else ():
                     given_up.add(region)
                     world.out.say(f"note: {say}; what is there of {row.name} is given up: gpuops reap asks it again")
         lists = f"still lists {len(left)} of it" if left else "lists nothing of it, and may lag"
         world.progress.waits(trouble or f"{provisioner.name} {lists}")
         if finals == FINAL_TRIES or clock.monotonic() >= deadline:
-            raise still_billing(left, row.offer, trouble, row.name, f"gpuops down {row.name}") from last
+            offer = row.offer if left or world.ledger.unanswered(row.id) else {}
+            command = retyped(f"gpuops down {row.name}", last)
+            raise still_billing(left, offer, trouble, row.name, command) from last
         clock.pause(wait, deadline)
         pause = min(pause * 1.5, POLL_SLOW_S)
 
@@ -119,31 +122,46 @@ def _is_settled(world: World, row: ClusterRow, seen: set[str]) -> bool:
 
 def _end_what_answers(
     world: World, provisioner: Provisioner, row: ClusterRow, given_up: Collection[str]
-) -> dict[str, str]:
+) -> tuple[list[Resource], dict[str, str]]:
     """Where one region does not answer, the others' machines need not live on for it.
 
-    Returns the regions that do not answer, with a sentence each.
+    Returns what is not known to have ended, and the regions that do not answer, with a sentence each.
     """
 
-    def ask(region: str) -> Sequence[Resource] | str:
+    def ask(region: str) -> Sequence[Resource] | ProviderError:
         try:
             return provisioner.list_owned(world.owner, [region])
-        except Unknown as error:
-            return error.say
-        except ProviderError:
-            return ()  # it answers, if not as one would like: the next look says it
+        except ProviderError as error:
+            return error
 
     regions = [region for region in world.ledger.regions(row.id) if region not in given_up]
     answers = dict(zip(regions, on_each(ask, regions), strict=True))
     there = ours_of(
-        row, [one for found in answers.values() if not isinstance(found, str) for one in found], world.owner
+        row, [one for found in answers.values() if not isinstance(found, ProviderError) for one in found], world.owner
     )
-    try:
-        if there and not _succeeded(world, row):
+    known = [one for one in world.ledger.resources(row.id) if one.region not in given_up]
+    if _succeeded(world, row):
+        ours = {(one.kind, one.id) for one in known}
+        there = [one for one in there if (one.kind, one.id) in ours]
+    elif there:
+        with suppress(ProviderError):  # it is asked again
             provisioner.destroy(there)
+    ids = {(one.kind, one.id) for one in there}
+    hidden = [one for one in known if (one.kind, one.id) not in ids]
+    unsure = [
+        one for one in hidden if isinstance(answers.get(one.region), ProviderError) or not _over(provisioner, one)
+    ]
+    # Credentials that are refused are an answer, if no list: the next look says it.
+    silent = {region: found.say for region, found in answers.items() if isinstance(found, Unknown)}
+    return [*there, *unsure], silent
+
+
+def _over(provisioner: Provisioner, resource: Resource) -> bool:
+    """Whether its provider says that something has ended."""
+    try:
+        return provisioner.describe(resource).state == "ended"
     except ProviderError:
-        pass  # it is asked again
-    return {region: found for region, found in answers.items() if isinstance(found, str)}
+        return False
 
 
 def remaining(
@@ -195,6 +213,19 @@ def belonging(resources: Sequence[Resource], owner: str, cluster: str) -> list[R
 def in_order(resources: Sequence[Resource]) -> list[Resource]:
     """By the last part of the mark: machines in node order."""
     return sorted(resources, key=lambda one: one.name.rpartition("-")[2].zfill(6))
+
+
+def refusal(error: BaseException | None) -> AuthFailed | None:
+    """The refused credentials that an error comes from, if it does."""
+    while error is not None and not isinstance(error, AuthFailed):
+        error = error.__cause__
+    return error
+
+
+def retyped(command: str, error: BaseException | None, otherwise: str = "") -> str:
+    """What to type next; first what makes a provider take the credentials, where it is these that it refuses."""
+    refused = refusal(error)
+    return f"{refused.hint}; then: {command}" if refused and refused.hint else otherwise or command
 
 
 def still_billing(

@@ -13,7 +13,7 @@ from pathlib import Path
 from gpuops.agentclient import Programs
 from gpuops.errors import GpuopsError, NodeError, NodeRefused
 from gpuops.ledger import ClusterRow
-from gpuops.live import nodes_of, programs_of
+from gpuops.live import has_gone, nodes_of, programs_of
 from gpuops.models import Resource
 from gpuops.progress import Progress
 from gpuops.results import RunHome
@@ -31,19 +31,28 @@ def save_left(world: World, row: ClusterRow, progress: Progress) -> Iterator[str
     Where an earlier cluster of that name left something, it is `<cluster>-left-2`, and so on.
 
     What the cluster's runs were told to leave (`--out '!GLOB'`) is left. Every node is tried; then the first
-    error is raised: NodeError, LocalDisk.
+    error is raised: NodeError, LocalDisk. A rented machine that is no more keeps the others from nothing.
     """
     failed: GpuopsError | None = None
-    for index, machine in enumerate(nodes_of(world, row)):
+    gone: dict[int, GpuopsError] = {}
+    nodes = nodes_of(world, row)
+    for index, machine in enumerate(nodes):
         try:
             said = save_one(world, row, machine, index, progress)
         except GpuopsError as error:
-            failed = failed or error
+            if isinstance(error, NodeError) and has_gone(world, row, machine):
+                gone[index] = error
+            else:
+                failed = failed or error
             continue
         if said:
             yield said
+    if failed is None and len(gone) == len(nodes) and gone:
+        failed = gone[min(gone)]
     if failed is not None:
         raise failed
+    for index in gone:
+        yield f"node{index} has ended: what was edited or made there outside of runs is gone with it"
 
 
 def save_one(world: World, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:

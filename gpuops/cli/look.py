@@ -104,10 +104,10 @@ def status(
         from gpuops.status import cloud_lines
 
         documents, unasked = look_outside(world)
-        for sentence in unasked:
-            world.out.say(f"note: {sentence}")
+        for one in unasked:
+            world.out.say(f"note: {one}")
         said = [] if unasked and not documents else cloud_lines(documents, width)
-        world.out.result("cloud", {"resources": documents, "unasked": unasked}, said)
+        world.out.result("cloud", {"resources": documents, "unasked": [one.say for one in unasked]}, said)
         return
     greet(world)
     if not (world.home / "ledger.db").exists():  # nothing was ever brought up: no need to open anything

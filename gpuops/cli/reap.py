@@ -14,6 +14,7 @@ from gpuops.errors import GpuopsError, StillBilling, UsageError
 
 if TYPE_CHECKING:
     from gpuops.adopt import Lost
+    from gpuops.reap import Unasked
     from gpuops.world import World
 
 HELP = example_help(
@@ -61,7 +62,8 @@ def reap(
         return
     found, unasked = story.strays(world)
     closed, unasked_too = story.forgotten(world)
-    unasked += [sentence for sentence in unasked_too if sentence not in unasked]
+    said_already = {one.say for one in unasked}
+    unasked += [one for one in unasked_too if one.say not in said_already]
     for name in closed:
         world.out.say(f"{name} is gone: its provider lists nothing of it")
     clusters = story.lost(found)
@@ -81,17 +83,22 @@ def reap(
     left = len(chosen["leave"])
     world.out.result(
         "reap",
-        {"ended": names, "closed": closed, "unasked": unasked, "adopted": [summary(one) for one in back]},
+        {
+            "ended": names,
+            "closed": closed,
+            "unasked": [one.say for one in unasked],
+            "adopted": [summary(one) for one in back],
+        },
         lines or [f"{left} left as they are" if left else "nothing left over"],
     )
 
 
-def _asked(world: World, clusters: Sequence[Lost], unasked: Sequence[str]) -> list[str]:
+def _asked(world: World, clusters: Sequence[Lost], unasked: Sequence[Unasked]) -> list[str]:
     """What is to become of each; `leave` is what nothing is typed for. Raises UsageError where nobody can be asked."""
     from gpuops.adopt import live_run
 
-    for sentence in unasked if clusters else ():
-        world.out.say(f"note: {sentence}")
+    for one in unasked if clusters else ():
+        world.out.say(f"note: {one}")
     said = [one.say + (f", {run} is going on there" if (run := live_run(world, one)) else "") for one in clusters]
     if clusters and not world.out.interactive:
         for sentence in said:

@@ -98,8 +98,9 @@ def own_options(world: World, provider: str, words: Sequence[str], command: str 
     for option in options:
         _add(parser, option)
     known, unknown = parser.parse_known_args(list(words))
+    both = f"see: gpuops {command} {provider} --help"
     if unknown and not unknown[0].startswith("-"):
-        raise UsageError(f"'{unknown[0]}' is more than gpuops {command} takes", f"see: gpuops up {provider} --help")
+        raise UsageError(f"'{unknown[0]}' is more than gpuops {command} takes", both)
     if unknown:
         name = unknown[0].partition("=")[0]
         theirs = [f"--{known}" for known in _names(options)]
@@ -108,7 +109,7 @@ def own_options(world: World, provider: str, words: Sequence[str], command: str 
         near = difflib.get_close_matches(name, theirs, 1, NEAR)
         raise UsageError(
             f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else ""),
-            f"see: gpuops up {provider} --help",
+            both,
         )
     return {name: value for name, value in vars(known).items() if value is not None}
 

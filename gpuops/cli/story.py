@@ -190,7 +190,7 @@ def _resumed(world: World, request: RunRequest) -> RunRequest:
 
     row = find_run(world, str(request.resume))
     if belated.is_awaited(row):
-        belated.fetch(world, row, world.progress)
+        belated.before_resuming(world, row)
     check(row, tree_of(request, world.folder)[0])
     theirs = row.request.get("workload")
     if request.workload and theirs and theirs != request.workload:

@@ -56,6 +56,8 @@ def provider(world: World, request: Request, python: str) -> Report:
     problems: list[Finding] = []
     try:
         problems = [_said(problem) for problem in provisioner.preflight(request)]
+        if not any(problem.level == "error" for problem in problems):
+            problems += _quotas(world, request)
     except ProviderError as refused:
         problems = [error(SETUP, refused.say, refused.hint)]
     except UsageError:
@@ -86,6 +88,17 @@ def _account(world: World, provider: str) -> Finding:
     balance = (told or {}).get("balance")
     money_left = "its balance is unknown" if balance is None else f"its balance is {money(balance)}"
     return note("account", f"the account answers; {money_left}", f"what there is: gpuops up {provider} --dry-run")
+
+
+def _quotas(world: World, request: Request) -> list[Finding]:
+    """What to say of an account that may have nothing yet, as a new one. Raises ProviderError."""
+    provisioner = world.provisioner(request.provider)
+    report = provisioner.quota(request) if isinstance(provisioner, Checked) else None
+    if report is None or not report.quotas or any(quota.limit != 0 for quota in report.quotas):
+        return []
+    regions = ", ".join(dict.fromkeys(quota.region.partition("@")[0] for quota in report.quotas))
+    say = f"all quotas of the account are 0 in {regions}: nothing can be rented there yet"
+    return [error(SETUP, say, f"what to ask for: gpuops quota {request.provider}")]
 
 
 def live(world: World, name: str) -> ClusterRow:

@@ -25,6 +25,8 @@ DEFAULT = "us-east-1"
 CONNECT_S = 10.0
 READ_S = 30.0
 ATTEMPTS = 3
+PROFILE = "gpuops_profile"
+"""On a client: whose credentials it asks with."""
 PROFILES = "aws-profiles"
 """In gpuops' own folder: one profile a line, of those that something was ever made with."""
 
@@ -50,8 +52,9 @@ def join(name: str, profile: str) -> str:
     return f"{name}@{profile}" if profile else name
 
 
-def ask(doing: str, call: Callable[..., Any], *, creating: bool = False, **parameters: Any) -> Any:
-    """The answer of one call. `doing`: `list machines in us-east-1`. Raises ProviderError.
+def ask(doing: str, call: Callable[..., Any], *, creating: bool = False, client: Any = None, **parameters: Any) -> Any:
+    """The answer of one call. `doing`: `list machines in us-east-1`; `client`: which is asked, where the call is not
+    one of its own. Raises ProviderError.
 
     A dry run that would have succeeded answers {}.
     """
@@ -62,8 +65,10 @@ def ask(doing: str, call: Callable[..., Any], *, creating: bool = False, **param
     except Exception as error:
         if failures.code(error) == "DryRunOperation":
             return {}
-        region = str(getattr(getattr(getattr(call, "__self__", None), "meta", None), "region_name", "") or "")
-        raise failures.failure(error, doing, creating=creating, region=region) from error
+        whose = client if client is not None else getattr(call, "__self__", None)
+        region = str(getattr(getattr(whose, "meta", None), "region_name", "") or "")
+        profile = str(getattr(whose, PROFILE, "") or parameters.get("profile") or "")
+        raise failures.failure(error, doing, creating=creating, region=region, profile=profile) from error
 
 
 def pages(doing: str, client: Any, operation: str, key: str, **parameters: Any) -> list[Any]:
@@ -75,7 +80,7 @@ def pages(doing: str, client: Any, operation: str, key: str, **parameters: Any) 
         found = client.get_paginator(operation).paginate(**parameters)
         return [one for page in found for one in page.get(key) or []]
 
-    return list(ask(doing, everything))
+    return list(ask(doing, everything, client=client))
 
 
 class Account:
@@ -197,7 +202,7 @@ class Account:
                     user_agent_extra="gpuops",
                     max_pool_connections=32,
                 )
-                self._clients[key] = ask(
+                made = ask(
                     f"speak with AWS in {name}",
                     session.client,
                     service_name=service,
@@ -205,6 +210,8 @@ class Account:
                     endpoint_url=credentials.endpoint(self.env),
                     config=settings,
                 )
+                setattr(made, PROFILE, profile)
+                self._clients[key] = made
             return self._clients[key]
 
     def _session(self, profile: str) -> Any:

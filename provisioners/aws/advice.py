@@ -30,6 +30,9 @@ class Advice:
         return f"{self.say}: {self.command}" if self.command else self.say
 
 
+MORE = Advice("that is for one GPU, with --gpus N for more, and --nodes N for several machines")
+
+
 def advise(asked: Asked, places: Sequence[Place], now: float) -> list[Advice]:
     """Everything worth knowing, the most useful first."""
     ways = list(as_asked(asked, places, asked.market))
@@ -51,6 +54,31 @@ def advise(asked: Asked, places: Sequence[Place], now: float) -> list[Advice]:
     return [*lines, *(_unknown(_just(asked, unknown[0]), unknown) if unknown else [])]
 
 
+def for_one(asked: Asked, places: Sequence[Place], now: float) -> list[Advice]:
+    """The same where nothing was asked for: for one GPU, in both markets, since nobody has chosen one."""
+    if not any(place.chosen for place in places):
+        return []
+    asked = dataclasses.replace(asked, nodes=1, gpus=1)
+    lines: list[Advice] = []
+    runs = False
+    for market in (asked.market, SPOT if asked.market == ON_DEMAND else ON_DEMAND):
+        there = dataclasses.replace(asked, market=market)
+        ways = list(as_asked(there, places, market))
+        known = [way for way in ways if way.free is not None]
+        how = "as spot" if market == SPOT else "on demand"
+        if fitting := by_region(way for way in ways if way.fits):
+            runs = True
+            lines += _fits(there, fitting, f"{how} one GPU")
+        elif known:
+            where = _regions(dict.fromkeys(way.region for way in known))
+            more = _increase(there, known, now)[0]
+            lines += [Advice(f"no GPU runs {how} today in {where}; {more.say}", more.command), *_in_use(known)]
+        elif ways:
+            lines += _unknown(there, ways)
+            runs = True
+    return [*lines, *([] if runs else _elsewhere(asked, places)), MORE]
+
+
 def _just(asked: Asked, way: Way) -> Asked:
     return dataclasses.replace(asked, gpu_type=way.kind.type)
 
@@ -60,7 +88,8 @@ def refusal(asked: Asked, places: Sequence[Place], now: float) -> QuotaExceeded:
     ways = list(as_asked(asked, places, asked.market))
     whys = [lacking(way) for way in by_quota(ways)]
     more = [*_same(asked, places, asked.market), *_other_market(asked, places)][:1]
-    hints = [*_increase(asked, ways, now)[:1], *more]
+    known = [way for way in ways if way.free is not None]
+    hints = [*_in_use(known), *_increase(asked, ways, now)[:1], *more]
     looks = Advice("what else runs today", command(asked, "quota", ways[0].place.region)) if ways else Advice("")
     return QuotaExceeded("; ".join(whys), "; or ".join(map(str, [*hints, *([] if more else [looks])])))
 
@@ -91,15 +120,15 @@ def command(asked: Asked, what: str, region: str, *more: str) -> str:
     return shlex.join([*words, *more])
 
 
-def _fits(asked: Asked, fitting: Sequence[Way]) -> list[Advice]:
+def _fits(asked: Asked, fitting: Sequence[Way], what: str = "it") -> list[Advice]:
     first = fitting[0]
     others = [way.region for way in fitting[1:]]
     also = f", and in {_regions(others)}" if others else ""
     free = f"{first.free:g}" if first.free is not None else "?"
     return [
         Advice(
-            f"it fits in {first.region}{also}: {arithmetic(first.nodes, first.kind.vcpus)} is {first.need}, and {free} "
-            f"are free of {first.counted.name}",
+            f"{what} fits in {first.region}{also}: {arithmetic(first.nodes, first.kind.vcpus)} is {first.need}, and "
+            f"{free} are free of {first.counted.name}",
             command(asked, "up", first.place.region),
         )
     ]
@@ -178,7 +207,7 @@ def _in_use(ways: Sequence[Way]) -> list[Advice]:
             return [
                 Advice(
                     f"the quota itself is large enough in {way.region}: {limit:g} {UNIT}, of which {way.used:g} are in "
-                    "use; end what you no longer need",
+                    "use; end what you no longer need (what has just ended counts for some minutes more)",
                     "gpuops status",
                 )
             ]

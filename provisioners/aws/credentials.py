@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import importlib.util
 import ipaddress
+import os
+import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpuops.errors import AuthFailed, NotSetUp, UsageError
-from provisioners.aws.failures import NO_KEYS
+from provisioners.aws.failures import MFA, NO_KEYS
 
 NO_BOTO3 = ("AWS needs the package boto3", "pip install 'gpuops[aws]'")
 KEY_ID, SECRET = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
@@ -61,7 +64,8 @@ def known_regions() -> tuple[str, ...]:
     there()
     import botocore.session
 
-    core = botocore.session.Session()
+    none = dict.fromkeys(("config_file", "credentials_file"), (None, None, os.devnull, None))
+    core = botocore.session.Session(session_vars={"profile": (None, None, None, None), **none})  # reads no user's files
     return tuple(sorted(region for part in PARTITIONS for region in core.get_available_regions("ec2", part)))
 
 
@@ -81,8 +85,17 @@ def _core(env: Mapping[str, str], profile: str) -> Any:
     finder = botocore.credentials.create_credential_resolver(core)
     for method in [one.METHOD for one in finder.providers if one.METHOD in NEVER]:
         finder.remove(method)
+    for role in [one for one in finder.providers if one.METHOD == "assume-role"]:
+        role._prompter = _mfa
     core.register_component("credential_provider", finder)
     return core
+
+
+def _mfa(question: str) -> str:
+    """The code that a profile with MFA wants. Raises AuthFailed where nobody can type it."""
+    if not sys.stdin or not sys.stdin.isatty():
+        raise AuthFailed(*MFA)
+    return getpass.getpass(question)
 
 
 def _half(env: Mapping[str, str]) -> str:

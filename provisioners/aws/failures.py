@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,8 @@ SPOT_QUOTA = "see what is missing, and request more: gpuops quota aws --spot"
 QUOTA = "see what is missing, and request more: gpuops quota aws --on-demand"
 POLICY = "gpuops policy aws prints what gpuops needs; have whoever runs the account allow it"
 KEYS = "look at who you are there: aws sts get-caller-identity"
-LOGIN = "log in again (aws sso login), or export fresh keys"
+SSO = "aws sso login"
+LOGIN = f"log in again ({SSO}), or export fresh keys"
 CLOCK = "set it right (sudo timedatectl set-ntp true), and try again"
 AGAIN = "try again in a minute"
 NO_VPC = "make one: aws ec2 create-default-vpc --region {region}; or name a subnet of your own: --subnet subnet-…"
@@ -31,6 +33,11 @@ SPOT_ROLE = "have it made once: aws iam create-service-linked-role --aws-service
 OTHER = "change what is asked for: AWS would say no again"
 LOOK = "check its id, and --region"
 LATELY = "if it was made a moment ago: try again"
+MFA = (
+    "the profile wants an MFA code, and it cannot be asked for here",
+    'export keys for some hours: eval "$(aws configure export-credentials --profile NAME --format env)"',
+)
+NO_CRT = "pip install 'botocore[crt]', or export keys"
 NO_KEYS = "export AWS_ACCESS_KEY_ID=… and AWS_SECRET_ACCESS_KEY=… or put them into .env, or run: aws configure"
 
 Row = tuple[tuple[str, ...], type[ProviderError], str, str]
@@ -39,7 +46,7 @@ Row = tuple[tuple[str, ...], type[ProviderError], str, str]
 ROWS: tuple[Row, ...] = (
     # None to be had there now.
     (("InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientCapacity", "UnfulfillableCapacity",
-      "Server.InsufficientInstanceCapacity"),
+      "Server.InsufficientInstanceCapacity", "InsufficientVolumeCapacity"),
      NoCapacity, "AWS has none free there now", LATER),  # in its own words for each zone: a page for all of them
     (("SpotMaxPriceTooLow",), NoCapacity, "the spot price there is above the highest that was offered{why}", LATER),
     (("Unsupported", "InvalidFleetConfiguration"), NoCapacity, "AWS has no such machine in that zone{why}", LATER),
@@ -59,6 +66,10 @@ ROWS: tuple[Row, ...] = (
      "delete volumes that nothing uses, or ask for less: --disk"),
     (("SecurityGroupLimitExceeded",), QuotaExceeded, "the account may not have more security groups there{why}",
      "delete some that nothing uses, or name one of yours: --security-group"),
+    (("NetworkInterfaceLimitExceeded",), QuotaExceeded, "the account may not have more network interfaces there{why}",
+     "end what uses them, or look in another region: --region"),
+    (("QuotaExceededException",), QuotaExceeded, "the account has too many open requests for more quota{why}",
+     "wait until AWS has decided them: gpuops quota aws --watch"),
     (("OptInRequired",), QuotaExceeded, "the account has not subscribed to that{why}",
      "switch the region on (AWS console, Account), or leave it out; a Marketplace image wants its terms accepted"),
     # Slower.
@@ -127,12 +138,19 @@ UNSEEN = frozenset({"ConnectionError", "HTTPClientError", "ResponseParserError",
 """What a request may end with whose answer nobody has seen."""
 
 
-def failure(error: BaseException, doing: str, *, creating: bool = False, region: str = "") -> ProviderError:
-    """The error of a call that failed. `doing`: `start machines in us-east-1`; `creating`: it costs money once done."""
+def failure(
+    error: BaseException, doing: str, *, creating: bool = False, region: str = "", profile: str = ""
+) -> ProviderError:
+    """The error of a call that failed. `doing`: `start machines in us-east-1`; `creating`: it costs money once done;
+    `profile`: whose credentials they were."""
     response = getattr(error, "response", None)
     if isinstance(response, dict) and isinstance(response.get("Error"), dict):
-        return _answered(error, response, doing, region)
-    return _unanswered(error, doing, creating=creating)
+        found = _answered(error, response, doing, region)
+    else:
+        found = _unanswered(error, doing, creating=creating)
+    if profile:  # AWS's own command logs in to the default one, unless it is told
+        found.hint = found.hint.replace(SSO, f"{SSO} --profile {shlex.quote(profile)}")
+    return found
 
 
 def code(error: BaseException | None) -> str:
@@ -190,6 +208,10 @@ def _unanswered(error: BaseException, doing: str, *, creating: bool) -> Provider
     if kinds & {"PartialCredentialsError", "CredentialRetrievalError", "InvalidConfigError", "ConfigParseError",
                 "InfiniteLoopConfigError", "ConfigNotFound", "UnknownCredentialError"}:  # fmt: skip
         return AuthFailed(f"the AWS credentials cannot be read: {said}", "correct ~/.aws/config and ~/.aws/credentials")
+    if "MissingDependencyException" in kinds:
+        return AuthFailed("these AWS credentials come from aws login, which needs the package awscrt", NO_CRT)
+    if "RefreshWithMFAUnsupportedError" in kinds:
+        return AuthFailed(*MFA)
     if kinds & {"SSLError"}:
         return Unknown(f"the connection to AWS is not trusted: {said}", "check this computer's clock, and its proxy")
     if kinds & {"ParamValidationError", "InvalidRegionError", "NoRegionError", "UnknownEndpointError"}:

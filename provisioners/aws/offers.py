@@ -23,6 +23,8 @@ from provisioners.aws.quotas import SPOT, UNIT, class_of
 from provisioners.aws.together import sure, together
 from provisioners.aws.ways import Asked, Place, Way
 
+NAMED = 4
+"""So many types are named."""
 ELSEWHERE = "ask for another --gpu-type, or look elsewhere with --region A,B"
 
 
@@ -199,7 +201,8 @@ def _same_quota(short: Sequence[Way]) -> list[list[Way]]:
 
 
 def _left_out(asked: Asked, ways: Sequence[Way]) -> str:
-    names = ", ".join(way.kind.type for way in ways)
+    more = f" and {len(ways) - NAMED} more" if len(ways) > NAMED else ""
+    names = ", ".join(way.kind.type for way in ways[:NAMED]) + more
     least = dataclasses.replace(asked, gpu_type=ways[0].kind.type)
     return f"left out: {names}: {advice.lacking(ways[0])}: {advice.command(least, 'quota', ways[0].place.region)}"
 

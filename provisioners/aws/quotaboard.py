@@ -47,7 +47,11 @@ def report(account: Account, request: Request) -> QuotaReport:
     gaps = [(place.region, said) for place in places for said in place.standing.why.values()]
     notes = [*_by_reason(left_out, "left out"), *_by_reason(gaps, "known in part")]
     rows = [row for place in places for row in rows_of(place, asked, something=something)]
-    said = advice.advise(asked, places, time.time()) if something else []
+    if something:
+        said = advice.advise(asked, places, time.time())
+    else:
+        one = dataclasses.replace(asked, gpus=1)
+        said = advice.for_one(one, [_meaning(place, one) for place in places], time.time())
     return QuotaReport(quotas=rows, advice=[str(one) for one in said], notes=notes)
 
 
@@ -55,7 +59,8 @@ def _regions(account: Account, request: Request) -> list[str]:
     if (request.region or "").partition("@")[0].strip().lower() != EVERYWHERE:
         return account.regions(request)
     usual = account.regions(dataclasses.replace(request, region=None))[0]
-    return account.opted_in(split(usual)[1] or (request.region or "").partition("@")[2])
+    found = account.opted_in(split(usual)[1] or (request.region or "").partition("@")[2])
+    return sorted(found, key=lambda one: split(one)[0] != split(usual)[0])  # of equals the usual one is advised
 
 
 def rows_of(place: Place, asked: Asked, *, something: bool) -> list[Quota]:
@@ -104,6 +109,14 @@ def _place(account: Account, region: str, asked: Asked, something: bool) -> Plac
     if not something or not place.kinds:
         return place
     return dataclasses.replace(place, chosen=chosen(place.kinds, asked, region))
+
+
+def _meaning(place: Place, asked: Asked) -> Place:
+    """A place with the kinds that are meant, or without any where it has none."""
+    try:
+        return dataclasses.replace(place, chosen=chosen(place.kinds, asked, place.region))
+    except UsageError:
+        return place
 
 
 def chosen(kinds: Sequence[Kind], asked: Asked, region: str = "") -> dict[str, list[Kind]]:

@@ -124,7 +124,7 @@ def document(*, host: Pair, login: str, user: str, end: float) -> str:
         "ssh_deletekeys": True,
         "ssh_keys": {"ed25519_private": host.private, "ed25519_public": host.public},
         "ssh_authorized_keys": [login],
-        "disable_root": True,
+        "disable_root": user != "root",
         "ssh_pwauth": False,
     }
     text = f"#cloud-config\n{json.dumps(told, indent=1)}\n"  # what is JSON is YAML, too

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,30 @@ def test_credentials_that_have_expired(fake: FakeAWS, account: Account) -> None:
     fake.expired = True
     with pytest.raises(AuthFailed, match="the AWS credentials have expired"):
         account.identity("us-east-1")
+
+
+@pytest.mark.parametrize(
+    ("region", "login"),
+    [("us-east-1@my work", "aws sso login --profile 'my work'"), ("us-east-1@work", "aws sso login --profile work"),
+     ("us-east-1", "aws sso login")],
+)  # fmt: skip
+def test_a_login_that_is_over_is_the_profiles(fake: FakeAWS, tmp_path: Path, region: str, login: str) -> None:
+    """Whether one thing is asked for, or pages of them."""
+    path = tmp_path / "profiles"
+    path.write_text("".join(f"[{name}]\naws_access_key_id = {fake.key}\naws_secret_access_key = {fake.secret}\n"
+                            for name in ("work", "my work", "default")))  # fmt: skip
+    account = Account({**without(fake.env, *KEYS), "AWS_SHARED_CREDENTIALS_FILE": str(path), "AWS_CONFIG_FILE": ""},
+                      tmp_path)  # fmt: skip
+    fake.expired = True
+    client = account.client("ec2", region)
+    for asked in (
+        lambda: ask("list regions", client.describe_regions),
+        lambda: pages("list machines", client, "describe_instances", "Reservations"),
+        lambda: account.identity(region),
+    ):
+        with pytest.raises(AuthFailed) as caught:
+            asked()
+        assert f"log in again ({login}), or export fresh keys" in caught.value.hint
 
 
 def test_a_profile_that_is_not_there(env: dict[str, str], tmp_path: Path) -> None:
@@ -234,3 +260,61 @@ def test_where_aws_is(given: str, found: str | None) -> None:
 def test_an_address_that_is_not_safe(given: str) -> None:
     with pytest.raises(UsageError, match="AWS_ENDPOINT_URL"):
         credentials.endpoint({"AWS_ENDPOINT_URL": given})
+
+
+def settings(tmp_path: Path, env: dict[str, str], text: str) -> dict[str, str]:
+    """These surroundings with another file of profiles."""
+    (tmp_path / "profiles").write_text(text)
+    return {**env, "AWS_CONFIG_FILE": str(tmp_path / "profiles")}
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "say"),
+    [
+        ("", "gone", "AWS is not set up for that here: The config profile (gone) could not be found"),
+        ("no profiles at all [", "", "the AWS credentials cannot be read: Unable to parse config file"),
+    ],
+)
+def test_files_that_are_of_no_use_are_no_bug(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, named: str, say: str
+) -> None:
+    for name, value in (settings(tmp_path, env, text) | {"AWS_PROFILE": named}).items():
+        monkeypatch.setenv(name, value)
+    if not named:
+        monkeypatch.delenv("AWS_PROFILE")
+    credentials.known_regions.cache_clear()
+    account = Account(dict(os.environ), tmp_path)
+    with pytest.raises(AuthFailed) as caught:
+        account.identity(account.regions(Request("aws", region="us-east-1"))[0])
+    assert caught.value.say.startswith(say)
+
+
+ROLE = """
+[profile boss]
+role_arn = arn:aws:iam::123456789012:role/boss
+source_profile = default
+mfa_serial = arn:aws:iam::123456789012:mfa/me
+"""
+
+
+def test_a_code_that_nobody_can_type_is_not_asked_for(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials.sys, "stdin", io.StringIO("123456\n"))
+    monkeypatch.setattr(credentials.getpass, "getpass", lambda _: pytest.fail("it was asked for"))
+    account = Account(settings(tmp_path, env, ROLE), tmp_path)
+    for _ in range(2):  # the second time botocore itself says so
+        with pytest.raises(AuthFailed) as caught:
+            account.identity("us-east-1@boss")
+        assert caught.value.say == "the profile wants an MFA code, and it cannot be asked for here"
+        assert "aws configure export-credentials" in caught.value.hint
+
+
+def test_a_code_is_asked_for_where_somebody_can_type_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(credentials.sys, "stdin", Terminal())
+    monkeypatch.setattr(credentials.getpass, "getpass", lambda question: f"{question}123456")
+    assert credentials._mfa("code: ") == "code: 123456"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from gpuops.models import Increase
-from provisioners.aws.advice import advise, command, refusal
-from provisioners.aws.quotas import ON_DEMAND, SPOT
+from provisioners.aws.advice import advise, command, for_one, refusal
+from provisioners.aws.quotas import ON_DEMAND, SPOT, Standing
 from provisioners.aws.ways import Asked, Place
 from tests.aws.known import G_SPOT, P4_SPOT, P5_SPOT, G, P, asked, place
 
@@ -35,6 +37,63 @@ def test_a_fresh_account() -> None:
             "gpuops quota aws --gpus 1 --nodes 8 --gpu-type g4dn.xlarge --spot --region us-east-1 --request 32"
         ),
     ]
+
+
+ONE = asked(gpus=1, market=ON_DEMAND)
+OF_ONE = "that is for one GPU, with --gpus N for more, and --nodes N for several machines"
+
+
+def of_one(wish: Asked, *places: Place) -> list[str]:
+    return [str(one) for one in for_one(wish, places, NOW)]
+
+
+def test_a_fresh_account_and_nothing_asked_for() -> None:
+    assert of_one(ONE, place(ONE, {})) == [
+        (
+            "no GPU runs on demand today in us-east-1; the smallest increase that would do is to 4 vCPU in us-east-1 "
+            f"(1 x 4 vCPU): gpuops quota aws --gpus 1 --on-demand --region us-east-1 --code {G} --request 4"
+        ),
+        (
+            "no GPU runs as spot today in us-east-1; the smallest increase that would do is to 4 vCPU in us-east-1 "
+            f"(1 x 4 vCPU): gpuops quota aws --gpus 1 --spot --region us-east-1 --code {G_SPOT} --request 4"
+        ),
+        "quotas are counted by region, and another may have room: gpuops quota aws --gpus 1 --on-demand --region all",
+        OF_ONE,
+    ]
+
+
+def test_nothing_asked_for_and_one_gpu_fits_in_one_market() -> None:
+    spot = asked(gpus=1)
+    assert of_one(spot, place(spot, {G_SPOT: 4, G: 4}, {G: 4})) == [
+        (
+            "as spot one GPU fits in us-east-1: 1 x 4 vCPU is 4, and 4 are free of All G and VT Spot Instance "
+            "Requests: gpuops up aws --gpus 1 --spot --region us-east-1"
+        ),
+        (
+            "no GPU runs on demand today in us-east-1; the smallest increase that would do is to 8 vCPU in us-east-1 "
+            f"(1 x 4 vCPU + 4 in use): gpuops quota aws --gpus 1 --on-demand --region us-east-1 --code {G} --request 8"
+        ),
+        (
+            "the quota itself is large enough in us-east-1: 4 vCPU, of which 4 are in use; end what you no longer "
+            "need (what has just ended counts for some minutes more): gpuops status"
+        ),
+        OF_ONE,
+    ]
+
+
+def test_nothing_asked_for_and_more_is_asked_for_already() -> None:
+    waiting = Increase("abc", "CASE_OPENED", 96, NOW - 3 * 86400 - 60)
+    spot = of_one(ONE, place(ONE, {}, increases={G_SPOT: [waiting]}))[1]
+    assert spot.startswith("no GPU runs as spot today in us-east-1; AWS has yet to decide on 96 vCPU of All G and VT")
+    assert spot.endswith("which would do: gpuops quota aws --gpus 1 --spot --region us-east-1 --watch")
+
+
+def test_nothing_asked_for_and_nothing_known() -> None:
+    bare = place(ONE, {})
+    first, *_, last = of_one(ONE, dataclasses.replace(bare, standing=Standing()))
+    assert first.startswith("whether g4dn.xlarge fits in us-east-1 is not known (Running On-Demand G and VT instances")
+    assert last == OF_ONE
+    assert of_one(ONE, dataclasses.replace(bare, kinds=(), chosen={})) == [], "nothing to say where no type is known"
 
 
 def test_it_fits() -> None:
@@ -92,8 +151,8 @@ def test_enough_spot_and_no_on_demand() -> None:
 def test_headroom_eaten_by_what_runs() -> None:
     lines = said(TWO, place(TWO, {G_SPOT: 96}, {G_SPOT: 80}))
     assert (
-        "the quota itself is large enough in us-east-1: 96 vCPU, of which 80 are in use; end what you no longer need: "
-        "gpuops status"
+        "the quota itself is large enough in us-east-1: 96 vCPU, of which 80 are in use; end what you no longer need "
+        "(what has just ended counts for some minutes more): gpuops status"
     ) in lines
     assert "is to 176 vCPU in us-east-1 (2 x 48 vCPU + 80 in use): " in " ".join(lines)
     assert "--request 176" in " ".join(lines)
@@ -188,4 +247,13 @@ def test_why_nothing_is_launched() -> None:
     assert error.hint.startswith(
         "the smallest increase that would do is to 112 vCPU in us-east-1 (2 x 48 vCPU + 16 in use): "
         "gpuops quota aws --gpus 4 --nodes 2 --spot --region us-east-1 --request 112; or as many GPUs run today"
+    )
+
+
+def test_who_has_the_quota_and_uses_it_up_need_not_ask_for_more() -> None:
+    error = refusal(TWO, [place(TWO, {G_SPOT: 96}, {G_SPOT: 48})], NOW)
+    assert error.hint.startswith(
+        "the quota itself is large enough in us-east-1: 96 vCPU, of which 48 are in use; end what you no longer need "
+        "(what has just ended counts for some minutes more): gpuops status; or "
+        "the smallest increase that would do is to 144 vCPU in us-east-1"
     )

@@ -150,7 +150,8 @@ def test_a_report_of_what_runs(fake: FakeAWS, account: Account) -> None:
     assert by_code(report)[G_SPOT] == (96, 48)
     assert by_code(report)[G] == (32, 8)
     assert list(by_code(report)) == [one.code for one in CLASSES]
-    assert (report.advice, report.notes) == ([], [])
+    assert report.advice[1].startswith("as spot one GPU fits in us-east-1: 1 x 4 vCPU is 4, and 48 are free")
+    assert report.notes == []
     assert not any(quota.asked for quota in report.quotas)
 
 
@@ -200,6 +201,15 @@ def test_every_region_that_is_switched_on(fake: FakeAWS, account: Account) -> No
     assert "me-south-1" not in regions
     assert len(report.advice) == 1
     assert report.advice[0].startswith("it fits in eu-west-1: 2 x 48 vCPU is 96, and 192 are free")
+
+
+def test_of_regions_that_are_alike_the_usual_one_is_advised(fake: FakeAWS, tmp_path: Path) -> None:
+    fake.fresh_account()
+    account = Account({**fake.env, "AWS_REGION": "us-west-2"}, tmp_path)
+    report = quotaboard.report(account, Request("aws", gpus=4, spot=True, region="all"))
+    assert report.quotas[0].region == "us-west-2"
+    (line,) = [one for one in report.advice if one.startswith("the smallest increase that would do")]
+    assert " --region us-west-2 " in line
 
 
 def test_a_region_that_does_not_answer_keeps_the_others(fake: FakeAWS, account: Account) -> None:

@@ -77,6 +77,11 @@ def test_it_holds_the_keys_and_no_more_than_aws_takes() -> None:
     assert len(userdata.document(host=HOST, login=LOGIN, user="ubuntu", end=END).encode()) < userdata.MOST / 2
 
 
+def test_root_may_log_in_where_root_is_who_logs_in() -> None:
+    told = userdata.document(host=HOST, login=LOGIN, user="root", end=END)
+    assert json.loads(told.removeprefix("#cloud-config"))["disable_root"] is False
+
+
 def test_what_aws_would_not_take_is_never_sent() -> None:
     with pytest.raises(Rejected, match="AWS takes 16384"):
         userdata.document(host=HOST, login="x" * 17000, user="ubuntu", end=END)

@@ -20,7 +20,7 @@ from gpuops.clock import Clock
 from gpuops.guard import LOCK
 from gpuops.ledger import Ledger
 from gpuops.models import Request
-from provisioners.aws import AwsProvisioner, credentials, launch, network, offers
+from provisioners.aws import AwsProvisioner, credentials, failures, launch, network, offers
 from tests.aws.conftest import Tenant
 from tests.cli.conftest import Desk, Said
 from tests.fakes.aws import FakeAWS, Fault, course, filters
@@ -163,9 +163,14 @@ def test_credentials_expire_before_the_end(renter: Renter) -> None:
     """Logged in again, the next command ends it."""
     renter.when("GetConsoleOutput", lambda _: setattr(renter.fake, "expired", True))
     why = "the AWS credentials have expired, or this computer's clock is wrong: Request has expired"
-    assert up(renter) == (5, f"{KNOWN}: {why}", AGAIN)
-    assert down(renter) == (5, f"{KNOWN}: the AWS credentials have expired", AGAIN)
+    login = f"{failures.LOGIN}; and look at the clock: date -u"
+    assert up(renter) == (5, f"{KNOWN}: {why}", f"{login}; then: {AGAIN}")
+    assert down(renter) == (5, f"{KNOWN}: the AWS credentials have expired", f"{failures.LOGIN}; then: {AGAIN}")
     assert renter.live() == ["lab"]
+    unasked = f"aws could not be asked: {why}"
+    reaped = (5, f"something may still be there: {unasked}", f"{login}; then: gpuops reap")
+    assert renter.words(renter.type("reap")) == reaped
+    assert renter.type("status", "--cloud").err.endswith(f"note: {unasked}; {login}\n")
     renter.fake.expired = False
     ends(renter)
 
@@ -173,8 +178,8 @@ def test_credentials_expire_before_the_end(renter: Renter) -> None:
 def test_nothing_may_be_terminated(renter: Renter) -> None:
     renter.fake.deny("ec2:TerminateInstances")
     why = "these AWS credentials lack the permission ec2:TerminateInstances, and cannot end machines"
-    assert up(renter) == (5, f"{LISTED}: {why}", AGAIN)
-    assert down(renter) == (5, f"{LISTED}: {why}", AGAIN)
+    assert up(renter) == (5, f"{LISTED}: {why}", f"{POLICY}; then: {AGAIN}")
+    assert down(renter) == (5, f"{LISTED}: {why}", f"{POLICY}; then: {AGAIN}")
     renter.fake.permit()
     ends(renter)
 
@@ -223,7 +228,7 @@ def test_a_group_stays_in_use(renter: Renter) -> None:
 def test_a_group_may_not_be_deleted(renter: Renter) -> None:
     renter.fake.deny("ec2:DeleteSecurityGroup")
     why = "these AWS credentials lack the permission ec2:DeleteSecurityGroup, and cannot delete the security group sg-…"
-    assert up(renter) == (5, f"{GROUP}: {why}", AGAIN)
+    assert up(renter) == (5, f"{GROUP}: {why}", f"{POLICY}; then: {AGAIN}")
     renter.fake.permit()
     ends(renter)
 
@@ -245,23 +250,23 @@ def test_a_group_may_not_be_deleted(renter: Renter) -> None:
 def test_nothing_is_listed(renter: Renter, what: str, why: str) -> None:
     """What is known by its id is ended all the same; that it has ended, nobody can say."""
     renter.when("GetConsoleOutput", lambda _: renter.play(Fault("DescribeInstances", what=what, times=None)))
-    assert up(renter) == (5, f"{KNOWN}: {why}", AGAIN)
+    assert up(renter) == (5, f"{KNOWN}: {why}", f"{POLICY}; then: {AGAIN}" if what == "denied" else AGAIN)
     assert renter.fake.instances() == []
     renter.fake.script.clear()
     ends(renter)
 
 
 def test_one_region_of_two_does_not_answer(renter: Renter) -> None:
-    """What is in the other one is ended."""
+    """What is in the other one is ended, and not named."""
     renter.fake.capacity[("us-east-1b", "g5.12xlarge")] = 0
     renter.when("GetConsoleOutput", lambda _: renter.play(Fault("DescribeInstances", region="us-east-1", times=None)))
     why = (
         "AWS does not tell what there is in us-east-1: AWS failed to list machines in us-east-1 (InternalError): "
         "An internal error has occurred"
     )
-    assert up(renter, "--region", "us-east-1,us-west-2") == (5, f"{KNOWN}: {why}", AGAIN)
+    assert up(renter, "--region", "us-east-1,us-west-2") == (5, f"lab may still be there: {why}", AGAIN)
     assert renter.fake.left() == []
-    assert down(renter) == (5, f"{KNOWN}: {why}", AGAIN)
+    assert down(renter) == (5, f"lab may still be there: {why}", AGAIN)
     renter.fake.script.clear()
     ends(renter)
 

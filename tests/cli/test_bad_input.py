@@ -102,6 +102,8 @@ ROWS = [
         "see: gpuops up local --help"),
     Row("nearly an option", ("up", "local", "--node", "2"), "there is no option --node; did you mean --nodes?",
         "see: gpuops up local --help"),
+    Row("nearly an option of another command", ("quota", "aws", "--gpu", "4"),
+        "there is no option --gpu; did you mean --gpus?", "see: gpuops quota aws --help"),
     Row("an option of up alone", ("prove", "local", "--dry-run"), "there is no option --dry-run",
         "see: gpuops prove --help"),
     Row("too much for up", ("up", "local", "two"), "'two' is more than gpuops up takes", "see: gpuops up local --help"),

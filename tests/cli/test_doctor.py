@@ -67,6 +67,21 @@ def test_whose_account_it_is_is_a_note(desk: Desk, tmp_path: Path, monkeypatch: 
     assert "warning" not in said.out.partition("\naws\n")[2]
 
 
+def test_an_account_that_may_have_nothing_yet_is_told_so(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeAWS(tmp_path / "aws") as fake:
+        fake.fresh_account()
+        for name, value in fake.env.items():
+            monkeypatch.setenv(name, value)
+        said = desk.type("doctor", "aws")
+    assert said.code == 3
+    assert (
+        "  error: all quotas of the account are 0 in us-east-1: nothing can be rented there yet\n"
+        "    hint: what to ask for: gpuops quota aws\n"
+    ) in said.out
+
+
 @pytest.mark.parametrize(
     ("words", "say", "hint"),
     [

@@ -84,9 +84,33 @@ def test_nothing_asked_for_is_all_there_is(desk: Desk, aws: FakeAWS) -> None:
     aws.fresh_account()
     said = desk.type("quota", "aws")
     assert said.code == 0
-    assert len(said.out.splitlines()) == 6
+    assert [line for line in said.out.splitlines() if line.startswith("us-east-1 ")] == said.out.splitlines()[1:6]
     assert "NEED" not in said.out
     assert P5_SPOT in said.out
+
+
+@pytest.mark.parametrize("market", ["--on-demand", "--spot"])
+def test_nothing_asked_for_says_what_one_gpu_needs_and_its_line_can_be_typed(
+    desk: Desk, aws: FakeAWS, market: str
+) -> None:
+    aws.fresh_account()
+    lines = desk.type("quota", "aws", market).out.splitlines()[6:]
+    assert lines[0].startswith(f"no GPU runs {'as spot' if market == '--spot' else 'on demand'} today in us-east-1; ")
+    assert lines[-1] == "that is for one GPU, with --gpus N for more, and --nodes N for several machines"
+    typed = lines[0].rpartition(": gpuops ")[2].split()
+    assert desk.type(*typed, "--yes").code == 0
+    (filed,) = aws.quota_requests.values()
+    assert (filed.region, filed.code, filed.desired) == ("us-east-1", G_SPOT if market == "--spot" else G, 4.0)
+
+
+def test_nothing_asked_for_in_many_regions(desk: Desk, aws: FakeAWS) -> None:
+    aws.fresh_account()
+    aws.quota["eu-west-1", G_SPOT] = 8.0
+    lines = desk.type("quota", "aws", "--region", "all").out.splitlines()
+    assert lines[-2] == (
+        "as spot one GPU fits in eu-west-1: 1 x 4 vCPU is 4, and 8 are free of All G and VT Spot Instance Requests: "
+        "gpuops up aws --gpus 1 --spot --region eu-west-1"
+    )
 
 
 def test_a_region_that_has_room(desk: Desk, aws: FakeAWS) -> None:
@@ -143,6 +167,13 @@ def test_filing_a_request(desk: Desk, aws: FakeAWS) -> None:
         "asked for 96 vCPU of All G and VT Spot Instance Requests (L-3819A6DF) in us-east-1: "
         f"request {filed.id}, PENDING\n"
     )
+
+
+def test_a_request_that_would_not_do_is_filed_and_said_to_be_too_small(desk: Desk, aws: FakeAWS) -> None:
+    aws.fresh_account()
+    said = desk.type(*ASKED, "--request", "48", "--yes")
+    assert [one.desired for one in aws.quota_requests.values()] == [48.0]
+    assert said.out.endswith("\nnote: that would not do for what is wanted (2 x 48 vCPU = 96, which is more; now 0)\n")
 
 
 def test_somebody_is_asked_with_the_arithmetic(desk: Desk, aws: FakeAWS, monkeypatch: pytest.MonkeyPatch) -> None:

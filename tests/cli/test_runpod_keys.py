@@ -17,6 +17,7 @@ from tests.ssh.sshd import free_port
 
 pytestmark = pytest.mark.usefixtures("no_guard_stays")
 
+OTHER_KEY = "use that key again: export RUNPOD_API_KEY=…"
 OFFER = "1 pod, 1 x RTX 4090 (24 GB each), secure cloud, EU-RO-1 +3, stock high"
 
 
@@ -38,10 +39,15 @@ def test_with_another_key_nothing_is_gone(renter: Renter, key: str) -> None:
         "a wrong one": "RunPod does not accept the API key: invalid bearer token",
         "none": NO_KEY,
     }[key]
+    good = {
+        "another account's": OTHER_KEY,
+        "a wrong one": f"look at your keys: {CONSOLE}",
+        "none": MAKE_ONE,
+    }[key]
     said = renter.type("down", "lab", "--json")
-    expect(said, f"{{mark}} may still be there and bill $0.70/h: {why}", "gpuops down lab", 5, renter)
+    expect(said, f"{{mark}} may still be there and bill $0.70/h: {why}", f"{good}; then: gpuops down lab", 5, renter)
     forced = renter.type("down", "lab", "--force", "--json")
-    expect(forced, f"{{mark}} may still be there and bill $0.70/h: {why}", "gpuops down lab", 5, renter)
+    expect(forced, f"{{mark}} may still be there and bill $0.70/h: {why}", f"{good}; then: gpuops down lab", 5, renter)
     assert len(renter.fake.running()) == 1
     assert renter.live() == ["lab"]
     reaped = renter.type("reap", "--json")
@@ -49,10 +55,9 @@ def test_with_another_key_nothing_is_gone(renter: Renter, key: str) -> None:
         assert json.loads(reaped.out)["closed"] == []
     else:
         why = f"something may still be there: runpod could not be asked: {why}"
-        expect(reaped, why, "try again: gpuops reap", 5, renter)
-        assert (
-            renter.type("status", "--cloud").err == f"note: runpod could not be asked: {why.partition('asked: ')[2]}\n"
-        )
+        expect(reaped, why, f"{good}; then: gpuops reap", 5, renter)
+        asked = why.partition("asked: ")[2]
+        assert renter.type("status", "--cloud").err == f"note: runpod could not be asked: {asked}; {good}\n"
     assert renter.live() == ["lab"]
     renter.fake.script.clear()
     renter.key(renter.fake.account_key)
@@ -69,7 +74,7 @@ def test_reap_with_another_key_closes_nothing(renter: Renter) -> None:
     renter.key(renter.fake.other_key)
     said = renter.type("reap", "--json")
     why = "runpod could not be asked about lab: {mark} was made with another API key, and this one does not see it"
-    expect(said, f"something may still be there: {why}", "try again: gpuops reap", 5, renter)
+    expect(said, f"something may still be there: {why}", f"{OTHER_KEY}; then: gpuops reap", 5, renter)
     assert renter.live() == ["lab"]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ AWAY, THERE = ConnectionLost("node0 does not answer"), object()
 
 class Door:
     """A provider, as far as it lets somebody in."""
+
+    capabilities: Mapping[str, bool | str] = {}
 
     def __init__(self, answer: bool | GpuopsError) -> None:
         self.answer = answer
@@ -81,7 +84,8 @@ def test_it_is_let_in_and_tried_once_more(world: World, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("provider", "asked"), [(Door(False), 1), (Door(AuthFailed("expired", "log in")), 1), (object(), 0)]
+    ("provider", "asked"),
+    [(Door(False), 1), (Door(AuthFailed("expired", "log in")), 1), (SimpleNamespace(capabilities={}), 0)],
 )
 def test_what_nobody_changed_is_not_tried_again(
     world: World, monkeypatch: pytest.MonkeyPatch, provider: Any, asked: int
@@ -93,6 +97,18 @@ def test_what_nobody_changed_is_not_tried_again(
     assert left == [THERE]
     assert len(getattr(provider, "asked", [])) == asked
     assert said(world) == ""
+
+
+def test_a_rented_machine_that_is_no_more_is_said_to_be(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    landlord = SimpleNamespace(
+        capabilities={"rented": True}, describe=lambda machine: dataclasses.replace(machine, state="ended")
+    )
+    row = a_cluster(world, landlord)
+    answers(monkeypatch, AWAY)
+    with pytest.raises(ConnectionLost) as caught:
+        live.open_live(world, row)
+    assert caught.value.say == "node0 of lab has ended: gpuops status says why"
+    assert caught.value.hint.startswith("gpuops down lab ")
 
 
 def test_a_second_failure_is_the_answer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

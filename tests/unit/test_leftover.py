@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from gpuops.agent.outs import matcher
 from gpuops.connection import ProcessChannel
 from gpuops.errors import NodeError
 from gpuops.ledger import ClusterRow
+from gpuops.models import Resource
 from gpuops.progress import Silent
 from gpuops.push import push_many, scan
 from gpuops.results.leftover import MANY, SMALL, Left, exactly, left, save, sentence, worth
@@ -99,7 +101,7 @@ def test_a_name_with_a_backslash_is_left_and_lies_nowhere_else_on_windows(
 
 
 def row(folder: Path, token: str) -> ClusterRow:
-    return cast(ClusterRow, SimpleNamespace(id=1, name="lab", token=token, folder=folder))
+    return cast(ClusterRow, SimpleNamespace(id=1, name="lab", token=token, folder=folder, provider="aws"))
 
 
 @pytest.fixture
@@ -109,7 +111,9 @@ def nobodys(client: InProcessClient, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(unsaved, "nodes_of", lambda *_: [None])
     monkeypatch.setattr(unsaved, "programs_of", lambda *_: client)
     (there(client) / "notes.txt").write_text("precious")
-    return cast(World, SimpleNamespace(ledger=SimpleNamespace(runs=lambda **_: []), folder=tmp_path))
+    nobody = SimpleNamespace(capabilities={})
+    ledger = SimpleNamespace(runs=lambda **_: [])
+    return cast(World, SimpleNamespace(ledger=ledger, folder=tmp_path, provisioner=lambda _: nobody))
 
 
 def test_what_is_saved_of_one_cluster_is_not_overwritten_by_the_next(
@@ -138,6 +142,34 @@ def test_what_lies_in_the_project_already_is_not_saved_again(nobodys: World, tmp
     (tmp_path / "notes.txt").write_text("precio0s")  # as long, and another
     (said,) = unsaved.save_left(nobodys, row(tmp_path, "one"), Silent())
     assert said.endswith("notes.txt (8 B, node0)")
+
+
+@pytest.mark.parametrize(("rented", "ended"), [(True, True), (True, False), (False, True)])
+def test_a_rented_machine_that_is_no_more_keeps_no_other_waiting(
+    nobodys: World, client: InProcessClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rented: bool, ended: bool
+) -> None:
+    """node0 answers, and node1 does not; its provider says what has become of it."""
+
+    def programs(_row: ClusterRow, machine: Resource, _index: int) -> InProcessClient:
+        if machine.id == "m1":
+            raise NodeError("m1 does not answer")
+        return client
+
+    machines = [Resource("machine", f"m{index}", "r", f"gpuops-0a1b2c3d-lab-{index}", True) for index in range(2)]
+    monkeypatch.setattr(unsaved, "nodes_of", lambda *_: machines)
+    monkeypatch.setattr(unsaved, "programs_of", programs)
+    provider = SimpleNamespace(
+        capabilities={"rented": rented},
+        describe=lambda machine: dataclasses.replace(machine, state="ended" if ended else "running"),
+    )
+    nobodys.provisioner = lambda _: provider  # type: ignore[method-assign, assignment, return-value]
+    saves = unsaved.save_left(nobodys, row(tmp_path, "one"), Silent())
+    assert "saved in" in next(saves)
+    if rented and ended:
+        assert list(saves) == ["node1 has ended: what was edited or made there outside of runs is gone with it"]
+    else:
+        with pytest.raises(NodeError, match="m1 does not answer"):
+            next(saves)
 
 
 def test_what_a_node_does_not_send_is_not_said_to_be_saved(

@@ -46,6 +46,10 @@ def known(world: World, name: str, state: str = "up") -> int:
     return row.id
 
 
+def unasked(world: World) -> list[str]:
+    return [one.say for one in reap.strays(world)[1]]
+
+
 def names(found: list[reap.Stray]) -> list[str]:
     return sorted(stray.cluster for stray in found)
 
@@ -79,7 +83,7 @@ def test_a_provider_that_cannot_be_asked_hides_no_other(there: tuple[Cloud, Worl
     )
     found, unasked = reap.strays(world)
     assert names(found) == ["lost"]
-    assert [sentence.split(":")[0] for sentence in unasked] == ["a could not be asked"]
+    assert [one.say.split(":")[0] for one in unasked] == ["a could not be asked"]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +122,7 @@ def test_whoever_could_not_be_asked_is_named_after_the_rest_was_ended(there: tup
     exists(world, "lost")
     found, _ = reap.strays(world)
     with pytest.raises(StillBilling, match="something may still be there: moon could not be asked: why"):
-        reap.settle(world, found, ["moon could not be asked: why"])
+        reap.settle(world, found, [reap.Unasked("moon could not be asked: why")])
     assert cloud.machines() == []
     reap.settle(world, [], [])
 
@@ -142,7 +146,7 @@ def test_forgotten_clusters_are_closed_once_nothing_is_there(there: tuple[Cloud,
     cloud.play(list_owned_always=[Fault("Unknown")])
     closed, unasked = reap.forgotten(world)
     assert closed == []
-    assert unasked == ["scripted could not be asked about lab: the provider said Unknown"]
+    assert [one.say for one in unasked] == ["scripted could not be asked about lab: the provider said Unknown"]
 
 
 def test_a_cluster_whose_package_was_removed(there: tuple[Cloud, World]) -> None:
@@ -151,7 +155,7 @@ def test_a_cluster_whose_package_was_removed(there: tuple[Cloud, World]) -> None
     (cloud.site / "scripted-1.0.dist-info" / "entry_points.txt").unlink()
     closed, unasked = reap.forgotten(world)
     assert closed == []
-    assert "there is no provider named 'scripted'" in unasked[0]
+    assert "there is no provider named 'scripted'" in unasked[0].say
     assert [one["name"] for one in status.look(world)] == ["lab"]
 
 
@@ -162,7 +166,7 @@ def test_what_answers_is_ended_and_who_does_not_is_named(there: tuple[Cloud, Wor
     cloud.play(list_owned=[Fault("Partial")])
     found, unasked = reap.strays(world)
     assert names(found) == ["lost"]
-    assert unasked == ["not all of scripted could be asked: the provider said Partial"]
+    assert [one.say for one in unasked] == ["not all of scripted could be asked: the provider said Partial"]
     documents, asked = status.cloud(world)
     assert ([one["known"] for one in documents], asked) == ([False], [])
     with pytest.raises(StillBilling, match="not all of scripted could be asked"):
@@ -180,7 +184,7 @@ def test_a_provider_that_is_not_set_up_and_was_never_used_is_no_failure(
     note = "note: no cluster of this ledger was ever at scripted, which is not asked: the provider said AuthFailed\n"
     assert said.getvalue() == note
     world.ledger.gone(known(world, "lab"), 1.0, "down")
-    assert reap.strays(world)[1] == ["scripted could not be asked: the provider said AuthFailed"]
+    assert unasked(world) == ["scripted could not be asked: the provider said AuthFailed"]
 
 
 @pytest.mark.parametrize("how", ["damaged", "by hand", "removed"])
@@ -193,7 +197,7 @@ def test_a_ledger_that_does_not_know_the_past_excuses_nobody(there: tuple[Cloud,
         (world.home / "ledger.db.damaged-by-hand").touch()
     else:
         (world.home / "local" / "lab" / "n0").mkdir(parents=True)
-    assert reap.strays(world)[1] == ["scripted could not be asked: the provider said AuthFailed"]
+    assert unasked(world) == ["scripted could not be asked: the provider said AuthFailed"]
 
 
 def test_a_newer_ledger_still_tells_which_providers_were_used(there: tuple[Cloud, World]) -> None:
@@ -203,7 +207,7 @@ def test_a_newer_ledger_still_tells_which_providers_were_used(there: tuple[Cloud
     path = world.ledger.path
     world.ledger.db.execute("PRAGMA user_version = 99")
     del world.ledger
-    assert reap.strays(world)[1] == ["scripted could not be asked: the provider said AuthFailed"]
+    assert unasked(world) == ["scripted could not be asked: the provider said AuthFailed"]
     path.unlink()
     Ledger.open(world.home).db.execute("PRAGMA user_version = 99")
     assert reap.strays(world) == ([], [])
@@ -220,14 +224,14 @@ def test_who_never_rented_hears_nothing_of_a_provider_that_is_not_set_up(there: 
     note_rented(world.home, NAME)
     note_rented(world.home, NAME)
     assert (world.home / "rented").read_text() == f"{NAME}\n"
-    assert reap.strays(world)[1] == ["scripted could not be asked: the provider said NotSetUp"]
+    assert unasked(world) == ["scripted could not be asked: the provider said NotSetUp"]
 
 
 def test_a_provider_of_this_ledger_that_is_not_set_up_any_more_counts(there: tuple[Cloud, World]) -> None:
     cloud, world = there
     cloud.play(list_owned_always=[Fault("NotSetUp")])
     known(world, "lab")
-    assert reap.strays(world)[1] == ["scripted could not be asked: the provider said NotSetUp"]
+    assert unasked(world) == ["scripted could not be asked: the provider said NotSetUp"]
 
 
 def test_two_clusters_of_one_name_are_told_apart_by_their_tokens(there: tuple[Cloud, World]) -> None:
@@ -320,7 +324,10 @@ def test_from_the_keyboard(shell: Shell) -> None:
     cloud.play(real=True, list_owned_always=[Fault("AuthFailed")])
     unasked = shell.run("reap")
     assert (unasked.returncode, unasked.stdout) == (5, "")
-    assert "scripted could not be asked: the provider said AuthFailed" in unasked.stderr
+    assert "scripted could not be asked: the provider said AuthFailed\n" in unasked.stderr
+    assert unasked.stderr.endswith("hint: do something about it; then: gpuops reap\n")
+    seen = shell.run("status", "--cloud")
+    assert "scripted could not be asked: the provider said AuthFailed; do something about it\n" in seen.stderr
 
 
 def test_down_without_a_ledger_does_not_call_gone_what_it_saw_in_part(there: tuple[Cloud, World]) -> None:
