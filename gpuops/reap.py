@@ -137,14 +137,14 @@ def forgotten(world: World) -> tuple[list[str], list[Unasked]]:
     closed: list[str] = []
     unasked: list[Unasked] = []
     for row in _known(world):
-        if row.state != "up" or (row.keeper is not None and row.keeper.alive()):
+        if row.state != "up":
             continue
         try:
             left = remaining(world, world.provisioner(row.provider), row)
         except GpuopsError as error:
             unasked.append(Unasked(f"{row.provider} could not be asked about {row.name}: {error.say}", error))
             continue
-        if not left:
+        if not left and not (row.keeper is not None and row.keeper.alive()):
             forget_names(world, row)
             world.ledger.gone(row.id, world.clock.now(), f"{row.provider} lists nothing of it")
             closed.append(row.name)

@@ -166,6 +166,15 @@ def denied(error: BaseException) -> bool:
     return code(error) in DENIED
 
 
+def barred(error: BaseException | None) -> bool:
+    """Whether an organization forbids this to its accounts, as most do with regions that they do not use."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        said = str((response.get("Error") or {}).get("Message") or "")
+        return code(error) in DENIED and "explicit deny in a service control policy" in said
+    return error is not None and error.__cause__ is not None and barred(error.__cause__)
+
+
 def _answered(error: BaseException, response: Mapping[str, Any], doing: str, region: str) -> ProviderError:
     named = str(response["Error"].get("Code") or "")
     said = _line(response["Error"].get("Message"))

@@ -11,7 +11,7 @@ from gpuops.errors import Partial, ProviderError, UsageError
 from gpuops.models import Resource
 from provisioners.aws import machines, tags
 from provisioners.aws.access import Account, ask, pages, split
-from provisioners.aws.failures import code
+from provisioners.aws.failures import barred, code
 from provisioners.aws.together import together
 
 AT_A_TIME = 16
@@ -20,7 +20,10 @@ AT_A_TIME = 16
 
 def owned(account: Account, home: Path, owner: str, regions: Sequence[str]) -> list[Resource]:
     """What carries an owner's mark, in these regions or in all. Raises Partial where not all of them answer, and what
-    the only one says where there is one."""
+    the only one says where there is one.
+
+    Of all regions those are left out that the account's organization closes to it: nothing can be rented there.
+    """
     silent: list[str] = []
     errors: list[ProviderError | UsageError] = []
     wanted = list(dict.fromkeys(regions))
@@ -28,13 +31,14 @@ def owned(account: Account, home: Path, owner: str, regions: Sequence[str]) -> l
         wanted, silent, errors = _everywhere(account)
     calls = {region: partial(_in_region, account, home, owner, region) for region in wanted}
     found: dict[tuple[str, str], Resource] = {}
-    answered = 0
-    for region, answer in together(calls, AT_A_TIME).items():
+    answers = together(calls, AT_A_TIME)
+    answered = sum(not isinstance(answer, ProviderError | UsageError) for answer in answers.values())
+    for region, answer in answers.items():
         if isinstance(answer, ProviderError | UsageError):
-            silent.append(split(region)[0])
-            errors.append(answer)
+            if regions or not answered or not barred(answer):
+                silent.append(split(region)[0])
+                errors.append(answer)
         else:
-            answered += 1
             for one in answer:  # two profiles may be of one account
                 found.setdefault((one.kind, one.id), one)
     if not errors:

@@ -341,6 +341,27 @@ def test_a_region_that_does_not_answer_is_never_taken_for_empty(fake: FakeAWS, t
     assert len(tenant.listed("us-east-1")) == 3
 
 
+def test_a_region_that_the_organization_closes_holds_nothing(fake: FakeAWS, tenant: Tenant) -> None:
+    """As many do. One that is asked by name, since something was made there, must answer all the same."""
+    made = tenant.make()
+    say = "User: x is not authorized to perform: ec2:DescribeInstances with an explicit deny in"
+
+    def closed(region: str, rule: str) -> Fault:
+        answer = {"code": "UnauthorizedOperation", "http": 403, "message": f"{say} {rule}"}
+        return Fault("DescribeInstances", region=region, times=None, what="code", **answer)  # type: ignore[arg-type]
+
+    fake.play(closed("eu-west-1", "a service control policy"), closed("us-west-2", "an identity-based policy"))
+    with pytest.raises(Partial) as caught:
+        tenant.listed()
+    assert caught.value.say.startswith("AWS does not tell what there is in us-west-2: ")
+    assert {one.id for one in caught.value.found} == {one.id for one in made}
+    with pytest.raises(AuthFailed, match="a policy of the account or its organization"):
+        tenant.listed("eu-west-1")
+    fake.play(closed("", "a service control policy"))
+    with pytest.raises(AuthFailed):  # all of them: then nothing is known of any
+        tenant.listed()
+
+
 @pytest.mark.parametrize("action", ["DescribeInstances", "DescribeSecurityGroups", "DescribeSpotInstanceRequests"])
 def test_without_the_permission_to_look_nothing_is_listed_as_empty(fake: FakeAWS, tenant: Tenant, action: str) -> None:
     tenant.make()

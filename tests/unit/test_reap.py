@@ -149,6 +149,19 @@ def test_forgotten_clusters_are_closed_once_nothing_is_there(there: tuple[Cloud,
     assert [one.say for one in unasked] == ["scripted could not be asked about lab: the provider said Unknown"]
 
 
+def test_a_cluster_that_somebody_works_on_is_not_closed_but_asked_about(there: tuple[Cloud, World]) -> None:
+    """The guard takes a cluster up at any moment: what `reap` says of it must not depend on that."""
+    cloud, world = there
+    lab = known(world, "lab")
+    world.ledger.set_cluster(lab, keeper=world.me)
+    assert reap.forgotten(world) == ([], [])
+    assert world.ledger.cluster(lab).state == "up"
+    cloud.play(list_owned_always=[Fault("Unknown")])
+    assert [one.say for one in reap.forgotten(world)[1]] == [
+        "scripted could not be asked about lab: the provider said Unknown"
+    ]
+
+
 def test_a_cluster_whose_package_was_removed(there: tuple[Cloud, World]) -> None:
     cloud, world = there
     known(world, "lab")
