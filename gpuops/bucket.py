@@ -124,6 +124,8 @@ class Download:
     """One object, read from its beginning to its end however often the connection breaks. Reading raises Unknown."""
 
     TRIES = 8
+    STALL_S = 300.0
+    """After so long without a byte it is given up: nodes that are still there cost money meanwhile."""
 
     def __init__(self, world: World, sink: Mapping[str, Any], key: str) -> None:
         self._sink = sink
@@ -141,6 +143,7 @@ class Download:
         count = min(count, self.size - self.at)
         if count <= 0:
             return b""
+        since = time.monotonic()
         for attempt in range(self.TRIES):
             try:
                 data = self._open().read(count)
@@ -155,6 +158,8 @@ class Download:
             except Exception as error:  # urllib3's and botocore's, of which there are many
                 why = f"{type(error).__name__}: {error}"
             self._body = None
+            if time.monotonic() - since > self.STALL_S:
+                break
             time.sleep(min(0.2 * 2**attempt, 10.0))
         raise Unknown(f"s3://{self._sink['bucket']}/{self._key} cannot be read: {why}", "try again: gpuops pull")
 
