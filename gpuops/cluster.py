@@ -139,6 +139,8 @@ def bring_up(
     for again, as long as the request says (`wait_s`). `bargain`: what was agreed to for machines that these replace.
     """
     bargain = bargain or Bargain()
+    if name is not None:
+        world.ledger.check_free(name)  # before others are asked, who may say no for reasons that then matter less
     provisioner = world.provisioner(request.provider)
     rented = provisioner.capabilities.get("rented") is True
     search = Search(world, request, _planned(world, bargain.avoided), bargain.agreed or None)

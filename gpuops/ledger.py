@@ -154,6 +154,11 @@ class Ledger:
             row_id = _insert(db, "clusters", columns)
         return self.cluster(row_id)
 
+    def check_free(self, name: str) -> None:
+        """Raises UsageError where a live cluster has this name; `intend` asks again."""
+        with self._in_words():
+            _refuse_second(self.db, name)
+
     def adopt(self, row: ClusterRow, resources: Sequence[Resource], runs: Sequence[RunRow]) -> list[str]:
         """Take back a cluster that another ledger knew, with its runs, in one commit; ids are given here.
 

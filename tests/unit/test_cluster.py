@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ from gpuops.errors import (
 )
 from gpuops.ledger import ClusterRow
 from gpuops.live import Live, reach
-from gpuops.models import Intent, Journal, Offer, Price, Request, Resource
+from gpuops.models import Intent, Journal, Lease, Offer, Price, Request, Resource
 from gpuops.output import Output
 from gpuops.search import Search
 from gpuops.ssh import Denied
@@ -98,6 +99,20 @@ def test_up_asks_its_provider_once_for_offers(there: tuple[Cloud, World], monkey
     cloud.play(create=[Fault("AuthFailed", made=0)])
     assert execute(["up", NAME, "--yes"]) == 3
     assert [cloud.calls().count(call) for call in ("preflight", "offers", "create")] == [1, 1, 1]
+
+
+def test_a_name_that_is_taken_is_said_before_anybody_is_asked(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cloud, world = there
+    for name, value in (("GPUOPS_HOME", world.home), ("SCRIPTED", cloud.folder)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.chdir(world.folder)
+    world.ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=False, token="t", request={},
+                        boot_deadline=time.time() + 60, lease=Lease(), keeper=world.me, now=0.0)  # fmt: skip
+    assert execute(["up", NAME, "--yes", "--name", "lab"]) == 2
+    assert "a cluster named lab exists already" in capfd.readouterr().err
+    assert "offers" not in cloud.calls()
 
 
 def test_a_machine_that_boots_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
