@@ -135,11 +135,11 @@ def open_live(world: World, row: ClusterRow, *, some: bool = False) -> Live:
             return reach(row, nodes_of(world, row), some=some, progress=world.progress)
         except ConnectionLost as error:
             if not admitted(world, row, world.ledger.resources(row.id)):
-                raise (error if some else _explained(world, row, error)) from error.__cause__
+                raise (error if some else explained(world, row, error)) from error.__cause__
         return reach(row, nodes_of(world, row), some=some, progress=world.progress)
 
 
-def _explained(world: World, row: ClusterRow, error: ConnectionLost) -> ConnectionLost:
+def explained(world: World, row: ClusterRow, error: ConnectionLost) -> ConnectionLost:
     """A rented machine that is no more answers nobody, and its provider knows why."""
     gone = [index for index, machine in enumerate(nodes_of(world, row)) if has_gone(world, row, machine)]
     if not gone:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from gpuops import choose, forwarded
 from gpuops.connection import connect
-from gpuops.errors import UsageError
+from gpuops.errors import ConnectionLost, UsageError
 from gpuops.ledger import ClusterRow
-from gpuops.live import nodes_of
+from gpuops.live import admitted, explained, nodes_of
 from gpuops.models import Resource
 from gpuops.nodes import owner
 from gpuops.system import HERE, System
@@ -50,15 +50,28 @@ def enter(world: World, row: ClusterRow, machine: Resource, node: int, command: 
     project = f"{machine.data['root']}/{row.name}/n{node}/project"
     argv = ["sh", "-c", COMMAND if command else SHELL, "sh", project, *command]
     host, terminal = owner(machine, node), not command and world.out.interactive
-    code = _run(ssh.command_line(world.home / "ssh", row.name, host, argv, tty=terminal, quiet=True))
-    if code == SSH_FAILED:
-        _refuse_unreachable(machine, node)
+    line = ssh.command_line(world.home / "ssh", row.name, host, argv, tty=terminal, quiet=True)
+    return _reaching(world, row, machine, node, lambda: _run(line))
+
+
+def _reaching(world: World, row: ClusterRow, machine: Resource, node: int, run: Callable[[], int]) -> int:
+    """What `ssh` came to. It ends alike when it cannot log in and when the command says 255: a login of our own tells
+    which it was, in a sentence. A provider that lets this computer's address alone in is told a new one, and it is
+    tried again. Raises NodeError."""
+    code = run()
+    if code != SSH_FAILED:
+        return code
+    try:
+        _log_in(machine, node)
+    except ConnectionLost as error:
+        if not admitted(world, row, world.ledger.resources(row.id)):
+            raise explained(world, row, error) from error
+        _log_in(machine, node)
+        return run()
     return code
 
 
-def _refuse_unreachable(machine: Resource, node: int) -> None:
-    """`ssh` ends alike when it cannot log in and when the command says 255: a login of our own tells which it was,
-    in a sentence. Raises NodeError."""
+def _log_in(machine: Resource, node: int) -> None:
     connection = connect(machine, node)
     try:
         connection.open(["true"]).close()

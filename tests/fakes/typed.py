@@ -26,7 +26,10 @@ def typed(argv: list[str], manual: str | None, make: Callable[..., Any], told: C
 
             lab = stack.enter_context(Lab(folder / "lab"))
         fake = stack.enter_context(make(folder / "provider", lab=lab))
-        code = subprocess.run([*(lab.enter if lab else []), *command], env={**os.environ, **fake.env}).returncode
+        try:
+            code = subprocess.run([*(lab.enter if lab else []), *command], env={**os.environ, **fake.env}).returncode
+        except FileNotFoundError:
+            sys.exit(f"there is no command {command[0]}\n\n{manual}")
         for line in told(fake):
             print(line, file=sys.stderr)
     return code

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuops import live, status
+from gpuops import live, login, status
 from gpuops.errors import AuthFailed, ConnectionLost, GpuopsError, NodeRefused
 from gpuops.ledger import ClusterRow
 from gpuops.models import Lease, Resource
@@ -109,6 +109,50 @@ def test_a_rented_machine_that_is_no_more_is_said_to_be(world: World, monkeypatc
         live.open_live(world, row)
     assert caught.value.say == "node0 of lab has ended: gpuops status says why"
     assert caught.value.hint.startswith("gpuops down lab ")
+
+
+def logins(monkeypatch: pytest.MonkeyPatch, codes: list[int], *answers: BaseException | None) -> None:
+    """What `ssh` ends with, one after another, and what logins of our own come to."""
+    left = list(answers)
+
+    def log_in(*_: Any) -> None:
+        answer = left.pop(0)
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(login, "_run", lambda *_: codes.pop(0))
+    monkeypatch.setattr(login, "_log_in", log_in)
+
+
+def entered(world: World, row: ClusterRow) -> int:
+    target = {"target": {"host": "192.0.2.1", "user": "u"}, "root": "/r", "connection": "ssh"}
+    (machine,) = live.nodes_of(world, row)
+    (world.home / "ssh").mkdir()
+    (world.home / "ssh" / "lab.conf").touch()
+    return login.enter(world, row, dataclasses.replace(machine, data={**machine.data, **target}), 0, ["true"])
+
+
+def test_a_shell_on_a_node_is_let_in_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    door, codes = Door(True), [255, 0]
+    logins(monkeypatch, codes, AWAY, None)
+    assert entered(world, a_cluster(world, door)) == 0
+    assert (codes, len(door.asked)) == ([], 1)
+
+
+def test_a_command_that_says_255_is_not_typed_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    door, codes = Door(True), [255, 0]
+    logins(monkeypatch, codes, None)
+    assert entered(world, a_cluster(world, door)) == 255
+    assert (codes, door.asked) == ([0], [])
+
+
+def test_a_shell_on_a_machine_that_is_no_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    landlord = SimpleNamespace(
+        capabilities={"rented": True}, describe=lambda machine: dataclasses.replace(machine, state="ended")
+    )
+    logins(monkeypatch, [255], AWAY)
+    with pytest.raises(ConnectionLost, match="node0 of lab has ended"):
+        entered(world, a_cluster(world, landlord))
 
 
 def test_a_second_failure_is_the_answer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
