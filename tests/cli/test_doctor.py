@@ -88,7 +88,7 @@ def test_an_account_that_may_have_nothing_yet_is_told_so(
         (["labb"], "'labb' is no provider and no live cluster", "aws, local, runpod, ssh"),
         (["--cluster", "local"], "'local' is no provider and no live cluster", "there are"),
         (["ssh"], "no host was named", "--host"),
-        (["ssh", "--hots", "x"], "there is no option --hots; did you mean --hosts?", "gpuops up ssh --help"),
+        (["ssh", "--hots", "x"], "there is no option --hots; did you mean --hosts?", "gpuops doctor ssh --help"),
         (["ssh", "--host", "a b"], "'a b' is not a host", "user@host"),
         (["ssh", "more"], "'more' is more than gpuops doctor takes", "--help"),
         (["lab", "more"], "'more' is more than gpuops doctor takes", "--help"),

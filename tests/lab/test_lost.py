@@ -122,29 +122,6 @@ def test_a_lease_that_ends_while_the_laptop_is_away_loses_no_log(lab: Lab, lapto
     laptop.expect_hosts_clean(host)
 
 
-def test_a_host_that_comes_back_after_its_run_was_given_up_still_gives_its_logs(lab: Lab, laptop: Laptop) -> None:
-    host = lab.host("a")
-    laptop.up(host, more=("--max-hours", "0.01"))
-    assert laptop.run("run", "--detach", "--", "sh", "-c", "echo first; sleep 4; echo last; sleep 600").returncode == 0
-    lab.cut(host)
-    until(lambda: not ours(host), "the lease ended the node")
-    ledger = Ledger.open(laptop.home)
-    (row,) = ledger.clusters()
-    ledger.set_cluster(row.id, lease=Lease(hard_end=time.time() - LEASE_MARGIN_S - 1))
-    until(lambda: ledger.cluster(row.id).state == "ending", "the guard gives up what does not answer")
-    (run,) = ledger.runs(cluster=row.id)
-    log = run.home / "logs/node0/launcher.out"
-    assert (run.state, log.exists()) == ("ended", False)
-    lab.mend(host)
-    until(lambda: ledger.cluster(row.id).state == "gone", "the guard's end of the cluster")
-    ledger.close()
-    assert log.read_bytes() == b"first\nlast\n"
-    (told,) = laptop.json("runs")["runs"]
-    assert told["say"] == "the lease of node0 ended the run"
-    assert "its logs are in" in laptop.run("status").stderr
-    laptop.expect_hosts_clean(host)
-
-
 def test_a_host_that_is_away_when_its_lease_ends_gives_its_logs_when_it_is_back(lab: Lab, laptop: Laptop) -> None:
     host = lab.host("a")
     laptop.up(host, more=("--max-hours", "0.01"))

@@ -37,8 +37,10 @@ def record(run: Path) -> dict[str, Any]:
 
 
 def wait_for(run: Path, text: bytes) -> None:
+    """Until the script has said that, and the wrapper has written down that it started it: either may be first."""
     deadline = time.monotonic() + HANG_S
-    while not (run / "ranks/5.out").exists() or text not in (run / "ranks/5.out").read_bytes():
+    out = run / "ranks/5.out"
+    while not out.exists() or text not in out.read_bytes() or not (run / "ranks/5.json").exists():
         assert time.monotonic() < deadline, "the script did not speak"
         time.sleep(0.02)
 
