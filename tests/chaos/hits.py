@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,6 +164,18 @@ def kill(pid: int) -> None:
         until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, f"{pid} is dead")
     except psutil.NoSuchProcess:
         return
+
+
+def is_held(shell: Shell, process: subprocess.Popen[str]) -> bool:
+    """Stop a command, unless it is in the middle of its writing: its guard would wait for the ledger."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        with closing(sqlite3.connect(shell.home / "ledger.db", timeout=0.5)) as ledger:
+            ledger.execute("BEGIN IMMEDIATE")
+            return True
+    except sqlite3.OperationalError:
+        process.send_signal(signal.SIGCONT)
+        return False
 
 
 def guards(shell: Shell) -> list[int]:

@@ -5,10 +5,7 @@ Gone means that the command and the guard are killed. The service stays: it is w
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import signal
-import sqlite3
 import subprocess
 import tempfile
 import time
@@ -22,7 +19,7 @@ import pytest
 from gpuops.agent.lease import BOOT_MARGIN_S
 from provisioners.aws.userdata import WATCH
 from tests.chaos.ec2 import SaboteurAtAws, TenantOfAws
-from tests.chaos.hits import guards
+from tests.chaos.hits import guards, is_held
 from tests.chaos.together import Together, chosen
 from tests.conftest import until
 from tests.fakes.aws import FakeAWS, Instance
@@ -119,18 +116,6 @@ class Here(TenantOfAws):
         return self.machine.ended - due  # type: ignore[operator]
 
 
-def is_held(here: Here, process: subprocess.Popen[str]) -> bool:
-    """Stop it, unless that is in the middle of its writing."""
-    process.send_signal(signal.SIGSTOP)
-    try:
-        with contextlib.closing(sqlite3.connect(here.shell.home / "ledger.db", timeout=0.5)) as ledger:
-            ledger.execute("BEGIN IMMEDIATE")
-            return True
-    except sqlite3.OperationalError:
-        process.send_signal(signal.SIGCONT)
-        return False
-
-
 # ---- scenarios: each returns how many seconds after its end a machine's bill ended
 
 
@@ -165,7 +150,7 @@ def it_never_boots_and_the_guard_lives(here: Here) -> float:
     """The command is there and does nothing any more."""
     process = here.booting("dead")
     until(lambda: guards(here.shell), "the guard")
-    until(lambda: is_held(here, process), "it stands still, and not with the ledger in its hand")
+    until(lambda: is_held(here.shell, process), "it stands still, and not with the ledger in its hand")
     try:
         until(lambda: not here.bills, "the guard ends it", HANG_S)
     finally:

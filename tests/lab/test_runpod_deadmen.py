@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.hits import guards, kill
+from tests.chaos.hits import guards, is_held, kill
 from tests.chaos.tenant import Tenant
 from tests.chaos.together import Together, chosen
 from tests.conftest import until
@@ -167,7 +167,7 @@ def its_image_is_never_there_and_the_guard_lives(here: Tenant) -> Ended:
     """The command is there and does nothing any more."""
     process, pod = booting(here, NEVER_STARTS)
     until(lambda: guards(here.shell), "the guard")
-    process.send_signal(signal.SIGSTOP)
+    until(lambda: is_held(here.shell, process), "it stands still, and not with the ledger in its hand")
     try:
         until(lambda: not pod.bills, "the guard ends it", HANG_S)
     finally:
