@@ -44,8 +44,12 @@ class Renter:
     port: int = 0
     """Of this computer, where nobody listens."""
 
+    last: Said | None = None
+    """What came of the last command; for who reads a failure."""
+
     def type(self, *words: str) -> Said:
-        return self.desk.type(*words)
+        self.last = self.desk.type(*words)
+        return self.last
 
     def key(self, key: str) -> None:
         self.patch.setenv("RUNPOD_API_KEY", key)
@@ -84,7 +88,7 @@ class Renter:
 
     def expect_nothing_left(self) -> None:
         assert self.fake.running() == []
-        assert self.live() == []
+        assert self.live() == [], self.last
         assert not list(self.desk.home.glob("bug-*"))
 
 
