@@ -76,6 +76,7 @@ HELLO = """
 import torch.distributed as dist
 dist.init_process_group("gloo")
 print("hello from", dist.get_rank(), flush=True)
+dist.barrier()  # a rank that leaves while another still connects ends that one
 dist.destroy_process_group()
 """
 

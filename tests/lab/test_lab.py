@@ -391,6 +391,7 @@ for step in range(5):
     model(torch.rand(8, 4)).sum().backward()
 total = sum(float(p.grad.sum()) for p in model.parameters())
 print("rank", dist.get_rank(), "of", dist.get_world_size(), "on", os.uname().nodename, "grad", round(total, 4))
+dist.barrier()
 dist.destroy_process_group()
 """
 
