@@ -18,6 +18,8 @@ from gpuops.results.home import read_json
 from gpuops.verdict import judge, node_result, resume_hint
 from gpuops.world import World
 
+SAFE = {"state": "safe"}
+
 
 def is_awaited(row: RunRow) -> bool:
     """Whether something of a concluded run can only be in its bucket."""
@@ -28,10 +30,14 @@ def fetch(world: World, row: RunRow, progress: Progress) -> None:
     """Bring home what is in the bucket, and judge the run by it. Raises NodeError, ProviderError, LocalDisk."""
     request = request_of(row)
     place = str(row.facts["bucket"]["place"])
-    brought, errors = recall.bring(world, row, range(request.nodes), progress)
+    told = {int(index): result for index, result in (row.facts.get("told") or {}).items()}
+    asked = [index for index in range(request.nodes) if index not in told]
+    brought, errors = recall.bring(world, row, asked, progress)
+    results = {**told, **{index: one.result for index, one in brought.items() if one.result}}
+    if errors and brought:
+        world.ledger.set_run(row.id, facts={**row.facts, **_known(results, request.nodes)})
     for error in errors:
         raise error
-    results = {index: one.result for index, one in brought.items() if one.result}
     silent = [index for index in range(request.nodes) if index not in results]
     if not results:
         raise NodeError(
@@ -54,6 +60,13 @@ def before_resuming(world: World, row: RunRow) -> None:
         world.out.say(f"note: {error.say}; going on from what is home")
 
 
+def _known(results: Mapping[int, Mapping[str, Any]], nodes: int) -> dict[str, Any]:
+    """For the next time: what need not be fetched again."""
+    silent = [index for index in range(nodes) if index not in results]
+    told = {str(index): {"sink": SAFE, **result} for index, result in results.items()}
+    return {"in_bucket": silent, "told": told if silent else {}}
+
+
 def _judge(
     world: World, row: RunRow, results: Mapping[int, Mapping[str, Any]], missing: str, silent: list[int]
 ) -> None:
@@ -63,7 +76,7 @@ def _judge(
     again = resume_hint(row.name, saved=bool(outputs(home)))
     verdict = judge(request, int(row.facts.get("world", 0)), nodes, again, row.name)
     names = ", ".join(f"node{index}" for index in silent)
-    states = {index: {"state": "safe"} for index in results if index not in silent}
+    states = {index: result.get("sink") or SAFE for index, result in results.items() if index not in silent}
     home.write_record(
         {
             **read_json(home.path / "run.json"),
@@ -76,6 +89,7 @@ def _judge(
             },
         }
     )
-    facts = {**row.facts, "in_bucket": silent}
+    known = {index: result for index, result in results.items() if index not in silent}
+    facts = {**row.facts, **_known(known, request.nodes)}
     world.ledger.set_run(row.id, verdict=dataclasses.asdict(verdict), facts=facts)
     world.out.say(f"{row.name}: {verdict.say}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuops import bucket, recall, sinks
 from gpuops.agentclient import AgentClient
-from gpuops.errors import GpuopsError, NodeError
+from gpuops.errors import GpuopsError, Interrupted, NodeError
 from gpuops.follow import Follower, OnBytes, lost
 from gpuops.ledger import ClusterRow, RowGone, RunRow
 from gpuops.live import Live, admitted, how_ended, is_dead, is_over
@@ -59,6 +59,24 @@ class Conclusion:
     unfetched: str = ""
     """Why what is in a bucket, and now nowhere else, could not be fetched: to begin anew would be without it."""
     document: Mapping[str, Any] = field(default_factory=dict)
+    rest: Callable[[], Conclusion] | None = None
+    """What is left is in a bucket and needs no machine: this fetches it and judges by that as well, once the machines
+    have ended. Until then it is as if the bucket could not be asked: `gpuops pull` fetches it."""
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """What is known of a run when nothing more can come from its nodes."""
+
+    over: float
+    results: Mapping[int, Mapping[str, Any]]
+    talking: Sequence[int]
+    gone: Sequence[int]
+    """Nodes that had told how they ended, and whose machines went before all was home."""
+    failed: str
+    left_out: str
+    handed: Mapping[int, Mapping[str, int]]
+    states: Mapping[int, Mapping[str, Any]]
 
 
 def request_of(row: RunRow) -> RunRequest:
@@ -130,9 +148,18 @@ def fetch_now(live: Live, row: RunRow, progress: Progress, *, final: bool, nodes
 
 
 def conclude(
-    world: World, live: Live, row: RunRow, results: Mapping[int, Mapping[str, Any]], progress: Progress
+    world: World,
+    live: Live,
+    row: RunRow,
+    results: Mapping[int, Mapping[str, Any]],
+    progress: Progress,
+    *,
+    ending: bool = False,
 ) -> Conclusion:
-    """Fetch and verify what is left, judge, and write it down. The nodes may be destroyed when `unsaved` is empty."""
+    """Fetch and verify what is left, judge, and write it down. The nodes may be destroyed when `unsaved` is empty.
+
+    `ending`: the caller does that next, and calls `rest` then: nodes that live bill while an archive is fetched.
+    """
     over = row.ended or time.time()
     spoken = {index: result["reason"].get("kind") for index, result in sorted(results.items())}
     talking = [index for index, kind in spoken.items() if kind not in SILENT]
@@ -144,18 +171,42 @@ def conclude(
             failed, left_out = _fetch_last(world, live, row, progress, talking)
     # After the nodes' own, which may go as well: a bucket stays.
     silent = [index for index, kind in spoken.items() if kind in ("node", "gone") or index in gone]
-    brought, trouble = _recalled(world, row, silent, progress)
-    results = {**results, **{index: one.result for index, one in brought.items() if one.result}}
+    taken = silent or any(result["reason"].get("kind") == "reclaim" for result in results.values())
+    handed = _handed(live, row, talking) if taken else {}
+    states = _kept(world, live, row, progress, talking) if request_of(row).sink else {}
+    heard = _Heard(over, results, talking, gone, failed, left_out, handed, states)
+
+    def whole() -> Conclusion:
+        return _judged(world, row, heard, *_recalled(world, row, silent, progress))
+
+    # One that cannot be reached may have more than the bucket, which only what has come from there can tell.
+    safe = not failed and all(index in gone or spoken[index] == "gone" for index in silent)
+    if ending and silent and talking and safe and recall.is_kept(row):
+        end = _judged(world, row, heard, {}, recall.waiting(row, silent))
+        end.rest = whole
+    else:
+        end = whole()
+    if not end.unsaved:
+        release(live, row)
+        bucket.abandon(world, world.ledger.run(row.id))
+    return end
+
+
+def _judged(world: World, row: RunRow, heard: _Heard, brought: Mapping[int, Brought], trouble: str) -> Conclusion:
+    """The verdict by what has come, and the record of it. `trouble`: why not all came from a bucket."""
+    gone, talking, failed = heard.gone, heard.talking, heard.failed
+    spoken = {index: result["reason"].get("kind") for index, result in sorted(heard.results.items())}
+    results = {**heard.results, **{index: one.result for index, one in brought.items() if one.result}}
     kinds = {index: result["reason"].get("kind") for index, result in sorted(results.items())}
     kinds |= {index: "gone" for index in gone if index not in brought}
     kinds |= {index: "node" for index, one in brought.items() if one.missing and spoken[index] == "node"}
-    if any(result["reason"].get("kind") == "reclaim" for result in results.values()):
-        _inherit(live, row, talking)
+    inherit(RunHome(row.home), heard.handed)
     request = request_of(row)
-    states = _kept(world, live, row, progress, talking) if request.sink else {}
-    states |= {index: {"state": "safe"} for index, one in brought.items() if not one.missing}
+    states = {**heard.states, **{index: {"state": "safe"} for index, one in brought.items() if not one.missing}}
     unsaved = _joined(failed, _named(kinds, "node", "cannot be reached any more"))
     missing = _joined(unsaved, _named(kinds, "gone", "ended before all results were home"), recall.lacking(brought))
+    if trouble and talking:  # else the verdict says it
+        missing = _joined(missing, f"{trouble}; `gpuops pull {row.name}` fetches it")
     if request.sink and all(states.get(index, {}).get("state") == "safe" for index in range(request.nodes)):
         unsaved = ""  # nothing is lost with the nodes
     skews = row.facts.get("skews") or [0.0] * request.nodes
@@ -172,20 +223,17 @@ def conclude(
         more_said, hint = sinks.unfetched(row.name, place, trouble)
         verdict = dataclasses.replace(verdict, say=verdict.say + more_said, hint=hint)
     kept = sinks.outcome(request, row.name, states, range(request.nodes), place) if request.sink else ""
-    document = record(world, row, verdict, results, missing, over) | {"left_behind": left_out, "kept": kept}
-    document["progress"] = how_far(nodes)
+    document = record(world, row, verdict, results, missing, heard.over)
+    document |= {"left_behind": heard.left_out, "kept": kept, "progress": how_far(nodes)}
     home.write_record(document)
     world.ledger.set_run(
         row.id,
         state="ended" if unsaved else "home",
         keeper=None,
-        ended=over,
+        ended=heard.over,
         verdict=dataclasses.asdict(verdict),
-        facts={**row.facts, **_in_bucket(row, kinds)},
+        facts={**world.ledger.run(row.id).facts, **_in_bucket(row, kinds, results, states)},
     )
-    if not unsaved:
-        release(live, row)
-        bucket.abandon(world, world.ledger.run(row.id))
     return Conclusion(verdict, home, missing, unsaved, unfetched, document)
 
 
@@ -218,12 +266,24 @@ def _recalled(
         return brought, "; ".join(dict.fromkeys(error.say for error in errors))
     except GpuopsError as error:
         return {}, error.say
+    except Interrupted as error:
+        error.hint = f"gpuops pull {row.name} fetches what is in {row.facts['bucket']['place']}"
+        raise
 
 
-def _in_bucket(row: RunRow, kinds: Mapping[int, str | None]) -> dict[str, Any]:
-    """For whoever asks later: whose results can only be in the bucket."""
+def _in_bucket(
+    row: RunRow,
+    kinds: Mapping[int, str | None],
+    results: Mapping[int, Mapping[str, Any]],
+    states: Mapping[int, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """For whoever asks later: whose results can only be in the bucket, and what the others had told."""
+    if not recall.is_kept(row):
+        return {}
     silent = [index for index, kind in kinds.items() if kind in ("node", "gone")]
-    return {"in_bucket": silent} if recall.is_kept(row) else {}
+    told = {str(index): {**results[index], "sink": states.get(index) or {"state": ""}}
+            for index in kinds if index not in silent}  # fmt: skip
+    return {"in_bucket": silent, "told": told if silent else {}}
 
 
 def release(live: Live, row: RunRow) -> None:
@@ -313,8 +373,8 @@ def _fetch_last(world: World, live: Live, row: RunRow, progress: Progress, nodes
     return "", "".join(behind)
 
 
-def _inherit(live: Live, row: RunRow, nodes: Sequence[int]) -> None:
-    """What nodes that stay were handed by nodes that went counts as what those made."""
+def _handed(live: Live, row: RunRow, nodes: Sequence[int]) -> Mapping[int, Mapping[str, int]]:
+    """What nodes that stay were handed by nodes that went: it counts as what those made."""
     handed: dict[int, Mapping[str, int]] = {}
 
     def ask(index: int) -> None:
@@ -322,7 +382,7 @@ def _inherit(live: Live, row: RunRow, nodes: Sequence[int]) -> None:
             handed[index] = live.clients[index].call("run", run=row.name).get("handed") or {}
 
     on_each(ask, nodes)
-    inherit(RunHome(row.home), handed)
+    return handed
 
 
 def _named(kinds: Mapping[int, str | None], kind: str, what: str) -> str:
@@ -343,6 +403,7 @@ def record(
     """
     cluster = world.ledger.cluster(row.cluster)
     started = row.started or over
+    until = cluster.ended or time.time()
     since = cluster.created if cluster.ephemeral else row.created
     return {
         "schema": SCHEMA,
@@ -355,11 +416,11 @@ def record(
         "ended": over,
         "duration_s": over - started,
         "before_s": started - since,
-        "cost": float(row.facts.get("per_hour") or 0.0) * (time.time() - since) / 3600,
+        "cost": float(row.facts.get("per_hour") or 0.0) * (until - since) / 3600,
         "rented": cluster.provider != "local" and bool(row.facts.get("per_hour")),
         "home": str(row.home),
         "missing": missing,
-        **{name: fact for name, fact in row.facts.items() if name != "uploads"},
+        **{name: fact for name, fact in row.facts.items() if name not in ("uploads", "told")},
         "nodes_ended": {
             str(index): {key: result[key] for key in ("outcome", "reason")} for index, result in results.items()
         },

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpuops import choose, guard
-from gpuops.conclude import conclude, follower
+from gpuops import choose, guard, recall
+from gpuops.conclude import Conclusion, conclude, follower
 from gpuops.errors import GpuopsError, Interrupted, NodeError, StillBilling, UsageError, worst
 from gpuops.halt import halt, stopping
 from gpuops.ledger import ClusterRow, LedgerUnwritable, RunRow
@@ -23,6 +23,8 @@ from gpuops.world import World
 STOP_S = 60.0
 """How long a run may take to stop on top of its own grace."""
 LOOK_S = 0.2
+Rest = Callable[[], Conclusion]
+"""Brings home what a run kept in a bucket, once no machine bills any more."""
 
 
 def pick(world: World, names: Sequence[str], everything: bool) -> list[ClusterRow]:
@@ -50,12 +52,13 @@ def down(world: World, rows: Sequence[ClusterRow], progress: Progress, *, force:
     """
     said: list[str] = []
     failed: list[GpuopsError] = []
+    rests: list[Rest] = []
     names = ", ".join(row.name for row in rows)
     world.signals.insist(lambda: world.out.say(f"\nstill ending {names}; once more leaves that to the guard"))
     for row in rows:
         try:
             if row.state != "gone":
-                _end(world, row, progress, force)
+                rests += _end(world, row, progress, force)
         except Interrupted:
             raise _left(world, rows) from None
         except GpuopsError as error:
@@ -75,6 +78,11 @@ def down(world: World, rows: Sequence[ClusterRow], progress: Progress, *, force:
         for other in failed[:-1]:
             world.out.say(f"error: {other.say}\nhint: {other.hint}")
         raise failed[-1]
+    if rests:
+        world.signals.insist(lambda: world.out.say("\nstill fetching what is in a bucket; once more leaves it there"))
+    for rest in rests:
+        if missing := rest().missing:
+            world.out.say(f"note: {missing}")
     return said
 
 
@@ -93,24 +101,27 @@ def _left(world: World, rows: Sequence[ClusterRow]) -> Interrupted:
     return Interrupted(f"interrupted: the guard goes on ending {names}", "gpuops status shows what is left")
 
 
-def _end(world: World, row: ClusterRow, progress: Progress, force: bool) -> None:
+def _end(world: World, row: ClusterRow, progress: Progress, force: bool) -> list[Rest]:
+    """Returns what brings home the rest of its runs, which needs no machine."""
     try:
         world.ledger.set_cluster(row.id, keeper=world.me)
     except LedgerUnwritable:
         pass  # a full disk keeps nothing alive; tear_down says it
+    rests: list[Rest] = []
     if row.state == "up" and force:
         _save_what_answers(world, row, progress)
     elif row.state == "up":
-        _save_runs(world, row, progress)
+        rests = _save_runs(world, row, progress)
         _save_left(world, row, progress)
     tear_down(world, row.id, "gpuops down", force=force)
+    return rests
 
 
-def _save_runs(world: World, row: ClusterRow, progress: Progress) -> None:
-    """Stop what runs and bring home what is not; a failure stops the teardown."""
+def _save_runs(world: World, row: ClusterRow, progress: Progress) -> list[Rest]:
+    """Stop what runs and bring home what is not, but for what is returned; a failure stops the teardown."""
     runs = [run for run in world.ledger.runs(cluster=row.id) if run.state in ("running", "ended")]
     if not runs:
-        return
+        return []
     try:
         live = open_live(world, row, some=True)
     except NodeError as error:
@@ -118,11 +129,10 @@ def _save_runs(world: World, row: ClusterRow, progress: Progress) -> None:
             for run in runs:
                 end = conclude_without(world, row, run, error, gone=True)
                 world.out.say(f"{run.name}: {end.verdict.say}; what came home is in {run.home}")
-            return
+            return []
         raise _unsaved(row, f"results of {runs[-1].name}", error) from error
     try:
-        for run in runs:
-            _save(world, live, run, progress)
+        return [rest for run in runs if (rest := _save(world, live, run, progress))]
     finally:
         live.close()
 
@@ -162,16 +172,19 @@ def _unsaved(row: ClusterRow, what: str, error: NodeError) -> NodeError:
     )
 
 
-def _save(world: World, live: Live, run: RunRow, progress: Progress) -> None:
+def _save(world: World, live: Live, run: RunRow, progress: Progress) -> Rest | None:
     world.ledger.set_run(run.id, keeper=world.me)
     world.out.say(f"stopping {run.name} and bringing its results home")
     results = stop_and_wait(world, live, run, "gpuops down")
-    end = conclude(world, live, run, results, progress)
+    end = conclude(world, live, run, results, progress, ending=True)
     if end.unsaved:
         raise NodeError(
             f"results of {run.name} are not home: {end.unsaved}",
             f"try again, or give them up: gpuops down {live.row.name} --force",
         )
+    if end.rest:
+        world.out.say(recall.announced(run, live.row.name))
+    return end.rest
 
 
 def stop_and_wait(world: World, live: Live, run: RunRow, why: str) -> dict[int, Mapping[str, Any]]:
@@ -220,6 +233,8 @@ def stop(world: World, run: RunRow, progress: Progress) -> str:
         results = stop_and_wait(world, live, run, "gpuops stop")
         if not _has_keeper(world, run):
             conclude(world, live, run, results, progress)
+        elif all(one["reason"].get("kind") == "no-run" for one in results.values()):
+            raise UsageError(f"{run.name} is only just being started", f"try again: gpuops stop {run.name}")
     finally:
         live.close()
     return f"{run.name} is stopped; its results are in {run.home}"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuops import again, away, bucket, choose, data, guard, push, retry, sinks, vanished
+from gpuops import again, away, bucket, choose, data, guard, push, recall, retry, sinks, vanished
 from gpuops import cluster as clusters
 from gpuops.again import Outcome
 from gpuops.attend import attend
@@ -205,7 +205,9 @@ def _run_on(
             break
         world.out.say("the port was taken by another program in the meantime: launching once more")
         _launch(world, live, prepared)
-    end = conclude(world, live, world.ledger.run(row.id), following.results, progress)
+    end = conclude(world, live, world.ledger.run(row.id), following.results, progress, ending=True)
+    if end.rest:
+        end = _completed(world, live, row, end.rest, ours)
     if chain.resumed(retry.first_step(row)):
         end.document = {**end.document, "retries": chain.losses}
         end.home.write_record(end.document)
@@ -214,6 +216,25 @@ def _run_on(
     outcome = _told(world, end)
     outcome.loss = retry.loss_of(row, live.row, end) if job.retries else None
     return outcome
+
+
+def _completed(world: World, live: Live, row: RunRow, rest: Callable[[], Conclusion], ours: bool) -> Conclusion:
+    """What is in a bucket comes home when nothing bills any more. Raises Interrupted, which loses nothing."""
+    stopped = world.signals.count
+    if ours:
+        world.out.say(recall.announced(row, live.row.name))
+        _tear_down(world, live, "its run ended")
+        if not stopped:
+            try:
+                world.signals.forward()
+            except Interrupted as error:
+                error.hint = f"gpuops pull {row.name} fetches what is in {row.facts['bucket']['place']}"
+                raise
+    try:
+        return rest()
+    except HandOver:
+        world.ledger.notice(f"what {row.name} kept in its bucket is not all home: gpuops pull {row.name} fetches it")
+        raise
 
 
 def _launch(world: World, live: Live, prepared: Prepared) -> None:
@@ -275,6 +296,8 @@ def _hand_over(world: World, live: Live) -> None:
 def _tear_down(world: World, live: Live, why: str) -> int:
     """End what this command brought up. Returns an exit code; what could not be ended is said."""
     world.signals.backward()
+    if world.ledger.cluster(live.row.id).state == "gone":
+        return 0  # before what was in a bucket was fetched, or by another command
     began = time.monotonic()
     if any(run.state in ("running", "ended") for run in world.ledger.runs(cluster=live.row.id)):
         _hand_over(world, live)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from gpuops.conclude import conclude, follower, request_of
+from gpuops.conclude import Conclusion, conclude, follower, request_of
 from gpuops.errors import ConnectionLost, GpuopsError, NodeError
 from gpuops.follow import lost
 from gpuops.guard import outlived
@@ -13,7 +14,6 @@ from gpuops.halt import halt
 from gpuops.ledger import ClusterRow, RunRow
 from gpuops.live import Live, all_ended, machines_of, open_live, watchdogs_ended
 from gpuops.livefetch import LiveFetch
-from gpuops.output import span
 from gpuops.progress import Silent
 from gpuops.salvage import conclude_without
 from gpuops.teardown import tear_down
@@ -32,10 +32,11 @@ def tend(world: World, cluster: int, *, saving: bool = True) -> None:
     `saving`: where its lease is over, what is on its nodes is brought home first; what is rented does not wait
     for that twice.
     """
-    row = world.ledger.cluster(cluster)
+    taken = world.ledger.take(cluster, world.me)
+    row = world.ledger.cluster(cluster)  # as whoever had it has left it
     expired = outlived(row, world.clock.now())
     at_once = expired and not saving and _capability(world, row, "rented")
-    if row.state == "gone" or (not world.ledger.take(cluster, world.me) and not expired):
+    if row.state == "gone" or not (taken or expired):
         return
     if row.state == "creating":
         why = "was not ready in time" if expired else "was half-made when its command died"
@@ -55,19 +56,31 @@ def _tend_live(world: World, row: ClusterRow, expired: bool) -> None:
     runs = [run for run in unfinished if _orphaned(world, run)]
     if expired:
         _end_with_keepers(world, row, [run for run in unfinished if run not in runs])
+    ends = expired or row.ephemeral
+    later: list[Callable[[], None]] = []
     for run in runs:
         try:
-            _finish_run(world, row, run, SAVE_S if expired else None)
+            _finish_run(world, row, run, SAVE_S if expired else None, later if ends else None)
         except Exception as error:
             if not expired or _can_wait(world, row, error):
                 raise
             _give_up(world, f"{run.name} is not all home", error)
-    if world.ledger.cluster(row.id).state != "up":
-        return  # somebody tore it down meanwhile
+    _end_or_leave(world, row, expired, unfinished, runs)
+    for rest in later:
+        rest()
+
+
+def _end_or_leave(
+    world: World, row: ClusterRow, expired: bool, unfinished: Sequence[RunRow], runs: Sequence[RunRow]
+) -> None:
+    """What becomes of a cluster whose runs have ended. `unfinished`: those that had not; `runs`: its orphans."""
+    now = world.ledger.cluster(row.id)
+    if now.state != "up" or not (expired or now.keeper == world.me):
+        return  # somebody tore it down meanwhile, or is about to: what it brings home first is still there
     if expired:
         _save_edits(world, row)
         _end(world, row, f"{row.name} reached the end of its lease and was ended")
-    elif row.ephemeral:
+    elif row.ephemeral and not _has_other_runs(world, row):
         _end(
             world,
             row,
@@ -83,6 +96,11 @@ def _tend_live(world: World, row: ClusterRow, expired: bool) -> None:
         _end(world, row, f"{row.name} was ended: its nodes had ended by themselves, which its machines cannot")
     else:
         world.ledger.set_cluster(row.id, keeper=None)
+
+
+def _has_other_runs(world: World, row: ClusterRow) -> bool:
+    """Whether a command that lives has a run on it, or waits with one for its turn."""
+    return any(run.state != "home" and not _orphaned(world, run) for run in world.ledger.runs(cluster=row.id))
 
 
 def _goes_on_for_nothing(world: World, row: ClusterRow) -> bool:
@@ -126,20 +144,27 @@ def _orphaned(world: World, run: RunRow) -> bool:
     return run.keeper is None or run.keeper == world.me or not run.keeper.alive()
 
 
-def _finish_run(world: World, row: ClusterRow, run: RunRow, patience: float | None) -> None:
-    """Follow a run to its end, bring its results home, write its verdict. Only the nodes know whether it began."""
+def _finish_run(
+    world: World, row: ClusterRow, run: RunRow, patience: float | None, later: list[Callable[[], None]] | None
+) -> None:
+    """Follow a run to its end, bring its results home, write its verdict. Only the nodes know whether it began.
+
+    `later`, where its machines are ended next: gets what is to be done after that.
+    """
     world.ledger.set_run(run.id, keeper=world.me)
     try:
         live = open_live(world, row, some=True)
     except NodeError as error:
         return _unreachable(world, row, run, error, given_up=patience is not None)
     try:
-        _follow(world, live, run, patience)
+        _follow(world, live, run, patience, later)
     finally:
         live.close()
 
 
-def _follow(world: World, live: Live, run: RunRow, patience: float | None) -> None:
+def _follow(
+    world: World, live: Live, run: RunRow, patience: float | None, later: list[Callable[[], None]] | None
+) -> None:
     """`patience`: the run is stopped; seconds until that is hurried, and again until its results are given up."""
     progress = Silent()
     if patience is not None:
@@ -159,20 +184,28 @@ def _follow(world: World, live: Live, run: RunRow, patience: float | None) -> No
             halt(live, run.name, "now", WHY, kind="lease")
             stopped, began = True, time.monotonic()
         fetching.look()
-    if following.results and all(one["reason"].get("kind") == "no-run" for one in following.results.values()):
+    told = dict(following.results)  # a thread may still bring one
+    if told and all(one["reason"].get("kind") == "no-run" for one in told.values()):
         return _never_started(world, run)
     nodes = range(request_of(run).nodes)
     silent = {index: lost(index, f"node{index} did not stop in time", "node") for index in nodes}
-    end = conclude(world, live, run, {**silent, **following.results}, progress)
+    end = conclude(world, live, run, {**silent, **told}, progress, ending=later is not None)
     if end.unsaved and patience is None:
         raise NodeError(f"{run.name}: {end.unsaved}")  # the guard tries again
+    _tell(world, live.row, run, end)
+    if end.rest and later is not None:
+        rest = end.rest
+        later.append(lambda: _tell(world, live.row, run, rest()))
+    return None
+
+
+def _tell(world: World, row: ClusterRow, run: RunRow, end: Conclusion) -> None:
     results = f"{end.missing}; what came home is" if end.missing else "results"
     left = end.document.get("left_behind")
-    stays = f"; still on {live.row.name}: {left}" if left else ""
+    stays = f"; still on {row.name}: {left}" if left else ""
     if kept := end.document.get("kept"):
         stays += f"; {kept}"
     world.ledger.notice(f"{run.name}: {end.verdict.say}; {results} in {run.home}{stays}")
-    return None
 
 
 def _save_edits(world: World, row: ClusterRow) -> None:
@@ -220,6 +253,4 @@ def _unreachable(world: World, row: ClusterRow, run: RunRow, error: NodeError, *
 
 
 def _end(world: World, row: ClusterRow, say: str) -> None:
-    began = time.monotonic()
-    tear_down(world, row.id, say)
-    world.ledger.notice(f"{say} (took {span(time.monotonic() - began)})")
+    tear_down(world, row.id, say, notice=True)

@@ -92,6 +92,8 @@ class Upload:
         self._changed: set[int] = set()
         self._over = threading.Event()
         self._late = Late("the permission to write there ends")
+        self._closing: Kept | None = None
+        """What will be there once the last word for it is heard."""
 
     def all(self) -> Kept:
         """Send it and close it. Raises OSError: nothing is in the bucket."""
@@ -99,12 +101,14 @@ class Upload:
         marks = [0, *cuts(ends, len(self._urls["parts"]) - 1, LEAST)]
         pieces = [Piece(index + 1, start, stop) for index, (start, stop) in enumerate(zip(marks, marks[1:]))]
         sent = self._send(pieces)
+        whole: Kept | None = None
         if len(sent) == len(pieces):
             try:
                 return self._close(sent, len(ends), len(sent) + 1, marks[-1])
             except Late:
                 if self._deadline() == NEVER:
                     raise
+                whole = self._closing
         if self._deadline() == NEVER:
             raise self._late
         whole_ends = [mark for mark in marks[: len(sent) + 1] if mark in set(ends)]
@@ -113,7 +117,12 @@ class Upload:
         last = whole_ends[-1]
         count = ends.index(last) + 1
         self._reserve_s = 0.0  # this is what it was for
-        return self._close(sent[: marks.index(last)], count, len(self._urls["parts"]), last)
+        try:
+            return self._close(sent[: marks.index(last)], count, len(self._urls["parts"]), last)
+        except Denied as error:
+            if error.code != GONE or whole is None or not self._is_there(whole.size):
+                raise
+            return whole  # the word for all of it was heard, and its answer lost
 
     # The parts.
 
@@ -227,9 +236,10 @@ class Upload:
         body = [*rest, whole(SAFE, self._manifest(left, changed, missing), int(time.time() * 1e9)), END]
         digest, size = hashlib.md5(b"".join(body)), sum(map(len, body))
         last = self._put(number, digest.digest(), size, lambda: iter(body))
-        self._complete([*enumerate(etags, 1), (number, last)], start + size)
         names = [[items[index].name for index in sorted(those)] for those in (changed, unread)]
-        return Kept(len(left), start + size, missing, *names)
+        kept = self._closing = Kept(len(left), start + size, missing, *names)
+        self._complete([*enumerate(etags, 1), (number, last)], kept.size)
+        return kept
 
     def _manifest(self, left: Sequence[int], changed: set[int], missing: int) -> bytes:
         """What is in it: [name, bytes, SHA-256 or null where it changed while it was sent, mtime in ns]."""
@@ -253,9 +263,21 @@ class Upload:
         except Denied as error:
             if error.code != GONE or self._length() is None:
                 raise
+        except Late:
+            if not self._is_there(size):
+                raise
+            return
         found = self._length()
         if found != size:
             raise OSError(errno.EIO, f"{size} bytes were sent, and the bucket has {found}")
+
+    def _is_there(self, size: int) -> bool:
+        """Whether the bucket has it all; False also where nobody says."""
+        try:
+            limit = min(self._limit(), time.time() + CLOSING_S)
+            return objects.length(self._urls["head"], limit, self._silence_s()) == size
+        except OSError:
+            return False
 
     def _length(self) -> int | None:
         return objects.length(self._urls["head"], self._limit(), self._silence_s())

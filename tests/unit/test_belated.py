@@ -11,8 +11,10 @@ from typing import Any, cast
 import pytest
 
 from gpuops import belated
-from gpuops.errors import AuthFailed, GpuopsError, NodeError
+from gpuops.errors import AuthFailed, GpuopsError, LocalDisk, NodeError
 from gpuops.output import Output
+from gpuops.progress import Silent
+from gpuops.recall import Brought
 from gpuops.results import RunHome
 from gpuops.results.folder import OutFolder
 from gpuops.results.memory import Arrival
@@ -57,3 +59,26 @@ def test_what_could_not_be_asked_may_have_something_newer(tmp_path: Path, monkey
     world = World(tmp_path, "o", tmp_path, {}, Output(), Signals())
     with pytest.raises(AuthFailed, match="has ended"):
         belated.before_resuming(world, cast("Any", row_in(tmp_path, saved=True)))
+
+
+def test_what_has_come_in_part_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is too small for all: the next time there is room for the rest."""
+    row = row_in(tmp_path, saved=False)
+    row.request["nodes"], row.id = 3, 1
+    changes: list[dict[str, Any]] = []
+    ledger = SimpleNamespace(set_run=lambda _, facts: changes.append(facts))
+    asked: list[list[int]] = []
+
+    def bring(_world: Any, _row: Any, nodes: list[int], _progress: Any) -> Any:
+        asked.append(list(nodes))
+        came = {2: Brought({"outcome": "done", "reason": {"kind": "command"}, "ranks": []}, 0)} if 2 in nodes else {}
+        return came, [LocalDisk("what node0 (9 GB) and node1 (9 GB) kept stays in s3://results/r-1", "free space")]
+
+    monkeypatch.setattr("gpuops.recall.bring", bring)
+    world = cast("Any", SimpleNamespace(ledger=ledger))
+    for _ in range(2):
+        with pytest.raises(LocalDisk, match="stays in"):
+            belated.fetch(world, row, Silent())
+        row.facts = changes[-1]
+    assert asked == [[0, 1, 2], [0, 1]]
+    assert (row.facts["in_bucket"], list(row.facts["told"])) == ([0, 1], ["2"])

@@ -7,13 +7,13 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from gpuops import retry
+from gpuops import belated, retry
 from gpuops.conclude import conclude
 from gpuops.errors import AuthFailed, ConnectionLost, UsageError
 from gpuops.follow import lost
@@ -29,7 +29,7 @@ from gpuops.results import RunHome
 from gpuops.run import Sending, _wait_for_turn
 from gpuops.signals import Signals
 from gpuops.world import World
-from tests.conftest import until
+from tests.conftest import HANG_S, until
 
 REQUEST = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("true",))
 DEAD = Identity(2**22 + 1, 1.0)
@@ -91,7 +91,7 @@ def test_a_machine_that_goes_while_its_results_are_fetched(
     world: World, monkeypatch: pytest.MonkeyPatch, looks: int, state: str
 ) -> None:
     """What the others have comes home; while the machine may still be there, nothing is given up."""
-    monkeypatch.setattr("gpuops.conclude.GOING_S", 0.5)
+    monkeypatch.setattr("gpuops.conclude.GOING_S", HANG_S if state == "home" else 0.5)
     monkeypatch.setattr("gpuops.conclude.GOING_LOOK_S", 0.02)
     seen: list[str] = []
 
@@ -175,6 +175,78 @@ def test_what_is_on_a_node_comes_before_what_is_in_a_bucket(world: World, monkey
     live = Live(cluster, [], cast("Any", [Keeping("safe")] * 2))
     conclude(world, live, world.ledger.run(row.id), results, Silent())
     assert order == ["node", "bucket"]
+
+
+def a_run_that_lost_a_node(world: World) -> tuple[Live, RunRow, dict[int, Mapping[str, Any]]]:
+    """Of two nodes, whose results are kept in a bucket; node0 is gone, and node1 has told how it ended."""
+    cluster, row, _ = a_reclaimed_run(world)
+    world.ledger.set_run(row.id, request={**row.request, "nodes": 2})
+    taken = lost(0, "node0 ended without a word", "gone")
+    live = Live(cluster, [], cast("Any", [Keeping("safe")] * 2))
+    return live, world.ledger.run(row.id), {0: taken, 1: {**DONE, "node": 1}}
+
+
+def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then the ledger says that something is there, for whoever is interrupted; the meter stops at their end."""
+    order: list[str] = []
+
+    def bring(_world: Any, _row: Any, nodes: Iterable[int], _progress: Any) -> Any:
+        order.append(f"bucket {list(nodes)}")
+        return {0: Brought(DONE, 0)}, []
+
+    monkeypatch.setattr("gpuops.recall.bring", bring)
+    monkeypatch.setattr("gpuops.conclude._fetch_last", lambda *_: (order.append("node"), ("", ""))[1])
+    live, row, results = a_run_that_lost_a_node(world)
+    end = conclude(world, live, row, results, Silent(), ending=True)
+    assert (order, end.unsaved, end.verdict.outcome) == (["node"], "", "lost")
+    waits = "what node0 kept is in s3://results/lab/r-1; `gpuops pull r-1` fetches it"
+    assert end.missing == f"node0 ended before all results were home; {waits}"
+    meanwhile = world.ledger.run(row.id)
+    assert (meanwhile.state, meanwhile.facts["in_bucket"]) == ("home", [0])
+    assert belated.is_awaited(meanwhile)
+    ended = time.time() + 1800.0
+    world.ledger.gone(live.row.id, ended, "its run ended")
+    assert end.rest is not None
+    whole = end.rest()
+    assert order == ["node", "bucket [0]"]
+    assert (whole.verdict.outcome, whole.missing, whole.rest) == ("done", "", None)
+    assert whole.document["kept"].startswith("safe in ")
+    assert whole.document["cost"] == pytest.approx(36.0 * 0.5, rel=0.01)
+    assert json.loads((row.home / "run.json").read_text())["verdict"]["outcome"] == "done"
+    after = world.ledger.run(row.id)
+    assert (after.state, after.facts["in_bucket"], after.facts["told"]) == ("home", [], {})
+
+
+def test_what_was_left_there_is_fetched_later_and_nothing_else(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And judged as it would have been then: what the other node told is known."""
+    monkeypatch.setattr("gpuops.conclude._fetch_last", Fetched())
+    live, row, results = a_run_that_lost_a_node(world)
+    conclude(world, live, row, results, Silent(), ending=True)
+    asked: list[list[int]] = []
+
+    def bring(_world: Any, _row: Any, nodes: Iterable[int], _progress: Any) -> Any:
+        asked.append(list(nodes))
+        return {0: Brought(DONE, 0)}, []
+
+    monkeypatch.setattr("gpuops.recall.bring", bring)
+    belated.fetch(world, world.ledger.run(row.id), Silent())
+    assert asked == [[0]]
+    record = json.loads((row.home / "run.json").read_text())
+    assert (record["verdict"]["outcome"], record["missing"]) == ("done", "")
+    assert record["kept"].startswith("safe in ")
+    assert not belated.is_awaited(world.ledger.run(row.id))
+
+
+@pytest.mark.parametrize(("kind", "failed"), [("node", ""), ("gone", "node1 went away")])
+def test_while_something_may_be_on_a_node_alone_the_bucket_is_asked_first(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: str, failed: str
+) -> None:
+    """Only what has come from there says whether the node may go."""
+    monkeypatch.setattr("gpuops.recall.bring", lambda *_: ({0: Brought(DONE, 0)}, []))
+    monkeypatch.setattr("gpuops.conclude._fetch_last", lambda *_: (failed, ""))
+    live, row, results = a_run_that_lost_a_node(world)
+    end = conclude(world, live, row, {**results, 0: lost(0, "node0 is silent", kind)}, Silent(), ending=True)
+    assert (end.rest, end.verdict.outcome) == (None, "done")
 
 
 @pytest.mark.parametrize(("missing", "state"), [(0, "home"), (2, "ended")])
@@ -273,11 +345,17 @@ def test_nodes_that_get_no_further_are_waited_for_together(world: World, monkeyp
     monkeypatch.setattr("gpuops.conclude._fetch_last", Fetched())
     cluster, row = a_kept_run(world)
     world.ledger.set_run(row.id, request={**row.request, "nodes": 12})
-    nodes = [Keeping("copying") for _ in range(12)]
-    began = time.monotonic()
+    all_at_once = threading.Barrier(12)
+
+    class Met(Keeping):
+        def call(self, verb: str, **more: Any) -> dict[str, Any]:
+            if verb == "run" and verb not in self.asked:
+                all_at_once.wait(HANG_S)
+            return super().call(verb, **more)
+
+    nodes = [Met("copying") for _ in range(12)]
     results = {index: {**DONE, "node": index} for index in range(12)}
     end = conclude(world, Live(cluster, [], cast("Any", nodes)), world.ledger.run(row.id), results, Silent())
-    assert time.monotonic() - began < 10.0
     assert end.document["kept"].count("it was not waited for any longer") == 12
 
 
@@ -311,7 +389,7 @@ class Hanging:
 
     def call(self, *_: Any, **__: Any) -> dict[str, Any]:
         self.asked += 1
-        self.let_go.wait(60)
+        self.let_go.wait(HANG_S)
         raise ConnectionLost("away")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -18,6 +19,8 @@ from gpuops.errors import GpuopsError, LocalDisk, Unknown
 from gpuops.progress import Silent
 from gpuops.recall import Brought
 from gpuops.results import RunHome
+from gpuops.results.archive import unpack
+from gpuops.signals import Signals
 
 
 class Kept:
@@ -61,7 +64,8 @@ def bring(
     home = RunHome(folder / "runs" / "r-1")
     facts, request = {"bucket": {"place": "s3://results/r-1"}}, {"sink": {"bucket": "results"}}
     row = SimpleNamespace(home=home.path, name="r-1", facts=facts, request=request)
-    brought, errors = recall.bring(cast("Any", None), cast("Any", row), kept, Silent())
+    world = SimpleNamespace(signals=Signals())
+    brought, errors = recall.bring(cast("Any", world), cast("Any", row), kept, Silent())
     files = [path for path in home.path.rglob("*") if path.is_file() and not path.name.startswith(".")]
     return brought, [one.say for one in errors], {str(one.relative_to(home.path)): one.read_text() for one in files}
 
@@ -97,6 +101,44 @@ def test_what_says_nothing_of_use_is_one_sentence(tmp_path: Path, monkeypatch: p
     brought, [said], files = bring(tmp_path, monkeypatch, {0: archive({"out/a": b"a"}, safe)})
     assert said.startswith("what node0 kept is no whole archive of gpuops (")
     assert (brought, files) == ({}, {})
+
+
+def test_a_disk_that_is_too_small_for_all_gets_those_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest first; which are left, where, and how they come home later is one sentence."""
+    kept = {node: archive({f"out/{node}.pt": b"x" * size}) for node, size in enumerate([900_000, 10, 300_000, 500_000])}
+    free = recall.SPARE + 400_000
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    brought, errors, files = bring(tmp_path, monkeypatch, kept)
+    assert sorted(brought) == [1, 2]
+    assert sorted(files) == ["out/1.pt", "out/2.pt"]
+    room = "17.2 MB are free on this computer's disk"
+    assert errors == [f"what node0 (911.4 kB) and node3 (512.0 kB) kept stays in s3://results/r-1: {room}"]
+    assert (kept[0].at, kept[3].at) == (0, 0), "nothing of them was fetched in vain"
+
+
+def test_a_disk_that_fills_meanwhile_keeps_what_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else's bytes, or a quota that nobody tells: what came of the one in hand goes."""
+    kept = {node: archive({f"out/{node}.pt": b"x" * size}) for node, size in enumerate([10, 300_000, 500_000])}
+
+    def filled(source: Any, node: int, folder: Path, told: Any) -> Any:
+        assert not list(folder.glob("3-*")), "what is of no use takes no room"
+        found = unpack(source, node, folder, told)
+        if node == 1:
+            raise LocalDisk("this computer's disk is full", "free space") from OSError(errno.ENOSPC, "full")
+        return found
+
+    monkeypatch.setattr("gpuops.recall.unpack", filled)
+    bad = archive({"out/b.pt": b"b"}, json.dumps({"files": [["out/b.pt", 1, "0" * 64, 0]]}))
+    brought, errors, files = bring(tmp_path, monkeypatch, {**kept, 3: bad})
+    assert (sorted(brought), sorted(files)) == ([0], ["out/0.pt"])
+    assert errors[0].startswith("what node1 (307.2 kB) and node2 (512.0 kB) kept stays in s3://results/r-1: ")
+    assert errors[1:] == ["what node3 kept could not be verified: out/b.pt"]
+
+
+def test_a_second_signal_ends_the_wait_for_what_is_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Signals, "hurry", True)
+    brought, errors, files = bring(tmp_path, monkeypatch, {0: archive({"out/a.pt": b"a"})})
+    assert (brought, errors, files) == ({}, ["what node0 kept was not waited for any longer"], {})
 
 
 def test_a_folder_where_a_log_belongs_is_this_computers_trouble(

@@ -22,6 +22,7 @@ from gpuops.agent.virtualtar import Archive, Item
 from gpuops.output import Output
 from gpuops.signals import Signals
 from gpuops.world import World
+from tests.conftest import HANG_S, until
 from tests.fakes.bucket import FakeBucket
 
 MB = 1 << 20
@@ -73,6 +74,30 @@ def send(archive: Archive, urls: dict[str, Any], **more: Any) -> Kept:
     return Upload(archive, urls, {"schema": 1, "run": "r-1", "node": 0}, **use).all()
 
 
+def send_for_as_long_as_the_first_part_takes(
+    archive: Archive, urls: dict[str, Any], due: float, then: Callable[[], None] = lambda: None, **more: Any
+) -> Kept:
+    """Once that is there, no time is left for others, and enough for closing it, however busy this machine is."""
+    ends = [due]
+
+    class Pressed(Upload):
+        def _gather(self, running: Any, etags: dict[int, str]) -> None:
+            super()._gather(running, etags)
+            if 1 in etags and ends == [due]:
+                then()
+                ends[0] = time.time() + upload.CLOSING_S
+
+    use: dict[str, Any] = {"noted": {}, "note": lambda _: None, "tell": lambda _: None, **more}
+    return Pressed(archive, urls, {}, deadline=lambda: ends[0], **use).all()
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is given up because this machine is busy."""
+    monkeypatch.setattr(upload, "CLOSING_S", HANG_S)
+    monkeypatch.setattr(objects, "PATIENCE_S", HANG_S)
+
+
 def members(data: bytes) -> dict[str, bytes]:
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
         return {one.name: tar.extractfile(one).read() for one in tar}  # type: ignore[union-attr]
@@ -116,6 +141,7 @@ def test_what_is_small_is_one_part(fake: FakeBucket, urls: dict[str, Any], archi
         ("HEAD", "node0.tar", "500"),
     ],
 )
+@pytest.mark.usefixtures("unhurried")
 def test_what_fails_is_done_again(
     fake: FakeBucket, urls: dict[str, Any], archive: Archive, method: str, part: str, what: str
 ) -> None:
@@ -217,13 +243,22 @@ def test_a_store_that_stays_away_is_given_up(urls: dict[str, Any], archive: Arch
     assert KEY not in fake.names()
 
 
-def test_a_successor_sends_only_what_is_missing(fake: FakeBucket, urls: dict[str, Any], archive: Archive) -> None:
+def test_a_successor_sends_only_what_is_missing(
+    fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
     noted: dict[str, list[Any]] = {}
-    fake.play("PUT", "partNumber=4&", "500", times=10_000)
+    ask = objects.ask
+
+    def comes_last(method: str, url: str, *rest: Any) -> objects.Answer:
+        if "partNumber=4&" not in url:
+            return ask(method, url, *rest)
+        until(lambda: set(noted) >= {"1", "2", "3"}, "the others are there")
+        raise Late("and this one comes not at all")
+
+    monkeypatch.setattr(objects, "ask", comes_last)
     with pytest.raises(Late):
         send(archive, urls, note=lambda parts: noted.update(json.loads(json.dumps(parts))))
-    assert set(noted) >= {"1", "2", "3"}
-    fake.faults.clear()
+    monkeypatch.setattr(objects, "ask", ask)
     fake.asked.clear()
     assert send(archive, urls, noted=noted).missing == 0
     again = {one.query["partNumber"] for one in fake.of_nodes("PUT", "partNumber")}
@@ -233,13 +268,13 @@ def test_a_successor_sends_only_what_is_missing(fake: FakeBucket, urls: dict[str
     assert inside == whole(archive)
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_where_the_time_is_short_what_came_is_an_archive(
-    fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch
+    fake: FakeBucket, urls: dict[str, Any], archive: Archive
 ) -> None:
     """The second file's last part does not come through: the first file is there, and closed."""
-    monkeypatch.setattr(upload, "CLOSING_S", 3.0)
     fake.play("PUT", "partNumber=3&", "500", times=10_000)
-    found = send(archive, urls, deadline=time.time() + 6.0)
+    found = send_for_as_long_as_the_first_part_takes(archive, urls, time.time() + 3 * HANG_S)
     assert (found.files, found.missing) == (1, 3)
     inside = members(fake.content(KEY))
     safe = json.loads(inside.pop("safe.json"))
@@ -247,24 +282,18 @@ def test_where_the_time_is_short_what_came_is_an_archive(
     assert (safe["missing"], [row[0] for row in safe["files"]]) == (3, ["out/0.pt"])
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_that_the_time_is_short_may_be_told_on_the_way(
-    fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch
+    fake: FakeBucket, urls: dict[str, Any], archive: Archive
 ) -> None:
     """A machine that nobody takes back, until a part has come."""
-    monkeypatch.setattr(upload, "CLOSING_S", 3.0)
-    monkeypatch.setattr(objects, "PATIENCE_S", 100.0)
     fake.play("PUT", "partNumber=3&", "500", times=10_000)
-    ends: list[float] = []
-
-    def tell(_: int) -> None:
-        ends.append(time.time() + 6.0)
-
-    use: dict[str, Any] = {"noted": {}, "note": lambda _: None, "tell": tell}
-    found = Upload(archive, urls, {}, deadline=lambda: ends[0] if ends else upload.NEVER, **use).all()
+    found = send_for_as_long_as_the_first_part_takes(archive, urls, upload.NEVER)
     assert (found.files, found.missing) == (1, 3)
     assert sorted(members(fake.content(KEY))) == ["out/0.pt", "safe.json"]
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_store_that_falls_silent_keeps_what_came_from_no_end(
     fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,32 +301,30 @@ def test_a_store_that_falls_silent_keeps_what_came_from_no_end(
     let_go = threading.Event()
     told: list[int] = []
     before = set(threading.enumerate())
-    monkeypatch.setattr(upload, "CLOSING_S", 3.0)
     ask = objects.ask
 
     def unanswered(method: str, url: str, *rest: Any) -> objects.Answer:
         answer = ask(method, url, *rest)
         if "partNumber=3&" in url:
-            let_go.wait(60.0)
+            let_go.wait(HANG_S)
         return answer
 
     monkeypatch.setattr(objects, "ask", unanswered)
-    deadline = time.time() + 6.0
     try:
-        found = send(archive, urls, deadline=deadline, tell=told.append)
-        assert time.time() < deadline
+        found = send_for_as_long_as_the_first_part_takes(archive, urls, upload.NEVER, tell=told.append)
         late = [one for one in set(threading.enumerate()) - before if one.name.startswith("ThreadPool")]
         assert late, "one waits for its answer still"
         closed = len(told)
     finally:
         let_go.set()
     for thread in late:
-        thread.join(60.0)
+        thread.join(HANG_S)
     assert len(told) == closed, "what comes too late says nothing any more"
     assert (found.files, found.missing) == (1, 3)
     assert sorted(members(fake.content(KEY))) == ["out/0.pt", "safe.json"]
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("part", ["PUT partNumber=400&", "POST uploadId"])
 def test_what_closes_it_is_asked_again_while_there_is_time(
     fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch, part: str
@@ -309,19 +336,58 @@ def test_what_closes_it_is_asked_again_while_there_is_time(
         if how == method and name in address:
             asked.append(address)
             if len(asked) == 1:
-                let_go.wait(60.0)
+                monkeypatch.setattr(objects, "SILENCE_S", HANG_S)
+                let_go.wait(HANG_S)
 
-    monkeypatch.setattr(upload, "CLOSING_S", 8.0)
-    monkeypatch.setattr(objects, "PATIENCE_S", 100.0)
     monkeypatch.setattr(fake, "before", first_hangs)
     fake.play("PUT", "partNumber=3&", "500", times=10_000)
-    deadline = time.time() + 11.0
+    soon: Callable[[], None] = lambda: monkeypatch.setattr(objects, "SILENCE_S", 1.0)  # noqa: E731
     try:
-        assert send(archive, urls, deadline=deadline).missing == 3
-        assert time.time() < deadline
+        assert send_for_as_long_as_the_first_part_takes(archive, urls, upload.NEVER, soon).missing == 3
     finally:
         let_go.set()
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("left", "silence"), [(upload.NEVER, objects.SILENCE_S), (40.0, 20.0), (0.0, upload.LEAST_SILENCE_S)]
+)
+def test_an_answer_is_waited_for_half_of_the_time_there_is(
+    urls: dict[str, Any], archive: Archive, left: float, silence: float
+) -> None:
+    end = time.time() + upload.CLOSING_S + left
+    use: dict[str, Any] = {"noted": {}, "note": lambda _: None, "tell": lambda _: None}
+    assert Upload(archive, urls, {}, deadline=lambda: end, **use)._silence_s() == pytest.approx(silence, abs=10.0)
+
+
+@pytest.mark.parametrize("heads", [0, 10_000])
+def test_what_was_closed_without_an_answer_is_there(
+    fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch, heads: int
+) -> None:
+    """The answer is lost, and the store is in trouble until the time for closing it shorter has come. With `heads`: it
+    does not say either whether all of it is there, until another close is refused."""
+    fake.play("POST", "uploadId", "lost")
+    fake.play("POST", "uploadId", "500", times=10_000)
+    fake.play("HEAD", "node0.tar", "500", times=heads)
+
+    def refused(method: str, address: str) -> None:
+        if method == "PUT" and "partNumber=400&" in address:
+            fake.faults.clear()
+
+    monkeypatch.setattr(fake, "before", refused)
+    found = send(archive, urls, deadline=time.time() + 600.0)
+    assert (found.files, found.missing, found.size) == (4, 0, len(fake.content(KEY)))
+    assert len(members(fake.content(KEY))) == 5
+    assert bool(fake.of_nodes("PUT", "'partNumber': '400'")) is bool(heads)
+
+
+def test_what_is_not_there_is_not_said_to_be_where_its_closing_was_never_answered(
+    fake: FakeBucket, urls: dict[str, Any], archive: Archive
+) -> None:
+    fake.play("POST", "uploadId", "500", times=10_000)
+    with pytest.raises(Late, match="500 InternalError"):
+        send(archive, urls)
+    assert KEY not in fake.names()
 
 
 def test_where_there_is_no_time_at_all_nothing_is_said_to_be_there(

@@ -1,0 +1,105 @@
+"""In which order `gpuops down` ends clusters and brings home what needs no machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuops.conclude import Conclusion
+from gpuops.down import down
+from gpuops.errors import Interrupted, StillBilling
+from gpuops.ledger import ClusterRow
+from gpuops.models import Lease, Verdict
+from gpuops.output import Output
+from gpuops.progress import Silent
+from gpuops.results import RunHome
+from gpuops.signals import Signals
+from gpuops.world import World
+
+PULL = "gpuops pull r-1 fetches what is in s3://results/lab/r-1"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    home = tmp_path / "home"
+    home.mkdir()
+    one = World(home=home, owner="me", folder=tmp_path, env=dict(os.environ), out=Output(), signals=Signals())
+    yield one
+    one.ledger.close()
+
+
+def clusters(world: World) -> list[ClusterRow]:
+    """Two that are up."""
+    now = time.time()
+    for name in ("one", "two"):
+        row = world.ledger.intend(
+            provider="local", name=name, folder=world.folder, ephemeral=False, token=name, request={},
+            boot_deadline=now + 60, lease=Lease(), keeper=world.me, now=now,
+        )  # fmt: skip
+        world.ledger.set_cluster(row.id, state="up")
+    return world.ledger.clusters()
+
+
+@pytest.fixture
+def order(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done; both clusters have something in a bucket."""
+    found: list[str] = []
+
+    def rest_of(name: str) -> Any:
+        def rest() -> Conclusion:
+            found.append(f"fetch {name}")
+            missing = "node0 could not keep 2 files" if name == "one" else ""
+            return Conclusion(Verdict("done", None, "", ""), RunHome(world.folder), missing)
+
+        return rest
+
+    def ended(world: World, cluster: int, *_: object, **__: object) -> None:
+        found.append(f"end {world.ledger.cluster(cluster).name}")
+        world.ledger.gone(cluster, time.time(), "gpuops down")
+
+    monkeypatch.setattr("gpuops.down._save_runs", lambda _world, row, _progress: [rest_of(row.name)])
+    monkeypatch.setattr("gpuops.down._save_left", lambda *_: None)
+    monkeypatch.setattr("gpuops.down.tear_down", ended)
+    return found
+
+
+def test_every_cluster_is_ended_before_anything_is_fetched(
+    world: World, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(world.out, "say", said.append)
+    assert down(world, clusters(world), Silent(), force=False) == ["one is gone", "two is gone"]
+    assert order == ["end one", "end two", "fetch one", "fetch two"]
+    assert said == ["one is gone", "two is gone", "note: node0 could not keep 2 files"]
+
+
+def test_one_that_may_still_bill_is_said_at_once(
+    world: World, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def billing(*_: object, **__: object) -> None:
+        raise StillBilling("two may still be there", "gpuops down two")
+
+    rows = clusters(world)
+    monkeypatch.setattr("gpuops.down.tear_down", billing)
+    with pytest.raises(StillBilling):
+        down(world, rows, Silent(), force=False)
+    assert order == []
+
+
+def test_interrupted_while_it_is_fetched_nothing_is_left_to_a_guard(
+    world: World, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> Conclusion:
+        raise Interrupted("interrupted", PULL)
+
+    monkeypatch.setattr("gpuops.down._save_runs", lambda *_: [interrupted])
+    monkeypatch.setattr("gpuops.guard.ensure", lambda _: order.append("guard"))
+    with pytest.raises(Interrupted) as found:
+        down(world, clusters(world), Silent(), force=False)
+    assert (found.value.say, found.value.hint) == ("interrupted", PULL)
+    assert order == ["end one", "end two"]

@@ -1,0 +1,64 @@
+"""What a job does between the end of its nodes and what comes home from a bucket."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gpuops import job
+from gpuops.conclude import Conclusion
+from gpuops.errors import Interrupted
+from gpuops.output import Output
+from gpuops.signals import HandOver, Signals
+from gpuops.world import World
+
+ROW = cast("Any", SimpleNamespace(name="r-1", facts={"bucket": {"place": "s3://results/lab/r-1"}}))
+LIVE = cast("Any", SimpleNamespace(row=SimpleNamespace(name="lab")))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    home = tmp_path / "home"
+    home.mkdir()
+    one = World(home=home, owner="me", folder=tmp_path, env=dict(os.environ), out=Output(), signals=Signals())
+    yield one
+    one.ledger.close()
+
+
+def test_a_terminal_that_goes_while_it_is_fetched_leaves_word(world: World) -> None:
+    def rest() -> Conclusion:
+        raise HandOver("the terminal is gone", "")
+
+    with pytest.raises(HandOver):
+        job._completed(world, LIVE, ROW, rest, ours=False)
+    said = [say for _, say in world.ledger.take_notices()]
+    assert said == ["what r-1 kept in its bucket is not all home: gpuops pull r-1 fetches it"]
+
+
+def test_interrupted_while_the_nodes_end_nothing_is_fetched(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do end; what is in the bucket stays there."""
+    fetched: list[str] = []
+
+    def ended(world: World, *_: object) -> int:
+        world.signals.count += 1
+        return 0
+
+    monkeypatch.setattr("gpuops.job._tear_down", ended)
+    with pytest.raises(Interrupted) as found:
+        job._completed(world, LIVE, ROW, lambda: cast("Any", fetched.append("rest")), ours=True)
+    assert found.value.hint == "gpuops pull r-1 fetches what is in s3://results/lab/r-1"
+    assert fetched == []
+
+
+def test_a_run_that_was_stopped_by_a_signal_brings_everything_home(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.signals.count = 1
+    monkeypatch.setattr("gpuops.job._tear_down", lambda *_: 0)
+    whole = cast("Any", object())
+    assert job._completed(world, LIVE, ROW, lambda: whole, ours=True) is whole

@@ -1,0 +1,68 @@
+"""What `gpuops stop` says of a run by what its nodes answer."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gpuops import down
+from gpuops.errors import UsageError
+from gpuops.follow import lost
+from gpuops.ledger import RunRow
+from gpuops.models import Lease
+from gpuops.output import Output
+from gpuops.processes import Identity, started
+from gpuops.progress import Silent
+from gpuops.signals import Signals
+from gpuops.world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    home = tmp_path / "home"
+    home.mkdir()
+    one = World(home=home, owner="me", folder=tmp_path, env={}, out=Output(), signals=Signals())
+    yield one
+    one.ledger.close()
+
+
+@pytest.fixture
+def run(world: World) -> RunRow:
+    """One that another command keeps, and has noted as running."""
+    other = Identity(os.getppid(), started(os.getppid()))
+    now = time.time()
+    cluster = world.ledger.intend(
+        provider="local", name="lab", folder=world.folder, ephemeral=False, token="t", request={},
+        boot_deadline=now + 60, lease=Lease(), keeper=other, now=now,
+    )  # fmt: skip
+    row = world.ledger.add_run(stem="a", cluster=cluster.id, folder=world.folder, tree="project", request={}, facts={},
+                               keeper=other, now=now)  # fmt: skip
+    world.ledger.set_run(row.id, state="running", started=now)
+    return world.ledger.run(row.id)
+
+
+def answer(patch: pytest.MonkeyPatch, *kinds: str) -> None:
+    """Each node's answer."""
+    results = {index: lost(index, "as it says", kind) for index, kind in enumerate(kinds)}
+    patch.setattr(down, "open_live", lambda *_, **__: SimpleNamespace(close=lambda: None))
+    patch.setattr(down, "stop_and_wait", lambda *_: results)
+
+
+def test_one_that_no_node_has_heard_of_yet_is_not_called_stopped(
+    world: World, run: RunRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is noted as running before the first node is asked to start it, which it then does all the same."""
+    answer(monkeypatch, "no-run", "no-run")
+    with pytest.raises(UsageError) as caught:
+        down.stop(world, run, Silent())
+    assert (caught.value.say, caught.value.hint) == ("a-1 is only just being started", "try again: gpuops stop a-1")
+
+
+def test_one_that_a_node_has_stopped_is(world: World, run: RunRow, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, "stop", "no-run")
+    assert down.stop(world, run, Silent()) == f"a-1 is stopped; its results are in {run.home}"
