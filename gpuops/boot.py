@@ -34,6 +34,7 @@ DENIED_S = 120.0
 """So long a machine that was just rented may not know our key, or show a host key that is not the one it was given."""
 BOOTING = frozenset({"no-node", "no-agent"})
 """Refusals of a machine that can be logged in to before its node has come to life."""
+AGAIN = "try again, or look at the provider's console"
 UNWATCHED = (
     "note: {names}: no watchdog came with this machine, since its image starts something of its own; until now only "
     "the guard on this computer would have ended it. From here on its agent does"
@@ -54,10 +55,10 @@ def wait_ready(world: World, provisioner: Provisioner, row: ClusterRow, request:
     while True:
         eager = clock.monotonic() - started < EAGER_S
         wait = (POLL_RENTED_S if rented else POLL_S) if eager else POLL_SLOW_S
+        settled = clock.monotonic() - started >= provisioner.settle_s  # before it is asked: an answer may come late
         try:
             machines = on_each(partial(_look, provisioner), machines_of(world, row))
             seen |= {machine.id for machine in machines if machine.state != "ended"}
-            settled = clock.monotonic() - started >= provisioner.settle_s
             why = _not_yet(provisioner, machines, seen, settled=settled)
             if not why:
                 machines = _nodes(world, provisioner, row, machines)
@@ -172,11 +173,13 @@ def _not_yet(provisioner: Provisioner, machines: Sequence[Resource], seen: set[s
         if ended or machine.data.get("reclaimed") is True:
             told = how_ended(machine).get("say")
             why = f": {told}" if told else ""
-            say, hint = f"{machine.name} ended before it was ready{why}", "try again, or look at the provider's console"
-            raise MachineGone(say, hint, index) if was_taken(machine) else NodeError(say, hint)
+            say = f"{machine.name} ended before it was ready{why}"
+            raise MachineGone(say, AGAIN, index) if was_taken(machine) else NodeError(say, AGAIN)
         if hopeless := str(machine.data.get("hopeless") or ""):
-            words = _last_words(provisioner, [machine])
-            raise NodeError(f"node{index} will never be ready: {hopeless}{words}", "try another machine or image")
+            say = f"node{index} will never be ready: {hopeless}{_last_words(provisioner, [machine])}"
+            if was_taken(machine):
+                raise MachineGone(say, AGAIN, index)
+            raise NodeError(say, "try another machine or image")
         phase = str(machine.data.get("phase") or "")
         if machine.state in ("starting", "ended"):
             return f"node{index}: {phase}" if phase else f"node{index} is still starting"

@@ -95,13 +95,14 @@ def _look_up(world: World, provisioner: Provisioner, offer: Offer, row: ClusterR
     clock = world.clock
     deadline = clock.monotonic() + provisioner.settle_s
     while True:
+        at = clock.monotonic()  # an answer that comes late may be as old as the question
         listed = owned(world, provisioner, row)
         found = [one for one in listed if one.kind == "machine" and one.state != "ended"]
         if len(found) == offer.nodes:
             for resource in found:
                 world.ledger.got(row.id, resource)
             return None
-        if len(found) > offer.nodes or clock.monotonic() >= deadline:
+        if len(found) > offer.nodes or at >= deadline:
             known = {(one.kind, one.id) for one in world.ledger.resources(row.id)}
             return [one for one in listed if (one.kind, one.id) not in known]
         clock.pause(POLL_SLOW_S, deadline)

@@ -23,6 +23,8 @@ from gpuops.models import Lease
 from gpuops.system import HERE
 
 if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
     from gpuops.ledger import ClusterRow, Ledger, RunRow
     from gpuops.processes import Identity
     from gpuops.world import World
@@ -42,6 +44,11 @@ HANG_S = 600.0
 LEDGER_TRIES = 40
 """How often in a row the ledger may fail before the guard leaves; the next command starts another."""
 LOCK = "guard.lock"
+LAST_WORDS_S = 3600.0
+"""So long a guard stays for what its threads still have to do once their clusters are gone: a word of it, or what a
+bucket has kept."""
+SECOND_S = 5.0
+"""So long a guard waits for one that may be leaving."""
 RELIEF_S = 40.0
 """So long the guard that relieves another waits for it to leave."""
 
@@ -81,28 +88,52 @@ def main(home: Path) -> int:
     """Keep watch until no cluster is left. A second guard leaves at once."""
     import signal
 
-    from filelock import FileLock, Timeout
+    from filelock import FileLock
 
     from gpuops import guardkeys
 
     for name in ("SIGINT", HERE.hang_up):  # a terminal's signals are not for us
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    lock = FileLock(home / LOCK, timeout=RELIEF_S if guardkeys.relieved(home) else 5)
-    try:
-        lock.acquire()
-    except Timeout:
+    lock = FileLock(home / LOCK, timeout=RELIEF_S if guardkeys.relieved(home) else SECOND_S)
+    if not _is_ours(lock, home):
         return 0
-    with lock:
+    try:  # no `with`: it would take the lock a second time, and not give it back
         guardkeys.note(home, os.environ)
         _watch(home)
         if guardkeys.relieved(home):
             os._exit(0)  # at once, whatever its threads are at: who takes over begins where they were, as after a crash
+    finally:
+        lock.release()
     # A cluster may have been intended between our last look and the release of the lock.
     ledger = _world(home).ledger
     if any(wants_guard(ledger, row) for row in ledger.clusters()):
         ensure(home)
     return 0
+
+
+def _is_ours(lock: BaseFileLock, home: Path) -> bool:
+    """Whether we are the guard. Of two that two commands have started at once, one waits in vain; where the other has
+    not its keys, it takes over from that one."""
+    from filelock import Timeout
+
+    from gpuops import guardkeys
+
+    try:
+        lock.acquire()
+        return True
+    except Timeout:
+        if not guardkeys.unfit(home, os.environ):
+            return False
+    environ = guardkeys.joined(home, os.environ)
+    guardkeys.ask_relief(home)
+    try:
+        lock.acquire(timeout=RELIEF_S)
+    except Timeout:
+        return False
+    os.environ.clear()
+    os.environ.update(environ)
+    return True
 
 
 def wants_guard(ledger: Ledger, row: ClusterRow) -> bool:
@@ -129,10 +160,15 @@ def _watch(home: Path) -> None:
 
     tending: dict[int, tuple[threading.Thread, float]] = {}
     failures = 0
+    over: float | None = None
     while failures < LEDGER_TRIES and not guardkeys.relieved(home):
         try:
-            if not _look(home, tending):
-                return
+            if _look(home, tending):
+                over = None
+            else:
+                over = time.monotonic() if over is None else over
+                if not _are_at_work(tending) or time.monotonic() - over > LAST_WORDS_S:
+                    return
             failures = 0
             time.sleep(TICK_S)
         except Exception:  # a bug, too: what is up has nobody else
@@ -161,6 +197,11 @@ def _look(home: Path, tending: dict[int, tuple[threading.Thread, float]]) -> boo
     return bool(rows)
 
 
+def _are_at_work(tending: Mapping[int, tuple[threading.Thread, float]]) -> bool:
+    """Whether a thread is about to say what became of a cluster: it would die with this process."""
+    return any(thread.is_alive() and not getattr(thread, "rests", False) for thread, _ in tending.values())
+
+
 def needs_tending(row: ClusterRow, runs: Sequence[RunRow], now: float, me: Identity, looked_s: float) -> bool:
     """Whether a cluster has outlived its lease, or has something to be done and nobody who does it.
 
@@ -171,8 +212,9 @@ def needs_tending(row: ClusterRow, runs: Sequence[RunRow], now: float, me: Ident
         return True
     if _is_kept(row.keeper, me):
         return False
-    orphans = any(run.state != "home" and not _is_kept(run.keeper, me) for run in runs)
-    return row.state != "up" or row.ephemeral or orphans or looked_s >= LOOK_S
+    kept = [_is_kept(run.keeper, me) for run in runs if run.state != "home"]
+    over = row.ephemeral and not any(kept)
+    return row.state != "up" or over or not all(kept) or looked_s >= LOOK_S
 
 
 def outlived(row: ClusterRow, now: float) -> bool:
@@ -213,6 +255,8 @@ class _Tending(threading.Thread):
         super().__init__(daemon=True, name=f"tend {row.name}")
         self.rounds = rounds
         """How often in a row it has failed."""
+        self.rests = False
+        """Whether it only waits for the next attempt."""
         self._home = home
         self._row = row
         self._saving = saving
@@ -236,6 +280,7 @@ class _Tending(threading.Thread):
             _log_failure(self._row.name)
             if self.rounds == TOLD_ROUNDS:
                 self._tell(error)
+            self.rests = True
             time.sleep(pause(self.rounds))
 
     def _tell(self, error: Exception) -> None:

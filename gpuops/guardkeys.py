@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,10 @@ PROCESS = "process"
 CHOOSING = ("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
 """What chooses an account as keys do, and is none."""
 NAMES = tuple(dict.fromkeys(name for names in ACCOUNTS.values() for name in names))
+
+
+_REFUSING = threading.Lock()
+"""The guard's threads write one file, each of its own provider."""
 
 
 def fingerprints(environ: Mapping[str, str]) -> dict[str, str]:
@@ -83,6 +88,11 @@ def joined(home: Path, environ: Mapping[str, str], provider: str | None = None) 
 
 def refuse(home: Path, provider: str, error: AuthFailed | None) -> None:
     """What a provider says of the guard's keys; None: it takes them."""
+    with _REFUSING:
+        _refuse(home, provider, error)
+
+
+def _refuse(home: Path, provider: str, error: AuthFailed | None) -> None:
     known = _read(home / REFUSED)
     told = {"say": error.say, "hint": error.hint} if error else None
     if known.get(provider) == told:

@@ -216,7 +216,8 @@ class Ledger:
             if holder is not None and holder != keeper and holder.alive():
                 return False
             self.db.execute(
-                "UPDATE clusters SET keeper_pid = ?, keeper_start = ? WHERE id = ?", (keeper.pid, keeper.start, cluster)
+                "UPDATE clusters SET keeper_pid = ?, keeper_start = ? WHERE id = ? AND state != 'gone'",
+                (keeper.pid, keeper.start, cluster),
             )
         return True
 
@@ -294,8 +295,8 @@ class Ledger:
         """Every region in which something of this cluster was ever intended."""
         return [row[0] for row in self._read("SELECT DISTINCT region FROM resources WHERE cluster = ?", cluster)]
 
-    def gone(self, cluster: int, now: float, why: str) -> None:
-        """The provider lists nothing of it any more."""
+    def gone(self, cluster: int, now: float, why: str, *, notice: str = "") -> None:
+        """The provider lists nothing of it any more. `notice`: left in the same commit, for whoever sees it gone."""
         with self._transaction() as db:
             db.execute("UPDATE resources SET state = 'gone' WHERE cluster = ?", (cluster,))
             db.execute(
@@ -309,6 +310,8 @@ class Ledger:
                 " WHERE cluster = ? AND state != 'home'",
                 (now, cluster),
             )
+            if notice:
+                _notice(db, notice)
 
     # -- runs -------------------------------------------------------------------------------
 
@@ -361,9 +364,8 @@ class Ledger:
 
     def notice(self, say: str) -> None:
         """Leave a sentence for the next command to show, once: what happened while nobody looked."""
-        unsaid = "NOT EXISTS (SELECT 1 FROM notices WHERE say = ? AND shown = 0)"
         with self._transaction() as db:
-            db.execute(f"INSERT INTO notices (at, say) SELECT ?, ? WHERE {unsaid}", (time.time(), say, say))
+            _notice(db, say)
 
     def take_notices(self) -> list[tuple[float, str]]:
         """The sentences nobody has seen yet; each is given once."""
@@ -405,6 +407,11 @@ def providers_in(home: Path) -> set[str] | None:
             db.close()
     except (sqlite3.Error, ValueError, TypeError):
         return None
+
+
+def _notice(db: sqlite3.Connection, say: str) -> None:
+    unsaid = "NOT EXISTS (SELECT 1 FROM notices WHERE say = ? AND shown = 0)"
+    db.execute(f"INSERT INTO notices (at, say) SELECT ?, ? WHERE {unsaid}", (time.time(), say, say))
 
 
 def _line_of(db: sqlite3.Connection, cluster: int, resource: Resource) -> int | None:

@@ -53,10 +53,11 @@ class Unasked:
         return f"{self.say}; {self.why.hint}" if isinstance(self.why, AuthFailed) and self.why.hint else self.say
 
 
-def owned(world: World) -> tuple[list[Stray], list[Unasked]]:
+def owned(world: World, idle: list[Unasked] | None = None) -> tuple[list[Stray], list[Unasked]]:
     """Everything of ours at every provider, and each that could not be asked.
 
-    One that is not set up here and was never used can hold nothing of ours: that is no failure.
+    One that is not set up here and was never used can hold nothing of ours: that is no failure. `idle`: where such
+    ones are told.
     """
     found: list[Stray] = []
     unasked: list[Unasked] = []
@@ -69,6 +70,8 @@ def owned(world: World) -> tuple[list[Stray], list[Unasked]]:
             unasked.append(Unasked(f"not all of {name} could be asked: {error.say}", error))
         except AuthFailed as error:
             never = isinstance(error, NotSetUp) and name not in {*(used or ()), *ever_rented(world.home)}
+            if never and idle is not None:
+                idle.append(Unasked(f"{name} is not set up here: {error.say}", error))
             if not never and (used is None or name in used):
                 unasked.append(Unasked(f"{name} could not be asked: {error.say}", error))
             elif not isinstance(error, NotSetUp):
@@ -224,6 +227,7 @@ def _end_at(world: World, name: str, found: Sequence[Resource]) -> None:
     regions = sorted({one.region for one in found})  # of others that do not answer nothing was found
     left, pause = list(found), POLL_S
     while True:
+        at = clock.monotonic()  # however long the answers take, what they ended is looked at again
         wait, trouble, last = pause, "", None
         try:
             provisioner.destroy(left)
@@ -235,7 +239,7 @@ def _end_at(world: World, name: str, found: Sequence[Resource]) -> None:
             trouble, last = error.say, error
             if isinstance(error, RateLimited):
                 wait = error.retry_after or pause
-        if clock.monotonic() >= deadline:
+        if at >= deadline:
             raise still_billing(left, {}, trouble, name, retyped("gpuops reap", last)) from last
         clock.pause(wait, deadline)
         pause = min(pause * 1.5, POLL_SLOW_S)

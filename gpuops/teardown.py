@@ -8,6 +8,7 @@ once the ledger calls a cluster gone its name is free, and what carries the mark
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -17,7 +18,7 @@ from gpuops.errors import AuthFailed, ProviderError, QuotaExceeded, RateLimited,
 from gpuops.ledger import ClusterRow, LedgerUnwritable
 from gpuops.models import Resource
 from gpuops.oneach import on_each
-from gpuops.output import money
+from gpuops.output import money, span
 from gpuops.world import World
 from provisioners.base import Provisioner
 
@@ -28,12 +29,14 @@ FINAL = (AuthFailed, QuotaExceeded, Rejected)
 FINAL_TRIES = 4
 
 
-def tear_down(world: World, cluster: int, why: str, *, force: bool = False) -> None:
+def tear_down(world: World, cluster: int, why: str, *, force: bool = False, notice: bool = False) -> None:
     """Destroy everything of a cluster and wait until its provider lists nothing. Raises StillBilling.
 
-    With `force`, hosts of the user's own that cannot be reached are given up; what is rented never is.
+    With `force`, hosts of the user's own that cannot be reached are given up; what is rented never is. `notice`: `why`
+    is left for the next command to show.
     A ledger that cannot be written (a full disk) does not keep anything alive: its error is raised afterwards.
     """
+    began = time.monotonic()
     row = world.ledger.cluster(cluster)
     if row.state == "gone" and not world.ledger.resources(cluster):
         return
@@ -46,7 +49,8 @@ def tear_down(world: World, cluster: int, why: str, *, force: bool = False) -> N
         clear(world, provisioner, row, force=force)
     forget_names(world, row)
     bucket.abandon_all(world, cluster)
-    world.ledger.gone(cluster, world.clock.now(), why)
+    said = f"{why} (took {span(time.monotonic() - began)})" if notice else ""
+    world.ledger.gone(cluster, world.clock.now(), why, notice=said)
 
 
 def forget_names(world: World, row: ClusterRow) -> None:
@@ -68,6 +72,7 @@ def clear(world: World, provisioner: Provisioner, row: ClusterRow, *, force: boo
     last: ProviderError | None = None
     left: Sequence[Resource] = world.ledger.resources(row.id)
     while True:
+        at = clock.monotonic()  # what is answered late tells of when it was asked, or of a moment after
         wait, listed = pause, False
         try:
             left = remaining(world, provisioner, row, given_up)
@@ -75,7 +80,7 @@ def clear(world: World, provisioner: Provisioner, row: ClusterRow, *, force: boo
             seen |= {one.id for one in left}
             if left:
                 provisioner.destroy(left)
-            elif _is_settled(world, row, seen) or clock.monotonic() - began >= provisioner.settle_s:
+            elif _is_settled(world, row, seen) or at - began >= provisioner.settle_s:
                 return
             trouble, last = "", None
         except ProviderError as error:
@@ -94,7 +99,7 @@ def clear(world: World, provisioner: Provisioner, row: ClusterRow, *, force: boo
                     world.out.say(f"note: {say}; what is there of {row.name} is given up: gpuops reap asks it again")
         lists = f"still lists {len(left)} of it" if left else "lists nothing of it, and may lag"
         world.progress.waits(trouble or f"{provisioner.name} {lists}")
-        if finals == FINAL_TRIES or clock.monotonic() >= deadline:
+        if finals == FINAL_TRIES or at >= deadline:  # however long an answer took, what it ended is looked at again
             offer = row.offer if left or world.ledger.unanswered(row.id) else {}
             command = retyped(f"gpuops down {row.name}", last)
             raise still_billing(left, offer, trouble, row.name, command) from last

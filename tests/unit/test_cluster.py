@@ -150,6 +150,29 @@ def test_a_lost_answer_of_a_provider_that_lags_leaves_no_orphan(there: tuple[Clo
     assert_nothing_left(cloud, world)
 
 
+@pytest.mark.parametrize(("shown_at", "error"), [(1, NodeError), (2, Unknown)])
+def test_a_list_that_comes_late_tells_of_when_it_was_asked_for(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, shown_at: int, error: type[Exception]
+) -> None:
+    """Its answer takes longer than what was made may take to be shown. `shown_at`: the look that shows it; 1: when
+    it is looked up after the lost answer (so that it is waited for), 2: when it is undone."""
+    cloud, world = there
+    cloud.play(create=[Fault("Unknown", told=0)], settle_s=30.0)
+    real, looks = Scripted.list_owned, list[int]()
+
+    def listed(self: Scripted, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
+        looks.append(len(looks))
+        if looks[-1] < shown_at:
+            world.clock.sleep(40.0)
+            return []
+        return real(self, owner, regions)
+
+    monkeypatch.setattr(Scripted, "list_owned", listed)
+    with pytest.raises(error):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
 @pytest.mark.parametrize(
     ("fault", "lies"),
     [
@@ -608,6 +631,23 @@ def test_what_has_ended_is_not_named_because_another_region_is_silent(
 def test_down_gets_there_in_the_end(there: tuple[Cloud, World], script: dict[str, object]) -> None:
     cloud, world = there
     row = made(cloud, world, **script)
+    tear_down(world, row, "down")
+    assert_nothing_left(cloud, world)
+
+
+def test_what_was_ended_in_the_last_moment_is_looked_at_again(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end that is answered only after `gone_s` is one."""
+    cloud, world = there
+    row = made(cloud, world)
+    real = Scripted.destroy
+
+    def destroy(self: Scripted, resources: Sequence[Resource]) -> None:
+        real(self, resources)
+        world.clock.sleep(self.gone_s + 1)
+
+    monkeypatch.setattr(Scripted, "destroy", destroy)
     tear_down(world, row, "down")
     assert_nothing_left(cloud, world)
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -25,7 +26,7 @@ from gpuops.processes import Identity, myself, started
 from gpuops.terms import LeaseWish
 from gpuops.world import World
 from provisioners.base import Context
-from tests.conftest import Shell, until
+from tests.conftest import HANG_S, Shell, until
 from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, surroundings
 
 ROOT = Path(__file__).parents[2]
@@ -76,6 +77,9 @@ def test_who_needs_the_guard(other: Identity) -> None:
         (row("ending", keeper=other), [], False),
         (row(ephemeral=True), [], True),
         (row(ephemeral=True, keeper=other), [], False),
+        (row(ephemeral=True), [run("home", None)], True),
+        (row(ephemeral=True), [run("home", None), run("starting", other)], False),
+        (row(ephemeral=True), [run("running", None), run("starting", other)], True),
         (row(keeper=ME), [run("running", ME)], True),
         (row(), [run("running", None)], True),
         (row(), [run("running", DEAD)], True),
@@ -207,6 +211,36 @@ def test_a_node_that_cannot_be_reached_is_waited_for_but_not_beyond_its_lease(th
     assert "toy-1: " in told(world)
 
 
+@pytest.mark.parametrize("queued", [False, True])
+def test_what_a_command_takes_over_is_not_ended_under_it(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, other: Identity, queued: bool
+) -> None:
+    """`down` stops a run and brings its results home, while the guard has followed it till now; or another run waits
+    for its turn on the same machines."""
+    cloud, world = there
+    lab = cluster(world, ephemeral=True)
+    one = running(world, lab, DEAD)
+
+    def finish(*_: object) -> None:
+        if queued:
+            world.ledger.set_run(one.id, state="home", keeper=None)
+            running(world, lab, other)
+        else:
+            world.ledger.set_cluster(lab, keeper=other)
+            world.ledger.set_run(one.id, keeper=other)
+
+    monkeypatch.setattr(keep, "_finish_run", finish)
+    keep.tend(world, lab)
+    assert len(cloud.machines()) == 1
+    found = world.ledger.cluster(lab)
+    assert (found.state, found.keeper) == ("up", None if queued else other)
+    for run in world.ledger.runs(cluster=lab):
+        world.ledger.set_run(run.id, state="home", keeper=None)
+    world.ledger.set_cluster(lab, keeper=DEAD)
+    keep.tend(world, lab)
+    assert cloud.machines() == []
+
+
 def test_a_cluster_that_ended_by_itself_is_cleared_away(there: tuple[Cloud, World]) -> None:
     cloud, world = there
     lab = cluster(world, lease=Lease(None, 1800.0))
@@ -226,7 +260,7 @@ def test_machines_that_cannot_end_themselves_do_not_outlive_their_nodes(
     """A watchdog whose node was idle for long ends what it can; what is rented goes on, until the guard sees that."""
     cloud, world = surroundings(tmp_path, monkeypatch, Clock())
     cloud.play(real=True, settle_s=0.0)
-    live = bring_up(world, Request(NAME, timeout_min=1.0), name="lab", ephemeral=False, wish=LeaseWish())
+    live = bring_up(world, Request(NAME, timeout_min=10.0), name="lab", ephemeral=False, wish=LeaseWish())
     live.close()
     world.ledger.set_cluster(live.row.id, keeper=None)
     keep.tend(world, live.row.id)
@@ -270,13 +304,13 @@ def test_after_a_provider_that_raises_the_guard_tries_again(
         guard._look(world.home, tending)
         return cloud.calls().count("destroy") > 8
 
-    until(look, "several attempts", 30)
-    until(lambda: capsys.readouterr().err.count("Z lab: gpuops-") and look(), "lines without a traceback", 30)
-    until(lambda: "lab cannot be looked after: gpuops-" in str(told(world)), "word of it", 30)
+    until(look, "several attempts")
+    until(lambda: capsys.readouterr().err.count("Z lab: gpuops-") and look(), "lines without a traceback")
+    until(lambda: "lab cannot be looked after: gpuops-" in str(told(world)), "word of it")
     with pytest.raises(StillBilling):
         keep.tend(world, lab)
     cloud.play(settle_s=0.0)
-    until(lambda: not guard._look(world.home, tending), "the end, now that it is possible", 30)
+    until(lambda: not guard._look(world.home, tending), "the end, now that it is possible")
     assert cloud.machines() == []
     assert "Traceback" not in capsys.readouterr().err
 
@@ -325,13 +359,21 @@ def guards(shell: Shell) -> list[psutil.Process]:
     return found
 
 
+def end_guards(shell: Shell) -> None:
+    for one in guards(shell):
+        with suppress(psutil.NoSuchProcess):  # of two that were started the second leaves by itself
+            one.kill()
+    until(lambda: not guards(shell), "their death")
+
+
 def test_one_at_a_time_and_gone_when_nothing_is_left(shell: Shell) -> None:
     assert shell.run("up", "local", "--max-hours", "1").returncode == 0
-    first = until(lambda: guards(shell), "a guard")[0]
+    before = until(lambda: guards(shell), "a guard")  # or two: one has just begun, and will leave
     words = [sys.executable, "-m", "gpuops.guard", str(shell.home)]
     more = [subprocess.Popen(words, cwd=ROOT, env=shell.environment()) for _ in range(3)]
-    assert [process.wait(60) for process in more] == [0, 0, 0]
-    assert guards(shell) == [first]
+    assert [process.wait(HANG_S) for process in more] == [0, 0, 0]
+    (left,) = until(lambda: len(found := guards(shell)) == 1 and found, "one guard")
+    assert left in before
     assert shell.run("down").returncode == 0
     until(lambda: not guards(shell), "the guard gone")
     shell.expect_clean()
@@ -339,22 +381,20 @@ def test_one_at_a_time_and_gone_when_nothing_is_left(shell: Shell) -> None:
 
 def test_a_killed_guard_is_replaced_by_the_next_command(shell: Shell) -> None:
     assert shell.run("up", "local", "--max-hours", "1").returncode == 0
-    first = until(lambda: guards(shell), "a guard")[0]
-    first.kill()
-    until(lambda: not first.is_running() or first.status() == psutil.STATUS_ZOMBIE, "its death")
+    until(lambda: guards(shell), "a guard")
+    end_guards(shell)
     shell.run("status")
-    until(lambda: [one for one in guards(shell) if one != first], "another guard")
+    until(lambda: guards(shell), "another guard")
     assert shell.run("down").returncode == 0
     shell.expect_clean()
 
 
 UP_THAT_NEVER_ENDS = """
-import dataclasses, sys
+import os, signal, sys
 from gpuops import terms
 from provisioners.local import LocalProvisioner
-terms.BOOT_MARGIN_S = 3.0
-real = LocalProvisioner.describe
-LocalProvisioner.describe = lambda self, one: dataclasses.replace(real(self, one), state="starting")
+terms.BOOT_MARGIN_S = 4.0
+LocalProvisioner.describe = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)  # its node is made, and it is not over
 from gpuops.cli import main
 main(sys.argv[1:])
 """
@@ -367,12 +407,12 @@ def test_with_command_and_guard_dead_a_node_ends_by_its_boot_lease(shell: Shell)
                           stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
     shell.started.append(up)
     node = shell.home / "local" / "local-1" / "n0"
-    until(lambda: (node / "agent.json").exists() and guards(shell), "a node and a guard")
-    for one in guards(shell):
-        one.kill()
+    stopped = psutil.Process(up.pid)
+    until(lambda: stopped.status() == psutil.STATUS_STOPPED and guards(shell), "a node and a guard")
+    end_guards(shell)
     os.kill(up.pid, signal.SIGKILL)
     up.wait()
-    until(lambda: (node / "ended.json").exists(), "the end of the boot lease", 60)
+    until(lambda: (node / "ended.json").exists(), "the end of the boot lease")
     assert json.loads((node / "ended.json").read_text())["why"] == "nobody took it over in time after it started"
     until(lambda: not shell.processes(), "no process of the node left")
     ledger = Ledger.open(shell.home)
@@ -401,6 +441,91 @@ def test_a_thread_that_hangs_keeps_no_cluster_beyond_its_lease(
     for thread in (hanging, tending[lab][0]):
         thread.join()
     assert "lab reached the end of its lease and was ended, before all of it was home" in told(world)
+
+
+def test_what_is_begun_while_the_guard_leaves_has_another(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its command saw that a guard was there, and started none."""
+    cloud, world = there
+    assert cloud.guard
+    cloud.guard.release()
+    (world.home / "owner").write_text(OWNER + "\n")
+    started: list[str] = []
+    monkeypatch.setattr("gpuops.processes.start_background", lambda argv, **_: started.append(argv[-1]))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    def watch(home: Path) -> None:
+        guard.ensure(home)
+        assert started == []
+        cluster(world, state="creating", machine=False)
+
+    monkeypatch.setattr(guard, "_watch", watch)
+    assert guard.main(world.home) == 0
+    assert started == [str(world.home)]
+
+
+def test_the_guard_does_not_leave_before_its_last_word(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads die with it, and one that waits for its next attempt has nothing to say."""
+    _, world = there
+    (world.home / "owner").write_text(OWNER + "\n")
+    lab = cluster(world, ephemeral=True)
+    begun, gone = threading.Event(), threading.Event()
+
+    def tend(theirs: World, one: int, **_: bool) -> None:
+        begun.set()
+        gone.wait()
+        time.sleep(0.3)
+        theirs.ledger.notice(f"{one} is gone")
+
+    monkeypatch.setattr(keep, "tend", tend)
+    monkeypatch.setattr(guard, "TICK_S", 0.01)
+    leaving = threading.Thread(target=guard._watch, args=(world.home,), daemon=True)
+    leaving.start()
+    assert begun.wait(60)
+    world.ledger.gone(lab, 1.0, "its end")
+    gone.set()
+    leaving.join(60)
+    assert not leaving.is_alive()
+    assert told(world) == f"{lab} is gone"
+
+
+def test_a_thread_that_rests_keeps_no_guard(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, world = there
+    (world.home / "owner").write_text(OWNER + "\n")
+    lab = cluster(world, ephemeral=True)
+
+    def tend(*_: object, **__: bool) -> None:
+        world = guard._world(there[1].home)
+        world.ledger.gone(lab, 1.0, "another command was quicker")
+        raise NodeError("it does not answer", "")
+
+    monkeypatch.setattr(keep, "tend", tend)
+    monkeypatch.setattr(guard, "TICK_S", 0.01)
+    monkeypatch.setattr(guard, "RETRY_S", 600.0)
+    monkeypatch.setattr(guard, "LAST_WORDS_S", 600.0)
+    leaving = threading.Thread(target=guard._watch, args=(world.home,), daemon=True)
+    leaving.start()
+    leaving.join(60)
+    assert not leaving.is_alive()
+
+
+def test_who_sees_that_a_cluster_is_gone_sees_why(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard's word for it is in the ledger when the end is."""
+    _, world = there
+    lab = cluster(world, ephemeral=True)
+    seen: list[str] = []
+    real = Ledger.gone
+
+    def gone(self: Ledger, *args: object, **more: object) -> None:
+        real(self, *args, **more)  # type: ignore[arg-type]
+        seen.append(told(world))
+
+    monkeypatch.setattr(Ledger, "gone", gone)
+    keep.tend(world, lab)
+    assert ["lab was torn down" in say for say in seen] == [True]
 
 
 def test_the_guard_knows_what_stands_in_the_projects_dotenv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from gpuops import guard, guardkeys, keep
 from gpuops.errors import AuthFailed, NodeError, StillBilling
@@ -13,6 +16,7 @@ from gpuops.models import Lease
 from gpuops.output import Output
 from gpuops.signals import Signals
 from gpuops.world import World
+from tests.conftest import until
 
 A, B = {"RUNPOD_API_KEY": "rpa_" + "A" * 40}, {"RUNPOD_API_KEY": "rpa_" + "B" * 40}
 AWS = {"AWS_ACCESS_KEY_ID": "AKIAQ", "AWS_SECRET_ACCESS_KEY": "s3cret/of+somebody"}
@@ -106,6 +110,33 @@ def test_who_takes_over_keeps_the_other_accounts(tmp_path: Path, monkeypatch: py
     assert guardkeys.joined(tmp_path, theirs, "runpod") == theirs, "one account from one place"
     monkeypatch.setattr("psutil.Process.environ", lambda _: {})
     assert guardkeys.joined(tmp_path, mine) == mine
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_of_two_that_begin_at_once_one_has_all_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alike: bool
+) -> None:
+    """Two commands, each of which found no guard; the one that waits in vain takes over where the other lacks keys."""
+    theirs = {**AWS, **A} if alike else AWS
+    monkeypatch.setattr("psutil.Process.environ", lambda _: theirs)
+    monkeypatch.setattr(os, "environ", dict(A))
+    there, over = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with FileLock(tmp_path / guard.LOCK):
+            guardkeys.note(tmp_path, theirs)
+            there.set()
+            until(lambda: guardkeys.relieved(tmp_path) or over.is_set(), "its relief")
+
+    other = threading.Thread(target=first, daemon=True)
+    other.start()
+    assert there.wait(60)
+    lock = FileLock(tmp_path / guard.LOCK, timeout=0.1)
+    assert guard._is_ours(lock, tmp_path) is not alike
+    assert os.environ == (A if alike else {**AWS, **A})
+    over.set()
+    other.join(60)
+    lock.release()
 
 
 def test_keys_that_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from gpuops import adopt, down, keep, reap, registry, status, virtual
 from gpuops.errors import LocalDisk, NodeError, StillBilling, UsageError
 from gpuops.ledger import Ledger, RowGone
-from gpuops.models import Lease
+from gpuops.models import Lease, Resource
 from gpuops.orphans import note_rented
 from gpuops.output import Output
 from gpuops.progress import Silent
@@ -108,6 +109,24 @@ def test_reap_never_says_ended_of_what_may_be_there(there: tuple[Cloud, World], 
     assert world.clock.monotonic() - began < 200
 
 
+def test_what_goes_in_the_last_moment_is_looked_at_again(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A provider answers only after `gone_s`, and lists for a moment longer what it has ended."""
+    cloud, world = there
+    exists(world, "a")
+    cloud.play(destroy=[Fault(lie=True)])
+    real = Scripted.destroy
+
+    def destroy(self: Scripted, resources: Sequence[Resource]) -> None:
+        real(self, resources)
+        world.clock.sleep(self.gone_s + 1)
+
+    monkeypatch.setattr(Scripted, "destroy", destroy)
+    reap.end(world, reap.strays(world)[0])
+    assert cloud.machines() == []
+
+
 def test_what_is_a_clusters_by_the_time_of_the_answer_is_left_to_it(there: tuple[Cloud, World]) -> None:
     cloud, world = there
     exists(world, "lab", "lost")
@@ -180,7 +199,7 @@ def test_what_answers_is_ended_and_who_does_not_is_named(there: tuple[Cloud, Wor
     found, unasked = reap.strays(world)
     assert names(found) == ["lost"]
     assert [one.say for one in unasked] == ["not all of scripted could be asked: the provider said Partial"]
-    documents, asked = status.cloud(world)
+    documents, asked, _ = status.cloud(world)
     assert ([one["known"] for one in documents], asked) == ([False], [])
     with pytest.raises(StillBilling, match="not all of scripted could be asked"):
         reap.settle(world, found, unasked)
@@ -232,6 +251,11 @@ def test_who_never_rented_hears_nothing_of_a_provider_that_is_not_set_up(there: 
     cloud.play(list_owned_always=[Fault("NotSetUp")])
     assert reap.strays(world) == ([], [])
     assert said.getvalue() == ""
+    idle: list[reap.Unasked] = []
+    assert reap.owned(world, idle) == ([], [])
+    assert [one.say for one in idle if "scripted" in one.say] == [
+        "scripted is not set up here: the provider said NotSetUp"
+    ]
     (world.home / "ledger.db.damaged-1-2").touch()  # nor where the past is not known
     assert reap.strays(world) == ([], [])
     note_rented(world.home, NAME)
@@ -340,6 +364,8 @@ def test_from_the_keyboard(shell: Shell) -> None:
     assert "scripted could not be asked: the provider said AuthFailed\n" in unasked.stderr
     assert unasked.stderr.endswith("hint: do something about it; then: gpuops reap\n")
     seen = shell.run("status", "--cloud")
+    assert seen.returncode == 5
+    assert "lists anything" not in seen.stdout, "something may be there"
     assert "scripted could not be asked: the provider said AuthFailed; do something about it\n" in seen.stderr
 
 
@@ -403,9 +429,10 @@ def test_a_bug_with_one_cluster_keeps_no_other_alive(
     exists(world, "a", "b")
     rows = [world.ledger.cluster(known(world, name)) for name in ("a", "b")]
 
-    def odd(_world: World, row: Any, _progress: Any) -> None:
+    def odd(_world: World, row: Any, _progress: Any) -> list[down.Rest]:
         if row.name == "a":
             raise OverflowError("a number of 400 digits")
+        return []
 
     monkeypatch.setattr(down, "_save_runs", odd)
     monkeypatch.setattr(down, "_save_left", lambda *_: None)
