@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuops import retry
+from gpuops import receipt, retry
 from gpuops.errors import GpuopsError, Interrupted, MachineGone
 from gpuops.ledger import ClusterRow
 from gpuops.retry import Chain, Loss
@@ -64,23 +64,25 @@ def _again(world: World, chain: Chain, wish: LeaseWish, attempt: Attempt, before
     if why or world.signals.count:
         last = [*before.last, *([f"not tried again: {why}"] if why else [])]
         before = dataclasses.replace(before, last=last, loss=None)
-        return _failed(before, chain, before.error) if before.error else before
+        return _failed(world, before, chain, before.error, chain.spent + before.cost) if before.error else before
     world.signals.forward()
     chain.add(loss, before.cost)
     world.out.say(chain.announce(loss))
     try:
         return _borne(world, chain, rest, attempt, before)
     except GpuopsError as error:
-        return _failed(before, chain, error)
+        return _failed(world, before, chain, error, chain.spent)
     except Interrupted:
         if chain.resume:
             world.out.say(f"what {chain.resume} saved is home: --resume {chain.resume} goes on from it")
         raise
 
 
-def _failed(before: Outcome, chain: Chain, error: GpuopsError) -> Outcome:
-    """What a job came to that got no other machines, or lost them again. Raises `error` where it never had a run."""
+def _failed(world: World, before: Outcome, chain: Chain, error: GpuopsError, spent: float) -> Outcome:
+    """What a job came to that got no other machines, or lost them again. Raises `error` where it never had a run, and
+    so has no receipt: what its machines have cost (`spent`, in $) is said all the same."""
     if not before.document:
+        world.out.say(receipt.without_run(spent))
         error.say = "; ".join([error.say, *before.last])
         raise error
     found = f"; go on from what is home: --resume {chain.resume}" if chain.resume else ""

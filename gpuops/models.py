@@ -123,7 +123,8 @@ class Resource:
     - `reclaimed`: True of one that ends because its provider took it back, also before it is ready; `by`: the
       provider as people call it; `why_ended`: that, in words.
     - `ends_itself`: False where this one cannot be trusted to, though its provider's others can.
-    - `phase`: what it is at until it is ready, in words; `hopeless`: why it will never be.
+    - `phase`: what it is at until it is ready, in words; `hopeless`: why it will never be; `stopped`: True where that
+      lies with the machine and not with its image, so that another one may do.
     """
 
     kind: str

@@ -36,6 +36,11 @@ def receipt(record: Mapping[str, Any]) -> list[str]:
     return [f"{label:<9}{text}" for label, text in rows if text]
 
 
+def without_run(cost: float) -> str:
+    """The one line for a job that never had a run to tell of: its machines went before."""
+    return f"{'cost':<9}about {money(cost)}, for machines that went before there was a run"
+
+
 def _left(record: Mapping[str, Any]) -> str:
     """Large files that no pattern names, on a cluster that stays."""
     names = record.get("left_behind")

@@ -32,6 +32,8 @@ _WANTS_GPU = re.compile(
 _ASSERTED_GPU = re.compile(r"^\s+assert [^\n]*\b(?:cuda|accelerator)\b[^\n]*\n(?:[\s^]*\n)*AssertionError\s*\Z", re.M)
 
 SHARED_MEMORY = "shared memory (/dev/shm) is probably too small: use `num_workers=0`, or an image with more of it"
+_JOINING = re.compile(r"connectFullMesh failed")
+BARRIER = "let the script call `dist.barrier()` before `dist.destroy_process_group()` at its end"
 DISK = "make room on that disk, or write fewer and smaller files"
 GPUS = (
     "it wants GPUs: run it on a machine that has them, with a torch built for them (`--on ssh --host USER@HOST`), "
@@ -77,6 +79,11 @@ def last_line(text: str) -> str:
 def is_port_taken(text: str) -> bool:
     """Whether these words say that a port was in use."""
     return _PORT_TAKEN.search(text) is not None
+
+
+def was_joining(text: str) -> bool:
+    """Whether these words say that a rank had not met all the others yet, as gloo says it."""
+    return _JOINING.search(text) is not None
 
 
 def is_gpu_memory(text: str) -> bool:

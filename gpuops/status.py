@@ -166,11 +166,13 @@ def _notes(document: dict[str, Any]) -> Iterator[str]:
         yield f"{node} is gone: {why}"
 
 
-def cloud(world: World) -> tuple[list[dict[str, Any]], list[Unasked]]:
-    """What the providers themselves list as ours, and whether the ledger knows it; works without a ledger."""
+def cloud(world: World) -> tuple[list[dict[str, Any]], list[Unasked], list[Unasked]]:
+    """What the providers themselves list as ours, and whether the ledger knows it; who could not be asked; and who was
+    not, being not set up and never used. Works without a ledger."""
     from gpuops.reap import owned, unknown
 
-    found, unasked = owned(world)
+    idle: list[Unasked] = []
+    found, unasked = owned(world, idle)
     strays = unknown(world, found)
     documents = [
         {
@@ -185,12 +187,19 @@ def cloud(world: World) -> tuple[list[dict[str, Any]], list[Unasked]]:
         }
         for stray in found
     ]
-    return documents, unasked
+    return documents, unasked, idle
 
 
-def cloud_lines(documents: list[dict[str, Any]], width: int | None = None) -> list[str]:
+def cloud_lines(
+    documents: list[dict[str, Any]],
+    width: int | None = None,
+    unasked: Sequence[Unasked] = (),
+    idle: Sequence[Unasked] = (),
+) -> list[str]:
+    """A table; where nothing is listed, what that is worth: who lists nothing is not who was not asked."""
     if not documents:
-        return ["no provider lists anything of ours"]
+        who = "no provider that is set up here" if idle else "no provider"
+        return [*([] if unasked else [f"{who} lists anything of ours"]), *map(str, idle)]
     rows = [["MARK", "PROVIDER", "KIND", "STATE", "$/H", "IN THE LEDGER"]]
     for one in documents:
         rows.append(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpuops import remedies
-from gpuops.causes import OWN, PEER, WINDOW_S, Death, culprit, deaths, hint, logs, sentence
+from gpuops.causes import OWN, PEER, WINDOW_S, Death, culprit, deaths, hint, last_words, logs, sentence
 from gpuops.models import NodeResult, RankResult, RunRequest, Verdict
 
 STOPPED = 130
@@ -193,8 +193,14 @@ def _failed(death: Death, results: Sequence[NodeResult], run: str) -> Verdict:
 
 
 def _left_early(death: Death, results: Sequence[NodeResult]) -> str:
-    """A rank that ended well while its peers still needed it: nothing else would name it."""
+    """A rank that ended well while its peers still needed it: nothing else would name it.
+
+    One that leaves the world closes its connections before it ends, so its end may be the later one.
+    """
+    joining = remedies.was_joining(last_words(death.tail))
     for rank in (rank for result in results for rank in result.ranks):
+        if joining and rank.code == 0 and rank.joined is not False:
+            return f"rank {rank.rank} on node{rank.node} left while others still joined: {remedies.BARRIER}"
         if rank.code == 0 and rank.ended and death.ended and rank.ended <= death.ended:
             return (
                 f"rank {rank.rank} on node{rank.node} had ended before, with exit code 0: "

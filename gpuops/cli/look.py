@@ -13,7 +13,7 @@ from gpuops.cli import completion
 from gpuops.cli.flags import Json
 from gpuops.cli.shapes import example_help
 from gpuops.cli.world import greet, make_world
-from gpuops.errors import UsageError
+from gpuops.errors import StillBilling, UsageError
 
 LOGS_HELP = example_help(
     "Show a run's output, each byte once, whoever fetched it; nodes and ranks merged by time, to the second.\n\n"
@@ -103,11 +103,13 @@ def status(
         from gpuops.status import cloud as look_outside
         from gpuops.status import cloud_lines
 
-        documents, unasked = look_outside(world)
+        documents, unasked, idle = look_outside(world)
         for one in unasked:
             world.out.say(f"note: {one}")
-        said = [] if unasked and not documents else cloud_lines(documents, width)
-        world.out.result("cloud", {"resources": documents, "unasked": [one.say for one in unasked]}, said)
+        answer = {"resources": documents, "unasked": [one.say for one in unasked], "not_set_up": list(map(str, idle))}
+        world.out.result("cloud", answer, cloud_lines(documents, width, unasked, idle))
+        if unasked:
+            raise typer.Exit(StillBilling.exit_code)
         return
     greet(world)
     if not (world.home / "ledger.db").exists():  # nothing was ever brought up: no need to open anything

@@ -12,6 +12,13 @@ NEVER_PULLED = re.compile(
     re.IGNORECASE,
 )
 DRIVER = re.compile(r"unsatisfied condition: (cuda\s*>=\s*[\d.]+)", re.IGNORECASE)
+NOT_STARTED = re.compile(
+    r"error (?:creating|starting) container|OCI runtime \w+ failed|executable file not found|exec format error|"
+    r"container exited|exited with (?:exit )?(?:code|status)",
+    re.IGNORECASE,
+)
+STARTS = re.compile(r"start container\b", re.IGNORECASE)
+"""What the host says each time: a container whose command ends is started again, for ever."""
 LONGEST = 200
 
 
@@ -36,9 +43,25 @@ def hopeless(said: list[str]) -> str:
         if match := DRIVER.search(line):
             return f"its machine's driver is too old for the image ({match[1]}): --min-cuda asks for newer ones"
         if NEVER_PULLED.search(line):
-            short = line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
-            return f"its image cannot be pulled: {short}"
+            return f"its image cannot be pulled: {_short(line)}"
     return ""
+
+
+def never_up(said: list[str]) -> str:
+    """Why the container of a pod that has stopped never was of use, in its host's own words; empty where they do not
+    say that it lay with its image."""
+    if why := hopeless(said):
+        return why
+    for line in reversed(said):
+        if NOT_STARTED.search(line):
+            return f"its container does not start: {_short(line)}"
+    if (times := sum(bool(STARTS.match(line)) for line in said)) > 1:
+        return f"its container ended by itself each of the {times} times that it was started"
+    return ""
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
 
 
 def _plain(line: str) -> str:

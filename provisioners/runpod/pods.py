@@ -110,6 +110,7 @@ def resource(
         "mounts": _mounts(pod, str(told.get(VOLUME) or "")) or dict(before.get("mounts") or {}),
         "phase": phase,
         "hopeless": hopeless,
+        "stopped": False,
     }
     if host and public:
         data["target"] = {
@@ -154,7 +155,7 @@ def standing(pod: Mapping[str, Any]) -> tuple[str, str, str]:
     status = str(pod.get("status") or "").upper()
     if status == "TERMINATED":
         return "ended", "", ""
-    if status == "EXITED":
+    if has_stopped(pod):
         return "unknown", "", EXITED
     if status == "ERROR":
         return "unknown", "", BROKEN
@@ -173,6 +174,12 @@ def standing(pod: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def is_pulling(pod: Mapping[str, Any]) -> bool:
     return str(pod.get("status") or "").upper() == "RUNNING" and not pod.get("runtime")
+
+
+def has_stopped(pod: Mapping[str, Any]) -> bool:
+    """Whether it is there and stands still: stopped by its host's failure or for want of money, since RunPod starts a
+    container that ends by itself anew."""
+    return str(pod.get("status") or "").upper() == "EXITED"
 
 
 def _direct(pod: Mapping[str, Any]) -> tuple[str, int]:

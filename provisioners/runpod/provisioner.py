@@ -57,6 +57,7 @@ class RunpodProvisioner:
         self._lock = threading.Lock()
         self._pulling: dict[str, float] = {}
         self._hopeless: dict[str, str] = {}
+        self._never_up: dict[str, str] = {}
 
     # Before anything is made.
 
@@ -179,6 +180,10 @@ class RunpodProvisioner:
         )
         if pods.is_pulling(seen) and (why := self._why_not_pulled(resource.id)):
             now = dataclasses.replace(now, data={**now.data, "hopeless": why})
+        if pods.has_stopped(seen):
+            why = "" if before.get("artefact") else self._why_never_up(resource.id)  # what was a node had come up
+            told = {"hopeless": why or pods.EXITED, "stopped": not why}
+            now = dataclasses.replace(now, data={**now.data, **told})
         return now
 
     # Ending.
@@ -225,8 +230,19 @@ class RunpodProvisioner:
         """`id`, `balance`, `spend_per_hr`, `spend_limit`, those that are known; asked once."""
         return self._account.told()
 
-    def _log(self, pod: str) -> list[str]:
-        return logs.lines(self._api.listen(f"/pods/{segment(pod)}/logs", LOG_S, "read a pod's log", tail=LOG_LINES))
+    def _log(self, pod: str, source: str | None = None) -> list[str]:
+        """Its last lines; `source`: the container's own, or its host's (`system`) alone."""
+        path = f"/pods/{segment(pod)}/logs"
+        return logs.lines(self._api.listen(path, LOG_S, "read a pod's log", tail=LOG_LINES, source=source))
+
+    def _why_never_up(self, pod: str) -> str:
+        """What its host says of a stopped pod; looked at once."""
+        if pod not in self._never_up:
+            try:
+                self._never_up[pod] = logs.never_up(self._log(pod, "system"))
+            except ProviderError:
+                return ""
+        return self._never_up[pod]
 
     def _why_not_pulled(self, pod: str) -> str:
         """What the log of a pod says that has been pulling its image for a while; looked at once in that while."""

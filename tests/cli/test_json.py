@@ -8,15 +8,22 @@ import pty
 import re
 import subprocess
 import threading
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from provisioners.aws.failures import NO_KEYS
+from provisioners.runpod.access import NO_KEY
 from tests.cli.conftest import Desk
-from tests.conftest import Shell
+from tests.cli.counting import MEETS
+from tests.conftest import HANG_S, Shell
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 KEYS = {
     "status": {"clusters", "guard_refused"},
-    "cloud": {"resources", "unasked"},
+    "cloud": {"resources", "unasked", "not_set_up"},
     "runs": {"runs"},
     "offers": {"offers"},
     "plan": {"create", "send", "execute"},
@@ -57,10 +64,19 @@ def document(text: str, kind: str, keys: set[str]) -> dict[str, Any]:
     return found
 
 
-def test_before_anything_was_done(desk: Desk) -> None:
+NOT_SET_UP = [
+    f"aws is not set up here: there are no AWS credentials; {NO_KEYS}",
+    f"runpod is not set up here: there is no RunPod API key: RUNPOD_API_KEY is not set; {NO_KEY}",
+]
+
+
+def test_before_anything_was_done(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "RUNPOD_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(desk.folder))
     for words, kind, expected in [
         (("status",), "status", {"clusters": [], "guard_refused": {}}),
-        (("status", "--cloud"), "cloud", {"resources": [], "unasked": []}),
+        (("status", "--cloud"), "cloud", {"resources": [], "unasked": [], "not_set_up": NOT_SET_UP}),
         (("runs",), "runs", {"runs": []}),
         (("down", "--all"), "down", {"gone": []}),
         (("reap",), "reap", {"ended": [], "closed": [], "unasked": [], "adopted": []}),
@@ -68,6 +84,8 @@ def test_before_anything_was_done(desk: Desk) -> None:
         said = desk.type(*words, "--json")
         assert (said.code, said.err) == (0, "")
         assert document(said.out, kind, KEYS[kind]) == expected
+    nobody = ["no provider that is set up here lists anything of ours", *NOT_SET_UP]
+    assert desk.type("status", "--cloud").out.splitlines() == nobody
 
 
 def test_plans(desk: Desk) -> None:
@@ -114,15 +132,16 @@ def test_a_runs_output_leaves_stdout_to_the_document(shell: Shell) -> None:
 
 
 def test_without_a_terminal_there_is_no_colour_and_no_control_character(shell: Shell) -> None:
-    shell.write("a.py", "print('hello')")
+    shell.write("a.py", MEETS + "print('hello')")
     for words in (["train", "multinode", "a.py"], ["logs"], ["runs"], ["status"], ["--help"], ["train", "--help"]):
         done = shell.run(*words)
         assert done.returncode == 0
         assert not CONTROL.search(done.stdout + done.stderr)
 
 
-def on_a_terminal(shell: Shell, *words: str) -> tuple[int, str]:
-    """Type a command at a terminal: its exit code and what the terminal was sent."""
+def on_a_terminal(shell: Shell, *words: str, gates: Mapping[str, Path] | None = None) -> tuple[int, str]:
+    """Type a command at a terminal: its exit code and what the terminal was sent. `gates`: files that are made once
+    it was sent what these patterns find."""
     ours, theirs = pty.openpty()
     shell.env |= {"TERM": "xterm-256color", "COLUMNS": "100"}
     process = shell.start(*words, stdin=theirs, stdout=theirs, stderr=subprocess.STDOUT)
@@ -133,21 +152,24 @@ def on_a_terminal(shell: Shell, *words: str) -> tuple[int, str]:
         try:
             while chunk := os.read(ours, 4096):
                 sent.extend(chunk)
+                for pattern, gate in (gates or {}).items():
+                    if re.search(pattern, sent.decode(errors="replace")):
+                        gate.touch()
         except OSError:
             pass  # how Linux says that nobody holds the other end any more
 
     reader = threading.Thread(target=read)
     reader.start()
-    code = process.wait(120)
-    reader.join(30)
+    code = process.wait(HANG_S)
+    reader.join(HANG_S)
+    assert not reader.is_alive(), "somebody holds the terminal"
     os.close(ours)
     return code, sent.decode()
 
 
 def test_a_terminal_gets_whole_lines_and_colour_only_where_wanted(shell: Shell) -> None:
     shell.write("big.bin", "x" * 3_000_000)
-    script = "import os\nprint('rank', os.environ['RANK'], 'says hello')\n"
-    shell.write("a.py", script)
+    shell.write("a.py", MEETS + "print('rank', os.environ['RANK'], 'says hello')\n")
     for no_colour in (False, True):
         if no_colour:
             shell.env["NO_COLOR"] = "1"

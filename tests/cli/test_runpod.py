@@ -272,6 +272,8 @@ NO_DRIVER = (
     "earlier cuda container: unknown"
 )
 UNMAPPED = Life(map_s=None)
+STOPPED = replace(UNMAPPED, end="EXITED", end_s=0.4)
+NO_SHELL = 'error starting container: OCI runtime create failed: exec: "sh": executable file not found in $PATH'
 NEVER_READY = [
     Row("an image that is pulled for ever",
         f"lab was not ready after {{s}}: node0: pulling its image; its own log ends with: {CUT_OFF}", LONGER, 4,
@@ -294,7 +296,10 @@ NEVER_READY = [
         f"(cuda>=12.8): --min-cuda asks for newer ones; its own log ends with: {CUT_OFF} / {NO_DRIVER}", IN_VAIN, 4,
         LONG, named(life=CUDA_MISMATCH), 1),
     Row("a container that has ended", "node0 will never be ready: its container has ended, and RunPod has stopped the "
-        f"pod; {LOG}", IN_VAIN, 4, LONG, named(life=replace(UNMAPPED, end="EXITED", end_s=0.4)), 1),
+        f"pod; {LOG}", CONSOLES, 4, LONG, named(life=STOPPED), 1),
+    Row("a container that does not start", f"node0 will never be ready: its container does not start: {NO_SHELL}; its "
+        f"own log ends with: {NO_SHELL} / start container for {IMAGE}: begin", IN_VAIN, 4, LONG,
+        named(life=replace(STOPPED, log=(NO_SHELL,))), 1),
     Row("a pod in error", "node0 will never be ready: RunPod says that it is in an error it does not come out of; "
         f"{LOG}", IN_VAIN, 4, LONG, named(life=replace(UNMAPPED, end="ERROR", end_s=0.4)), 1),
     Row("a pod that somebody has ended", "{mark} ended before it was ready", CONSOLES, 4, LONG,
@@ -394,6 +399,33 @@ def test_a_pod_whose_maker_heard_nothing_is_found_and_not_made_twice(
     assert "not yet protected" in said.err
     assert said.code == 4
     assert len(renter.fake.asked("POST", "/pods")) == len(renter.fake.pods) == 1
+    renter.expect_nothing_left()
+
+
+BEGIN = "start container for an image: begin"
+
+
+@pytest.mark.parametrize(
+    ("life", "say", "creates"),
+    [
+        (STOPPED, "its container has ended, and RunPod has stopped the pod", 2),
+        (replace(UNMAPPED, end="TERMINATED", end_s=0.4, linger_s=60.0), "ended before it was ready", 2),
+        (replace(UNMAPPED, end="GONE", end_s=0.4), "ended before it was ready", 2),
+        (replace(STOPPED, log=(NO_SHELL,)), "its container does not start: error starting container: ", 1),
+        (replace(STOPPED, log=(BEGIN, BEGIN)), "its container ended by itself each of the 3 times that it was", 1),
+        (PULL_ERROR, "its image cannot be pulled: ", 1),
+        (replace(UNMAPPED, end="ERROR", end_s=0.4), "it is in an error it does not come out of", 1),
+    ],
+)
+def test_another_pod_is_rented_only_for_one_that_went(renter: Renter, life: Life, say: str, creates: int) -> None:
+    """`--retries` costs: an image that does not start on one machine does not on the next."""
+    renter.fake.life = life
+    said = renter.type("run", "--on", "runpod", "--gpu-type", "4090", "--yes", "--retries", "1", "--", "true")
+    error, _ = said.err.splitlines()[-2:]
+    assert (said.code, say in error) == (4, True), said.err
+    assert error.endswith("; not tried again: --retries 1 is used up") == (creates == 2)
+    assert ("; retry 1 of 1: looking for machines anew\n" in said.err) == (creates == 2)
+    assert len(renter.fake.asked("POST", "/pods")) == creates
     renter.expect_nothing_left()
 
 

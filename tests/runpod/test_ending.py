@@ -22,7 +22,7 @@ def end(api: Canned, *more: str, **env: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(
         [sys.executable, "-I", "-c", SOURCE, api.url, *more],
         env={"PATH": os.environ["PATH"], "RUNPOD_API_KEY": KEY, "RUNPOD_POD_ID": "pod1", **env},
-        capture_output=True, text=True, timeout=100, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def login(lab: Lab, pod: Pod, line: str, known: Path) -> subprocess.CompletedPro
     return subprocess.run(
         [*lab.enter, "ssh", "-F", "/dev/null", "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-o",
          "StrictHostKeyChecking=yes", "-o", f"UserKnownHostsFile={known}", "-o", "HostKeyAlias=pod", "-o",
-         "ConnectTimeout=5", "-o", "ServerAliveInterval=1", "-o",
+         "ConnectTimeout=30", "-o", "ServerAliveInterval=1", "-o",
          "ServerAliveCountMax=5", "-i", str(lab.identity), "-p", str(pod.port), f"root@{pod.address}", "--", line],
         capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip

@@ -33,6 +33,7 @@ from provisioners.base import Context
 from provisioners.runpod import RunpodProvisioner, start
 from provisioners.runpod import account as accounts
 from provisioners.runpod import provisioner as module
+from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Fault, Life, Pod
 from tests.fakes.runpod.faults import (
     BANNED,
@@ -282,7 +283,7 @@ def test_a_key_that_was_replaced_is_not_called_new_again(runpod: RunpodProvision
 def test_a_pod_that_ends_by_itself(
     runpod: RunpodProvisioner, fake: FakeRunPod, how: str, state: str, hopeless: str
 ) -> None:
-    fake.life = AT_ONCE
+    fake.life, fake.terse = AT_ONCE, True
     machine = made(runpod)
     fake.end(only(fake), how)
     now = runpod.describe(machine)
@@ -290,6 +291,42 @@ def test_a_pod_that_ends_by_itself(
     assert hopeless in now.data["hopeless"] if hopeless else state == "ended"
     assert (now.per_hour > 0) == (state != "ended"), "its disk costs"
     assert len(runpod.list_owned(OWNER, [])) == (state != "ended")
+
+
+def whole_logs(fake: FakeRunPod, monkeypatch: pytest.MonkeyPatch, until_it_says: str = "") -> None:
+    """A log ends where there is no more of it: however busy this machine is, all of it is heard."""
+    monkeypatch.setattr(module, "LOG_S", HANG_S)
+    fake.terse = True
+    if until_it_says:
+        until(lambda: fake.settle() or until_it_says in str(only(fake).log), f"{until_it_says}: {only(fake).log}")
+
+
+@pytest.mark.parametrize(("log", "hopeless", "stopped"), [
+    ((), "its container has ended, and RunPod has stopped the pod", True),
+    (("start container for x: begin",) * 2, "its container ended by itself each of the 3 times that it was started",
+     False),
+    (('error starting container: exec: "sh": executable file not found in $PATH',), "its container does not start: ",
+     False),
+])  # fmt: skip
+def test_a_pod_that_stopped_says_whether_another_one_would_do(
+    runpod: RunpodProvisioner,
+    fake: FakeRunPod,
+    monkeypatch: pytest.MonkeyPatch,
+    log: tuple[str, ...],
+    hopeless: str,
+    stopped: bool,
+) -> None:
+    whole_logs(fake, monkeypatch)
+    fake.life = dataclasses.replace(AT_ONCE, log=log)
+    machine = made(runpod)
+    fake.end(only(fake), "EXITED")
+    for _ in range(2):
+        now = runpod.describe(machine)
+        assert now.data["hopeless"].startswith(hopeless)
+        assert now.data["stopped"] is stopped
+    assert len(fake.asked("GET", "/pods/*/logs")) == 1
+    node = dataclasses.replace(machine, data={**machine.data, "artefact": "0a1b2c"})
+    assert runpod.describe(node).data["stopped"], "it had come up: its image starts"
 
 
 def test_an_address_that_nobody_reaches_is_hopeless(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
@@ -306,9 +343,9 @@ def test_a_port_that_never_comes_is_waited_for(runpod: RunpodProvisioner, fake: 
     assert (now.state, now.data["phase"], now.data["hopeless"]) == ("starting", "waiting for its SSH port", "")
 
 
-@pytest.mark.parametrize(("life", "wish", "say"), [
-    (PULL_ERROR, {}, "its image cannot be pulled"),
-    (CUDA_MISMATCH, {"options": {"min-cuda": "none"}}, "driver is too old for the image (cuda>=12.8)"),
+@pytest.mark.parametrize(("life", "wish", "logged", "say"), [
+    (PULL_ERROR, {}, "manifest unknown", "its image cannot be pulled"),
+    (CUDA_MISMATCH, {"options": {"min-cuda": "none"}}, "cuda>=12.8", "driver is too old for the image (cuda>=12.8)"),
 ])  # fmt: skip
 def test_an_image_that_never_starts_is_looked_into_after_a_while(
     runpod: RunpodProvisioner,
@@ -316,6 +353,7 @@ def test_an_image_that_never_starts_is_looked_into_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
     life: Life,
     wish: dict[str, Any],
+    logged: str,
     say: str,
 ) -> None:
     fake.life = dataclasses.replace(life, assign_s=0)
@@ -323,7 +361,7 @@ def test_an_image_that_never_starts_is_looked_into_after_a_while(
     assert runpod.describe(machine).data["hopeless"] == ""
     assert not fake.asked("GET", "/pods/*/logs"), "not at once"
     monkeypatch.setattr(module, "PULLING_S", 0.0)
-    monkeypatch.setattr(module, "LOG_S", 1.0)
+    whole_logs(fake, monkeypatch, logged)
     assert say in runpod.describe(machine).data["hopeless"]
     monkeypatch.setattr(module, "PULLING_S", 60.0)
     assert say in runpod.describe(machine).data["hopeless"], "and it stays so"
@@ -331,9 +369,10 @@ def test_an_image_that_never_starts_is_looked_into_after_a_while(
 
 
 def test_last_words(runpod: RunpodProvisioner, fake: FakeRunPod, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOG_S", 1.0)
     fake.life = dataclasses.replace(PULL_ERROR, assign_s=0)
-    assert "manifest unknown" in runpod.last_words(made(runpod)).splitlines()[-1]
+    machine = made(runpod)
+    whole_logs(fake, monkeypatch, "manifest unknown")
+    assert "manifest unknown" in runpod.last_words(machine).splitlines()[-1]
 
 
 # Finding and ending.

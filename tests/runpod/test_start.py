@@ -33,7 +33,7 @@ PRIVATE, PUBLIC = (
     "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n-----END OPENSSH PRIVATE KEY-----\n",
     "ssh-ed25519 AAAAhost",
 )
-IMAGES_OWN = '#!/bin/sh\n# starts sshd\nenv >"{root}/start.env"\nexec sleep 60\n'
+IMAGES_OWN = '#!/bin/sh\n# starts sshd\nenv >"{root}/start.env"\nexec sleep 600\n'
 
 
 @dataclass
@@ -247,7 +247,7 @@ def test_the_node_is_started_anew(pod: Pod) -> None:
     until(lambda: (pod.root / "revived").exists() and (pod.root / "revived").read_text().count("x") > 1, "and again")
 
 
-SSHD = '#!/bin/sh\nprintf "%s\\n" "$*" >"{root}/sshd.words"\nexec sleep 60\n'
+SSHD = '#!/bin/sh\nprintf "%s\\n" "$*" >"{root}/sshd.words"\nexec sleep 600\n'
 
 
 def program(path: Path, text: str) -> None:
@@ -261,6 +261,7 @@ def test_an_image_that_knows_nothing_of_runpod_gets_our_sshd(pod: Pod) -> None:
     program(pod.only("python3") / "sshd", SSHD.format(root=pod.root))
     (pod.root / "etc/shadow").write_text("root:!:1:0:99999:7:::\n")
     for _ in range(2):
+        (pod.root / "sshd.words").unlink(missing_ok=True)  # of the first time
         pod.begin(later())
         words = until(lambda: (pod.root / "sshd.words").exists() and (pod.root / "sshd.words").read_text(), "sshd runs")
         pod.stop()

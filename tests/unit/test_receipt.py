@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.receipt import receipt
+from gpuops.receipt import receipt, without_run
 
 RENTED: dict[str, Any] = {
     "run": "digits-3",
@@ -25,6 +25,10 @@ RENTED: dict[str, Any] = {
     "home": "/home/me/project/runs/digits-3",
     "missing": "node1 cannot be reached any more",
 }
+
+
+def test_a_job_that_never_had_a_run() -> None:
+    assert without_run(0.126) == "cost     about $0.13, for machines that went before there was a run"
 
 
 def test_a_rented_run() -> None:

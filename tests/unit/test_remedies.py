@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from gpuops.causes import last_words
-from gpuops.remedies import advice, last_line, wants_gpus
+from gpuops.remedies import advice, last_line, wants_gpus, was_joining
 
 GPUS = "it wants GPUs: run it on a machine that has them, with a torch built for them (`--on ssh --host USER@HOST`)"
 WORDS = [
@@ -144,3 +144,14 @@ def test_wanting_gpus(line: str, wants: bool) -> None:
 @pytest.mark.parametrize(("text", "line"), [("a\nb\n \n", "b"), ("a", "a"), ("\n", ""), ("", "")])
 def test_last_line(text: str, line: str) -> None:
     assert last_line(text) == line
+
+
+@pytest.mark.parametrize(
+    ("words", "joining"),
+    [
+        ("RuntimeError: Gloo connectFullMesh failed with [.../tcp/pair.cc:553] Connection closed by peer", True),
+        ("RuntimeError: [.../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:44717", False),
+    ],
+)
+def test_who_had_not_met_the_others_yet(words: str, joining: bool) -> None:
+    assert was_joining(words) is joining

@@ -32,6 +32,14 @@ RESET = CLOSED.replace(
     "pair.cc:537] Read error [127.0.0.1]:403: Connection reset by peer. This is typically caused by a remote worker "
     "hanging or bugs in the application.",
 )
+MEETING = """\
+[rank3]: Traceback (most recent call last):
+[rank3]:   File "/home/me/hello.py", line 3, in <module>
+[rank3]:     dist.init_process_group("gloo")
+[rank3]: RuntimeError: Gloo connectFullMesh failed with [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/\
+pair.cc:553] Connection closed by peer [127.0.0.1]:44717. This is typically caused by a remote worker crashing. Check \
+the logs of the remote worker before reporting an error. GLHF! 🏖️
+"""
 RAISED = """\
 [rank3]: Traceback (most recent call last):
 [rank3]:   File "/home/me/train.py", line 7, in <module>
@@ -325,6 +333,19 @@ RANKS: dict[str, tuple[list[NodeResult], Then]] = {
     "a rank that left early": (
         [node(0, "failed", rank(0, 0, 90.0), rank(1, 1, 100.0, CLOSED)), node(1, "failed", rank(3, 1, 99.0, RESET))],
         blames_3("failed with exit code 1", "rank 0 on node0 had ended before, with exit code 0"),
+    ),
+    "a rank that left while others still joined": (
+        [node(0, "failed", rank(0, 0, 99.5), killed(1, 15)), node(1, "failed", rank(3, 1, 99.0, MEETING))],
+        blames_3("failed with exit code 1", "rank 0 on node0 left while others still joined: let the script call "
+                 "`dist.barrier()` before `dist.destroy_process_group()`"),
+    ),
+    "a rank that could not join others that ended as badly": (
+        [node(0, "failed", killed(1, 15)), node(1, "failed", rank(3, 1, 99.0, MEETING))],
+        blames_3("failed with exit code 1", "another rank stopped taking part"),
+    ),
+    "a rank that could not join one that never wanted to": (
+        [node(0, "done", rank(0, 0, 99.5, joined=False)), node(1, "failed", rank(3, 1, 99.0, MEETING))],
+        blames_3("failed with exit code 1", "another rank stopped taking part"),
     ),
     "a death long after its alleged victims": (
         [node(0, "failed", rank(0, 1, 130.0)), node(1, "failed", rank(3, 1, 99.0, RESET))],
