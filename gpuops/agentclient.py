@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from gpuops.agent.whole import Whole
-from gpuops.connection import Channel, Connection
+from gpuops.connection import WORDS_S, Channel, Connection
 from gpuops.errors import ConnectionLost, NodeError, NodeRefused
 from gpuops.models import Resource
 from gpuops.output import span
@@ -28,7 +28,7 @@ NOISE_LIMIT = 1 << 20
 LINE_LIMIT = 64 << 20
 """The longest message borne, in bytes: a plan for half a million files fits."""
 GREETING_S = 60.0
-"""How long the magic line may take: a login, then up to 20 s for an agent that is being started anew."""
+"""How long the magic line may take: a login, then up to 30 s for an agent that is being started anew."""
 SHOWN = 200
 """How much of a stranger's words goes into a message, in characters."""
 ANSWER_S = 60.0
@@ -133,7 +133,7 @@ class AgentClient(Programs):
     def _no_answer(self, seen: bytes) -> NodeError:
         """Why the magic line never came: the agent's own refusal, or the last thing anybody said."""
         try:
-            self._channel.wait(timeout=2.0)
+            self._channel.wait(timeout=WORDS_S)
         except TimeoutError:
             pass  # it talks but is no agent: close() ends it
         complaint = (self._channel.errors().strip() or seen.decode(errors="replace").strip()).splitlines()
@@ -168,7 +168,7 @@ class AgentClient(Programs):
         finally:
             with self._lock:
                 self._lost = True
-                for answers in self._answers.values():
+                for answers in list(self._answers.values()):  # whoever hears it takes theirs away
                     answers.put(None)
             self._greeted.set()
 

@@ -21,6 +21,8 @@ from gpuops.processes import end_apart, start_apart
 
 END_S = 10.0
 """How long a killed program may take to be gone."""
+WORDS_S = 5.0
+"""How long the last words of a program that has ended are waited for: a stranger may hold the other end."""
 
 
 class Channel(Protocol):
@@ -135,7 +137,7 @@ class ProcessChannel:
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"{self._process.args!r} still runs") from error
-        self._drain.join(1)
+        self._drain.join(WORDS_S)
         return code
 
     def errors(self) -> str:

@@ -151,7 +151,7 @@ class Follower:
         return None
 
     def _is_condemned(self, index: int) -> bool:
-        reasons = [result.get("reason") or {} for result in self.results.values()]
+        reasons = [result.get("reason") or {} for result in list(self.results.values())]
         return any(reason.get("kind") == "gang" and reason.get("from") == index for reason in reasons)
 
     def _final(self, index: int, trouble: GpuopsError) -> Mapping[str, Any] | None:

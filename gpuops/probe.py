@@ -18,11 +18,11 @@ from gpuops.meeting import Meeting, Party, Spot, Tried, Way, candidates, decide,
 from gpuops.oneach import on_each
 from gpuops.world import World
 
-LIMIT_S = 5.0
-"""How long an address may take to answer."""
+LIMIT_S = 10.0
+"""How long an address may take to answer: its node may be busy."""
 SETTLE_S = 1.5
 """How long other addresses of a node that was reached are still waited for: a lost packet is sent again after 1 s."""
-LISTEN_S = 30.0
+LISTEN_S = 60.0
 ANSWER_S = 15.0
 """How long an agent may take over each of its parts, in seconds."""
 LAUNCH_PORTS = 2

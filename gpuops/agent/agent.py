@@ -30,6 +30,7 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     prctl.die_with_parent(WATCHDOG_DIED)
     note_self(node, "agent.json")
     settle(node)
+    sink.begins()
     threading.Thread(target=finish_sinks, args=(node,), name="sink", daemon=True).start()
     threading.Thread(target=Server(node).serve, name="server", daemon=True).start()
     while os.getppid() == watchdog:
@@ -42,10 +43,12 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
 def finish_sinks(node: Node) -> None:
     """What the agent before this one had left to do for runs that have ended."""
     kept = threading.Event()
-    for name in node.runs()[-1:]:
-        sink.beat(node, read_json(os.path.join(node.run(name), "spec.json")) or {"run": name}, kept)
-    notices.watch(node, kept, hurried)
-    sink.resume(node)
+    try:
+        for name in node.runs()[-1:]:
+            sink.beat(node, read_json(os.path.join(node.run(name), "spec.json")) or {"run": name}, kept)
+        notices.watch(node, kept, hurried)
+    finally:
+        sink.resume(node)
     kept.set()
     for name in node.runs()[-1:]:
         over.watch(node, name)

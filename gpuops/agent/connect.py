@@ -16,7 +16,7 @@ from gpuops.agent.proctable import lives
 from gpuops.agent.whole import Whole
 
 MAGIC = b"gpuops-agent 1\n"
-RETRY_S = 20.0
+RETRY_S = 30.0
 """How long a new agent may take to answer after its predecessor died, in seconds."""
 LINGER_S = 5.0
 """How long answers are waited for after the client has closed its end, in seconds."""

@@ -15,7 +15,7 @@ from gpuops.agent.network import LOWEST_PORT, TRIES, ephemeral_start
 
 HELLO = b"gpuops-probe"
 LINE_LIMIT = 512
-HEAR_S = 5.0
+HEAR_S = 15.0
 """How long one who connects may take to say what is due."""
 BURST = 4 << 20
 """Bytes sent to see how fast the way is."""

@@ -26,7 +26,10 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     node, rest = node_of(arguments)
     counts = end(node) if os.path.isdir(node.dir) else {"ended": 0, "left": 0}
     if "--remove" in rest and not counts["left"]:
-        remove(node)
+        try:
+            remove(node)
+        except FileNotFoundError:
+            pass  # another one removes it as well: whether it is gone is looked at by whoever asked
         if "--root" in rest:
             remove_root(node.root)
     print(json.dumps(counts), flush=True)

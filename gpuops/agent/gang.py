@@ -287,7 +287,9 @@ class Head(Link):
         while time.monotonic() < self.open_until:
             time.sleep(self._times.beat)
         _close(self._listener)
-        for wire in self._members.values():
+        with self._lock:
+            wires = dict(self._members)  # one may just be coming
+        for wire in wires.values():
             wire.close()
 
     def _silent(self) -> list[int]:

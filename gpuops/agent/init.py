@@ -14,7 +14,7 @@ from gpuops.agent.connect import refuse_ended, watched
 from gpuops.agent.dial import ask
 from gpuops.agent.node import Node, Refusal, node_of, program, write_json
 
-ANSWER_S = 30.0
+ANSWER_S = 45.0
 """How long a new agent may take to answer, in seconds."""
 
 

@@ -16,7 +16,7 @@ LATE_LOOK_S = 2.0
 FORMING_S = 60.0
 """How long ranks that have not joined are looked at often, in seconds."""
 SHARE = 20
-"""A pause lasts so many times what a look takes: a table of many connections must not cost a core."""
+"""A pause lasts so many times what a look costs: a table of many connections must not take a core."""
 ENOUGH_S = 1.0
 """A rank that was looked at for so long without a connection did not join."""
 ESTABLISHED, TIME_WAIT, LISTEN = "01", "06", "0A"
@@ -57,9 +57,10 @@ class Sampler:
         began = self._clock()
         pause_s = LOOK_S
         while not self._over.wait(pause_s):
-            now = self._clock()
+            now, spent_s = self._clock(), time.thread_time()
             self.sample(self._living)
-            pause_s = max(LOOK_S if now - began < FORMING_S else LATE_LOOK_S, SHARE * (self._clock() - now))
+            spent_s = time.thread_time() - spent_s  # a busy machine makes a look long, and not dear
+            pause_s = max(LOOK_S if now - began < FORMING_S else LATE_LOOK_S, SHARE * spent_s)
 
     def sample(self, pids: Mapping[int, int]) -> None:
         """One look at the ranks (rank -> pid) that were not seen joined yet."""

@@ -8,6 +8,7 @@ back nor a suspended machine lengthens a lease. After a reboot only the wall tim
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Any, Mapping, NamedTuple
 
@@ -159,7 +160,7 @@ def tell_boot_watch(folder: str | None, hard_wall: float | None) -> None:
     if not folder:
         return
     path = os.path.join(folder, "end")
-    temporary = f"{path}.{os.getpid()}.tmp"
+    temporary = f"{path}.{os.getpid()}-{threading.get_ident()}.tmp"
     try:
         with open(temporary, "w", encoding="ascii") as file:
             file.write("none\n" if hard_wall is None else f"{int(hard_wall + BOOT_MARGIN_S)}\n")

@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from typing import Any, Sequence
 
@@ -155,8 +156,8 @@ def read_json(path: str) -> Any:
 
 
 def write_json(path: str, value: Any, mode: int = 0o600) -> None:
-    """Write atomically: a reader sees the old or the new file, never half of one."""
-    temporary = f"{path}.{os.getpid()}.tmp"
+    """Write atomically: a reader sees the old or the new file, never half of one. Two threads may write the same."""
+    temporary = f"{path}.{os.getpid()}-{threading.get_ident()}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:

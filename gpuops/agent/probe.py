@@ -70,7 +70,7 @@ def reach(_node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
     `{tried: [{node, address, port, state, why, source, ms, mb_s}]}`; `state` is `ok`, `refused`, `timed-out`,
     `no-route`, `other` (not the node that was meant) or `failed`; `why`: the system's words; `source`: our own
     address towards it, where known; `mb_s` is measured with `burst`. Takes `limit_s`; for a target that was
-    reached some way, its other places have `settle_s` more.
+    reached some way, its other addresses have `settle_s` more.
     """
     own, token = int(args["from"]), str(args["token"])
     count = BURST if args.get("burst") else 0
@@ -90,11 +90,13 @@ def reach(_node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
 
 
 def _settled(tries: Sequence[Try], settle_s: float) -> bool:
-    """Whether nothing more is to be learned of one target."""
-    if all(one.ended is not None for one in tries):
-        return True
-    good = [one.ended for one in tries if one.ended is not None and one.state == "ok"]
-    return bool(good) and time.monotonic() - min(good) > settle_s
+    """Whether nothing more is to be learned of one target. An address that has answered on one port is waited for on
+    the others: its node is only busy."""
+    waiting = [one for one in tries if one.ended is None]
+    good = {one.address: one.ended for one in tries if one.ended is not None and one.state == "ok"}
+    if not waiting or not good:
+        return not waiting
+    return not any(one.address in good for one in waiting) and time.monotonic() - min(good.values()) > settle_s
 
 
 class Try:
@@ -104,6 +106,7 @@ class Try:
         self._own = own
         self._node = node
         self._place = (address, port)
+        self.address = address
         self._token = token
         self._count = count
         self._deadline = deadline

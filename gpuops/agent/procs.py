@@ -19,7 +19,8 @@ POLITE_S = 2.0
 """How long what is left of a run may take to follow SIGTERM, in seconds."""
 LIMIT_S = 60.0
 """How long is waited for killed processes to be gone (one may hang in a driver), in seconds."""
-LAST_S = 2.0
+LAST_S = 10.0
+"""How long those who record how the others ended may take to, on a busy machine with a slow disk."""
 
 _FORK = threading.RLock()
 """Held from fork to registration, and while it is decided whose a process is."""

@@ -36,6 +36,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _LOCK = threading.Lock()
 """Held while a run's results are copied: the next run may change them."""
+_seen_to = threading.Event()
+_seen_to.set()
+"""Not set while what the agent before this one has left undone is seen to."""
 _goes_at = NEVER
 _known: dict[str, dict[str, Any]] = {}
 """By the run's folder, what could not be written down: this machine's own disk may be full."""
@@ -145,11 +148,19 @@ def _sent(
     return found.files, found.size, found.changed
 
 
+def begins() -> None:
+    """This agent has just started: from now on `wait` is for `resume` as well."""
+    _seen_to.clear()
+
+
 def resume(node: Node) -> None:
     """What an agent that died has left undone."""
-    for name in node.runs():
-        if runfiles.result(node.run(name)) is not None:
-            keep(node, name)
+    try:
+        for name in node.runs():
+            if runfiles.result(node.run(name)) is not None:
+                keep(node, name)
+    finally:
+        _seen_to.set()
 
 
 def beat(node: Node, spec: Mapping[str, Any], done: threading.Event) -> None:
@@ -181,6 +192,7 @@ def is_unsafe(node: Node, name: str) -> bool:
 
 def wait() -> None:
     """Until nothing is being copied."""
+    _seen_to.wait()
     with _LOCK:
         pass
 

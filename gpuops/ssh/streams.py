@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from gpuops.connection import WORDS_S
 from gpuops.ssh import faults
 
 if TYPE_CHECKING:
@@ -47,12 +48,17 @@ class Program:
         if not self._channel.status_event.wait(timeout):
             raise TimeoutError(f"a program on {self._where} still runs")
         if self._drain.ident is not None:
-            self._drain.join(1)
+            self._drain.join(WORDS_S)
         return self._channel.exit_status if self._channel.exit_status >= 0 else LOST
 
     @property
     def connected(self) -> bool:
-        return self._channel.get_transport().is_active()
+        """Of a connection that is lost, paramiko ends the programs before it says so: what it met tells."""
+        import paramiko
+
+        transport = self._channel.get_transport()
+        met = transport.saved_exception
+        return transport.is_active() and (met is None or isinstance(met, paramiko.ChannelException))
 
     def errors(self) -> str:
         said = bytes(self._errors).decode(errors="replace")

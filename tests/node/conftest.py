@@ -137,8 +137,10 @@ class RealNode:
         return dict(until(look, f"the run {run} has ended"))
 
     def file(self, run: str, name: str) -> bytes:
-        path = self.folder / "runs" / run / name
-        return path.read_bytes() if path.exists() else b""
+        try:
+            return (self.folder / "runs" / run / name).read_bytes()
+        except FileNotFoundError:
+            return b""
 
 
 @pytest.fixture

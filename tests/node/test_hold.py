@@ -38,6 +38,7 @@ def test_what_it_holds_is_in_files_and_outlives_agent_and_watchdog(node: RealNod
     node.start("r-1", ["true"], hold_s=5.0)
     node.result("r-1")
     agent, watchdog = node.process("agent"), node.process("watchdog")
+    os.kill(watchdog, signal.SIGSTOP)  # so that it starts no other agent
     for pid in (agent, watchdog):
         os.kill(pid, signal.SIGKILL)
     until(lambda: not alive(agent) and not alive(watchdog), "both are gone")

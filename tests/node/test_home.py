@@ -59,7 +59,7 @@ def test_logs_and_results_of_a_real_run(node: RealNode, tmp_path: Path) -> None:
     home = RunHome(tmp_path / "laptop" / "runs" / "toy-1")
     node.start("toy-1", [sys.executable, "-c", TRAIN], outs=list(DEFAULT_OUTS))
 
-    result, cuts = follow_with_cuts(node, "toy-1", home, every=10)
+    result, cuts = follow_with_cuts(node, "toy-1", home, every=2)
     client = node.client()
     report = fetch({0: client}, "toy-1", "project", DEFAULT_OUTS, home, final=True, progress=Silent())
     client.close()

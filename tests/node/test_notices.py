@@ -23,6 +23,7 @@ STEPS = """
 import json, os, signal, sys, time
 stopping = []
 signal.signal(signal.SIGUSR1, lambda *_: stopping.append(1))
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it may come while the snapshot is written
 step = 100
 while not stopping:
     step += 1
@@ -188,6 +189,7 @@ def test_a_hint_at_one_machine_saves_on_all_of_them(machine: Callable[..., tuple
     start_both(nodes, SAVES)
     metadata.recommend()
     until(lambda: saved(first) == saved(second) == 1, "both have saved")
+    until(lambda: reasons(first) and reasons(second), "and that is noted")
     hint = {"kind": "rebalance", "by": "AWS", "say": "AWS may take node1 back soon", "node": 1}
     [reason] = reasons(second)
     assert {name: reason[name] for name in hint} == hint
@@ -203,14 +205,14 @@ def test_a_snapshot_that_nobody_fetches_is_handed_to_the_node_that_stays(
 ) -> None:
     (first, metadata), (second, _) = machine(0), machine(1)
     start_both([first, second], hold_s=600.0)
-    at = metadata.interrupt(in_s=44)  # the client that started it was here a moment ago: half a minute is left for it
+    at = metadata.interrupt(in_s=46)  # the client that started it was here a moment ago: half a minute is left for it
     step = (first.result("r-1"), second.result("r-1"))[0]["progress"]["step"]
     [took] = until(lambda: events(second, "took"), "the other node has it")
-    assert time.time() < at
+    assert took["at"] < at
     assert took["of"] == 0
     assert took["files"] in (1, 2), "last.pt as well where the first node wrote it later"
     assert (second.folder / "project/only-0.pt").read_text() == str(step)
-    assert events(first, "handed")[0]["to"] == 1
+    assert until(lambda: events(first, "handed"), "the one that gave it says so, too")[0]["to"] == 1
 
 
 TRAINS = """

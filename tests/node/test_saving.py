@@ -66,7 +66,7 @@ def test_before_the_lease_ends(node: RealNode) -> None:
     client.call("lease", ends_in=40.0, idle_s=None)
     lease = json.loads((node.folder / "lease.json").read_text())
     until(lambda: saved(node) == 1, "it has saved")
-    [reason] = reasons(node)
+    [reason] = until(lambda: reasons(node), "that it was asked is noted")
     assert (reason["kind"], reason["node"]) == ("lease", 0)
     assert reason["say"].startswith("its lease ends in ")
     assert abs(reason["at"] - lease["hard_wall"]) < 1.0

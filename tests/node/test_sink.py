@@ -78,8 +78,8 @@ def test_everything_that_a_client_would_fetch_is_kept_and_proven(node: RealNode,
         name: hashlib.sha256(data).hexdigest() for name, data in files.items() if name not in ("safe.json", "run.json")
     }
     assert (place / "out/notes.txt").stat().st_mtime_ns == (project / "notes.txt").stat().st_mtime_ns
+    until((node.folder / "runs/r-1/home.json").exists, "nobody need fetch it any more")
     assert b'"event": "safe"' in node.file("r-1", "events.jsonl")
-    assert (node.folder / "runs/r-1/home.json").exists(), "nobody need fetch it any more"
 
 
 def test_a_run_that_fails_is_kept_as_well(node: RealNode, volume: Path) -> None:
@@ -127,7 +127,7 @@ def test_on_a_full_volume_the_node_waits_for_its_user(node: RealNode, small: Pat
     node.python("r-1", MAKES, sink=sink(small, end=True), **HOLD)
     found = settled(node)
     assert (found["state"], found["why"]) == ("failed", "No space left on device, 1 file")
-    assert b'"event": "unsafe"' in node.file("r-1", "events.jsonl")
+    until(lambda: b'"event": "unsafe"' in node.file("r-1", "events.jsonl"), "that is noted")
     assert "safe.json" not in kept(small / "gpuops/r-1/node0")
     client = node.client()
     client.call("lease", ends_in=None, idle_s=0.5)
@@ -173,7 +173,8 @@ def test_whoever_dies_the_results_are_kept(node: RealNode, volume: Path, what: s
     node.python(
         "r-1", "open('a.pt', 'w').write('half'); import time; time.sleep(600)", sink=sink(volume, end=True), **HOLD
     )
-    until((node.folder / "project/a.pt").exists, "it runs")
+    made = node.folder / "project/a.pt"
+    until(lambda: made.exists() and made.read_text() == "half", "it runs")
     killed = node.process(what)
     os.kill(killed, signal.SIGKILL)
     until(lambda: not alive(killed), "it is gone")

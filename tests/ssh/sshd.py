@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import itertools
 import os
+import random
 import shutil
 import signal
 import socket
@@ -17,6 +19,9 @@ import psutil
 
 from gpuops.ssh import Target
 from tests.conftest import until
+
+LOWEST, SHARE, SHARES = 10_000, 1000, 10
+"""Below the ports that agents choose for a run (from 20000), and below those that the kernel gives out."""
 
 
 def find_sshd() -> str | None:
@@ -31,11 +36,18 @@ def can_serve() -> str:
     return ""
 
 
+_PORTS = itertools.count(random.SystemRandom().randrange(SHARE))
+
+
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    """A port that nobody listens on, and that nobody who asks the kernel for any gets meanwhile. Each worker has its
+    own, and none comes twice soon."""
+    first = LOWEST + SHARE * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % SHARES)
+    for number in itertools.islice(_PORTS, SHARE):
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", first + number % SHARE))
+            return first + number % SHARE
+    raise AssertionError("every port is taken")
 
 
 def make_key(path: Path, passphrase: str = "", kind: str = "ed25519") -> str:
@@ -172,17 +184,26 @@ class Sshd:
                 process.send_signal(number)
 
     def stop(self) -> None:
-        """End it, and all that was started through it."""
+        """End it, and all that was started through it; nobody answers any more when this returns."""
         if self._process is None:
             return
+        tree: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
             tree = psutil.Process(self._process.pid).children(recursive=True)
-            for process in tree:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
         self._process.kill()
         self._process.wait()
         self._process = None
+        for process in tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        until(lambda: not any(map(_lives, tree)), "its sessions have ended")
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextlib.contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +33,25 @@ def examined(shell: Shell, *words: str, code: int = 0) -> list[dict[str, Any]]:
     return found
 
 
-def left(server: Sshd) -> set[str]:
-    """What is in the host's home, and of ours in its memory."""
-    ours = {str(path) for path in Path("/dev/shm").glob("gpuops.*")}
-    return {path.name for path in server.home.iterdir()} | ours
+def in_home(server: Sshd) -> set[str]:
+    return {path.name for path in server.home.iterdir()}
+
+
+def in_memory() -> set[Path]:
+    """What is of ours in the memory of this machine, on which all hosts are."""
+    return set(Path("/dev/shm").glob("gpuops.*"))
 
 
 def test_hosts_are_examined_before_anything_is_made_on_them(shell: Shell, sshd: MakeSshd) -> None:
     server, other = sshd(bashrc=TALKS), sshd()
     (other.folder / "authorized_keys").write_text((server.folder / "authorized_keys").read_text())
-    before = left(server), left(other)
+    before = in_memory()
     found = examined(shell, "ssh", *naming(server, other), "--accept-new")
     assert {"this computer", place_of(server), place_of(other)} <= {one["where"] for one in found}
     assert [one["where"] for one in found if one["what"] == "shell-talks"] == [place_of(server)]
     assert not [one for one in found if one["level"] == "error"]
-    assert (left(server), left(other)) == before
+    assert in_home(server) == in_home(other) == {".bashrc"}
+    until(lambda: in_memory() <= before, "nothing is left in memory, by other tests neither")
     assert server.logins() == 1
 
 
@@ -78,6 +82,15 @@ def agents(server: Sshd) -> list[psutil.Process]:
     return found
 
 
+def all_dead(server: Sshd) -> bool:
+    """Kills whoever lives: one that has lost the other may have started a new one."""
+    found = agents(server)
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    return not found
+
+
 @pytest.fixture
 def up(shell: Shell, sshd: MakeSshd) -> Sshd:
     server = sshd()
@@ -87,9 +100,8 @@ def up(shell: Shell, sshd: MakeSshd) -> Sshd:
 
 
 def test_a_cluster_is_examined_though_its_agent_is_dead(shell: Shell, up: Sshd) -> None:
-    for process in agents(up):
-        process.send_signal(signal.SIGKILL)
-    until(lambda: not agents(up), "the agent's end")
+    before = in_memory()
+    until(lambda: all_dead(up), "the agent's end")
     found = examined(shell, "lab")
     assert [one["where"] for one in found if one["level"] == "ok"] == ["node0"]
     assert not agents(up)
@@ -99,4 +111,5 @@ def test_a_cluster_is_examined_though_its_agent_is_dead(shell: Shell, up: Sshd) 
     assert [(one["what"], one["where"]) for one in found] == [("unreached", "node0")]
     up.start()
     assert shell.run("down", "lab", "--force").returncode == 0
-    assert left(up) == {".bashrc"}
+    assert in_home(up) == {".bashrc"}
+    until(lambda: in_memory() <= before, "nothing is left in memory")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import paramiko
 import pytest
 
-from gpuops.connection import Connection
 from gpuops.errors import ConnectionLost, NodeError
 from gpuops.ssh import Denied, HostKeyChanged, Target, scan
 from gpuops.ssh.connection import SshConnection
@@ -23,9 +24,12 @@ from tests.conftest import until
 from tests.ssh.fakeserver import FakeServer, faking
 from tests.ssh.programs import read_all, run, write_on
 
-QUICK = Limits(connect_s=0.5, ping_s=1, silence_s=3, idle_s=1, noise_s=1, retry_s=2)
-
-Open = Callable[..., Connection]
+USUAL = Limits(connect_s=60, idle_s=1, retry_s=1e9)
+"""No machine is so busy that one of these ends what goes well."""
+parametrize = pytest.mark.parametrize
+SILENT = parametrize("limits", [replace(USUAL, connect_s=0.5, retry_s=2)], ids=["short"])
+NEVER_STARTS = parametrize("limits", [replace(USUAL, noise_s=1)], ids=["short"])
+ASKS = parametrize("limits", [replace(USUAL, ping_s=1, silence_s=3)], ids=["short"])
 
 
 @pytest.fixture
@@ -35,8 +39,13 @@ def server(tmp_path: Path) -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
-    one = Pool(QUICK, Gate(QUICK, sleep=lambda _: None))
+def limits() -> Limits:
+    return USUAL
+
+
+@pytest.fixture
+def pool(limits: Limits) -> Iterator[Pool]:
+    one = Pool(limits, Gate(limits, sleep=lambda _: None))
     yield one
     one.close()
 
@@ -66,15 +75,17 @@ def test_but_not_for_ever(server: FakeServer, node: SshConnection) -> None:
     server.faults.turn_away = 99
     with pytest.raises(Refused, match="closed the connection before the login"):
         node.open(["true"])
-    assert 1 < server.connections <= QUICK.tries
+    assert server.connections == USUAL.tries
 
 
+@SILENT
 def test_silence_instead_of_a_banner(server: FakeServer, node: SshConnection) -> None:
     server.faults.no_banner = True
     with pytest.raises(ConnectionLost, match="no SSH banner"):
         node.open(["true"])
 
 
+@SILENT
 def test_a_server_that_hangs_after_its_banner(server: FakeServer, node: SshConnection) -> None:
     server.faults.hang_after_banner = True
     with pytest.raises(ConnectionLost, match="stopped answering"):
@@ -160,6 +171,7 @@ def test_programs_are_refused(server: FakeServer, node: SshConnection) -> None:
         node.open(["true"])
 
 
+@NEVER_STARTS
 def test_a_program_that_never_begins(server: FakeServer, node: SshConnection) -> None:
     server.faults.never_start = True
     with pytest.raises(ConnectionLost, match="has not started a program within 1 s"):
@@ -185,6 +197,23 @@ def test_a_cut_ends_the_program_and_is_told(server: FakeServer, node: SshConnect
     assert server.logins == 2
 
 
+def test_a_cut_is_told_however_slowly_the_connection_ends(
+    server: FakeServer, node: SshConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """paramiko ends a lost connection's programs first, and only then says that it is lost."""
+    unlink = paramiko.Channel._unlink  # type: ignore[attr-defined]
+
+    def slowly(channel: paramiko.Channel) -> None:
+        unlink(channel)
+        time.sleep(0.5)
+
+    channel = node.open(["cat"])
+    monkeypatch.setattr(paramiko.Channel, "_unlink", slowly)
+    server.cut()
+    assert channel.wait(60) == 255
+    assert "ended" in channel.errors()
+
+
 def test_connections_share_one_login(server: FakeServer, node: SshConnection, pool: Pool) -> None:
     second = other(server.target(), pool)
     for connection in (node, second, node):
@@ -205,6 +234,7 @@ def test_an_unused_login_ends_and_a_used_one_does_not(server: FakeServer, node: 
     assert server.logins == 1
 
 
+@ASKS
 def test_a_silent_program_is_no_dead_connection(node: SshConnection) -> None:
     """The server answers when it is asked, however long its program says nothing."""
     channel = node.open(["sh", "-c", "sleep 4; echo late"])
@@ -213,7 +243,7 @@ def test_a_silent_program_is_no_dead_connection(node: SshConnection) -> None:
 
 
 def test_looking_at_a_host_key_shows_no_key(server: FakeServer) -> None:
-    assert scan(server.target(), 5, prefer=("ssh-ed25519",)) == (server.host_key,)
+    assert scan(server.target(), 60, prefer=("ssh-ed25519",)) == (server.host_key,)
     assert server.shown == []
 
 
@@ -223,7 +253,7 @@ def test_looking_says_what_is_wrong(server: FakeServer) -> None:
         scan(server.target(), 0.2, gate=Gate(sleep=lambda _: None))
     server.stop()
     with pytest.raises(ConnectionLost, match="refuses connections"):
-        scan(server.target(), 5)
+        scan(server.target(), 60)
 
 
 def test_looking_through_a_proxy(server: FakeServer) -> None:
@@ -237,11 +267,11 @@ def test_looking_through_a_proxy(server: FakeServer) -> None:
     script = server.identity.with_name("relay.py")
     script.write_text(relay)
     through = replace(server.target(), host="far.invalid", proxy=f"{sys.executable} {script} %h %p")
-    assert scan(through, 5) == (server.host_key,)
+    assert scan(through, 60) == (server.host_key,)
 
 
 def test_a_proxy_that_fails_says_why(server: FakeServer) -> None:
     broken = replace(server.target(), proxy="echo no way to %h >&2; exit 1; :")
     with pytest.raises(ConnectionLost, match=r"no way to 127\.0\.0\.1"):
-        scan(broken, 5)
+        scan(broken, 60)
     assert server.connections == 0

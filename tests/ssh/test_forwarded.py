@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpuops.forwarded import answers, tell
 from gpuops.ssh import command_line, write_config
-from tests.conftest import until
+from tests.conftest import HANG_S, until
 from tests.ssh.conftest import MakeSshd
 from tests.ssh.sshd import free_port
 
@@ -30,10 +30,10 @@ def test_what_is_said_of_a_port(sshd: MakeSshd, room: Path) -> None:
         until(lambda: said == ["closed"], "a word that nothing listens")
         with socket.create_server(("127.0.0.1", there)):
             until(lambda: said == ["closed", "open"], "a word that something does")
-        looking.join(30)
+        looking.join(HANG_S)
     finally:
         tunnel.terminate()
-        _, words = tunnel.communicate(timeout=30)
+        _, words = tunnel.communicate(timeout=HANG_S)
     assert words == b"", "ssh itself says nothing of ports where nothing listens"
     assert not looking.is_alive()
 

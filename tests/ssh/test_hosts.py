@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -259,18 +259,18 @@ def test_a_server_with_few_sessions_per_login(sshd: MakeSshd, connected: Connect
 
 @both
 @pytest.mark.parametrize(
-    ("bashrc", "words"),
+    ("bashrc", "noise_s", "words"),
     [
-        ("echo go away; exit 1\n", "go away"),
-        ("while :; do echo talk talk talk talk talk talk talk; done\n", "does not stop talking"),
-        ("exec cat >/dev/null\n", "has not started a program within 3 s"),
+        ("echo go away; exit 1\n", HANG_S, "go away"),
+        ("while :; do echo talk talk talk talk talk talk talk; done\n", HANG_S, "does not stop talking"),
+        ("exec cat >/dev/null\n", 3, "has not started a program within 3 s"),
     ],
 )
 def test_a_shell_that_never_starts_the_program(
-    sshd: MakeSshd, connected: Connect, kind: str, bashrc: str, words: str
+    sshd: MakeSshd, connected: Connect, kind: str, bashrc: str, noise_s: float, words: str
 ) -> None:
     server = sshd(bashrc=bashrc)
-    node = connected(server.target(), kind, Pool(Limits(noise_s=3), Gate()))
+    node = connected(server.target(), kind, Pool(Limits(noise_s=noise_s), Gate()))
     if run_by_bash():
         with pytest.raises(ConnectionLost, match=words):
             node.open(["true"])
@@ -331,7 +331,8 @@ def test_closing_kills_what_does_not_read(sshd: MakeSshd, connected: Connect) ->
     sleeping = [one for one in psutil.process_iter() if _command_line(one) == ["sleep", str(length)]]
     if os.geteuid() == 0:
         for one in sleeping:
-            one.kill()
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
     else:
         until(lambda: not any(one.is_running() for one in sleeping), "it is gone")
 

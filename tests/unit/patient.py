@@ -131,7 +131,7 @@ class Patient:
             ["sh", "-c", f'{self.limits}; exec "$@"', "sh", *argv],
             env=env,
             capture_output=True,
-            timeout=120,
+            timeout=600,
             check=True,
         )
         facts: dict[str, Any] = json.loads(done.stdout)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from sys import executable
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +20,7 @@ from gpuops.errors import ConnectionLost, NodeError, NodeRefused
 from gpuops.models import Resource
 from tests.conftest import until
 
-HANG_S = 30.0
+HANG_S = 120.0
 SPEAK = "import sys, time, json\nout = sys.stdout.buffer\ndef say(data): out.write(data); out.flush()\n"
 MAGIC = 'say(b"gpuops-agent 1\\n")\n'
 ECHO = SPEAK + MAGIC + "for line in sys.stdin.buffer:\n    request = json.loads(line)\n    "
@@ -132,6 +134,21 @@ def test_an_agent_that_dies_says_so_to_all_who_wait(dial: Dial) -> None:
             client.call("hello", timeout=HANG_S)
 
 
+def test_all_who_wait_hear_of_the_end_at_once(dial: Dial) -> None:
+    """Also where the first who hears of it stops waiting before the next one is told."""
+    client = dial(ECHO + "sys.exit()")
+
+    class Quick(queue.SimpleQueue[dict[str, Any] | None]):
+        def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:  # noqa: ARG002
+            del client._answers[0]
+
+    client._answers[0] = Quick()
+    began = time.monotonic()
+    with pytest.raises(ConnectionLost, match="ended"):
+        client.call("hello", timeout=4 * HANG_S)
+    assert time.monotonic() - began < 3 * HANG_S
+
+
 def test_a_node_that_takes_nothing_blocks_nobody(dial: Dial) -> None:
     """Requests beyond what the pipes hold: each runs into its own limit, and closing is quick."""
     client = dial(SPEAK + MAGIC + "time.sleep(600)")
@@ -189,6 +206,28 @@ def test_the_clock_is_asked_by_what_answers_at_once(dial: Dial) -> None:
     assert 100 - HANG_S < skew < 100 + HANG_S
 
 
+@pytest.mark.parametrize(("takes", "skew"), [((4.0, 1.0, 2.0), 100.5), ((4.0, 0.2), 100.1), ((0.0,), 100.0)])
+def test_the_promptest_answer_says_what_time_it_is(
+    monkeypatch: pytest.MonkeyPatch, takes: Sequence[float], skew: float
+) -> None:
+    """`takes`: seconds until an answer is here, that was given at their beginning."""
+    now, rest = [1000.0], list(takes)
+
+    class Slow:
+        label = "node0"
+
+        def call(self, verb: str) -> dict[str, float]:
+            if verb == "hello":
+                return {"protocol": PROTOCOL, "time": 0.0}
+            said = now[0] - 100
+            now[0] += rest.pop(0)
+            return {"time": said}
+
+    monkeypatch.setattr(live, "time", SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0]))
+    assert live._hello("lab", cast(AgentClient, Slow()))[1] == pytest.approx(skew)
+    assert not rest
+
+
 def test_an_agent_of_another_version_is_refused(dial: Dial) -> None:
     with pytest.raises(NodeRefused) as caught:
         live._hello("lab", dial(hello_agent(PROTOCOL + 1, 0)))
@@ -203,7 +242,7 @@ def test_nodes_are_logged_in_to_at_once(tmp_path: Path) -> None:
         SPEAK
         + f"import pathlib\nhere = pathlib.Path({str(tmp_path)!r})\n"
         + "(here / ('met-' + sys.argv[-1][-1])).touch()\n"
-        + "end = time.monotonic() + 5\n"
+        + f"end = time.monotonic() + {HANG_S}\n"
         + "while len(list(here.glob('met-*'))) < 2:\n"
         + "    time.sleep(0.02)\n"
         + "    if time.monotonic() > end: sys.exit('alone')\n"

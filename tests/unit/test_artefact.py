@@ -40,7 +40,7 @@ def test_it_holds_the_agent_and_nothing_else(tmp_path: Path) -> None:
 def test_wrong_use_is_one_line(tmp_path: Path, arguments: list[str]) -> None:
     agent, _ = artefact.build(tmp_path)
     argv = [sys.executable, "-I", str(agent), *arguments]
-    done = subprocess.run(argv, capture_output=True, text=True, input="no json", timeout=60, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, input="no json", timeout=600, check=False)
     assert done.returncode == 1
     assert json.loads(done.stderr)["error"]["kind"] == "usage"
 

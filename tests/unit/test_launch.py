@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,7 +14,8 @@ from typing import Any
 import pytest
 
 from gpuops import artefact
-from gpuops.agent import launcher
+from gpuops.agent import launcher, network
+from gpuops.agent.node import Node
 from gpuops.errors import UsageError
 from gpuops.launch import SCRUB, NodeFacts, node_specs, rank_command, ranks_for
 from gpuops.models import RunRequest
@@ -213,9 +213,8 @@ dist.destroy_process_group()
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """None that the kernel gives out: until torch is imported and listens, somebody else would have it."""
+    return int(network.port(Node("."), {"address": "127.0.0.1"}, None)["port"])
 
 
 def start(spec: Mapping[str, Any], program: list[str], folder: Path, tree: Path) -> subprocess.Popen[bytes]:
@@ -243,7 +242,7 @@ def test_two_nodes_of_two_ranks_get_every_argument_byte_for_byte(tmp_path: Path)
     program = [sys.executable, "-I", str(agent)]
     running = [start(spec, program, folder, tree) for spec, folder in zip(launched, folders, strict=True)]
     try:
-        codes = [process.wait(240) for process in running]
+        codes = [process.wait(600) for process in running]
     finally:
         for process in running:
             process.kill()

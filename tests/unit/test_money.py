@@ -25,6 +25,7 @@ from gpuops.output import Output, clock_time
 from gpuops.teardown import tear_down
 from gpuops.terms import LeaseWish
 from gpuops.world import World
+from tests.conftest import HANG_S
 from tests.fakes.provider import NAME, PRICE, Cloud, Fault, Scripted, surroundings
 
 NOW = 1_800_000_000.0
@@ -186,7 +187,9 @@ def test_the_price_that_allows_an_offer_is_never_below_it() -> None:
 # -- as a story ---------------------------------------------------------------------------------
 
 
-def tells(monkeypatch: pytest.MonkeyPatch, account: Callable[[], Any]) -> None:
+def tells(monkeypatch: pytest.MonkeyPatch, account: Callable[[], Any], within_s: float = HANG_S) -> None:
+    for place in ("gpuops.search.SOON_S", "gpuops.terms.PATIENCE_S"):
+        monkeypatch.setattr(place, within_s)
     monkeypatch.setattr(Scripted, "account", lambda _: account(), raising=False)
 
 
@@ -255,10 +258,8 @@ def test_nobody_waits_for_an_account_that_does_not_answer(
 ) -> None:
     cloud, world = there
     cloud.play(real=True)
-    for place in ("gpuops.search.SOON_S", "gpuops.terms.PATIENCE_S"):
-        monkeypatch.setattr(place, 0.05)
     answer = threading.Event()
-    tells(monkeypatch, lambda: answer.wait(60) and {"balance": 0.5})
+    tells(monkeypatch, lambda: answer.wait(HANG_S) and {"balance": 0.5}, within_s=0.05)
     try:
         words, error, _ = up(world)
     finally:

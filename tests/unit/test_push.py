@@ -252,7 +252,7 @@ def test_a_newer_push_makes_an_older_one_void(world: World) -> None:
     assert refused.value.kind == "superseded"
     channel = world.node.bulk("receive", "--tree", "project", "--push", answer["push"])
     channel.stdin.close()
-    assert channel.wait(30) == 1
+    assert channel.wait(600) == 1
     assert "another push has begun" in channel.errors()
     channel.close()
 

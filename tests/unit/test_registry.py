@@ -63,7 +63,7 @@ def test_to_list_names_imports_nothing(there: tuple[Cloud, World]) -> None:
         "print([name for name in sys.modules if name.startswith('provisioners.')])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600, check=True
     )
     assert done.stdout == "['aws', 'local', 'mars', 'runpod', 'ssh']\n['provisioners.base']\n"
 
@@ -116,7 +116,7 @@ class Hanging(Scripted):
     release = threading.Event()
 
     def describe(self, resource: Resource) -> Resource:
-        self.release.wait(60)
+        self.release.wait(600)
         return resource
 
 

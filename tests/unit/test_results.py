@@ -286,7 +286,7 @@ def test_mirrors_at_once_write_the_same_file(scene: Scene) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     assert errors == []
     assert home_logs(scene.home, 1) == logs
 
@@ -698,7 +698,7 @@ def test_fetches_at_once_leave_each_file_once(scene: Scene) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     assert errors == []
     assert scene.out() == {f"outputs/{index}.bin": bytes([index]) * 1000 for index in range(30)}
 

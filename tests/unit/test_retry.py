@@ -150,6 +150,8 @@ def test_machines_that_went_before_there_was_a_run() -> None:
         ("ended", {}, True),
         ("running", {}, False),
         ("unknown", {"hopeless": "its image cannot be pulled"}, False),
+        ("unknown", {"hopeless": "RunPod has stopped it", "stopped": True}, True),
+        ("unknown", {"hopeless": "its image does not start", "stopped": False}, False),
         ("ended", {"why_ended": "somebody has ended it"}, False),
         ("ended", {"why_ended": "AWS took it back", "reclaimed": True}, True),
         ("unknown", {"hopeless": "AWS took it back", "reclaimed": True}, True),

@@ -6,7 +6,9 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,10 +41,19 @@ def test_a_socket_table_is_read(text: str, expected: list[tuple[str, str, str]])
     assert joined.parse_table([HEADER, text], 23456) == expected
 
 
+def unknown_server() -> socket.socket:
+    """At a port that nobody was connected to lately: for a minute the kernel still tells of such."""
+    while True:
+        listener = socket.create_server(("127.0.0.1", 0))
+        if not any(row.client for row in joined.store_rows(None, listener.getsockname()[1]) or []):
+            return listener
+        listener.close()
+
+
 @pytest.mark.parametrize(("connections", "expected"), [(1, False), (2, None), (3, True)])
 def test_connections_that_nobody_saw_are_counted_afterwards(connections: int, expected: bool | None) -> None:
     """One node of two ranks: torchrun's own connection, then those of ranks that were gone too soon."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with unknown_server() as listener:
         port = listener.getsockname()[1]
         now = [0.0]
         sampler = joined.Sampler(port, 1, 2, clock=lambda: now[0])
@@ -102,6 +113,21 @@ def test_who_lives_is_looked_at_until_the_end() -> None:
 
 
 @pytest.mark.skipif(not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="kernel tells no children")
+def test_a_look_that_is_only_slow_is_soon_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a look costs is no more on a machine that is busy with others; how long it takes is."""
+    pauses: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        pauses.append(seconds)
+        return len(pauses) == 3
+
+    sampler = joined.Sampler(1, 1, 4)
+    monkeypatch.setattr(sampler, "sample", lambda _: time.sleep(0.5))
+    monkeypatch.setattr(sampler, "_over", SimpleNamespace(wait=wait))
+    sampler._look()
+    assert max(pauses) < joined.SHARE * 0.5
+
+
 def test_a_script_behind_another_program_is_looked_at() -> None:
     child = os.fork()
     if child == 0:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 
 from gpuops.agent import lease
 from gpuops.agent.lease import Now, Quiet, first, next_end, renewed
+from gpuops.agent.node import Node
 
 START = Now(wall=1_000_000.0, mono=500.0, boot_id="b1")
 
@@ -99,6 +103,25 @@ def test_that_it_cannot_be_told_fails_nothing(tmp_path: Path, capsys: pytest.Cap
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert f"the watchdog of {tmp_path}/gone was not told of the new lease" in said[0]
+
+
+def test_two_who_extend_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each writes a whole file, and the later one counts."""
+    node, ends = Node(str(tmp_path)), [200.0]
+    real = os.replace
+
+    def replace(source: str, target: str) -> None:
+        if ends:  # another thread of the agent, just before the first one's file has its name
+            other = threading.Thread(target=lease.lease, args=(node, {"ends_in": ends.pop()}, None))
+            other.start()
+            other.join(60)
+            assert lease.read(node)["hard_wall"] > time.time() + 150
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    lease.lease(node, {"ends_in": 100.0}, None)
+    assert time.time() < lease.read(node)["hard_wall"] < time.time() + 150
+    assert {path.name for path in tmp_path.iterdir()} == {"activity", "lease.json"}
 
 
 def test_the_first_end_wins() -> None:

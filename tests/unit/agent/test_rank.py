@@ -17,7 +17,7 @@ from gpuops import artefact
 from gpuops.agent import rank
 from gpuops.agent.proctable import find
 
-HANG_S = 60.0
+HANG_S = 600.0
 
 
 @pytest.fixture

@@ -171,3 +171,13 @@ def test_a_node_shows_that_it_goes_on_until_it_does_not(tmp_path: Path, monkeypa
     (folder / "home.json").touch()
     assert not sink.is_unsafe(node, "r-1")
     until(lambda: not [one for one in threading.enumerate() if one.name == "beat r-1"], "and no longer")
+
+
+def test_what_an_agent_before_left_is_waited_for_also_before_it_is_begun(tmp_path: Path) -> None:
+    sink.begins()
+    waiting = threading.Thread(target=sink.wait, daemon=True)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive(), "nobody has looked yet what there is to be done"
+    sink.resume(Node(str(tmp_path)))
+    until(lambda: not waiting.is_alive(), "there was nothing")
