@@ -183,12 +183,18 @@ class Shell:
 
     def die(self) -> None:
         """The computer goes off: commands and guard end in this instant, and nothing is told."""
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("GPUOPS_TEST_HOME") == str(self.home):
-                    process.send_signal(signal.SIGKILL)
-            except psutil.Error:
-                continue
+        while sum(map(self._kill, psutil.process_iter())):
+            continue  # what was started behind this look's back is seen by the next
+
+    def _kill(self, process: psutil.Process) -> bool:
+        """Whether it was one of this home, and lived."""
+        try:
+            if process.environ().get("GPUOPS_TEST_HOME") != str(self.home) or process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            process.send_signal(signal.SIGKILL)
+        except psutil.Error:
+            return False
+        return True
 
 
 @pytest.fixture

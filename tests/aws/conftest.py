@@ -17,6 +17,7 @@ from provisioners.aws import AwsProvisioner, images, network
 from provisioners.aws.access import split
 from provisioners.aws.options import wishes
 from provisioners.base import Context
+from tests.conftest import HANG_S
 from tests.fakes.aws import FakeAWS
 
 OWNER = "0a1b2c3d"
@@ -79,7 +80,7 @@ class Tenant:
     def listed(self, *regions: str) -> list[Resource]:
         return list(self.provider.list_owned(OWNER, regions))
 
-    def end(self, limit_s: float = 20.0) -> None:
+    def end(self, limit_s: float = HANG_S) -> None:
         """Asked again until nothing is listed."""
         until = time.monotonic() + limit_s
         while there := self.listed("us-east-1"):

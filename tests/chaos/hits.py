@@ -169,6 +169,7 @@ def kill(pid: int) -> None:
 def is_held(shell: Shell, process: subprocess.Popen[str]) -> bool:
     """Stop a command, unless it is in the middle of its writing: its guard would wait for the ledger."""
     process.send_signal(signal.SIGSTOP)
+    until(lambda: stands(process.pid), "it stands still")
     try:
         with closing(sqlite3.connect(shell.home / "ledger.db", timeout=0.5)) as ledger:
             ledger.execute("BEGIN IMMEDIATE")
@@ -176,6 +177,15 @@ def is_held(shell: Shell, process: subprocess.Popen[str]) -> bool:
     except sqlite3.OperationalError:
         process.send_signal(signal.SIGCONT)
         return False
+
+
+def stands(pid: int) -> bool:
+    """Whether all of a process' threads have stopped: one may be in the middle of a call to the system first."""
+    try:
+        found = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:
+        return False  # one has ended meanwhile
+    return all(state in "TtZX" for state in found)
 
 
 def guards(shell: Shell) -> list[int]:

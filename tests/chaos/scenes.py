@@ -60,6 +60,16 @@ class HalfMade:
         """The guard lives."""
         self._is_killed(here, Hit(Point(self.look), "after"), *self.up)
 
+    def make_alone(self, here: Tenant) -> None:
+        """The guard is killed first, while it has nothing to do: else it might have undone it all by then."""
+        process = here.shell.start(*self.up, "--timeout", "5")
+        asked = here.fake.requests
+        until(lambda: any(here.saboteur.fits(self.look, one) for one in list(asked)), "it waits for it", HANG_S)
+        kill_guards(here)
+        assert process.poll() is None, process.communicate()
+        process.kill()
+        process.communicate()
+
     def guard_is_hit(self, here: Tenant, hit: Hit, then: str) -> str:
         """What the one who sees to the end said."""
         strike = here.saboteur.expect_guard(here.shell, hit)
@@ -69,16 +79,14 @@ class HalfMade:
         return type_one(here, then)
 
     def down_is_hit(self, here: Tenant, hit: Hit, then: str) -> str:
-        self.make(here)
-        kill_guards(here)
+        self.make_alone(here)
         with FileLock(here.shell.home / LOCK):  # no guard comes before it
             self._is_killed(here, hit, "down", self.name)
         return type_one(here, then)
 
     def reap_is_hit(self, here: Tenant, hit: Hit) -> str:
         """What a computer finds that knows nothing any more."""
-        self.make(here)
-        kill_guards(here)
+        self.make_alone(here)
         here.lose_ledger()
         self._is_killed(here, hit, "reap", "--yes")
         return type_one(here, "reap")

@@ -64,7 +64,7 @@ NEVER_CLOSES = (CANCEL, SPOT_LOOK)
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[set[str]]:
     """Every kind of request that these commands make."""
     with alone(tmp_path_factory.mktemp("calm") / "one") as here:
-        here.fake.world.close_s = CLOSE_S
+        here.fake.world.close_s = HANG_S  # by itself never: else who is slow has nothing to cancel
         done = here.shell.run(*UP)
         assert done.returncode == 4, done.stderr
         assert "aws-1 is undone, nothing of it is left" in done.stderr
@@ -198,7 +198,7 @@ def half_made_is_hit(here: TenantOfAws, case: Case) -> str:
 def test_every_answer_is_lost_once(undisturbed: set[str], tmp_path: Path) -> None:
     """What is asked is asked again; what makes something is never made twice."""
     with alone(tmp_path / "one") as here:
-        here.fake.world.close_s = CLOSE_S
+        here.fake.world.close_s = HANG_S
         actions = dict.fromkeys(one.split()[0] for one in undisturbed)
         here.fake.play(*(Fault(action, what="lost") for action in actions if action != GROUP))
         done = here.shell.run(*UP)

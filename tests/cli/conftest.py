@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuops import progress
 from gpuops.cli.entry import execute
 from tests.cli.renter import fake, money, no_guard_stays, renter  # noqa: F401 - fixtures for every file here
 from tests.cli.tenant import tenant  # noqa: F401
@@ -54,6 +55,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     folder = tmp_path / "project"
     folder.mkdir()
     monkeypatch.setenv("GPUOPS_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(progress, "QUIET_S", 86400.0)  # what drags is said, and here a busy machine would decide it
     monkeypatch.chdir(folder)
     return Desk(tmp_path / "home", folder, capsys)
 

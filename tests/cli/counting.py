@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -22,6 +23,14 @@ from tests.conftest import HANG_S, Shell, until
 PROGRAM = Path(__file__).parent / "programs" / "count.py"
 PLAIN = ("run", "--nodes", "2", "--all-nodes")
 TORCHRUN = ("train", "multinode", "--nodes", "2", "--gpus", "1")
+
+
+MEETS = """
+import os, socket
+world = socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+"""
+"""How a script begins whose ranks are seen to meet, without the seconds of torch: one that never does is either too
+quick or called apart, as busy as the machine is."""
 
 
 class Said(threading.Thread):
@@ -117,6 +126,13 @@ class Counting:
     def kill(self, what: str, index: int, sign: int = signal.SIGKILL) -> None:
         os.kill(self.pid(what, index), sign)
 
+    def kill_together(self, index: int, *whats: str) -> None:
+        """At once: none of them sees another one's end."""
+        pids = [self.pid(what, index) for what in whats]
+        for sign in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                os.kill(pid, sign)
+
     def event(self, index: int, kind: str) -> dict[str, Any]:
         return next(event for event in self._events(index) if event["event"] == kind)
 
@@ -125,7 +141,7 @@ class Counting:
 
     def _events(self, index: int) -> list[dict[str, Any]]:
         text = (self.node(index) / "runs" / self.run / "events.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines()]
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # one may be half written
 
     # What it left.
 
@@ -162,6 +178,16 @@ class Counting:
 def line(who: int, number: int) -> bytes:
     """As programs/count.py writes it."""
     return f"{who} counts {number} with some bytes behind it: {'.' * (number % 50)}\n".encode()
+
+
+def remove(folder: Path) -> None:
+    """A folder in which others write meanwhile."""
+
+    def gone() -> bool:
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+
+    until(gone, f"the end of {folder}")
 
 
 def lives(pid: int, start: float) -> bool:

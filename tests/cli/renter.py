@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,13 +15,14 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from gpuops import search, terms
+from gpuops.clock import Clock
 from gpuops.errors import BUG
 from gpuops.ledger import Ledger
 from provisioners.runpod import account, api, provisioner
 from provisioners.runpod.provisioner import RunpodProvisioner
-from tests.conftest import until
+from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Fault, Life
-from tests.ssh.sshd import free_port
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Desk, Said
@@ -42,7 +46,7 @@ class Renter:
     fake: FakeRunPod
     patch: pytest.MonkeyPatch
     port: int = 0
-    """Of this computer, where nobody listens."""
+    """Of this computer, where nobody listens, nor can."""
 
     last: Said | None = None
     """What came of the last command; for who reads a failure."""
@@ -109,6 +113,26 @@ def no_guard_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     until(lambda: not guards(base), f"no guard is left, but {guards(base)}")
 
 
+@contextmanager
+def deaf_port() -> Iterator[int]:
+    """A port that is taken, and behind which nobody listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+def count_waits(patch: pytest.MonkeyPatch) -> None:
+    """Deadlines count what is waited for, and not how long this machine takes to do something."""
+    waited = [0.0]
+
+    def sleep(_clock: Clock, seconds: float) -> None:
+        time.sleep(seconds)
+        waited[0] += seconds + 0.001
+
+    patch.setattr(Clock, "sleep", sleep)
+    patch.setattr(Clock, "monotonic", lambda _: waited[0])
+
+
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[FakeRunPod]:
     with FakeRunPod(tmp_path / "runpod") as one:
@@ -125,11 +149,14 @@ def renter(desk: Desk, fake: FakeRunPod, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(RunpodProvisioner, "gone_s", 0.6)
     monkeypatch.setattr(provisioner, "PULLING_S", 0.2)
     monkeypatch.setattr(provisioner, "RANKS_S", 0.1)
-    monkeypatch.setattr(provisioner, "LOG_S", 0.25)
+    monkeypatch.setattr(provisioner, "LOG_S", HANG_S)
+    fake.terse = True
     monkeypatch.setattr(api, "PAUSES_S", (0.05, 0.05))
     monkeypatch.setattr(account, "PROGRAM", "raise SystemExit(1)")
-    one = Renter(desk, fake, monkeypatch, free_port())
-    yield one
+    count_waits(monkeypatch)
+    with deaf_port() as port:
+        one = Renter(desk, fake, monkeypatch, port)
+        yield one
     fake.script.clear()
     for name, value in fake.env.items():
         monkeypatch.setenv(name, value)
@@ -146,7 +173,7 @@ def run_graphql_query(query, api_key=None):
     headers = {"Authorization": "Bearer " + api_key, "Content-Type": "application/json", "User-Agent": "RunPod-SDK"}
     url = os.environ["RUNPOD_API_BASE_URL"] + "/graphql"
     request = urllib.request.Request(url, json.dumps({"query": query}).encode(), headers)
-    return json.loads(urllib.request.urlopen(request, timeout=10).read())
+    return json.loads(urllib.request.urlopen(request, timeout=600).read())
 """
 
 
@@ -159,6 +186,8 @@ def money(renter: Renter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Re
         (package / name).write_text(text)
     program = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
     monkeypatch.setattr(account, "PROGRAM", program + PROGRAM)
+    for module, patience in ((account, "LIMIT_S"), (search, "SOON_S"), (terms, "PATIENCE_S")):
+        monkeypatch.setattr(module, patience, HANG_S)
     return renter
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from gpuops.agent.node import read_json, write_json
 from gpuops.agent.sessions import open_here
-from tests.conftest import HANG_S, Shell, until
+from tests.cli.heard import at_terminal
+from tests.conftest import Shell, until
 
 SINK = ("--sink", "volume:data")
 WORLD_SEES = "somebody is logged in here by SSH: no rented node ends under them"
@@ -33,16 +34,21 @@ def leave(camp: Shell) -> None:
     """This computer is shut: nothing of ours goes on here, and nobody on the nodes is told."""
     for process in psutil.process_iter(["cmdline"]):
         if (process.info["cmdline"] or [])[-2:] == ["gpuops.guard", str(camp.home)]:
-            process.send_signal(signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):  # one that found another there, and has left
+                process.send_signal(signal.SIGKILL)
 
 
-def detach(camp: Shell, *flags: str, script: str = MAKES) -> str:
-    """Start a run and shut this computer while it goes on."""
+def detach(camp: Shell, *flags: str, script: str = MAKES, idle_s: float | None = None) -> str:
+    """Start a run and shut this computer while it goes on. `idle_s`: what its nodes bear from then on without use; they
+    would not bear so little while a busy machine prepares the run."""
     away = camp.home / "away"
     wait = f"until [ -e '{away}' ]; do sleep 0.1; done; "
     done = camp.run("run", "--on", "tent", "--detach", "--yes", *flags, "--", "sh", "-c", wait + script)
     assert done.returncode == 0, done.stderr
     leave(camp)
+    for node in nodes(camp) if idle_s is not None else ():
+        lease = str(node / "lease.json")
+        write_json(lease, {**read_json(lease), "idle_s": idle_s})
     away.touch()
     return done.stderr
 
@@ -59,18 +65,6 @@ def runs(camp: Shell) -> dict[str, Any]:
     until(lambda: camp.json("runs")["runs"][0]["state"] == "home", "the guard's work")
     found: dict[str, Any] = camp.json("runs")["runs"][0]
     return found
-
-
-def typed(camp: Shell, answer: str, *words: str) -> tuple[int, str]:
-    """Exit code and what a terminal shows in which a question is answered."""
-    ours, its = pty.openpty()
-    process = camp.start(*words, stdin=its, stderr=its)
-    os.close(its)
-    os.write(ours, answer.encode())
-    process.communicate(timeout=HANG_S)
-    shown = os.read(ours, 1 << 16).decode()
-    os.close(ours)
-    return process.returncode, shown
 
 
 def gone(camp: Shell) -> None:
@@ -93,11 +87,11 @@ def test_who_detaches_must_say_who_keeps_the_results(camp: Shell, yes: list[str]
 
 
 def test_on_a_terminal_it_is_asked(camp: Shell) -> None:
-    code, shown = typed(camp, "n\n", "run", "--on", "tent", "--detach", "--", "true")
+    code, _, shown = at_terminal(camp, "n\n", "run", "--on", "tent", "--detach", "--", "true")
     assert code == 2
     assert "wait up to 2 h 00 min for this computer to fetch the results, for at most $0.72? [y/N]" in shown
     assert not tents(camp)
-    code, shown = typed(camp, "y\ny\n", "run", "--on", "tent", "--detach", "--", "true")
+    code, _, shown = at_terminal(camp, "y\ny\n", "run", "--on", "tent", "--detach", "--", "true")
     assert code == 0, shown
     assert "detached: the guard brings the results home" in shown
 
@@ -110,7 +104,7 @@ def test_a_wait_that_is_none(camp: Shell, hours: str) -> None:
 
 
 def test_results_wait_for_the_computer_longer_than_a_node_stands_idle(camp: Shell) -> None:
-    said = detach(camp, "--grace", "1", "--idle", "0.02")
+    said = detach(camp, "--grace", "1", "--idle", "60", idle_s=1.2)
     assert "note: results are lost unless this computer is back within 1 h 00 min after the run's end, and " in said
     ended(camp)
     with pytest.raises(AssertionError):

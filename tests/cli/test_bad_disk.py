@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
+from tests.cli.test_away import leave
 from tests.conftest import HANG_S, Shell, until
 
 G = f"{sys.executable} -m gpuops"
@@ -77,7 +78,7 @@ def test_a_node_that_is_away_keeps_nothing_of_the_others_away(shell: Shell) -> N
     assert shell.run("run", "--detach", "--all-nodes", "--", "sh", "-c", line).returncode == 0
     project = shell.home / "local" / "lab" / "n1" / "project"
     until(lambda: "edited" in (project / "a.txt").read_text(), "the edit on node1")
-    one_of(shell, "gpuops.guard").kill()  # or it would bring them home itself
+    leave(shell)  # or the guard would bring them home itself
     watchdog = one_of(shell, " watchdog --node ", "/lab/n0")
     watchdog.send_signal(signal.SIGSTOP)
     ended = shell.home / "local" / "lab" / "n0" / "ended.json"

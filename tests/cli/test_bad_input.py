@@ -14,7 +14,7 @@ import pytest
 
 from gpuops.ledger import Ledger
 from tests.cli.conftest import Desk, Said
-from tests.conftest import Shell, open_folder, until, without_root
+from tests.conftest import HANG_S, Shell, open_folder, until, without_root
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQAAAAAAAAABAAAAMwAAAAtzc2gtZW\n"
 KEY += "-----END OPENSSH PRIVATE KEY-----\n"
@@ -432,13 +432,14 @@ def test_what_only_a_live_cluster_can_say(shell: Shell) -> None:
     assert failed(shell, "train", "single", "--resume", "true-1") == (
         2, ["error: true-1 left no snapshots to resume from", f"hint: look into {shell.folder}/runs/true-1"],
     )  # fmt: skip
-    first = shell.start("run", "--", "sh", "-c", "trap 'exit 0' USR1; while :; do sleep 0.1; done")
-    until(lambda: shell.json("runs")["runs"][-1]["state"] == "running", "sh-1 running")
+    first = shell.start("run", "--", "sh", "-c", "trap 'exit 0' USR1; echo on; while :; do sleep 0.1; done")
+    log = shell.folder / "runs/sh-1/logs/node0/launcher.out"
+    until(lambda: log.exists() and log.read_text() == "on\n", "sh-1 running")
     assert failed(shell, "run", "--", "true") == (
         2, ["error: sh-1 is running on lab", "hint: wait for it with --queue, or end it: gpuops stop sh-1"],
     )  # fmt: skip
     assert shell.run("stop", "sh-1").returncode == 0
-    first.wait(60)
+    first.communicate(timeout=HANG_S)
     assert shell.run("down").returncode == 0
     rows = {row["run"]: row["say"] for row in shell.json("runs")["runs"]}
     assert rows["true-1"] == "not started: node0: there is no Python at '/nowhere/python' on this node"

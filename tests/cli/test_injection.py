@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.counting import MEETS
 from tests.conftest import Shell
 
 CANARY = "canary"
@@ -88,7 +89,7 @@ def test_a_command_its_variables_and_files(shell: Shell) -> None:
 
 def test_a_script_on_two_nodes(shell: Shell) -> None:
     name = f"it's $(touch {CANARY}) `touch {CANARY}` {{run}}.py"
-    shell.write(f"a folder/{name}", SAY)
+    shell.write(f"a folder/{name}", MEETS + SAY)
     done = shell.run("train", "multinode", "--gpus", "1", *env_flags(), f"a folder/{name}", "--", *NASTY)
     assert done.returncode == 0, done.stderr
     ranks = said(done.stdout)

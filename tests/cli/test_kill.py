@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.cli.counting import PLAIN, TORCHRUN, Counting, line
+from tests.cli.counting import PLAIN, TORCHRUN, Counting, line, remove
 from tests.conftest import HANG_S, Shell, until
 
 AGENT_SAYS = "gpuops' agent on this node was killed while the run was on"
@@ -121,8 +120,7 @@ def test_the_agent_is_killed_under_torchrun(shell: Shell, tmp_path: Path) -> Non
 def test_agent_and_watchdog_are_killed_at_once(shell: Shell, tmp_path: Path) -> None:
     """Nobody of ours is left on the node: its end comes from outside, and by the marker."""
     counting = Counting(shell, tmp_path / "side").start()
-    for what in ("watchdog", "agent"):
-        counting.kill(what, 1)
+    counting.kill_together(1, "watchdog", "agent")
     done = counting.end()
     assert done.returncode == 4, done.stderr
     assert "node1" in done.stderr.splitlines()[-2]
@@ -157,5 +155,5 @@ def test_the_program_writes_the_lines_that_are_compared(shell: Shell, tmp_path: 
 def test_a_removed_node_folder_takes_its_processes_along(shell: Shell) -> None:
     assert shell.run("up", "local").returncode == 0
     [node] = (shell.home / "local").glob("*/n0")
-    shutil.rmtree(node)
+    remove(node)
     shell.expect_clean()

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,18 @@ def talk(shell: Shell, there: Path) -> None:
     there.mkdir()
     shell.write("talk.py", TALK.format(folder=str(there)))
     process = shell.start("train", "multinode", "--gpus", "1", "talk.py")
-    for turn in ("a1", "a0", "b1", "b0"):
+    for turn, node, lines in (("a1", 1, 1), ("a0", 0, 1), ("b1", 1, 2), ("b0", 0, 2)):
         (there / turn).touch()
         until((there / f"{turn}-said").exists, f"turn {turn}")
-        time.sleep(1.2)
+        until(partial(is_noted, shell, node, lines), f"the note of turn {turn}")
+        time.sleep(0.7)
     process.communicate(timeout=HANG_S)
+
+
+def is_noted(shell: Shell, node: int, lines: int) -> bool:
+    """Whether a node has noted when it wrote so many lines."""
+    notes = next((shell.home / "local").glob(f"*/n{node}/runs/talk-1/times.jsonl"), None)
+    return notes is not None and notes.read_text().count("\n") >= lines
 
 
 def test_lines_of_a_past_run(
@@ -68,7 +76,7 @@ def test_lines_of_a_past_run(
     assert logs("--since", datetime.fromtimestamp(third - 0.5).isoformat()) == EVERY[2:]
     nothing = desk.type("logs", "--grep", "nowhere")
     assert (nothing.code, nothing.out) == (0, "")
-    assert re.fullmatch(r"no line of talk-1 fits; its last line is from \d+ s ago\n", nothing.err)
+    assert re.fullmatch(r"no line of talk-1 fits; its last line is from (\d+ s|\d+:\d\d min) ago\n", nothing.err)
     code, sent = on_a_terminal(shell, "logs", "--rank", "1", "--tail", "1")
     assert (code, sent) == (0, "\x1b[33m[n1 r1]\x1b[0m b of 1\x1b[0m\r\n")
     for note in notes:
@@ -134,31 +142,58 @@ def test_what_is_no_filter(desk: Desk, words: tuple[str, ...], say: str) -> None
     assert (said.code, said.out, said.err.splitlines()[0]) == (2, "", f"error: {say}")
 
 
+STUBBORN = """
+import os, signal, sys, time
+def wait(*_):
+    while not os.path.exists({enough!r}):
+        time.sleep(0.1)
+    sys.exit(0)
+signal.signal(signal.SIGUSR1, wait)
+print("here", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
+
 def test_what_drags_is_said(shell: Shell) -> None:
     """In a log: a set-up that takes time, what it says, and how long a stop may take."""
-    stubborn = "import signal, time\nsignal.signal(signal.SIGUSR1, lambda *_: (time.sleep(2), exit(0)))\n"
-    shell.write("a.py", stubborn + "print('here', flush=True)\nwhile True: time.sleep(0.1)\n")
-    process = shell.start("run", "--json", "--setup", "echo first words; sleep 2", "--", "python3", "a.py")
+    ready, enough = shell.home.parent / "ready", shell.home.parent / "enough"
+    shell.write("a.py", STUBBORN.format(enough=str(enough)))
+    setup = ("--setup", f"echo first words; until [ -e {ready} ]; do sleep 0.1; done")
+    said = shell.home.parent / "said"
+    process = shell.start("run", "--json", *setup, "--", "python3", "a.py", stderr=said.open("w"))
+
+    def line(begin: str) -> str:
+        return next((one for one in said.read_text().splitlines(keepends=True) if one.startswith(begin)), "")
+
+    until(lambda: line("running the set-up command: node0: first words"), "what the set-up says")
+    ready.touch()
     log = shell.folder / "runs/python3-1/logs/node0/launcher.out"
     until(lambda: log.exists() and log.read_text(), "the run to speak")
     busy = shell.run("status").stdout
-    assert re.search(r"^local-1: python3-1 runs for \d+ s, last line \d+ s ago$", busy, re.M), busy
+    assert re.search(r"^local-1: python3-1 runs for (\d+ s|\d+:\d\d min), last line \d+ s ago$", busy, re.M), busy
     os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=HANG_S)
-    lines = err.splitlines()
-    assert "running the set-up command: node0: first words" in lines
-    assert "stopping python3-1 (at most 20 s): 10 s for a snapshot, then 10 s to end" in lines
+    stopping = until(lambda: line("stopping "), "that it stops")
+    assert stopping == "stopping python3-1 (at most 20 s): 10 s for a snapshot, then 10 s to end\n"
+    enough.touch()
+    out, _ = process.communicate(timeout=HANG_S)
     assert json.loads(out)["kind"] == "run"
     assert process.returncode == 130
 
 
 def test_what_drags_lives_on_a_terminal(shell: Shell) -> None:
     """And at the end it is said how to see the curves."""
-    script = "sleep 2; mkdir -p tb/a; touch tb/a/events.out.tfevents.1; echo done"
-    code, sent = on_a_terminal(shell, "run", "--setup", "echo first words; sleep 2", "--", "sh", "-c", script)
+    ready, enough = shell.home.parent / "ready", shell.home.parent / "enough"
+    gates = {
+        r"\r\x1b\[2K. running the set-up command: node0: first words, \d+ s": ready,
+        r"\r\x1b\[2K. sh-1 runs: no line yet, \d+ s": enough,
+    }
+    waits = {gate: f"until [ -e {gate} ]; do sleep 0.1; done" for gate in (ready, enough)}
+    script = f"{waits[enough]}; mkdir -p tb/a; touch tb/a/events.out.tfevents.1; echo done"
+    setup = f"echo first words; {waits[ready]}"
+    code, sent = on_a_terminal(shell, "run", "--setup", setup, "--", "sh", "-c", script, gates=gates)
     assert code == 0
-    assert re.search(r"\r\x1b\[2K. running the set-up command: node0: first words, \d s", sent)
-    assert re.search(r"\r\x1b\[2K. sh-1 runs: no line yet, \d s", sent)
+    assert all(re.search(pattern, sent) for pattern in gates)
     stays = [line.rpartition("\x1b[2K")[2] for line in sent.split("\r\n")]
     assert {"done", "curves: tensorboard --logdir runs/sh-1/out/tb/a"} <= set(stays)
     assert not [line for line in stays if line and line[0] in FRAMES], "nothing of the live line stays"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -15,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Shell, until
+from tests.cli.heard import spoken
+from tests.conftest import HANG_S, Shell, until
 from tests.fakes import fair
 
 ROOT = str(Path(__file__).parents[2])
@@ -35,7 +37,8 @@ signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
 for step in range(done + 1, done + 8):
     time.sleep(0.3)
     if step == done + 5:
-        saved.write_text(str(step))
+        pathlib.Path("draft").write_text(str(step))
+        os.replace("draft", saved)  # it is fetched meanwhile
     tell(step, done + 5 if step >= done + 5 else done)
 if resumed and len(sys.argv) == 1:
     time.sleep(2.5)
@@ -87,7 +90,7 @@ def test_it_goes_on_elsewhere_from_what_came_home(fairground: Shell) -> None:
     command = begin(fairground, "--retries", "2", "--json")
     home_by(fairground, "python3-1")
     assert fair.take_back(tents(fairground))
-    out, err = command.communicate(timeout=120)
+    out, err = command.communicate(timeout=HANG_S)
     assert command.returncode == 0, err
     assert "node0 was reclaimed; retry 1 of 2: looking for machines elsewhere than east\n" in err
     assert f"node0 is gone: {fair.WHY}\n" in err
@@ -108,14 +111,14 @@ def test_it_goes_on_elsewhere_from_what_came_home(fairground: Shell) -> None:
 
 
 class Notices(BaseHTTPRequestHandler):
-    """The metadata service of a machine: a notice while `server.going`."""
+    """The metadata service of a machine: a notice in each place of `server.going`, which has an address of its own."""
 
     def do_PUT(self) -> None:
         self._answer(200, b"token")
 
     def do_GET(self) -> None:
-        going = self.server.going  # type: ignore[attr-defined]
-        if self.path.endswith("spot/instance-action") and going.is_set():
+        place = [*fair.PLACES][int(self.connection.getsockname()[0].rpartition(".")[2]) - 1]
+        if self.path.endswith("spot/instance-action") and place in self.server.going:  # type: ignore[attr-defined]
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 120))
             return self._answer(200, json.dumps({"action": "terminate", "time": at}).encode())
         return self._answer(404, b"")
@@ -131,25 +134,23 @@ class Notices(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def notices(fairground: Shell) -> Iterator[threading.Event]:
-    """Set: every tent hears that it is taken back."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Notices) as server:
-        server.going = threading.Event()  # type: ignore[attr-defined]
+def notices(fairground: Shell) -> Iterator[set[str]]:
+    """The places whose tents hear that they are taken back."""
+    with ThreadingHTTPServer(("", 0), Notices) as server:
+        server.going = set()  # type: ignore[attr-defined]
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        fairground.env["FAIR_NOTICES"] = f"http://127.0.0.1:{server.server_port}"
+        fairground.env["FAIR_NOTICES"] = f"http://127.0.0.PLACE:{server.server_port}"
         yield server.going  # type: ignore[attr-defined]
         server.shutdown()
 
 
-def test_a_notice_and_what_it_cost(fairground: Shell, notices: threading.Event) -> None:
+def test_a_notice_and_what_it_cost(fairground: Shell, notices: set[str]) -> None:
     """The steps that no snapshot had, and the seconds from the notice to the first new step."""
     command = begin(fairground, "--retries", "1", "--json")
     log = fairground.folder / "runs" / "python3-1" / "logs" / "node0" / "launcher.out"
     until(lambda: log.exists() and "waits" in log.read_text(), "a run that has done its steps")
-    notices.set()
-    until(lambda: len(fair.asked(tents(fairground))) == 2, "a retry")
-    notices.clear()
-    out, err = command.communicate(timeout=120)
+    notices.add("east")
+    out, err = command.communicate(timeout=HANG_S)
     assert command.returncode == 0, err
     assert "node0 was reclaimed at step 7; retry 1 of 1: looking for machines elsewhere than east\n" in err
     (loss,) = json.loads(out)["retries"]
@@ -162,10 +163,17 @@ def test_a_notice_and_what_it_cost(fairground: Shell, notices: threading.Event) 
 
 
 @pytest.fixture
-def reclaimed(fairground: Shell, notices: threading.Event) -> Shell:
+def reclaimed(fairground: Shell, notices: set[str]) -> Shell:
     """A fairground where every tent is taken back as soon as a run is in it."""
-    notices.set()
+    notices.update(fair.PLACES)
+    tents(fairground).mkdir(parents=True)
     return fairground
+
+
+def nowhere_else(shell: Shell) -> None:
+    """One tent can be had, in the east, and no other one."""
+    (tents(shell) / "once").write_text("east")
+    (tents(shell) / "full").write_text("west north")
 
 
 def fragile(shell: Shell, *places: str) -> None:
@@ -204,7 +212,7 @@ def test_taken_back_while_it_is_made_ready(fairground: Shell, tmp_path: Path) ->
     command = fairground.start(*words)
     until(begun.exists, "the setup has begun")
     fair.take_back(tents(fairground))
-    out, err = command.communicate(timeout=120)
+    out, err = command.communicate(timeout=HANG_S)
     assert command.returncode == 0, err
     assert f"ended before its run began: {fair.WHY}; retry 1 of 1: looking for machines elsewhere than east\n" in err
     assert fair.asked(tents(fairground)) == ["east", "west"]
@@ -222,7 +230,9 @@ def test_no_more_often_than_was_said_before_there_is_a_run(fairground: Shell, wo
     done = fairground.run("run", "--on", "fair", "--yes", *words, "--", "true")
     assert done.returncode == 4, done.stderr
     assert fair.asked(tents(fairground)) == ["east", "west"][: 1 + bool(words)]
-    said, hint = done.stderr.splitlines()[-2:]
+    *_, cost, said, hint = done.stderr.splitlines()
+    in_vain = re.fullmatch(r"cost     about \$\d+\.\d\d, for machines that went before there was a run", cost)
+    assert bool(in_vain) == bool(words), done.stderr
     assert said.endswith(f"-0 ended before it was ready: {fair.WHY}{why}")
     assert said.startswith("error: ")
     assert hint == "hint: try again, or look at the provider's console"
@@ -236,7 +246,7 @@ def test_taken_back_with_a_run_and_then_without_one(fairground: Shell) -> None:
     home_by(fairground, "python3-1")
     (tents(fairground) / "fragile").write_text("west")
     assert fair.take_back(tents(fairground))
-    out, err = command.communicate(timeout=120)
+    out, err = command.communicate(timeout=HANG_S)
     assert command.returncode == 0, err
     assert fair.asked(tents(fairground)) == ["east", "west", "north"]
     first, second = json.loads(out)["retries"]
@@ -251,7 +261,7 @@ def test_nothing_is_left_to_try_after_a_run(fairground: Shell) -> None:
     home_by(fairground, "python3-1")
     (tents(fairground) / "fragile").write_text("west")
     assert fair.take_back(tents(fairground))
-    out, err = command.communicate(timeout=120)
+    out, err = command.communicate(timeout=HANG_S)
     assert command.returncode == 4, err
     document = json.loads(out)
     assert (document["run"], document["exit_code"]) == ("python3-1", 4)
@@ -262,10 +272,9 @@ def test_nothing_is_left_to_try_after_a_run(fairground: Shell) -> None:
 
 
 def test_nothing_can_be_had_any_more(reclaimed: Shell) -> None:
+    nowhere_else(reclaimed)
     command = begin(reclaimed, "--retries", "3", "--json", program="job.py for-ever")
-    until(lambda: (tents(reclaimed) / "ground").exists(), "a tent")
-    (tents(reclaimed) / "full").write_text("east west north")
-    out, err = command.communicate(timeout=120)
+    out, err = command.communicate(timeout=HANG_S)
     assert command.returncode == 3, err
     document = json.loads(out)
     assert (document["run"], document["exit_code"]) == ("python3-1", 3)
@@ -278,7 +287,7 @@ def test_nothing_can_be_had_any_more(reclaimed: Shell) -> None:
 
 def test_no_more_often_than_was_said(reclaimed: Shell) -> None:
     command = begin(reclaimed, "--retries", "1", program="job.py for-ever")
-    _, err = command.communicate(timeout=120)
+    _, err = command.communicate(timeout=HANG_S)
     assert command.returncode == 4, err
     assert fair.asked(tents(reclaimed)) == ["east", "west"]
     assert "\nnot tried again: --retries 1 is used up\n" in err
@@ -288,7 +297,7 @@ def test_no_more_often_than_was_said(reclaimed: Shell) -> None:
 def test_the_limits_are_the_jobs(reclaimed: Shell) -> None:
     """Less than ten minutes are left of the hours: no second machine, and the verdict stands."""
     command = begin(reclaimed, "--retries", "2", "--max-hours", "0.15", program="job.py for-ever")
-    _, err = command.communicate(timeout=120)
+    _, err = command.communicate(timeout=HANG_S)
     assert command.returncode == 4, err
     assert fair.asked(tents(reclaimed)) == ["east"]
     assert "\nnot tried again: the job may go on for less than 10:00 min: --max-hours counts" in err
@@ -296,14 +305,13 @@ def test_the_limits_are_the_jobs(reclaimed: Shell) -> None:
 
 
 def test_interrupted_while_it_looks(reclaimed: Shell) -> None:
+    nowhere_else(reclaimed)
     command = begin(reclaimed, "--retries", "2", "--wait", "2h", program="job.py for-ever")
-    until(lambda: (tents(reclaimed) / "ground").exists(), "a tent")
-    (tents(reclaimed) / "full").write_text("east west north")
-    until(lambda: len(fair.asked(tents(reclaimed))) >= 4, "a retry that waits")
+    assert command.stderr
+    assert any("asking again for " in line for line in iter(command.stderr.readline, "")), "a retry that waits"
     until(lambda: [one["state"] for one in reclaimed.clusters()] == ["creating"], "a cluster that waits")
-    time.sleep(1)
     command.send_signal(signal.SIGINT)
-    _, err = command.communicate(timeout=60)
+    _, err = command.communicate(timeout=HANG_S)
     assert command.returncode == 130, err
     assert reclaimed.clusters() == []
     reclaimed.expect_clean()
@@ -311,10 +319,10 @@ def test_interrupted_while_it_looks(reclaimed: Shell) -> None:
 
 def test_killed_while_it_looks(reclaimed: Shell) -> None:
     """The guard undoes what the retry had begun; the first run is home."""
+    nowhere_else(reclaimed)
     command = begin(reclaimed, "--retries", "2", "--wait", "2h", program="job.py for-ever")
-    until(lambda: (tents(reclaimed) / "ground").exists(), "a tent")
-    (tents(reclaimed) / "full").write_text("east west north")
-    until(lambda: len(fair.asked(tents(reclaimed))) >= 4, "a retry that waits")
+    asked = tents(reclaimed) / "asked"
+    until(lambda: asked.exists() and len(fair.asked(tents(reclaimed))) >= 4, "a retry that waits")
     command.kill()
     command.wait()
     until(lambda: reclaimed.clusters() == [], "an end to what the killed command had begun")
@@ -335,7 +343,7 @@ def test_killed_while_it_looks(reclaimed: Shell) -> None:
 )  # fmt: skip
 def test_where_there_is_nothing_to_replace(fairground: Shell, words: list[str], say: str, hint: str) -> None:
     done = fairground.run("run", *words, "--yes", "--", "true")
-    assert (done.returncode, done.stderr) == (2, f"error: {say}\nhint: {hint}\n")
+    assert (done.returncode, spoken(done.stderr)) == (2, [f"error: {say}", f"hint: {hint}"])
 
 
 def test_a_dry_run_and_the_projects_file(fairground: Shell) -> None:

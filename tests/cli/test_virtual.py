@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.counting import PLAIN, TORCHRUN, Counting
+from tests.cli.counting import PLAIN, TORCHRUN, Counting, remove
 from tests.conftest import HANG_S, Shell, until
 from tests.ssh.sshd import Sshd
 
@@ -129,7 +127,7 @@ def test_one_that_is_over_is_made_anew(lab: Shell) -> None:
 
     agent_mode(lab, "end", "--remove")
     assert lab.run(*WHO, "2", *TELLS).returncode == 0
-    shutil.rmtree(lab.home / "local/lab/n1")
+    remove(n1(lab))
     until(lambda: not [line for line in lab.processes() if str(n1(lab)) in line], "its end")
     assert lab.run(*WHO, "2", *TELLS).returncode == 0
     assert lab.run("down").returncode == 0
@@ -145,7 +143,8 @@ def test_the_command_is_killed_and_the_guard_goes_on(shell: Shell, tmp_path: Pat
     counting.wait_beside()
     counting.enough()
     until(lambda: counting.verdict()["state"] == "home", "the results at home")
-    assert counting.verdict()["outcome"] == ("done" if kind == PLAIN else "unclear"), "its ranks never meet"
+    # Its ranks never meet: how long they live decides whether that can be told.
+    assert counting.verdict()["outcome"] in ({"done"} if kind == PLAIN else {"unclear", "unformed"})
     counting.expect_every_byte()
     assert shell.run("down").returncode == 0
     counting.expect_nothing_left()
@@ -155,8 +154,7 @@ def test_the_command_is_killed_and_the_guard_goes_on(shell: Shell, tmp_path: Pat
 def test_a_process_of_a_virtual_node_is_killed(shell: Shell, tmp_path: Path, who: tuple[str, ...]) -> None:
     assert shell.run("up", "local", "--name", "lab").returncode == 0
     counting = Counting(shell, tmp_path / "side").start()
-    for pid in [counting.pid(one, 1) for one in who]:
-        os.kill(pid, signal.SIGKILL)
+    counting.kill_together(1, *who)
     done = counting.end()
     assert done.returncode == 4, done.stderr
     assert "the run was lost on node1: gpuops' agent on this node was killed while the run was on" in done.stderr

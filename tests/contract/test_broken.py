@@ -13,7 +13,7 @@ import pytest
 
 from gpuops.errors import Interrupted, NodeError, Rejected
 from gpuops.models import Intent, Journal, Offer, Option, Price, Request, Resource
-from gpuops.proof.bench import Bench
+from gpuops.proof.bench import LOOK_S, Bench
 from gpuops.proof.scenarios import SCENARIOS, Result, run
 from tests.fakes.plain import Plain, world_of
 
@@ -26,7 +26,8 @@ def results_of(provider: Plain, home: Path) -> dict[str, Result]:
     """On a provisioner that no name leads to, so that what is to be killed is cut short instead."""
     with world_of(home) as world:
         world.provisioners[provider.name] = provider.checked()
-        bench = Bench(world, Request(provider.name, nodes=2), look_s=2.0)
+        look_s = 2.0 if isinstance(provider, Waits) else LOOK_S
+        bench = Bench(world, Request(provider.name, nodes=2), look_s=look_s)
         return {scenario.name: run(bench, scenario) for scenario in RUN}
 
 
@@ -193,7 +194,7 @@ class Waits(Plain):
     def describe(self, resource: Resource) -> Resource:
         if self.first:
             self.first = False
-            self.over.wait(60)
+            self.over.wait(600)
         return super().describe(resource)
 
 

@@ -61,6 +61,7 @@ class FakeBucket:
     def __enter__(self) -> Self:
         from moto.server import ThreadedMotoServer
 
+        self._counting = threading.Lock()
         self._moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._moto.start()
         self.behind = self._moto.get_host_and_port()
@@ -129,13 +130,14 @@ class FakeBucket:
         return [one for one in self.asked if one.signed and one.method == method and part in str(one.query)]
 
     def fault(self, method: str, address: str) -> str:
-        for one in self.faults:
-            if one.method == method and one.part in address and one.times:
-                if one.skip:
-                    one.skip -= 1
-                    continue
-                one.times -= 1
-                return one.what
+        with self._counting:
+            for one in self.faults:
+                if one.method == method and one.part in address and one.times:
+                    if one.skip:
+                        one.skip -= 1
+                        continue
+                    one.times -= 1
+                    return one.what
         return ""
 
 

@@ -2,11 +2,13 @@
 nobody asked for.
 
     <home>/tent/full      a line for each place where nothing can be had
+    <home>/tent/once      the same of places where something can be had the first time
     <home>/tent/short     a line for each place whose quota is used up; west and north share theirs
     <home>/tent/taken/    a file for each tent that was taken back
     <home>/tent/fragile   a line for each place whose tents are taken back before anybody is in them
 
-Each tent asks `$FAIR_NOTICES`, where it is set, as a machine at EC2 asks for its notices.
+Each tent asks `$FAIR_NOTICES`, where it is set, as a machine at EC2 asks for its notices; for `PLACE` stands the
+number of its place, from 1.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -59,7 +62,8 @@ class Fair(TentProvisioner):
 
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
         self._note(f"create {offer.id}")
-        if offer.id in self._lines("full"):
+        again = asked(self.root).count(offer.id) > 1
+        if offer.id in self._lines("full") or (again and offer.id in self._lines("once")):
             raise NoCapacity(f"no tent is left in the {offer.id}", "wait, or go elsewhere")
         if offer.id in self._lines("short"):
             raise QuotaExceeded(f"the quota of the {offer.id} is used up", "file a request")
@@ -69,9 +73,10 @@ class Fair(TentProvisioner):
             for tent in made:
                 (self.root / "taken" / tent.id).touch()
         if self.notices:
+            url = self.notices.replace("PLACE", str(1 + [*PLACES].index(offer.id)))
             for tent in made:
                 settings = self._folder(tent) / "node.json"
-                told = {**json.loads(settings.read_text()), "notices": {"kind": "ec2", "url": self.notices}}
+                told = {**json.loads(settings.read_text()), "notices": {"kind": "ec2", "url": url}}
                 settings.write_text(json.dumps(told))
         return made
 
@@ -105,11 +110,17 @@ def take_back(root: Path) -> list[str]:
         (root / "taken" / path.stem).touch()
         (root / "struck").mkdir(exist_ok=True)
         path.replace(root / "struck" / path.name)
-    for process in psutil.process_iter():
-        try:
-            words = [*process.cmdline(), *process.environ().values()]
-            if any(f"{root / 'nodes'}{os.sep}" in word for word in words) and "gpuops" not in process.cmdline()[1:3]:
-                process.kill()
-        except (psutil.Error, IndexError):
-            continue
+    inside = [process for process in psutil.process_iter() if _is_in(process, root / "nodes")]
+    for act in (psutil.Process.suspend, psutil.Process.kill):  # none sees another one's end
+        for process in inside:
+            with suppress(psutil.Error):
+                act(process)
     return names
+
+
+def _is_in(process: psutil.Process, nodes: Path) -> bool:
+    try:
+        words = [*process.cmdline(), *process.environ().values()]
+        return any(f"{nodes}{os.sep}" in word for word in words) and "gpuops" not in process.cmdline()[1:3]
+    except psutil.Error:
+        return False

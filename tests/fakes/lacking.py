@@ -113,7 +113,7 @@ def play(
     environment = {**os.environ, "GPUOPS_HOME": str(home), "USERNAME": "me", "PYTHONPATH": str(root), **(env or {})}
     done = subprocess.run(
         [sys.executable, __file__, kind], input=json.dumps(lines), cwd=folder, env=environment, capture_output=True,
-        text=True, timeout=120,
+        text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)

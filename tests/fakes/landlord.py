@@ -80,17 +80,17 @@ class Landlord:
         given = {key: house[key] for key in ("throwaway_key", "boot_watch") if key in house}
         machine = Resource("machine", str(vacant[0]), "street", mark, True, "", "running", house["address"],
                            house["port"], "", PER_HOUR, {**told, "revives": True, **given})  # fmt: skip
-        self._deed(vacant[0]).write_text(json.dumps(dataclasses.asdict(machine)))
+        draft = self.folder / f"draft-{token}"  # others read the deeds meanwhile
+        draft.write_text(json.dumps(dataclasses.asdict(machine)))
+        draft.replace(self._deed(vacant[0]))
         return machine
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:  # noqa: ARG002
-        return [Resource(**json.loads(path.read_text())) for path in sorted((self.folder / "let").glob("*.json"))]
+        deeds = map(self._read, sorted((self.folder / "let").glob("*.json")))
+        return [machine for machine in deeds if machine is not None]
 
     def describe(self, resource: Resource) -> Resource:
-        deed = self._deed(resource.id)
-        return (
-            Resource(**json.loads(deed.read_text())) if deed.exists() else dataclasses.replace(resource, state="ended")
-        )
+        return self._read(self._deed(resource.id)) or dataclasses.replace(resource, state="ended")
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         for resource in resources:
@@ -98,6 +98,12 @@ class Landlord:
 
     def self_destruct(self, resource: Resource) -> Sequence[str]:
         return ["sh", "-c", 'echo "$1" >>/srv/ended', "sh", resource.id]
+
+    def _read(self, deed: Path) -> Resource | None:
+        try:
+            return Resource(**json.loads(deed.read_text()))
+        except FileNotFoundError:
+            return None
 
     def _deed(self, number: int | str) -> Path:
         return self.folder / "let" / f"{number}.json"

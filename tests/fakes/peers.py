@@ -21,7 +21,7 @@ def client_pid(peer: tuple[str, int], own: tuple[str, int], networks: Iterable[s
     `networks` are numbers of processes, or `self`, whose networks are looked at.
     """
     want = [_as_written(peer), _as_written(own)]
-    for where in networks:
+    for where in [*networks] * 2:  # again: while others come and go, a line of such a table may be left out
         try:
             rows = Path(f"/proc/{where}/net/tcp").read_text().splitlines()[1:]
         except OSError:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -171,13 +172,15 @@ class Scripted:
 
     def _save(self, machine: Resource, name: str) -> None:
         (self.folder / "machines").mkdir(exist_ok=True)
-        (self.folder / "machines" / name).write_text(json.dumps(dataclasses.asdict(machine)))
+        draft = self.folder / f"draft-{uuid.uuid4().hex}"  # others read them, and a kill leaves no half of one
+        draft.write_text(json.dumps(dataclasses.asdict(machine)))
+        draft.replace(self.folder / "machines" / name)
 
     def _machines(self) -> dict[Path, Resource]:
-        found = {path: Resource(**json.loads(path.read_text())) for path in sorted(self.folder.glob("machines/*"))}
+        found = {path: Resource(**document) for path, document in _documents(self.folder)}
         for path, machine in list(found.items()):
             if self.local and not Path(machine.id).exists():
-                path.unlink()
+                path.unlink(missing_ok=True)
                 del found[path]
         return found
 
@@ -206,7 +209,7 @@ class Scripted:
         if not fault.lie:
             for path, machine in self._machines().items():
                 if machine.id in ids and not self.local:
-                    path.unlink()
+                    path.unlink(missing_ok=True)
             if self.local:
                 self.local.destroy([one for one in resources if one.id in ids])
         self._raise(fault)
@@ -234,10 +237,12 @@ class Cloud:
             else value
             for name, value in script.items()
         }
-        (self.folder / "script.json").write_text(json.dumps(document))
+        draft = self.folder / "draft-script"  # a guard reads it at any moment
+        draft.write_text(json.dumps(document))
+        draft.replace(self.folder / "script.json")
 
     def machines(self) -> list[str]:
-        return sorted(json.loads(path.read_text())["name"] for path in self.folder.glob("machines/*"))
+        return sorted(document["name"] for _, document in _documents(self.folder))
 
     def calls(self) -> list[str]:
         path = self.folder / "calls"
@@ -245,6 +250,13 @@ class Cloud:
 
     def tokens(self) -> list[str]:
         return (self.folder / "tokens").read_text().split()
+
+
+def _documents(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The machines that there are; one may go while they are looked at."""
+    for path in sorted(folder.glob("machines/*")):
+        with suppress(FileNotFoundError):
+            yield path, json.loads(path.read_text())
 
 
 def install(folder: Path) -> Cloud:

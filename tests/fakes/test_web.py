@@ -134,6 +134,17 @@ def test_silence_comes_after_what_is_done_or_before_it_and_ends_with_the_fake(fa
     until(fake.is_idle, "nobody hangs on")
 
 
+@pytest.mark.parametrize("words", [b"Content-Length: 9\r\n\r\nhalf", b"Transfer-Encoding: chunked\r\n\r\n9\r\nhalf",
+                                   b"Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"])  # fmt: skip
+def test_half_a_request_is_none(fake: Fake, words: bytes) -> None:
+    with socket.create_connection(fake.server.socket.getsockname(), HANG_S) as killed:
+        killed.sendall(b"PUT / HTTP/1.1\r\n" + words)
+        killed.shutdown(socket.SHUT_WR)
+        assert killed.recv(1) == b""
+    until(fake.is_idle, "the connection is over")
+    assert fake.requests == fake.problems == []
+
+
 def test_what_goes_wrong_inside_is_told_and_a_client_that_goes_away_is_not(fake: Fake) -> None:
     with pytest.raises(http.client.RemoteDisconnected):
         fake.ask(b"err")

@@ -172,11 +172,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            return self._exactly(int(self.headers.get("Content-Length") or 0))
         parts = []
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            parts.append(self.rfile.read(size))
+        while size := int(self.rfile.readline().split(b";")[0] or self._exactly(1), 16):
+            parts.append(self._exactly(size))
             self.rfile.readline()
         while self.rfile.readline().strip():
             continue
         return b"".join(parts)
+
+    def _exactly(self, size: int) -> bytes:
+        """So many bytes. Of a client that was killed in the middle of its request nothing is heard."""
+        data = self.rfile.read(size)
+        if len(data) < size:
+            raise ConnectionResetError(errno.ECONNRESET, "the client went away in the middle of a request")
+        return data

@@ -12,6 +12,8 @@ import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tests.lab.net import HANG_S
+
 LOCALHOST = "127.0.0.1 localhost\n::1 localhost ip6-localhost\n"
 SAME = "gpu-node"
 """What every host is called whose image was copied."""
@@ -52,7 +54,7 @@ def hosts_file(name: str, names: str, addresses: dict[str, str]) -> str:
 def key_pair(path: Path) -> str:
     """Make a private key at `path`; its public line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", path], check=True, timeout=30)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", path], check=True, timeout=HANG_S)
     return path.with_name(path.name + ".pub").read_text().strip()
 
 

@@ -7,7 +7,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +123,31 @@ def _killed(pids: list[int]) -> list[int]:
     return pids
 
 
+def within(top: Path, base: Path | None = None) -> Iterator[tuple[str, bytes]]:
+    """Every file under a folder, by its path from `base`, while others write there: what goes meanwhile is left out."""
+    for folder, _, names in os.walk(top):
+        for path in (Path(folder, name) for name in names):
+            try:
+                if path.is_file() and not path.is_symlink():
+                    yield str(path.relative_to(base or top)), path.read_bytes()
+            except OSError:
+                continue
+
+
 def program(pid: int) -> str:
     """The name of a process' program; "" for one that is gone."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return ""
+
+
+def parent(pid: int) -> int:
+    """The process that started it, or has taken it over; 0 for one that is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def command_line(pid: int) -> str:

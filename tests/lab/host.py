@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.lab import disk
-from tests.lab.first_process import FirstProcess, command_line, in_namespace, program, until
+from tests.lab.first_process import FirstProcess, command_line, in_namespace, parent, program, until
 from tests.lab.net import HANG_S, Place, host_commands, link_commands
 
 if TYPE_CHECKING:
@@ -144,7 +144,8 @@ class Host(Place):
         listener = self._listener()
         if listener:
             os.kill(listener, signal.SIGKILL)
-        until(lambda: not self._listener(), lambda: f"{self.name}: sshd ended")
+        # A process that ends has no command line for a moment in which its socket still listens.
+        until(lambda: not self._listener() and not self._listens(), lambda: f"{self.name}: sshd ended")
 
     def kill_sessions(self) -> int:
         """End the processes of sshd that serve a connection, and nothing that was started over one; how many."""
@@ -162,8 +163,8 @@ class Host(Place):
 
     def _listener(self) -> int | None:
         """The sshd that the first process started. A session that outlived its own comes back there too, renamed."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        return next((pid for pid in self._sshd() if str(pid) in children and "lab_config" in command_line(pid)), None)
+        ours = (pid for pid in self._sshd() if parent(pid) == self.pid)
+        return next((pid for pid in ours if "lab_config" in command_line(pid)), None)
 
     def _listens(self) -> bool:
         tables = [Path(f"/proc/{self.pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]

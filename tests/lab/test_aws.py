@@ -149,7 +149,9 @@ def test_a_hint_keeps_a_snapshot_and_machines_that_go_then_have_lost_little(
     process, node1 = begin(cloud, laptop, every=NEVER)
     last, said = laptop.folder / LAST, laptop.folder / SAID
     cloud.rebalance(node1.id)
-    until(lambda: last.exists() or process.poll() is not None, "the snapshot that was asked for is home")
+    until(
+        lambda: (last.exists() and last.stat().st_size) or process.poll() is not None, "the snapshot asked for is home"
+    )
     step = int(last.read_text()[5:13])
     until(lambda: said.read_text().count("Epoch") > step + 3 or process.poll() is not None, "it goes on")
     cloud.reclaim(node1.id)

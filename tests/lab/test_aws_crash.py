@@ -92,7 +92,7 @@ def is_hit(here: Renter, hit: Hit) -> None:
     here.shell.write("work.py", WORK)
     process = here.saboteur.start(here.shell, hit, *COMMAND)
     saved = here.shell.folder / "runs/python3-1/out/saved.txt"
-    until(lambda: saved.exists() or process.poll() is not None, "what it saved is home", HANG_S)
+    until(lambda: (saved.exists() and saved.read_text()) or process.poll() is not None, "what it saved is home", HANG_S)
     assert process.poll() is None, process.communicate()
     (one,) = here.mine()
     here.fake.reclaim(one.id)

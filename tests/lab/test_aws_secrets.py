@@ -18,7 +18,7 @@ from tests.conftest import HANG_S, until
 from tests.fakes.aws import FakeAWS, Instance
 from tests.fakes.aws.machine import Machine
 from tests.lab.available import why_no_machines
-from tests.lab.first_process import in_namespace
+from tests.lab.first_process import in_namespace, within
 from tests.lab.laptop import Laptop
 
 LOOK = """
@@ -72,10 +72,9 @@ def files(there: Machine) -> dict[str, bytes]:
         (there.disk / "upper", there.disk / "upper"),
         *((there.root / one, there.root) for one in MEMORY),
     ]:
-        for path in top.rglob("*"):
-            name = str(path.relative_to(base))
-            if path.is_file() and not path.is_symlink() and not f"/{name}".startswith((sys.prefix, sys.base_prefix)):
-                found[name] = path.read_bytes()
+        for name, data in within(top, base):
+            if not f"/{name}".startswith((sys.prefix, sys.base_prefix)):
+                found[name] = data
     return found
 
 
@@ -99,7 +98,8 @@ def test_keys_are_where_they_must_be(cloud: FakeAWS, laptop: Laptop) -> None:
     run = laptop.start(*COMMAND)
 
     def goes_on() -> bool:
-        return any("look.py" in line for one in cloud.instances() for line, _ in processes(machine(cloud, one)))
+        lines = [line for one in cloud.instances() for line, _ in processes(machine(cloud, one))]
+        return any(line.split()[-1:] == ["look.py"] and "python3" in line.split()[0] for line in lines)
 
     until(lambda: run.poll() is not None or goes_on(), "the run goes on")
     assert run.poll() is None, run.communicate()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 
-from tests.conftest import until
+from tests.conftest import HANG_S, until
 from tests.lab.hosts import Host, Lab
-from tests.lab.laptop import Begin, Laptop, ours, root
+from tests.lab.laptop import Begin, Laptop, end_lease, ours, root
 
 Pair = tuple[Host, Host]
 
@@ -22,10 +22,13 @@ def test_down_leaves_hosts_as_they_were(begin: Begin, laptop: Laptop, hosts: Pai
 
 def test_a_lease_ends_the_run_and_never_the_host(lab: Lab, laptop: Laptop) -> None:
     host = lab.host("a")
-    laptop.up(host, more=("--max-hours", "0.003"))
-    done = laptop.run("run", "--", "sleep", "600")
-    assert done.returncode == 4, done.stderr
-    assert "the lease of node0 ended the run" in done.stderr
+    laptop.up(host, more=("--max-hours", "1"))
+    run = laptop.start("run", "--", "sleep", "600")
+    until(lambda: "sleep 600" in host.processes(), "the run goes on")
+    end_lease(host)
+    _, err = run.communicate(timeout=HANG_S)
+    assert run.returncode == 4, err
+    assert "the lease of node0 ended the run" in err
     until(lambda: not ours(host), "every process of ours has ended")
     assert laptop.run("down").returncode == 0
     laptop.expect_hosts_clean(host)

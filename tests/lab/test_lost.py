@@ -9,7 +9,10 @@ from gpuops.ledger import Ledger
 from gpuops.models import Lease
 from tests.conftest import until
 from tests.lab.hosts import Host, Lab
-from tests.lab.laptop import Laptop, ours, root
+from tests.lab.laptop import Laptop, end_lease, ours, root
+
+MORE = "/srv/more"
+SAYS_MORE_WHEN_ASKED = f"echo first; until [ -e {MORE} ]; do sleep 0.1; done; echo last; sleep 600"
 
 
 def project(host: Host, cluster: str = "lab") -> str:
@@ -106,9 +109,13 @@ def test_a_full_disk_keeps_nothing_alive(lab: Lab, laptop: Laptop) -> None:
 
 def test_a_lease_that_ends_while_the_laptop_is_away_loses_no_log(lab: Lab, laptop: Laptop) -> None:
     host = lab.host("a")
-    laptop.up(host, more=("--max-hours", "0.005"))
-    assert laptop.run("run", "--detach", "--", "sh", "-c", "echo first; sleep 4; echo last; sleep 600").returncode == 0
+    laptop.up(host, more=("--max-hours", "1"))
+    assert laptop.run("run", "--detach", "--", "sh", "-c", SAYS_MORE_WHEN_ASKED).returncode == 0
     lab.cut(host)
+    host.run(["touch", MORE], check=True)
+    (log,) = root(host).glob("root/.gpuops-*/lab/n0/runs/sh-1/launcher.out")
+    until(lambda: log.read_bytes() == b"first\nlast\n", "what nobody hears of yet")
+    end_lease(host)
     until(lambda: not ours(host), "the lease ended the node")
     lab.mend(host)
     ledger = Ledger.open(laptop.home)
@@ -124,9 +131,13 @@ def test_a_lease_that_ends_while_the_laptop_is_away_loses_no_log(lab: Lab, lapto
 
 def test_a_host_that_is_away_when_its_lease_ends_gives_its_logs_when_it_is_back(lab: Lab, laptop: Laptop) -> None:
     host = lab.host("a")
-    laptop.up(host, more=("--max-hours", "0.01"))
-    assert laptop.run("run", "--detach", "--", "sh", "-c", "echo first; sleep 4; echo last; sleep 600").returncode == 0
+    laptop.up(host, more=("--max-hours", "1"))
+    assert laptop.run("run", "--detach", "--", "sh", "-c", SAYS_MORE_WHEN_ASKED).returncode == 0
     lab.cut(host)
+    host.run(["touch", MORE], check=True)
+    (log,) = root(host).glob("root/.gpuops-*/lab/n0/runs/sh-1/launcher.out")
+    until(lambda: log.read_bytes() == b"first\nlast\n", "what nobody hears of yet")
+    end_lease(host)
     until(lambda: not ours(host), "the lease ended the node")
     ledger = Ledger.open(laptop.home)
     (row,) = ledger.clusters()

@@ -57,7 +57,7 @@ class Instances:
         own = userdata.document(host=host, login=self.lab.login, user="ubuntu", end=end)
         return f"#cloud-config\n{yaml.safe_dump({**yaml.safe_load(own), **more})}"
 
-    def login(self, id: str, line: str, user: str = "ubuntu", wait_s: int = 20) -> subprocess.CompletedProcess[str]:
+    def login(self, id: str, line: str, user: str = "ubuntu", wait_s: int = 60) -> subprocess.CompletedProcess[str]:
         """Only past the host key that user data carried."""
         address = self.machines.address(id)
         known = self.lab.folder / f"known-{id}"
@@ -76,12 +76,14 @@ class Instances:
         until(
             lambda: self.login(id, "true", wait_s=5).returncode == 0,
             f"a login at {id}: {self.machines.console(id)}",
-            60.0,
         )
 
     def metadata(self, id: str, path: str, *without_token: str) -> str:
         asked = self.machines.run(id, [sys.executable, "-I", "-c", ASK, path, *without_token])
         return asked.stdout.strip() or asked.stderr
+
+    def systemctl(self, id: str, *words: str) -> str:
+        return self.machines.run(id, ["systemctl", *words]).stdout.strip()
 
     def read(self, id: str, path: str) -> str:
         return self.machines.run(id, ["cat", path], check=True).stdout.strip()
@@ -121,7 +123,7 @@ def test_an_instance_boots_as_its_user_data_says(instances: Instances) -> None:
     torch = instances.login("i-1", "/opt/pytorch/bin/python -c 'import sys; print(sys.prefix)'")
     assert torch.stdout.strip() == "/opt/pytorch", torch.stderr
     assert machines.processes("i-1")[0].startswith("/lib/systemd/systemd")
-    assert machines.run("i-1", ["systemctl", "is-system-running"]).stdout.strip() == "running"
+    until(lambda: instances.systemctl("i-1", "is-system-running") == "running", "its start is over")
     assert instances.login("i-1", "sudo -n systemctl is-active gpuops-end.timer").stdout.strip() == "active"
 
 
@@ -145,7 +147,7 @@ def test_it_powers_off_at_its_end_whatever_came_between(instances: Instances) ->
     assert not instances.off
     for id in ("i-late", "i-early"):
         machines.run(id, ["sh", "-c", "echo 1 >/var/lib/gpuops/end"], check=True)
-    until(lambda: instances.off == {"i-late", "i-early"}, "both are off", 60.0)
+    until(lambda: instances.off == {"i-late", "i-early"}, "both are off")
     assert not machines.up("i-late")
     assert "stage config" in machines.console("i-late")
 
@@ -157,7 +159,7 @@ def test_power_offs(instances: Instances) -> None:
         instances.open_door(id)
     assert instances.login("i-asked", "sudo -n systemctl poweroff").returncode in (0, 255)
     machines.run("i-forced", ["systemctl", "poweroff", "--force"])
-    until(lambda: instances.off == {"i-asked", "i-forced"}, "both are off", 60.0)
+    until(lambda: instances.off == {"i-asked", "i-forced"}, "both are off")
     machines.stop("i-stopped")
     machines.stop("i-stopped")
     assert not machines.up("i-stopped")
@@ -171,11 +173,11 @@ def test_user_data_that_fails_leaves_no_way_in_and_an_end(instances: Instances) 
     machines.start(Order("i-2", user_data=instances.config(), mishap="dead"))
     until(lambda: (machines.root("i-1") / "var/lib/gpuops/beat").exists(), "the timer runs")
     assert instances.refuses("i-1")
-    assert machines.run("i-1", ["systemctl", "is-failed", "cloud-init"]).stdout.strip() == "failed"
+    until(lambda: instances.systemctl("i-1", "is-failed", "cloud-init") == "failed", "its user data has failed")
     assert not machines.up("i-2")
     assert machines.console("i-2") == ""
     machines.run("i-1", ["sh", "-c", "echo 1 >/var/lib/gpuops/end"], check=True)
-    until(lambda: instances.off == {"i-1"}, "it is off", 60.0)
+    until(lambda: instances.off == {"i-1"}, "it is off")
 
 
 def test_metadata(instances: Instances) -> None:
@@ -208,7 +210,7 @@ def test_a_security_group(instances: Instances) -> None:
     instances.open_door("i-1")
     instances.open_door("i-stranger")
     knock = f"exec 3<>/dev/tcp/{members[0]}/22"
-    assert machines.run("i-2", ["timeout", "20", "bash", "-c", knock]).returncode == 0
+    assert machines.run("i-2", ["timeout", "60", "bash", "-c", knock]).returncode == 0
     assert machines.run("i-stranger", ["timeout", "1", "bash", "-c", knock]).returncode == 124
     machines.firewall("i-1", ["192.0.2.1/32"], members)  # the laptop has moved
     assert instances.refuses("i-1")

@@ -68,14 +68,15 @@ def login(lab: Lab, pod: Pod, line: str, **changes: Any) -> subprocess.Completed
     return subprocess.run(
         [*lab.enter, "ssh", "-F", "/dev/null", "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-o",
          "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR", "-o",
-         "ConnectTimeout=5", "-i", str(lab.identity), "-p", str(changes.get("port", pod.port)),
+         f"ConnectTimeout={changes.get('wait_s', 60)}", "-i", str(lab.identity), "-p",
+         str(changes.get("port", pod.port)),
          f"root@{pod.address}", "--", line],
         capture_output=True, text=True, timeout=HANG_S,
     )  # fmt: skip
 
 
 def open_door(lab: Lab, pod: Pod) -> None:
-    until(lambda: login(lab, pod, "true").returncode == 0, f"a login: {pod.log}")
+    until(lambda: login(lab, pod, "true", wait_s=5).returncode == 0, f"a login: {pod.log}")
 
 
 def inside(pod: Pod, method: str, path: str) -> str:
@@ -92,6 +93,9 @@ def test_a_pod_boots_as_its_image_says_and_lets_its_key_in(lab: Lab, fake: FakeR
     told = ask(lab, fake, "GET", f"/pods/{pod.id}")["ssh"]["direct"]
     assert (told["host"], told["port"]) == (pod.address, pod.port)
 
+    # It lets in before it has done all that it does.
+    until(lambda: ("container", "Pod is ready to use.") in [line[1:] for line in pod.log], "its log")
+    until(lambda: "sleep infinity" in body(pod).processes(), "what it does for ever")
     environment = body(pod).first_environment
     assert environment["ODD"] == "two words\nand a line"
     assert environment["RUNPOD_API_KEY"] == pod.key  # a key set under that name is shadowed
@@ -101,8 +105,6 @@ def test_a_pod_boots_as_its_image_says_and_lets_its_key_in(lab: Lab, fake: FakeR
     assert int(count) >= 8
     assert rest == ["none", "/root", "root"]  # env is not in a session
     assert "RUNPOD_POD_ID" in login(lab, pod, "cat /etc/rp_environment").stdout
-    assert any("sleep infinity" in line for line in body(pod).processes())
-    until(lambda: ("container", "Pod is ready to use.") in [line[1:] for line in pod.log], "its log")
     torch = login(lab, pod, "/opt/pytorch/bin/python -c 'import sys; print(sys.prefix)'")
     assert torch.stdout == "/opt/pytorch\n"
 
@@ -111,7 +113,7 @@ def test_nothing_leads_in_but_mapped_ports(lab: Lab, fake: FakeRunPod) -> None:
     pod, other = add(fake, lab), add(fake, lab, name="b")
     open_door(lab, pod)
     open_door(lab, other)
-    assert login(lab, pod, "true", port=22).returncode == 255
+    assert login(lab, pod, "true", port=22, wait_s=5).returncode == 255
     knock = f"exec 3<>/dev/tcp/{pod.address}/{pod.port}"
     assert body(other).run(["timeout", "1", "bash", "-c", knock]).returncode == 124
 
@@ -175,7 +177,7 @@ def test_a_terminated_pod_is_gone_without_a_word(lab: Lab, fake: FakeRunPod) -> 
     ask(lab, fake, "DELETE", f"/pods/{pod.id}")
     assert body_gone(pod)
     assert fake.running() == []
-    assert login(lab, pod, "true").returncode == 255
+    assert login(lab, pod, "true", wait_s=5).returncode == 255
 
 
 def body_gone(pod: Pod) -> bool:
@@ -240,7 +242,7 @@ def test_members_of_a_cluster_meet_on_ens1(lab: Lab, fake: FakeRunPod) -> None:
     assert environment["PRIMARY_ADDR"] == environment["MASTER_ADDR"] == first.ip
     assert (environment["NODE_RANK"], environment["NUM_NODES"], environment["NODE_ADDR"]) == ("1", "2", second.ip)
     greet = "exec 3<>/dev/tcp/node-0/22 && head -c 4 <&3"
-    assert body(second).run(["timeout", "10", "bash", "-c", greet]).stdout == "SSH-"
+    assert body(second).run(["timeout", "60", "bash", "-c", greet]).stdout == "SSH-"
     assert inside(first, "DELETE", f"/pods/{first.id}") == "409"
     assert inside(first, "DELETE", f"/clusters/{cluster.id}") == "403"
     ask(lab, fake, "DELETE", f"/clusters/{cluster.id}")

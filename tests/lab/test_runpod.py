@@ -38,6 +38,14 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
+SLOW = """
+import os, time
+while not os.path.exists("/srv/go-on"):
+    time.sleep(0.1)
+open("model.pt", "w").write("learnt")
+print("done")
+"""
+
 
 @pytest.fixture
 def cloud(lab: Lab, laptop: Laptop, tmp_path: Path) -> Iterator[FakeRunPod]:
@@ -111,7 +119,7 @@ def test_two_machines_are_a_cluster_whose_fast_network_is_used(cloud: FakeRunPod
 def test_a_volume_keeps_the_results_of_a_run_that_nobody_waits_for(cloud: FakeRunPod, lab: Lab, laptop: Laptop) -> None:
     """The laptop starts it and is gone: the pod brings all to the volume, and ends itself."""
     volume = cloud.add_volume("results", "EU-RO-1")
-    laptop.write("slow.py", "import time\ntime.sleep(8)\nopen('model.pt', 'w').write('learnt')\nprint('done')\n")
+    laptop.write("slow.py", SLOW)
     done = laptop.run(
         "run", "--on", "runpod", "--region", "EU-RO-1", "--sink", "volume:results", "--yes", "--detach", "--",
         "python3", "slow.py",
@@ -119,7 +127,8 @@ def test_a_volume_keeps_the_results_of_a_run_that_nobody_waits_for(cloud: FakeRu
     assert done.returncode == 0, done.stderr
     (pod,) = cloud.running()
     laptop.die()
-    until(lambda: cloud.running() == [], "the pod ends itself", 200)
+    pod.body.run(["touch", "/srv/go-on"], check=True)  # type: ignore[attr-defined]
+    until(lambda: cloud.running() == [], "the pod ends itself")
     folder = lab.disks / "volumes" / volume.id / "gpuops"
     assert [path.read_text() for path in folder.rglob("model.pt")] == ["learnt"]
     assert [path.parent.name for path in folder.rglob("safe.json")] == ["node0"]

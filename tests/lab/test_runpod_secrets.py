@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Pod
 from tests.fakes.runpod.container import Container
-from tests.lab.first_process import in_namespace
+from tests.lab.first_process import in_namespace, within
 from tests.lab.hosts import Lab
 from tests.lab.laptop import Laptop
 
@@ -57,12 +57,7 @@ def body(pod: Pod) -> Container:
 
 def disk_files(pod: Pod) -> dict[str, bytes]:
     """All that is on a pod's disk beside what this machine brings to it, and what lies in memory."""
-    found = {}
-    for top in (body(pod).disk / "upper", body(pod).root / "dev/shm"):
-        for path in top.rglob("*"):
-            if path.is_file() and not path.is_symlink():
-                found[str(path.relative_to(top))] = path.read_bytes()
-    return found
+    return {name: data for top in (body(pod).disk / "upper", body(pod).root / "dev/shm") for name, data in within(top)}
 
 
 def processes(pod: Pod) -> list[tuple[str, bytes]]:
@@ -77,8 +72,18 @@ def processes(pod: Pod) -> list[tuple[str, bytes]]:
     return found
 
 
+def is_run(line: str) -> bool:
+    """Whether a command line is the run's own."""
+    return line.split()[-1:] == ["look.py"] and "python3" in line.split()[0]
+
+
 def goes_on(pod: Pod) -> bool:
-    return any("look.py" in line for line, _ in processes(pod)) if body(pod).pid else False
+    return any(is_run(line) for line, _ in processes(pod)) if body(pod).pid else False
+
+
+def having(pod: Pod, secret: str) -> list[str]:
+    """The programs in whose environment this is."""
+    return sorted(line.split()[0] for line, env in processes(pod) if line and secret.encode() in env)
 
 
 def test_keys_are_where_they_must_be(fake: FakeRunPod, renter: Laptop) -> None:
@@ -103,7 +108,7 @@ def test_keys_are_where_they_must_be(fake: FakeRunPod, renter: Laptop) -> None:
     # The pod's own key: no argument, no file of ours; the first process has it, and the watchdog that came with it.
     assert not [line for line, _ in running if pod.key in line]
     assert [name for name, data in files.items() if pod.key.encode() in data] == ["etc/rp_environment"]  # the image's
-    assert {line.split()[0] for line, env in running if pod.key.encode() in env} == {"sh", "sleep"}
+    until(lambda: set(having(pod, pod.key)) == {"sh", "sleep"}, "theirs alone, but for a moment in which one looks")
     assert pod.key.encode() not in said
 
     # The throw-away host key: replaced, and in no file.
@@ -112,10 +117,10 @@ def test_keys_are_where_they_must_be(fake: FakeRunPod, renter: Laptop) -> None:
     assert not [name for name, data in files.items() if secret_part in data.replace(b"\n", b"")]
     assert not [name for name, data in files.items() if pod.env["GPUOPS_HOST_KEY"].encode() in data]
     assert not [line for line, _ in running if pod.env["GPUOPS_HOST_KEY"] in line]
-    assert [line.split()[0] for line, env in running if pod.env["GPUOPS_HOST_KEY"].encode() in env] == ["sh"]
+    until(lambda: having(pod, pod.env["GPUOPS_HOST_KEY"]) == ["sh"], "its alone, but for one that it just starts")
 
     # The run itself has none of them.
-    (own,) = [env for line, env in running if line.split()[-1:] == ["look.py"] and "python3" in line.split()[0]]
+    (own,) = [env for line, env in running if is_run(line)]
     names = {entry.partition(b"=")[0].decode() for entry in own.split(b"\0") if entry}
     assert not names & {"RUNPOD_API_KEY", "GPUOPS_HOST_KEY", "GPUOPS_START", "GPUOPS_TOKEN"}
     assert pod.key.encode() not in own

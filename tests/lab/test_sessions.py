@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import until
+from tests.conftest import HANG_S, until
 from tests.lab.hosts import Host, Lab
-from tests.lab.laptop import Laptop, root
+from tests.lab.laptop import Laptop, change, root
 
 IDLE_S = 12.0
 SERVER = """
@@ -30,10 +29,9 @@ Enter = Callable[..., subprocess.Popen[bytes]]
 @pytest.fixture
 def host(lab: Lab, laptop: Laptop) -> Host:
     one = lab.host("a")
-    laptop.up(one, more=("--idle", str(IDLE_S / 60)))
-    node = folder(one) / "node.json"
+    laptop.up(one)
     # As on a rented machine, which the end of a node is the end of.
-    node.write_text(json.dumps({**json.loads(node.read_text()), "end": ["touch", "/srv/ended"]}))
+    change(folder(one) / "node.json", end=["touch", "/srv/ended"])
     return one
 
 
@@ -50,12 +48,21 @@ def enter(lab: Lab, laptop: Laptop) -> Iterator[Enter]:
     yield begin
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
+        # Its output is not read to the end: ssh's own master may hold it for long.
+        for stream in (process.stdin, process.stdout):
+            assert stream
+            stream.close()
 
 
 def folder(host: Host) -> Path:
     (found,) = root(host).glob("root/.gpuops-*/lab/n0")
     return found
+
+
+def may_stand_idle(host: Host) -> None:
+    """So long, and no longer; before, whoever comes to it may take their time."""
+    change(folder(host) / "lease.json", idle_s=IDLE_S)
 
 
 def is_over(host: Host) -> bool:
@@ -69,9 +76,11 @@ def expect_kept(host: Host) -> None:
 
 def test_a_shell_keeps_a_node_while_it_is_open(host: Host, enter: Enter) -> None:
     shell = enter("-tt", "gpuops-lab-0")
+    until(lambda: "-bash" in host.processes(), "a shell")
+    may_stand_idle(host)
     expect_kept(host)
     assert shell.poll() is None
-    shell.communicate(b"exit\n", timeout=60)
+    shell.communicate(b"exit\n", timeout=HANG_S)
     until(lambda: is_over(host), "the node stands idle, and ends")
 
 
@@ -81,8 +90,10 @@ def test_an_editor_keeps_a_node_while_it_is_connected(host: Host, enter: Enter) 
     (place / "server.py").write_text(SERVER)
     listens = "until ss -ltn | grep -q :47111; do sleep 0.1; done"
     serve = f"nohup python3 ~/.vscode-server/bin/1/server.py >/dev/null 2>&1 & {listens}"
-    assert enter("gpuops-lab-0", serve).wait(60) == 0
+    assert enter("gpuops-lab-0", serve).wait(HANG_S) == 0
     window = enter("-W", "127.0.0.1:47111", "gpuops-lab-0")
+    until(lambda: ":47111" in host.run(["ss", "-Htn"]).stdout, "a connection")
+    may_stand_idle(host)
     expect_kept(host)
     window.kill()
     until(lambda: is_over(host), "its server is still there, and nobody is connected to it")
@@ -90,4 +101,6 @@ def test_an_editor_keeps_a_node_while_it_is_connected(host: Host, enter: Enter) 
 
 def test_a_login_without_a_terminal_keeps_nothing(host: Host, enter: Enter) -> None:
     enter("gpuops-lab-0", "sleep 600")
+    until(lambda: "sleep 600" in host.processes(), "a login")
+    may_stand_idle(host)
     until(lambda: is_over(host), "the node stands idle, and ends")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import until
+from tests.conftest import HANG_S, until
 from tests.fakes import landlord
 from tests.lab.hosts import Host, Lab
 from tests.lab.laptop import Laptop, ours, root
@@ -71,7 +71,7 @@ def test_the_new_key_is_the_one_that_is_trusted(lab: Lab, laptop: Laptop, houses
     assert before.split()[1] not in config.read_text()
     by_hand = subprocess.run(
         [*lab.enter, "ssh", "-F", str(laptop.home / "ssh/lab.conf"), "gpuops-lab-0", "echo", "in"],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     assert by_hand.stdout == "in\n", by_hand.stderr
     again = laptop.run("run", "--cluster", "lab", "--", "python3", "work.py")
@@ -84,8 +84,9 @@ def test_a_lease_ends_the_machine_from_within(laptop: Laptop, houses: Any) -> No
     (host,) = houses(1)
     up = laptop.run("up", "landlord", "--name", "lab", "--yes", "--max-hours", "0.004")
     assert up.returncode == 0, up.stderr
-    until(lambda: (root(host) / "srv/ended").exists(), "the node asks for its end", 120)
-    assert (root(host) / "srv/ended").read_text() == "0\n"
+    ended = root(host) / "srv/ended"
+    until(lambda: ended.exists() and ended.read_text(), "the node asks for its end")
+    assert ended.read_text() == "0\n"
 
 
 def test_the_watchdog_of_the_machine_is_told_how_to_revive(laptop: Laptop, houses: Any) -> None:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+from gpuops.agent import network
+from gpuops.agent.node import Node
 
 TRAIN = Path(__file__).parents[2] / "train"
 PROGRAMS = Path(__file__).parent / "programs"
@@ -60,8 +63,12 @@ class Launch:
 
     def tell_rank(self, rank: int, number: signal.Signals) -> None:
         """A signal to one rank alone, as gpuops sends it."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        [process] = [child for child in children if child.environ().get("RANK") == str(rank)]
+        found = []
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.Error):  # what a rank asks something of has ended meanwhile
+                if child.environ().get("RANK") == str(rank) and child.ppid() == self.process.pid:
+                    found.append(child)
+        [process] = found
         process.send_signal(number)
 
     def finish(self) -> tuple[int, list[str], str]:
@@ -73,7 +80,8 @@ class Launch:
         if self.process.poll() is None:
             me = psutil.Process(self.process.pid)
             for process in [*me.children(recursive=True), me]:
-                process.kill()
+                with suppress(psutil.NoSuchProcess):  # it ends just now
+                    process.kill()
             self.process.wait()
 
 
@@ -105,9 +113,8 @@ def launch(start: Callable[..., Launch]) -> Callable[..., tuple[int, list[str], 
 
 
 def find_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """None that the kernel gives out: until torch is imported and listens, somebody else would have it."""
+    return int(network.port(Node("."), {"address": "127.0.0.1"}, None)["port"])
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
                 self._end(mirror.resets)
                 return
             if mirror.hold_at is not None and at >= mirror.hold_at:
-                mirror.go_on.wait(60)
+                mirror.go_on.wait(600)
             piece = content[at : at + PIECE]
             try:
                 self.wfile.write(piece if mirror.lengths else b"%x\r\n%s\r\n" % (len(piece), piece))

@@ -13,6 +13,7 @@ WHAT, *MOODS = sys.argv[1:]
 
 
 def reduce_for_ever():
+    dist.barrier()  # who ends the others does so once all have met
     while True:
         dist.all_reduce(torch.ones(1))
 
@@ -23,6 +24,12 @@ def train():
         model(torch.randn(8, 4)).square().mean().backward()
     print("trained as", dist.get_rank(), "of", dist.get_world_size())
     time.sleep(1)
+
+
+def leave(code):
+    """At once: while Python ends torch may abort, which is another death, and the peers' deaths may come first."""
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def do(what):
@@ -44,10 +51,14 @@ if WHAT == "train":
     dist.destroy_process_group()
     sys.exit(0)
 if RANK == 3 and WHAT != "nothing":
+    dist.barrier()
     try:
         do(WHAT)
-    finally:
-        dist.destroy_process_group()  # else torch may abort while Python ends, which is another death
+    except SystemExit as end:
+        leave(end.code)
+    except ValueError:
+        sys.excepthook(*sys.exc_info())
+        leave(1)
 try:
     reduce_for_ever()
 except RuntimeError:

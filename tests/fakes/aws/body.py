@@ -105,6 +105,6 @@ class Bodies:
 
     def close(self) -> None:
         for thread in self._threads:
-            thread.join(20)
+            thread.join(300)
         self.machines.close()
         self.problems += self.machines.problems

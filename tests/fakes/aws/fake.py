@@ -98,7 +98,7 @@ class FakeAWS(Knobs, Holdings, Happenings):
         """boto3's client for tests: it asks once. `options` are those of botocore's Config."""
         from botocore.config import Config
 
-        config = Config(**{"retries": {"total_max_attempts": 1}, "read_timeout": 30, **options})
+        config = Config(**{"retries": {"total_max_attempts": 1}, "read_timeout": 300, **options})
         return _session().client(
             service,
             region,

@@ -17,7 +17,7 @@ from moto.s3.models import s3_backends
 from tests.fakes.aws.requests import Answer, Request
 
 _APPLICATION = DomainDispatcherApplication(create_backend_app)
-_OWN_IMAGES = "MOTO_EC2_LOAD_DEFAULT_AMIS"
+os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # for good: others read the environment while a region is made
 
 
 class StandIn:
@@ -75,18 +75,7 @@ class StandIn:
 
     def ec2(self, region: str) -> Any:
         """moto's EC2 of a region; made at the first call, without moto's own images of 2017."""
-        mine = ec2_backends[self.account]
-        if region in mine.keys():  # noqa: SIM118 - `in mine` says yes to what could be made
-            return mine[region]
-        before = os.environ.get(_OWN_IMAGES)
-        os.environ[_OWN_IMAGES] = "false"
-        try:
-            return mine[region]
-        finally:
-            if before is None:
-                del os.environ[_OWN_IMAGES]
-            else:
-                os.environ[_OWN_IMAGES] = before
+        return ec2_backends[self.account][region]
 
     def regions(self) -> Iterator[tuple[str, Any]]:
         """Those that were asked for anything so far."""

@@ -74,8 +74,8 @@ class Container(Place):
                 self._landscape.complain(f"pod {self._pod.name}: {error!r}")
 
     def _alive(self, boot: int) -> bool:
-        self._read_log()
-        with self._lock:
+        with self._lock:  # the thread of another boot may read as well
+            self._read_log()
             if boot != self._boots:
                 return False
             if self._first and self._first.lives:

@@ -44,6 +44,8 @@ class FakeRunPod:
         """What the fake did against the vendor's description, or went wrong inside it; close() raises them."""
         self.callbacks: list[Callback] = []
         self.script = Script()
+        self.terse = False
+        """Whether a pod's log is told as far as it goes, and not followed."""
         self._spec = spec.found()
         self._landscape = None
         listening = None
@@ -252,7 +254,8 @@ class FakeRunPod:
 
     def meet(self, request: Request) -> Fault | None:
         """What was played for it."""
-        return self.script.meet(request.method, request.path, request.body)
+        with self.service.lock:
+            return self.script.meet(request.method, request.path, request.body)
 
     def judge(self, request: Request, answer: Answer) -> None:
         if self._spec:

@@ -131,7 +131,7 @@ class Handler(web.Handler):
         self._chunk("")
 
     def _wait(self) -> bool:
-        if self.server.closing.wait(HEARTBEAT_S):
+        if self.server.fake.terse or self.server.closing.wait(HEARTBEAT_S):
             return True
         self.server.fake.settle()
         return False

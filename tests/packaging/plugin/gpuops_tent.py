@@ -24,11 +24,13 @@ CREDIT = 20.0
 REGION = "meadow"
 STEP_S = 50.0
 STRIKE = """
-import os, sys, time
+import os, sys
 standing, struck = sys.argv[1:]
-if os.path.exists(standing):
+try:
     os.utime(standing)
     os.replace(standing, struck)
+except FileNotFoundError:
+    pass
 """
 """A tent goes: from now on it is not listed and bills no more. Asking again is harmless."""
 
@@ -127,7 +129,9 @@ class TentProvisioner:
         )
         for folder in ("ground", "struck", "nodes/agent"):
             (self.root / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._standing(tent).write_text(json.dumps(dataclasses.asdict(tent)))
+        written = self._standing(tent).with_suffix(".new")  # whoever lists meanwhile reads all of it or nothing
+        written.write_text(json.dumps(dataclasses.asdict(tent)))
+        written.replace(self._standing(tent))
         agent = nodes / "agent" / intent.agent.name
         agent.write_bytes(intent.agent.read_bytes())
         node = {

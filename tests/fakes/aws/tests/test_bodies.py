@@ -56,7 +56,7 @@ def test_instances_are_machines_behind_their_group_until_they_power_off_or_are_t
         one, other = fake.instances()
         until(lambda: ssh(one.address, "id -un") == "ubuntu", "somebody can log in")
         assert one.address != one.private_address
-        assert "SSH HOST KEY KEYS" in fake.world.bodies.console(one)
+        until(lambda: "SSH HOST KEY KEYS" in fake.world.bodies.console(one), "its keys are printed, after that")
         rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": f"{lab.laptop.address}/32"}]}
         shut = f"ec2.revoke_security_group_ingress(GroupId={group!r}, IpPermissions=[{rule}])"
         assert typed(sys.executable, "-c", f"import boto3; ec2 = boto3.client('ec2'); {shut}").returncode == 0

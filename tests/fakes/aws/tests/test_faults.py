@@ -86,6 +86,7 @@ def test_callbacks_know_who_asks_and_may_drop_lose_or_spoil(fake: FakeAWS, rente
             renter.launch(zone)
     assert refused(renter.launch, "c")[0] == "InternalError"
     assert sorted(one.zone for one in fake.instances()) == ["us-east-1b"] * 2 + ["us-east-1c"] * 2
+    until(lambda: moments[-1][1] == "sent", "the last is told, a moment after its answer")
     launches = [moment for action, moment, _ in moments if action == "ec2:RunInstances"]
     assert launches == ["before", "before", "after", "before", "after", "sent"]
     assert {pid for _, _, pid in moments} == {os.getpid()}
