@@ -222,10 +222,11 @@ class Handover:
                 os.fsync(file.fileno())
             if _heard(wire).get("sha256") != digest.hexdigest():
                 raise OSError(None, f"{path} arrived with other bytes than were sent")
-            if not self._is_wanted(path, 0, mtime_ns):
-                raise OSError(None, f"{path} has become newer here meanwhile")
             os.utime(part, ns=(mtime_ns, mtime_ns))
-            TreeFolder(self._tree()).place(path, os.fsencode(part))
+            with self._lock:  # another node may hand over a newer one just now
+                if not self._is_wanted(path, 0, mtime_ns):
+                    raise OSError(None, f"{path} has become newer here meanwhile")
+                TreeFolder(self._tree()).place(path, os.fsencode(part))
         finally:
             if os.path.lexists(part):
                 os.unlink(part)
@@ -235,9 +236,9 @@ class Handover:
         folder = self._node.run(self._spec["run"])
         with self._lock:
             write_json(os.path.join(folder, STATE), {**handed(folder), path: of})
-        home = os.path.join(folder, held.HOME)
-        if os.path.exists(home):
-            os.unlink(home)
+            home = os.path.join(folder, held.HOME)
+            if os.path.exists(home):
+                os.unlink(home)
         self._node.touch()
 
     def _tree(self) -> str:

@@ -35,8 +35,7 @@ class Held:
     def _look(self, name: str) -> None:
         folder = self._node.run(name)
         if os.path.exists(os.path.join(folder, HOME)):
-            self._spans.pop(name, None)
-            self._settled.add(name)
+            self._spans.pop(name, None)  # for now: what another node hands over is waited for again
         elif name not in self._spans and (result := read_json(os.path.join(folder, "result.json"))):
             span = held_for(read_json(os.path.join(folder, "spec.json")) or {}, result)
             if span is None:

@@ -142,8 +142,11 @@ def program() -> list[str]:
 
 def log(text: str) -> None:
     """A line of watchdog.log or agent.log, which are the standard error of these processes."""
-    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
-    sys.stderr.flush()
+    try:
+        sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
+        sys.stderr.flush()
+    except OSError:
+        pass  # a full disk must not keep anybody from ending a node
 
 
 def read_json(path: str) -> Any:

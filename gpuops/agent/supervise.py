@@ -308,6 +308,7 @@ class Supervisor:
         self.result = self._result(outcome, reason, left)
         try:
             write_json(os.path.join(self.folder, "result.json"), self.result)
+            self._node.touch()  # first: without `live.json` the idle end counts, and the last sign of use may be old
             os.unlink(self._node.path("live.json"))
         except OSError as error:
             log(f"the result of {self.name} is only in memory: {error}")

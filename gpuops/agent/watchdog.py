@@ -161,7 +161,10 @@ class Watchdog:
     def _end(self, why: str) -> None:
         log(f"ending this node: {why}")
         self._close("lease", why, "graceful", FAREWELL_S)
-        self._note_end(why)
+        try:
+            self._note_end(why)
+        except OSError as error:
+            log(f"that this node has ended could not be noted: {error}")  # a full disk keeps no machine alive
         argv = self._node.settings().get("end")
         for attempt in range(END_TRIES if argv else 0):
             if attempt:

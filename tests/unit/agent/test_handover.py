@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuops.agent import clients, gang, handover, held, network
+from gpuops.agent import clients, gang, handover, held
 from gpuops.agent.gang import Head, Link, Member, Times
 from gpuops.agent.handover import Handover
 from gpuops.agent.node import Node
 from tests.node.conftest import until
+from tests.ports import free_port
 
 HANG_S = 600.0
 TIMES = Times(beat=0.05, silence=HANG_S, join=HANG_S, proof=HANG_S)
@@ -63,8 +66,7 @@ class Side:
 
 class Pair:
     def __init__(self, folder: Path) -> None:
-        # None that the kernel gives out: a member that looks for its head would reach somebody else, or itself.
-        place = ("127.0.0.1", network.port(Node("."), {"address": "127.0.0.1"}, None)["port"])
+        place = ("127.0.0.1", free_port())
         self.head, self.member = Side(folder, 0, place), Side(folder, 1, place)
 
     def reclaim(self, *going: int, left_s: float = 60.0) -> None:
@@ -138,6 +140,25 @@ def test_who_came_second_takes_what_the_first_did_not(pair: Pair) -> None:
     third = pair.member.link.call_head("take")
     assert third is not None
     assert third.receive() == {"end": True}, "once is enough"
+
+
+def test_two_that_hand_over_at_once_are_both_noted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of node 0's was at home: whoever comes first says that it is not any more."""
+    (pair.head.run / held.HOME).write_text("{}")
+    exists = os.path.exists
+
+    def slowly(path: str) -> bool:
+        found = exists(path)
+        time.sleep(0.1)
+        return found
+
+    monkeypatch.setattr(handover.os.path, "exists", slowly)
+    with ThreadPoolExecutor() as pool:
+        noted = [pool.submit(pair.head.handover._hold, f"{of}.pt", of) for of in (1, 2)]
+        for one in noted:
+            one.result(HANG_S)
+    assert handover.handed(str(pair.head.run)) == {"1.pt": 1, "2.pt": 2}
+    assert not (pair.head.run / held.HOME).exists()
 
 
 def test_a_file_that_cannot_be_read_keeps_no_other_behind(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

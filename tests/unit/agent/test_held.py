@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.held import Held, held_for, home
+from gpuops.agent.held import HOME, Held, held_for, home
 from gpuops.agent.node import Node, Refusal
 
 
@@ -54,6 +54,8 @@ def test_what_is_held_until_it_is_home(tmp_path: Path) -> None:
     assert held.hold_s() == Held(node).hold_s() == 60.0
     home(node, {"run": "a-1"}, None)
     assert held.hold_s() is Held(node).hold_s() is None
+    (first / HOME).unlink()
+    assert held.hold_s() == Held(node).hold_s() == 60.0, "another node has handed something over"
 
 
 def test_only_a_run_that_was_here_can_be_home(tmp_path: Path) -> None:
