@@ -231,9 +231,9 @@ def stop(world: World, run: RunRow, progress: Progress) -> str:
     live = open_live(world, row, some=True)
     try:
         results = stop_and_wait(world, live, run, "gpuops stop")
-        if not _has_keeper(world, run):
+        if world.ledger.take_run(run.id, world.me):
             conclude(world, live, run, results, progress)
-        elif all(one["reason"].get("kind") == "no-run" for one in results.values()):
+        elif _has_keeper(world, run) and all(one["reason"].get("kind") == "no-run" for one in results.values()):
             raise UsageError(f"{run.name} is only just being started", f"try again: gpuops stop {run.name}")
     finally:
         live.close()

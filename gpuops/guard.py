@@ -95,7 +95,9 @@ def main(home: Path) -> int:
     for name in ("SIGINT", HERE.hang_up):  # a terminal's signals are not for us
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    lock = FileLock(home / LOCK, timeout=RELIEF_S if guardkeys.relieved(home) else SECOND_S)
+    if asked := guardkeys.relief_asked(home):
+        guardkeys.wait_for_relief(home)
+    lock = FileLock(home / LOCK, timeout=RELIEF_S if asked else SECOND_S)
     if not _is_ours(lock, home):
         return 0
     try:  # no `with`: it would take the lock a second time, and not give it back
@@ -126,7 +128,7 @@ def _is_ours(lock: BaseFileLock, home: Path) -> bool:
         if not guardkeys.unfit(home, os.environ):
             return False
     environ = guardkeys.joined(home, os.environ)
-    guardkeys.ask_relief(home)
+    guardkeys.wait_for_relief(home)
     try:
         lock.acquire(timeout=RELIEF_S)
     except Timeout:

@@ -11,15 +11,18 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuops.errors import AuthFailed
 from gpuops.settings import ACCOUNTS, KEYS
 
+if TYPE_CHECKING:
+    from gpuops.processes import Identity
+
 FILE = "guard.keys"
 """Name to fingerprint, of the guard that is there; under `PROCESS` its pid and start."""
 RELIEF = "guard.relief"
-"""There is one that waits to take over."""
+"""There is to be one that takes over; under `PROCESS` its pid and start, once it waits for that."""
 REFUSED = "guard.refused"
 """Provider to what it says of the guard's keys (`say`, `hint`), where it does not take them any more."""
 PROCESS = "process"
@@ -47,7 +50,8 @@ def note(home: Path, environ: Mapping[str, str]) -> None:
 
     me = myself()
     with suppress(OSError):  # a full disk keeps no guard from its work
-        (home / RELIEF).unlink(missing_ok=True)
+        if _waiting(home) in (None, me):  # who waits for this one already, as the next, goes on to do so
+            (home / RELIEF).unlink(missing_ok=True)
         (home / REFUSED).unlink(missing_ok=True)
         _write(home / FILE, {**fingerprints(environ), PROCESS: [me.pid, me.start]})
 
@@ -108,12 +112,39 @@ def refused(home: Path) -> dict[str, dict[str, str]]:
 
 
 def ask_relief(home: Path) -> None:
+    """One is about to be started that takes over."""
     with suppress(OSError):
         (home / RELIEF).touch()
 
 
-def relieved(home: Path) -> bool:
+def wait_for_relief(home: Path) -> None:
+    """This process takes over once the guard that is there has left."""
+    from gpuops.processes import myself
+
+    me = myself()
+    with suppress(OSError):
+        _write(home / RELIEF, {PROCESS: [me.pid, me.start]})
+
+
+def relief_asked(home: Path) -> bool:
     return (home / RELIEF).exists()
+
+
+def relieved(home: Path) -> bool:
+    """Whether somebody waits to take over."""
+    return _waiting(home) is not None
+
+
+def _waiting(home: Path) -> Identity | None:
+    """Who waits to take over; one that died before that relieves nobody."""
+    from gpuops.processes import Identity
+
+    try:
+        pid, start = _read(home / RELIEF)[PROCESS]
+        found = Identity(int(pid), float(start))
+    except (KeyError, TypeError, ValueError):
+        return None
+    return found if found.alive() else None
 
 
 def _renewed(provider: str, theirs: Mapping[str, str], exported: Mapping[str, str]) -> bool:

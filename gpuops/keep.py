@@ -11,7 +11,7 @@ from gpuops.errors import ConnectionLost, GpuopsError, NodeError
 from gpuops.follow import lost
 from gpuops.guard import outlived
 from gpuops.halt import halt
-from gpuops.ledger import ClusterRow, RunRow
+from gpuops.ledger import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.live import Live, all_ended, machines_of, open_live, watchdogs_ended
 from gpuops.livefetch import LiveFetch
 from gpuops.progress import Silent
@@ -53,7 +53,7 @@ def tend(world: World, cluster: int, *, saving: bool = True) -> None:
 
 def _tend_live(world: World, row: ClusterRow, expired: bool) -> None:
     unfinished = [run for run in world.ledger.runs(cluster=row.id) if run.state != "home"]
-    runs = [run for run in unfinished if _orphaned(world, run)]
+    runs = [run for run in unfinished if _orphaned(world, run) and world.ledger.take_run(run.id, world.me)]
     if expired:
         _end_with_keepers(world, row, [run for run in unfinished if run not in runs])
     ends = expired or row.ephemeral
@@ -76,11 +76,14 @@ def _end_or_leave(
     """What becomes of a cluster whose runs have ended. `unfinished`: those that had not; `runs`: its orphans."""
     now = world.ledger.cluster(row.id)
     if now.state != "up" or not (expired or now.keeper == world.me):
-        return  # somebody tore it down meanwhile, or is about to: what it brings home first is still there
+        return None  # somebody tore it down meanwhile, or is about to: what it brings home first is still there
     if expired:
         _save_edits(world, row)
-        _end(world, row, f"{row.name} reached the end of its lease and was ended")
-    elif row.ephemeral and not _has_other_runs(world, row):
+        if _is_over(world, row):
+            return _end(world, row, f"{row.name} reached the end of its lease and was ended")
+        if world.ledger.cluster(row.id).keeper != world.me:
+            return None
+    if row.ephemeral and not _has_other_runs(world, row, runs):
         _end(
             world,
             row,
@@ -95,12 +98,24 @@ def _end_or_leave(
         _save_edits(world, row)
         _end(world, row, f"{row.name} was ended: its nodes had ended by themselves, which its machines cannot")
     else:
-        world.ledger.set_cluster(row.id, keeper=None)
+        world.ledger.leave(row.id, world.me)
+    return None
 
 
-def _has_other_runs(world: World, row: ClusterRow) -> bool:
-    """Whether a command that lives has a run on it, or waits with one for its turn."""
-    return any(run.state != "home" and not _orphaned(world, run) for run in world.ledger.runs(cluster=row.id))
+def _is_over(world: World, row: ClusterRow) -> bool:
+    """The last look at a lease, in one commit with the end's beginning: somebody may just have extended it."""
+    try:
+        return world.ledger.ending(row.id, lease=row.lease)
+    except LedgerUnwritable:
+        return True  # a full disk keeps nothing alive
+
+
+def _has_other_runs(world: World, row: ClusterRow, runs: Sequence[RunRow]) -> bool:
+    """Whether a command that lives has a run on it, or waits with one for its turn; or had one, and died while `runs`
+    were seen to: the next look is for that."""
+    seen_to = {run.id for run in runs}
+    left = [run for run in world.ledger.runs(cluster=row.id) if run.state != "home"]
+    return any(run.id not in seen_to or not _orphaned(world, run) for run in left)
 
 
 def _goes_on_for_nothing(world: World, row: ClusterRow) -> bool:
@@ -151,7 +166,8 @@ def _finish_run(
 
     `later`, where its machines are ended next: gets what is to be done after that.
     """
-    world.ledger.set_run(run.id, keeper=world.me)
+    if not world.ledger.take_run(run.id, world.me):
+        return None  # a command has it, while another run was seen to
     try:
         live = open_live(world, row, some=True)
     except NodeError as error:

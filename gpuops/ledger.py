@@ -202,10 +202,26 @@ class Ledger:
             )
         return cursor.rowcount == 1
 
-    def ending(self, cluster: int) -> bool:
-        """Its end begins, or goes on. False where it is gone already: its name may be another's by now."""
+    def ending(self, cluster: int, *, lease: Lease | None = None) -> bool:
+        """Its end begins, or goes on. False where it is gone already: its name may be another's by now.
+
+        `lease`: the one that has ended; False where it has another meanwhile.
+        """
+        same = flat({"lease": lease}) if lease is not None else {}
+        where = " AND ".join(["id = ?", "state != 'gone'", *(f"{name} IS ?" for name in same)])
         with self._transaction() as db:
-            cursor = db.execute("UPDATE clusters SET state = 'ending' WHERE id = ? AND state != 'gone'", (cluster,))
+            cursor = db.execute(f"UPDATE clusters SET state = 'ending' WHERE {where}", (cluster, *same.values()))
+        return cursor.rowcount == 1
+
+    def extend(self, cluster: int, lease: Lease) -> bool:
+        """Its lease is another from now on. False where somebody has begun to end it meanwhile."""
+        columns = flat({"lease": lease})
+        assignments = ", ".join(f"{name} = ?" for name in columns)
+        with self._transaction() as db:
+            cursor = db.execute(
+                f"UPDATE clusters SET {assignments} WHERE id = ? AND state NOT IN ('ending', 'gone')",
+                (*columns.values(), cluster),
+            )
         return cursor.rowcount == 1
 
     def take(self, cluster: int, keeper: Identity) -> bool:
@@ -220,6 +236,15 @@ class Ledger:
                 (keeper.pid, keeper.start, cluster),
             )
         return True
+
+    def leave(self, cluster: int, keeper: Identity) -> None:
+        """Be the keeper of a cluster no longer; another that has taken it over meanwhile stays."""
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE clusters SET keeper_pid = NULL, keeper_start = NULL"
+                " WHERE id = ? AND keeper_pid = ? AND keeper_start = ?",
+                (cluster, keeper.pid, keeper.start),
+            )
 
     # -- resources --------------------------------------------------------------------------
 
@@ -359,6 +384,19 @@ class Ledger:
     def set_run(self, row_id: int, **columns: Any) -> None:
         """Change columns by name; see `rows.flat`."""
         self._set("runs", row_id, flat(columns))
+
+    def take_run(self, row_id: int, keeper: Identity) -> bool:
+        """Become the keeper of a run that is not home yet, unless another lives. Raises RowGone."""
+        with self._transaction() as db:
+            rows = self._read("SELECT state, keeper_pid, keeper_start FROM runs WHERE id = ?", row_id)
+            row = _only(rows, "run")
+            holder = identity(row["keeper_pid"], row["keeper_start"])
+            if row["state"] == "home" or (holder is not None and holder != keeper and holder.alive()):
+                return False
+            db.execute(
+                "UPDATE runs SET keeper_pid = ?, keeper_start = ? WHERE id = ?", (keeper.pid, keeper.start, row_id)
+            )
+        return True
 
     # -- notices ----------------------------------------------------------------------------
 

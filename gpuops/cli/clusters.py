@@ -179,6 +179,7 @@ def lease(
 
     from gpuops import choose, guard
     from gpuops import lease as leases
+    from gpuops.errors import NodeError
     from gpuops.funds import beyond
     from gpuops.live import open_live, send_lease
     from gpuops.models import Lease
@@ -198,7 +199,10 @@ def lease(
             send_lease(live, ours, now)
         finally:
             live.close()
-        world.ledger.set_cluster(row.id, lease=ours)
+        if not world.ledger.extend(row.id, ours):
+            raise NodeError(
+                f"{row.name} is being ended: its lease cannot be extended any more", "gpuops status shows what is left"
+            )
         guard.ensure(world.home)
         if ours.end != ours.hard_end:
             world.out.say("note: the spending limit (--max-cost) comes first; extending time does not move it")

@@ -186,6 +186,47 @@ def test_a_lease_ends_a_cluster_even_while_its_keeper_lives(there: tuple[Cloud, 
     assert "lab reached the end of its lease and was ended" in told(world)
 
 
+def test_a_lease_that_is_extended_at_the_last_moment_counts(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard has seen its end, and brings home what is there: then its nodes and the ledger are told of another."""
+    cloud, world = there
+    now = world.clock.now()
+    lab = cluster(world, lease=Lease(hard_end=now - 1, idle_s=60.0))
+    monkeypatch.setattr(keep, "save_left", lambda *_: world.ledger.extend(lab, Lease(now + 3600, 60.0)) and [])
+    keep.tend(world, lab)
+    assert (world.ledger.cluster(lab).state, len(cloud.machines())) == ("up", 1)
+    assert world.ledger.cluster(lab).keeper is None
+    world.clock.sleep(3700)
+    monkeypatch.setattr(keep, "save_left", lambda *_: [])
+    keep.tend(world, lab)
+    assert cloud.machines() == []
+    assert not world.ledger.extend(lab, Lease()), "too late"
+
+
+def test_who_takes_a_cluster_over_while_the_guard_looks_at_it_keeps_it(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, other: Identity
+) -> None:
+    """Its provider may take seconds to answer: in between `gpuops down` has begun."""
+    _, world = there
+    lab = cluster(world)
+    monkeypatch.setattr(keep, "all_ended", lambda *_: bool(world.ledger.set_cluster(lab, keeper=other)))
+    keep.tend(world, lab)
+    assert world.ledger.cluster(lab).keeper == other
+
+
+def test_a_run_that_a_command_was_quicker_to_take_is_left_to_it(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, other: Identity
+) -> None:
+    """Between the guard's look and its beginning `gpuops stop` has become its keeper."""
+    _, world = there
+    lab = cluster(world)
+    one = running(world, lab, DEAD)
+    monkeypatch.setattr(keep, "_orphaned", lambda *_: bool(world.ledger.take_run(one.id, other)) or True)
+    keep.tend(world, lab)
+    assert (world.ledger.run(one.id).state, world.ledger.run(one.id).keeper) == ("running", other)
+
+
 def test_a_command_that_hangs_while_creating_is_ended_for(there: tuple[Cloud, World], other: Identity) -> None:
     cloud, world = there
     lab = cluster(world, keeper=other, state="creating", lease=Lease(hard_end=world.clock.now() + 86400))
@@ -211,12 +252,12 @@ def test_a_node_that_cannot_be_reached_is_waited_for_but_not_beyond_its_lease(th
     assert "toy-1: " in told(world)
 
 
-@pytest.mark.parametrize("queued", [False, True])
+@pytest.mark.parametrize("queued", [None, "lives", "dies"])
 def test_what_a_command_takes_over_is_not_ended_under_it(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, other: Identity, queued: bool
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, other: Identity, queued: str | None
 ) -> None:
     """`down` stops a run and brings its results home, while the guard has followed it till now; or another run waits
-    for its turn on the same machines."""
+    for its turn on the same machines, and its command may die."""
     cloud, world = there
     lab = cluster(world, ephemeral=True)
     one = running(world, lab, DEAD)
@@ -224,7 +265,7 @@ def test_what_a_command_takes_over_is_not_ended_under_it(
     def finish(*_: object) -> None:
         if queued:
             world.ledger.set_run(one.id, state="home", keeper=None)
-            running(world, lab, other)
+            running(world, lab, other if queued == "lives" else DEAD)
         else:
             world.ledger.set_cluster(lab, keeper=other)
             world.ledger.set_run(one.id, keeper=other)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -64,14 +66,35 @@ def test_a_guard_of_which_nothing_is_known(tmp_path: Path, text: str | None) -> 
 
 def test_who_takes_over_is_not_asked_to_leave(tmp_path: Path) -> None:
     guardkeys.ask_relief(tmp_path)
+    guardkeys.wait_for_relief(tmp_path)
     assert guardkeys.relieved(tmp_path)
     guardkeys.note(tmp_path, A)
     assert not guardkeys.relieved(tmp_path)
+    assert not guardkeys.relief_asked(tmp_path)
+
+
+def test_a_guard_stays_until_somebody_waits_to_take_over(tmp_path: Path) -> None:
+    """The command that asks for it may be killed before there is one, and that one before it is the guard."""
+    waits = "import sys, pathlib; from gpuops import guardkeys as k; k.wait_for_relief(pathlib.Path(sys.argv[1]))"
+    guardkeys.ask_relief(tmp_path)
+    assert not guardkeys.relieved(tmp_path)
+    argv = [sys.executable, "-c", f"{waits}; print(flush=True); input()", tmp_path]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as successor:
+        assert successor.stdout
+        assert successor.stdout.readline()
+        assert guardkeys.relieved(tmp_path)
+        guardkeys.note(tmp_path, A)
+        assert guardkeys.relieved(tmp_path), "who has only just become the guard is relieved as well"
+        successor.kill()
+        successor.wait(60)
+        assert not guardkeys.relieved(tmp_path)
+    assert guardkeys.relief_asked(tmp_path)
 
 
 def test_a_disk_that_cannot_be_written_stops_no_guard(tmp_path: Path) -> None:
     guardkeys.note(tmp_path / "no" / "folder", A)
     guardkeys.ask_relief(tmp_path / "no" / "folder")
+    guardkeys.wait_for_relief(tmp_path / "no" / "folder")
 
 
 PROFILE = {"AWS_PROFILE": "work", "AWS_CONFIG_FILE": "/somewhere/config"}

@@ -63,6 +63,22 @@ def test_one_that_no_node_has_heard_of_yet_is_not_called_stopped(
     assert (caught.value.say, caught.value.hint) == ("a-1 is only just being started", "try again: gpuops stop a-1")
 
 
+def test_what_another_command_has_brought_home_is_not_judged_again(
+    world: World, run: RunRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who keeps the run may be through with it, and its machines gone, before its nodes have told this command."""
+    answer(monkeypatch, "stop")
+    judged: list[RunRow] = []
+    monkeypatch.setattr(down, "conclude", lambda _world, _live, row, *_: judged.append(row))
+    world.ledger.set_run(run.id, keeper=None)
+    down.stop(world, run, Silent())
+    assert judged == [run], "of those that live, this command is the only one"
+    assert world.ledger.run(run.id).keeper == world.me, "the guard leaves it alone"
+    world.ledger.set_run(run.id, state="home", keeper=None)
+    down.stop(world, run, Silent())
+    assert judged == [run]
+
+
 def test_one_that_a_node_has_stopped_is(world: World, run: RunRow, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, "stop", "no-run")
     assert down.stop(world, run, Silent()) == f"a-1 is stopped; its results are in {run.home}"
