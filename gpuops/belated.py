@@ -33,7 +33,7 @@ def fetch(world: World, row: RunRow, progress: Progress) -> None:
     told = {int(index): result for index, result in (row.facts.get("told") or {}).items()}
     asked = [index for index in range(request.nodes) if index not in told]
     brought, errors = recall.bring(world, row, asked, progress)
-    results = {**told, **{index: one.result for index, one in brought.items() if one.result}}
+    results = {**told, **{index: _with_sink(one.result, one) for index, one in brought.items() if one.result}}
     if errors and brought:
         world.ledger.set_run(row.id, facts={**row.facts, **_known(results, request.nodes)})
     for error in errors:
@@ -43,8 +43,8 @@ def fetch(world: World, row: RunRow, progress: Progress) -> None:
         raise NodeError(
             f"nothing that {row.name} left is in {place}", "its nodes ended before they had sent it: see its logs"
         )
-    _judge(world, row, {**{index: lost(index, f"node{index} kept nothing", "gone") for index in silent}, **results},
-           missing=recall.lacking(brought), silent=silent)  # fmt: skip
+    gone = {index: lost(index, f"node{index} kept nothing", "gone", _taken(row, index)) for index in silent}
+    _judge(world, row, {**gone, **results}, missing=recall.lacking(brought), silent=silent)
 
 
 def before_resuming(world: World, row: RunRow) -> None:
@@ -58,6 +58,19 @@ def before_resuming(world: World, row: RunRow) -> None:
         if not outputs(RunHome(row.home)):
             raise
         world.out.say(f"note: {error.say}; going on from what is home")
+
+
+def _with_sink(result: Mapping[str, Any], one: recall.Brought) -> Mapping[str, Any]:
+    """What a node told, and what its archive tells: not all may be in it, also when it is not fetched once more."""
+    why = f"{one.missing} file{'s' * (one.missing != 1)} could not be kept"
+    return {**result, "sink": {"state": "failed", "why": why} if one.missing else SAFE}
+
+
+def _taken(row: RunRow, index: int) -> dict[str, Any]:
+    """That a node's provider took it back, as was known when the run was judged first: nobody can ask it any more."""
+    ends = read_json(RunHome(row.home).path / "run.json").get("nodes_ended") or {}
+    reason = (ends.get(str(index)) or {}).get("reason") or {}
+    return {name: reason[name] for name in ("reclaimed", "by") if name in reason}
 
 
 def _known(results: Mapping[int, Mapping[str, Any]], nodes: int) -> dict[str, Any]:

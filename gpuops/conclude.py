@@ -179,16 +179,23 @@ def conclude(
     def whole() -> Conclusion:
         return _judged(world, row, heard, *_recalled(world, row, silent, progress))
 
+    def rest() -> Conclusion:
+        end = whole()
+        bucket.abandon(world, world.ledger.run(row.id))
+        return end
+
     # One that cannot be reached may have more than the bucket, which only what has come from there can tell.
     safe = not failed and all(index in gone or spoken[index] == "gone" for index in silent)
     if ending and silent and talking and safe and recall.is_kept(row):
-        end = _judged(world, row, heard, {}, recall.waiting(row, silent))
-        end.rest = whole
+        waiting = recall.waiting(row, silent)
+        end = _judged(world, row, heard, {}, waiting)
+        end.rest, end.unfetched = rest, waiting
     else:
         end = whole()
     if not end.unsaved:
         release(live, row)
-        bucket.abandon(world, world.ledger.run(row.id))
+        if end.rest is None:  # else one that is just going may still close its archive
+            bucket.abandon(world, world.ledger.run(row.id))
     return end
 
 

@@ -207,7 +207,7 @@ def _run_on(
         _launch(world, live, prepared)
     end = conclude(world, live, world.ledger.run(row.id), following.results, progress, ending=True)
     if end.rest:
-        end = _completed(world, live, row, end.rest, ours)
+        end = _completed(world, live, row, end, end.rest, ours)
     if chain.resumed(retry.first_step(row)):
         end.document = {**end.document, "retries": chain.losses}
         end.home.write_record(end.document)
@@ -218,12 +218,16 @@ def _run_on(
     return outcome
 
 
-def _completed(world: World, live: Live, row: RunRow, rest: Callable[[], Conclusion], ours: bool) -> Conclusion:
-    """What is in a bucket comes home when nothing bills any more. Raises Interrupted, which loses nothing."""
+def _completed(
+    world: World, live: Live, row: RunRow, end: Conclusion, rest: Callable[[], Conclusion], ours: bool
+) -> Conclusion:
+    """What is in a bucket comes home when nothing bills any more, and stays there while something may. Raises
+    Interrupted, which loses nothing."""
     stopped = world.signals.count
     if ours:
         world.out.say(recall.announced(row, live.row.name))
-        _tear_down(world, live, "its run ended")
+        if _tear_down(world, live, "its run ended"):
+            return end  # their end is tried again, by this command and then by the guard: a fetch may take hours
         if not stopped:
             try:
                 world.signals.forward()

@@ -141,7 +141,7 @@ def no_room(run: str, place: str, left: Mapping[int, int], free: int) -> LocalDi
 
 def announced(row: RunRow, cluster: str) -> str:
     """What is said where nodes that live would bill while that is fetched."""
-    where = f"the rest of {row.name} is in {row.facts['bucket']['place']}"
+    where = f"what lost nodes of {row.name} kept is in {row.facts['bucket']['place']}"
     return f"{where}: it is fetched once {cluster} has ended (or later: gpuops pull {row.name})"
 
 

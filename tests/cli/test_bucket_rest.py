@@ -102,13 +102,13 @@ def test_nodes_that_live_are_ended_before_it_is_fetched(
     (camp.home / "away").touch()
     _, err = process.communicate()
     assert process.returncode == 0, err
-    said = f"the rest of sh-1 is in {PLACE}: it is fetched once tent-1 has ended (or later: gpuops pull sh-1)\n"
-    assert (said in err) is not keep
+    later = "it is fetched once tent-1 has ended (or later: gpuops pull sh-1)"
+    assert (f"what lost nodes of sh-1 kept is in {PLACE}: {later}\n" in err) is not keep
     assert set(standing) == ({1} if keep else {0})
     if keep:
         assert camp.run("down", "tent-1").returncode == 0
     else:
-        assert err.index(said) < err.index("2 nodes of tent-1 ended, nothing left (")
+        assert err.index(later) < err.index("2 nodes of tent-1 ended, nothing left (")
         assert err.count("nothing left (") == 1
     expect_all_home(camp)
     camp.expect_clean()

@@ -17,6 +17,7 @@ from gpuops.progress import Silent
 from gpuops.recall import Brought
 from gpuops.results import RunHome
 from gpuops.results.folder import OutFolder
+from gpuops.results.home import read_json
 from gpuops.results.memory import Arrival
 from gpuops.signals import Signals
 from gpuops.world import World
@@ -82,3 +83,20 @@ def test_what_has_come_in_part_is_not_fetched_again(tmp_path: Path, monkeypatch:
         row.facts = changes[-1]
     assert asked == [[0, 1, 2], [0, 1]]
     assert (row.facts["in_bucket"], list(row.facts["told"])) == ([0, 1], ["2"])
+
+
+def test_what_a_node_could_not_keep_is_told_also_when_the_rest_comes_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = row_in(tmp_path, saved=False)
+    row.request["nodes"], row.request["sink"], row.id = 2, {"bucket": "results"}, 1
+    ledger = SimpleNamespace(set_run=lambda _, **columns: row.facts.update(columns["facts"]))
+    ended = {"outcome": "done", "reason": {"kind": "command"}, "ranks": []}
+    answers = [({0: Brought(ended, 2)}, [BROKEN]), ({1: Brought(ended, 0)}, [])]
+    monkeypatch.setattr("gpuops.recall.bring", lambda *_: answers.pop(0))
+    world = cast("Any", SimpleNamespace(ledger=ledger, out=Output()))
+    with pytest.raises(NodeError, match="could not be verified"):
+        belated.fetch(world, row, Silent())
+    belated.fetch(world, row, Silent())
+    kept = read_json(RunHome(row.home).path / "run.json")["kept"]
+    assert kept == "not all in s3://results/r-1 (node0: 2 files could not be kept)"

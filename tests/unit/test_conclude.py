@@ -196,11 +196,13 @@ def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: World, monke
 
     monkeypatch.setattr("gpuops.recall.bring", bring)
     monkeypatch.setattr("gpuops.conclude._fetch_last", lambda *_: (order.append("node"), ("", ""))[1])
+    monkeypatch.setattr("gpuops.bucket.abandon", lambda *_: order.append("abandon"))
     live, row, results = a_run_that_lost_a_node(world)
     end = conclude(world, live, row, results, Silent(), ending=True)
     assert (order, end.unsaved, end.verdict.outcome) == (["node"], "", "lost")
     waits = "what node0 kept is in s3://results/lab/r-1; `gpuops pull r-1` fetches it"
     assert end.missing == f"node0 ended before all results were home; {waits}"
+    assert end.unfetched, "nothing begins anew without it"
     meanwhile = world.ledger.run(row.id)
     assert (meanwhile.state, meanwhile.facts["in_bucket"]) == ("home", [0])
     assert belated.is_awaited(meanwhile)
@@ -208,8 +210,8 @@ def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: World, monke
     world.ledger.gone(live.row.id, ended, "its run ended")
     assert end.rest is not None
     whole = end.rest()
-    assert order == ["node", "bucket [0]"]
-    assert (whole.verdict.outcome, whole.missing, whole.rest) == ("done", "", None)
+    assert order == ["node", "bucket [0]", "abandon"]
+    assert (whole.verdict.outcome, whole.missing, whole.unfetched, whole.rest) == ("done", "", "", None)
     assert whole.document["kept"].startswith("safe in ")
     assert whole.document["cost"] == pytest.approx(36.0 * 0.5, rel=0.01)
     assert json.loads((row.home / "run.json").read_text())["verdict"]["outcome"] == "done"
@@ -235,6 +237,19 @@ def test_what_was_left_there_is_fetched_later_and_nothing_else(world: World, mon
     assert (record["verdict"]["outcome"], record["missing"]) == ("done", "")
     assert record["kept"].startswith("safe in ")
     assert not belated.is_awaited(world.ledger.run(row.id))
+
+
+def test_a_node_that_was_taken_back_and_kept_nothing_is_remembered_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuops.conclude._fetch_last", Fetched())
+    monkeypatch.setattr("gpuops.recall.bring", lambda *_: ({}, []))
+    live, row, results = a_run_that_lost_a_node(world)
+    taken = lost(0, "node0 ended without a word", "gone", {"reclaimed": True, "by": "AWS", "say": "AWS took it back"})
+    end = conclude(world, live, row, {**results, 0: taken}, Silent())
+    assert end.verdict.outcome == "reclaimed"
+    belated.fetch(world, world.ledger.run(row.id), Silent())
+    assert json.loads((row.home / "run.json").read_text())["verdict"] == dataclasses.asdict(end.verdict)
 
 
 @pytest.mark.parametrize(("kind", "failed"), [("node", ""), ("gone", "node1 went away")])

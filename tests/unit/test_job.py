@@ -12,13 +12,15 @@ import pytest
 
 from gpuops import job
 from gpuops.conclude import Conclusion
-from gpuops.errors import Interrupted
+from gpuops.errors import Interrupted, StillBilling
 from gpuops.output import Output
 from gpuops.signals import HandOver, Signals
 from gpuops.world import World
 
 ROW = cast("Any", SimpleNamespace(name="r-1", facts={"bucket": {"place": "s3://results/lab/r-1"}}))
 LIVE = cast("Any", SimpleNamespace(row=SimpleNamespace(name="lab")))
+END = cast("Any", object())
+"""What is known before that."""
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def test_a_terminal_that_goes_while_it_is_fetched_leaves_word(world: World) -> N
         raise HandOver("the terminal is gone", "")
 
     with pytest.raises(HandOver):
-        job._completed(world, LIVE, ROW, rest, ours=False)
+        job._completed(world, LIVE, ROW, END, rest, ours=False)
     said = [say for _, say in world.ledger.take_notices()]
     assert said == ["what r-1 kept in its bucket is not all home: gpuops pull r-1 fetches it"]
 
@@ -50,7 +52,7 @@ def test_interrupted_while_the_nodes_end_nothing_is_fetched(world: World, monkey
 
     monkeypatch.setattr("gpuops.job._tear_down", ended)
     with pytest.raises(Interrupted) as found:
-        job._completed(world, LIVE, ROW, lambda: cast("Any", fetched.append("rest")), ours=True)
+        job._completed(world, LIVE, ROW, END, lambda: cast("Any", fetched.append("rest")), ours=True)
     assert found.value.hint == "gpuops pull r-1 fetches what is in s3://results/lab/r-1"
     assert fetched == []
 
@@ -61,4 +63,13 @@ def test_a_run_that_was_stopped_by_a_signal_brings_everything_home(
     world.signals.count = 1
     monkeypatch.setattr("gpuops.job._tear_down", lambda *_: 0)
     whole = cast("Any", object())
-    assert job._completed(world, LIVE, ROW, lambda: whole, ours=True) is whole
+    assert job._completed(world, LIVE, ROW, END, lambda: whole, ours=True) is whole
+
+
+def test_while_machines_may_still_bill_nothing_is_fetched(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their end is tried again at once, and not after hours."""
+    fetched: list[str] = []
+    monkeypatch.setattr("gpuops.job._tear_down", lambda *_: StillBilling.exit_code)
+    rest = lambda: cast("Any", fetched.append("rest"))  # noqa: E731
+    assert job._completed(world, LIVE, ROW, END, rest, ours=True) is END
+    assert fetched == []
