@@ -108,6 +108,8 @@ def sentence(death: Death) -> str:
         return death.said
     if death.oom:
         return f"{death.who} was killed: the machine ran out of memory"
+    if death.signal == SIGTERM and death.rank is not None and death.weight == OWN:
+        return f"{death.who} failed and was slow to end"
     if death.signal:
         return f"{death.who} was ended by {_SIGNALS.get(death.signal, f'signal {death.signal}')}"
     if death.code is None:
@@ -187,6 +189,8 @@ def _weigh(result: NodeResult, rank: RankResult, said: str) -> int:
     headless = result.outcome == "lost" or result.reason.get("kind") == "launcher"
     if ended_by_others and headless and rank.rank != _root_cause(result)[0]:
         return OURS  # what was left of a run whose agent or launcher had died
+    if rank.signal == SIGTERM and _TRACEBACK in said:
+        return _weigh_words(said)  # it had failed, and was slow to leave when a peer that died of that had ended
     if rank.signal == SIGTERM or rank.code == 128 + SIGTERM:
         return PEER  # torchrun ends the others so when one of its ranks has failed
     # An uncaught error of C++ (NCCL's watchdog) aborts; any other signal does not come from words.

@@ -230,12 +230,12 @@ class Api:
 
 
 def _all_of(response: Any, deadline: float, partial: bool) -> tuple[bytes, bool]:
-    """What is said until the deadline, and whether that was all."""
+    """What is said until the deadline, and whether that was all; what has come by then is read, however late it is."""
     import urllib3
 
     parts: list[bytes] = []
     size = 0
-    while time.monotonic() < deadline and size <= LARGEST:
+    while (not parts or time.monotonic() < deadline) and size <= LARGEST:
         if response.connection is not None and getattr(response.connection, "sock", None) is not None:
             response.connection.sock.settimeout(max(0.1, deadline - time.monotonic()))
         try:

@@ -45,6 +45,13 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAUSES_S", (0.01, 0.02))
 
 
+def test_what_a_stream_has_said_is_heard_however_late_it_is_read() -> None:
+    """The time was up before the first look: an empty answer would be taken for all that a log holds."""
+    said = [b"a line\n", b"another\n"]
+    response = SimpleNamespace(connection=None, read1=lambda _: said.pop(0))
+    assert module._all_of(response, 0.0, partial=True) == (b"a line\n", False)
+
+
 def test_every_request_says_who_asks_and_shows_its_key() -> None:
     with Canned(lambda _: Says(200, {"id": "p1"})) as server:
         api = client(server)

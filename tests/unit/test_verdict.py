@@ -355,6 +355,10 @@ RANKS: dict[str, tuple[list[NodeResult], Then]] = {
         [VICTIM0, node(1, "failed", killed(3, 15, 99.0))],
         blames_3("was ended by SIGTERM"),
     ),
+    "its own error, though its victim was quicker to leave": (
+        [VICTIM0, node(1, "failed", rank(2, 1, 99.9, CLOSED), killed(3, 15, 101.0, RAISED))],
+        blames_3("failed and was slow to end"),
+    ),
     "its own error although a stop followed": (
         [node(0, "stopped", rank(0, 1, after_stop=True), why="stop"), node(1, "failed", rank(3, 3, 99.0))],
         blames_3("failed with exit code 3"),
