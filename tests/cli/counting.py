@@ -116,6 +116,16 @@ class Counting:
 
     def pid(self, what: str, index: int) -> int:
         """Of `agent`, `watchdog`, `launcher`, `wrapper` or `worker` on one node."""
+        return int(until(lambda: self._noted(what, index), f"{what} of node{index} is noted"))
+
+    def _noted(self, what: str, index: int) -> int:
+        """0 while its number is not written down: the counters count already."""
+        try:
+            return self._written(what, index)
+        except (OSError, StopIteration):
+            return 0
+
+    def _written(self, what: str, index: int) -> int:
         if what in ("agent", "watchdog"):
             return int(_read(self.node(index) / f"{what}.json")["pid"])
         if what == "launcher":

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from tests.conftest import HANG_S, Shell
 
 DRAGS = (
-    "asking ", "comparing ", "creating ", "ending ", "examining ", "fetching ", "looking ", "putting back ",
-    "reaching ", "running the set-up ", "saving what ", "starting ", "trying the network ", "waiting for ",
+    "asking ", "comparing ", "creating ", "ending ", "examining ", "fetching ", "looking ", "making ",
+    "opening the bucket ", "putting back ", "reaching ", "running the set-up ", "saving what ", "starting ",
+    "trying the network ", "waiting for ",
 )  # fmt: skip
 """How lines begin that are said of what takes longer than a second."""
 

@@ -67,7 +67,7 @@ def test_a_ledger_that_was_removed_under_a_run(shell: Shell) -> None:
     assert cloud.stdout.splitlines()[-1] == f"not in the ledger: {TAKE}"
     unasked = shell.run("reap")
     assert (unasked.returncode, unasked.stdout) == (5, "")
-    assert unasked.stderr.splitlines() == [
+    assert spoken(unasked.stderr) == [
         "found lab at local (2 nodes), sh-1 is going on there",
         "error: 1 left over, and nobody is there to be asked",
         "hint: take back what still lives: gpuops reap --adopt; or end it: gpuops reap --yes",

@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from gpuops.agent.node import read_json, write_json
 from gpuops.agent.sessions import open_here
 from tests.cli.heard import at_terminal
 from tests.conftest import Shell, until
+from tests.files import change
 
 SINK = ("--sink", "volume:data")
 WORLD_SEES = "somebody is logged in here by SSH: no rented node ends under them"
@@ -47,8 +47,7 @@ def detach(camp: Shell, *flags: str, script: str = MAKES, idle_s: float | None =
     assert done.returncode == 0, done.stderr
     leave(camp)
     for node in nodes(camp) if idle_s is not None else ():
-        lease = str(node / "lease.json")
-        write_json(lease, {**read_json(lease), "idle_s": idle_s})
+        change(node / "lease.json", idle_s=idle_s)
     away.touch()
     return done.stderr
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
+from tests.cli.heard import spoken
 from tests.cli.test_away import leave
 from tests.conftest import HANG_S, Shell, until
 
@@ -52,7 +53,7 @@ def test_one_sentence_and_what_was_there_is_there(shell: Shell, row: Row) -> Non
     script = f"mount --make-rprivate /\n{mounts}\n{G} {row.words}"
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], cwd=shell.folder, env=shell.environment(), text=True,
                           capture_output=True, timeout=HANG_S, check=False)  # fmt: skip
-    lines = done.stderr.splitlines()
+    lines = spoken(done.stderr)
     assert done.returncode == row.code, done.stderr
     assert [line.partition(": ")[0] for line in lines if not line.startswith("note: ")] == ["error", "hint"]
     assert lines[-2].startswith("error: " + row.say.format(home=shell.home))

@@ -20,6 +20,7 @@ import pytest
 from gpuops.ssh import Target
 from provisioners.hostbook import HostBook, Met
 from tests.cli.conftest import Desk
+from tests.cli.heard import spoken
 from tests.cli.renter import deaf_port
 from tests.conftest import Shell
 from tests.ssh.sshd import Sshd, can_serve, make_key, serving
@@ -216,7 +217,7 @@ def test_one_host_that_is_away_hides_no_other(shell: Shell) -> None:
                f"name another: gpuops forward {port} --local 6007")  # fmt: skip
         assert occupied.returncode == 2
         passed = shell.run("ssh", "lab", "--", "sh", "-c", "exit 255")
-        assert (passed.returncode, passed.stderr) == (255, "")
+        assert (passed.returncode, spoken(passed.stderr)) == (255, [])
         away.stop()
         name = f"{away.user}@127.0.0.1:{away.port}"
         gone = shell.run("ssh", "far", "--", "true")

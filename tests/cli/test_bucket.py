@@ -7,7 +7,6 @@ import json
 import os
 import tarfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from gpuops.agent.sessions import open_here
 from tests.cli.test_away import MAKES, WORLD_SEES, detach, gone, leave, nodes, runs, tents
 from tests.conftest import HANG_S, Shell, until
 from tests.fakes.bucket import KEY, SECRET, FakeBucket
+from tests.files import below, written_in
 
 SINK = ("--sink", "s3://results/lab")
 
@@ -35,20 +35,9 @@ def members(data: bytes) -> dict[str, bytes]:
         return {one.name: tar.extractfile(one).read() for one in tar}  # type: ignore[union-attr]
 
 
-def below(folder: Path) -> Iterator[Path]:
-    """The files under a folder in which others work: what goes meanwhile is passed over."""
-    for place, _, names in os.walk(folder):
-        yield from (Path(place) / name for name in names)
-
-
 def holding(folder: Path, text: str) -> list[str]:
     """Files under a folder that have a text in them."""
-    found = []
-    for path in below(folder):
-        with suppress(FileNotFoundError):
-            if path.is_file() and not path.is_symlink() and text.encode() in path.read_bytes():
-                found.append(str(path.relative_to(folder)))
-    return found
+    return [str(path.relative_to(folder)) for path, data in written_in(folder).items() if text.encode() in data]
 
 
 def test_with_this_computer_on_the_bucket_is_the_second_copy(camp: Shell, fake: FakeBucket) -> None:

@@ -16,6 +16,7 @@ import pytest
 from tests.cli.counting import MEETS
 from tests.cli.heard import spoken
 from tests.conftest import HANG_S, Shell, until
+from tests.files import written_in
 
 SECRET = "hush-4f1d9c7e"
 """Nothing else in the world reads like this."""
@@ -51,12 +52,7 @@ def test_env_takes_a_value_or_yours(shell: Shell) -> None:
 
 def places_of(secret: str, folders: list[Path]) -> list[str]:
     """Files, command lines and environments of nobody but the run that hold a text."""
-    found = []
-    for place, _, names in (one for folder in folders for one in os.walk(folder)):
-        for path in (Path(place) / name for name in names):
-            with suppress(FileNotFoundError):  # others work there
-                if path.is_file() and secret.encode() in path.read_bytes():
-                    found.append(str(path))
+    found = [str(path) for path, data in written_in(*folders).items() if secret.encode() in data]
     for process in psutil.process_iter():
         try:
             if any(secret in word for word in process.cmdline()):

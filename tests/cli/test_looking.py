@@ -30,6 +30,8 @@ for step in "ab":
         time.sleep(0.02)
     print(step, "of", rank, flush=True)
     (there / (step + rank + "-said")).touch()
+while not (there / "enough").exists():
+    time.sleep(0.02)
 """
 EVERY = ["[n1 r1] a of 1", "[n0 r0] a of 0", "[n1 r1] b of 1", "[n0 r0] b of 0"]
 """In the order in which it is said, a good second apart: what a node notes of it is that coarse."""
@@ -45,6 +47,7 @@ def talk(shell: Shell, there: Path) -> None:
         until((there / f"{turn}-said").exists, f"turn {turn}")
         until(partial(is_noted, shell, node, lines), f"the note of turn {turn}")
         time.sleep(0.7)
+    (there / "enough").touch()  # a node that goes takes its notes along
     process.communicate(timeout=HANG_S)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 import signal
@@ -17,10 +15,12 @@ import psutil
 import pytest
 
 from gpuops import guard, guardkeys
+from gpuops.agent.node import read_json
 from tests.cli.heard import spoken
 from tests.conftest import HANG_S, Shell, until
 from tests.fakes.provider import NAME, Cloud, Fault, install
 from tests.fakes.tent import pitch
+from tests.files import written_in
 
 ROOT = str(Path(__file__).parents[2])
 KEY = "rpa_" + "Q7z" * 14
@@ -114,18 +114,8 @@ def guards(shell: Shell) -> list[dict[str, Any]]:
 
 def has_key(shell: Shell) -> bool:
     """Whether one guard is there, and it is the guard, with the key."""
-    noted = json.loads((shell.home / guardkeys.FILE).read_text())
+    noted = read_json(str(shell.home / guardkeys.FILE)) or {}
     return [one.get("RUNPOD_API_KEY") for one in guards(shell)] == [KEY] and "RUNPOD_API_KEY" in noted
-
-
-def holding(key: str, *folders: Path) -> list[Path]:
-    """The files with a key in them; others write there, and files come and go."""
-    found = []
-    for path in [Path(where, name) for folder in folders for where, _, names in os.walk(folder) for name in names]:
-        with contextlib.suppress(OSError):
-            if path.is_file() and key.encode() in path.read_bytes():
-                found.append(path)
-    return found
 
 
 def test_the_guard_has_the_key_that_was_rented_with(camp: Shell) -> None:
@@ -140,7 +130,7 @@ def test_the_guard_has_the_key_that_was_rented_with(camp: Shell) -> None:
     assert camp.run("status").returncode == 0
     time.sleep(2 * guard.TICK_S)
     assert [one.get("RUNPOD_API_KEY") for one in guards(camp)] == [KEY], "a command without a key takes none away"
-    assert holding(KEY, camp.home, camp.folder) == []
+    assert [path for path, data in written_in(camp.home, camp.folder).items() if KEY.encode() in data] == []
     assert camp.run("down", "--all").returncode == 0
     camp.expect_clean()
 

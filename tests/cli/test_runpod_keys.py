@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import time
 from pathlib import Path
 
@@ -15,7 +13,8 @@ from tests.cli.renter import CONSOLE, MAKE_ONE, NO_KEY, UP, Renter, config, expe
 from tests.conftest import Shell, until
 from tests.fakes.runpod import FakeRunPod, Life
 from tests.fakes.runpod.faults import deaf_delete
-from tests.ssh.sshd import free_port
+from tests.files import written_in
+from tests.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("no_guard_stays")
 
@@ -188,16 +187,6 @@ def test_not_a_byte_of_a_key_goes_anywhere_else(shell: Shell, fake: FakeRunPod, 
         assert not [line for line in shown if canary in line]
         assert not [path for path, text in written.items() if canary.encode() in text]
         assert not [pod for pod in fake.pods.values() if canary in f"{pod.env} {pod.args}"]
-
-
-def written_in(*folders: Path) -> dict[Path, bytes]:
-    """What every file holds; the guard writes there meanwhile, and files come and go."""
-    found = {}
-    for path in [Path(where, name) for folder in folders for where, _, names in os.walk(folder) for name in names]:
-        with contextlib.suppress(OSError):
-            if path.is_file():
-                found[path] = path.read_bytes()
-    return found
 
 
 def command_lines() -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.counting import Counting
+from tests.cli.heard import spoken
 from tests.conftest import HANG_S, Shell, until
 
 GUARD_SAYS = "the guard brings the results home and ends local-1"
@@ -58,7 +59,7 @@ def test_a_run_that_is_still_being_prepared(shell: Shell) -> None:
     until(lambda: [row["state"] for row in shell.json("runs")["runs"]] == ["starting"], "the preparation")
     stop = shell.run("stop")
     assert stop.returncode == 2
-    assert stop.stderr.splitlines() == [
+    assert spoken(stop.stderr) == [
         "error: echo-1 is still being prepared", "hint: press Ctrl-C where it was started",
     ]  # fmt: skip
     logs = shell.start("logs", "-f")

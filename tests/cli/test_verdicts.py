@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.agent.joined import ENOUGH_S
-from tests.cli.counting import PROGRAM, Counting
+from tests.cli.counting import PROGRAM, Counting, remove
 from tests.conftest import HANG_S, Shell, until
 
 GANG = PROGRAM.parent / "gang.py"
@@ -205,8 +205,6 @@ def texts(home: Path, ranks: range) -> list[str]:
 
 def vanish(shell: Shell, index: int) -> None:
     """Everything on a node at once, as a machine whose power is cut; its folder goes with it."""
-    import shutil
-
     import psutil
 
     counting = Counting(shell, shell.folder)
@@ -217,7 +215,7 @@ def vanish(shell: Shell, index: int) -> None:
     for process in everything:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.suspend()
-    shutil.rmtree(folder)
+    remove(folder)
     for process in everything:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

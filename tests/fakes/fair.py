@@ -25,6 +25,7 @@ import psutil
 from gpuops.errors import NoCapacity, QuotaExceeded
 from gpuops.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
 from provisioners.base import Context
+from tests.files import change
 from tests.packaging.plugin.gpuops_tent import REGION, TentProvisioner
 
 PLACES = {"east": 0.36, "west": 0.40, "north": 0.50}
@@ -75,9 +76,7 @@ class Fair(TentProvisioner):
         if self.notices:
             url = self.notices.replace("PLACE", str(1 + [*PLACES].index(offer.id)))
             for tent in made:
-                settings = self._folder(tent) / "node.json"
-                told = {**json.loads(settings.read_text()), "notices": {"kind": "ec2", "url": url}}
-                settings.write_text(json.dumps(told))
+                change(self._folder(tent) / "node.json", notices={"kind": "ec2", "url": url})
         return made
 
     def describe(self, resource: Resource) -> Resource:

@@ -7,7 +7,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,17 +121,6 @@ def _killed(pids: list[int]) -> list[int]:
         except ProcessLookupError:
             continue
     return pids
-
-
-def within(top: Path, base: Path | None = None) -> Iterator[tuple[str, bytes]]:
-    """Every file under a folder, by its path from `base`, while others write there: what goes meanwhile is left out."""
-    for folder, _, names in os.walk(top):
-        for path in (Path(folder, name) for name in names):
-            try:
-                if path.is_file() and not path.is_symlink():
-                    yield str(path.relative_to(base or top)), path.read_bytes()
-            except OSError:
-                continue
 
 
 def program(pid: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 
 from tests.cli.counting import Counting
 from tests.conftest import Shell, until
+from tests.files import change
 from tests.lab.hosts import Host, Lab
 
 SIDE = "/srv/side"
@@ -63,16 +63,8 @@ class HostCounting(Counting):
         return folder
 
     def kill(self, what: str, index: int, sign: int = signal.SIGKILL) -> None:
-        pid = until(partial(self._noted, what, index), f"{what} of node{index} is noted")
-        done = self.hosts[index].run(["kill", f"-{int(sign)}", str(pid)])
+        done = self.hosts[index].run(["kill", f"-{int(sign)}", str(self.pid(what, index))])
         assert done.returncode == 0, done.stderr
-
-    def _noted(self, what: str, index: int) -> int:
-        """Its number on the host; 0 while that is not written down: the counters count already."""
-        try:
-            return self.pid(what, index)
-        except (OSError, StopIteration):
-            return 0
 
     def kill_the_command(self) -> None:
         """As when the laptop is shut: the command is gone, and nobody says goodbye."""
@@ -101,13 +93,6 @@ def _only_ours(host: Host) -> bool:
 def root(host: Host) -> Path:
     """A host's files, as this test sees them."""
     return Path(f"/proc/{host.pid}/root")
-
-
-def change(path: Path, **more: Any) -> None:
-    """Change a document of an agent's, who may read it at any moment."""
-    draft = path.with_name("draft")
-    draft.write_text(json.dumps({**json.loads(path.read_text()), **more}))
-    os.replace(draft, path)
 
 
 def end_lease(host: Host) -> None:

@@ -17,8 +17,9 @@ import pytest
 from tests.conftest import HANG_S, until
 from tests.fakes.aws import FakeAWS, Instance
 from tests.fakes.aws.machine import Machine
+from tests.files import written_in
 from tests.lab.available import why_no_machines
-from tests.lab.first_process import in_namespace, within
+from tests.lab.first_process import in_namespace
 from tests.lab.laptop import Laptop
 
 LOOK = """
@@ -72,7 +73,8 @@ def files(there: Machine) -> dict[str, bytes]:
         (there.disk / "upper", there.disk / "upper"),
         *((there.root / one, there.root) for one in MEMORY),
     ]:
-        for name, data in within(top, base):
+        for path, data in written_in(top).items():
+            name = str(path.relative_to(base))
             if not f"/{name}".startswith((sys.prefix, sys.base_prefix)):
                 found[name] = data
     return found
@@ -144,9 +146,9 @@ def test_keys_are_where_they_must_be(cloud: FakeAWS, laptop: Laptop) -> None:
     assert cloud.left() == []
 
     # Nor do they come home, into the bucket, or were they told to AWS but by signing.
-    written = [path for path in [*laptop.home.rglob("*"), *laptop.folder.rglob("*")] if path.is_file()]
+    written = written_in(laptop.home, laptop.folder)
     for canary in (*cloud.secrets, *OTHERS, SESSION):
-        assert not [path for path in written if path.name != ".env" and canary.encode() in path.read_bytes()]
+        assert not [path for path, data in written.items() if path.name != ".env" and canary.encode() in data]
         assert canary not in out + err
         assert not [name for name, data in cloud.objects("results").items() if canary.encode() in data]
     for request in cloud.requests:

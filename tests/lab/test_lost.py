@@ -15,6 +15,14 @@ MORE = "/srv/more"
 SAYS_MORE_WHEN_ASKED = f"echo first; until [ -e {MORE} ]; do sleep 0.1; done; echo last; sleep 600"
 
 
+def says_more_and_ends(host: Host) -> None:
+    """Its run says what nobody hears of yet; then its lease is over."""
+    host.run(["touch", MORE], check=True)
+    logs = "root/.gpuops-*/lab/n0/runs/sh-1/launcher.out"
+    until(lambda: [log.read_bytes() for log in root(host).glob(logs)] == [b"first\nlast\n"], "all that it says")
+    end_lease(host)
+
+
 def project(host: Host, cluster: str = "lab") -> str:
     (folder,) = root(host).glob(f"root/.gpuops-*/{cluster}/n*")
     return "/" + str(folder.relative_to(root(host))) + "/project"
@@ -112,10 +120,7 @@ def test_a_lease_that_ends_while_the_laptop_is_away_loses_no_log(lab: Lab, lapto
     laptop.up(host, more=("--max-hours", "1"))
     assert laptop.run("run", "--detach", "--", "sh", "-c", SAYS_MORE_WHEN_ASKED).returncode == 0
     lab.cut(host)
-    host.run(["touch", MORE], check=True)
-    (log,) = root(host).glob("root/.gpuops-*/lab/n0/runs/sh-1/launcher.out")
-    until(lambda: log.read_bytes() == b"first\nlast\n", "what nobody hears of yet")
-    end_lease(host)
+    says_more_and_ends(host)
     until(lambda: not ours(host), "the lease ended the node")
     lab.mend(host)
     ledger = Ledger.open(laptop.home)
@@ -134,10 +139,7 @@ def test_a_host_that_is_away_when_its_lease_ends_gives_its_logs_when_it_is_back(
     laptop.up(host, more=("--max-hours", "1"))
     assert laptop.run("run", "--detach", "--", "sh", "-c", SAYS_MORE_WHEN_ASKED).returncode == 0
     lab.cut(host)
-    host.run(["touch", MORE], check=True)
-    (log,) = root(host).glob("root/.gpuops-*/lab/n0/runs/sh-1/launcher.out")
-    until(lambda: log.read_bytes() == b"first\nlast\n", "what nobody hears of yet")
-    end_lease(host)
+    says_more_and_ends(host)
     until(lambda: not ours(host), "the lease ended the node")
     ledger = Ledger.open(laptop.home)
     (row,) = ledger.clusters()

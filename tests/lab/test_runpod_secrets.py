@@ -16,7 +16,8 @@ import pytest
 from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Pod
 from tests.fakes.runpod.container import Container
-from tests.lab.first_process import in_namespace, within
+from tests.files import written_in
+from tests.lab.first_process import in_namespace
 from tests.lab.hosts import Lab
 from tests.lab.laptop import Laptop
 
@@ -57,7 +58,8 @@ def body(pod: Pod) -> Container:
 
 def disk_files(pod: Pod) -> dict[str, bytes]:
     """All that is on a pod's disk beside what this machine brings to it, and what lies in memory."""
-    return {name: data for top in (body(pod).disk / "upper", body(pod).root / "dev/shm") for name, data in within(top)}
+    tops = body(pod).disk / "upper", body(pod).root / "dev/shm"
+    return {str(path.relative_to(top)): data for top in tops for path, data in written_in(top).items()}
 
 
 def processes(pod: Pod) -> list[tuple[str, bytes]]:
@@ -135,9 +137,9 @@ def test_keys_are_where_they_must_be(fake: FakeRunPod, renter: Laptop) -> None:
     assert fake.running() == []
 
     # Nor do they come home, or were told to RunPod but by the one header.
+    written = written_in(renter.home, renter.folder)
     for canary in (ACCOUNT_KEY, *OTHERS, pod.key):
-        written = [path for path in [*renter.home.rglob("*"), *renter.folder.rglob("*")] if path.is_file()]
-        assert not [path for path in written if path.name != ".env" and canary.encode() in path.read_bytes()]
+        assert not [path for path, data in written.items() if path.name != ".env" and canary.encode() in data]
         assert canary not in out + err
         for request in fake.requests:
             headers = {name: value for name, value in request.headers.items() if name != "authorization"}

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import HANG_S, until
+from tests.files import change
 from tests.lab.hosts import Host, Lab
-from tests.lab.laptop import Laptop, change, root
+from tests.lab.laptop import Laptop, root
 
 IDLE_S = 12.0
 SERVER = """

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import HANG_S, until
 from tests.fakes import landlord
 from tests.lab.hosts import Host, Lab
-from tests.lab.laptop import Laptop, ours, root
+from tests.lab.laptop import Laptop, end_lease, ours, root
 
 KEY = "/etc/ssh/ssh_host_ed25519_key"
 PROGRAM = "open('model.pt', 'w').write('learnt'); print('worked')\n"
@@ -82,8 +82,9 @@ def test_the_new_key_is_the_one_that_is_trusted(lab: Lab, laptop: Laptop, houses
 def test_a_lease_ends_the_machine_from_within(laptop: Laptop, houses: Any) -> None:
     """Nobody at home: the node asks its provider for its own end."""
     (host,) = houses(1)
-    up = laptop.run("up", "landlord", "--name", "lab", "--yes", "--max-hours", "0.004")
+    up = laptop.run("up", "landlord", "--name", "lab", "--yes", "--max-hours", "1")
     assert up.returncode == 0, up.stderr
+    end_lease(host)
     ended = root(host) / "srv/ended"
     until(lambda: ended.exists() and ended.read_text(), "the node asks for its end")
     assert ended.read_text() == "0\n"

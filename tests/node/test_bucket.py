@@ -21,6 +21,7 @@ from gpuops.output import Output
 from gpuops.signals import Signals
 from gpuops.world import World
 from tests.fakes.bucket import FakeBucket
+from tests.files import change
 from tests.node.conftest import RealNode, alive, until
 from tests.node.test_notices import Metadata
 
@@ -113,8 +114,7 @@ def test_a_notice_while_results_are_sent_closes_what_came(
     node: RealNode, fake: FakeBucket, tmp_path: Path, successor: bool
 ) -> None:
     metadata = Metadata(tmp_path / "imds.json")
-    path = node.folder / "node.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "notices": metadata.settings}))
+    change(node.folder / "node.json", notices=metadata.settings)
     try:
         on_its_way(node, fake, tmp_path)
         if successor:

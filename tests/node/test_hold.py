@@ -7,6 +7,7 @@ import os
 import signal
 import time
 
+from tests.files import change
 from tests.node.conftest import RealNode, alive, until
 
 
@@ -57,8 +58,7 @@ def test_the_hard_end_waits_for_nobody(node: RealNode) -> None:
 def test_a_new_lease_is_told_to_the_machines_first_watchdog(node: RealNode) -> None:
     watch = node.folder.parent / "watch"
     watch.mkdir()
-    settings = json.loads((node.folder / "node.json").read_text())
-    (node.folder / "node.json").write_text(json.dumps({**settings, "boot_watch": str(watch)}))
+    change(node.folder / "node.json", boot_watch=str(watch))
     before = time.time()
     lease(node, 3600.0, 600.0)
     assert before + 3719 <= int((watch / "end").read_text()) <= time.time() + 3720

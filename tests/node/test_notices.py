@@ -16,6 +16,7 @@ import pytest
 from gpuops.models import RunRequest
 from gpuops.verdict import judge, node_result
 from tests.fakes.aws.imds import Service
+from tests.files import change
 from tests.node.conftest import RealNode, until
 from tests.node.test_saving import SAVES, ends_well, goes_on, reasons, saved
 
@@ -80,8 +81,7 @@ def machine(tmp_path: Path, make_node: Callable[..., RealNode]) -> Iterator[Call
         metadata = Metadata(tmp_path / f"imds{index}.json")
         made.append(metadata)
         node = make_node(index)
-        path = node.folder / "node.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "notices": metadata.settings}))
+        change(node.folder / "node.json", notices=metadata.settings)
         return node, metadata
 
     yield make

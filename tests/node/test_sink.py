@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gpuops.errors import NodeRefused
+from tests.files import change
 from tests.node.conftest import RealNode, alive, until
 
 MAKES = (
@@ -48,8 +49,7 @@ def settled(node: RealNode) -> Any:
 
 def ends_with(node: RealNode, command: list[str]) -> None:
     """The node's own end, as its provider would have given it."""
-    path = node.folder / "node.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "end": command}))
+    change(node.folder / "node.json", end=command)
 
 
 def why_ended(node: RealNode) -> str:

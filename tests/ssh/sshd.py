@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import itertools
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,9 +16,7 @@ import psutil
 
 from gpuops.ssh import Target
 from tests.conftest import until
-
-LOWEST, SHARE, SHARES = 10_000, 1000, 10
-"""Below the ports that agents choose for a run (from 20000), and below those that the kernel gives out."""
+from tests.ports import free_port
 
 
 def find_sshd() -> str | None:
@@ -34,20 +29,6 @@ def can_serve() -> str:
     if find_sshd() is None or shutil.which("ssh-keygen") is None:
         return "needs sshd (Debian: openssh-server)"
     return ""
-
-
-_PORTS = itertools.count(random.SystemRandom().randrange(SHARE))
-
-
-def free_port() -> int:
-    """A port that nobody listens on, and that nobody who asks the kernel for any gets meanwhile. Each worker has its
-    own, and none comes twice soon."""
-    first = LOWEST + SHARE * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % SHARES)
-    for number in itertools.islice(_PORTS, SHARE):
-        with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind(("127.0.0.1", first + number % SHARE))
-            return first + number % SHARE
-    raise AssertionError("every port is taken")
 
 
 def make_key(path: Path, passphrase: str = "", kind: str = "ed25519") -> str:
@@ -188,6 +169,7 @@ class Sshd:
         if self._process is None:
             return
         tree: list[psutil.Process] = []
+        self._process.send_signal(signal.SIGSTOP)  # so that it begins no other session
         with contextlib.suppress(psutil.NoSuchProcess):
             tree = psutil.Process(self._process.pid).children(recursive=True)
         self._process.kill()

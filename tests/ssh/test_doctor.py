@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from tests.conftest import Shell, until
+from tests.ports import free_port
 from tests.ssh.conftest import MakeSshd
-from tests.ssh.sshd import Sshd, free_port
+from tests.ssh.sshd import Sshd
 
 TALKS = "echo welcome\n"
 

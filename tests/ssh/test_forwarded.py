@@ -11,8 +11,8 @@ from pathlib import Path
 from gpuops.forwarded import answers, tell
 from gpuops.ssh import command_line, write_config
 from tests.conftest import HANG_S, until
+from tests.ports import free_port
 from tests.ssh.conftest import MakeSshd
-from tests.ssh.sshd import free_port
 
 
 def test_what_is_said_of_a_port(sshd: MakeSshd, room: Path) -> None:

@@ -20,8 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gpuops.agent import network
-from gpuops.agent.node import Node
+from tests import ports
 
 TRAIN = Path(__file__).parents[2] / "train"
 PROGRAMS = Path(__file__).parent / "programs"
@@ -112,14 +111,9 @@ def launch(start: Callable[..., Launch]) -> Callable[..., tuple[int, list[str], 
     return lambda *arguments, **options: start(*arguments, **options).finish()
 
 
-def find_port() -> int:
-    """None that the kernel gives out: until torch is imported and listens, somebody else would have it."""
-    return int(network.port(Node("."), {"address": "127.0.0.1"}, None)["port"])
-
-
 @pytest.fixture
 def free_port() -> int:
-    return find_port()
+    return ports.free_port()
 
 
 class Forks:
@@ -239,7 +233,7 @@ def world(forks: Forks, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
             file.touch()
         each = cwds or [cwd] * ranks
         common = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-                  "MASTER_PORT": str(find_port()), "GLOO_SOCKET_IFNAME": "lo", **env}  # fmt: skip
+                  "MASTER_PORT": str(ports.free_port()), "GLOO_SOCKET_IFNAME": "lo", **env}  # fmt: skip
         wanted = [
             {"argv": [str(path), *arguments], "cwd": str(each[rank]), "out": str(out[rank]), "err": str(err[rank]),
              "env": {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}}

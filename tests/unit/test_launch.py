@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from gpuops import artefact
-from gpuops.agent import launcher, network
-from gpuops.agent.node import Node
+from gpuops.agent import launcher
 from gpuops.errors import UsageError
 from gpuops.launch import SCRUB, NodeFacts, node_specs, rank_command, ranks_for
 from gpuops.models import RunRequest
+from tests.ports import free_port
 
 TRAIN = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=None, script="train.py", argv=("50", "10"))
 COMMAND = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("bash", "-c", "echo $HOME"))
@@ -210,11 +210,6 @@ print(json.dumps([sys.argv[1:], {name: os.environ.get(name) for name in names}])
 dist.barrier()
 dist.destroy_process_group()
 """
-
-
-def free_port() -> int:
-    """None that the kernel gives out: until torch is imported and listens, somebody else would have it."""
-    return int(network.port(Node("."), {"address": "127.0.0.1"}, None)["port"])
 
 
 def start(spec: Mapping[str, Any], program: list[str], folder: Path, tree: Path) -> subprocess.Popen[bytes]:

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent import network
 from gpuops.agent.gang import Head, Link, Member, Times, proof
-from gpuops.agent.node import Node
+from tests.ports import free_port
 
 HANG_S = 600.0
 TIMES = Times(beat=0.05, silence=HANG_S, join=HANG_S, proof=HANG_S)
@@ -41,8 +40,7 @@ class Lab:
     """Links of one run; all are told to close at the end."""
 
     def __init__(self) -> None:
-        # None that the kernel gives out: a member that looks for its head would reach somebody else, or itself.
-        self.place = ("127.0.0.1", network.port(Node("."), {"address": "127.0.0.1"}, None)["port"])
+        self.place = ("127.0.0.1", free_port())
         self.links: list[Link] = []
 
     def node(self, index: int, nodes: int = 2, secret: str = "s", times: Times = TIMES) -> tuple[Link, Heard]:
