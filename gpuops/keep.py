@@ -11,11 +11,11 @@ from gpuops.errors import ConnectionLost, GpuopsError, NodeError
 from gpuops.follow import lost
 from gpuops.guard import outlived
 from gpuops.halt import halt
-from gpuops.ledger import ClusterRow, LedgerUnwritable, RunRow
+from gpuops.ledger import ClusterRow, LedgerUnwritable, RowGone, RunRow
 from gpuops.live import Live, all_ended, machines_of, open_live, watchdogs_ended
 from gpuops.livefetch import LiveFetch
 from gpuops.progress import Silent
-from gpuops.salvage import conclude_without
+from gpuops.salvage import conclude_without, salvaged
 from gpuops.teardown import tear_down
 from gpuops.unsaved import save_left
 from gpuops.world import World
@@ -53,7 +53,7 @@ def tend(world: World, cluster: int, *, saving: bool = True) -> None:
 
 def _tend_live(world: World, row: ClusterRow, expired: bool) -> None:
     unfinished = [run for run in world.ledger.runs(cluster=row.id) if run.state != "home"]
-    runs = [run for run in unfinished if _orphaned(world, run) and world.ledger.take_run(run.id, world.me)]
+    runs = [run for run in unfinished if _orphaned(world, run) and _take(world, run)]
     if expired:
         _end_with_keepers(world, row, [run for run in unfinished if run not in runs])
     ends = expired or row.ephemeral
@@ -155,6 +155,15 @@ def _end_with_keepers(world: World, row: ClusterRow, runs: list[RunRow]) -> None
         time.sleep(LOOK_S)
 
 
+def _take(world: World, run: RunRow) -> bool:
+    try:
+        return world.ledger.take_run(run.id, world.me)
+    except RowGone:
+        return False
+    except LedgerUnwritable:
+        return True  # a full disk keeps nothing alive
+
+
 def _orphaned(world: World, run: RunRow) -> bool:
     return run.keeper is None or run.keeper == world.me or not run.keeper.alive()
 
@@ -166,7 +175,7 @@ def _finish_run(
 
     `later`, where its machines are ended next: gets what is to be done after that.
     """
-    if not world.ledger.take_run(run.id, world.me):
+    if not _take(world, run):
         return None  # a command has it, while another run was seen to
     try:
         live = open_live(world, row, some=True)
@@ -205,6 +214,8 @@ def _follow(
         return _never_started(world, run)
     nodes = range(request_of(run).nodes)
     silent = {index: lost(index, f"node{index} did not stop in time", "node") for index in nodes}
+    if len(told) == len(nodes) and all(one["reason"].get("kind") == "gone" for one in told.values()):
+        live, told = salvaged(world, live, run, told)
     end = conclude(world, live, run, {**silent, **told}, progress, ending=later is not None)
     if end.unsaved and patience is None:
         raise NodeError(f"{run.name}: {end.unsaved}")  # the guard tries again

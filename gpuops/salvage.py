@@ -18,7 +18,7 @@ from gpuops.agentclient import Programs
 from gpuops.conclude import Conclusion, conclude, unreached
 from gpuops.errors import ConnectionLost, GpuopsError, LocalDisk, NodeError
 from gpuops.ledger import ClusterRow, RunRow
-from gpuops.live import absent, how_ended, nodes_of, programs_of
+from gpuops.live import Live, absent, how_ended, nodes_of, programs_of
 from gpuops.models import Resource
 from gpuops.progress import Silent
 from gpuops.results import RunHome
@@ -70,6 +70,22 @@ def conclude_without(world: World, row: ClusterRow, run: RunRow, error: NodeErro
         raise next(iter(away.values()))
     results = {**unreached(run, error, gone=gone, told=told), **found}
     return conclude(world, live, run, results, Silent())
+
+
+def salvaged(
+    world: World, live: Live, run: RunRow, results: dict[int, Mapping[str, Any]]
+) -> tuple[Live, dict[int, Mapping[str, Any]]]:
+    """A run whose nodes all ended while it was followed: what lies on hosts of the user's own comes home as well.
+
+    Returns what `conclude` takes. Raises ConnectionLost, as `conclude_without`.
+    """
+    if world.provisioner(live.row.provider).capabilities.get("rented") is True:
+        return live, results
+    found, away = salvage(world, live.row, run)
+    if away:
+        raise next(iter(away.values()))
+    error = NodeError("its node has ended", "gpuops runs shows what came of it")
+    return absent(live.row, nodes_of(world, live.row), error), {**results, **found}
 
 
 def _told(world: World, row: ClusterRow, machines: Sequence[Resource]) -> dict[int, dict[str, Any]]:

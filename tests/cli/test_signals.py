@@ -7,10 +7,13 @@ import os
 import re
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.chaos.hits import is_guard
 from tests.cli.counting import PLAIN, TORCHRUN, Counting
 from tests.conftest import HANG_S, Shell, until
 from tests.files import change
@@ -240,13 +243,22 @@ def test_the_guard_saves_edits_from_nodes_that_their_lease_has_ended(shell: Shel
 def test_the_guard_ends_a_lease_when_nobody_is_left(shell: Shell, tmp_path: Path) -> None:
     assert shell.run("up", "local", "--nodes", "2", "--max-hours", "1").returncode == 0
     counting = Counting(shell, tmp_path / "side").start("saving", "leaving")
+    guards = [process for process in psutil.process_iter() if is_guard(process.pid, shell.home)]
+    to_all(guards, signal.SIGSTOP)  # else it may take the run up before its lease has ended, which is a minute ago
     counting.process.kill()
     counting.process.wait()
     expire(shell)
+    to_all(guards, signal.SIGCONT)
     counting.expect_nothing_left()
     counting.expect_every_byte()
     assert (shell.folder / "runs/python3-1/out/snapshot-1.pt").exists()
     assert re.fullmatch("the lease of node[01] ended the run", str(counting.verdict()["say"]))
+
+
+def to_all(processes: list[psutil.Process], sign: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # a second guard waits a little, and leaves
+            process.send_signal(sign)
 
 
 def end_now(node: Path) -> None:

@@ -75,10 +75,12 @@ def test_ranks_that_never_met(shell: Shell) -> None:
 
 
 HELLO = """
+import time
 import torch.distributed as dist
 dist.init_process_group("gloo")
 print("hello from", dist.get_rank(), flush=True)
-dist.barrier()  # a rank that leaves while another still connects ends that one
+dist.barrier()  # a rank that leaves while another still connects ends that one,
+time.sleep(1)  # and one that leaves before another has looked at the barrier's end, too
 dist.destroy_process_group()
 """
 

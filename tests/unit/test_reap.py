@@ -448,6 +448,7 @@ def with_a_run(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> t
     exists(world, "lab")
     run = SimpleNamespace(id=1, name="train-1", state="running", keeper=None, facts={}, request={})
     monkeypatch.setattr(world.ledger, "runs", lambda **_: [run])
+    monkeypatch.setattr(world.ledger, "take_run", lambda *_: True)
     return cloud, world, known(world, "lab")
 
 
