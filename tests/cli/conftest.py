@@ -14,6 +14,7 @@ from gpuops.cli.entry import execute
 from tests.cli.renter import fake, money, no_guard_stays, renter  # noqa: F401 - fixtures for every file here
 from tests.cli.tenant import tenant  # noqa: F401
 from tests.conftest import Shell
+from tests.fakes.bucket import FakeBucket
 from tests.fakes.tent import pitch
 from tests.ssh.sshd import Sshd, can_serve, serving
 
@@ -66,6 +67,16 @@ def camp(shell: Shell, tmp_path: Path) -> Shell:
     root = str(Path(__file__).parents[2])
     shell.env["PYTHONPATH"] = os.pathsep.join([*pitch(tmp_path / "site"), root])
     return shell
+
+
+@pytest.fixture
+def store(camp: Shell, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBucket]:
+    """A bucket, and its keys in the camp's environment."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    with FakeBucket() as one:
+        camp.env.update(one.env, HOME=str(camp.folder.parent))
+        yield one
 
 
 @pytest.fixture

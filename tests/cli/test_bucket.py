@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +19,6 @@ from tests.files import below, written_in
 SINK = ("--sink", "s3://results/lab")
 
 
-@pytest.fixture
-def fake(camp: Shell, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBucket]:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    with FakeBucket() as one:
-        camp.env.update(one.env, HOME=str(camp.folder.parent))
-        yield one
-
-
 def members(data: bytes) -> dict[str, bytes]:
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
         return {one.name: tar.extractfile(one).read() for one in tar}  # type: ignore[union-attr]
@@ -40,22 +29,22 @@ def holding(folder: Path, text: str) -> list[str]:
     return [str(path.relative_to(folder)) for path, data in written_in(folder).items() if text.encode() in data]
 
 
-def test_with_this_computer_on_the_bucket_is_the_second_copy(camp: Shell, fake: FakeBucket) -> None:
+def test_with_this_computer_on_the_bucket_is_the_second_copy(camp: Shell, store: FakeBucket) -> None:
     done = camp.run("run", "--on", "tent", "--yes", *SINK, "--", "sh", "-c", "env > env.txt; " + MAKES)
     assert done.returncode == 0, done.stderr
     assert "note: results are kept in s3://results/lab/sh-1 as well" in done.stderr
     assert "kept     safe in s3://results/lab/sh-1" in done.stderr
     assert (camp.folder / "runs/sh-1/out/made.pt").read_text() == "made\n"
-    inside = members(fake.content("lab/sh-1/node0.tar"))
+    inside = members(store.content("lab/sh-1/node0.tar"))
     assert inside["out/made.pt"] == b"made\n"
     assert inside["logs/launcher.out"] == b"done\n"
     assert json.loads(inside["result.json"])["outcome"] == "done"
-    assert not fake.uploads()
+    assert not store.uploads()
     assert not tents(camp)
     camp.expect_clean()
 
 
-def test_no_key_is_on_a_node_and_no_address_anywhere_else(camp: Shell, fake: FakeBucket) -> None:
+def test_no_key_is_on_a_node_and_no_address_anywhere_else(camp: Shell, store: FakeBucket) -> None:
     assert camp.run("up", "tent", "--name", "lab", "--yes").returncode == 0
     away = camp.home / "away"
     script = f"env > env.txt; until [ -e '{away}' ]; do sleep 0.1; done; {MAKES}"
@@ -72,7 +61,7 @@ def test_no_key_is_on_a_node_and_no_address_anywhere_else(camp: Shell, fake: Fak
     away.touch()
     out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, err
-    for secret in fake.secrets:
+    for secret in store.secrets:
         # A tent is this computer: what is exported here, a command there has as well.
         assert [path for path in holding(ground, secret) if not path.endswith("env.txt")] == []
         assert secret not in out + err
@@ -83,7 +72,7 @@ def test_no_key_is_on_a_node_and_no_address_anywhere_else(camp: Shell, fake: Fak
 
 
 @pytest.mark.skipif(open_here(), reason=WORLD_SEES)
-def test_away_the_nodes_end_and_the_guard_fetches_what_they_kept(camp: Shell, fake: FakeBucket) -> None:
+def test_away_the_nodes_end_and_the_guard_fetches_what_they_kept(camp: Shell, store: FakeBucket) -> None:
     script = "echo $GPUOPS_NODE > made.pt; echo same > same.pt; echo done"
     detach(camp, *SINK, "--nodes", "2", "--all-nodes", script=script)
     until(lambda: not tents(camp), "both nodes have ended themselves")
@@ -96,16 +85,16 @@ def test_away_the_nodes_end_and_the_guard_fetches_what_they_kept(camp: Shell, fa
     assert (out / "same.pt").read_text() == "same\n"
     assert not (out / "node1/same.pt").exists()
     until(lambda: not camp.clusters(), "the ledger to know")
-    assert not fake.uploads()
+    assert not store.uploads()
     camp.expect_clean()
 
 
 @pytest.mark.skipif(open_here(), reason=WORLD_SEES)
-def test_what_could_not_be_fetched_then_is_fetched_by_hand(camp: Shell, fake: FakeBucket) -> None:
+def test_what_could_not_be_fetched_then_is_fetched_by_hand(camp: Shell, store: FakeBucket) -> None:
     detach(camp, *SINK, script="echo made > made.pt; echo line; exit 3")
     until(lambda: not tents(camp), "the node has ended itself")
     gone(camp)
-    fake.expired = True
+    store.expired = True
     found = runs(camp)
     assert found["outcome"] == "unclear"
     assert found["say"] == (
@@ -117,8 +106,8 @@ def test_what_could_not_be_fetched_then_is_fetched_by_hand(camp: Shell, fake: Fa
         3,
         ["error: the session of these AWS credentials has ended", "hint: sign in again (aws sso login)"],
     )
-    fake.expired = False
-    fake.play("GET", "node0.tar", "cut", skip=1)
+    store.expired = False
+    store.play("GET", "node0.tar", "cut", skip=1)
     done = camp.run("pull", "sh-1")
     assert done.returncode == 0, done.stderr
     assert "sh-1: the command failed with exit code 3" in done.stderr
@@ -134,7 +123,7 @@ def test_what_could_not_be_fetched_then_is_fetched_by_hand(camp: Shell, fake: Fa
 
 
 @pytest.mark.skipif(open_here(), reason=WORLD_SEES)
-def test_by_hand_with_the_profile_of_then(camp: Shell, fake: FakeBucket) -> None:
+def test_by_hand_with_the_profile_of_then(camp: Shell, store: FakeBucket) -> None:
     """What is exported weeks later, and the default profile, are another account's."""
     keys = f"aws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"
     files = camp.folder.parent / ".aws"
@@ -145,12 +134,12 @@ def test_by_hand_with_the_profile_of_then(camp: Shell, fake: FakeBucket) -> None
     camp.env["AWS_PROFILE"] = "work"
     detach(camp, *SINK)
     until(lambda: not tents(camp), "the node has ended itself")
-    fake.expired = True
+    store.expired = True
     gone(camp)
     found = runs(camp)
     assert found["outcome"] == "unclear"
     leave(camp)
-    fake.expired = False
+    store.expired = False
     camp.env["AWS_PROFILE"] = "default"
     done = camp.run("pull", "sh-1")
     assert done.returncode == 0, done.stderr
@@ -159,13 +148,13 @@ def test_by_hand_with_the_profile_of_then(camp: Shell, fake: FakeBucket) -> None
     assert not holding(camp.folder, KEY)
 
 
-def test_a_bucket_that_refuses_in_the_end_keeps_nothing_from_home(camp: Shell, fake: FakeBucket) -> None:
+def test_a_bucket_that_refuses_in_the_end_keeps_nothing_from_home(camp: Shell, store: FakeBucket) -> None:
     assert camp.run("up", "tent", "--name", "lab", "--yes").returncode == 0
     away = camp.home / "away"
     process = camp.start("run", *SINK, "--", "sh", "-c", f"until [ -e '{away}' ]; do sleep 0.1; done; {MAKES}")
     until(lambda: any(path.name == "urls.json" for path in below(camp.home / "tent")), "it runs")
-    until(lambda: fake.of_nodes("PUT"), "the node has said so")
-    fake.denied.add("s3:PutObject")
+    until(lambda: store.of_nodes("PUT"), "the node has said so")
+    store.denied.add("s3:PutObject")
     away.touch()
     _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, err
@@ -173,32 +162,32 @@ def test_a_bucket_that_refuses_in_the_end_keeps_nothing_from_home(camp: Shell, f
         "kept     not all in s3://results/lab/sh-1 (node0: the bucket refuses it (AccessDenied: as asked for))" in err
     )
     assert (camp.folder / "runs/sh-1/out/made.pt").read_text() == "made\n"
-    assert not fake.uploads(), "what would bill is ended"
+    assert not store.uploads(), "what would bill is ended"
 
 
-def test_a_node_that_does_not_reach_the_bucket_starts_nothing(camp: Shell, fake: FakeBucket) -> None:
+def test_a_node_that_does_not_reach_the_bucket_starts_nothing(camp: Shell, store: FakeBucket) -> None:
     assert camp.run("up", "tent", "--name", "lab", "--yes").returncode == 0
 
     def shut(method: str, address: str) -> None:
         if method == "PUT" and "node0.json" in address:
-            fake.denied.add("s3:PutObject")
+            store.denied.add("s3:PutObject")
 
-    fake.before = shut
+    store.before = shut
     done = camp.run("run", *SINK, "--", "true")
     assert done.returncode == 4
     assert "error: node0: s3://results/lab/true-1 cannot keep this run's results: the bucket refuses it" in done.stderr
-    assert not fake.uploads()
+    assert not store.uploads()
 
 
-def test_anothers_results_of_that_name_stay(camp: Shell, fake: FakeBucket) -> None:
-    fake.client().put_object(Bucket="results", Key="lab/true-1/node0.json", Body=b"theirs")
+def test_anothers_results_of_that_name_stay(camp: Shell, store: FakeBucket) -> None:
+    store.client().put_object(Bucket="results", Key="lab/true-1/node0.json", Body=b"theirs")
     done = camp.run("run", "--on", "local", *SINK, "--", "true")
     assert done.returncode == 0, done.stderr
-    kept = [name for name in fake.names() if name.endswith("node0.tar")]
+    kept = [name for name in store.names() if name.endswith("node0.tar")]
     assert len(kept) == 1
     assert kept[0].startswith("lab/true-1-")
     assert f"safe in s3://results/{kept[0].rpartition('/')[0]}" in done.stderr
-    assert fake.content("lab/true-1/node0.json") == b"theirs"
+    assert store.content("lab/true-1/node0.json") == b"theirs"
 
 
 @pytest.mark.parametrize(
@@ -219,12 +208,12 @@ def test_anothers_results_of_that_name_stay(camp: Shell, fake: FakeBucket) -> No
     ],
 )
 def test_what_cannot_be_kept_there_is_said_before_anything_is_rented(
-    camp: Shell, fake: FakeBucket, what: str, code: int, say: str, hint: str
+    camp: Shell, store: FakeBucket, what: str, code: int, say: str, hint: str
 ) -> None:
     sink = "s3://other-bucket/lab" if what == "absent" else SINK[1]
     if what.startswith("s3:"):
-        fake.denied.add(what)
-    fake.expired = what == "expired"
+        store.denied.add(what)
+    store.expired = what == "expired"
     if what == "wrong":
         camp.env["AWS_ACCESS_KEY_ID"] = "AKIAWRONG"
     if what == "none":

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 
 import psutil
@@ -20,15 +18,6 @@ from tests.fakes.bucket import FakeBucket
 
 PLACE = "s3://results/lab/sh-1"
 FETCH = f"gpuops pull sh-1 fetches what is in {PLACE}"
-
-
-@pytest.fixture
-def fake(camp: Shell, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBucket]:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    with FakeBucket() as one:
-        camp.env.update(one.env, HOME=str(camp.folder.parent))
-        yield one
 
 
 def take_back(camp: Shell, node: int) -> None:
@@ -58,7 +47,7 @@ def take_back(camp: Shell, node: int) -> None:
 
 
 @pytest.fixture
-def standing(camp: Shell, fake: FakeBucket) -> list[int]:
+def standing(camp: Shell, store: FakeBucket) -> list[int]:
     """How many tents stand each time that the lost one's archive is asked for."""
     found: list[int] = []
 
@@ -66,11 +55,11 @@ def standing(camp: Shell, fake: FakeBucket) -> list[int]:
         if method == "GET" and "node1.tar" in address:
             found.append(len(tents(camp)))
 
-    fake.before = look
+    store.before = look
     return found
 
 
-def begin(camp: Shell, fake: FakeBucket, *words: str) -> subprocess.Popen[str]:
+def begin(camp: Shell, store: FakeBucket, *words: str) -> subprocess.Popen[str]:
     """A run on two tents of which one has made all it makes, has kept it in the bucket, and is gone; the other waits
     for `away`."""
     script = f"echo $GPUOPS_NODE > made.pt; until [ $GPUOPS_NODE = 1 -o -e '{camp.home / 'away'}' ]; do sleep 0.1; done"
@@ -78,7 +67,7 @@ def begin(camp: Shell, fake: FakeBucket, *words: str) -> subprocess.Popen[str]:
     process = camp.start(
         "run", "--on", "tent", "--yes", "--nodes", "2", "--all-nodes", *sink, *words, "--", "sh", "-c", script
     )
-    until(lambda: "lab/sh-1/node1.tar" in fake.names(), "what node1 made is in the bucket")
+    until(lambda: "lab/sh-1/node1.tar" in store.names(), "what node1 made is in the bucket")
     take_back(camp, 1)
     return process
 
@@ -96,9 +85,9 @@ def expect_all_home(camp: Shell) -> None:
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_nodes_that_live_are_ended_before_it_is_fetched(
-    camp: Shell, fake: FakeBucket, standing: list[int], keep: bool
+    camp: Shell, store: FakeBucket, standing: list[int], keep: bool
 ) -> None:
-    process = begin(camp, fake, *(["--keep"] if keep else []))
+    process = begin(camp, store, *(["--keep"] if keep else []))
     (camp.home / "away").touch()
     _, err = process.communicate()
     assert process.returncode == 0, err
@@ -114,8 +103,8 @@ def test_nodes_that_live_are_ended_before_it_is_fetched(
     camp.expect_clean()
 
 
-def test_interrupted_meanwhile_it_stays_in_the_bucket(camp: Shell, fake: FakeBucket) -> None:
-    process = begin(camp, fake)
+def test_interrupted_meanwhile_it_stays_in_the_bucket(camp: Shell, store: FakeBucket) -> None:
+    process = begin(camp, store)
     asked, let_go = threading.Event(), threading.Event()
 
     def hang(method: str, address: str) -> None:
@@ -123,7 +112,7 @@ def test_interrupted_meanwhile_it_stays_in_the_bucket(camp: Shell, fake: FakeBuc
             asked.set()
             let_go.wait(600.0)
 
-    fake.before = hang
+    store.before = hang
     try:
         (camp.home / "away").touch()
         until(asked.is_set, "it is fetched")
@@ -131,7 +120,7 @@ def test_interrupted_meanwhile_it_stays_in_the_bucket(camp: Shell, fake: FakeBuc
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
     finally:
-        fake.before = None
+        store.before = None
         let_go.set()
     assert (process.returncode, err.splitlines()[-2:]) == (130, ["error: interrupted", f"hint: {FETCH}"])
     home = camp.folder / "runs" / "sh-1"
@@ -140,16 +129,16 @@ def test_interrupted_meanwhile_it_stays_in_the_bucket(camp: Shell, fake: FakeBuc
         f"node1 ended before all results were home; what node1 kept is in {PLACE}; `gpuops pull sh-1` fetches it"
     )
     assert (home / "out/made.pt").read_text() == "0\n"
-    fake.asked.clear()
+    store.asked.clear()
     done = camp.run("pull", "sh-1")
     assert done.returncode == 0, done.stderr
-    assert not [one for one in fake.asked if "node0.tar" in one.path], "what is home is not fetched again"
+    assert not [one for one in store.asked if "node0.tar" in one.path], "what is home is not fetched again"
     expect_all_home(camp)
     camp.expect_clean()
 
 
-def test_the_guard_ends_them_first_as_well(camp: Shell, fake: FakeBucket, standing: list[int]) -> None:
-    process = begin(camp, fake)
+def test_the_guard_ends_them_first_as_well(camp: Shell, store: FakeBucket, standing: list[int]) -> None:
+    process = begin(camp, store)
     process.kill()
     process.communicate()
     (camp.home / "away").touch()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import pytest
@@ -21,27 +19,16 @@ from gpuops.ledger import ClusterRow, RunRow
 from gpuops.live import Live
 from gpuops.livefetch import LiveFetch
 from gpuops.models import Lease, Resource, RunRequest
-from gpuops.output import Output
 from gpuops.processes import Identity
 from gpuops.progress import Silent
 from gpuops.recall import Brought
 from gpuops.results import RunHome
 from gpuops.run import Sending, _wait_for_turn
-from gpuops.signals import Signals
 from gpuops.world import World
 from tests.conftest import HANG_S, until
 
 REQUEST = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("true",))
 DEAD = Identity(2**22 + 1, 1.0)
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    home = tmp_path / "home"
-    home.mkdir()
-    one = World(home=home, owner="me", folder=tmp_path, env=dict(os.environ), out=Output(), signals=Signals())
-    yield one
-    one.ledger.close()
 
 
 def a_cluster(world: World, *, created: float, ephemeral: bool = False) -> ClusterRow:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,22 +12,11 @@ from gpuops.down import down
 from gpuops.errors import Interrupted, StillBilling
 from gpuops.ledger import ClusterRow
 from gpuops.models import Lease, Verdict
-from gpuops.output import Output
 from gpuops.progress import Silent
 from gpuops.results import RunHome
-from gpuops.signals import Signals
 from gpuops.world import World
 
 PULL = "gpuops pull r-1 fetches what is in s3://results/lab/r-1"
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    home = tmp_path / "home"
-    home.mkdir()
-    one = World(home=home, owner="me", folder=tmp_path, env=dict(os.environ), out=Output(), signals=Signals())
-    yield one
-    one.ledger.close()
 
 
 def clusters(world: World) -> list[ClusterRow]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,23 +10,13 @@ import pytest
 from gpuops import job
 from gpuops.conclude import Conclusion
 from gpuops.errors import Interrupted, StillBilling
-from gpuops.output import Output
-from gpuops.signals import HandOver, Signals
+from gpuops.signals import HandOver
 from gpuops.world import World
 
 ROW = cast("Any", SimpleNamespace(name="r-1", facts={"bucket": {"place": "s3://results/lab/r-1"}}))
 LIVE = cast("Any", SimpleNamespace(row=SimpleNamespace(name="lab")))
 END = cast("Any", object())
 """What is known before that."""
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    home = tmp_path / "home"
-    home.mkdir()
-    one = World(home=home, owner="me", folder=tmp_path, env=dict(os.environ), out=Output(), signals=Signals())
-    yield one
-    one.ledger.close()
 
 
 def test_a_terminal_that_goes_while_it_is_fetched_leaves_word(world: World) -> None:

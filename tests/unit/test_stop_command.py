@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,20 +13,9 @@ from gpuops.errors import UsageError
 from gpuops.follow import lost
 from gpuops.ledger import RunRow
 from gpuops.models import Lease
-from gpuops.output import Output
 from gpuops.processes import Identity, started
 from gpuops.progress import Silent
-from gpuops.signals import Signals
 from gpuops.world import World
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    home = tmp_path / "home"
-    home.mkdir()
-    one = World(home=home, owner="me", folder=tmp_path, env={}, out=Output(), signals=Signals())
-    yield one
-    one.ledger.close()
 
 
 @pytest.fixture

@@ -1,0 +1,22 @@
+"""A computer that gpuops runs on, for what needs a real ledger and no node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuops.output import Output
+from gpuops.signals import Signals
+from gpuops.world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    home = tmp_path / "home"
+    home.mkdir()
+    one = World(home=home, owner="me", folder=tmp_path, env=dict(os.environ), out=Output(), signals=Signals())
+    yield one
+    one.ledger.close()
