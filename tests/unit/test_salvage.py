@@ -11,6 +11,7 @@ import pytest
 from gpuops.agent import runfiles
 from gpuops.errors import ConnectionLost, LocalDisk, NodeRefused
 from gpuops.salvage import salvage, stream
+from gpuops.salvage import salvaged as followed
 
 AWAY = ConnectionLost("node1 does not answer", "try again")
 
@@ -57,3 +58,20 @@ def test_a_folder_that_cannot_be_written_to_is_said(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("gpuops.salvage.tempfile.TemporaryDirectory", refuse)
     with pytest.raises(LocalDisk, match="cannot write to"):
         salvaged(monkeypatch, [None], tmp_path / "runs" / "r-1")
+
+
+@pytest.mark.parametrize(("rented", "away"), [(False, False), (False, True), (True, True)])
+def test_nodes_that_ended_while_they_were_followed(monkeypatch: pytest.MonkeyPatch, rented: bool, away: bool) -> None:
+    told = {0: {"node": 0, "outcome": "lost"}, 1: {"node": 1, "outcome": "lost"}}
+    live = cast("Any", SimpleNamespace(row=SimpleNamespace(provider="p")))
+    world = cast("Any", SimpleNamespace(provisioner=lambda _: SimpleNamespace(capabilities={"rented": rented})))
+    monkeypatch.setattr("gpuops.salvage.salvage", lambda *_: ({1: {"node": 1}}, {0: AWAY} if away else {}))
+    monkeypatch.setattr("gpuops.salvage.nodes_of", lambda *_: [])
+    monkeypatch.setattr("gpuops.salvage.absent", lambda *_: "what nobody answers for")
+    if rented:
+        assert followed(world, live, cast("Any", None), told) == (live, told), "a machine that is gone has no disk"
+    elif away:
+        with pytest.raises(ConnectionLost):
+            followed(world, live, cast("Any", None), told)
+    else:
+        assert followed(world, live, cast("Any", None), told) == ("what nobody answers for", {**told, 1: {"node": 1}})
