@@ -115,8 +115,8 @@ def check(world: World, toml: Toml, table: str, *groups: Any, rents: bool = Fals
     if world.yes or not world.out.interactive:
         named = ", ".join(dict.fromkeys(one.option for one in used))
         raise UsageError(
-            f"{shown(str(toml.path))}, [{table}]: {named} counts only once you trust this file",
-            "read it, since it reaches beyond the project; where it says what you want: gpuops trust",
+            f"{shown(str(toml.path))}, [{table}]: you have not trusted this file with {named}",
+            "read it, since that reaches beyond the project; where it says what you want: gpuops trust",
         )
     _show(world, toml, reaches(toml, asked=False))
     if not world.out.confirm(

@@ -27,8 +27,18 @@ from gpuops.errors import UsageError
 from gpuops.oneach import on_each
 from gpuops.output import amount
 from gpuops.progress import Progress
-from gpuops.push.files import IGNORE_FILE, FileEntry, entry, file_entry, files_of, project_files, refuse_astray, shown
-from gpuops.push.git import commit_of
+from gpuops.push.files import (
+    IGNORE_FILE,
+    FileEntry,
+    entry,
+    file_entry,
+    files_of,
+    inside,
+    project_files,
+    refuse_astray,
+    shown,
+)
+from gpuops.push.git import commit_of, lies_here
 from gpuops.push.keyscan import find_keys
 from gpuops.tarstream import finish, write_files
 
@@ -107,12 +117,15 @@ def scan(folder: Path, cache: Path, allow: Sequence[str] = ()) -> Tree:
 def scan_data(data: Path, cache: Path, allow: Sequence[str] = (), project: Path | None = None) -> Tree:
     """What `--data` sends: a file, or all of a folder but for keys, under its own name. Raises UsageError.
 
-    Links may lead to where the data really are and to a whole path among `allow`; what seems to lie in the `project` has to.
+    Links lead to where the data really are, or to a whole path among `allow`; the data themselves, where they seem to
+    be in the `project`, are in there.
     """
-    places = allowed_places(allow)
-    real = data.resolve()
-    if project and data.is_relative_to(project) and not any(map(real.is_relative_to, [project.resolve(), *places])):
-        refuse_astray([(data.relative_to(project).as_posix(), real)])
+    places, real = allowed_places(allow), data.resolve()
+    if project and data.is_relative_to(project):
+        path = data.relative_to(project).as_posix()
+        straight = lies_here(project, path) or inside(project, path)
+        if not straight and not any(map(real.is_relative_to, places)):
+            refuse_astray([(path, real)])
     try:
         whole = data.is_dir()
         files = files_of(data, places) if whole else [file_entry(data)]

@@ -26,7 +26,7 @@ def said(caught: pytest.ExceptionInfo[UsageError], folder: Path) -> tuple[str, s
 
 
 def test_nothing_is_set(tmp_path: Path) -> None:
-    assert load(tmp_path, {}, TABLES) == settings.Settings({}, {})
+    assert load(tmp_path, {}, TABLES) == settings.Settings({}, settings.Toml(tmp_path / "gpuops.toml"))
 
 
 def test_the_environment_comes_before_dotenv(tmp_path: Path) -> None:
