@@ -44,7 +44,7 @@ def test_of_a_link_what_it_leads_to_is_sent_and_a_circle_is_gone_round_once(far:
     (far / "y.bin").symlink_to(tmp_path / "big")
     (far / "deep" / "round").symlink_to(far)
     (tmp_path / "shelf").symlink_to(far)
-    with pytest.raises(UsageError, match="y.bin leads to"):
+    with pytest.raises(UsageError, match="links in the data lead out of it"):
         sent(tmp_path / "shelf")
     assert sent(tmp_path / "shelf", str(tmp_path / "big")) == {
         "shelf/.gitignore": 6,
