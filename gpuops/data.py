@@ -19,7 +19,7 @@ from gpuops.equip import by_machine, capable
 from gpuops.launch import DATA
 from gpuops.live import Live
 from gpuops.models import RunRequest
-from gpuops.push.files import FileEntry
+from gpuops.push.files import FileEntry, shown
 from gpuops.workloads import WORKLOADS
 from gpuops.world import World
 
@@ -38,7 +38,7 @@ def provide(world: World, live: Live, request: RunRequest, *, allow: Sequence[st
     with world.progress.during("looking through the data"):
         tree = scan(world, request.data, allow)
     first, *more = push.summary(tree)
-    for sentence in (f"data: {first}", *more):
+    for sentence in (f"data: {first}{origin(world, request.data, allow)}", *more):
         world.out.say(sentence)
     with world.progress.during("comparing the data with what the nodes have"):
         places = _send(world, live, request.nodes, absolute(world.folder, request.data), tree, overwrite)
@@ -51,7 +51,14 @@ def absolute(folder: Path, data: str) -> Path:
 
 def scan(world: World, data: str, allow: Sequence[str]) -> push.Tree:
     """What `--data` sends. Raises UsageError."""
-    return push.scan_data(absolute(world.folder, data), world.home / "cache" / "data", allow)
+    return push.scan_data(absolute(world.folder, data), world.home / "cache" / "data", allow, world.folder)
+
+
+def origin(world: World, data: str, allow: Sequence[str]) -> str:
+    """Where the data come from, in so far as their path does not say it: where links lead."""
+    full = absolute(world.folder, data)
+    places = [full.resolve()] * full.is_symlink() + push.allowed_places(allow)
+    return f", from {' and '.join(shown(str(place)) for place in places)}" if places else ""
 
 
 def tree_name(full: Path) -> str:

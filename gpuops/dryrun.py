@@ -17,7 +17,8 @@ from gpuops.ledger import ClusterRow
 from gpuops.live import machines_of
 from gpuops.nodes import lots, sentence, with_virtual
 from gpuops.output import columns
-from gpuops.run import check, tree_of
+from gpuops.run import check, secrets_sent, tree_of
+from gpuops.settings import secret_origins
 from gpuops.world import World
 
 TOKEN = re.compile(r"\{(python|agent|run)\}")
@@ -60,7 +61,12 @@ def dry_run(world: World, job: Job) -> tuple[dict[str, Any], list[str]]:
     if job.request.data and not shared:
         more = data.scan(world, job.request.data, job.sending.send_anyway)
         document["data"] = {"path": job.request.data, "files": len(more.files), "bytes": more.size}
-        lines += [f"would send: data, {sentence}" for sentence in push.summary(more)[:1]] + push.summary(more)[1:]
+        origin = data.origin(world, job.request.data, job.sending.send_anyway)
+        lines += [f"would send: data, {push.summary(more)[0]}{origin}", *push.summary(more)[1:]]
+    if job.request.secrets:
+        origins = secret_origins(job.request.secrets, world.folder, world.env)
+        document["secrets"] = [{"name": name, "from": origin} for name, origin in origins.items()]
+        lines.append(f"would send: {secrets_sent(world, job.request)}")
     document["execute"] = commands(job, gpus)
     lines += [f"would execute on node{index}: {shown(argv)}" for index, argv in enumerate(document["execute"])]
     lines += [f"would set up: {job.request.setup}"] * bool(job.request.setup)

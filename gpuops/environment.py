@@ -91,9 +91,16 @@ def wants(folder: Path) -> list[str]:
     """
     requirements = folder / "requirements.txt"
     if requirements.is_file():
-        return list(_lines(requirements, folder, set()))
+        return list(_lines(_own(requirements), folder, set()))
     project = folder / "pyproject.toml"
-    return _dependencies(project) if project.is_file() else []
+    return _dependencies(_own(project)) if project.is_file() else []
+
+
+def _own(path: Path) -> Path:
+    """A file of the project, whose lines go to nodes. Raises UsageError where it is a link that leads out of it."""
+    if not path.resolve().is_relative_to(path.parent.resolve()):
+        raise UsageError(f"{path.name} is a link that leads out of the project", "put the file itself in its place")
+    return path
 
 
 def _lines(path: Path, folder: Path, seen: set[Path]) -> Iterator[str]:

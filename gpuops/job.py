@@ -28,7 +28,7 @@ from gpuops.receipt import receipt
 from gpuops.remarks import board
 from gpuops.results import RunHome
 from gpuops.retry import Chain
-from gpuops.run import Prepared, Sending, check, give_up, launch, prepare, tree_of
+from gpuops.run import Prepared, Sending, check, give_up, launch, prepare, secrets_sent, tree_of
 from gpuops.settings import Settings
 from gpuops.show import HomeTail, Veil
 from gpuops.signals import HandOver
@@ -72,8 +72,8 @@ def execute(world: World, settings: Settings, job: Job, progress: Progress) -> O
         provider = choice.row.provider if choice.row else choice.provider
         sink = bucket.check(world, sinks.owned(job.request.sink, provider, options))
         job = dataclasses.replace(job, request=dataclasses.replace(job.request, sink=sink))
-    if choice.say:
-        world.out.say(choice.say)
+    for said in filter(None, (choice.say, secrets_sent(world, job.request))):
+        world.out.say(said)
     if choice.row and job.detach:
         away.agree(world, job.request, choice.row.provider, away.price(world, choice.row.id))
     if choice.row and job.wish != LeaseWish():

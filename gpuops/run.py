@@ -28,7 +28,7 @@ from gpuops.progress import Progress
 from gpuops.push import uplink
 from gpuops.push.restore import put_back
 from gpuops.results import DEFAULT_OUTS, RunHome
-from gpuops.settings import Settings, secret_values
+from gpuops.settings import Settings, secret_origins, secret_values
 from gpuops.virtual import widen
 from gpuops.world import World
 
@@ -91,6 +91,12 @@ def check(world: World, request: RunRequest, sending: Sending) -> None:
     secret_values(request.secrets, world.folder, world.env)
     _, folder = tree_of(request, world.folder)
     _check_script(request, push.scan(folder, world.home / "cache", _allowed(request, sending)))
+
+
+def secrets_sent(world: World, request: RunRequest) -> str:
+    """Which secrets the nodes are sent, by name, and where those are from; empty for none. Raises UsageError."""
+    origins = secret_origins(request.secrets, world.folder, world.env)
+    return f"secrets: {', '.join(f'{name} (from {origin})' for name, origin in origins.items())}" if origins else ""
 
 
 def _allowed(request: RunRequest, sending: Sending) -> Sequence[str]:

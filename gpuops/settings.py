@@ -2,7 +2,8 @@
 
 A project is often a repository that somebody else wrote. So its `.env` and `gpuops.toml` may choose
 sizes and versions, but not where keys are sent nor what runs on this computer: endpoints,
-identities, proxies and gpuops' own folder come from the real environment and from flags alone.
+identities, proxies and gpuops' own folder come from the real environment and from flags alone, and what
+else of `gpuops.toml` reaches beyond the project counts once the user trusts it (`gpuops.trust`).
 Nothing read here is put into `os.environ`.
 """
 
@@ -66,13 +67,23 @@ Tables = Mapping[str, Mapping[str, type]]
 
 
 @dataclass(frozen=True)
+class Toml:
+    """A `gpuops.toml`, checked."""
+
+    path: Path = Path()
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Table to option to value."""
+    sha256: str = ""
+    """Of the very bytes that the tables were read from; empty where there is no file."""
+
+
+@dataclass(frozen=True)
 class Settings:
     """What files and environment say; flags are laid over it by who has them."""
 
     env_values: Mapping[str, str] = field(default_factory=dict)
     """Known variables, the environment's word before `.env`'s. A name that is set nowhere is absent."""
-    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """`gpuops.toml`, checked: table to option to value."""
+    toml: Toml = field(default_factory=Toml)
 
 
 def load(folder: Path, environ: Mapping[str, str], tables: Tables) -> Settings:
@@ -93,7 +104,7 @@ def load_leniently(folder: Path, environ: Mapping[str, str], tables: Tables) -> 
         return load(folder, environ, tables), wrong
     except UsageError as error:
         wrong.append(error.say)
-    found: Mapping[str, Mapping[str, Any]] = {}
+    found = Toml()
     try:
         found = read_toml(folder / "gpuops.toml", tables)
     except UsageError as error:
@@ -167,16 +178,18 @@ def _blank_lines(text: str) -> int:
     return text[: len(text) - len(text.lstrip())].count("\n")
 
 
-def read_toml(path: Path, tables: Tables) -> dict[str, dict[str, Any]]:
-    """The tables of a `gpuops.toml`, every option known and of its type. {} where there is none."""
+def read_toml(path: Path, tables: Tables) -> Toml:
+    """A `gpuops.toml`, every option known and of its type; without tables where there is none. Raises UsageError."""
     if os.path.isdir(path):  # which, unlike Path's own, says no where nobody may look
         raise UsageError(f"{path} is a folder", "settings stand in a file of that name: rename the folder")
     if not os.path.isfile(path):
-        return {}
+        return Toml(path)
+    import hashlib
     import tomllib
 
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        document = tomllib.loads(content.decode())
     except (OSError, ValueError, RecursionError) as error:  # no UTF-8, or no TOML
         raise UsageError(f"{path} cannot be read: {_reason(error)}", "correct the file, or remove it") from error
     for table, options in document.items():
@@ -184,10 +197,11 @@ def read_toml(path: Path, tables: Tables) -> dict[str, dict[str, Any]]:
             raise UsageError(f"{path}: {table} stands in no table", _where_to(table, tables))
         if table not in tables:
             raise UsageError(f"{path}: there is no table [{table}]", _nearest(table, tables, "[{}]"))
-    return {
+    checked = {
         table: {name: _checked(f"{path}, [{table}]", name, value, tables[table]) for name, value in options.items()}
         for table, options in document.items()
     }
+    return Toml(path, checked, hashlib.sha256(content).hexdigest())
 
 
 def _where_to(name: str, tables: Tables) -> str:
@@ -229,10 +243,17 @@ def _nearest(name: str, known: Iterable[str], form: str) -> str:
 
 
 def secret_values(names: Iterable[str], folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """The values of `--secret NAME`…, from the environment, else `.env`. Raises UsageError.
+    """The values of `--secret NAME`…, from the environment, else `.env`. Raises UsageError."""
+    return {name: value for name, (value, _) in _secrets(names, folder, environ).items()}
 
-    An empty value counts as none: it is what a copied `.env.example` holds.
-    """
+
+def secret_origins(names: Iterable[str], folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Where each of these secrets comes from, for people. Raises UsageError."""
+    return {name: origin for name, (_, origin) in _secrets(names, folder, environ).items()}
+
+
+def _secrets(names: Iterable[str], folder: Path, environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Value and origin of each secret. An empty value counts as none: it is what a copied `.env.example` holds."""
     names = list(names)
     for name in names:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
@@ -241,14 +262,18 @@ def secret_values(names: Iterable[str], folder: Path, environ: Mapping[str, str]
                 f"--secret takes a variable's name, not '{name.partition('=')[0]}…'",
                 "give the name alone: its value is read from the environment or .env",
             )
-    joined = {**read_dotenv(folder / ".env"), **{name: value for name, value in environ.items() if value}}
+    in_file = read_dotenv(folder / ".env") if names else {}
+    found: dict[str, tuple[str, str]] = {}
     for name in names:
-        if not joined.get(name):
+        value = environ.get(name) or in_file.get(name)
+        if not value:
             raise UsageError(
                 f"the secret {name} is neither in the environment nor in {folder / '.env'}",
                 f"`{HERE.set_variable(name)}`, or add it to .env",
             )
-    return {name: joined[name] for name in names}
+        # What may stand in `.env` has been joined with the environment already.
+        found[name] = (value, ".env" if value == in_file.get(name) else "the environment")
+    return found
 
 
 def home(environ: Mapping[str, str]) -> Path:

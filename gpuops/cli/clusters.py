@@ -60,12 +60,15 @@ def up(
     as_json: Json = False,
 ) -> None:
     from gpuops import cluster, offering
+    from gpuops.cli import trust
     from gpuops.cli.request import counted, lease_wish, machine_request, own_options, with_table
     from gpuops.output import columns
 
     if provider.startswith("-"):
         raise UsageError(f"there is no option {provider}", "the provider comes first: gpuops up local")
     world, settings = make_world(as_json=as_json, yes=yes, strict=True)
+    rents = world.provisioner(provider).capabilities.get("rented") is True
+    trust.check(world, settings.toml, "up", machine, rents=rents)
     machine = with_table(settings, "up", machine)
     options = own_options(world, provider, context.args)
     request = machine_request(provider, machine, options, counted(world, provider, options))

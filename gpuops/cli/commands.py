@@ -37,6 +37,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "When in doubt": {
         "doctor": Command("doctor", "Say what would keep a run from going well, and what to do about it."),
+        "trust": Command("trust", "Let this project's gpuops.toml reach beyond the project, as it is now."),
         "quota": Command("quota", "Show what an account may have at once, whether a request fits, and ask for more."),
         "policy": Command("policy", "Print the least that an account must allow for what gpuops does."),
         "reap": Command("reap", "Find what carries our mark and nobody remembers: end it, or take it back."),

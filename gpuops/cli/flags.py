@@ -6,6 +6,7 @@ A flag that was not typed is None (or an empty list), so that what `gpuops.toml`
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import inspect
 import typing
@@ -17,8 +18,19 @@ import typer
 
 from gpuops.cli import completion
 
+
+class Free(enum.Enum):
+    """Marks a flag that a project's `gpuops.toml` may set without its user's word. One without a mark may not."""
+
+    ALWAYS = "it reaches nothing beyond the project"
+    ASKED = "it tells what is rented, and somebody is asked about the price before that is"
+    INSIDE = "it is a path, and free where that really lies in the project"
+
+
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask no questions.")]
+Yes = Annotated[
+    bool, typer.Option("--yes", "-y", help="Ask no questions. What gpuops.toml reaches for is not answered by it.")
+]
 
 
 def _option(help_text: str, *names: str, metavar: str | None = None, offers: Any = None) -> Any:
@@ -30,18 +42,22 @@ def _option(help_text: str, *names: str, metavar: str | None = None, offers: Any
 class MachineFlags:
     """What to bring up, and until when."""
 
-    nodes: Annotated[int | None, _option("How many nodes.")] = None
-    gpus: Annotated[int | None, _option("GPUs per node; without GPUs, ranks per node.")] = None
-    gpu_type: Annotated[str | None, _option("Which GPU to rent, such as h100.")] = None
-    gpu_mem: Annotated[int | None, _option("GPU memory to rent, in GB.", metavar="GB")] = None
-    spot: Annotated[bool | None, typer.Option("--spot", help="Rent interruptible machines.", show_default=False)] = None
-    region: Annotated[str | None, _option("Where to rent.")] = None
+    nodes: Annotated[int | None, _option("How many nodes."), Free.ASKED] = None
+    gpus: Annotated[int | None, _option("GPUs per node; without GPUs, ranks per node."), Free.ASKED] = None
+    gpu_type: Annotated[str | None, _option("Which GPU to rent, such as h100."), Free.ASKED] = None
+    gpu_mem: Annotated[int | None, _option("GPU memory to rent, in GB.", metavar="GB"), Free.ASKED] = None
+    spot: Annotated[
+        bool | None, typer.Option("--spot", help="Rent interruptible machines.", show_default=False), Free.ASKED
+    ] = None
+    region: Annotated[str | None, _option("Where to rent."), Free.ASKED] = None
     image: Annotated[str | None, _option("Which image rented machines start from.")] = None
     max_price: Annotated[float | None, _option("Highest price, all nodes together.", metavar="$/H")] = None
     max_hours: Annotated[float | None, _option("The cluster ends after so many hours.", metavar="H")] = None
     max_cost: Annotated[float | None, _option("The cluster ends when it has cost so much.", metavar="$")] = None
     idle: Annotated[float | None, _option("The cluster ends after so many minutes without use.", metavar="MIN")] = None
-    timeout: Annotated[float | None, _option("How long a node may take to become ready.", metavar="MIN")] = None
+    timeout: Annotated[
+        float | None, _option("How long a node may take to become ready.", metavar="MIN"), Free.ASKED
+    ] = None
     wait: Annotated[
         str | None, _option("While nothing can be had, go on asking for this long: 30min, 2h.", metavar="SPAN")
     ] = None
@@ -58,12 +74,14 @@ class LaunchFlags:
             metavar="PROVIDER",
             offers=completion.providers,
         ),
+        Free.ASKED,
     ] = None
     cluster: Annotated[str | None, _option("Use this live cluster.", metavar="NAME", offers=completion.clusters)] = None
-    data: Annotated[str | None, _option("A file or folder the run reads.", metavar="PATH")] = None
+    data: Annotated[str | None, _option("A file or folder the run reads.", metavar="PATH"), Free.INSIDE] = None
     out: Annotated[
         list[str] | None,
         _option("Files to bring home, such as 'checkpoints/**'; '!GLOB' leaves some. Repeatable.", metavar="GLOB"),
+        Free.ALWAYS,
     ] = None
     env: Annotated[
         list[str] | None,
@@ -88,7 +106,9 @@ class LaunchFlags:
         _option("Put this earlier run's snapshots back on every node first.", metavar="RUN", offers=completion.runs),
     ] = None
     queue: Annotated[
-        bool | None, typer.Option("--queue", help="Wait while another run is on the cluster.", show_default=False)
+        bool | None,
+        typer.Option("--queue", help="Wait while another run is on the cluster.", show_default=False),
+        Free.ALWAYS,
     ] = None
     keep: Annotated[
         bool | None, typer.Option("--keep", help="Leave a fresh cluster up afterwards.", show_default=False)
@@ -118,7 +138,8 @@ class LaunchFlags:
         typer.Option("--overwrite", help="Send files over versions edited on the node.", show_default=False),
     ] = None
     send_anyway: Annotated[
-        list[str] | None, _option("Send a file that looks like a secret. Repeatable.", metavar="PATH")
+        list[str] | None,
+        _option("Send a file that looks like a secret, or what links in --data lead to. Repeatable.", metavar="PATH"),
     ] = None
 
 
@@ -169,11 +190,22 @@ def keys(*groups: type[Any]) -> dict[str, type]:
     return table
 
 
+def untyped(flags: Any, table: Mapping[str, Any]) -> list[str]:
+    """The options of `gpuops.toml`'s table that count, since they were not typed."""
+    names = (field.name for field in dataclasses.fields(flags) if getattr(flags, field.name) in (None, []))
+    return [key for key in (name.replace("_", "-") for name in names) if key in table]
+
+
+def freedom(*groups: type[Any]) -> dict[str, Free | None]:
+    """How free `gpuops.toml` is to set each flag, by its key there."""
+    return {
+        name.replace("_", "-"): next((part for part in typing.get_args(hint) if isinstance(part, Free)), None)
+        for group in groups
+        for name, hint in _hints(group).items()  # type: ignore[arg-type]
+    }
+
+
 def filled(flags: F, table: Mapping[str, Any]) -> F:
     """The same flags with what was not typed taken from `gpuops.toml`'s table."""
-    values = {}
-    for field in dataclasses.fields(flags):  # type: ignore[arg-type]
-        key = field.name.replace("_", "-")
-        if getattr(flags, field.name) in (None, []) and key in table:
-            values[field.name] = table[key]
+    values = {key.replace("-", "_"): table[key] for key in untyped(flags, table)}
     return dataclasses.replace(flags, **values)  # type: ignore[type-var]

@@ -38,7 +38,7 @@ KINDS: Mapping[str, tuple[Any, str]] = {
 def with_table(settings: Settings, table: str, flags: F) -> F:
     """Flags completed from `gpuops.toml`'s table. Raises UsageError for a text without a letter: a variable of the
     shell that was not set, most often."""
-    complete = filled(flags, settings.tables.get(table, {}))
+    complete = filled(flags, settings.toml.tables.get(table, {}))
     for field in dataclasses.fields(complete):  # type: ignore[arg-type]
         if getattr(complete, field.name) == "" and field.name not in MAY_BE_EMPTY:
             raise UsageError(f"--{field.name.replace('_', '-')} is empty", "give it a value, or leave it out")
@@ -206,6 +206,8 @@ def check_data(data: str | None, folder: Path, *, inside: bool = True) -> str | 
     full = (folder / Path(data).expanduser()).absolute()
     if not full.exists():
         raise UsageError(f"--data {data}: there is no such file or folder", "check the path")
+    if not full.is_file() and not full.is_dir():
+        raise UsageError(f"--data {data} is neither a file nor a folder", "name what the run reads")
     full = Path(os.path.normpath(full))
     if full == folder:
         raise UsageError(f"--data {data} is the project itself, which is sent anyway", "leave out --data")

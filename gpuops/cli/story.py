@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from gpuops import sinks
+from gpuops.cli import trust
 from gpuops.cli.flags import LaunchFlags, MachineFlags
 from gpuops.cli.request import (
     check_data,
@@ -54,9 +55,11 @@ def tell(
 
     world, settings = make_world(as_json=as_json, yes=yes, strict=True)
     insisted = flags.retries is not None
-    flags = launch_flags(settings, table, flags)
-    typed, machine = machine, with_table(settings, table, machine)
-    unfit = {name: getattr(typed, name) for name in one if getattr(machine, name) != 1}
+    typed, flags = flags, launch_flags(settings, table, flags)
+    rents = bool(flags.on) and world.provisioner(str(flags.on)).capabilities.get("rented") is True
+    trust.check(world, settings.toml, table, typed, machine, rents=rents)
+    asked, machine = machine, with_table(settings, table, machine)
+    unfit = {name: getattr(asked, name) for name in one if getattr(machine, name) != 1}
     machine = dataclasses.replace(machine, **unfit)
     options = own_options(world, flags.on, own) if flags.on else {}
     if flags.on and flags.sink:

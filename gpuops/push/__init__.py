@@ -1,12 +1,13 @@
 """The project goes to its nodes: what is sent, what is held back, sending it; edits home, snapshots back.
 
 files, ignore   which files there are, by git's rules
+git             asking git, which runs nothing that a repository names
 keyscan         what must not leave this computer
 send            what would be sent, and sending it
 edits           what was edited on a node comes home
 restore         an earlier run's snapshots go back
 """
 
-from gpuops.push.send import Held, PushReport, Tree, push_many, scan, scan_data, summary
+from gpuops.push.send import Held, PushReport, Tree, allowed_places, push_many, scan, scan_data, summary
 
-__all__ = ["Held", "PushReport", "Tree", "push_many", "scan", "scan_data", "summary"]
+__all__ = ["Held", "PushReport", "Tree", "allowed_places", "push_many", "scan", "scan_data", "summary"]

@@ -8,13 +8,15 @@ and virtual environments, which work only where they were made.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from gpuops.errors import UsageError
+from gpuops.push.git import git, lies_here
 from gpuops.push.ignore import IgnoreRules
 from gpuops.system import HERE, System
 
@@ -70,15 +72,19 @@ def project_files(folder: Path) -> Listing:
     """The project's paths, sorted. Raises UsageError when the folder or its repository cannot be read."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", "name the project's folder")
-    listed = _in_git(folder)
+    mine = IgnoreRules(folder, IGNORE_FILE)
+    listed = _in_git(folder, mine)
     tracked = frozenset(listed[0]) if listed else frozenset()
     paths = [*listed[0], *listed[1]] if listed else list(_walk(folder, "", IgnoreRules(folder, ".gitignore")))
-    mine = IgnoreRules(folder, IGNORE_FILE)
+    behind = _behind_links(folder, paths)
     environments = {path.rpartition("/")[0] for path in paths if path.endswith("/pyvenv.cfg")}
     taken = (
         path
         for path in set(paths)
-        if _wanted(path) and not mine.ignores(path) and (path in tracked or not _below(path, environments))
+        if _wanted(path)
+        and path.rpartition("/")[0] not in behind
+        and not mine.ignores(path)
+        and (path in tracked or not _below(path, environments))
     )
     return Listing(sorted(taken), tracked, listed is not None)
 
@@ -86,6 +92,12 @@ def project_files(folder: Path) -> Listing:
 def _wanted(path: str) -> bool:
     parts = path.split("/")
     return parts[0] != RESULTS and NEVER.isdisjoint(parts)
+
+
+def _behind_links(folder: Path, paths: Iterable[str]) -> set[str]:
+    """The folders of these paths that only a link leads to: an index may name files in them all the same."""
+    folders = {path.rpartition("/")[0] for path in paths} - {""}
+    return {path for path in folders if os.path.lexists(folder / path) and not lies_here(folder, path)}
 
 
 def _below(path: str, folders: set[str]) -> bool:
@@ -109,23 +121,53 @@ def _walk(folder: Path, base: str, rules: IgnoreRules) -> Iterator[str]:
             yield path
 
 
-def files_of(folder: Path) -> Iterator[FileEntry]:
-    """Every file below a folder, whatever ignores it, sorted; for a link what it leads to counts."""
+def files_of(folder: Path, places: Sequence[Path] = ()) -> list[FileEntry]:
+    """Every file below a folder, whatever ignores it, sorted; for a link what it leads to counts.
+
+    Raises UsageError for links that lead neither to the folder's own place nor to one of `places`.
+    """
 
     def refuse(error: OSError) -> None:
         raise error
 
+    roots = [Path(os.path.realpath(place)) for place in (folder, *places)]
+    found: list[FileEntry] = []
+    astray: list[tuple[str, Path]] = []
     for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         folders.sort()
         inside = Path(place).relative_to(folder)
-        if os.path.realpath(place) in {os.path.realpath(folder / above) for above in inside.parents}:
+        real = Path(os.path.realpath(place))
+        if not any(map(real.is_relative_to, roots)):
+            astray.append((inside.as_posix(), real))
+            folders.clear()
+            continue
+        if str(real) in {os.path.realpath(folder / above) for above in inside.parents}:
             folders.clear()  # a link that leads in a circle; one to a neighbour is another name for the same files
             continue
-        base = inside.as_posix()
         for name in sorted(names):
-            seen = os.stat(os.path.join(place, name))
+            path, where = (inside / name).as_posix(), os.path.join(place, name)
+            target = Path(os.path.realpath(where)) if os.path.islink(where) else real
+            if not any(map(target.is_relative_to, roots)):
+                astray.append((path, target))
+                continue
+            seen = os.stat(where)
             if stat.S_ISREG(seen.st_mode):
-                yield _content(name if base == "." else f"{base}/{name}", seen)
+                found.append(_content(path, seen))
+    if astray:
+        refuse_astray(astray)
+    return found
+
+
+def refuse_astray(links: Sequence[tuple[str, Path]]) -> NoReturn:
+    """For links of the data, with where they lead, that nobody has allowed. Raises UsageError."""
+    named = "; ".join(f"{shown(path)} leads to {shown(str(target))}" for path, target in links[:3])
+    more = f"; {len(links) - 3} more" if len(links) > 3 else ""
+    target = links[0][1]
+    place = target if target.is_dir() or len(links) == 1 else target.parent
+    raise UsageError(
+        f"links in the data lead out of it: {named}{more}",
+        f"if it shall be sent, too: --send-anyway {shlex.quote(shown(str(place)))}",
+    )
 
 
 def file_entry(path: Path) -> FileEntry:
@@ -137,34 +179,50 @@ def _content(path: str, seen: os.stat_result, system: System = HERE) -> FileEntr
     return FileEntry(path, seen.st_size, seen.st_mtime_ns, system.mode(stat.S_IMODE(seen.st_mode)))
 
 
+def inside(folder: Path, path: str) -> bool:
+    """Whether what stands at a path really lies in the project, and is no part of what never leaves it."""
+    meant = Path(os.path.normpath(folder / os.path.expanduser(path)))
+    try:
+        relative = meant.resolve().relative_to(folder.resolve())
+    except (ValueError, OSError, RuntimeError):  # elsewhere, no path at all, or links in a circle
+        return False
+    return _wanted(relative.as_posix())
+
+
 def _is_junction(item: os.DirEntry[str]) -> bool:
     """Windows' other kind of link, which may lead back above (Python knows them from 3.12 on)."""
     return bool(getattr(item, "is_junction", bool)())
 
 
-def _in_git(folder: Path) -> tuple[list[str], list[str]] | None:
+def _in_git(folder: Path, mine: IgnoreRules) -> tuple[list[str], list[str]] | None:
     """Tracked and untracked paths; None where there is no git, no repository, or one that ignores this folder."""
     if git(folder, "rev-parse", "--is-inside-work-tree") != "true\n":
         return None
-    tracked, untracked = _repository(folder)
+    tracked, untracked = _repository(folder, "", mine)
     if not tracked and git(folder, "check-ignore", "-q", ".") is not None:
         return None
     return tracked, untracked
 
 
-def _repository(folder: Path) -> tuple[list[str], list[str]]:
-    """What git tracks and what it would track, also inside the repositories below: submodules and clones."""
+def _repository(folder: Path, base: str, mine: IgnoreRules) -> tuple[list[str], list[str]]:
+    """What git tracks and what it would track at and below `base`, also inside the repositories there: submodules and
+    clones. What is never sent is not entered."""
     tracked: list[str] = []
     untracked: list[str] = []
     for listed, own in ((("--cached",), tracked), (("--others", "--exclude-standard"), untracked)):
-        for path in _ls(folder, *listed):
+        for name in _ls(folder / base, *listed):
+            path = f"{base}/{name}" if base else name
             if not _is_folder(folder / path):
                 own.append(path)
-            elif (folder / path / ".git").exists():
-                inner_tracked, inner_untracked = _repository(folder / path)
-                tracked += (f"{path}/{inner}" for inner in inner_tracked)
-                untracked += (f"{path}/{inner}" for inner in inner_untracked)
+            elif _wanted(path) and not mine.ignores_folder(path) and _is_repository(folder, path):
+                inner_tracked, inner_untracked = _repository(folder, path, mine)
+                tracked += inner_tracked
+                untracked += inner_untracked
     return tracked, untracked
+
+
+def _is_repository(folder: Path, path: str) -> bool:
+    return (folder / path / ".git").exists() and lies_here(folder, path)
 
 
 def _ls(folder: Path, *which: str) -> list[str]:
@@ -174,34 +232,3 @@ def _ls(folder: Path, *which: str) -> list[str]:
 
 def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
-
-
-def git(folder: Path, *command: str) -> str | None:
-    """What git says, or None when it fails. Raises UsageError for a repository it cannot read."""
-    try:
-        done = subprocess.run(["git", *command], cwd=folder, env=_git_environment(), capture_output=True)
-    except (FileNotFoundError, PermissionError):  # no git, or a folder that nobody may enter
-        return None
-    if done.returncode == 128 and command[0] == "rev-parse" and _has_repository(folder):
-        words = os.fsdecode(done.stderr).strip().splitlines() or ["no reason given"]
-        say = f"git cannot read this repository: {words[0].removeprefix('fatal: ')}"
-        raise UsageError(say, "make `git status` work here first")
-    return os.fsdecode(done.stdout) if done.returncode == 0 else None
-
-
-def _has_repository(folder: Path) -> bool:
-    here = folder.resolve()
-    return any((above / ".git").exists() for above in (here, *here.parents))
-
-
-def _git_environment() -> dict[str, str]:
-    """Ours, without what points git at another repository (a hook that runs gpuops has it set)."""
-    elsewhere = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR"}
-    kept = {name: value for name, value in os.environ.items() if name not in elsewhere}
-    return {**kept, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
-
-
-def commit_of(folder: Path) -> tuple[str | None, bool]:
-    """The commit that is checked out and whether this folder differs from it; (None, False) without git."""
-    commit = (git(folder, "log", "-1", "--format=%H") or "").strip() or None
-    return commit, commit is not None and bool(git(folder, "status", "--porcelain", "--", "."))

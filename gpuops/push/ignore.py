@@ -47,8 +47,10 @@ class IgnoreRules:
 
     def _spec(self, base: str) -> GitIgnoreSpec | None:
         if base not in self._specs:
+            path = self.folder / base / self.name
             try:
-                lines = (self.folder / base / self.name).read_text("utf-8", "surrogateescape").splitlines()
+                # A pipe or a device may stand there, or a link to one, and reading it never ends.
+                lines = path.read_text("utf-8", "surrogateescape").splitlines() if path.is_file() else []
             except OSError:
                 lines = []
             self._specs[base] = _parsed(lines) if lines else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import re
 import threading
 from collections.abc import Collection, Sequence
@@ -26,7 +27,18 @@ from gpuops.errors import UsageError
 from gpuops.oneach import on_each
 from gpuops.output import amount
 from gpuops.progress import Progress
-from gpuops.push.files import IGNORE_FILE, FileEntry, commit_of, entry, file_entry, files_of, project_files, shown
+from gpuops.push.files import (
+    IGNORE_FILE,
+    FileEntry,
+    entry,
+    file_entry,
+    files_of,
+    inside,
+    project_files,
+    refuse_astray,
+    shown,
+)
+from gpuops.push.git import commit_of, lies_here
 from gpuops.push.keyscan import find_keys
 from gpuops.tarstream import finish, write_files
 
@@ -102,11 +114,21 @@ def scan(folder: Path, cache: Path, allow: Sequence[str] = ()) -> Tree:
     return Tree(folder, [file for file in files if file.path not in stay], held, commit, dirty)
 
 
-def scan_data(data: Path, cache: Path, allow: Sequence[str] = ()) -> Tree:
-    """What `--data` sends: a file, or all of a folder but for keys, under its own name. Raises UsageError."""
+def scan_data(data: Path, cache: Path, allow: Sequence[str] = (), project: Path | None = None) -> Tree:
+    """What `--data` sends: a file, or all of a folder but for keys, under its own name. Raises UsageError.
+
+    Links lead to where the data really are, or to a whole path among `allow`; the data themselves, where they seem to
+    be in the `project`, are in there.
+    """
+    places, real = allowed_places(allow), data.resolve()
+    if project and data.is_relative_to(project):
+        path = data.relative_to(project).as_posix()
+        straight = lies_here(project, path) or inside(project, path)
+        if not straight and not any(map(real.is_relative_to, places)):
+            refuse_astray([(path, real)])
     try:
         whole = data.is_dir()
-        files = list(files_of(data)) if whole else [file_entry(data)]
+        files = files_of(data, places) if whole else [file_entry(data)]
         keys = find_keys(
             data if whole else data.parent, [file for file in files if not _allowed(file.path, allow)], cache
         )
@@ -115,6 +137,12 @@ def scan_data(data: Path, cache: Path, allow: Sequence[str] = ()) -> Tree:
     base = f"{data.name}/" if whole else ""
     named = [dataclasses.replace(file, path=base + file.path) for file in files if file.path not in keys]
     return Tree(data.parent, named, [Held(base + path, why) for path, why in keys.items()])
+
+
+def allowed_places(allow: Sequence[str]) -> list[Path]:
+    """What `--send-anyway` names by a whole path: where links of the data may lead."""
+    whole = map(os.path.expanduser, allow)
+    return [Path(path).resolve() for path in whole if os.path.isabs(path)]
 
 
 def _within(folder: Path, home: Path) -> str:

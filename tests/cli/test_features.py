@@ -148,6 +148,7 @@ def test_all_nodes_each_know_their_place(shell: Shell) -> None:
 def test_toml_fills_what_was_not_typed(shell: Shell) -> None:
     shell.write("gpuops.toml", "[train]\nnodes = 3\ngpus = 1\nenv = ['WORD=toml']\n\n[run]\nout = ['*.txt']\n")
     shell.write("a.py", MEETS + "print(os.environ['WORLD_SIZE'], os.environ['WORD'])\n")
+    good(shell, "trust", "--yes")
     plan = shell.json("train", "multinode", "a.py", "--dry-run")
     assert (plan["create"]["nodes"], len(plan["execute"])) == (3, 3)
     assert "--nproc-per-node=1" in plan["execute"][0]

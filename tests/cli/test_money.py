@@ -92,6 +92,7 @@ def test_a_wait_that_is_none(taken: tuple[Shell, Cloud], span: str, say: str) ->
 def test_it_may_stand_in_the_projects_file(taken: tuple[Shell, Cloud]) -> None:
     shell, cloud = taken
     shell.write("gpuops.toml", '[up]\nwait = "30h"\n')
+    assert shell.run("trust", "--yes").returncode == 0
     command = waiting(shell, cloud, wait=())
     command.send_signal(signal.SIGINT)
     _, err = command.communicate(timeout=HANG_S)

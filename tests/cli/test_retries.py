@@ -348,6 +348,7 @@ def test_where_there_is_nothing_to_replace(fairground: Shell, words: list[str], 
 
 def test_a_dry_run_and_the_projects_file(fairground: Shell) -> None:
     fairground.write("gpuops.toml", "[run]\nretries = 2\n")
+    assert fairground.run("trust", "--yes").returncode == 0
     done = fairground.run("run", "--on", "fair", "--dry-run", "--", "true")
     assert done.stdout.splitlines()[-1] == f"would {WOULD}"
     assert fairground.run("run", "--dry-run", "--", "true").returncode == 0, "what is not rented is not replaced"

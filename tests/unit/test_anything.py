@@ -83,7 +83,7 @@ def test_gpuops_toml(tmp_path: Path, examples: int) -> None:
     def check(content: bytes) -> None:
         (tmp_path / "gpuops.toml").write_bytes(content)
         try:
-            found = project.read_toml(tmp_path / "gpuops.toml", TABLES)
+            found = project.read_toml(tmp_path / "gpuops.toml", TABLES).tables
         except GpuopsError as error:
             return one_sentence(error)
         for table, options in found.items():

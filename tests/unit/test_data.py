@@ -44,7 +44,13 @@ def test_of_a_link_what_it_leads_to_is_sent_and_a_circle_is_gone_round_once(far:
     (far / "y.bin").symlink_to(tmp_path / "big")
     (far / "deep" / "round").symlink_to(far)
     (tmp_path / "shelf").symlink_to(far)
-    assert sent(tmp_path / "shelf") == {"shelf/.gitignore": 6, "shelf/deep/er/x.bin": 5, "shelf/y.bin": 7}
+    with pytest.raises(UsageError, match="links in the data lead out of it"):
+        sent(tmp_path / "shelf")
+    assert sent(tmp_path / "shelf", str(tmp_path / "big")) == {
+        "shelf/.gitignore": 6,
+        "shelf/deep/er/x.bin": 5,
+        "shelf/y.bin": 7,
+    }
 
 
 def test_keys_stay_here_unless_they_are_named(far: Path) -> None:

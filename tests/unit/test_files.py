@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpuops.errors import UsageError
-from gpuops.push.files import commit_of, project_files
+from gpuops.push.files import project_files
+from gpuops.push.git import commit_of
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 

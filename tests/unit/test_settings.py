@@ -26,7 +26,7 @@ def said(caught: pytest.ExceptionInfo[UsageError], folder: Path) -> tuple[str, s
 
 
 def test_nothing_is_set(tmp_path: Path) -> None:
-    assert load(tmp_path, {}, TABLES) == settings.Settings({}, {})
+    assert load(tmp_path, {}, TABLES) == settings.Settings({}, settings.Toml(tmp_path / "gpuops.toml"))
 
 
 def test_the_environment_comes_before_dotenv(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_tables_are_read(tmp_path: Path) -> None:
     (tmp_path / "gpuops.toml").write_text(
         '[up]\ngpus = 4\nspot = true\nmax-price = 2\nhost = ["a", "b"]\n[train]\nsetup = "pip install -e ."\n'
     )
-    assert load(tmp_path, {}, TABLES).tables == {
+    assert load(tmp_path, {}, TABLES).toml.tables == {
         "up": {"gpus": 4, "spot": True, "max-price": 2.0, "host": ["a", "b"]},
         "train": {"setup": "pip install -e ."},
     }
@@ -200,12 +200,12 @@ def test_who_must_go_on_takes_what_can_be_read(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("GPUOPS_TORCH_SPEC=torch==2.11.0\n= = =\nGPUOPS_HOME=/tmp\nOTHER=1\n")
     (tmp_path / "gpuops.toml").write_text("[up]\ngpus = 'many'\n")
     settings, wrong = load_leniently(tmp_path, {}, TABLES)
-    assert (settings.env_values, settings.tables) == ({"GPUOPS_TORCH_SPEC": "torch==2.11.0"}, {})
+    assert (settings.env_values, settings.toml.tables) == ({"GPUOPS_TORCH_SPEC": "torch==2.11.0"}, {})
     assert [sentence.partition(":")[0].rpartition("/")[2] for sentence in wrong] == [
         ".env, line 2", "gpuops.toml, [up]",
     ]  # fmt: skip
     (tmp_path / "gpuops.toml").write_text("[up]\ngpus = 4\n")
-    assert load_leniently(tmp_path, {}, TABLES)[0].tables == {"up": {"gpus": 4}}
+    assert load_leniently(tmp_path, {}, TABLES)[0].toml.tables == {"up": {"gpus": 4}}
     (tmp_path / ".env").write_text("")
     assert load_leniently(tmp_path, {"GPUOPS_TORCH_SPEC": "torch"}, TABLES) == (
         load(tmp_path, {"GPUOPS_TORCH_SPEC": "torch"}, TABLES), [],
