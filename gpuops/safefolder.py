@@ -112,10 +112,9 @@ class SafeFolder:
         return SafeFolder(self.root, self._joined(path), self.system)
 
     def _joined(self, path: str) -> str:
-        joined = f"{self._inside}/{path}" if self._inside and path else self._inside or path
-        if joined and not is_inside(joined):
+        if not is_inside(path):
             raise NodeError(f"a node names a file {path[:200]!r}", "check that this node is yours")
-        return joined
+        return f"{self._inside}/{path}" if self._inside else path
 
     @contextmanager
     def _parent(self, path: str, make: bool = False) -> Iterator[tuple[int | None, str]]:
@@ -278,7 +277,7 @@ class SafeFolder:
 
     def stays_inside(self, path: str, target: str) -> bool:
         """Whether a link at `path` with this target leads to something in this folder, through no other link."""
-        up = list(self._joined(path).split("/"))[:-1]
+        up = path.split("/")[:-1]
         parts = target.split("/")
         while parts and parts[0] in ("..", "."):
             if parts.pop(0) == ".." and not (up and up.pop()):

@@ -20,7 +20,8 @@ FILES = 500_000
 """The most files that one node may send, or offer, at once."""
 REST_LIMIT = 1 << 20
 """What may follow the end of an archive, in bytes: zeros up to a multiple of its block (10,240 by default)."""
-DIGITS = 18
+DIGITS = 19
+"""Of a number: a file has less than 2^63 bytes."""
 FILE, LINK, EXTENDED = (b"0", b"\0"), b"2", b"x"
 
 
@@ -117,8 +118,8 @@ def _parsed(source: Readable, header: bytes) -> Member:
     size = _number(more["size"]) if "size" in more else _octal(header[124:136])
     mtime = _number(more["mtime"]) if "mtime" in more else _octal(header[136:148])
     link = more.get("linkpath", _text(header[157:257])) if kind == LINK else None
-    if size and link is not None:
-        raise TarError("a link of it has bytes of its own")
+    if size < 0 or (size and link is not None):
+        raise TarError(f"a member of it has {size} bytes")
     path = more.get("path", f"{prefix}/{name}" if prefix else name)
     return Member(path, size, _octal(header[100:108]) & 0o777, mtime, link)
 
