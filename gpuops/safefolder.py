@@ -112,7 +112,7 @@ class SafeFolder:
         return SafeFolder(self.root, self._joined(path), self.system)
 
     def _joined(self, path: str) -> str:
-        if not is_inside(path):
+        if not is_inside(path) or self.system.stored(path) != path:  # which would lie elsewhere, or nowhere
             raise NodeError(f"a node names a file {path[:200]!r}", "check that this node is yours")
         return f"{self._inside}/{path}" if self._inside else path
 
@@ -375,7 +375,7 @@ def _plain(name: str, flags: int, folder: int | None) -> int:
 
 
 def _date(name: str, folder: int | None, mtime_ns: int) -> None:
-    with suppress(OverflowError, ValueError, OSError):  # a time that no file can have
+    with suppress(OverflowError, ValueError, OSError, NotImplementedError):  # a time that no file can have
         if HAS_HANDLES:
             os.utime(name, ns=(mtime_ns, mtime_ns), dir_fd=folder, follow_symlinks=False)
         else:

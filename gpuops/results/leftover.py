@@ -97,7 +97,7 @@ def sentence(found: Sequence[Left]) -> str:
 
 def at_home(client: Programs, tree: str, found: Sequence[Left], folder: SafeFolder) -> list[Left]:
     """Those that lie in `folder` byte for byte, under their paths. Raises NodeRefused, ConnectionLost."""
-    alike = [one for one in found if folder.size(one.path) == one.size]
+    alike = [one for one in found if _can_lie(folder, one.path) and folder.size(one.path) == one.size]
     same: set[str] = set()
     if alike:
         with transfer(client.bulk("send", "--tree", tree), client.label) as channel:
@@ -106,6 +106,11 @@ def at_home(client: Programs, tree: str, found: Sequence[Left], folder: SafeFold
                     same.add(member.name)
             finish(channel, client.label)
     return [one for one in alike if one.path in same]
+
+
+def _can_lie(folder: SafeFolder, path: str) -> bool:
+    """Whether a file can have that name here, rather than one near it."""
+    return folder.system.stored(path) == path
 
 
 def _holds(folder: SafeFolder, path: str, content: Readable) -> bool:

@@ -8,7 +8,8 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+import tarfile
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,15 @@ from hypothesis import strategies as st
 
 from gpuops import safefolder
 from gpuops.errors import GpuopsError, NodeError, UsageError
+from gpuops.push.files import entry
 from gpuops.results import RunHome
+from gpuops.results.archive import unpack
 from gpuops.results.folder import MEMORY, OutFolder
+from gpuops.results.leftover import Left, save
 from gpuops.results.memory import Arrival
+from gpuops.results.receive import Received, receive
 from gpuops.safefolder import SafeFolder, is_gits, is_inside
+from gpuops.system import System
 from tests.conftest import Shell
 from tests.security.hostile import a_file, a_link, tar_of
 
@@ -61,21 +67,15 @@ def everything(folder: Path) -> dict[str, object]:
 
 
 EDITS = """
-import sys; sys.path.insert(0, {repository!r})
-import json
-OFFERED, TAR = {offered!r}, bytes.fromhex({tar!r})
+OFFERED, TAR, PUSHED = {offered!r}, bytes.fromhex({tar!r}), {pushed!r}
 def answer(node, verb, args, message):
     if verb == "edits":
-        files = [{{"path": path, "state": "changed", "size": 1, "pushed": None}} for path in OFFERED]
+        files = [{{"path": path, "state": "changed", "size": 1, "pushed": PUSHED}} for path in OFFERED]
         return {{"id": message["id"], "ok": {{"files": files}}}}
     return message
 def bulk(node, mode, arguments, stdin):
     return TAR if mode == "send" else None
 """
-
-
-def edits(offered: list[str], tar: bytes) -> str:
-    return EDITS.format(repository="", offered=offered, tar=tar.hex())
 
 
 @pytest.fixture
@@ -96,8 +96,10 @@ def lab(shell: Shell, lie: Callable[[str], None]) -> Shell:
     return shell
 
 
-def pull(lab: Shell, lie: Callable[[str], None], offered: list[str], tar: bytes) -> subprocess.CompletedProcess[str]:
-    lie(edits(offered, tar))
+def pull(
+    lab: Shell, lie: Callable[[str], None], offered: list[str], tar: bytes, pushed: object = None
+) -> subprocess.CompletedProcess[str]:
+    lie(EDITS.format(offered=offered, tar=tar.hex(), pushed=pushed))
     done = lab.run("pull", "--edits")
     assert "Traceback" not in done.stderr
     return done
@@ -105,7 +107,8 @@ def pull(lab: Shell, lie: Callable[[str], None], offered: list[str], tar: bytes)
 
 def around(lab: Shell) -> dict[str, object]:
     """The project, and what lies beside it."""
-    return {**everything(lab.folder), **{str(path): None for path in lab.folder.parent.iterdir()}}
+    beside = {str(path): None for path in lab.folder.parent.iterdir()}
+    return {**everything(lab.folder), **everything(lab.folder.parent / ".ssh"), **beside}
 
 
 PLANTED = ["h", "h/pre-commit", "notes", "notes/authorized_keys", ".git/hooks/pre-commit", "gpuops.toml", ".env",
@@ -119,6 +122,7 @@ def test_a_node_brings_nothing_that_was_not_pushed(lab: Shell, lie: Callable[[st
         a_link("notes", "../.ssh"), a_file("notes/authorized_keys", b"ssh-ed25519 AAAA attacker\n"),
         *(a_file(name, b"planted") for name in PLANTED[4:]),
     ])  # fmt: skip
+    (lab.folder.parent / ".ssh").mkdir()
     before = around(lab)
     done = pull(lab, lie, PLANTED, tar)
     assert done.returncode == 4
@@ -148,7 +152,9 @@ def test_what_is_refused_keeps_no_honest_edit_away(lab: Shell, lie: Callable[[st
 def test_a_node_does_not_say_what_was_pushed(lab: Shell, lie: Callable[[str], None]) -> None:
     """It claims that ours is as it was, and sends what was not asked for."""
     lab.write("train.py", "mine, changed here\n")
-    done = pull(lab, lie, ["train.py"], tar_of([a_file("train.py", b"theirs\n")]))
+    now = entry(lab.folder, "train.py")
+    assert now is not None
+    done = pull(lab, lie, ["train.py"], tar_of([a_file("train.py", b"theirs\n")]), now.wire[1:])
     assert done.returncode == 0, done.stderr
     assert (lab.folder / "train.py").read_text() == "mine, changed here\n"
     assert (lab.folder / "train.py.node0").read_text() == "theirs\n"
@@ -381,6 +387,92 @@ def test_a_link_that_takes_a_folders_place_between_two_writes(tmp_path: Path) ->
     assert list((tmp_path / "outside").iterdir()) == []
 
 
+# --- all of it, counted --------------------------------------------------------------------------
+
+
+KINDS = {"file": tarfile.REGTYPE, "link": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE, "folder": tarfile.DIRTYPE,
+         "pipe": tarfile.FIFOTYPE, "device": tarfile.CHRTYPE, "sparse": tarfile.GNUTYPE_SPARSE}  # fmt: skip
+
+
+def hostile_members() -> Iterator[tuple[str, bytes]]:
+    """Each hostile path as each kind of member: a tar of it, and of a file behind it that a link would lead away."""
+    for path in HOSTILE:
+        for kind in KINDS.values():
+            member = tarfile.TarInfo(path)
+            member.type, member.linkname = kind, "../../outside"
+            behind = tarfile.TarInfo(f"{path}/behind")
+            member.size = behind.size = 0
+            with suppress(UnicodeError):
+                heads = [one.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape") for one in (member, behind)]
+                yield path, b"".join(heads) + bytes(10240)
+
+
+class Sender:
+    """A node whose `send` has just these bytes to give."""
+
+    label = "node0"
+
+    def __init__(self, stream: bytes) -> None:
+        self.stdin, self.stdout = io.BytesIO(), io.BytesIO(stream)
+
+    def bulk(self, *_: str) -> Sender:
+        return self
+
+    def wait(self, timeout: float | None = None) -> int:  # noqa: ARG002 (a channel's signature)
+        return 0
+
+    def errors(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        pass
+
+
+def test_hostile_members_by_every_way_home(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Even where the list that was asked for names them: nothing appears outside of the folder, nor of git's in it."""
+    counts = dict.fromkeys(("results", "archives", "saved files", "logs"), 0)
+    (tmp_path / "outside").mkdir()
+    home = RunHome(tmp_path / "project" / "runs" / "r-1")
+    home.create()
+    out = OutFolder(home)
+
+    def results(node: Any, path: str) -> None:
+        with out.staging() as staging:
+            received: Received = {}
+            asked = {path: (0, 1), f"{path}/behind": (0, 1)}
+            try:
+                receive(node, "r-1", 0, asked, staging, lambda _: None, received)
+            finally:
+                out.publish(list(received.values()), staging)
+
+    def archives(node: Any, _path: str) -> None:
+        with out.staging() as staging:
+            out.publish(unpack(node.stdout, 0, staging, lambda _: None).arrivals, staging)
+
+    def saved(node: Any, path: str) -> None:
+        asked = [Left(0, name, 0, 1, False) for name in (path, f"{path}/behind")]
+        save(node, "project", asked, home.folder.below("saved"))
+
+    before = everything(tmp_path / "outside")
+    for way, act in (("results", results), ("archives", archives), ("saved files", saved)):
+        for path, stream in hostile_members():
+            counts[way] += 1
+            with suppress(GpuopsError):
+                act(Sender(stream), path)
+    for name in [*HOSTILE, "a/b", ".hidden", "rank0.out\n", "x" * 65, "a.b.c"]:
+        counts["logs"] += 1
+        with pytest.raises(NodeError):
+            home.log_name(0, name)
+    assert everything(tmp_path / "outside") == before
+    assert {path.name for path in tmp_path.iterdir()} == {"outside", "project"}
+    there = [path for path in (tmp_path / "project").rglob("*") if path.is_symlink() or is_gits(path.name)]
+    assert not there
+    assert {path.name for path in home.path.iterdir()} <= {"out", "saved"}
+    assert not [path for path in home.path.rglob("*") if path.is_file() and path.name != MEMORY]
+    with capsys.disabled():
+        print("\nhostile members refused: " + ", ".join(f"{count} {way}" for way, count in counts.items()))
+
+
 # --- that it stays so ----------------------------------------------------------------------------
 
 
@@ -406,3 +498,9 @@ def test_nothing_else_opens_what_a_node_named(module: str) -> None:
         if isinstance(node, ast.Import):
             assert not {"tempfile", "tarfile"} & {alias.name for alias in node.names}
     assert {one for one in called if one[1] in WRITES} <= ALLOWED
+
+
+@pytest.mark.parametrize("path", ["..\\x", "C:\\x", "C:x", "aux", "x.", "a\\..\\..\\x", "x:stream"])
+def test_a_backslash_or_a_colon_leads_nowhere_on_windows(tmp_path: Path, path: str) -> None:
+    with pytest.raises(NodeError):
+        SafeFolder(tmp_path, system=System("windows")).create(path, io.BytesIO(b"x"), 1)
