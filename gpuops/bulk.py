@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from gpuops.agent.whole import Whole
 from gpuops.connection import Channel
 from gpuops.errors import ConnectionLost, NodeError
 from gpuops.output import span
+from gpuops.tarmembers import TarError, Torn
 from gpuops.tarstream import complaint, finish
 
 SILENCE_S = 60.0
@@ -24,6 +24,7 @@ PATIENCE = 10
 """A whole answer may take so many times as long as its longest silence."""
 ANSWER_LIMIT = 64 << 20
 """The longest answer of a program that is borne, in bytes."""
+STRANGER = "check that this node is yours"
 
 T = TypeVar("T")
 
@@ -98,13 +99,13 @@ class _Side:
 def transfer(channel: Channel, label: str, silence_s: float = SILENCE_S) -> Iterator[Watched]:
     """The watched channel for one transfer, closed at the end.
 
-    Whatever the other side does wrong is raised as NodeRefused (its own words) or ConnectionLost. Errors
-    of our own files are left to the caller, as OSError.
+    Whatever the other side does wrong is raised as NodeRefused (its own words), ConnectionLost, or NodeError (a stream
+    that is none of ours). Errors of our own files are left to the caller, as OSError.
     """
     watched = Watched(channel, silence_s)
     try:
         yield watched
-    except (Cut, tarfile.TarError, NodeError) as error:
+    except (Cut, TarError, NodeError) as error:
         if watched.silent:
             raise ConnectionLost(
                 f"the transfer with {label} has not moved for {span(silence_s)}",
@@ -112,6 +113,8 @@ def transfer(channel: Channel, label: str, silence_s: float = SILENCE_S) -> Iter
             ) from error
         if isinstance(error, NodeError):
             raise
+        if isinstance(error, TarError) and not isinstance(error, Torn):
+            raise NodeError(f"{label} sends what no agent of gpuops would: {error}", STRANGER) from error
         raise complaint(watched, label) from error
     finally:
         watched.close()
@@ -130,6 +133,6 @@ def exchange(channel: Channel, label: str, question: bytes = b"", silence_s: flo
         while chunk := watched.stdout.read(1 << 16):
             answer += chunk
             if len(answer) > ANSWER_LIMIT or time.monotonic() > end:
-                raise ConnectionLost(f"{label} answers without end", "check that this node is yours")
+                raise ConnectionLost(f"{label} answers without end", STRANGER)
         finish(watched, label)
     return bytes(answer)

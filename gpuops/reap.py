@@ -21,7 +21,7 @@ from gpuops.errors import (
 )
 from gpuops.models import Resource
 from gpuops.orphans import ever_rented, orphans
-from gpuops.teardown import POLL_S, POLL_SLOW_S, forget_names, ours_of, refusal, remaining, retyped, still_billing
+from gpuops.teardown import POLL_S, POLL_SLOW_S, forget_cluster, ours_of, refusal, remaining, retyped, still_billing
 from gpuops.world import World
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def forgotten(world: World) -> tuple[list[str], list[Unasked]]:
             unasked.append(Unasked(f"{row.provider} could not be asked about {row.name}: {error.say}", error))
             continue
         if not left and not (row.keeper is not None and row.keeper.alive()):
-            forget_names(world, row)
+            forget_cluster(world, row)
             world.ledger.gone(row.id, world.clock.now(), f"{row.provider} lists nothing of it")
             closed.append(row.name)
     return closed, unasked

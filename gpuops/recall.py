@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gpuops import bucket
@@ -19,10 +18,9 @@ from gpuops.results import RunHome
 from gpuops.results.archive import is_result, keep_longer, unpack
 from gpuops.results.folder import OutFolder
 from gpuops.results.memory import Arrival
+from gpuops.safefolder import SPARE, SafeFolder
 from gpuops.world import World
 
-SPARE = 16 << 20
-"""Bytes of this computer's disk that no archive takes: the record of the run must find room, too."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -68,8 +66,8 @@ def bring(
             try:
                 with _noted(errors, node):
                     found = unpack(archives[node], node, staging, told)
-                    for stream, path in found.logs.items():
-                        keep_longer(path, home.log(node, stream))
+                    for stream, name in found.logs.items():
+                        keep_longer(staging, name, home, node, stream)
                     memory = out.memory()
                     arrivals += [one for one in found.arrivals if not out.is_home(memory, node, one.path, one.stamp)]
                     brought[node] = Brought(found.result if is_result(found.result) else None, found.missing)
@@ -113,10 +111,11 @@ def _teller(
     return told
 
 
-def _clear(staging: Path, node: int) -> None:
+def _clear(staging: SafeFolder, node: int) -> None:
     """What came of an archive that did not come whole takes no room from the others."""
-    for path in staging.glob(f"{node}-*"):
-        path.unlink()
+    for name in staging.names():
+        if name.startswith(f"{node}-"):
+            staging.remove(name)
 
 
 def fitting(sizes: Mapping[int, int], free: int) -> list[int]:

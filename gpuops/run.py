@@ -26,6 +26,7 @@ from gpuops.oneach import on_each
 from gpuops.probe import meet
 from gpuops.progress import Progress
 from gpuops.push import uplink
+from gpuops.push.pushed import Pushed
 from gpuops.push.restore import put_back
 from gpuops.results import DEFAULT_OUTS, RunHome
 from gpuops.settings import Settings, secret_origins, secret_values
@@ -176,7 +177,8 @@ def _prepared(
         meeting = meet(world, live, request.nodes, alone=alone)
     began = time.monotonic()
     with progress.during("comparing the project with what the nodes have"):
-        reports = push.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress)
+        record = Pushed(world.home, live.row.token, name)
+        reports = push.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress, record=record)
     if not shared:
         uplink.remember(world.home / "cache", sum(one.bytes_sent for one in reports), time.monotonic() - began)
     _say_kept(world, reports)

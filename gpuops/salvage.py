@@ -7,11 +7,11 @@ but its bulk programs read the same files.
 from __future__ import annotations
 
 import json
+import os
 import re
-import tempfile
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from gpuops.agentclient import Programs
@@ -23,8 +23,9 @@ from gpuops.models import Resource
 from gpuops.progress import Silent
 from gpuops.results import RunHome
 from gpuops.results.archive import is_result, keep_longer
-from gpuops.results.home import local_errors
+from gpuops.results.home import DOCUMENT
 from gpuops.results.leftover import left, save
+from gpuops.safefolder import SafeFolder, local_errors
 from gpuops.world import World
 
 TREE = "runs"
@@ -102,16 +103,17 @@ def _salvage(programs: Programs, run: RunRow, index: int) -> Mapping[str, Any] |
     prefix = f"{run.name}/"
     found = [one for one in left({index: programs}, [], tree=TREE) if one.path.startswith(prefix)]
     wanted = [one for one in found if stream(one.path[len(prefix) :]) or one.path == prefix + RESULT]
+    name = f".salvage-{os.getpid()}-{secrets.token_hex(4)}"
     with local_errors(run.home):
-        made = tempfile.TemporaryDirectory(dir=run.home, prefix=".salvage-")
-    with made as folder:
-        save(programs, TREE, wanted, Path(folder))
+        folder = home.folder.below(name).make()
+    try:
+        save(programs, TREE, wanted, folder)
         for one in wanted:
-            name = stream(one.path[len(prefix) :])
-            there = Path(folder) / one.path
-            if name and there.is_file():
-                keep_longer(there, home.log(index, name))
-        return _result(Path(folder) / prefix / RESULT)
+            if log := stream(one.path[len(prefix) :]):
+                keep_longer(folder, one.path, home, index, log)
+        return _result(folder, prefix + RESULT)
+    finally:
+        home.folder.remove_tree(name)
 
 
 def stream(path: str) -> str:
@@ -122,9 +124,10 @@ def stream(path: str) -> str:
     return f"rank{int(found['rank'])}.{found['kind']}" if found["rank"] else path
 
 
-def _result(path: Path) -> Mapping[str, Any] | None:
+def _result(folder: SafeFolder, path: str) -> Mapping[str, Any] | None:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        with folder.reading(path) as file:
+            document = json.loads(file.read(DOCUMENT))
         return document if is_result(document) else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None

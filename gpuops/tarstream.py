@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO
 
 from gpuops.agent.filestream import END, head
 from gpuops.agent.whole import Whole
 from gpuops.connection import Channel
 from gpuops.errors import ConnectionLost, NodeRefused, UsageError
+from gpuops.safefolder import Readable
+from gpuops.tarmembers import Content, Member, TarError, members
 
 if TYPE_CHECKING:
     from gpuops.push.files import FileEntry
@@ -23,11 +24,6 @@ END_S = 600.0
 
 LAST_WORDS_S = 10.0
 """How long a broken transfer is given to say why."""
-
-
-class Readable(Protocol):
-    def read(self, count: int, /) -> bytes:
-        """At most `count` bytes; none at the end."""
 
 
 class Counted:
@@ -135,21 +131,16 @@ def complaint(channel: Channel, label: str) -> NodeRefused | ConnectionLost:
                               "try again: what arrived whole is not sent again")  # fmt: skip
 
 
-def read_files(channel: Channel, paths: Sequence[str]) -> Iterator[tuple[tarfile.TarInfo, BinaryIO | None]]:
-    """Ask a `send` program for `paths`; each file with its content, each link with None.
+def read_files(channel: Channel, paths: Sequence[str]) -> Iterator[tuple[Member, Content]]:
+    """Ask a `send` program for `paths`; each file or link with its bytes. What vanished there is left out.
 
-    Only what was asked for is given back, whatever the other side sends. Raises tarfile.TarError for a
-    stream that is none, or ends early.
+    Raises TarError for a stream that is none of ours, ends early, or has what was not asked for.
     """
-    asked = set(paths)
+    waiting = set(paths)
     Whole(channel.stdin).write(json.dumps(list(paths)).encode())
     channel.stdin.close()
-    try:
-        with tarfile.open(
-            mode="r|", fileobj=channel.stdout, bufsize=BLOCK, encoding="utf-8", errors="surrogateescape"
-        ) as tar:
-            for member in tar:
-                if member.name in asked and (member.isreg() or member.issym()):
-                    yield member, cast("BinaryIO | None", tar.extractfile(member) if member.isreg() else None)
-    except (EOFError, ValueError) as error:
-        raise tarfile.ReadError(f"no tar stream: {error}") from error
+    for member, content in members(channel.stdout):
+        if member.name not in waiting:
+            raise TarError(f"{member.name[:200]!r} was not asked for, or came before")
+        waiting.remove(member.name)
+        yield member, content

@@ -19,6 +19,7 @@ from gpuops.ledger import ClusterRow, LedgerUnwritable
 from gpuops.models import Resource
 from gpuops.oneach import on_each
 from gpuops.output import money, span
+from gpuops.push import pushed
 from gpuops.world import World
 from provisioners.base import Provisioner
 
@@ -47,14 +48,15 @@ def tear_down(world: World, cluster: int, why: str, *, force: bool = False, noti
     provisioner = world.provisioner(row.provider)
     with world.progress.during(f"ending {row.name}", max(provisioner.gone_s, provisioner.settle_s)):
         clear(world, provisioner, row, force=force)
-    forget_names(world, row)
+    forget_cluster(world, row)
     bucket.abandon_all(world, cluster)
     said = f"{why} (took {span(time.monotonic() - began)})" if notice else ""
     world.ledger.gone(cluster, world.clock.now(), why, notice=said)
 
 
-def forget_names(world: World, row: ClusterRow) -> None:
-    """Remove the names under which plain `ssh` and editors reached the nodes."""
+def forget_cluster(world: World, row: ClusterRow) -> None:
+    """Remove the record of what was pushed, and the names under which plain `ssh` and editors reached the nodes."""
+    pushed.forget(world.home, row.token)
     if (world.home / "ssh" / f"{row.name}.conf").exists():
         from gpuops import ssh
 

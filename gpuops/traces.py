@@ -12,8 +12,9 @@ from typing import Any
 from gpuops.agentclient import Programs
 from gpuops.models import RunRequest
 from gpuops.results import RunHome
-from gpuops.results.home import read_json
+from gpuops.results.home import DOCUMENT, read_json
 from gpuops.results.leftover import left, save
+from gpuops.safefolder import SafeFolder
 from gpuops.workloads import WORKLOADS
 
 TREE = "runs"
@@ -40,7 +41,7 @@ def read_traces(programs: Programs, index: int) -> dict[str, Traces]:
     began = {one.path: min(one.mtime_ns, MAX_NS) / 1e9 for one in found}
     with tempfile.TemporaryDirectory() as folder:
         if found:
-            save(programs, TREE, found, Path(folder))
+            save(programs, TREE, found, SafeFolder(Path(folder)))
         names = sorted({one.path.partition("/")[0] for one in found})
         runs = {}
         for name in names:
@@ -48,7 +49,7 @@ def read_traces(programs: Programs, index: int) -> dict[str, Traces]:
             if sound(spec, name, index):
                 result = read_json(Path(folder, name, "result.json"))
                 events = Path(folder, name, "events.jsonl")
-                log = events.read_bytes() if events.is_file() else b""
+                log = events.read_bytes() if events.is_file() and events.stat().st_size <= DOCUMENT else b""
                 runs[name] = Traces(spec, began[f"{name}/spec.json"], result or None, log)
     return runs
 

@@ -15,6 +15,7 @@ from gpuops.live import open_live
 from gpuops.progress import Progress
 from gpuops.push.edits import Brought, pull_edits
 from gpuops.push.files import shown
+from gpuops.push.pushed import Pushed
 from gpuops.push.restore import outputs
 from gpuops.results import RunHome, mirror
 from gpuops.world import World
@@ -41,13 +42,17 @@ def push_project(
             *push.summary(tree)[1:],
             *(f"  {shown(entry.path)}" for entry in tree.files),
         ]
-    live = open_live(world, _cluster(world, cluster, "push"))
+    row = _cluster(world, cluster, "push")
+    live = open_live(world, row)
     try:
         first, *more = push.summary(tree)
         for sentence in (f"code: {first}", *more):
             world.out.say(sentence)
         with progress.during("comparing the project with what the nodes have"):
-            reports = push.push_many(live.present(), "project", tree, overwrite=overwrite, progress=progress)
+            record = Pushed(world.home, row.token, "project")
+            reports = push.push_many(
+                live.present(), "project", tree, overwrite=overwrite, progress=progress, record=record
+            )
     finally:
         live.close()
     nodes: list[dict[str, Any]] = [
@@ -92,20 +97,34 @@ def _count(files: int) -> str:
 
 def pull_project_edits(world: World, cluster: str | None) -> tuple[dict[str, Any], list[str]]:
     """Bring home the project's files that were edited on the nodes; nothing here is overwritten unsaved."""
-    live = open_live(world, _cluster(world, cluster, "pull --edits"), some=True)
+    row = _cluster(world, cluster, "pull --edits")
+    live = open_live(world, row, some=True)
+    record = Pushed(world.home, row.token, "project")
     brought: list[Brought] = []
     failed: dict[int, NodeError] = {}
+    refused: list[str] = []
     try:
         with world.progress.during("looking for what was edited on the nodes"):
             for index, client in enumerate(live.clients):
                 with _noted(failed, index):
-                    brought += pull_edits([client], "project", world.folder)
+                    pulled = pull_edits(client, "project", world.folder, record)
+                    brought += pulled.brought
+                    refused += [f"{client.label}: {pulled.refused}"] if pulled.refused else []
     finally:
         live.close()
-    if failed:
+    if failed or refused:
         for one in brought:
             world.out.say(one.say)
+    if refused:
+        for sentence in refused if failed else refused[:-1]:
+            world.out.say(f"note: not brought home: {sentence}")
+    if failed:
         raise _partly(failed, "what was edited there is not home", "gpuops pull --edits")
+    if refused:
+        raise NodeError(
+            f"not brought home: {refused[-1]}",
+            f"if you know what was edited, `gpuops down` saves it in runs/{row.name}-left, beside the project",
+        )
     return (
         {"files": [{"path": one.path, "node": one.node, "at": str(one.at), "beside": one.beside} for one in brought]},
         [one.say for one in brought] or ["nothing was edited on the nodes"],

@@ -5,7 +5,6 @@ It asks programs, not agents: where a lease has ended a node, its files may stil
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from itertools import chain, count
 from pathlib import Path
@@ -18,9 +17,10 @@ from gpuops.models import Resource
 from gpuops.progress import Progress
 from gpuops.results import RunHome
 from gpuops.results.folder import MEMORY, OutFolder
-from gpuops.results.home import keep_from_git, local_errors, read_json, write_json
+from gpuops.results.home import keep_from_git, read_json
 from gpuops.results.leftover import Left, at_home, left, save, sentence
 from gpuops.results.memory import Held
+from gpuops.safefolder import SafeFolder, local_errors
 from gpuops.world import World
 
 TREE = "project"
@@ -61,32 +61,32 @@ def save_one(world: World, row: ClusterRow, machine: Resource, index: int, progr
     try:
         with progress.during(f"looking for what was edited or made on node{index}"):
             found = _unsaved(world, row, index, programs)
-            home = at_home(programs, TREE, found, row.folder)  # `gpuops pull --edits` may have brought it
+            home = at_home(programs, TREE, found, SafeFolder(row.folder))  # `gpuops pull --edits` may have brought it
             found = [one for one in found if one not in home]
         if not found:
             return ""
-        target = _folder(row) / f"node{index}"
+        target = _folder(row).below(f"node{index}")
         with progress.during(f"saving what was edited or made on node{index}: {sentence(found)}"):
             saved = save(programs, TREE, found, target)
         if saved.missing:
             raise NodeError(
-                f"node{index} does not give {sentence(saved.missing)}; what else was edited or made is in {target}",
+                f"node{index} does not give {sentence(saved.missing)}; what else was edited or made is in "
+                f"{target.path}",
                 "make it readable for the login on the node, or remove it there",
             )
         renamed = "".join(f"; {name} is {path}" for path, name in saved.renamed.items())
-        return f"edited or made on node{index}, saved in {target}: {sentence(found)}{renamed}"
+        return f"edited or made on node{index}, saved in {target.path}: {sentence(found)}{renamed}"
     finally:
         programs.connection.close()
 
 
-def _folder(row: ClusterRow) -> Path:
+def _folder(row: ClusterRow) -> SafeFolder:
     """The folder for what is saved from a cluster: the same at each try, and no other cluster's of that name."""
     first = row.folder / "runs" / f"{row.name}-left"
     with local_errors(first):
         more = (first.with_name(f"{first.name}-{number}") for number in count(2))
-        folder = next(path for path in chain([first], more) if _is_its(path, row))
-        keep_from_git(folder)
-        write_json(folder / MEMORY, {"schema": 1, "cluster": row.token}, folder / f".{os.getpid()}.tmp")
+        folder = keep_from_git(next(path for path in chain([first], more) if _is_its(path, row)))
+        folder.write_json(MEMORY, {"schema": 1, "cluster": row.token})
     return folder
 
 

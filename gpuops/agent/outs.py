@@ -130,8 +130,10 @@ def walk(root: bytes, matches: Callable[[str], bool]) -> Iterator[tuple[str, lis
             continue
         for entry in entries:
             path = folder + entry.name
+            if entry.name in SKIPPED:  # `.git` may be a file, too: of a submodule
+                continue
             if _is_folder(entry):
-                if entry.name not in SKIPPED and (not entry.is_symlink() or _follow(root, path, matches, entered)):
+                if not entry.is_symlink() or _follow(root, path, matches, entered):
                     folders.append(path + b"/")
             elif matches(text(path)):
                 stamp = _stamp(entry)

@@ -1,25 +1,27 @@
-"""What was edited on a node comes home, and no file here that changed meanwhile is overwritten."""
+"""What was edited on a node comes home: only what this computer pushed there, and over no file that changed here."""
 
 from __future__ import annotations
 
-import filecmp
-import os
-import shutil
-import tarfile
+import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from gpuops.agentclient import AgentClient
-from gpuops.bulk import transfer
-from gpuops.push.files import NEVER, entry, shown
-from gpuops.results.home import local_errors
-from gpuops.results.plan import is_inside
-from gpuops.system import HERE, System, replace
+from gpuops.bulk import STRANGER, transfer
+from gpuops.errors import NodeError
+from gpuops.push.files import FileEntry, entry, shown
+from gpuops.push.pushed import Pushed
+from gpuops.safefolder import SafeFolder, local_errors
+from gpuops.tarmembers import Content, Member
 from gpuops.tarstream import finish, read_files
 
 VERB_S = 600.0
+PLAIN = 0o644
+OWN = 0o600
+"""What a node cannot take away: that the user can read and write a file that could be."""
+
+Known = Mapping[str, Sequence[FileEntry]]
 
 
 @dataclass(frozen=True)
@@ -39,92 +41,105 @@ class Brought:
         return f"{shown(self.path)} came home from {self.node}"
 
 
-def pull_edits(clients: Sequence[AgentClient], tree_name: str, folder: Path) -> list[Brought]:
-    """Bring home the pushed files that were edited on the nodes.
+@dataclass(frozen=True)
+class Pulled:
+    """What came home of one node, and a sentence on what was refused; empty when nothing was."""
 
-    A file that is as it was when pushed is replaced; one that changed here stays, and the node's lies beside
-    it as `<name>.node0`. The same bytes on both sides are nothing to bring. Raises NodeRefused,
-    ConnectionLost, and LocalDisk when this computer cannot write.
+    brought: Sequence[Brought]
+    refused: str
+
+
+def pull_edits(client: AgentClient, tree_name: str, folder: Path, record: Pushed) -> Pulled:
+    """Bring home the pushed files that were edited on a node.
+
+    `record` decides what was pushed, not the node. A file that is as it was when pushed is replaced; one that changed
+    here stays, and the node's lies beside it as `<name>.node0`. The same bytes on both sides are nothing to bring.
+    Raises NodeRefused, ConnectionLost, NodeError for an answer that is none, and LocalDisk when this computer cannot
+    write.
     """
-    return [brought for client in clients for brought in _from_node(client, tree_name, folder)]
-
-
-def _from_node(client: AgentClient, tree_name: str, folder: Path) -> list[Brought]:
-    answer = client.call("edits", timeout=VERB_S, tree=tree_name)
-    pushed = {
-        file["path"]: file.get("pushed")
-        for file in answer["files"]
-        if file["state"] == "changed" and _inside(folder, file["path"])
+    known = record.files(client.label)
+    offered = _offered(client, tree_name)
+    wanted = [path for path in offered if path in known]
+    unknown = [path for path in offered if path not in known]
+    bringing = _Bringing(client.label, SafeFolder(folder), known)
+    if wanted:
+        with transfer(client.bulk("send", "--tree", tree_name), client.label) as channel:
+            for member, content in read_files(channel, wanted):
+                with local_errors(folder / member.name):
+                    bringing.bring(member, content)
+            finish(channel, client.label)
+    refused = {
+        "was not pushed there from this computer": unknown,
+        "is a link that was none, or leads out of the project": bringing.astray,
+        "lies below a link here": bringing.blocked,
     }
-    if not pushed:
-        return []
-    brought: list[Brought] = []
-    with transfer(client.bulk("send", "--tree", tree_name), client.label) as channel:
-        for member, content in read_files(channel, list(pushed)):
-            with local_errors(folder / member.name):
-                arrived = _bring(client.label, folder, member, content, pushed)
-            brought += [arrived] if arrived else []
-        finish(channel, client.label)
-    return brought
+    return Pulled(bringing.brought, "; ".join(_some(paths, why) for why, paths in refused.items() if paths))
 
 
-def _inside(folder: Path, path: str, system: System = HERE) -> bool:
-    """Whether a path a node names is one of the project's: not above it, not through a link, not git's own."""
-    if not is_inside(path) or system.stored(path) != path:
-        return False
-    root = folder.resolve()
-    place = (folder / path).parent.resolve() / path.rpartition("/")[2]  # as the disk has it: `GIT~1` is `.git` as well
-    return place.is_relative_to(root) and NEVER.isdisjoint(system.key(place.relative_to(root).as_posix()).split("/"))
-
-
-def _bring(
-    label: str, folder: Path, member: tarfile.TarInfo, content: BinaryIO | None, pushed: Mapping[str, Any]
-) -> Brought | None:
-    """Put one file in its place, or beside it; None when the same lies here already."""
-    path = member.name
-    target = folder / path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    arrived = target.with_name(f".{target.name}.{os.getpid()}.part")
+def _offered(client: AgentClient, tree_name: str) -> list[str]:
+    """The paths that a node calls edited. Raises NodeError."""
+    files = client.call("edits", timeout=VERB_S, tree=tree_name).get("files")
     try:
-        _store(arrived, member, content)
-        here = entry(folder, path)
-        if here and _same(target, arrived):
+        return [str(file["path"]) for file in files or [] if file["state"] == "changed"]
+    except (KeyError, TypeError) as error:
+        raise NodeError(f"{client.label} does not say what was edited there", STRANGER) from error
+
+
+def _some(paths: Sequence[str], why: str) -> str:
+    more = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
+    return f"{shown(paths[0][:200])} {why}{more}"
+
+
+class _Bringing:
+    """One node's edits on their way into the project."""
+
+    def __init__(self, label: str, folder: SafeFolder, known: Known) -> None:
+        self._label = label
+        self._folder = folder
+        self._known = known
+        self.brought: list[Brought] = []
+        self.astray: list[str] = []
+        """Links that the project does not have, or that would lead out of it."""
+        self.blocked: list[str] = []
+
+    def bring(self, member: Member, content: Content) -> None:
+        """Put one file in its place, or beside it, unless the same lies here already."""
+        path, pushed = member.name, self._known[member.name]
+        if member.link is not None and not (pushed[0].link and self._folder.stays_inside(path, member.link)):
+            self.astray.append(path)
+            return
+        arrived = self._folder.draft(path)
+        try:
+            sha256 = self._store(arrived, member, content, pushed[0])
+            at = self._place(path, member.link, sha256, pushed)
+            if at is not None:
+                self._folder.move(self._folder, arrived, at)
+                self.brought.append(Brought(path, self._label, self._folder.path / at, at != path))
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
+            self.blocked.append(path)
+        finally:
+            self._folder.remove(arrived)
+
+    def _store(self, arrived: str, member: Member, content: Content, pushed: FileEntry) -> str | None:
+        if member.link is not None:
+            self._folder.link(arrived, member.link)
             return None
-        unchanged = here is None or here.wire[1:] == pushed[path]
-        at = target if unchanged else _free_name(target, label, arrived)
-        if at is None:
-            return None
-        replace(arrived, at)
-        return Brought(path, label, at, not unchanged)
-    finally:
-        arrived.unlink(missing_ok=True)
+        mode = PLAIN if pushed.link else pushed.mode & (member.mode | OWN)
+        return self._folder.create(arrived, content, member.size, mtime_ns=member.mtime * 1_000_000_000, mode=mode)
 
+    def _place(self, path: str, link: str | None, sha256: str | None, pushed: Sequence[FileEntry]) -> str | None:
+        """`path`, or `train.py.node0` beside it, or that with a number; None where the same lies there."""
+        here = entry(self._folder.path, path)
+        unchanged = here is not None and any(here.wire[1:] == one.wire[1:] for one in pushed)
+        name, number = path, 0
+        while self._folder.look(name) is not None and not (name == path and unchanged):
+            if self._same(name, link, sha256):
+                return None
+            number += 1
+            name = f"{path}.{self._label}" + (f"-{number}" if number > 1 else "")
+        return None if self._same(name, link, sha256) else name
 
-def _store(arrived: Path, member: tarfile.TarInfo, content: BinaryIO | None) -> None:
-    if content is None:
-        os.symlink(member.linkname, arrived)
-        return
-    with open(arrived, "wb") as file:
-        shutil.copyfileobj(content, file)
-    if arrived.stat().st_size != member.size:
-        raise tarfile.ReadError("the stream ended early")
-    arrived.chmod(member.mode & 0o777)
-    os.utime(arrived, (member.mtime, member.mtime))
-
-
-def _same(one: Path, other: Path) -> bool:
-    if one.is_symlink() or other.is_symlink():
-        return one.is_symlink() and other.is_symlink() and os.readlink(one) == os.readlink(other)
-    return one.is_file() and filecmp.cmp(one, other, shallow=False)
-
-
-def _free_name(target: Path, label: str, arrived: Path) -> Path | None:
-    """`train.py.node0`, or with a number where another lies there; None where the same lies there."""
-    number = 1
-    while True:
-        name = target.with_name(f"{target.name}.{label}" + (f"-{number}" if number > 1 else ""))
-        if not os.path.lexists(name):
-            return name
-        if _same(name, arrived):
-            return None
-        number += 1
+    def _same(self, path: str, link: str | None, sha256: str | None) -> bool:
+        return self._folder.target(path) == link if sha256 is None else self._folder.sha256(path) == sha256

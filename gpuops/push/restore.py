@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from gpuops.agentclient import AgentClient
 from gpuops.bulk import transfer
@@ -19,6 +18,7 @@ from gpuops.oneach import on_each
 from gpuops.results import RunHome
 from gpuops.results.folder import OutFolder
 from gpuops.results.memory import Memory
+from gpuops.safefolder import SafeFolder
 from gpuops.tarstream import Sending, finish
 
 
@@ -38,7 +38,8 @@ def check(row: RunRow, tree: str) -> None:
             f"{row.name} was a run of {'our workloads' if row.tree == 'train' else 'your own script'}, this is not",
             "resume it with what it was started with",
         )
-    missing = [place for place in memory.written if not (home.out / place).is_file()]
+    out = OutFolder(home).folder
+    missing = [place for place in memory.written if out.size(place) is None]
     if missing:
         raise UsageError(f"{missing[0]} of {row.name} is not in {home.out} any more", "resume another run")
 
@@ -48,7 +49,7 @@ def put_back(clients: Sequence[AgentClient], tree: str, row: RunRow) -> int:
     check(row, tree)
     home = RunHome(row.home)
     memory = OutFolder(home).memory()
-    on_each(partial(_send, tree, home.out, memory), list(enumerate(clients)))
+    on_each(partial(_send, tree, OutFolder(home).folder, memory), list(enumerate(clients)))
     return len(memory.held)
 
 
@@ -59,17 +60,17 @@ def places_for(memory: Memory, node: int) -> dict[str, str]:
     }
 
 
-def _send(tree: str, out: Path, memory: Memory, numbered: tuple[int, AgentClient]) -> None:
+def _send(tree: str, out: SafeFolder, memory: Memory, numbered: tuple[int, AgentClient]) -> None:
     node, client = numbered
     with transfer(client.bulk("restore", "--tree", tree), client.label) as channel:
         sending = Sending(channel)
         for path, place in places_for(memory, node).items():
             try:
-                with open(out / place, "rb") as file:
+                with out.reading(place) as file:
                     sending.add(path, os.fstat(file.fileno()).st_size, file)
             except OSError as error:
                 raise UsageError(
-                    f"{out / place} cannot be read: {error.strerror or error}", "resume another run"
+                    f"{out.path / place} cannot be read: {error.strerror or error}", "resume another run"
                 ) from error
         sending.end()
         finish(channel, client.label)

@@ -40,6 +40,7 @@ from gpuops.push.files import (
 )
 from gpuops.push.git import commit_of, lies_here
 from gpuops.push.keyscan import find_keys
+from gpuops.push.pushed import Pushed
 from gpuops.tarstream import finish, write_files
 
 VERB_S = 600.0
@@ -200,9 +201,16 @@ def summary(tree: Tree) -> list[str]:
 
 
 def push_many(
-    clients: Sequence[AgentClient], tree_name: str, tree: Tree, *, overwrite: bool = False, progress: Progress
+    clients: Sequence[AgentClient],
+    tree_name: str,
+    tree: Tree,
+    *,
+    overwrite: bool = False,
+    progress: Progress,
+    record: Pushed | None = None,
 ) -> list[PushReport]:
-    """Bring every node's copy up to date, all at once. Reports are in the clients' order.
+    """Bring every node's copy up to date, all at once. Reports are in the clients' order. `record`: where edits may
+    come home, what this computer has pushed.
 
     Raises UsageError when a file was edited on a node and differs here (nothing is sent then), or
     keeps changing while it is sent; NodeRefused, ConnectionLost.
@@ -212,7 +220,7 @@ def push_many(
         _refuse_conflicts(plans)
         changed = _send(plans, progress)
         if not changed:
-            return on_each(_commit, plans)
+            return on_each(partial(_commit, record), plans)
         tree = _look_again(tree, changed)
     raise UsageError(f"{shown(changed[0])} keeps changing while it is sent",
                      f"stop what writes it, or list it in {IGNORE_FILE}")  # fmt: skip
@@ -305,8 +313,11 @@ def _look_again(tree: Tree, changed: Sequence[str]) -> Tree:
     return dataclasses.replace(tree, files=[file for file in files if file])
 
 
-def _commit(plan: _Plan) -> PushReport:
-    if not plan.answer["push"]:  # everything is there as it should be
-        return PushReport(plan.client.label, 0, 0, 0, plan.answer["kept"])
-    answer = plan.client.call("commit", timeout=VERB_S, tree=plan.tree_name, push=plan.answer["push"])
+def _commit(record: Pushed | None, plan: _Plan) -> PushReport:
+    key = record.begin(plan.client.label, plan.tree.files) if record else ""
+    answer = {"removed": 0}
+    if plan.answer["push"]:  # else everything is there as it should be
+        answer = plan.client.call("commit", timeout=VERB_S, tree=plan.tree_name, push=plan.answer["push"])
+    if record:
+        record.end(plan.client.label, key, plan.answer["kept"])
     return PushReport(plan.client.label, len(plan.need), plan.size, answer["removed"], plan.answer["kept"])

@@ -2,51 +2,40 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import tarfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import Any
 
 from gpuops.errors import NodeError
-from gpuops.results.home import local_errors
+from gpuops.results.home import DOCUMENT, STREAM, RunHome
 from gpuops.results.memory import Arrival
-from gpuops.results.plan import is_inside
-from gpuops.system import replace
+from gpuops.safefolder import Readable, SafeFolder, is_inside, local_errors
+from gpuops.tarmembers import FILES, Content, Member, TarError, members
 
 SAFE = "safe.json"
 RESULT = "result.json"
-BLOCK = 1 << 20
-DOCUMENT = 256 << 20
-"""No document of ours is longer."""
-
-
-class Source(Protocol):
-    def read(self, count: int, /) -> bytes: ...
 
 
 @dataclass
 class Unpacked:
-    """What came of one node: its result, its files, its logs by stream, and how many files are not in the archive."""
+    """What came of one node: its result, its files, its logs by stream (as names in the folder they were unpacked to),
+    and how many files are not in the archive, or cannot be named here."""
 
     result: dict[str, Any] | None = None
     arrivals: list[Arrival] = field(default_factory=list)
-    logs: dict[str, Path] = field(default_factory=dict)
+    logs: dict[str, str] = field(default_factory=dict)
     missing: int = 0
 
 
 @dataclass
 class _File:
-    temp: Path
+    temp: str
     size: int
     sha256: str
 
 
-def unpack(source: Source, node: int, folder: Path, told: Callable[[int], None]) -> Unpacked:
+def unpack(source: Readable, node: int, folder: SafeFolder, told: Callable[[int], None]) -> Unpacked:
     """Read an archive to its end into `folder`, and hold each file against what the node says it sent.
 
     Raises NodeError where they differ or the archive is none of ours, LocalDisk, and what `source` raises.
@@ -54,44 +43,43 @@ def unpack(source: Source, node: int, folder: Path, told: Callable[[int], None])
     files: dict[str, _File] = {}
     documents: dict[str, Any] = {}
     try:
-        with tarfile.open(mode="r|", fileobj=cast("IO[bytes]", source), bufsize=BLOCK, encoding="utf-8",
-                          errors="surrogateescape") as tar:  # fmt: skip
-            for member in tar:
-                if not member.isreg() or not is_inside(member.name):
-                    continue
-                content = cast("IO[bytes]", tar.extractfile(member))
-                temp = folder / f"{node}-{len(files)}"
-                files[member.name] = _store(temp, content, told)
+        for member, content in members(source):
+            if member.link is None and is_inside(member.name):
+                if member.name in files:
+                    raise TarError(f"{member.name[:200]!r} is in it twice")
+                files[member.name] = _store(folder, f"{node}-{len(files)}", member, content, told)
                 if member.name in (SAFE, RESULT):
-                    documents[member.name] = _document(temp)
-        rows = {
-            str(name): (int(size), sha256, int(mtime_ns)) for name, size, sha256, mtime_ns in documents[SAFE]["files"]
-        }
-        missing = int(documents[SAFE].get("missing") or 0)
-    except (tarfile.TarError, EOFError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise NodeError(
-            f"what node{node} kept is no whole archive of gpuops ({type(error).__name__})", "look at it by hand"
-        ) from error
+                    documents[member.name] = _document(folder, files[member.name])
+        listed = documents[SAFE]["files"]
+        if len(listed) > FILES:
+            raise TarError(f"it lists {len(listed):,} files")
+        rows = {str(name): (int(size), sha256, int(mtime_ns)) for name, size, sha256, mtime_ns in listed}
+        refused = [name for name in rows if not _has_place(name)]
+        missing = int(documents[SAFE].get("missing") or 0) + len(refused)
+    except (TarError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        why = str(error) if isinstance(error, TarError) else f"{SAFE} is none of ours"
+        raise NodeError(f"what node{node} kept is no whole archive of gpuops: {why}", "look at it by hand") from error
+    rows = {name: row for name, row in rows.items() if name not in refused}
     _verify(node, files, rows)
-    return _sorted(node, files, rows, documents.get(RESULT), missing)
+    return _sorted(folder, node, files, rows, documents.get(RESULT), missing)
 
 
-def _store(temp: Path, content: IO[bytes], told: Callable[[int], None]) -> _File:
-    digest, size = hashlib.sha256(), 0
-    with local_errors(temp):
-        file = temp.open("wb")
-    with file:
-        while block := content.read(BLOCK):
-            digest.update(block)
-            size += len(block)
-            with local_errors(temp):
-                file.write(block)
-            told(len(block))
-    return _File(temp, size, digest.hexdigest())
+def _has_place(name: str) -> bool:
+    """Whether a file of that name can lie in a run's folder here."""
+    kind, _, path = name.partition("/")
+    return is_inside(name) and (kind != "logs" or STREAM.fullmatch(path) is not None)
 
 
-def _document(path: Path) -> Any:
-    return json.loads(path.read_bytes()) if path.stat().st_size <= DOCUMENT else None
+def _store(folder: SafeFolder, temp: str, member: Member, content: Content, told: Callable[[int], None]) -> _File:
+    with local_errors(folder.path / temp):
+        return _File(temp, member.size, folder.create(temp, content, member.size, told=told))
+
+
+def _document(folder: SafeFolder, file: _File) -> Any:
+    if file.size > DOCUMENT:
+        raise TarError(f"a document of it has {file.size:,} bytes")
+    with local_errors(folder.path), folder.reading(file.temp) as content:
+        return json.load(content)
 
 
 def _verify(node: int, files: dict[str, _File], rows: dict[str, tuple[int, Any, int]]) -> None:
@@ -108,13 +96,17 @@ def _verify(node: int, files: dict[str, _File], rows: dict[str, tuple[int, Any, 
 
 
 def _sorted(
-    node: int, files: dict[str, _File], rows: dict[str, tuple[int, Any, int]], result: Any, missing: int
+    folder: SafeFolder,
+    node: int,
+    files: dict[str, _File],
+    rows: dict[str, tuple[int, Any, int]],
+    result: Any,
+    missing: int,
 ) -> Unpacked:
     found = Unpacked(result if isinstance(result, dict) else None, missing=missing)
     for name, (size, _, mtime_ns) in rows.items():
         file, (kind, _, path) = files[name], name.partition("/")
-        with local_errors(file.temp), suppress(OverflowError):  # a time that no file can have
-            os.utime(file.temp, ns=(mtime_ns, mtime_ns))
+        folder.date(file.temp, mtime_ns)
         if kind == "out" and path:
             found.arrivals.append(Arrival(node, path, (size, mtime_ns), file.sha256, file.temp))
         elif kind == "logs" and path:
@@ -122,12 +114,13 @@ def _sorted(
     return found
 
 
-def keep_longer(there: Path, here: Path) -> None:
-    """Logs only grow: what is here is the beginning of what is there. Raises LocalDisk."""
-    with local_errors(here):
-        if not here.exists() or there.stat().st_size > here.stat().st_size:
-            here.parent.mkdir(parents=True, exist_ok=True)
-            replace(there, here)
+def keep_longer(folder: SafeFolder, name: str, home: RunHome, node: int, stream: str) -> None:
+    """Logs only grow: what is here is the beginning of what is there, in `folder`. Raises LocalDisk, NodeError."""
+    log = home.log_name(node, stream)
+    with local_errors(home.path / log):
+        there = folder.size(name)
+        if there is not None and there > (home.folder.size(log) or -1):
+            home.folder.move(folder, name, log)
 
 
 def is_result(document: Any) -> bool:

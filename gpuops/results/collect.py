@@ -7,22 +7,23 @@ anywhere and called again, and may run twice at once (a terminal and the guard).
 from __future__ import annotations
 
 import base64
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuops.agent.whole import Whole
 from gpuops.agentclient import AgentClient
-from gpuops.errors import ConnectionLost, NodeError
+from gpuops.errors import ConnectionLost, LocalDisk, NodeError
 from gpuops.oneach import on_each
+from gpuops.output import amount
+from gpuops.push.files import shown
 from gpuops.results.folder import OutFolder
-from gpuops.results.home import RunHome, local_errors
+from gpuops.results.home import RunHome
 from gpuops.results.memory import Stamp
-from gpuops.results.plan import Listing, Sums, Todo, arrivals, batches, is_inside, picks, twins
+from gpuops.results.plan import Listing, Sums, Todo, arrivals, batches, in_turn, picks, twins
 from gpuops.results.receive import Received, receive
+from gpuops.safefolder import SafeFolder, is_inside, local_errors
+from gpuops.tarmembers import FILES
 
 if TYPE_CHECKING:
     from gpuops.progress import Progress
@@ -49,6 +50,8 @@ SILENCE_S = 30.0
 LIST_S = 600.0
 """How long a node may take to walk through its tree, in seconds."""
 
+SHOWN = 200
+"""How much of a stranger's file name goes into a message, in characters."""
 BEYOND = 1 << 63
 """No file has so many bytes."""
 
@@ -70,22 +73,16 @@ def mirror(
     for item in stream:
         if "s" in item:
             data = base64.b64decode(item["b64"])
-            _write_at(home.log(node, item["s"]), item["o"], data, client.label)
+            _write_at(home, home.log_name(node, item["s"]), item["o"], data, client.label)
             on_bytes(node, item["s"], item["o"], data)
     result: dict[str, Any] | None = stream.answer.get("result")
     return result
 
 
-def _write_at(path: Path, offset: int, data: bytes, label: str) -> None:
-    # A handle of our own and a seek: what `pwrite` does, and Windows has no `pwrite`.
-    with local_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        with path.open("r+b", buffering=0) as file:
-            if os.fstat(file.fileno()).st_size < offset:
-                raise ConnectionLost(f"{path.name} of {label} became shorter on this computer", "following it anew")
-            file.seek(offset)
-            Whole(file).write(data)
+def _write_at(home: RunHome, log: str, offset: int, data: bytes, label: str) -> None:
+    with local_errors(home.path / log):
+        if not home.folder.write_at(log, offset, data):
+            raise ConnectionLost(f"{log} of {label} became shorter on this computer", "following it anew")
 
 
 @dataclass(frozen=True)
@@ -114,7 +111,7 @@ def fetch(
     next call. `final=True` compares checksums of everything with the bytes that are home and raises
     NodeError, naming files, when that fails twice. A node that is lost does not keep the others'
     files away: its error is raised after they are home. LocalDisk, when this computer cannot write,
-    is raised at once: it says nothing about any node.
+    is raised at once: it says nothing about any node; what finds no room at all is said after the rest is home.
     """
     home.create()
     work = _Fetch(clients, run, tree, patterns, home, progress)
@@ -135,6 +132,8 @@ def fetch(
             )
     for error in work.errors.values():
         raise error
+    if final and work.too_big:
+        raise _no_room(work.too_big, home)
     return FetchReport(work.files, work.bytes, tuple(work.conflicts))
 
 
@@ -143,12 +142,28 @@ def _count(files: Iterable[object]) -> str:
     return f"{number} file" + "s" * (number != 1)
 
 
+def _no_room(files: Mapping[tuple[int, str], int], home: RunHome) -> LocalDisk:
+    (_, path), largest = max(files.items(), key=lambda one: one[1])
+    return LocalDisk(
+        f"this computer's disk has no room for {_count(files)} of {home.path.name} ({amount(sum(files.values()))}; "
+        f"the largest is {shown(path[:SHOWN])}, {amount(largest)})",
+        "free some space, then run `gpuops pull`",
+    )
+
+
+def _refused(label: str, paths: Sequence[str]) -> str:
+    """Files that no agent of ours offers: outside of the run's folder, or git's own."""
+    return (
+        f"{label} offers {shown(paths[0][:SHOWN])}{f' and {len(paths) - 1} more' * (len(paths) > 1)}: not brought home"
+    )
+
+
 def _stamps(rows: object, label: str) -> dict[str, Stamp]:
     """What a node says it has. Raises NodeError for what no agent of ours would say."""
     found = {}
     for row in rows if isinstance(rows, list) else [rows]:
         match row:
-            case [str(path), int(size), int(mtime_ns)] if is_inside(path) and 0 <= size < BEYOND:
+            case [str(path), int(size), int(mtime_ns)] if 0 <= size < BEYOND:
                 found[path] = (size, mtime_ns)
             case [str(path), *_]:
                 raise NodeError(f"{label} offers {path[:200]!r} as a result", "check that this node is yours")
@@ -179,22 +194,41 @@ class _Fetch:
         self.files = 0
         self.bytes = 0
         self.conflicts: list[str] = []
+        self.too_big: dict[tuple[int, str], int] = {}
+        """What finds no room on this disk, by node and path, in bytes."""
         self._total = 0
         self._lock = threading.Lock()
 
     def round(self, live: bool, only: set[tuple[int, str]] | None = None) -> Listing:
         """Bring everything that is not home, or only some of it; what the nodes have."""
-        listing = self._list(self.clients)
+        listing = self._sound(self._list(self.clients))
         todo = self._todo(listing, live, only)
         self._total = sum(stamp[0] for stamps in todo.values() for stamp in stamps.values()) + self.bytes
         if todo:
             self.progress.phase("fetching results")
-        for batch in batches(todo):
-            with self.out.staging() as staging:
-                self._bring(batch, live, staging)
+        for part in in_turn(todo, self.out.folder.room()):
+            for batch in batches(part):
+                with self.out.staging() as staging:
+                    self._bring(batch, live, staging)
         if self.bytes:
             self.progress.advance(self.bytes, self.bytes, "results")
         return listing
+
+    def _sound(self, listing: Listing) -> Listing:
+        """Without what nothing here can be named; a node that offers more files than any run makes is asked no more."""
+        found = {}
+        for node, files in listing.items():
+            if len(files) > FILES:
+                self.errors[node] = NodeError(
+                    f"{self.clients[node].label} offers {len(files):,} files as results",
+                    "check that this node is yours",
+                )
+                continue
+            found[node] = {path: stamp for path, stamp in files.items() if is_inside(path)}
+            refused = [path for path in files if path not in found[node]]
+            if refused and (said := _refused(self.clients[node].label, refused)) not in self.conflicts:
+                self.conflicts.append(said)
+        return found
 
     def unverified(self, listing: Listing, only: set[tuple[int, str]] | None = None) -> set[tuple[int, str]]:
         """(node, path) pairs whose bytes at home are not what the node has, both read anew."""
@@ -209,7 +243,11 @@ class _Fetch:
             held = memory.held.get(path, {}).get(node)
             if held and held.at not in ours:
                 ours[held.at] = self.out.sha256(held.at)
-            if node not in self.errors and (held is None or theirs.get((node, path)) != ours[held.at]):
+            if (
+                node not in self.errors
+                and (node, path) not in self.too_big
+                and (held is None or theirs.get((node, path)) != ours[held.at])
+            ):
                 wrong.add((node, path))
         return wrong
 
@@ -225,24 +263,37 @@ class _Fetch:
                     todo.setdefault(path, {})[node] = stamp
         return todo
 
-    def _bring(self, batch: Todo, live: bool, staging: Path) -> None:
+    def _bring(self, batch: Todo, live: bool, staging: SafeFolder) -> None:
         memory = self.out.memory()
         sums = self._sums(twins(batch, memory))
-        received = self._receive(batch, picks(batch, sums, memory), staging)
+        received = self._receive(batch, self._fitting(batch, picks(batch, sums, memory)), staging)
         whole = arrivals(batch, sums, received)
         if live:
             now = self._list({arrival.node for arrival in whole})
             whole = [arrival for arrival in whole if now.get(arrival.node, {}).get(arrival.path) == arrival.stamp]
         self.conflicts += self.out.publish(whole, staging)
 
-    def _receive(self, batch: Todo, chosen: Mapping[int, Sequence[str]], staging: Path) -> Received:
-        def one(node: int) -> Received:
-            files = {path: batch[path][node] for path in chosen[node]}
-            return receive(self.clients[node], self.run, node, files, staging, self._count)
+    def _fitting(self, batch: Todo, chosen: Mapping[int, Sequence[str]]) -> dict[int, list[str]]:
+        """Of what has to travel, what finds room on this disk: the smallest first, so that most of it comes."""
+        room = self.out.folder.room()
+        found: dict[int, list[str]] = {}
+        offered = ((batch[path][node][0], node, path) for node, paths in chosen.items() for path in paths)
+        for size, node, path in sorted(offered):
+            room -= size
+            if room < 0:
+                self.too_big[node, path] = size
+            else:
+                found.setdefault(node, []).append(path)
+        return found
 
-        received: Received = {}
-        for arrived in self._each(chosen, one).values():
-            received |= arrived
+    def _receive(self, batch: Todo, chosen: Mapping[int, Sequence[str]], staging: SafeFolder) -> Received:
+        received: Received = {}  # whole files only, also of a node that is lost meanwhile
+
+        def one(node: int) -> None:
+            files = {path: batch[path][node] for path in chosen[node]}
+            receive(self.clients[node], self.run, node, files, staging, self._count, received)
+
+        self._each(chosen, one)
         self.files += len(received)
         return received
 

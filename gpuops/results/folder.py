@@ -12,25 +12,31 @@ and the guard): each publication holds a lock, and nothing slow is done while it
 
 from __future__ import annotations
 
-import hashlib
+import io
+import json
 import os
-import shutil
-import tempfile
+import secrets
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from contextlib import contextmanager, suppress
+from pathlib import PurePosixPath
 
 from filelock import FileLock, Timeout
 
 from gpuops.errors import NodeError
-from gpuops.results.home import RunHome, local_errors, read_json, write_json
+from gpuops.results.home import RunHome
 from gpuops.results.memory import Arrival, Held, Memory, Move, Stamp, Written, is_beside, places
-from gpuops.system import HERE, System, replace
+from gpuops.safefolder import SafeFolder, is_inside, local_errors
+from gpuops.system import HERE, System
 
 MEMORY = ".gpuops.json"
+DRAFT = ".publish.tmp"
+LOCK = ".lock"
 LOCK_S = 120.0
 """How long another process may take to publish, in seconds."""
 STAGE_TRIES = 10
+SOMEBODYS = (-1, -1)
+"""How a link looks, or whatever else is no file of ours."""
 
 
 class OutFolder:
@@ -38,60 +44,60 @@ class OutFolder:
 
     def __init__(self, home: RunHome, system: System = HERE) -> None:
         self.root = home.out
+        self.folder = home.folder.below("out")
         self._system = system
-        self.incoming = home.incoming
-        self._draft = home.path / ".publish.tmp"
+        self._home = home.folder
+        self._incoming = home.folder.below("incoming")
         # One lock for all runs of a folder: it stays for ever, which would be litter in each run's own.
-        self._lock = FileLock(home.path.parent / ".lock", timeout=LOCK_S)
+        self._runs = SafeFolder(home.path.parent)
+        self._lock = FileLock(home.path.parent / LOCK, timeout=LOCK_S)
 
     def memory(self) -> Memory:
         """What we remember; nothing where the file is damaged, and then every file counts as a person's."""
         try:
-            return Memory.parse(read_json(self.root / MEMORY), self._system.key)
-        except (ValueError, TypeError, AttributeError):
+            with self.folder.reading(MEMORY) as file:
+                memory = Memory.parse(json.load(file), self._system.key)
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return Memory(key=self._system.key)
+        at = {held.at for nodes in memory.held.values() for held in nodes.values()}
+        sound = all(isinstance(place, str) and is_inside(place) for place in at | memory.written.keys())
+        return memory if sound else Memory(key=self._system.key)
 
     @contextmanager
-    def staging(self) -> Iterator[Path]:
+    def staging(self) -> Iterator[SafeFolder]:
         """A folder for files on their way in, on the same filesystem; gone afterwards."""
-        with local_errors(self.incoming):
-            folder = self._stage()
+        name = f"{os.getpid()}-{secrets.token_hex(4)}"
+        with local_errors(self._incoming.path):
+            folder = self._stage(name)
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            self._incoming.remove_tree(name)
             self._remove_incoming()
 
-    def _stage(self, tries: int = STAGE_TRIES) -> Path:
-        self.incoming.mkdir(parents=True, exist_ok=True)
+    def _stage(self, name: str, tries: int = STAGE_TRIES) -> SafeFolder:
         try:
-            return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self.incoming))
-        except FileNotFoundError:  # another process found it empty and removed it in between
+            return self._incoming.below(name).make()
+        except FileNotFoundError:  # another process found `incoming` empty and removed it in between
             if tries == 1:
                 raise
-            return self._stage(tries - 1)
+            return self._stage(name, tries - 1)
 
     def _remove_incoming(self) -> None:
-        try:
-            self.incoming.rmdir()
-        except OSError:
-            pass  # another process has files on their way in, or removed it first
+        """Unless another process has files on their way in."""
+        self._home.remove_empty("incoming")
 
     def clear_dead(self) -> None:
         """Remove what processes that are no more have left half-way."""
         import psutil
 
-        try:
-            folders = list(self.incoming.iterdir())
-        except OSError:
-            return  # nothing is on its way in
-        for folder in folders:
-            pid = folder.name.partition("-")[0]
+        for name in self._incoming.names():
+            pid = name.partition("-")[0]
             if not (pid.isdigit() and psutil.pid_exists(int(pid))):
-                shutil.rmtree(folder, ignore_errors=True)
+                self._incoming.remove_tree(name)
         self._remove_incoming()
 
-    def publish(self, arrivals: Sequence[Arrival], staging: Path) -> list[str]:
+    def publish(self, arrivals: Sequence[Arrival], staging: SafeFolder) -> list[str]:
         """Put arrivals in their places; returns a sentence for each that lies under another name than its own.
 
         All nodes' arrivals of one path belong into one call, so that equal files never part.
@@ -103,13 +109,11 @@ class OutFolder:
             moves: list[Move] = []
             for path in sorted({arrival.path for arrival in arrivals}):
                 settled = self._settle(memory, path, [a for a in arrivals if a.path == path], staging)
-                announce(memory, settled)
+                announce(memory, settled, staging)
                 moves += settled
             self._remember(memory)
             for move in moves:
-                target = self.root / move.place
-                target.parent.mkdir(parents=True, exist_ok=True)
-                replace(move.temp, target)
+                self.folder.move(staging, move.temp, move.place)
             self._drop_unused(memory, {arrival.path for arrival in arrivals})
             self._finish(memory, moves)
         return [said for move in moves if (said := self._remark(memory, move))]
@@ -120,7 +124,7 @@ class OutFolder:
         if move.place == move.wanted:
             ours = self._system.stored(move.path)
             return "" if ours == move.path else f"out/{move.place} is {move.path}, a name that no file can have here"
-        if memory.becomes_folder(move.wanted) or (self.root / move.wanted).is_dir():
+        if memory.becomes_folder(move.wanted) or self._is_folder(move.wanted):
             return f"out/{move.place} is {move.path}: a folder has that name here"
         if other not in (None, move.path):
             return f"out/{move.place} is {move.path}: to this computer that is the same name as {other}"
@@ -142,20 +146,27 @@ class OutFolder:
         held = memory.held.get(path, {}).get(node)
         if held is None or held.stamp != stamp:
             return False
-        now, written = look(self.root / held.at), memory.written.get(held.at)
+        now, written = self._look(held.at), memory.written.get(held.at)
         return now is not None and not (written and now in written.looks[:-1])
 
     def sha256(self, place: str) -> str | None:
         """The checksum of the bytes that lie there now, or None."""
-        try:
-            with (self.root / place).open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError:
-            return None
+        return self.folder.sha256(place)
+
+    def _look(self, place: str) -> Stamp | None:
+        return look(self.folder, place)
+
+    def _is_folder(self, place: str) -> bool:
+        seen = self.folder.look(place)
+        return seen is not None and stat.S_ISDIR(seen.st_mode)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self.root.mkdir(parents=True, exist_ok=True)
+        self.folder.make()
+        if self._runs.look(LOCK) is None:
+            with suppress(FileExistsError):
+                self._runs.create(LOCK, io.BytesIO(), 0)
+        self._runs.reading(LOCK).close()  # which may be a link that a repository brought along
         try:
             with self._lock:
                 yield
@@ -167,9 +178,9 @@ class OutFolder:
 
     def _remember(self, memory: Memory) -> None:
         # One name is enough, since we hold the lock; and what a crash leaves there is overwritten.
-        write_json(self.root / MEMORY, memory.dump(), self._draft)
+        self._home.write_json(f"out/{MEMORY}", memory.dump(), draft=DRAFT)
 
-    def _settle(self, memory: Memory, path: str, arrivals: Sequence[Arrival], staging: Path) -> list[Move]:
+    def _settle(self, memory: Memory, path: str, arrivals: Sequence[Arrival], staging: SafeFolder) -> list[Move]:
         """Update the memory for one path and say which files have to move where."""
         before = memory.held.get(path, {})
         arrived = {a.node: a for a in arrivals if self._at_hand(memory, before, a.sha256, arrivals)}
@@ -200,13 +211,14 @@ class OutFolder:
             return True
         return any(self._has(memory, held.at, sha256) for held in before.values() if held.sha256 == sha256)
 
-    def _kept(self, memory: Memory, sha256: str, lying: Sequence[str], staging: Path) -> Path | None:
+    def _kept(self, memory: Memory, sha256: str, lying: Sequence[str], staging: SafeFolder) -> str | None:
         """Bytes that are home under a name that another node's version is about to take."""
         source = next((at for at in lying if self._has(memory, at, sha256)), None)
         if source is None:
             return None
-        temp = staging / f"kept-{sha256}"
-        _share(self.root / source, temp)
+        temp = f"kept-{sha256}"
+        if staging.look(temp) is None:
+            self.folder.share(source, staging, temp)
         return temp
 
     def _free(self, memory: Memory, path: str, aside: str, place: str, sha256: str) -> str:
@@ -219,15 +231,14 @@ class OutFolder:
 
     def _blocked(self, memory: Memory, place: str) -> bool:
         """A folder lies there, or a file lies (or is about to) where one of its folders would have to be."""
-        target = self.root / place
         above = [parent.as_posix() for parent in PurePosixPath(place).parents][:-1]
-        files = (memory.owner(parent) or (self.root / parent).is_file() for parent in above)
-        return target.is_dir() or memory.becomes_folder(place) or any(files)
+        files = (memory.owner(parent) or self._look(parent) for parent in above)
+        return self._is_folder(place) or memory.becomes_folder(place) or any(files)
 
     def _may_write(self, memory: Memory, path: str, place: str, sha256: str) -> bool:
         if place == MEMORY or self._blocked(memory, place):
             return False
-        now = look(self.root / place)
+        now = self._look(place)
         written = memory.written.get(place)
         if memory.owner(place) not in (None, path):
             return False
@@ -235,7 +246,7 @@ class OutFolder:
 
     def _has(self, memory: Memory, place: str, sha256: str) -> bool:
         """Whether these bytes lie there, ours and untouched, or just the same by a person's hand."""
-        now, written = look(self.root / place), memory.written.get(place)
+        now, written = self._look(place), memory.written.get(place)
         if now is None:
             return False
         if written and now in written.looks and len(written.looks) == 1:
@@ -248,9 +259,9 @@ class OutFolder:
         for place, written in list(memory.written.items()):
             if written.path not in paths or place in used:
                 continue
-            if look(self.root / place) in written.looks:
-                (self.root / place).unlink()
-                _remove_empty(self.root / place, self.root)
+            if self._look(place) in written.looks:
+                self.folder.remove(place)
+                self.folder.remove_empty(place.rpartition("/")[0])
             del memory.written[place]
 
     def _finish(self, memory: Memory, moves: Sequence[Move]) -> None:
@@ -260,33 +271,17 @@ class OutFolder:
         self._remember(memory)
 
 
-def announce(memory: Memory, moves: Sequence[Move]) -> None:
+def announce(memory: Memory, moves: Sequence[Move], staging: SafeFolder) -> None:
     """Remember files that are about to be renamed into place: old and new looks are both ours."""
     for move in moves:
-        old, new = memory.written.get(move.place), look(move.temp)
+        old, new = memory.written.get(move.place), look(staging, move.temp)
         looks = (*(old.looks if old else ()), *((new,) if new else ()))
         memory.announce(move.place, Written(move.path, move.sha256, looks))
 
 
-def look(path: Path) -> Stamp | None:
-    """(size, mtime_ns) of the file that lies there, or None."""
-    try:
-        status = path.stat()
-    except OSError:
+def look(folder: SafeFolder, path: str) -> Stamp | None:
+    """(size, mtime_ns) of the file that lies there, None where nothing or a folder does, SOMEBODYS for all else."""
+    seen = folder.look(path)
+    if seen is None or stat.S_ISDIR(seen.st_mode):
         return None
-    return status.st_size, status.st_mtime_ns
-
-
-def _share(source: Path, temp: Path) -> None:
-    """The same file under a second name; the first is about to be replaced or removed."""
-    try:
-        os.link(source, temp)
-    except OSError:
-        shutil.copy2(source, temp)
-
-
-def _remove_empty(path: Path, root: Path) -> None:
-    for folder in path.parents:
-        if folder == root or any(folder.iterdir()):
-            return
-        folder.rmdir()
+    return (seen.st_size, seen.st_mtime_ns) if stat.S_ISREG(seen.st_mode) else SOMEBODYS

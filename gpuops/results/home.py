@@ -10,101 +10,90 @@ runs/<run>/incoming/       files on their way in
 
 from __future__ import annotations
 
-import errno
+import io
 import json
-import os
 import re
-import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuops.errors import LocalDisk, NodeError
-from gpuops.system import replace
+from gpuops.errors import NodeError, UsageError
+from gpuops.push.files import git
+from gpuops.safefolder import SafeFolder, local_errors
 
 STREAM = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[a-z]{1,8})?")
 """What a node may call a stream: the name becomes a file on this computer."""
 
 
+DOCUMENT = 64 << 20
+"""No document of ours is longer, in bytes: that of half a million files is not."""
+
+
 class RunHome:
-    """`runs/<run>/` as an object; construction touches nothing."""
+    """`runs/<run>/` as an object; construction touches nothing. What is written goes through `folder`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.out = path / "out"
         self.incoming = path / "incoming"
+        self.folder = SafeFolder(path.parent).below(path.name)
 
     def create(self) -> None:
-        """Make the folder and keep git's hands off it."""
+        """Make the folder and keep git's hands off it. Raises LocalDisk, UsageError."""
         with local_errors(self.path):
             keep_from_git(self.path)
-            self.out.mkdir(parents=True, exist_ok=True)
+            self.folder.below("out").make()
 
     def write_record(self, record: Mapping[str, Any]) -> None:
-        """Replace `run.json`."""
-        draft = self.path / f".run.json.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        """Replace `run.json`. Raises LocalDisk."""
         with local_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.path / "run.json", record, draft)
+            self.folder.write_json("run.json", record)
 
     def log(self, node: int, stream: str) -> Path:
-        """The file of a stream; raises NodeError for a name that no agent of ours would use."""
+        """The file of a stream, to be read; raises NodeError for a name that no agent of ours would use."""
+        return self.path / self.log_name(node, stream)
+
+    def log_name(self, node: int, stream: str) -> str:
+        """The same below `folder`, to be written."""
         if not STREAM.fullmatch(stream):
             raise NodeError(f"node{node} sent a log named {stream!r}", "check that this is the node you rented")
-        return self._logs(node) / stream
+        return f"{_logs(node)}/{stream}"
 
     def offsets(self, node: int) -> dict[str, int]:
         """How many bytes of each of the node's streams are home."""
-        try:
-            return {entry.name: entry.stat().st_size for entry in os.scandir(self._logs(node)) if entry.is_file()}
-        except FileNotFoundError:
-            return {}
-
-    def _logs(self, node: int) -> Path:
-        return self.path / "logs" / f"node{node}"
+        logs = self.folder.below(_logs(node))
+        sizes = {name: logs.size(name) for name in logs.names() if STREAM.fullmatch(name)}
+        return {name: size for name, size in sizes.items() if size is not None}
 
 
-def keep_from_git(path: Path) -> None:
+def _logs(node: int) -> str:
+    return f"logs/node{node}"
+
+
+def keep_from_git(path: Path) -> SafeFolder:
     """Make a folder under `runs/` that git ignores: all of `runs/` where it is ours alone, else just this one
-    (`runs/` is also where TensorBoard writes). A `.gitignore` of the user's stays."""
-    fresh = not path.parent.exists()
-    path.mkdir(parents=True, exist_ok=True)
-    if not (path.parent / ".gitignore").exists():
-        ignore = (path.parent if fresh else path) / ".gitignore"
-        ignore.write_text("*\n", encoding="utf-8")
+    (`runs/` is also where TensorBoard writes). A `.gitignore` of the user's stays.
 
-
-def write_json(path: Path, value: Mapping[str, Any], temporary: Path) -> None:
-    """Write atomically and to disk: a reader, or the next start, sees the old or the new file."""
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    replace(temporary, path)
+    Raises OSError, and UsageError where `runs/` is a link that the repository brought along: it may lead anywhere.
+    """
+    above = path.parent.parent
+    seen = SafeFolder(above).look(path.parent.name)
+    if seen and stat.S_ISLNK(seen.st_mode) and git(above, "ls-files", "-z", "--", path.parent.name):
+        raise UsageError(f"{path.parent} is a link that git tracks: results may not follow it", "remove the link")
+    runs = SafeFolder(path.parent)
+    runs.below(path.name).make()
+    if runs.look(".gitignore") is None:
+        name = ".gitignore" if seen is None else f"{path.name}/.gitignore"
+        runs.write(name, io.BytesIO(b"*\n"), 0)
+    return runs.below(path.name)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The file's JSON object; empty when the file is absent or is none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        with path.open(encoding="utf-8") as file:
+            value = json.loads(file.read(DOCUMENT))
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-@contextmanager
-def local_errors(path: Path) -> Iterator[None]:
-    """Turn what this computer's disk says into one sentence. Raises LocalDisk."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise LocalDisk(
-                f"this computer's disk is full: cannot write to {error.filename or path}",
-                "free space, then run `gpuops pull`",
-            ) from error
-        raise LocalDisk(
-            f"cannot write to {error.filename or path}: {error.strerror or error}",
-            "free space or fix the permissions, then run `gpuops pull`",
-        ) from error

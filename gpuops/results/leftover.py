@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import glob
 import json
-import os
-import shutil
-import stat
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from gpuops.agentclient import Programs
-from gpuops.bulk import exchange, transfer
-from gpuops.errors import ConnectionLost
+from gpuops.bulk import STRANGER, exchange, transfer
+from gpuops.errors import ConnectionLost, NodeError
 from gpuops.oneach import on_each
 from gpuops.output import amount
 from gpuops.push.files import shown
-from gpuops.results.home import local_errors
-from gpuops.results.plan import is_inside
+from gpuops.safefolder import Readable, SafeFolder, is_inside, local_errors
 from gpuops.system import HERE, System
+from gpuops.tarmembers import FILES
 from gpuops.tarstream import finish, read_files
 
 SMALL = 100_000_000
@@ -72,11 +67,13 @@ def _listing(programs: Programs, question: Mapping[str, Any]) -> Sequence[Any]:
         raise _strange(programs) from error
     if not isinstance(files, list):
         raise _strange(programs)
+    if len(files) > FILES:
+        raise NodeError(f"{programs.label} says that {len(files):,} files are left on it", STRANGER)
     return files
 
 
 def _strange(programs: Programs) -> ConnectionLost:
-    return ConnectionLost(f"{programs.label} does not say what is on it", "check that this node is yours")
+    return ConnectionLost(f"{programs.label} does not say what is on it", STRANGER)
 
 
 def worth(found: Sequence[Left]) -> tuple[list[Left], list[Left]]:
@@ -98,32 +95,28 @@ def sentence(found: Sequence[Left]) -> str:
     return ", ".join(named) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
 
 
-def at_home(client: Programs, tree: str, found: Sequence[Left], folder: Path) -> list[Left]:
+def at_home(client: Programs, tree: str, found: Sequence[Left], folder: SafeFolder) -> list[Left]:
     """Those that lie in `folder` byte for byte, under their paths. Raises NodeRefused, ConnectionLost."""
-    alike = [one for one in found if _size(folder / one.path) == one.size]
+    alike = [one for one in found if _can_lie(folder, one.path) and folder.size(one.path) == one.size]
     same: set[str] = set()
     if alike:
         with transfer(client.bulk("send", "--tree", tree), client.label) as channel:
             for member, content in read_files(channel, [one.path for one in alike]):
-                if content is not None and _holds(folder / member.name, content):
+                if member.link is None and _holds(folder, member.name, content):
                     same.add(member.name)
             finish(channel, client.label)
     return [one for one in alike if one.path in same]
 
 
-def _size(path: Path) -> int | None:
-    """Of a plain file; None where there is none."""
-    try:
-        found = path.lstat()
-    except (OSError, ValueError):
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+def _can_lie(folder: SafeFolder, path: str) -> bool:
+    """Whether a file can have that name here, rather than one near it."""
+    return folder.system.stored(path) == path
 
 
-def _holds(path: Path, content: BinaryIO) -> bool:
+def _holds(folder: SafeFolder, path: str, content: Readable) -> bool:
     """Whether a file is just these bytes; one that cannot be read is not."""
     try:
-        with path.open("rb") as file:
+        with folder.reading(path) as file:
             while block := content.read(BLOCK):
                 if file.read(len(block)) != block:
                     return False
@@ -141,22 +134,18 @@ class Saved:
     missing: Sequence[Left]
 
 
-def save(client: Programs, tree: str, found: Sequence[Left], target: Path, system: System = HERE) -> Saved:
+def save(client: Programs, tree: str, found: Sequence[Left], target: SafeFolder, system: System = HERE) -> Saved:
     """Copy files of one node's tree into `target`, under their paths. Raises NodeRefused, ConnectionLost, LocalDisk."""
     names = system.names(one.path for one in found)
     came: set[str] = set()
     with transfer(client.bulk("send", "--tree", tree), client.label) as channel:
         for member, content in read_files(channel, [one.path for one in found]):
             came.add(member.name)
-            if content is None:
-                continue  # a link leads to what is saved under its own name, or elsewhere
-            place = target / names[member.name]
-            with local_errors(place):
-                place.parent.mkdir(parents=True, exist_ok=True)
-                with place.open("wb") as file:
-                    shutil.copyfileobj(content, file)
-                with suppress(OSError, ValueError, OverflowError):  # a time that no file can have
-                    os.utime(place, (member.mtime, member.mtime))
+            if member.link is not None:
+                continue  # it leads to what is saved under its own name, or elsewhere
+            place = names[member.name]
+            with local_errors(target.path / place):
+                target.write(place, content, member.size, mtime_ns=member.mtime * 1_000_000_000)
         finish(channel, client.label)
     renamed = {path: name for path, name in names.items() if path != name}
     return Saved(renamed, [one for one in found if one.path not in came])

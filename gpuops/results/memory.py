@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 Stamp = tuple[int, int]
@@ -13,13 +13,14 @@ Stamp = tuple[int, int]
 
 @dataclass(frozen=True)
 class Arrival:
-    """A node's file that has come home. `temp` is None when the same bytes came another way."""
+    """A node's file that has come home. `temp`: its name in the folder of files on their way in; None when the same
+    bytes came another way."""
 
     node: int
     path: str
     stamp: Stamp
     sha256: str
-    temp: Path | None = None
+    temp: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Memory:
 class Move:
     """A file that is about to appear at `place` in out/, for a path of the run."""
 
-    temp: Path
+    temp: str
     place: str
     path: str
     sha256: str

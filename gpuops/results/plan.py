@@ -18,10 +18,19 @@ BATCH_FILES = 500
 """A cut loses at most one batch of work."""
 
 
-def is_inside(path: str) -> bool:
-    """Whether a node's path stays below the folder it is put in. A backslash is part of a name there; where it is
-    none here, `System.stored` gives the file another."""
-    return "\0" not in path and not {"", ".", ".."} & set(path.split("/"))
+def in_turn(todo: Todo, room: int) -> list[Todo]:
+    """All at once where it finds room on this disk (bytes); else node by node, whoever has least to bring first: who
+    offers too much keeps no other's files away."""
+    totals: dict[int, int] = {}
+    for stamps in todo.values():
+        for node, (size, _) in stamps.items():
+            totals[node] = totals.get(node, 0) + size
+    if sum(totals.values()) <= room:
+        return [todo]
+    return [
+        {path: {node: stamps[node]} for path, stamps in todo.items() if node in stamps}
+        for node in sorted(totals, key=lambda node: (totals[node], node))
+    ]
 
 
 def batches(todo: Todo) -> Iterator[Todo]:

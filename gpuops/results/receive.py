@@ -2,57 +2,39 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from pathlib import Path
-from typing import BinaryIO
 
 from gpuops.agentclient import AgentClient
 from gpuops.bulk import transfer
-from gpuops.results.home import local_errors
 from gpuops.results.memory import Arrival, Stamp
-from gpuops.tarstream import BLOCK, finish, read_files
+from gpuops.safefolder import SafeFolder, local_errors
+from gpuops.tarstream import finish, read_files
 
 Received = dict[tuple[int, str], Arrival]
 """What has come, by node and path."""
 
 
 def receive(
-    client: AgentClient, run: str, node: int, files: Mapping[str, Stamp], folder: Path, told: Callable[[int], None]
-) -> Received:
-    """Bring files of a run into `folder`; what is not, or no longer, as in `files` is left out.
+    client: AgentClient,
+    run: str,
+    node: int,
+    files: Mapping[str, Stamp],
+    folder: SafeFolder,
+    told: Callable[[int], None],
+    received: Received,
+) -> None:
+    """Bring files of a run into `folder`, each into `received` when it has come; what is not, or no longer, as in
+    `files` is left out.
 
-    `told` hears of bytes as they come. Raises ConnectionLost when the stream is cut, NodeRefused, and
-    LocalDisk when this computer cannot write.
+    `told` hears of bytes as they come. Raises ConnectionLost when the stream is cut, NodeRefused, NodeError for a
+    stream that is none of ours, and LocalDisk when this computer cannot write.
     """
-    received: Received = {}
     with transfer(client.bulk("send", "--run", run), client.label) as channel:
-        for member, content in read_files(channel, list(files)):
+        for number, (member, content) in enumerate(read_files(channel, list(files))):
             stamp = files[member.name]
-            if content is not None and stamp[0] == member.size:
-                temp = folder / f"{node}-{len(received)}"
-                sha256 = _store(temp, content, stamp, told)
+            if member.link is None and stamp[0] == member.size:
+                temp = f"{node}-{number}"
+                with local_errors(folder.path / temp):
+                    sha256 = folder.create(temp, content, member.size, mtime_ns=stamp[1], told=told)
                 received[node, member.name] = Arrival(node, member.name, stamp, sha256, temp)
         finish(channel, client.label)
-    return received
-
-
-def _store(temp: Path, content: BinaryIO, stamp: Stamp, told: Callable[[int], None]) -> str:
-    """Write to disk (all the way: the node may be gone next) with the node's time; the SHA-256."""
-    digest = hashlib.sha256()
-    with local_errors(temp):
-        file = temp.open("wb")
-    with file:
-        while block := content.read(BLOCK):
-            digest.update(block)
-            with local_errors(temp):
-                file.write(block)
-            told(len(block))
-        with local_errors(temp):
-            file.flush()
-            os.fsync(file.fileno())
-    with local_errors(temp), suppress(OverflowError):  # a time that no file can have
-        os.utime(temp, ns=(stamp[1], stamp[1]))
-    return digest.hexdigest()

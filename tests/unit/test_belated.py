@@ -31,8 +31,8 @@ def row_in(folder: Path, saved: bool) -> Any:
     if saved:
         out = OutFolder(home)
         with out.staging() as staging:
-            (staging / "a").write_bytes(b"a")
-            out.publish([Arrival(0, "a.pt", (1, 0), "ca978112ca1bbdca", staging / "a")], staging)
+            staging.create("a", io.BytesIO(b"a"), 1)
+            out.publish([Arrival(0, "a.pt", (1, 0), "ca978112ca1bbdca", "a")], staging)
     request = {"kind": "command", "mode": "run", "nodes": 1, "gpus": None, "argv": ["x"]}
     facts = {"bucket": {"place": "s3://results/r-1"}, "in_bucket": [0]}
     return SimpleNamespace(name="r-1", home=home.path, facts=facts, request=request)

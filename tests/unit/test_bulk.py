@@ -21,6 +21,7 @@ from gpuops.errors import ConnectionLost, NodeRefused, UsageError
 from gpuops.push import restore
 from gpuops.push.files import entry
 from gpuops.results.memory import Held, Memory
+from gpuops.safefolder import SafeFolder
 from gpuops.tarstream import finish, read_files, write_files
 from tests.conftest import until
 
@@ -134,7 +135,7 @@ def snapshot(tmp_path: Path) -> Memory:
 
 def put_back(tmp_path: Path, memory: Memory, *argv: str) -> None:
     client = SimpleNamespace(label="node0", bulk=lambda *_: ProcessChannel(argv))
-    restore._send("project", tmp_path, memory, (0, cast(AgentClient, client)))
+    restore._send("project", SafeFolder(tmp_path), memory, (0, cast(AgentClient, client)))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
 from pathlib import Path
 
 import pytest
@@ -24,10 +24,8 @@ class Home:
     def comes(self, node: int, path: str, text: str, mtime_ns: int) -> None:
         out = OutFolder(self.home)
         with out.staging() as staging:
-            temp = staging / "file"
-            temp.write_text(text)
-            sha256 = hashlib.sha256(text.encode()).hexdigest()
-            assert out.publish([Arrival(node, path, (len(text), mtime_ns), sha256, temp)], staging) == []
+            sha256 = staging.create("file", io.BytesIO(text.encode()), len(text))
+            assert out.publish([Arrival(node, path, (len(text), mtime_ns), sha256, "file")], staging) == []
 
     def put_back(self, node: int) -> dict[str, str]:
         """What a node is given of a run that is resumed."""

@@ -19,6 +19,7 @@ from gpuops.models import Resource
 from gpuops.progress import Silent
 from gpuops.push import push_many, scan
 from gpuops.results.leftover import MANY, SMALL, Left, exactly, left, save, sentence, worth
+from gpuops.safefolder import SafeFolder
 from gpuops.system import System
 from gpuops.world import World
 from tests.fakes.inprocess import InProcessClient
@@ -85,7 +86,7 @@ def test_saving_copies_byte_for_byte(client: InProcessClient, tmp_path: Path) ->
     (there(client) / "deep").mkdir()
     (there(client) / "deep" / "x y.npy").write_bytes(data)
     found = left({0: client}, [], tree="project")  # type: ignore[dict-item]
-    saved = save(client, "project", found, tmp_path / "saved")  # type: ignore[arg-type]
+    saved = save(client, "project", found, SafeFolder(tmp_path / "saved"))  # type: ignore[arg-type]
     assert (tmp_path / "saved" / "deep" / "x y.npy").read_bytes() == data
     assert (saved.renamed, saved.missing) == ({}, [])
 
@@ -95,7 +96,7 @@ def test_a_name_with_a_backslash_is_left_and_lies_nowhere_else_on_windows(
 ) -> None:
     (there(client) / "..\\evil.pt").write_text("x")
     found = left({0: client}, [], tree="project")  # type: ignore[dict-item]
-    saved = save(client, "project", found, tmp_path / "saved", System("windows"))  # type: ignore[arg-type]
+    saved = save(client, "project", found, SafeFolder(tmp_path / "saved"), System("windows"))  # type: ignore[arg-type]
     assert saved.renamed == {"..\\evil.pt": ".._evil.pt"}
     assert (tmp_path / "saved" / ".._evil.pt").read_text() == "x"
 

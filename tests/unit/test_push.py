@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from gpuops.connection import ProcessChannel
 from gpuops.errors import ConnectionLost, NodeRefused, UsageError
 from gpuops.progress import PlainProgress, Silent
 from gpuops.push import PushReport, Tree, push_many, scan, summary
-from gpuops.push.edits import pull_edits
+from gpuops.push.edits import Brought, Pulled, pull_edits
+from gpuops.push.pushed import Pushed
 from tests.conftest import open_folder, without_root
 from tests.fakes.inprocess import InProcessClient
 
@@ -46,12 +47,25 @@ class World:
     def __init__(self, project: Path, node: InProcessClient, cache: Path) -> None:
         self.here, self.node, self.cache = project, node, cache
         self.there = Path(node.node.dir) / "project"
+        self.record = Pushed(cache.parent / "home", "token", "project")
 
     def scan(self, *allow: str) -> Tree:
         return scan(self.here, self.cache, allow)
 
     def push(self, **options: Any) -> PushReport:
-        return push_many([self.node], "project", self.scan(), progress=Silent(), **options)[0]  # type: ignore[list-item]
+        return self.push_to([self.node], **options)[0]
+
+    def push_to(self, nodes: Sequence[InProcessClient], **options: Any) -> list[PushReport]:
+        return push_many(nodes, "project", self.scan(), progress=Silent(), record=self.record, **options)  # type: ignore[arg-type]
+
+    def pull(self, node: InProcessClient | None = None) -> Pulled:
+        return pull_edits(node or self.node, "project", self.here, self.record)  # type: ignore[arg-type]
+
+    def edits(self) -> Sequence[Brought]:
+        """What comes home where nothing is refused."""
+        pulled = self.pull()
+        assert not pulled.refused
+        return pulled.brought
 
 
 @pytest.fixture
@@ -296,7 +310,7 @@ def test_edits_come_home(world: World) -> None:
     (world.here / "lib" / "util.py").write_text("ours\n")
     (world.there / "run.sh").unlink()
 
-    brought = pull_edits([world.node], "project", world.here)  # type: ignore[list-item]
+    brought = world.edits()
 
     assert [item.say for item in brought] == [
         "lib/util.py changed here and on node0: the node's lies beside it as util.py.node0",
@@ -307,15 +321,15 @@ def test_edits_come_home(world: World) -> None:
     assert (world.here / "lib" / "util.py.node0").read_text() == "theirs\n"
     assert (world.here / "run.sh").exists()
     assert not list(world.here.rglob("*.part"))
-    assert pull_edits([world.node], "project", world.here) == []  # type: ignore[list-item]
+    assert world.edits() == []
 
 
 def test_two_nodes_with_different_edits_both_come_home(world: World, tmp_path: Path) -> None:
     nodes = [InProcessClient(tmp_path / f"m{index}", f"node{index}") for index in range(2)]
-    push_many(nodes, "project", world.scan(), progress=Silent())  # type: ignore[arg-type]
+    world.push_to(nodes)
     for index, node in enumerate(nodes):
         (Path(node.node.dir) / "project" / "train.py").write_text(f"edit {index}")
-    pull_edits(nodes, "project", world.here)  # type: ignore[arg-type]
+        world.pull(node)
     assert (world.here / "train.py").read_text() == "edit 0"
     assert (world.here / "train.py.node1").read_text() == "edit 1"
 
@@ -327,7 +341,7 @@ def test_a_node_cannot_write_elsewhere_at_home(world: World, path: str, monkeypa
     lie = {"files": [{"path": path, "state": "changed", "size": 1, "pushed": None}]}
     monkeypatch.setattr(world.node, "call", lambda *_, **__: lie)
     before = contents(world.here.parent)
-    assert pull_edits([world.node], "project", world.here) == []  # type: ignore[list-item]
+    assert world.pull() == Pulled([], f"{path} was not pushed there from this computer")
     assert contents(world.here.parent) == before
 
 

@@ -77,9 +77,8 @@ BAD = archive({"out/b.pt": b"b"}, json.dumps({"files": [["out/b.pt", 1, "0" * 64
     ("other", "said"),
     [
         (BAD, ["what node1 kept could not be verified: out/b.pt"]),
-        (Kept(b"no archive"), ["what node1 kept is no whole archive of gpuops (ReadError)"]),
-        (archive({"logs/../../x": b"x"}), ["what node1 kept could not be verified: logs/../../x"]),
-        (archive({"logs/a/b": b"x"}), ["node1 sent a log named 'a/b'"]),
+        (Kept(b"no archive"), ["what node1 kept is no whole archive of gpuops: it ends early"]),
+        (Kept(b"no archive" * 100), ["what node1 kept is no whole archive of gpuops: it is no tar archive"]),
         (Unknown("the bucket results answers SlowDown", "try again"), ["the bucket results answers SlowDown"]),
         (None, []),
     ],
@@ -94,12 +93,20 @@ def test_one_nodes_trouble_keeps_no_others_results_away(
     assert files == {"out/a.pt": "a", "logs/node0/launcher.out": "line"}
 
 
+@pytest.mark.parametrize("name", ["logs/../../x", "logs/a/b", "out/.git/config", "out/sub/.GIT", "/etc/x", "out//x"])
+def test_what_has_no_place_here_is_counted_and_keeps_nothing_else_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    brought, errors, files = bring(tmp_path, monkeypatch, {0: archive({name: b"x", "out/a.pt": b"a"})})
+    assert (brought, errors, files) == ({0: Brought(None, 1)}, [], {"out/a.pt": "a"})
+
+
 @pytest.mark.parametrize(
     "safe", ["", "[]", '{"files": 3}', '{"files": [["out/a", 1e999, null, 0]]}', '{"files": [[1]]}', "[" * 100_000]
 )
 def test_what_says_nothing_of_use_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, safe: str) -> None:
     brought, [said], files = bring(tmp_path, monkeypatch, {0: archive({"out/a": b"a"}, safe)})
-    assert said.startswith("what node0 kept is no whole archive of gpuops (")
+    assert said.startswith("what node0 kept is no whole archive of gpuops: safe.json is none of ours")
     assert (brought, files) == ({}, {})
 
 
@@ -120,8 +127,8 @@ def test_a_disk_that_fills_meanwhile_keeps_what_has_come(tmp_path: Path, monkeyp
     """Somebody else's bytes, or a quota that nobody tells: what came of the one in hand goes."""
     kept = {node: archive({f"out/{node}.pt": b"x" * size}) for node, size in enumerate([10, 300_000, 500_000])}
 
-    def filled(source: Any, node: int, folder: Path, told: Any) -> Any:
-        assert not list(folder.glob("3-*")), "what is of no use takes no room"
+    def filled(source: Any, node: int, folder: Any, told: Any) -> Any:
+        assert not [name for name in folder.names() if name.startswith("3-")], "what is of no use takes no room"
         found = unpack(source, node, folder, told)
         if node == 1:
             raise LocalDisk("this computer's disk is full", "free space") from OSError(errno.ENOSPC, "full")

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from gpuops.results import DEFAULT_OUTS, FetchReport, RunHome, fetch, mirror
 from gpuops.results import plan as outplan
 from gpuops.results.folder import MEMORY, OutFolder
 from gpuops.results.memory import Arrival, Memory, places
+from gpuops.safefolder import SPARE, SafeFolder
 
 RUN = "digits-1"
 A_PT_NEW = ("out/a.pt.new lies beside a file that was changed here",)
@@ -607,12 +609,14 @@ def test_a_refusal_travels_as_its_sentence(scene: Scene) -> None:
         scene.fetch()
 
 
-@pytest.mark.parametrize("path", ["../evil.pt", "/etc/evil.pt", "a/../../evil.pt", "a//b"])
+@pytest.mark.parametrize("path", ["../evil.pt", "/etc/evil.pt", "a/../../evil.pt", "a//b", "a/.git/config", ".GIT/x"])
 def test_a_node_cannot_write_elsewhere(scene: Scene, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outs, "outs", lambda *_: {"files": [[path, 1, 1]]})
-    with pytest.raises(NodeError, match="as a result"):
-        scene.fetch()
-    assert scene.words.phases == []
+    scene.nodes[0].put("good.pt", b"x", mtime_ns=1)
+    good = ["good.pt", 1, 1]
+    monkeypatch.setattr(outs, "outs", lambda node, *_: {"files": [[path, 1, 1], good] * (node.dir[-1] == "0")})
+    report = scene.fetch(final=True)
+    assert report.conflicts == (f"node0 offers {path}: not brought home",)
+    assert scene.out() == {"good.pt": b"x"}
 
 
 @pytest.mark.parametrize(
@@ -670,12 +674,9 @@ def test_a_disk_that_cannot_be_written_is_one_sentence(scene: Scene) -> None:
         scene.fetch()
 
 
-def test_a_full_disk_here_is_said_and_no_nodes_failure(scene: Scene) -> None:
+def test_a_full_disk_here_is_said_and_no_nodes_failure(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     write_logs(scene.nodes[1], 100)
-    logs = scene.home.path / "logs" / "node1"
-    logs.mkdir(parents=True)
-    for stream in (scene.nodes[1].run / "ranks").iterdir():
-        (logs / stream.name).symlink_to("/dev/full")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=SPARE + 30))
     with pytest.raises(LocalDisk, match="this computer's disk is full: cannot write to") as caught:
         follow(scene.nodes[1], scene.home)
     assert not isinstance(caught.value, NodeError)
@@ -704,27 +705,25 @@ def test_fetches_at_once_leave_each_file_once(scene: Scene) -> None:
 
 
 KILLED = """
-import os, sys
+import io, os, sys
 from pathlib import Path
 from gpuops.results.folder import OutFolder
 from gpuops.results.memory import Arrival
 from gpuops.results.home import RunHome
 home, count = RunHome(Path(sys.argv[1])), int(sys.argv[2])
 out, real, calls = OutFolder(home), os.replace, 0
-def replace(source, target):
+def replace(source, target, **where):
     global calls
     if calls == count:
         os.kill(os.getpid(), 9)
     calls += 1
-    real(source, target)
+    real(source, target, **where)
 os.replace = replace
 with out.staging() as staging:
     arrivals = []
     for name in ("a.pt", "b.pt"):
-        temp = staging / name
-        temp.write_bytes(b"second")
-        os.utime(temp, ns=(2, 2))
-        arrivals.append(Arrival(0, name, (6, 2), sys.argv[3], temp))
+        staging.create(name, io.BytesIO(b"second"), 6, mtime_ns=2)
+        arrivals.append(Arrival(0, name, (6, 2), sys.argv[3], name))
     out.publish(arrivals, staging)
 """
 
@@ -795,6 +794,6 @@ def test_memory_survives_its_file(scene: Scene) -> None:
 def test_nothing_to_publish_touches_nothing(tmp_path: Path) -> None:
     home = RunHome(tmp_path / "run")
     arrivals: list[Arrival] = []
-    assert OutFolder(home).publish(arrivals, tmp_path) == []
+    assert OutFolder(home).publish(arrivals, SafeFolder(tmp_path)) == []
     assert not home.path.exists()
     shutil.rmtree(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -51,11 +52,11 @@ def test_a_full_disk_here_gives_up_nothing_there(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_folder_that_cannot_be_written_to_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refuse(**_: Any) -> Any:
-        raise PermissionError(13, "Permission denied", str(tmp_path))
-
     monkeypatch.setattr("gpuops.salvage.left", lambda *_, **__: [])
-    monkeypatch.setattr("gpuops.salvage.tempfile.TemporaryDirectory", refuse)
+    monkeypatch.setattr("gpuops.salvage.secrets.token_hex", lambda _: "taken/by-a-file")
+    home = tmp_path / "runs" / "r-1"
+    home.mkdir(parents=True)
+    (home / f".salvage-{os.getpid()}-taken").touch()
     with pytest.raises(LocalDisk, match="cannot write to"):
         salvaged(monkeypatch, [None], tmp_path / "runs" / "r-1")
 
