@@ -11,7 +11,7 @@ import threading
 import time
 
 from gpuops.agent.network import LOWEST_PORT, TRIES, ephemeral_start
-from gpuops.agent.strangers import CROWD, PAUSE_S, Crowd, line, proof
+from gpuops.agent.strangers import PAUSE_S, WAITING, Crowd, line, proof
 
 HELLO = b"gpuops-probe"
 HEAR_S = 15.0
@@ -37,7 +37,7 @@ class Ear:
         listener = _bound(port)
         self._sockets.append(listener)
         listener.setblocking(False)  # who connects and vanishes must not be waited for
-        listener.listen(CROWD)
+        listener.listen(WAITING)
         return int(listener.getsockname()[1])
 
     def open_fresh(self) -> int:

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Callable, Mapping, NamedTuple
 
 from gpuops.agent.node import log
-from gpuops.agent.strangers import CROWD, PAUSE_S, Crowd, close, line, proof
+from gpuops.agent.strangers import PAUSE_S, WAITING, Crowd, close, line, proof
 from gpuops.agent.wire import Wire, session
 
 Hear = Callable[[Mapping[str, Any]], None]
@@ -115,7 +115,7 @@ class Head(Link):
         try:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._listener.bind((place[0].strip("[]"), place[1]))
-            self._listener.listen(CROWD)
+            self._listener.listen(WAITING)
         except OSError:
             self._listener.close()
             raise

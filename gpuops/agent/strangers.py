@@ -18,6 +18,8 @@ CROWD = 128
 """So many may be about to prove themselves; few enough for a process that may open 256 files (macOS)."""
 LINE_LIMIT = 512
 """Bytes of a line; the longest of ours has about 200."""
+WAITING = 1024
+"""So many wait to be accepted, where the system lets them."""
 PAUSE_S = 0.1
 """After an accept that failed: what the machine is short of, or why the other went again, is over soon."""
 SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -68,7 +70,7 @@ class Crowd:
             connection, _ = listener.accept()
         except OSError as error:
             if error.errno in SHORTAGE:
-                self._push_out(0)
+                self._push_out(len(self._present) // 2)
             return False
         with self._lock:
             self._present[connection] = None
@@ -87,10 +89,10 @@ class Crowd:
             self._present.pop(connection, None)
 
     def _push_out(self, most: int) -> None:
-        """Close the connection of the oldest where there are more than so many."""
+        """Close the connections of the oldest, until there are only so many."""
         with self._lock:
-            if len(self._present) <= most:
-                return
-            oldest = next(iter(self._present))
-            del self._present[oldest]
-        close(oldest)
+            oldest = list(self._present)[: max(0, len(self._present) - most)]
+            for one in oldest:
+                del self._present[one]
+        for one in oldest:
+            close(one)
