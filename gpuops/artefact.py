@@ -17,11 +17,14 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def build(cache: Path) -> tuple[Path, str]:
-    """The artefact in the folder `cache` and the first 12 hex digits of its SHA-256; made when it is not there."""
+    """The artefact in the folder `cache` and the first 12 hex digits of its SHA-256.
+
+    Made when it is not there, or has other bytes: it runs here and on every node.
+    """
     content = pack(sources())
     sha = hashlib.sha256(content).hexdigest()[:12]
     path = cache / f"{sha}.pyz"
-    if not path.exists():
+    if not path.is_file() or path.read_bytes() != content:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = cache / f"{sha}.{os.getpid()}.tmp"
         temporary.write_bytes(content)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from gpuops import choose, forwarded
@@ -22,7 +24,8 @@ from gpuops.world import World
 
 SHELL = 'cd "$1" 2>/dev/null; exec "${SHELL:-/bin/sh}" -l'
 COMMAND = 'cd "$1" 2>/dev/null; shift; exec "$@"'
-NOT_FOUND = 127
+DIRECTIVE = re.compile(r'\s*(?P<word>\w+)(?:\s*=\s*|\s+)(?:"(?P<quoted>[^"]+)"|(?P<plain>[^\s"#]\S*))')
+"""A line of ssh_config: its keyword and its first value."""
 SSH_FAILED = 255
 
 
@@ -144,16 +147,47 @@ def names(world: World, row: ClusterRow, machines: Sequence[Resource]) -> list[s
         return []
     folder = world.home / "ssh"
     hosts = f"gpuops-{row.name}-0" + (f" to gpuops-{row.name}-{len(machines) - 1}" if len(machines) > 1 else "")
-    include = "" if _included(folder) else f", once ~/.ssh/config begins with the line: Include {_pattern(folder)}"
+    include = _how_to_include(_users_config(), folder, row.name)
     return [f"log in: gpuops ssh {row.name}", f"plain ssh and VS Code: {hosts}{include}"]
 
 
-def _included(folder: Path) -> bool:
+def _users_folder() -> str:
+    return os.path.expanduser("~/.ssh")
+
+
+def _users_config() -> str:
     try:
-        text = (Path.home() / ".ssh" / "config").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        return Path(_users_folder(), "config").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _how_to_include(config: str, folder: Path, cluster: str) -> str:
+    """What is left to do, in the user's own file, for plain `ssh` to know a cluster's hosts; empty where it does.
+
+    `ssh` takes the first value that it meets. So our file has to be the first thing in theirs: what stands above it
+    counts for our nodes as well (`Host *`, `ForwardAgent yes`), or leaves it out (`Host work`).
+    """
+    ours = f"Include {_pattern(folder)}"
+    for number, line in enumerate(config.splitlines()):
+        if not _includes(line, folder / f"{cluster}.conf"):
+            continue
+        above = [one.strip() for one in config.splitlines()[:number] if one.strip() and not one.strip().startswith("#")]
+        if not above:
+            return ""
+        return (
+            f", once the line {ours} is the first in ~/.ssh/config: what stands above it ({above[0]}) counts there too"
+        )
+    return f", once ~/.ssh/config begins with the line: {ours}"
+
+
+def _includes(line: str, file: Path) -> bool:
+    """Whether a line of ssh_config includes a file before any other."""
+    found = DIRECTIVE.match(line)
+    if not found or found["word"].lower() != "include":
         return False
-    return _pattern(folder) in text or str(folder).replace(str(Path.home()), "~") + "/*.conf" in text
+    path = os.path.expanduser(found["quoted"] or found["plain"])
+    return fnmatch(os.path.normpath(file), os.path.normpath(os.path.join(_users_folder(), path)))
 
 
 def _pattern(folder: Path, system: System = HERE) -> str:

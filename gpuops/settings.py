@@ -277,7 +277,10 @@ def _secrets(names: Iterable[str], folder: Path, environ: Mapping[str, str]) -> 
 
 
 def home(environ: Mapping[str, str]) -> Path:
-    """gpuops' own folder, `$GPUOPS_HOME` or `~/.gpuops`, made (0700) when absent. Raises UsageError."""
+    """gpuops' own folder, `$GPUOPS_HOME` or `~/.gpuops`, made (0700) when absent. Raises UsageError.
+
+    Keys and programs lie in it: one that another user could change (`System.open_to_others`) is refused.
+    """
     given = environ.get("GPUOPS_HOME")
     path = Path(given) if given else _users_home(environ) / ".gpuops"
     if not path.is_absolute():
@@ -285,6 +288,7 @@ def home(environ: Mapping[str, str]) -> Path:
         raise UsageError(f"{name} is '{value}', which is not an absolute path", "give the whole path, from / on")
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        opened = HERE.open_to_others(path)
     except OSError as error:
         raise UsageError(
             f"gpuops cannot make its folder {path}: {_reason(error)}",
@@ -294,6 +298,16 @@ def home(environ: Mapping[str, str]) -> Path:
         raise UsageError(
             f"gpuops may not write to its folder {path}",
             "make it yours (chown, chmod 700), or set GPUOPS_HOME to another",
+        )
+    if opened == path:
+        raise UsageError(
+            f"another user may change what lies in gpuops' folder {path}",
+            f"see that it is yours and nothing in it is another's, then: chmod 700 {path}",
+        )
+    if opened is not None:
+        raise UsageError(
+            f"another user may replace gpuops' folder {path}: others may write to {opened}",
+            f"chmod go-w {opened}, or set GPUOPS_HOME to a folder elsewhere",
         )
     return path
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -143,6 +144,22 @@ class System:
 
     # Files.
 
+    def open_to_others(self, folder: Path) -> Path | None:
+        """The folder, or the first one above it, by which another user may change what lies in it; None: nobody can.
+
+        The folder itself is to be ours (or root's), and written by nobody else. Above it a sticky bit is enough (/tmp),
+        and so is a group that has its owner's name and no other member, as Debian and Fedora give to every user, or
+        root's. Whose a folder above is does not count: in a container HOME often lies in one of the host's user.
+        Windows has access lists in place of all this, and a profile is closed to other users there. Raises OSError.
+        """
+        if self.windows:
+            return None
+        own = folder.stat()
+        if own.st_uid not in (os.geteuid(), 0) or own.st_mode & 0o022:
+            return folder
+        above = dict.fromkeys([*folder.parents, *folder.resolve().parents])
+        return next((one for one in above if _is_open(one.stat())), None)
+
     def mode(self, bits: int) -> int:
         """What of a file's permissions is sent. Windows knows of no executables, so that all are; as Docker has it."""
         return 0o755 if self.windows else bits & 0o777
@@ -177,6 +194,25 @@ class System:
             taken.add(self.key(name))
             found[path] = name
         return found
+
+
+def _is_open(found: os.stat_result) -> bool:
+    """Whether others than its owner and root may replace what lies in a folder of this state."""
+    if found.st_mode & stat.S_ISVTX:
+        return False
+    by_group = found.st_mode & 0o020 and not _is_of_one(found.st_gid, found.st_uid)
+    return bool(found.st_mode & 0o002 or by_group)
+
+
+def _is_of_one(group: int, user: int) -> bool:
+    import grp
+    import pwd
+
+    try:
+        named, name = grp.getgrgid(group), pwd.getpwuid(user).pw_name
+    except KeyError:  # neither need have a name in a container
+        return group in (0, user)
+    return group == 0 or (named.gr_name == name and set(named.gr_mem) <= {name})
 
 
 def _on_windows(part: str) -> str:

@@ -118,9 +118,9 @@ class LocalProvisioner:
         return resource
 
     def _install(self, agent: Path) -> Path:
-        """The agent's place among local nodes, by content; written once."""
+        """The agent's place among local nodes, by content; written where that is not what lies there."""
         target = self.root / "agent" / agent.name
-        if not target.exists():
+        if not target.is_file() or target.read_bytes() != agent.read_bytes():
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             temporary = target.with_suffix(f".{os.getpid()}")
             shutil.copyfile(agent, temporary)

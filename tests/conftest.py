@@ -74,10 +74,16 @@ NOBODY = 65534
 
 @contextmanager
 def open_folder() -> Iterator[Path]:
-    """A folder that every user may enter: pytest's own lie behind a door that only we can open."""
+    """A folder like /tmp, for every user: pytest's own lie behind a door that only we can open."""
     with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o777)
+        os.chmod(folder, 0o1777)
         yield Path(folder)
+
+
+def give_away(folder: Path) -> None:
+    """It belongs to who we are `without_root`."""
+    if os.geteuid() == 0:
+        os.chown(folder, NOBODY, -1)
 
 
 @contextmanager

@@ -10,18 +10,15 @@ import socket
 import threading
 import time
 
-from gpuops.agent.gang import proof
 from gpuops.agent.network import LOWEST_PORT, TRIES, ephemeral_start
+from gpuops.agent.strangers import PAUSE_S, WAITING, Crowd, line, proof
 
 HELLO = b"gpuops-probe"
-LINE_LIMIT = 512
 HEAR_S = 15.0
-"""How long one who connects may take to say what is due."""
+"""How long one who connects may take to say what is due, and how long to close."""
 BURST = 4 << 20
 """Bytes sent to see how fast the way is."""
 BURST_S = 1.0
-CROWD = 256
-"""So many are heard at once; more are strangers."""
 
 
 class Ear:
@@ -33,14 +30,14 @@ class Ear:
         self._sockets: list[socket.socket] = []
         self._wake, self._alarm = socket.socketpair()
         self._thread: threading.Thread | None = None
-        self._crowd = threading.Semaphore(CROWD)
+        self._strangers = Crowd()
 
     def open(self, port: int) -> int:
         """Listen on a port; 0: the kernel's choice. The port. Raises OSError."""
         listener = _bound(port)
         self._sockets.append(listener)
         listener.setblocking(False)  # who connects and vanishes must not be waited for
-        listener.listen(CROWD)
+        listener.listen(WAITING)
         return int(listener.getsockname()[1])
 
     def open_fresh(self) -> int:
@@ -79,35 +76,27 @@ class Ear:
                 if not ready or self._wake in ready:
                     return
                 for listener in ready:
-                    self._accept(listener)
+                    if not self._strangers.let_in(listener, self._hear, "probe hears"):
+                        time.sleep(PAUSE_S)
         finally:
             self._shut()
-
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return  # it was gone before we came
-        if not self._crowd.acquire(blocking=False):
-            connection.close()
-            return
-        threading.Thread(target=self._hear, args=(connection,), name="probe hears", daemon=True).start()
 
     def _hear(self, connection: socket.socket) -> None:
         try:
             with connection:
-                connection.settimeout(HEAR_S)
                 self._converse(connection)
         except (OSError, ValueError):
             pass  # no node of ours, or one that gave up
         finally:
-            self._crowd.release()
+            self._strangers.leave(connection)
 
     def _converse(self, connection: socket.socket) -> None:
-        hello, sender, nonce, proven, count = line(connection).split()
+        hello, sender, nonce, proven, count = line(connection, time.monotonic() + HEAR_S).split()
         expected = proof(self._token, "reaches", int(sender), nonce.decode())
         if hello != HELLO or not hmac.compare_digest(expected.encode(), proven):
             return
+        self._strangers.leave(connection)
+        connection.settimeout(HEAR_S)
         connection.sendall(proof(self._token, "listens", self._node, nonce.decode()).encode() + b"\n")
         if int(count):
             connection.sendall(b"%d %.6f\n" % _taken(connection, min(int(count), BURST)))
@@ -138,17 +127,6 @@ def _bind(one: socket.socket, address: str, port: int) -> socket.socket:
         one.close()
         raise
     return one
-
-
-def line(connection: socket.socket) -> bytes:
-    """What is said up to the end of the line, byte by byte: what follows is not for us. Raises OSError."""
-    said = b""
-    while not said.endswith(b"\n"):
-        byte = connection.recv(1)
-        if not byte or len(said) > LINE_LIMIT:
-            raise ConnectionError("nothing of ours was said")
-        said += byte
-    return said
 
 
 def _taken(connection: socket.socket, wanted: int) -> tuple[int, float]:

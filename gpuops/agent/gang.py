@@ -1,26 +1,32 @@
 """The gang link: how the nodes of one run tell each other without the client.
 
 Node 0 listens, the others connect. Both sides prove the run's secret over a nonce of the other's before
-anything else is heard; after that it is JSON lines: heartbeats, and events that node 0 repeats to all.
-An event said before a link stands is said when it does; a member that comes back hears all of it again.
+anything else is heard; after that it is messages that are signed one by one (wire.py): heartbeats, and events that
+node 0 repeats to all. An event said before a link stands is said when it does; a member that comes back hears all of it
+again.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import os
+import re
 import socket
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Iterator, Mapping, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple
+
+from gpuops.agent.node import log
+from gpuops.agent.strangers import PAUSE_S, WAITING, Crowd, close, line, proof
+from gpuops.agent.wire import Wire, session
 
 Hear = Callable[[Mapping[str, Any]], None]
 GIVE, TAKE = "give", "take"
 """Roles of those who connect for another purpose than to be told (handover.py)."""
-LINE_LIMIT = 65536
+NONCE = re.compile("[0-9a-f]{64}")
 
 
 class Times(NamedTuple):
@@ -32,99 +38,10 @@ class Times(NamedTuple):
     join: float = 60.0
     """How long the nodes may take to find each other."""
     proof: float = 10.0
+    """For all of it, of either side."""
 
 
 TIMES = Times()
-
-
-def proof(secret: str, role: str, node: int, nonce: str) -> str:
-    """What a side that knows the secret answers to a nonce; role and number keep it from being played back."""
-    words = f"{role} {node} {nonce}"
-    return hmac.new(secret.encode(), words.encode(), hashlib.sha256).hexdigest()
-
-
-class Wire:
-    """One connection: JSON lines both ways. A peer that does not take our bytes in time is cut off."""
-
-    def __init__(self, connection: socket.socket, times: Times) -> None:
-        self._socket = connection
-        self._socket.settimeout(times.proof)
-        self._write = threading.Lock()
-        self._buffer = b""
-        self.heard = time.monotonic()
-
-    def send(self, message: Mapping[str, Any]) -> bool:
-        """Whether it went out; the connection is closed otherwise."""
-        try:
-            with self._write:
-                self._socket.sendall(json.dumps(message).encode() + b"\n")
-            return True
-        except OSError:
-            self.close()
-            return False
-
-    def receive(self) -> dict[str, Any] | None:
-        """The next message; None when the connection has ended, or says what is not ours. Raises socket.timeout."""
-        while b"\n" not in self._buffer:
-            chunk = self._socket.recv(4096)
-            self._buffer += chunk
-            if not chunk or len(self._buffer) > LINE_LIMIT:
-                return None
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        self.heard = time.monotonic()
-        try:
-            message = json.loads(line)
-        except ValueError:
-            return None
-        return message if isinstance(message, dict) else None
-
-    def messages(self) -> Iterator[dict[str, Any]]:
-        """Every message until the connection ends. Silence is judged by `heard`, elsewhere."""
-        while True:
-            try:
-                message = self.receive()
-            except socket.timeout:
-                continue
-            except OSError:
-                return
-            if message is None:
-                return
-            yield message
-
-    def limit(self, seconds: float) -> None:
-        """For how long the other side may be silent from now on."""
-        self._socket.settimeout(max(0.1, seconds))
-
-    def write(self, data: bytes) -> None:
-        """Bytes that are no message. Raises OSError."""
-        with self._write:
-            self._socket.sendall(data)
-
-    def read(self, most: int) -> bytes:
-        """The next bytes that are no message, at least one. Raises OSError."""
-        data, self._buffer = self._buffer[:most], self._buffer[most:]
-        data = data or self._socket.recv(most)
-        if not data:
-            raise ConnectionError("the other node has gone")
-        return data
-
-    def finish(self) -> None:
-        """No more from us; what was sent arrives before the other side notices."""
-        try:
-            self._socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass  # the other side was faster
-
-    def close(self) -> None:
-        _close(self._socket)
-
-
-def _close(connection: socket.socket) -> None:
-    try:
-        connection.shutdown(socket.SHUT_RDWR)  # closing alone does not wake a thread that waits in it
-    except OSError:
-        pass
-    connection.close()
 
 
 class Link(ABC):
@@ -170,6 +87,17 @@ class Link(ABC):
         if event.get("event") == "ended":
             self._over.add(event["node"])
 
+    def _is_event(self, message: Mapping[str, Any]) -> bool:
+        """Whether it is of a node of this run; the others are heartbeats."""
+        return isinstance(message.get("event"), str) and message.get("node") in range(self._nodes)
+
+    def _pass_on(self, event: Mapping[str, Any]) -> None:
+        """To whoever runs this node. What it cannot make sense of ends no thread of ours."""
+        try:
+            self._hear(event)
+        except Exception:
+            log(f"what another node says makes no sense: {event}\n{traceback.format_exc()}")
+
     def _lost(self, node: int, say: str) -> dict[str, Any]:
         return {"event": "ended", "node": node, "outcome": "lost", "reason": {"kind": "gang", "say": say}}
 
@@ -187,10 +115,12 @@ class Head(Link):
         try:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._listener.bind((place[0].strip("[]"), place[1]))
-            self._listener.listen(64)
+            self._listener.listen(WAITING)
         except OSError:
             self._listener.close()
             raise
+        self._shut = threading.Event()
+        self._strangers = Crowd()
         self._members: dict[int, Wire] = {}
         self._heard: dict[int, float] = {}
 
@@ -203,7 +133,8 @@ class Head(Link):
 
     def drop(self) -> None:
         """The run did not begin after all."""
-        _close(self._listener)
+        self._shut.set()
+        close(self._listener)
 
     def tell(self, event: Mapping[str, Any]) -> None:
         """Say something to all other nodes."""
@@ -218,20 +149,18 @@ class Head(Link):
             wire.send(event)
 
     def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed: the run is over
-            wire = Wire(connection, self._times)
-            threading.Thread(target=self._admit, args=(wire,), name="gang member", daemon=True).start()
+        while not self._shut.is_set():
+            if not self._strangers.let_in(self._listener, self._admit, "gang member"):
+                self._shut.wait(PAUSE_S)
 
-    def _admit(self, wire: Wire) -> None:
+    def _admit(self, connection: socket.socket) -> None:
         try:
-            member, role = self._prove(wire)
-        except (OSError, ValueError, KeyError, TypeError):
-            wire.close()
+            member, role, wire = self._prove(connection)
+        except Exception:  # whatever a stranger says: it is one, and nothing else comes of it
+            close(connection)
             return
+        finally:
+            self._strangers.leave(connection)
         if role != "member":
             if self.visit is not None:
                 self.visit(member, role, wire)
@@ -247,27 +176,24 @@ class Head(Link):
             wire.send(event)
         self._listen(member, wire)
 
-    def _prove(self, wire: Wire) -> tuple[int, str]:
-        """Which node it is, in which role. Raises ValueError for who is none of ours."""
-        nonce = os.urandom(32).hex()
-        wire.send({"nonce": nonce})
-        answer = wire.receive() or {}
-        member, role, theirs = int(answer["node"]), str(answer.get("role") or "member"), str(answer["nonce"])
-        expected = proof(self._secret, role, member, nonce)
-        if (
-            role not in ("member", GIVE, TAKE)
-            or member not in self._heard
-            or not hmac.compare_digest(expected, str(answer["proof"]))
-        ):
-            raise ValueError("not one of ours")
-        wire.send({"proof": proof(self._secret, "head", member, theirs)})
-        return member, role
+    def _prove(self, connection: socket.socket) -> tuple[int, str, Wire]:
+        """Which node it is, in which role, and the way to it. Raises any Exception for who is none of ours."""
+        deadline, nonce = time.monotonic() + self._times.proof, os.urandom(32).hex()
+        _say(connection, {"nonce": nonce}, deadline)
+        answer = _said(connection, deadline)
+        member, role, theirs = answer["node"], answer["role"], _nonce(answer)
+        if type(member) is not int or member not in self._heard or role not in ("member", GIVE, TAKE):
+            raise ValueError("no node of this run")
+        _check(answer, proof(self._secret, role, member, nonce))
+        keys = session(self._secret, role, member, nonce, theirs)
+        _say(connection, {"proof": proof(self._secret, "head", member, theirs)}, deadline)
+        return member, role, Wire(connection, keys.head, keys.member, self._times.proof)
 
     def _listen(self, member: int, wire: Wire) -> None:
         for message in wire.messages():
-            if "event" in message and message not in self._said:
+            if self._is_event(message) and message not in self._said:
                 self._repeat(message, member)
-                self._hear(message)
+                self._pass_on(message)
         wire.close()
 
     def _watch(self) -> None:
@@ -286,7 +212,7 @@ class Head(Link):
                 self._hear(self._lost(member, say))
         while time.monotonic() < self.open_until:
             time.sleep(self._times.beat)
-        _close(self._listener)
+        self.drop()
         with self._lock:
             wires = dict(self._members)  # one may just be coming
         for wire in wires.values():
@@ -344,25 +270,25 @@ class Member(Link):
         return self._connect(role)
 
     def _connect(self, role: str = "member") -> Wire | None:
+        deadline = time.monotonic() + self._times.proof
         try:
-            wire = Wire(socket.create_connection(self._place, timeout=self._times.proof), self._times)
+            connection = socket.create_connection(self._place, timeout=self._times.proof)
         except OSError:
             return None
         try:
-            if self._prove(wire, role):
-                return wire
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # not our head: somebody else listens there, or it went away
-        wire.close()
-        return None
+            return self._prove(connection, role, deadline)
+        except Exception:  # not our head: somebody else listens there, or it went away
+            close(connection)
+            return None
 
-    def _prove(self, wire: Wire, role: str) -> bool:
-        challenge = wire.receive() or {}
-        nonce = os.urandom(32).hex()
-        mine = proof(self._secret, role, self._node, str(challenge["nonce"]))
-        wire.send({"node": self._node, "role": role, "nonce": nonce, "proof": mine})
-        answer = wire.receive() or {}
-        return hmac.compare_digest(proof(self._secret, "head", self._node, nonce), str(answer["proof"]))
+    def _prove(self, connection: socket.socket, role: str, deadline: float) -> Wire:
+        """The way to node 0. Raises any Exception where it is not node 0 that answers."""
+        challenge, nonce = _nonce(_said(connection, deadline)), os.urandom(32).hex()
+        mine = proof(self._secret, role, self._node, challenge)
+        _say(connection, {"node": self._node, "role": role, "nonce": nonce, "proof": mine}, deadline)
+        _check(_said(connection, deadline), proof(self._secret, "head", self._node, nonce))
+        keys = session(self._secret, role, self._node, challenge, nonce)
+        return Wire(connection, keys.member, keys.head, self._times.proof)
 
     def _converse(self, wire: Wire) -> None:
         with self._lock:
@@ -373,9 +299,9 @@ class Member(Link):
         beats = threading.Thread(target=self._beat, args=(wire,), name="gang beat", daemon=True)
         beats.start()
         for message in wire.messages():
-            if "event" in message:
+            if self._is_event(message):
                 self._note(message)
-                self._hear(message)
+                self._pass_on(message)
         with self._lock:
             self._wire = None
         if self._closing.is_set():
@@ -393,3 +319,29 @@ class Member(Link):
 
     def _head_is_over(self) -> bool:
         return 0 in self._over
+
+
+def _say(connection: socket.socket, words: Mapping[str, Any], deadline: float) -> None:
+    connection.settimeout(max(0.001, deadline - time.monotonic()))
+    connection.sendall(json.dumps(words).encode() + b"\n")
+
+
+def _said(connection: socket.socket, deadline: float) -> dict[str, Any]:
+    """What a stranger says. Raises OSError, ValueError, RecursionError."""
+    words = json.loads(line(connection, deadline))
+    if not isinstance(words, dict):
+        raise ValueError("nothing of ours was said")
+    return words
+
+
+def _nonce(words: Mapping[str, Any]) -> str:
+    """Raises ValueError, KeyError, TypeError where there is none."""
+    if not NONCE.fullmatch(words["nonce"]):
+        raise ValueError("nothing of ours was said")
+    return str(words["nonce"])
+
+
+def _check(answer: Mapping[str, Any], expected: str) -> None:
+    """Raises ValueError, KeyError, TypeError for a proof that is none."""
+    if not hmac.compare_digest(answer["proof"], expected):
+        raise ValueError("not one of ours")

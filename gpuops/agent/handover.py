@@ -5,14 +5,13 @@ goes, one of the others comes to `take`. Then, for each file, the newest first:
 
     giver  {"path", "size", "mtime_ns"}
     taker  {"want": true}                 false: it has that file as new, or no room for it
-    giver  `size` bytes, {"sha256"}
+    giver  `size` bytes in frames, the last of them empty: it is whole
     taker  {"kept": true}
     giver  {"end": true}                  after the last
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import time
@@ -23,12 +22,13 @@ from gpuops.agent import clients, gang, held, outs, over, sink
 from gpuops.agent.filestate import ABSENT, FILE
 from gpuops.agent.node import Node, Refusal, log, read_json, write_json
 from gpuops.agent.treefolder import TreeFolder, checked, free_bytes, raw
+from gpuops.agent.wire import LIMIT, Wire
 
 LAST_S = 30.0
 """With somebody there, who fetches them, results are handed over only so long before the machine goes."""
 LOOK_S = 0.2
 SILENCE_S = 15.0
-BLOCK = 1 << 20
+BLOCK = LIMIT
 MOST = 50_000_000_000
 """Bytes that are handed over, all together."""
 ROOM = 1_000_000_000
@@ -80,7 +80,7 @@ class Handover:
         elif self._is_needed():
             self._with_head("give", lambda wire: self._give(wire, 0))
 
-    def _with_head(self, role: str, do: Callable[[gang.Wire], None]) -> None:
+    def _with_head(self, role: str, do: Callable[[Wire], None]) -> None:
         wire = self._link.call_head(role)
         if wire is None:
             self._event("unhanded", why="node0 does not answer")
@@ -90,11 +90,11 @@ class Handover:
         finally:
             wire.close()
 
-    def visit(self, member: int, role: str, wire: gang.Wire) -> None:
+    def visit(self, member: int, role: str, wire: Wire) -> None:
         """Node 0's part: a member has come, to give or to take."""
         self._safely(lambda: self._receive(member, role, wire))
 
-    def _receive(self, member: int, role: str, wire: gang.Wire) -> None:
+    def _receive(self, member: int, role: str, wire: Wire) -> None:
         self._done.wait(max(0.0, self._link.open_until - time.monotonic()))
         if not self._done.is_set():
             return
@@ -133,7 +133,7 @@ class Handover:
 
     # What goes.
 
-    def _give(self, wire: gang.Wire, to: int) -> None:
+    def _give(self, wire: Wire, to: int) -> None:
         wire.limit(max(SILENCE_S, self._going[self._me] - time.monotonic()))  # its own run may be ending still
         files = size = 0
         try:
@@ -164,8 +164,8 @@ class Handover:
             if os.path.isfile(os.path.join(os.fsencode(self._tree()), raw(path))):
                 yield path, mtime_ns
 
-    def _stream(self, wire: gang.Wire, file: Any, length: int) -> None:
-        digest, left = hashlib.sha256(), length
+    def _stream(self, wire: Wire, file: Any, length: int) -> None:
+        left = length
         while left:
             if time.monotonic() > self._going[self._me]:
                 raise TooLate("the machine was about to go")
@@ -173,13 +173,12 @@ class Handover:
             if not block:
                 raise OSError(None, "a file became shorter while it was handed over")
             wire.write(block)
-            digest.update(block)
             left -= len(block)
-        _sent(wire, {"sha256": digest.hexdigest()})
+        wire.write(b"")
 
     # What comes.
 
-    def _take(self, wire: gang.Wire, of: int) -> None:
+    def _take(self, wire: Wire, of: int) -> None:
         wire.limit(max(SILENCE_S, self._going.get(of, 0.0) - time.monotonic()))  # it may wait for a client first
         matches = outs.matcher(self._spec.get("outs") or [])
         files = size = 0
@@ -207,21 +206,21 @@ class Handover:
             return False
         return found.kind == ABSENT or (found.kind == FILE and found.entry.mtime_ns < mtime_ns)
 
-    def _keep(self, wire: gang.Wire, path: str, length: int, mtime_ns: int) -> None:
+    def _keep(self, wire: Wire, path: str, length: int, mtime_ns: int) -> None:
         """Write it beside the tree, and put it into its place when it is whole. Raises OSError, Refusal."""
         part = self._node.path(f"{PART}-{threading.get_ident()}")
-        digest, left = hashlib.sha256(), length
+        left = length
         try:
             with open(part, "wb") as file:
-                while left:
-                    block = wire.read(min(BLOCK, left))
-                    file.write(block)
-                    digest.update(block)
+                while block := wire.read():
                     left -= len(block)
+                    if left < 0:
+                        break
+                    file.write(block)
                 file.flush()
                 os.fsync(file.fileno())
-            if _heard(wire).get("sha256") != digest.hexdigest():
-                raise OSError(None, f"{path} arrived with other bytes than were sent")
+            if left:
+                raise OSError(None, f"{path} is not as long as was announced")
             os.utime(part, ns=(mtime_ns, mtime_ns))
             with self._lock:  # another node may hand over a newer one just now
                 if not self._is_wanted(path, 0, mtime_ns):
@@ -250,12 +249,12 @@ def handed(folder: str) -> dict[str, int]:
     return dict(read_json(os.path.join(folder, STATE)) or {})
 
 
-def _sent(wire: gang.Wire, message: Mapping[str, Any]) -> None:
+def _sent(wire: Wire, message: Mapping[str, Any]) -> None:
     if not wire.send(message):
         raise ConnectionError("the other node has gone")
 
 
-def _heard(wire: gang.Wire) -> dict[str, Any]:
+def _heard(wire: Wire) -> dict[str, Any]:
     message = wire.receive()
     if message is None:
         raise ConnectionError("the other node has gone")

@@ -20,9 +20,9 @@ import threading
 import time
 from typing import Any, Sequence
 
-from gpuops.agent.ear import BURST, BURST_S, HELLO, Ear, line
-from gpuops.agent.gang import proof
+from gpuops.agent.ear import BURST, BURST_S, HELLO, Ear
 from gpuops.agent.node import Node, Refusal
+from gpuops.agent.strangers import line, proof
 
 LISTEN_S = 60.0
 """The longest time that listeners stay, whatever is asked for."""
@@ -151,7 +151,6 @@ class Try:
             self._ms = round((time.monotonic() - began) * 1000, 3)
             # Closed at once and for good: a port that is left waiting could not be used by the launch.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            connection.settimeout(max(0.01, self._deadline - time.monotonic()))
             return self._ask(connection)
 
     def _ask(self, connection: socket.socket) -> str:
@@ -160,7 +159,7 @@ class Try:
         connection.sendall(b"%s %d %s %s %d\n" % (HELLO, self._own, nonce.encode(), mine.encode(), self._count))
         expected = proof(self._token, "listens", self._node, nonce).encode()
         try:
-            if not hmac.compare_digest(line(connection).strip(), expected):
+            if not hmac.compare_digest(line(connection, self._deadline).strip(), expected):
                 return "other"
         except ConnectionError:
             return "other"  # it ended the conversation
@@ -177,8 +176,7 @@ class Try:
             while left > 0 and not select.select([connection], [], [], 0)[0] and time.monotonic() < deadline:
                 if select.select([connection], [connection], [], BURST_S)[1]:
                     left -= connection.send(piece[:left])
-            connection.settimeout(max(0.01, deadline - time.monotonic()))
-            count, seconds = line(connection).split()
+            count, seconds = line(connection, deadline).split()
             self._mb_s = round(int(count) / max(float(seconds), 1e-6) / 1e6, 1) if int(count) else None
         except (OSError, ValueError):
             pass

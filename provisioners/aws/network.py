@@ -101,9 +101,14 @@ def caller(env: Mapping[str, str]) -> str:
     except (OSError, ValueError, urllib.error.URLError) as error:
         raise Rejected(f"{url} does not tell this computer's address: {error}", hint) from error
     try:
-        return str(ipaddress.ip_network(said))
+        found = ipaddress.ip_address(said)
     except ValueError:
         raise Rejected(f"{url} does not tell this computer's address", hint) from None
+    nobodys = found.is_unspecified or found.is_multicast or found.is_reserved or found.is_loopback
+    # A service of the user's own may see an address inside a network of theirs; AWS never does.
+    if nobodys or (found.is_private and url == CHECKIP):
+        raise Rejected(f"{url} says that this computer's address is {found}, which cannot be", hint)
+    return str(ipaddress.ip_network(found))
 
 
 def rule(cidr: str, said: str) -> dict[str, Any]:

@@ -189,6 +189,15 @@ class Teller(BaseHTTPRequestHandler):
         (200, "2001:db8::7\n", "2001:db8::7/128"),
         (200, "<html>log in</html>", None),
         (200, "", None),
+        (200, "0.0.0.0/0", None),
+        (200, "203.0.113.0/24", None),
+        (200, "0.0.0.0", None),
+        (200, "::", None),
+        (200, "::ffff:0.0.0.0", None),
+        (200, "127.0.0.1", None),
+        (200, "224.0.0.1", None),
+        (200, "255.255.255.255", None),
+        (200, "10.1.2.3", "10.1.2.3/32"),
         (503, "203.0.113.7", None),
     ],
 )
@@ -202,7 +211,7 @@ def test_this_computers_address(status: int, text: str, found: str | None) -> No
         else:
             with pytest.raises(Rejected) as caught:
                 network.caller(env)
-            assert "does not tell this computer's address" in caught.value.say
+            assert "this computer's address" in caught.value.say
             assert caught.value.hint == "say whom SSH is open to: --ssh-from 203.0.113.7"
         server.shutdown()
 
@@ -221,3 +230,14 @@ def test_without_an_address_nothing_is_made(fake: FakeAWS, tenant: Tenant) -> No
         tenant.make(notes, offer)
     assert notes.lines == []
     assert fake.left() == []
+
+
+def test_aws_never_sees_a_private_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    teller = type("Told", (Teller,), {"says": (200, "10.1.2.3")})
+    with HTTPServer(("127.0.0.1", 0), teller) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(network, "CHECKIP", url := f"http://127.0.0.1:{server.server_port}/")
+        with pytest.raises(Rejected) as caught:
+            network.caller({})
+        server.shutdown()
+    assert caught.value.say == f"{url} says that this computer's address is 10.1.2.3, which cannot be"

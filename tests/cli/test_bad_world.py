@@ -22,7 +22,7 @@ from gpuops.ledger import Ledger
 from gpuops.models import Lease, Resource
 from gpuops.processes import Identity
 from tests.cli.conftest import Desk
-from tests.conftest import open_folder, without_root
+from tests.conftest import give_away, open_folder, without_root
 
 DRY = ("run", "--dry-run", "--", "true")
 TRAIN = ("train", "multinode", "a.py")
@@ -408,7 +408,7 @@ def test_with_nobody_to_read_a_folder_it_is_named(desk: Desk, monkeypatch: pytes
         closed.mkdir()
         home = place / "home"
         home.mkdir()
-        home.chmod(0o777)
+        give_away(home)
         monkeypatch.setenv("GPUOPS_HOME", str(home))
         monkeypatch.chdir(closed)
         closed.chmod(0o000)
@@ -427,7 +427,7 @@ def test_a_ledger_that_may_not_be_read(desk: Desk, monkeypatch: pytest.MonkeyPat
         home.mkdir()
         (home / "owner").write_text("0a1b2c3d\n")
         (home / "ledger.db").touch(mode=0o600)
-        home.chmod(0o777)
+        give_away(home)
         monkeypatch.setenv("GPUOPS_HOME", str(home))
         with without_root():
             said = desk.type("runs")
