@@ -18,10 +18,10 @@ PATIENCE_S = 3.0
 """So long it is waited for an account's name where everything else is known."""
 
 
-def payer(world: World, request: Request, patience_s: float = PATIENCE_S) -> Payer | None:
+def payer(world: World, request: Request) -> Payer | None:
     """Who would pay for a request; None where its provider does not tell."""
     tell: Any = getattr(world.provisioner(request.provider), "payer", None)
-    found: Payer | None = tell(request, patience_s) if tell else None
+    found: Payer | None = tell(request, PATIENCE_S) if tell else None
     return found
 
 

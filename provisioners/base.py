@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from gpuops.models import (
@@ -38,7 +39,7 @@ CONTRACT = 1
 """Version of this contract; a provisioner states the one it was written for as `contract`."""
 
 
-NOTHING: Mapping[str, str] = {}
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Context:
     """gpuops' own folder on this computer (`~/.gpuops`)."""
     env: Mapping[str, str]
     """The real environment, and settings of `.env` that choose no account (a region)."""
-    dotenv: Mapping[str, str] = field(default=NOTHING, repr=False)
+    dotenv: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Keys to providers in the project's `.env`: the last place to look in (`credential`)."""
 
     def credential(

@@ -25,6 +25,8 @@ REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")
 DEFAULT = "us-east-1"
 CONNECT_S = 10.0
 READ_S = 30.0
+NAMING_S = 10.0
+"""How long the answer may take whose account this is: nothing hangs on it but a name."""
 ATTEMPTS = 3
 PROFILE = "gpuops_profile"
 """On a client: whose credentials it asks with."""
@@ -144,7 +146,10 @@ class Account:
             try:
                 told = ask("ask who this is", self._client("sts", region, launching=True).get_caller_identity)
             except AuthFailed as error:
-                raise self.explained(region, error) from error
+                better = self.explained(region, error)
+                if better is error:
+                    raise
+                raise better from error
             arn = str(told.get("Arn") or "")
             known = Identity(str(told["Account"]), arn, re.split("[:/]", arn)[-1])
             with self._lock:
@@ -230,7 +235,7 @@ class Account:
                 tries = 1 if launching else ATTEMPTS
                 settings = Config(
                     connect_timeout=CONNECT_S,
-                    read_timeout=READ_S,
+                    read_timeout=NAMING_S if service == "sts" else READ_S,
                     retries={"mode": "standard", "total_max_attempts": tries},
                     user_agent_extra="gpuops",
                     max_pool_connections=32,
