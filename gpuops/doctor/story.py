@@ -96,7 +96,7 @@ def _account(world: World, provider: str) -> Finding:
 def _payer(world: World, request: Request) -> list[Finding]:
     """Who would pay, and a `.env` whose keys are not used."""
     paid = payer(world, request)
-    told = [note("payer", f"what is rented here: {paid}", "keys are looked for in this order: " + ORDER)]
+    told = [note("account", f"what is rented here: {paid}", "keys are looked for in this order: " + ORDER)]
     try:
         refuse_tracked(world.folder)
     except UsageError as refused:

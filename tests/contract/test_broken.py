@@ -266,12 +266,12 @@ class ProblemsAreWords(Plain):
 
 
 class IsPaidByWords(Plain):
-    def payer(self, request: Request, patience_s: float) -> Any:  # noqa: ARG002
+    def payer(self, request: Request, patience_s: float) -> Any:
         return "me"
 
 
 class IsPaidFromNowhere(Plain):
-    def payer(self, request: Request, patience_s: float) -> Payer:  # noqa: ARG002
+    def payer(self, request: Request, patience_s: float) -> Payer:
         return Payer("me", "")
 
 
