@@ -13,12 +13,13 @@ from typing import Any
 
 from gpuops import guard, takeover, virtual
 from gpuops import lease as leases
-from gpuops.errors import GpuopsError, NodeError
+from gpuops.errors import GpuopsError, NodeError, UsageError
 from gpuops.ledger import ClusterRow, RunRow
 from gpuops.live import name_hosts, open_live, programs_of, reach, send_lease
 from gpuops.models import Lease, Request, Resource, Verdict
 from gpuops.nodes import folded, with_virtual
 from gpuops.oneach import on_each
+from gpuops.payer import payer
 from gpuops.results.home import read_json
 from gpuops.teardown import in_order
 from gpuops.traces import Traces, home_of, read_traces, request_of
@@ -36,6 +37,8 @@ class Lost:
     provider: str
     name: str
     resources: Sequence[Resource]
+    dotenv: bool = False
+    """As `Stray.dotenv`."""
 
     @property
     def machines(self) -> list[Resource]:
@@ -109,8 +112,14 @@ def adopt_all(world: World, clusters: Sequence[Lost], *, complete: bool) -> tupl
 def adopt(world: World, lost: Lost, *, complete: bool = True) -> Adopted:
     """Write it into the ledger, with its runs, as a cluster of this folder; nothing on its nodes changes.
 
-    Raises NodeError where it cannot be known what it is, UsageError where a live cluster has its name.
+    Raises NodeError where it cannot be known what it is, UsageError where a live cluster has its name, and where only
+    a key of `.env` sees it, which may be the account of whoever wrote the project.
     """
+    if lost.dotenv:
+        raise UsageError(
+            f"{lost.name} is in the account of the key in .env, behind the key that comes first",
+            "where that account is yours, export its key; then: gpuops reap --adopt",
+        )
     provisioner = world.provisioner(lost.provider)
     if not lost.machines:
         raise NodeError(f"{lost.name} cannot be taken back: no machine of it is left", "end the rest: gpuops reap")
@@ -126,6 +135,7 @@ def adopt(world: World, lost: Lost, *, complete: bool = True) -> Adopted:
     nodes = _look(draft, machines)
     lease, adrift = lease_of(nodes)
     price = sum(one.per_hour for one in machines)
+    paid = payer(world, Request(lost.provider, region=machines[0].region)) if rented else None
     now = world.clock.now()
     usual = leases.make(rented=rented, per_hour=price, now=now)
     if adrift or (lease == Lease() and rented):
@@ -137,7 +147,7 @@ def adopt(world: World, lost: Lost, *, complete: bool = True) -> Adopted:
     machines = folded(machines)
     row = dataclasses.replace(
         draft, lease=lease, created=min([now, *(run.created for run in runs)]), boot_deadline=now, ready=now,
-        offer={"prices": [{"what": "machines", "per_hour": price}]},
+        offer={"prices": [{"what": "machines", "per_hour": price}], "payer": dataclasses.asdict(paid) if paid else {}},
         request=dataclasses.asdict(Request(lost.provider, nodes=len(machines))),
     )  # fmt: skip
     known = world.ledger.adopt(row, [*machines, *rest], runs)

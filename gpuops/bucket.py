@@ -16,7 +16,7 @@ from typing import Any
 from gpuops.errors import GpuopsError, Unknown, UsageError
 from gpuops.ledger import RunRow
 from gpuops.output import clock_time
-from gpuops.s3 import OVER, WRONG, Absent, Denied, ask, client, failure, key_of, session_ends, whose
+from gpuops.s3 import OVER, WRONG, Absent, Denied, ask, client, failure, from_dotenv, key_of, session_ends, whose
 from gpuops.world import World
 
 PARTS = 400
@@ -41,11 +41,13 @@ class Grant:
 
 def check(world: World, sink: Mapping[str, Any]) -> dict[str, Any]:
     """Whether results can be kept there, before anything is rented: the sink with its `region`, and with the `profile`
-    that it was asked with, by its name: whoever comes back for the results asks with the same.
+    that it was asked with, by its name, or `dotenv` where the key was the project's: whoever comes back for the results
+    asks with the same.
 
     Raises UsageError, AuthFailed, Unknown.
     """
-    sink = {**sink, "profile": whose(world.env, str(sink.get("profile") or ""))}
+    sink = {**sink, "profile": whose(world.env, str(sink.get("profile") or "")), "dotenv": False}
+    sink["dotenv"] = from_dotenv(world, sink)
     with world.progress.during(f"asking for the bucket {sink['bucket']}"):
         found = {**sink, "region": _region(world, sink)}
         s3 = client(world, found)

@@ -24,7 +24,7 @@ from gpuops.errors import (
 )
 from gpuops.ledger import ClusterRow
 from gpuops.live import Live, send_lease
-from gpuops.models import Intent, Offer, Problem, Request
+from gpuops.models import Intent, Offer, Payer, Problem, Request
 from gpuops.orphans import note_rented
 from gpuops.output import money
 from gpuops.refusals import Refusals
@@ -110,13 +110,15 @@ def _check_capabilities(provisioner: Provisioner, request: Request) -> None:
             )
 
 
-def rehearse(world: World, request: Request, wish: LeaseWish) -> Sequence[Offer]:
-    """The offers of a dry run; what there is to say of the money is said. Raises ProviderError, UsageError."""
+def rehearse(world: World, request: Request, wish: LeaseWish) -> tuple[Sequence[Offer], Payer | None]:
+    """The offers of a dry run, and who would pay; what there is to say of the money is said. Raises ProviderError,
+    UsageError."""
     rented = world.provisioner(request.provider).capabilities.get("rented") is True
     search = Search(world, dataclasses.replace(request, wait_s=0.0), _planned(world))
     offers = search.offers()
-    Terms(world, request, wish, rented, search).foresee(offers[0])
-    return offers
+    terms = Terms(world, request, wish, rented, search)
+    terms.foresee(offers[0])
+    return offers, terms.payer(offers[0])
 
 
 def _planned(world: World, avoided: Sequence[str] = ()) -> Plan:
@@ -166,7 +168,7 @@ def bring_up(
         now=now,
     )
     try:
-        guard.ensure(world.home, world.env if rented else None, request.provider)
+        guard.ensure(world.home, request.provider if rented else None)
         if rented:
             note_rented(world.home, request.provider)
         intent = Intent(world.owner, row.name, row.token, row.boot_deadline, agent)
@@ -215,12 +217,12 @@ def _create(
             continue
         terms.take(offer)
         terms.announce(row, offer)
-        now = world.clock.now()
+        now, payer = world.clock.now(), terms.payer(offer)
         bounded = dataclasses.replace(intent, boot_deadline=terms.boot_end(offer, now))
         # What came to nothing has cost nothing: time and money count from this attempt on.
         world.ledger.set_cluster(
             row.id,
-            offer=dataclasses.asdict(offer),
+            offer=dataclasses.asdict(offer) | {"payer": dataclasses.asdict(payer) if payer else {}},
             boot_deadline=bounded.boot_deadline,
             lease=terms.lease(offer.per_hour, now),
             created=now,

@@ -91,7 +91,7 @@ def request_of(row: RunRow) -> RunRequest:
 
 def follower(world: World, live: Live, row: RunRow, on_bytes: OnBytes, say: Callable[[str], None]) -> Follower:
     """Somebody who mirrors a run's logs and waits for its end."""
-    provider = world.provisioner(live.row.provider)
+    provider = world.provisioner_of(live.row)
 
     def gone(index: int) -> bool:
         machine = live.machines[index]
@@ -248,7 +248,7 @@ def _gone_meanwhile(
     world: World, live: Live, nodes: Sequence[int], results: Mapping[int, Mapping[str, Any]]
 ) -> list[int]:
     """Nodes whose machines went while their results were fetched. One that is being taken back is waited for."""
-    provider, machines = world.provisioner(live.row.provider), dict(enumerate(live.machines))
+    provider, machines = world.provisioner_of(live.row), dict(enumerate(live.machines))
     reasons = [result["reason"] for result in results.values()]
     going = any(reason.get("kind") == "reclaim" or reason.get("reclaimed") for reason in reasons)
     deadline = time.monotonic() + (GOING_S if going else 0.0)
@@ -424,6 +424,7 @@ def record(
         "duration_s": over - started,
         "before_s": started - since,
         "cost": float(row.facts.get("per_hour") or 0.0) * (until - since) / 3600,
+        "payer": dict(cluster.payer) or None,
         "rented": cluster.provider != "local" and bool(row.facts.get("per_hour")),
         "home": str(row.home),
         "missing": missing,

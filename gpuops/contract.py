@@ -21,6 +21,7 @@ from gpuops.models import (
     Journal,
     Offer,
     Option,
+    Payer,
     Problem,
     Quota,
     QuotaReport,
@@ -31,6 +32,9 @@ from provisioners.base import Provisioner, TellsQuota
 
 CALL_S = 180.0
 """How long a call other than `create` may take; each has shorter limits of its own for the network."""
+
+SPARE_S = 10.0
+"""What a provisioner may take to find its key, beside its patience with others."""
 
 T = TypeVar("T")
 
@@ -97,6 +101,16 @@ class Checked:
         if not hasattr(self.inner, "balance"):
             return None
         return _numbers({"balance": self.balance()})
+
+    def payer(self, request: Request, patience_s: float = 0.0) -> Payer | None:
+        """Who would pay; None where the provider does not tell. Never a reason to fail: then nothing is known."""
+        tell: Callable[[Request, float], Payer] | None = getattr(self.inner, "payer", None)
+        if tell is None:
+            return None
+        try:
+            return in_time(lambda: tell(request, patience_s), patience_s + SPARE_S, f"payer at {self.name}")
+        except Exception:
+            return Payer("", "")
 
     def last_words(self, resource: Resource) -> str:
         """The end of a machine's own log, as its provider shows it; empty where it shows none."""

@@ -35,11 +35,12 @@ def dry_run(world: World, job: Job) -> tuple[dict[str, Any], list[str]]:
     lines = [choice.say] if choice.say else []
     if choice.row is None:
         machines = dataclasses.replace(job.machines, provider=choice.provider)
-        offers = clusters.rehearse(world, machines, job.wish)
+        offers, payer = clusters.rehearse(world, machines, job.wish)
         offer = offers[0]
         gpus = [offer.gpus] * job.request.nodes
         document["create"] = dataclasses.asdict(offer) | {"per_hour": offer.per_hour}
-        lines += offering.would_create(offers, columns(world.out.out))
+        document["payer"] = dataclasses.asdict(payer) if payer else None
+        lines += offering.would_create(offers, payer, columns(world.out.out))
     else:
         lines.append(f"would use {choice.row.name}")
         document["use"] = choice.row.name

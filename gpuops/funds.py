@@ -49,7 +49,7 @@ class Asked:
 def beyond(world: World, row: ClusterRow, lease: Lease, now: float) -> str:
     """Why the account cannot pay for all of a live cluster's lease; empty where it can, or where that is not known."""
     try:
-        funds = Asked(world, world.provisioner(row.provider)).told(PATIENCE_S)
+        funds = Asked(world, world.provisioner_of(row)).told(PATIENCE_S)
     except GpuopsError:  # the package that brings it is no longer installed
         return ""
     per_hour = sum(one.per_hour for one in world.ledger.resources(row.id) if one.bills)

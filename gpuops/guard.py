@@ -53,10 +53,10 @@ RELIEF_S = 40.0
 """So long the guard that relieves another waits for it to leave."""
 
 
-def ensure(home: Path, used: Mapping[str, str] | None = None, provider: str | None = None) -> None:
+def ensure(home: Path, provider: str | None = None) -> None:
     """Start a guard unless one runs; returns at once. The process is detached: no terminal, own session.
 
-    `used`: the environment that something is about to be rented with, at `provider`. A guard without its keys is
+    `provider`: where something is about to be rented with the keys of this environment. A guard without them is
     relieved.
     """
     from filelock import FileLock, Timeout
@@ -69,7 +69,7 @@ def ensure(home: Path, used: Mapping[str, str] | None = None, provider: str | No
         with FileLock(home / LOCK, timeout=0):
             pass
     except Timeout:
-        if not guardkeys.unfit(home, os.environ, used, provider):
+        if not guardkeys.unfit(home, os.environ, provider):
             return
         environ = guardkeys.joined(home, os.environ, provider)
         guardkeys.ask_relief(home)
@@ -154,7 +154,9 @@ def _world(home: Path, folder: Path | None = None) -> World:
 
     settings = load_leniently(folder, os.environ, {})[0] if folder else Settings()
     env = surroundings(settings, os.environ)
-    return World(home=home, owner=owner(home), folder=home, env=env, out=Output(), signals=Signals())
+    return World(
+        home=home, owner=owner(home), folder=home, env=env, out=Output(), signals=Signals(), dotenv=settings.dotenv
+    )
 
 
 def _watch(home: Path) -> None:

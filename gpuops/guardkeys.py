@@ -56,22 +56,15 @@ def note(home: Path, environ: Mapping[str, str]) -> None:
         _write(home / FILE, {**fingerprints(environ), PROCESS: [me.pid, me.start]})
 
 
-def unfit(
-    home: Path, environ: Mapping[str, str], used: Mapping[str, str] | None = None, provider: str | None = None
-) -> bool:
-    """Whether the guard that is there lacks a key of this environment; with `used`, those that machines are about to
-    be rented with (a project's `.env` may bring some): whether it would use another instead. Of a `provider` that is
-    known it must have nothing besides, either."""
+def unfit(home: Path, environ: Mapping[str, str], provider: str | None = None) -> bool:
+    """Whether the guard that is there lacks a key of this environment. Where a `provider` is about to be rented at:
+    whether anything that chooses an account there is another than here; keys of a project's `.env` the guard reads
+    itself."""
     theirs, exported = _read(home / FILE), fingerprints(environ)
-    if used is None:
-        lacking = {name for name in exported if name in (*KEYS, *CHOOSING)} - theirs.keys()
+    lacking = {name for name in exported if name in (*KEYS, *CHOOSING)} - theirs.keys()
+    if provider is None:
         return bool(lacking) or any(_renewed(one, theirs, exported) for one in refused(home))
-    wanted = fingerprints(used)
-    ours = set(ACCOUNTS.get(provider or "", ()))
-    return any(
-        theirs.get(name) != wanted[name] if name in exported else theirs.get(name, wanted.get(name)) != wanted.get(name)
-        for name in {*wanted} | (ours & theirs.keys())
-    )
+    return any(theirs.get(name) != exported.get(name) for name in {*exported, *ACCOUNTS.get(provider, ())})
 
 
 def joined(home: Path, environ: Mapping[str, str], provider: str | None = None) -> dict[str, str]:

@@ -156,7 +156,7 @@ def explained(world: World, row: ClusterRow, error: ConnectionLost) -> Connectio
 def admitted(world: World, row: ClusterRow, resources: Sequence[Resource]) -> bool:
     """Whether a provider that lets this computer alone in had to be told its new address; said where that is so."""
     try:
-        admit: Callable[[Sequence[Resource]], bool] | None = getattr(world.provisioner(row.provider), "admit", None)
+        admit: Callable[[Sequence[Resource]], bool] | None = getattr(world.provisioner_of(row), "admit", None)
         if admit is None or not admit(resources):
             return False
     except GpuopsError:
@@ -249,7 +249,7 @@ def nodes_of(world: World, row: ClusterRow) -> list[Resource]:
 
 def all_ended(world: World, row: ClusterRow) -> bool:
     """Whether a cluster's provider says that none of its machines runs any more. Raises ProviderError."""
-    provider = world.provisioner(row.provider)
+    provider = world.provisioner_of(row)
     machines = machines_of(world, row)
     return bool(machines) and all(is_dead(provider.describe(machine)) for machine in machines)
 
@@ -263,7 +263,7 @@ def has_gone(world: World, row: ClusterRow, machine: Resource) -> bool:
     """Whether a rented machine is no more, and nothing can come from it, as its provider tells; a silent one tells
     nothing."""
     try:
-        provider = world.provisioner(row.provider)
+        provider = world.provisioner_of(row)
         return provider.capabilities.get("rented") is True and is_dead(provider.describe(machine))
     except GpuopsError:
         return False

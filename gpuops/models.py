@@ -49,6 +49,24 @@ class Price:
     per_hour: float
 
 
+DOTENV = ".env"
+"""The source of a key that the project's `.env` holds."""
+
+
+@dataclass(frozen=True)
+class Payer:
+    """Who pays for what is rented."""
+
+    account: str
+    """The account as its owner knows it: `alice@example.com`, `AWS account 123456789012 as alice`; empty: not known."""
+    source: str
+    """Where the key to it came from: `RUNPOD_API_KEY`, `profile work`, `~/.runpod/config.toml`, DOTENV."""
+
+    def __str__(self) -> str:
+        whose = f"paid by {self.account}" if self.account else "account unknown"
+        return whose + (f" (key from {self.source})" if self.source else "")
+
+
 @dataclass(frozen=True)
 class Offer:
     """One concrete way to satisfy a request; all its nodes together."""

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from gpuops.models import Offer
+from gpuops.models import Offer, Payer
 from gpuops.output import columns, money, table
 from gpuops.world import World
 
@@ -38,13 +38,18 @@ def lines(offers: Sequence[Offer], width: int | None = None) -> list[str]:
     return [*table(rows, width, gives=0), *([f"and {more} more"] if more > 0 else [])]
 
 
-def would_create(offers: Sequence[Offer], width: int | None = None) -> list[str]:
+def would_create(offers: Sequence[Offer], payer: Payer | None = None, width: int | None = None) -> list[str]:
     """A dry run's lines: all there are, and the one that is tried first."""
     first = offers[0]
     price = f"{money(first.per_hour)}/h" if first.per_hour else "free"
     why = [choice(offers)] if len(offers) > 1 else []
     notes = [f"note: {note}" for note in first.notes]
-    return [*lines(offers, width), f"would create: {first.say}, {price}", *notes, *why]
+    return [*lines(offers, width), f"would create: {first.say}, {price}{paid(payer)}", *notes, *why]
+
+
+def paid(payer: Payer | None) -> str:
+    """What follows a price: whose account it is."""
+    return f", {payer}" if payer else ""
 
 
 def _cells(offer: Offer) -> dict[str, str]:

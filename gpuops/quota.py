@@ -15,6 +15,7 @@ from gpuops.contract import Checked
 from gpuops.errors import Interrupted, RateLimited, Unknown, UsageError, worst
 from gpuops.models import Increase, Quota, QuotaReport, Request
 from gpuops.output import ago, columns, span, table
+from gpuops.payer import refuse_dotenv
 from gpuops.signals import Signals
 from gpuops.world import World
 
@@ -58,6 +59,7 @@ def fits(report: QuotaReport) -> bool | None:
 
 def look(world: World, request: Request) -> QuotaReport:
     """Raises ProviderError, UsageError."""
+    refuse_dotenv(world, request.provider)
     with world.progress.during(f"asking {request.provider} for its quotas"):
         report = _teller(world, request.provider).quota(request)
     if report is None:

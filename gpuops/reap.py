@@ -26,6 +26,7 @@ from gpuops.world import World
 
 if TYPE_CHECKING:
     from gpuops.ledger import ClusterRow
+    from provisioners.base import Provisioner
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Stray:
 
     provider: str
     resource: Resource
+    dotenv: bool = False
+    """It is in the account of the key in the project's `.env`, and that is not the one whose key comes first."""
 
     @property
     def cluster(self) -> str:
@@ -78,7 +81,20 @@ def owned(world: World, idle: list[Unasked] | None = None) -> tuple[list[Stray],
                 world.out.say(f"note: no cluster of this ledger was ever at {name}, which is not asked: {error.say}")
         except GpuopsError as error:
             unasked.append(Unasked(f"{name} could not be asked: {error.say}", error))
+        known = {(one.resource.kind, one.resource.id) for one in found if one.provider == name}
+        found += [one for one in _by_dotenv(world, name) if (one.resource.kind, one.resource.id) not in known]
     return found, unasked
+
+
+def _by_dotenv(world: World, name: str) -> list[Stray]:
+    """What is in the account of a key in `.env` behind the first one. It may be the account of whoever wrote the
+    project: where it does not answer, that is said and stops nobody."""
+    try:
+        there = world.from_dotenv(name)
+        return [Stray(name, one, dotenv=True) for one in there.list_owned(world.owner, [])] if there else []
+    except GpuopsError as error:
+        world.out.say(f"note: {name} could not be asked with the key in .env: {error.say}")
+        return []
 
 
 def _used(world: World) -> set[str] | None:
@@ -112,10 +128,13 @@ def unknown(world: World, found: Sequence[Stray]) -> list[Stray]:
 def lost(found: Sequence[Stray]) -> list[Lost]:
     """Strays as the clusters that they are of. Two of one name were made apart where their tokens differ."""
     clusters = []
-    for provider, name in dict.fromkeys((stray.provider, stray.cluster) for stray in found):
-        resources = [one.resource for one in found if (one.provider, one.cluster) == (provider, name)]
+    for group in dict.fromkeys((stray.provider, stray.cluster, stray.dotenv) for stray in found):
+        provider, name, dotenv = group
+        resources = [one.resource for one in found if (one.provider, one.cluster, one.dotenv) == group]
         tokens = dict.fromkeys(token for one in resources if (token := stem(one))) or [""]
-        clusters += [Lost(provider, name, [one for one in resources if stem(one) in (token, "")]) for token in tokens]
+        clusters += [
+            Lost(provider, name, [one for one in resources if stem(one) in (token, "")], dotenv) for token in tokens
+        ]
     return clusters
 
 
@@ -143,7 +162,7 @@ def forgotten(world: World) -> tuple[list[str], list[Unasked]]:
         if row.state != "up":
             continue
         try:
-            left = remaining(world, world.provisioner(row.provider), row)
+            left = remaining(world, world.provisioner_of(row), row)
         except GpuopsError as error:
             unasked.append(Unasked(f"{row.provider} could not be asked about {row.name}: {error.say}", error))
             continue
@@ -197,13 +216,15 @@ def end(world: World, found: Sequence[Stray]) -> None:
     """
     failed: list[GpuopsError] = []
     found = unknown(world, found)
-    for name in sorted({stray.provider for stray in found}):
+    for name, dotenv in sorted({(stray.provider, stray.dotenv) for stray in found}):
+        there = [stray for stray in found if (stray.provider, stray.dotenv) == (name, dotenv)]
         try:
-            _end_at(world, name, [stray.resource for stray in found if stray.provider == name])
+            provisioner = (world.from_dotenv(name) if dotenv else None) or world.provisioner(name)
+            _end_at(world, name, provisioner, [stray.resource for stray in there])
         except GpuopsError as error:
             failed.append(error)
             continue
-        _forget_names(world, {stray.cluster for stray in found if stray.provider == name})
+        _forget_names(world, {stray.cluster for stray in there})
     if failed:
         why = next((one for one in failed if refusal(one)), None)
         raise StillBilling("; ".join(one.say for one in failed), retyped("gpuops reap", why)) from why
@@ -218,9 +239,8 @@ def _forget_names(world: World, names: Collection[str]) -> None:
             ssh.remove_config(world.home / "ssh", name)
 
 
-def _end_at(world: World, name: str, found: Sequence[Resource]) -> None:
-    """One provider's. Raises StillBilling, and UsageError where its provisioner cannot be loaded."""
-    provisioner = world.provisioner(name)
+def _end_at(world: World, name: str, provisioner: Provisioner, found: Sequence[Resource]) -> None:
+    """One account's. Raises StillBilling."""
     clock = world.clock
     deadline = clock.monotonic() + provisioner.gone_s
     wanted = {(one.kind, one.id) for one in found}

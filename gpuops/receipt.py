@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gpuops.models import Payer
 from gpuops.output import money, span
 
 SHORT_HASH = 10
@@ -15,8 +16,9 @@ def receipt(record: Mapping[str, Any]) -> list[str]:
 
     Read are: `run`, `request` (with `workload`), `gpuops` (its version), `commit` (a git hash), `dirty`,
     `provider`, `nodes`, `image`, `torch`, `driver`, `duration_s` and `before_s` (seconds billed before the
-    first step), `rented`, `cost` ($, an estimate until the provider bills), `home` (a path), `missing` (a sentence
-    about what was not brought home), `kept` (one about where else results are), and of a reclaimed run `progress`.
+    first step), `rented`, `payer` (`account` and `source`), `cost` ($, an estimate until the provider bills), `home` (a
+    path), `missing` (a sentence about what was not brought home), `kept` (one about where else results are), and of a
+    reclaimed run `progress`.
     How the run ended is for the verdict to say.
     """
     rows = [
@@ -94,7 +96,13 @@ def _cost(record: Mapping[str, Any]) -> str:
     if cost is None:
         return "not known"
     before = sum(float(one.get("cost") or 0.0) for one in record.get("retries") or ())
-    return f"about {money(cost)}" + (f", {money(cost + before)} with what was reclaimed before" if before else "")
+    more = f", {money(cost + before)} with what was reclaimed before" if before else ""
+    return f"about {money(cost)}{more}{_paid(record)}"
+
+
+def _paid(record: Mapping[str, Any]) -> str:
+    payer = record.get("payer")
+    return f", {Payer(**payer)}" if isinstance(payer, Mapping) and {*payer} == {"account", "source"} else ""
 
 
 def _before(record: Mapping[str, Any]) -> list[str]:

@@ -36,6 +36,12 @@ class ClusterRow:
     ended: float | None
     why: str
 
+    @property
+    def payer(self) -> Mapping[str, Any]:
+        """Who pays for it (`models.Payer`); {} where that was not noted."""
+        found = self.offer.get("payer")
+        return found if isinstance(found, Mapping) else {}
+
 
 @dataclass(frozen=True)
 class RunRow:

@@ -23,6 +23,7 @@ from gpuops.ledger import RunRow
 from gpuops.live import Live
 from gpuops.models import RunRequest, Verdict
 from gpuops.oneach import on_each
+from gpuops.payer import refuse_tracked
 from gpuops.probe import meet
 from gpuops.progress import Progress
 from gpuops.push import uplink
@@ -90,6 +91,7 @@ def tree_of(request: RunRequest, folder: Path) -> tuple[str, Path]:
 def check(world: World, request: RunRequest, sending: Sending) -> None:
     """What can be known to fail before anything is created. Raises UsageError."""
     secret_values(request.secrets, world.folder, world.env)
+    refuse_tracked(world.folder, [name for name in request.secrets if not world.env.get(name)])
     _, folder = tree_of(request, world.folder)
     _check_script(request, push.scan(folder, world.home / "cache", _allowed(request, sending)))
 

@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuops.errors import AuthFailed, GpuopsError, NotSetUp, Unknown, UsageError
+from gpuops.models import DOTENV
+from gpuops.settings import with_keys
 from gpuops.world import World
+from provisioners.base import Credential, credential
 
+KEY_ID, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
 NEEDED = ("s3:PutObject", "s3:GetObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
 DENIED = ("AccessDenied", "403", "AllAccessDisabled")
 WRONG = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthorizationHeaderMalformed")
@@ -35,9 +39,10 @@ def whose(env: Mapping[str, str], given: str = "") -> str:
     return "" if env.get("AWS_ACCESS_KEY_ID") else env.get("AWS_PROFILE", "").strip() or given
 
 
-def _session(world: World, sink: Mapping[str, Any]) -> Any:
-    """Keys as AWS's own tools find them, but never this computer's own role. A profile that a sink was first asked with
-    goes before the environment, which may be another command's; one that is no more leaves it to that.
+def _session(world: World, sink: Mapping[str, Any]) -> tuple[Any, str]:
+    """Keys by `provisioners.base.credential`, and their source: what AWS's own tools find, but never this computer's
+    own role. A profile that a sink was first asked with, or the project's `.env`, goes before the environment, which
+    may be another command's; one that is no more leaves it to that.
 
     Raises NotSetUp, UsageError, AuthFailed.
     """
@@ -46,31 +51,45 @@ def _session(world: World, sink: Mapping[str, Any]) -> Any:
         from botocore.exceptions import BotoCoreError, ProfileNotFound
     except ImportError as error:
         raise NotSetUp("--sink s3://… needs the package boto3", "pip install 'gpuops[aws]'") from error
-    env = world.env
+    dotenv = sink.get("dotenv")  # None: asked first when `.env` still went before AWS's own files
+    env = world.env if dotenv is False else with_keys(world.env, world.dotenv, insist=bool(dotenv))
     profile = str(sink.get("profile") or "")
+
+    session: Any = None
+
+    def stored() -> Credential | None:
+        nonlocal session
+        session = boto3.Session(profile_name=profile or whose(env) or None)
+        session._session.get_component("credential_provider").remove("iam-role")
+        there = session.get_credentials() is not None
+        return Credential(session.profile_name, {}) if there or session._session.profile else None
+
     try:
-        if not profile and env.get("AWS_ACCESS_KEY_ID"):
+        found = stored() if profile else credential(env, world.dotenv, (KEY_ID, SECRET), stored, (TOKEN,))
+        if found and found.values:
             session = boto3.Session(
-                aws_access_key_id=env["AWS_ACCESS_KEY_ID"],
-                aws_secret_access_key=env.get("AWS_SECRET_ACCESS_KEY"),
-                aws_session_token=env.get("AWS_SESSION_TOKEN"),
+                aws_access_key_id=found.values.get(KEY_ID),
+                aws_secret_access_key=found.values.get(SECRET),
+                aws_session_token=found.values.get(TOKEN),
             )
-        else:
-            session = boto3.Session(profile_name=profile or whose(env) or None)
-            session._session.get_component("credential_provider").remove("iam-role")
-        found = session.get_credentials()
+        there = found is not None and session.get_credentials() is not None
     except ProfileNotFound as error:
         if profile and (env.get("AWS_ACCESS_KEY_ID") or whose(env) not in ("", profile)):
             return _session(world, {**sink, "profile": ""})
         raise UsageError(str(error), "`aws configure list-profiles` shows what there is") from error
     except BotoCoreError as error:
         raise _unsigned(error, sink) from error
-    if found is None:
+    if found is None or not there:
         raise NotSetUp(
             "no AWS credentials are known, and --sink s3://… needs some",
             "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile with AWS_PROFILE",
         )
-    return session
+    return session, found.source
+
+
+def from_dotenv(world: World, sink: Mapping[str, Any]) -> bool:
+    """Whether the keys are those of the project's `.env`. Raises NotSetUp, UsageError, AuthFailed."""
+    return _session(world, sink)[1] == DOTENV
 
 
 def session_ends(world: World, sink: Mapping[str, Any]) -> float | None:
@@ -78,7 +97,7 @@ def session_ends(world: World, sink: Mapping[str, Any]) -> float | None:
 
     Raises NotSetUp, UsageError, AuthFailed.
     """
-    found = _session(world, sink).get_credentials()
+    found = _session(world, sink)[0].get_credentials()
     from botocore.exceptions import BotoCoreError
 
     try:
@@ -92,7 +111,7 @@ def session_ends(world: World, sink: Mapping[str, Any]) -> float | None:
 
 
 def client(world: World, sink: Mapping[str, Any]) -> Any:
-    session = _session(world, sink)
+    session, _ = _session(world, sink)
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 

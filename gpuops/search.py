@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from gpuops import lease as leases
+from gpuops import offering
 from gpuops.errors import Interrupted, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Unknown, UsageError
 from gpuops.funds import Asked
 from gpuops.ledger import ClusterRow
-from gpuops.models import Offer, Request
+from gpuops.models import Offer, Payer, Request
 from gpuops.output import money, span
+from gpuops.payer import payer, refuse_dotenv
 from gpuops.world import World
 
 PAUSES = (60.0, 60.0, 90.0, 120.0)
@@ -35,7 +38,12 @@ class Search:
         self._plan = plan
         self._notes: set[str] = set()
         self._end = world.clock.monotonic() + request.wait_s
+        refuse_dotenv(world, request.provider)
         self.asked = self._ask()
+
+    def payer(self, offer: Offer) -> Payer | None:
+        """Who would pay for an offer."""
+        return payer(self._world, dataclasses.replace(self._request, region=offer.region))
 
     def offers(self, refused: ProviderError | None = None, row: ClusterRow | None = None) -> Sequence[Offer]:
         """What can be had and paid, best first. `refused`: why nothing came of the last ones; waits before it asks
@@ -114,7 +122,10 @@ class Search:
             raise UsageError("this costs money, and nobody is there to be asked", "say --yes")
         if most is None:
             world.out.say("note: stay near: you are asked when there is an offer; with --max-price you are asked now")
-        elif world.out.confirm(f"wait for {span(left)} at most, then rent for up to {money(most)}/h: go?"):
+        elif world.out.confirm(
+            f"wait for {span(left)} at most, then rent for up to {money(most)}/h"
+            f"{offering.paid(payer(world, self._request))}: go?"
+        ):
             self.agreed = most
         else:
             raise UsageError("not confirmed: nothing was created", "say --yes to skip the question")

@@ -1,5 +1,8 @@
 """Settings: flags > `gpuops.toml` > the environment > `.env`, and what each of them may say.
 
+Keys to providers are no settings: those of `.env` are kept apart, and used where nothing else is there
+(`provisioners.base.credential`).
+
 A project is often a repository that somebody else wrote. So its `.env` and `gpuops.toml` may choose
 sizes and versions, but not where keys are sent nor what runs on this computer: endpoints,
 identities, proxies and gpuops' own folder come from the real environment and from flags alone, and what
@@ -82,8 +85,10 @@ class Settings:
     """What files and environment say; flags are laid over it by who has them."""
 
     env_values: Mapping[str, str] = field(default_factory=dict)
-    """Known variables, the environment's word before `.env`'s. A name that is set nowhere is absent."""
+    """Known variables but for keys, the environment's word before `.env`'s. A name that is set nowhere is absent."""
     toml: Toml = field(default_factory=Toml)
+    dotenv: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Keys to providers that `.env` holds."""
 
 
 def load(folder: Path, environ: Mapping[str, str], tables: Tables) -> Settings:
@@ -91,7 +96,7 @@ def load(folder: Path, environ: Mapping[str, str], tables: Tables) -> Settings:
     in_file = read_dotenv(folder / ".env")
     for name in in_file:
         _check_variable(name)
-    return Settings(_known(in_file, environ), read_toml(folder / "gpuops.toml", tables))
+    return Settings(_known(in_file, environ), read_toml(folder / "gpuops.toml", tables), _keys(in_file))
 
 
 def load_leniently(folder: Path, environ: Mapping[str, str], tables: Tables) -> tuple[Settings, list[str]]:
@@ -114,25 +119,47 @@ def load_leniently(folder: Path, environ: Mapping[str, str], tables: Tables) -> 
     except UsageError:
         in_file = {}
     allowed = {name: value for name, value in in_file.items() if name in FROM_DOTENV}
-    return Settings(_known(allowed, environ), found), wrong
+    return Settings(_known(allowed, environ), found, _keys(allowed)), wrong
 
 
 def _known(in_file: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are ours, the environment's word before the file's."""
+    """The variables that are ours and no keys, the environment's word before the file's."""
     joined = {**in_file, **environ}
-    known = {name: joined[name] for name in (*FROM_DOTENV, *FROM_ENVIRONMENT) if name in joined}
-    for together in CREDENTIALS:
-        source = environ if any(environ.get(name) for name in together) else in_file
-        for name in together:
-            known.pop(name, None)
-            if source.get(name):
-                known[name] = source[name]
-    return known
+    return {name: joined[name] for name in (*FROM_DOTENV, *FROM_ENVIRONMENT) if name in joined and name not in KEYS}
+
+
+def _keys(in_file: Mapping[str, str]) -> dict[str, str]:
+    """The keys that a `.env` holds. An empty one counts as none: it is what a copied `.env.example` has."""
+    return {name: in_file[name] for name in KEYS if in_file.get(name, "").strip()}
+
+
+def dotenv_keys(folder: Path) -> dict[str, str]:
+    """The keys in a folder's `.env`, as far as it can be read."""
+    try:
+        return _keys(_values(_bindings(folder / ".env")))
+    except UsageError:
+        return {}
+
+
+def keys_for(provider: str, keys: Mapping[str, str]) -> dict[str, str]:
+    """Those of a provider."""
+    return {name: value for name, value in keys.items() if name in ACCOUNTS.get(provider, ())}
 
 
 def surroundings(found: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment as providers and stories see it: the real one, joined with what `.env` may say."""
+    """The environment as providers and stories see it: the real one, joined with what `.env` may say but for keys."""
     return {**{name: value for name, value in environ.items() if value or name not in KEYS}, **found.env_values}
+
+
+def with_keys(env: Mapping[str, str], keys: Mapping[str, str], *, insist: bool) -> dict[str, str]:
+    """These surroundings with keys of a `.env` as if they were exported, account by account; without `insist` where
+    none of that account is exported."""
+    found = dict(env)
+    for together in CREDENTIALS:
+        mine = {name: keys[name] for name in together if keys.get(name)}
+        if mine and (insist or not any(env.get(name) for name in together)):
+            found = {**{name: value for name, value in found.items() if name not in together}, **mine}
+    return found
 
 
 def _check_variable(name: str) -> None:

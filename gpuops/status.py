@@ -80,7 +80,7 @@ def _why_ended(machine: Resource) -> str:
 def _seen(world: World, row: ClusterRow, machines: Sequence[Resource]) -> list[Resource | None]:
     """Each machine as its provider knows it; None where it says nothing."""
     try:
-        provisioner = world.provisioner(row.provider)
+        provisioner = world.provisioner_of(row)
     except GpuopsError:  # the package that brings it is no longer installed
         return [None] * len(machines)
 

@@ -45,7 +45,7 @@ def tear_down(world: World, cluster: int, why: str, *, force: bool = False, noti
         world.ledger.ending(cluster)
     except LedgerUnwritable as error:
         world.out.say(f"note: {error.say}; {row.name} is ended all the same")
-    provisioner = world.provisioner(row.provider)
+    provisioner = world.provisioner_of(row)
     with world.progress.during(f"ending {row.name}", max(provisioner.gone_s, provisioner.settle_s)):
         clear(world, provisioner, row, force=force)
     forget_cluster(world, row)

@@ -10,7 +10,7 @@ from gpuops import offering
 from gpuops.errors import UsageError
 from gpuops.funds import PATIENCE_S
 from gpuops.ledger import ClusterRow
-from gpuops.models import Lease, Offer, Request
+from gpuops.models import Lease, Offer, Payer, Request
 from gpuops.output import money
 from gpuops.search import Search
 from gpuops.world import World
@@ -86,8 +86,12 @@ class Terms:
         """An offer is about to be tried; one that costs more than was agreed to is asked about. Raises UsageError."""
         if offer.per_hour > self._bargain.agreed:
             if not self._bargain.settled:
-                _confirm(self._world, offer, self._replacing())
+                _confirm(self._world, offer, self._replacing() + offering.paid(self.payer(offer)))
             self._bargain.agreed = offer.per_hour
+
+    def payer(self, offer: Offer) -> Payer | None:
+        """Who pays for it; nobody for what is free."""
+        return self._search.payer(offer) if self._rented else None
 
     def _replacing(self) -> str:
         """What is agreed to besides the offer."""
@@ -140,10 +144,15 @@ class Terms:
 
 
 def _confirm(world: World, offer: Offer, besides: str) -> None:
-    """One question before money is spent, where somebody can answer it. Raises UsageError."""
-    if not offer.per_hour or world.yes:
+    """One question before money is spent, where somebody can answer it; with --yes what it asks is said. Raises
+    UsageError."""
+    if not offer.per_hour:
+        return
+    what = f"{offer.say}, {money(offer.per_hour)}/h{besides}"
+    if world.yes:
+        world.out.say(what)
         return
     if not world.out.interactive:
         raise UsageError("this costs money, and nobody is there to be asked", "say --yes")
-    if not world.out.confirm(f"{offer.say}, {money(offer.per_hour)}/h{besides}: go?"):
+    if not world.out.confirm(f"{what}: go?"):
         raise UsageError("not confirmed: nothing was created", "say --yes to skip the question")

@@ -25,7 +25,7 @@ def explained(world: World, live: Live, error: NodeError) -> MachineGone | None:
 
 
 def _gone(world: World, live: Live) -> MachineGone | None:
-    provider = world.provisioner(live.row.provider)
+    provider = world.provisioner_of(live.row)
     for index, machine in enumerate(live.machines):
         try:
             now = provider.describe(machine)

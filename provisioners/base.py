@@ -14,15 +14,64 @@ All but `create` may be called from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
-from gpuops.models import Increase, Intent, Journal, Offer, Option, Problem, Quota, QuotaReport, Request, Resource
+from gpuops.models import (
+    DOTENV,
+    Increase,
+    Intent,
+    Journal,
+    Offer,
+    Option,
+    Payer,
+    Problem,
+    Quota,
+    QuotaReport,
+    Request,
+    Resource,
+)
 
 CONTRACT = 1
 """Version of this contract; a provisioner states the one it was written for as `contract`."""
+
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Credential:
+    """A key to one account, whole, and where it came from."""
+
+    source: str
+    """As `Payer.source`."""
+    values: Mapping[str, str] = field(repr=False)
+    """By the names of its variables; only those that are there."""
+
+
+def credential(
+    env: Mapping[str, str],
+    dotenv: Mapping[str, str],
+    names: Sequence[str],
+    stored: Callable[[], Credential | None],
+    also: Sequence[str] = (),
+) -> Credential | None:
+    """The one order in which keys to an account are looked for: exported variables, what the provider's own tools have
+    stored, the project's `.env`. The first place that has one of `names` is the only one that is used, whole or not:
+    parts of two accounts are never joined. `also`: what belongs to the key, and is none alone (a session token).
+
+    A provider's flag that names an account goes before all of this. `.env` comes last since it may have come with the
+    project: in any other place it could move its reader into the account of whoever wrote it.
+    """
+
+    def held(place: Mapping[str, str], source: str) -> Credential | None:
+        found = {name: place[name].strip() for name in (*names, *also) if place.get(name, "").strip()}
+        return Credential(source, found) if any(name in found for name in names) else None
+
+    return held(env, names[0]) or stored() or held(dotenv, DOTENV)
 
 
 @dataclass(frozen=True)
@@ -34,7 +83,15 @@ class Context:
     home: Path
     """gpuops' own folder on this computer (`~/.gpuops`)."""
     env: Mapping[str, str]
-    """Credentials and settings: the real environment, joined with the known names of `.env`."""
+    """The real environment, and settings of `.env` that choose no account (a region)."""
+    dotenv: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Keys to providers in the project's `.env`: the last place to look in (`credential`)."""
+
+    def credential(
+        self, names: Sequence[str], stored: Callable[[], Credential | None], also: Sequence[str] = ()
+    ) -> Credential | None:
+        """The key to use, by the order that holds for every provider: see `credential` above."""
+        return credential(self.env, self.dotenv, names, stored, also)
 
 
 class Provisioner(Protocol):
@@ -130,6 +187,18 @@ class TellsBalance(Protocol):
 
         Asked aside while offers are looked for, in place of `balance`: no lease is longer than the balance lasts, and
         nothing is asked for that would go beyond the limit. Where it fails, nothing else does.
+        """
+
+
+class TellsPayer(Protocol):
+    """What a provisioner of rented machines may have besides: the question with the price names it."""
+
+    def payer(self, request: Request, patience_s: float) -> Payer:
+        """Whose account this request's machines would be on, and where the key came from.
+
+        The source needs no network. Where the account is not known within so many seconds, or may not be asked for, it
+        is empty; 0: nobody is asked. Asked again, the same is answered without asking. Raises what `preflight` would
+        where there is no key at all.
         """
 
 

@@ -76,10 +76,12 @@ def up(
         check_name(name)
     greet(world)
     if dry_run:
-        offers = cluster.rehearse(world, request, lease_wish(machine))
+        offers, payer = cluster.rehearse(world, request, lease_wish(machine))
         documents = [dataclasses.asdict(offer) | {"per_hour": offer.per_hour} for offer in offers]
         width = columns(world.out.out)
-        world.out.result("offers", {"offers": documents}, offering.would_create(offers, width))
+        paid = dataclasses.asdict(payer) if payer else None
+        lines = offering.would_create(offers, payer, width)
+        world.out.result("offers", {"offers": documents, "payer": paid}, lines)
         return
     with world.signals:
         live = cluster.bring_up(world, request, name=name, ephemeral=False, wish=lease_wish(machine))
@@ -109,6 +111,7 @@ def _announce(world: World, row: ClusterRow, machines: Sequence[Resource]) -> No
             "name": row.name,
             "provider": row.provider,
             "nodes": nodes,
+            "payer": dict(row.payer) or None,
             "hard_end": row.lease.end,
             "idle_s": row.lease.idle_s,
         },

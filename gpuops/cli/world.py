@@ -44,6 +44,7 @@ def make_world(*, as_json: bool = False, yes: bool = False, strict: bool = False
         out=out,
         signals=signals,
         yes=yes,
+        dotenv=settings.dotenv,
         progress=progress_on(out, os.environ),
     )
     return world, settings

@@ -26,6 +26,7 @@ from gpuops.live import nodes_of, programs_of
 from gpuops.models import Problem, Request, Resource
 from gpuops.oneach import on_each
 from gpuops.output import money
+from gpuops.payer import ORDER, payer, refuse_tracked
 from gpuops.system import HERE
 from gpuops.world import World
 
@@ -63,8 +64,10 @@ def provider(world: World, request: Request, python: str) -> Report:
     except UsageError:
         if not _standing(world, request):
             raise
-    if not problems and provisioner.capabilities.get("rented") is True:
-        problems = [_account(world, request.provider)]
+    if provisioner.capabilities.get("rented") is True:
+        if not problems:
+            problems = [_account(world, request.provider)]
+        problems += _payer(world, request)
     if provisioner.capabilities.get("shares_disk") is True and HERE.local_nodes:
         places = [_here(world, python)]
     else:
@@ -88,6 +91,17 @@ def _account(world: World, provider: str) -> Finding:
     balance = (told or {}).get("balance")
     money_left = "its balance is unknown" if balance is None else f"its balance is {money(balance)}"
     return note("account", f"the account answers; {money_left}", f"what there is: gpuops up {provider} --dry-run")
+
+
+def _payer(world: World, request: Request) -> list[Finding]:
+    """Who would pay, and a `.env` whose keys are not used."""
+    paid = payer(world, request)
+    told = [note("account", f"what is rented here: {paid}", "keys are looked for in this order: " + ORDER)]
+    try:
+        refuse_tracked(world.folder)
+    except UsageError as refused:
+        return [*(told if paid and paid.source else []), error(SETUP, refused.say, refused.hint)]
+    return told if paid and paid.source else []
 
 
 def _quotas(world: World, request: Request) -> list[Finding]:

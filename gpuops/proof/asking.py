@@ -10,8 +10,9 @@ from typing import Any
 from gpuops.cluster import plan
 from gpuops.errors import GpuopsError, Interrupted, ProviderError, UsageError
 from gpuops.ledger import LedgerJournal
-from gpuops.models import Option, Request
+from gpuops.models import Option, Payer, Request
 from gpuops.output import money
+from gpuops.payer import PATIENCE_S
 from gpuops.proof.bench import Bench, check_noun
 from gpuops.proof.outcome import Broken
 from gpuops.registry import MEMBERS
@@ -68,6 +69,11 @@ def preflight(bench: Bench) -> str:
                 raise Broken("a problem lacks its sentence, or what to do about it")
             if problem.fatal:
                 raise Broken(f"it finds this very request impossible: {problem.say}")
+    if hasattr(bench.raw, "payer"):
+        paid = bench.ask("payer", bench.request, PATIENCE_S)
+        check_noun("payer", paid, Payer)
+        if not paid.source:
+            raise Broken("payer does not say where its key comes from")
     _nothing_new(bench, before, "preflight")
     return "asked twice, nothing was made"
 

@@ -10,7 +10,9 @@ from typing import Any
 from gpuops.cluster import plan
 from gpuops.errors import GpuopsError, Interrupted, ProviderError, UsageError, worst
 from gpuops.models import Offer, Request
+from gpuops.offering import paid as paid_by
 from gpuops.output import span, table
+from gpuops.payer import payer, refuse_dotenv
 from gpuops.proof.bench import Bench, dollars
 from gpuops.proof.record import counted, document
 from gpuops.proof.scenarios import SCENARIOS, Result, Scenario, run
@@ -65,6 +67,7 @@ def steps(offer: Offer, settle_s: float, spend: float) -> list[Step]:
 
 def prove(world: World, request: Request, spend: float) -> Proof:
     """Run what the money allows. Raises ProviderError and UsageError before anything is made."""
+    refuse_dotenv(world, request.provider)
     provisioner, found = plan(world, request)
     offer = min(found, key=lambda one: one.per_hour)
     todo = steps(offer, provisioner.settle_s, spend)
@@ -92,7 +95,8 @@ def prove(world: World, request: Request, spend: float) -> Proof:
 
 def _announce(world: World, request: Request, offer: Offer, todo: Sequence[Step], spend: float) -> None:
     price = f"{dollars(offer.per_hour)}/h" if offer.per_hour else "free"
-    world.out.say(f"{request.provider}: {offer.say}, {price}")
+    paid = payer(world, dataclasses.replace(request, region=offer.region)) if offer.per_hour else None
+    world.out.say(f"{request.provider}: {offer.say}, {price}{paid_by(paid)}")
     for note in offer.notes:
         world.out.say(f"note: {note}")
     rows = [["SCENARIO", "WHAT IS PROVEN", "ABOUT"]]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuops.errors import NodeError, UsageError
-from gpuops.push.files import git
+from gpuops.push.git import git
 from gpuops.safefolder import SafeFolder, local_errors
 
 STREAM = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[a-z]{1,8})?")

@@ -15,15 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpuops.errors import AuthFailed, GpuopsError, NotSetUp, Rejected, UsageError
+from gpuops.errors import AuthFailed, GpuopsError, NotSetUp, ProviderError, Rejected, UsageError
 from gpuops.models import Request
 from provisioners.aws import credentials, failures
+from provisioners.base import NOTHING
 
 E = TypeVar("E", bound=Exception)
 REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")
 DEFAULT = "us-east-1"
 CONNECT_S = 10.0
 READ_S = 30.0
+NAMING_S = 10.0
+"""How long the answer may take whose account this is: nothing hangs on it but a name."""
 ATTEMPTS = 3
 PROFILE = "gpuops_profile"
 """On a client: whose credentials it asks with."""
@@ -40,6 +43,10 @@ class Identity:
     arn: str
     name: str
     """The user's or role's own name."""
+
+    @property
+    def say(self) -> str:
+        return f"AWS account {self.account}, as {self.name}"
 
 
 def split(region: str) -> tuple[str, str]:
@@ -86,13 +93,17 @@ def pages(doing: str, client: Any, operation: str, key: str, **parameters: Any) 
 class Account:
     """The accounts that these surroundings reach. Cheap to make, and safe in threads."""
 
-    def __init__(self, env: Mapping[str, str], home: Path) -> None:
+    def __init__(self, env: Mapping[str, str], home: Path, dotenv: Mapping[str, str] = NOTHING) -> None:
         self.env = env
         self.home = home
+        self._dotenv = dotenv
         self._lock = threading.RLock()
-        self._sessions: dict[str, Any] = {}
+        self._sessions: dict[str, tuple[Any, str]] = {}
         self._clients: dict[tuple[str, str, bool], Any] = {}
         self._identities: dict[str, Identity] = {}
+        self._naming = threading.Lock()
+        self._unnamed: set[str] = set()
+        """Profiles whose identity was asked for in vain."""
 
     def client(self, service: str, region: str) -> Any:
         """A client that asks again where that is harmless. Raises NotSetUp, AuthFailed, UsageError."""
@@ -102,16 +113,43 @@ class Account:
         """EC2, each request made once: what creates is repeated by us, if at all."""
         return self._client("ec2", region, launching=True)
 
+    def source(self, region: str) -> str:
+        """Where the credentials for a region come from. Raises NotSetUp, AuthFailed."""
+        return self._found(split(region)[1])[1]
+
+    def named(self, region: str) -> Identity | None:
+        """Who this is, as far as that was asked for."""
+        with self._lock:
+            return self._identities.get(split(region)[1])
+
+    def recognised(self, region: str) -> Identity | None:
+        """Who this is; None where that alone may not be asked, or is not answered. Asked once, whatever comes of it.
+        Raises AuthFailed for credentials that are none."""
+        profile = split(region)[1]
+        with self._naming:
+            if profile in self._unnamed:
+                return None
+            try:
+                return self.identity(region)
+            except ProviderError as error:
+                if isinstance(error, AuthFailed) and failures.code(error) not in failures.DENIED:
+                    raise
+                self._unnamed.add(profile)
+        return None
+
     def identity(self, region: str) -> Identity:
-        """Who this is; asked once. Raises ProviderError."""
+        """Who this is; asked until it is known, and once each time. Raises ProviderError."""
         profile = split(region)[1]
         with self._lock:
             known = self._identities.get(profile)
         if known is None:
             try:
-                told = ask("ask who this is", self.client("sts", region).get_caller_identity)
+                told = ask("ask who this is", self._client("sts", region, launching=True).get_caller_identity)
             except AuthFailed as error:
-                raise self.explained(region, error) from error
+                better = self.explained(region, error)
+                if better is error:
+                    raise
+                raise better from error
             arn = str(told.get("Arn") or "")
             known = Identity(str(told["Account"]), arn, re.split("[:/]", arn)[-1])
             with self._lock:
@@ -156,7 +194,7 @@ class Account:
         if credentials.current_profile(self.env) in known:
             return known
         try:
-            self._session("")
+            self._found("")
         except NotSetUp:
             if not known:
                 raise
@@ -191,13 +229,13 @@ class Account:
             key = (service, region, launching)
             if key not in self._clients:
                 name, profile = split(region)
-                session = self._session(profile)
+                session, _ = self._found(profile)
                 from botocore.config import Config
 
                 tries = 1 if launching else ATTEMPTS
                 settings = Config(
                     connect_timeout=CONNECT_S,
-                    read_timeout=READ_S,
+                    read_timeout=NAMING_S if service == "sts" else READ_S,
                     retries={"mode": "standard", "total_max_attempts": tries},
                     user_agent_extra="gpuops",
                     max_pool_connections=32,
@@ -214,19 +252,19 @@ class Account:
                 self._clients[key] = made
             return self._clients[key]
 
-    def _session(self, profile: str) -> Any:
-        """Credentials of one profile, or of the surroundings. Raises NotSetUp, AuthFailed."""
+    def _found(self, profile: str) -> tuple[Any, str]:
+        """Credentials of one profile, or of the surroundings, and their source. Raises NotSetUp, AuthFailed."""
         with self._lock:
             if profile not in self._sessions:
                 self._sessions[profile] = ask(
-                    "find its AWS credentials", credentials.session, env=self.env, profile=profile
+                    "find its AWS credentials", credentials.session, env=self.env, profile=profile, dotenv=self._dotenv
                 )
             return self._sessions[profile]
 
     def _usual(self, profile: str) -> str:
         """The region where none is asked for."""
         said = self.env.get("AWS_REGION", "").strip() or self.env.get("AWS_DEFAULT_REGION", "").strip()
-        return said or str(self._session(profile).region_name or "") or DEFAULT
+        return said or str(self._found(profile)[0].region_name or "") or DEFAULT
 
     def _check(self, name: str) -> None:
         """Raises UsageError for what is no region, or none that boto3 knows: asking there would find no server."""

@@ -14,33 +14,54 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpuops.errors import AuthFailed, NotSetUp, UsageError
+from gpuops.models import DOTENV
 from provisioners.aws.failures import MFA, NO_KEYS
+from provisioners.base import NOTHING, Credential, credential
 
 NO_BOTO3 = ("AWS needs the package boto3", "pip install 'gpuops[aws]'")
-KEY_ID, SECRET = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
+KEY_ID, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
 NEVER = ("env", "iam-role", "boto-config", "ec2-credentials-file")
-"""What is not asked: this process's environment (ours is given), the computer as an instance, the files of boto 2."""
+"""What is not asked: this process's environment (ours is given), the computer as an instance, the files of boto 2.
+
+The role of a computer that is itself an instance is nobody's choice of an account. That of a container is: its address
+stands in an exported variable, so that it goes before `.env` as whatever else botocore finds does."""
+EXPORTED = ("container-role", "assume-role-with-web-identity")
 PARTITIONS = ("aws", "aws-us-gov", "aws-cn")
 
 
-def session(env: Mapping[str, str], profile: str) -> Any:
-    """A session with the credentials of a profile; without one, of the surroundings. Raises NotSetUp, AuthFailed."""
+def session(env: Mapping[str, str], profile: str, dotenv: Mapping[str, str] = NOTHING) -> tuple[Any, str]:
+    """A session and the source of its credentials: those of a profile; without one, the first there are by
+    `provisioners.base.credential`. Raises NotSetUp, AuthFailed."""
     there()
     import boto3
 
-    if not profile and (lacking := _half(env)):
-        there_is = next(name for name in (KEY_ID, SECRET) if name != lacking)
-        raise AuthFailed(
-            f"{there_is} is set, and {lacking}, the other half of the AWS credentials, is not",
-            f"export {lacking}=… too, or put it into .env",
-        )
     core = _core(env, profile or current_profile(env))
-    if not profile and has_keys(env):
-        token = env.get("AWS_SESSION_TOKEN", "").strip()
-        core.set_credentials(env[KEY_ID].strip(), env[SECRET].strip(), token or None)
-    if core.get_credentials() is None:
+    found = _stored(core) if profile else credential(env, dotenv, (KEY_ID, SECRET), lambda: _stored(core), (TOKEN,))
+    if found is None:
         raise NotSetUp("there are no AWS credentials", NO_KEYS)
-    return boto3.Session(botocore_session=core)
+    if found.values:
+        if lacking := [name for name in (KEY_ID, SECRET) if name not in found.values]:
+            where = f" in {DOTENV}" if found.source == DOTENV else ""
+            raise AuthFailed(
+                f"{next(iter(found.values))} is set{where}, and {lacking[0]}, the other half of the AWS credentials, "
+                "is not",
+                f"set {lacking[0]} too: the two belong together",
+            )
+        core.set_credentials(found.values[KEY_ID], found.values[SECRET], found.values.get(TOKEN))
+    return boto3.Session(botocore_session=core), found.source
+
+
+def _stored(core: Any) -> Credential | None:
+    """What AWS's own tools find, which know how to use it: nothing of it is shown here. A profile that was named and
+    has none is no reason to take others."""
+    name = core.get_config_variable("profile")
+    found = core.get_credentials()
+    if found is None and name:
+        raise NotSetUp(f"there are no AWS credentials in the profile {name}", NO_KEYS)
+    if found is None:
+        return None
+    exported = found.method in EXPORTED and not name
+    return Credential(f"this environment ({found.method})" if exported else f"profile {name or 'default'}", {})
 
 
 def current_profile(env: Mapping[str, str]) -> str:
@@ -96,12 +117,6 @@ def _mfa(question: str) -> str:
     if not sys.stdin or not sys.stdin.isatty():
         raise AuthFailed(*MFA)
     return getpass.getpass(question)
-
-
-def _half(env: Mapping[str, str]) -> str:
-    """Which of the two is missing where the other is there; empty: both are, or none."""
-    missing = [name for name in (KEY_ID, SECRET) if not env.get(name, "").strip()]
-    return missing[0] if len(missing) == 1 else ""
 
 
 def endpoint(env: Mapping[str, str]) -> str | None:

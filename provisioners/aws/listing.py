@@ -71,7 +71,7 @@ def _everywhere(account: Account) -> tuple[list[str], list[str], list[ProviderEr
 
 def _in_region(account: Account, home: Path, owner: str, region: str) -> list[Resource]:
     client, name = account.client("ec2", region), split(region)[0]
-    mine = machines.account(account.identity(region).account, region)
+    mine = machines.account(account.recognised(region), region)
     living = {"Name": "instance-state-name", "Values": list(machines.ALIVE)}
     reservations = pages(
         f"list machines in {name}",
@@ -112,7 +112,7 @@ def groups(client: Any, name: str, owner: str, cluster: str = "") -> list[Mappin
 def look(account: Account, home: Path, resource: Resource) -> Resource | None:
     """A thing as it is now; None where AWS knows nothing of it. Raises ProviderError."""
     client = account.client("ec2", resource.region)
-    mine = machines.account(account.identity(resource.region).account, resource.region)
+    mine = machines.account(account.recognised(resource.region), resource.region, resource.data.get("account"))
     looks: Mapping[str, Callable[[], Resource | None]] = {
         "machine": lambda: _machine(client, home, resource, mine),
         tags.GROUP: lambda: _group(client, resource, mine),

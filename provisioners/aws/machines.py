@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuops.models import Resource
 from provisioners.aws import tags
-from provisioners.aws.access import split
+from provisioners.aws.access import Identity, split
 from provisioners.aws.userdata import WATCH
 
 NOTICES = {"kind": "ec2", "url": "http://169.254.169.254"}
@@ -141,9 +141,10 @@ def all_of(reservations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
     return [one for reservation in reservations for one in reservation.get("Instances") or []]
 
 
-def account(number: str, region: str) -> dict[str, str]:
-    """What a resource keeps of whose it is."""
-    return {"id": number, "profile": split(region)[1]}
+def account(who: Identity | None, region: str, before: Any = None) -> dict[str, str]:
+    """What a resource keeps of whose it is; where AWS does not say it now, what it kept `before`."""
+    known = str(before.get("id") or "") if isinstance(before, Mapping) else ""
+    return {"id": who.account if who else known, "profile": split(region)[1]}
 
 
 def _address(told: Mapping[str, Any], *, public: bool) -> str:

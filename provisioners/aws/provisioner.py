@@ -9,10 +9,23 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from gpuops.errors import AuthFailed, QuotaExceeded, Rejected, Unknown
-from gpuops.models import Increase, Intent, Journal, Offer, Option, Problem, Quota, QuotaReport, Request, Resource
+from gpuops.errors import AuthFailed, ProviderError, QuotaExceeded, Rejected, Unknown
+from gpuops.models import (
+    Increase,
+    Intent,
+    Journal,
+    Offer,
+    Option,
+    Payer,
+    Problem,
+    Quota,
+    QuotaReport,
+    Request,
+    Resource,
+)
 from provisioners import loginkeys
 from provisioners.aws import launch, listing, machines, network, offers, options, policy, quotaboard, tags, userdata
 from provisioners.aws.access import Account, ask, split
@@ -42,7 +55,7 @@ class AwsProvisioner:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._account = Account(context.env, context.home)
+        self._account = Account(context.env, context.home, context.dotenv)
         self._lock = threading.Lock()
         self._caller: tuple[float, str] | None = None
 
@@ -52,11 +65,11 @@ class AwsProvisioner:
         options.wishes(request)
         regions = self._account.regions(request)
         try:
-            who = self._account.identity(regions[0])
-        except (AuthFailed, Rejected) as error:
+            who = self._account.recognised(regions[0])
+        except AuthFailed as error:
             return [Problem(error.say, error.hint)]
         names = ", ".join(split(one)[0] for one in regions)
-        whose = f"AWS account {who.account}, as {who.name}"
+        whose = who.say if who else "AWS does not say whose account this is"
         return [
             Problem(whose, f"it looks in {names} (--region A,B for others, --profile for another account)", note=True)
         ]
@@ -81,7 +94,7 @@ class AwsProvisioner:
             price=offer.per_hour / offer.nodes,
             public=bool(data.get("public", True)),
         )
-        mine = machines.account(self._account.identity(region).account, region)
+        mine = machines.account(self._account.recognised(region), region)
         made: list[Resource] = []
         named = str(data.get("security_group") or "")
         if not named:
@@ -155,8 +168,7 @@ class AwsProvisioner:
         """Raises AuthFailed where what AWS does not find may be in another account, and go on there."""
         kept = resource.data.get("account")
         theirs = str((kept if isinstance(kept, Mapping) else {}).get("id") or "")
-        mine = self._account.identity(resource.region)
-        if theirs and theirs != mine.account:
+        if theirs and theirs != (mine := self._account.identity(resource.region)).account:
             raise AuthFailed(
                 f"{resource.name} is in the AWS account {theirs}, and these credentials are {mine.name}'s of "
                 f"{mine.account}",
@@ -204,6 +216,15 @@ class AwsProvisioner:
             "".join(char for char in line if char.isprintable()) for line in str(told.get("Output") or "").splitlines()
         )
         return "\n".join([line.rstrip() for line in plain if line.strip()][-LAST_LINES:])
+
+    def payer(self, request: Request, patience_s: float) -> Payer:
+        """Of the first region that is asked for; `preflight` has asked who this is, mostly."""
+        region = self._account.regions(request)[0]
+        source = self._account.source(region)
+        with suppress(ProviderError):
+            who = self._account.recognised(region) if patience_s > 0 else self._account.named(region)
+            return Payer(who.say if who else "", source)
+        return Payer("", source)
 
     def quota(self, request: Request) -> QuotaReport:
         return quotaboard.report(self._account, request)

@@ -10,37 +10,45 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gpuops.errors import AuthFailed, NotSetUp, UsageError
+from provisioners.base import NOTHING, Credential, credential
 
+NAME = "RUNPOD_API_KEY"
 API = "https://api.runpod.io/v2"
 CONSOLE = "https://console.runpod.io/user/settings"
 BILLING = "https://console.runpod.io/user/billing"
 NO_KEY = f"make one at {CONSOLE} (API Keys), and export RUNPOD_API_KEY=… or put it into .env"
 
 
-def key(env: Mapping[str, str]) -> str:
-    """The API key: RUNPOD_API_KEY, else what RunPod's own tools have stored. Raises AuthFailed."""
-    if given := env.get("RUNPOD_API_KEY", "").strip():
-        found = given
-    elif not (found := _stored(env)):
+def key(env: Mapping[str, str], dotenv: Mapping[str, str] = NOTHING) -> str:
+    """The API key itself, as `found` finds it."""
+    return found(env, dotenv).values[NAME]
+
+
+def found(env: Mapping[str, str], dotenv: Mapping[str, str] = NOTHING) -> Credential:
+    """The API key: RUNPOD_API_KEY, else what RunPod's own tools have stored, else `.env`. Raises AuthFailed."""
+    one = credential(env, dotenv, [NAME], lambda: _stored(env))
+    if one is None:
         raise NotSetUp("there is no RunPod API key: RUNPOD_API_KEY is not set", NO_KEY)
-    if not found.isascii() or not found.isprintable() or " " in found:
+    said = one.values[NAME]
+    if not said.isascii() or not said.isprintable() or " " in said:
         raise AuthFailed("the RunPod API key is no key: it has characters that none has", NO_KEY)
-    return found
+    return one
 
 
-def _stored(env: Mapping[str, str]) -> str:
-    """`apiKey = "…"` is runpodctl's, `[default] api_key = "…"` that of RunPod's Python package."""
-    home = env.get("HOME", "")
-    path = Path(home) / ".runpod" / "config.toml"
-    if not home or not path.is_file():
-        return ""
+def _stored(env: Mapping[str, str]) -> Credential | None:
+    """`apiKey = "…"` is runpodctl's, `[default] api_key = "…"` that of RunPod's Python package. A file that cannot be
+    read may hold the user's key, so that none behind it is taken. Raises AuthFailed."""
     try:
+        path = Path(env.get("HOME") or Path.home()) / ".runpod" / "config.toml"
         document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, RuntimeError):  # no home is known, for one
+        return None
     except (OSError, ValueError) as error:
         raise AuthFailed(f"{path} cannot be read, and RUNPOD_API_KEY is not set", NO_KEY) from error
     default = document.get("default")
     told = (document.get("apiKey"), default.get("api_key") if isinstance(default, dict) else None)
-    return next((one.strip() for one in told if isinstance(one, str) and one.strip()), "")
+    secret = next((one.strip() for one in told if isinstance(one, str) and one.strip()), "")
+    return Credential("~/.runpod/config.toml", {NAME: secret}) if secret else None
 
 
 def fingerprint(secret: str) -> str:

@@ -15,13 +15,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuops.errors import AuthFailed, UsageError
-from gpuops.models import Resource
+from gpuops.models import Payer, Resource
+from provisioners.base import NOTHING
 from provisioners.runpod import access
 
 LIMIT_S = 20.0
 FRESH_S = 10.0
 """So long an answer about money is still the present one."""
-QUERY = "query { myself { id clientBalance currentSpendPerHr spendLimit } }"
+QUERIES = tuple(
+    f"query {{ myself {{ id {email}clientBalance currentSpendPerHr spendLimit }} }}" for email in ("email ", "")
+)
+"""The second where a key may see the money and not the address."""
 PROGRAM = """
 import json, os, sys
 given = json.load(sys.stdin)
@@ -30,18 +34,24 @@ os.environ["RUNPOD_API_KEY"] = given["key"]
 out = os.dup(1)
 os.dup2(2, 1)
 from runpod.api.graphql import run_graphql_query
-answer = run_graphql_query(given["query"], api_key=given["key"])
-os.write(out, json.dumps(answer).encode())
+from runpod.error import QueryError
+for query in given["queries"]:
+    try:
+        answer = run_graphql_query(query, api_key=given["key"])
+    except QueryError:
+        continue
+    os.write(out, json.dumps(answer).encode())
+    break
 """
 
 
 def ask(key: str, base: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """`id`, `balance`, `spend_per_hr`, `spend_limit` in $, those that are known. {} where nothing is."""
+    """`id`, `email`, `balance`, `spend_per_hr`, `spend_limit` in $, those that are known. {} where nothing is."""
     hidden = {name: value for name, value in environ.items() if not name.startswith("RUNPOD_")}
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-c", PROGRAM],
-            input=json.dumps({"key": key, "base": base, "query": QUERY}),
+            input=json.dumps({"key": key, "base": base, "queries": QUERIES}),
             env=hidden,
             capture_output=True,
             text=True,
@@ -60,7 +70,7 @@ def read(answer: Any) -> dict[str, Any]:
     if not isinstance(myself, dict):
         return {}
     names = (("balance", "clientBalance"), ("spend_per_hr", "currentSpendPerHr"), ("spend_limit", "spendLimit"))
-    found: dict[str, Any] = {"id": str(myself["id"])} if myself.get("id") else {}
+    found: dict[str, Any] = {name: str(myself[name]) for name in ("id", "email") if myself.get(name)}
     for ours, theirs in names:
         value = myself.get(theirs)
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -71,17 +81,30 @@ def read(answer: Any) -> dict[str, Any]:
 class Account:
     """The account of the key in these surroundings."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], dotenv: Mapping[str, str] = NOTHING) -> None:
         self._env = env
+        self._dotenv = dotenv
         self._lock = threading.Lock()
         self._told: tuple[float, dict[str, Any]] | None = None
 
+    def payer(self, patience_s: float) -> Payer:
+        """Whose key this is, as far as that is known by then. Raises AuthFailed."""
+        source = access.found(self._env, self._dotenv).source
+        if patience_s > 0 and self._told is None:
+            asking = threading.Thread(target=self.told, daemon=True, name="payer")
+            asking.start()
+            asking.join(patience_s)
+        known = self._told[1] if self._told else {}
+        account = known.get("email") or (f"RunPod account {known['id']}" if known.get("id") else "")
+        return Payer(str(account), source)
+
     def told(self, fresh_s: float = float("inf")) -> dict[str, Any]:
-        """`id`, `balance`, `spend_per_hr`, `spend_limit`, those that are known; asked once, or when older than that."""
+        """`id`, `email`, `balance`, `spend_per_hr`, `spend_limit`, those that are known; asked once, or when older than
+        that."""
         with self._lock:
             if self._told is None or time.monotonic() - self._told[0] >= fresh_s:
                 try:
-                    found = ask(access.key(self._env), access.graphql_base(self._env), self._env)
+                    found = ask(access.key(self._env, self._dotenv), access.graphql_base(self._env), self._env)
                 except (AuthFailed, UsageError):
                     found = {}
                 self._told = (time.monotonic(), found)
@@ -90,7 +113,7 @@ class Account:
     def marks(self) -> dict[str, str]:
         """What a resource keeps of it: the key's fingerprint, and the id where that was asked for before."""
         known = self._told[1] if self._told else {}
-        return {"key": access.fingerprint(access.key(self._env)), "id": str(known.get("id") or "")}
+        return {"key": access.fingerprint(access.key(self._env, self._dotenv)), "id": str(known.get("id") or "")}
 
     def check(self, resource: Resource) -> None:
         """Raises AuthFailed where what RunPod does not find may be another account's, and go on there."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from gpuops.errors import ProviderError, Unknown, UsageError
+from provisioners.base import NOTHING
 from provisioners.runpod import access
 from provisioners.runpod.failures import failure, other_shape
 
@@ -45,14 +46,15 @@ class Lost(Exception):
 class Api:
     """May be used from any thread. Construction touches nothing; errors are ProviderError and UsageError."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], dotenv: Mapping[str, str] = NOTHING) -> None:
         self._env = env
+        self._dotenv = dotenv
         self._lock = threading.Lock()
         self._kept: urllib3.PoolManager | None = None
 
     @property
     def key(self) -> str:
-        return access.key(self._env)
+        return access.key(self._env, self._dotenv)
 
     @property
     def base(self) -> str:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from gpuops.errors import AuthFailed, NoCapacity, ProviderError, Rejected, Unknown
-from gpuops.models import Intent, Journal, Offer, Option, Problem, Request, Resource
+from gpuops.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource
 from provisioners import loginkeys as keys
 from provisioners.base import CONTRACT, Context
 from provisioners.runpod import catalog, clusters, logs, offers, options, pods
@@ -51,9 +51,9 @@ class RunpodProvisioner:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._api = Api(context.env)
+        self._api = Api(context.env, context.dotenv)
         self._shelf = Shelf(self._api)
-        self._account = Account(context.env)
+        self._account = Account(context.env, context.dotenv)
         self._lock = threading.Lock()
         self._pulling: dict[str, float] = {}
         self._hopeless: dict[str, str] = {}
@@ -227,8 +227,11 @@ class RunpodProvisioner:
         return None if found is None else float(found)
 
     def account(self) -> Mapping[str, Any]:
-        """`id`, `balance`, `spend_per_hr`, `spend_limit`, those that are known; asked once."""
+        """`id`, `email`, `balance`, `spend_per_hr`, `spend_limit`, those that are known; asked once."""
         return self._account.told()
+
+    def payer(self, request: Request, patience_s: float) -> Payer:
+        return self._account.payer(patience_s)
 
     def _log(self, pod: str, source: str | None = None) -> list[str]:
         """Its last lines; `source`: the container's own, or its host's (`system`) alone."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from gpuops import search, terms
+from gpuops import payer, search, terms
 from gpuops.clock import Clock
 from gpuops.errors import BUG
 from gpuops.ledger import Ledger
@@ -166,14 +166,25 @@ def renter(desk: Desk, fake: FakeRunPod, tmp_path: Path, monkeypatch: pytest.Mon
     assert fake.running() == []
 
 
+ERROR = """
+class QueryError(Exception):
+    pass
+"""
 GRAPHQL = """
-import json, os, urllib.request
+import json, os, urllib.error, urllib.request
+from runpod.error import QueryError
 
 def run_graphql_query(query, api_key=None):
     headers = {"Authorization": "Bearer " + api_key, "Content-Type": "application/json", "User-Agent": "RunPod-SDK"}
     url = os.environ["RUNPOD_API_BASE_URL"] + "/graphql"
     request = urllib.request.Request(url, json.dumps({"query": query}).encode(), headers)
-    return json.loads(urllib.request.urlopen(request, timeout=600).read())
+    try:
+        answer = json.loads(urllib.request.urlopen(request, timeout=600).read())
+    except urllib.error.HTTPError as error:
+        answer = json.loads(error.read())
+    if "errors" in answer:
+        raise QueryError(answer["errors"][0]["message"])
+    return answer
 """
 
 
@@ -182,11 +193,11 @@ def money(renter: Renter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Re
     """Something stands in for RunPod's own package, so that the account's money is known."""
     package = tmp_path / "site" / "runpod" / "api"
     package.mkdir(parents=True)
-    for name, text in {"../__init__.py": "", "__init__.py": "", "graphql.py": GRAPHQL}.items():
+    for name, text in {"../__init__.py": "", "../error.py": ERROR, "__init__.py": "", "graphql.py": GRAPHQL}.items():
         (package / name).write_text(text)
     program = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
     monkeypatch.setattr(account, "PROGRAM", program + PROGRAM)
-    for module, patience in ((account, "LIMIT_S"), (search, "SOON_S"), (terms, "PATIENCE_S")):
+    for module, patience in ((account, "LIMIT_S"), (search, "SOON_S"), (terms, "PATIENCE_S"), (payer, "PATIENCE_S")):
         monkeypatch.setattr(module, patience, HANG_S)
     return renter
 

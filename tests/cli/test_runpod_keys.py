@@ -106,7 +106,10 @@ def test_a_key_of_the_project(renter: Renter) -> None:
     renter.no_key()
     renter.desk.write(".env", f"RUNPOD_API_KEY={renter.fake.account_key}\n")
     said = renter.type(*UP, "--dry-run")
-    assert (said.code, said.out.splitlines()[-1], said.err) == (0, f"would create: {OFFER}, $0.70/h", "")
+    whose = "account unknown (key from .env)"
+    assert (said.code, said.out.splitlines()[-1], said.err) == (0, f"would create: {OFFER}, $0.70/h, {whose}", "")
+    config(f'apiKey = "{renter.fake.other_key}"\n')(renter)  # RunPod's own file counts first
+    assert renter.type(*UP, "--dry-run").out.endswith("(key from ~/.runpod/config.toml)\n")
     renter.key("rpa_NOBODYS")
     assert renter.type(*UP, "--dry-run").code == 3
     renter.key("")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpuops.errors import Interrupted, NodeError, Rejected
-from gpuops.models import Intent, Journal, Offer, Option, Price, Request, Resource
+from gpuops.models import Intent, Journal, Offer, Option, Payer, Price, Request, Resource
 from gpuops.proof.bench import LOOK_S, Bench
 from gpuops.proof.scenarios import SCENARIOS, Result, run
 from tests.fakes.plain import Plain, world_of
@@ -265,6 +265,16 @@ class ProblemsAreWords(Plain):
         return ["no credit"]
 
 
+class IsPaidByWords(Plain):
+    def payer(self, request: Request, patience_s: float) -> Any:
+        return "me"
+
+
+class IsPaidFromNowhere(Plain):
+    def payer(self, request: Request, patience_s: float) -> Payer:
+        return Payer("me", "")
+
+
 class DropsWishes(Plain):
     def preflight(self, request: Request) -> Sequence[Any]:
         return []
@@ -317,6 +327,8 @@ BROKEN: list[tuple[type[Plain], str, str]] = [
     (OffersWhatCannotBeKept, "offers", "cannot be written into the ledger"),
     (PricesAreWords, "offers", "gives dict where Offer is promised"),
     (ProblemsAreWords, "preflight", "gives str where Problem is promised"),
+    (IsPaidByWords, "preflight", "payer gives str where Payer is promised"),
+    (IsPaidFromNowhere, "preflight", "payer does not say where its key comes from"),
     (DropsWishes, "bad-request", "offers something for --gpu-type no-such-gpu"),
     (KeepsSilentOnSpot, "declares", "capabilities['spot'] is False"),
     (TakesEverybodysOption, "declares", "the option --region is everybody's"),

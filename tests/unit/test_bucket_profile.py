@@ -67,7 +67,7 @@ def test_whose_keys(env: dict[str, str], given: str, profile: str) -> None:
 
 def test_the_profile_of_the_machines_serves_and_its_name_alone_is_kept(world: Callable[..., World]) -> None:
     found = bucket.check(world(), {**SINK, "profile": "work"})
-    assert found == {**SINK, "profile": "work", "region": "us-east-1"}
+    assert found == {**SINK, "profile": "work", "dotenv": False, "region": "us-east-1"}
     with pytest.raises(AuthFailed, match="does not accept these credentials"):
         bucket.check(world(), SINK)
 
@@ -102,6 +102,29 @@ def test_a_profile_that_is_no_more(fake: FakeBucket, world: Callable[..., World]
         with pytest.raises(UsageError, match="work") as caught:
             bucket.open_archive(world(**env), sink, PLACE, 0)
         assert caught.value.hint == "`aws configure list-profiles` shows what there is"
+
+
+def test_a_bucket_of_the_projects_keys_is_asked_with_these_later(
+    fake: FakeBucket, world: Callable[..., World], files: Path
+) -> None:
+    """Also where other keys are there by then, of AWS's own files or exported."""
+    files.rename(files.with_name("away"))
+    first = world()
+    first.dotenv = KEYS
+    sink = bucket.check(first, SINK)
+    assert sink["dotenv"] is True
+    files.with_name("away").rename(files)
+    fake.client().put_object(Bucket="results", Key="lab/r-1/node0.tar", Body=b"kept")
+    for env in ({}, VOID):
+        later = world(**env)
+        later.dotenv = KEYS
+        assert bucket.open_archive(later, sink, PLACE, 0)
+    later = world()
+    later.dotenv = KEYS
+    with pytest.raises(AuthFailed, match="does not accept these credentials"):
+        bucket.check(later, SINK)  # asked for the first time, `.env` comes last
+    before = {name: value for name, value in sink.items() if name != "dotenv"}
+    assert bucket.open_archive(later, before, PLACE, 0), "kept when `.env` came first"
 
 
 def test_a_session_that_is_over_says_which_login(fake: FakeBucket, world: Callable[..., World]) -> None:

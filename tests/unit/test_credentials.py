@@ -9,39 +9,56 @@ import pytest
 
 from gpuops.cli.request import environment
 from gpuops.errors import UsageError
-from gpuops.settings import FROM_ENVIRONMENT, KEYS, Settings, load, load_leniently, surroundings
+from gpuops.settings import (
+    FROM_ENVIRONMENT,
+    KEYS,
+    Settings,
+    dotenv_keys,
+    load,
+    load_leniently,
+    surroundings,
+    with_keys,
+)
 from tests.conftest import Shell
 
 RUNPOD = "RUNPOD_API_KEY"
 ID, SECRET, SESSION = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
 
 
+@pytest.mark.parametrize("environ", [{}, {RUNPOD: "mine", SESSION: ""}, {RUNPOD: " "}])
+def test_a_key_of_the_project_is_kept_apart(tmp_path: Path, environ: dict[str, str]) -> None:
+    (tmp_path / ".env").write_text(f"{RUNPOD}=file\n{ID}=\n{SECRET}= \nAWS_REGION=eu-west-1\n")
+    before = dict(os.environ)
+    for found in (load(tmp_path, environ, {}), load_leniently(tmp_path, environ, {})[0]):
+        seen = surroundings(found, {**environ, "PATH": "/bin"})
+        exported = {name: value for name, value in environ.items() if value}
+        assert seen == {**exported, "PATH": "/bin", "AWS_REGION": "eu-west-1"}
+        assert found.dotenv == dotenv_keys(tmp_path) == {RUNPOD: "file"}
+    assert dict(os.environ) == before, "nothing is exported"
+
+
+def test_what_cannot_be_read_has_no_keys(tmp_path: Path) -> None:
+    assert dotenv_keys(tmp_path) == {}
+    (tmp_path / ".env").write_bytes(b"RUNPOD_API_KEY=\xff\n")
+    assert dotenv_keys(tmp_path) == {}
+
+
 @pytest.mark.parametrize(
-    ("dotenv", "environ", "expected"),
+    ("env", "keys", "insist", "expected"),
     [
-        ({RUNPOD: "file"}, {}, {RUNPOD: "file"}),
-        ({RUNPOD: "file"}, {RUNPOD: "mine"}, {RUNPOD: "mine"}),
-        ({RUNPOD: "file"}, {RUNPOD: ""}, {RUNPOD: "file"}),
-        ({RUNPOD: ""}, {RUNPOD: "mine"}, {RUNPOD: "mine"}),
-        ({RUNPOD: ""}, {}, {}),
-        ({}, {RUNPOD: ""}, {}),
-        ({ID: "f", SECRET: "f", SESSION: "f"}, {}, {ID: "f", SECRET: "f", SESSION: "f"}),
-        # Of one account: a session of the file's would not fit the environment's key.
-        ({ID: "f", SECRET: "f", SESSION: "f"}, {ID: "e", SECRET: "e"}, {ID: "e", SECRET: "e"}),
-        ({ID: "f", SECRET: "f", RUNPOD: "f"}, {ID: "e", SECRET: "e"}, {ID: "e", SECRET: "e", RUNPOD: "f"}),
-        ({ID: "f", SECRET: "f", SESSION: ""}, {SESSION: ""}, {ID: "f", SECRET: "f"}),
+        ({}, {RUNPOD: "f"}, False, {RUNPOD: "f"}),
+        ({RUNPOD: "e"}, {RUNPOD: "f"}, False, {RUNPOD: "e"}),
+        ({RUNPOD: "e"}, {RUNPOD: "f"}, True, {RUNPOD: "f"}),
+        # Of one account: a session of the one would not fit the other's key.
+        ({ID: "e", SECRET: "e", SESSION: "e"}, {ID: "f", SECRET: "f"}, True, {ID: "f", SECRET: "f"}),
+        ({ID: "e"}, {ID: "f", SECRET: "f", RUNPOD: "f"}, False, {ID: "e", RUNPOD: "f"}),
+        ({"PATH": "/bin"}, {}, True, {"PATH": "/bin"}),
     ],
 )
-def test_which_key_is_used(
-    tmp_path: Path, dotenv: dict[str, str], environ: dict[str, str], expected: dict[str, str]
+def test_a_key_that_a_cluster_was_rented_with_goes_first(
+    env: dict[str, str], keys: dict[str, str], insist: bool, expected: dict[str, str]
 ) -> None:
-    (tmp_path / ".env").write_text("".join(f"{name}={value}\n" for name, value in dotenv.items()))
-    before = dict(os.environ)
-    seen = surroundings(load(tmp_path, environ, {}), {**environ, "PATH": "/bin"})
-    assert {name: value for name, value in seen.items() if name in KEYS} == expected
-    assert seen["PATH"] == "/bin"
-    assert dict(os.environ) == before, "nothing is exported"
-    assert surroundings(load_leniently(tmp_path, environ, {})[0], environ) == expected
+    assert with_keys(env, keys, insist=insist) == expected
 
 
 def test_a_command_in_no_project_has_the_keys_of_its_environment() -> None:
@@ -56,7 +73,7 @@ def test_where_a_key_is_sent_no_project_decides(tmp_path: Path, name: str) -> No
     assert caught.value.say == f"{name} has no effect in .env"
     assert caught.value.hint == f"remove it there, and export {name} in your shell instead"
     lenient, wrong = load_leniently(tmp_path, {}, {})
-    assert (lenient.env_values, wrong) == ({RUNPOD: "k"}, [f"{name} has no effect in .env"])
+    assert (lenient.env_values, lenient.dotenv, wrong) == ({}, {RUNPOD: "k"}, [f"{name} has no effect in .env"])
     (tmp_path / ".env").unlink()
     assert load(tmp_path, {name: "http://mine"}, {}).env_values == {name: "http://mine"}
 

@@ -33,7 +33,7 @@ def test_no_key_is_written_down(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "environ", "used", "unfit"),
+    ("theirs", "environ", "provider", "unfit"),
     [
         ({}, {}, None, False),
         (A, {}, None, False),
@@ -41,19 +41,19 @@ def test_no_key_is_written_down(tmp_path: Path) -> None:
         (A, A, None, False),
         (A, B, None, False),  # it has one: that of whoever rented last
         (A, {**A, **AWS}, None, True),
-        (A, A, A, False),
-        (A, B, B, True),
-        ({}, A, A, True),
-        ({}, {}, A, False),  # the key is in the project's `.env`, which the guard reads
-        (B, {}, A, True),  # but for the one that it has in its environment
-        (A, {}, {}, False),
+        (A, A, "runpod", False),
+        (A, B, "runpod", True),
+        ({}, A, "runpod", True),
+        ({}, {}, "runpod", False),  # a key in a file, the provider's own or the project's, the guard reads itself
+        (B, {}, "runpod", True),  # but would use the one that it has in its environment
+        (A, {}, "aws", False),
     ],
 )
 def test_when_another_takes_over(
-    tmp_path: Path, theirs: dict[str, str], environ: dict[str, str], used: dict[str, str] | None, unfit: bool
+    tmp_path: Path, theirs: dict[str, str], environ: dict[str, str], provider: str | None, unfit: bool
 ) -> None:
     guardkeys.note(tmp_path, theirs)
-    assert guardkeys.unfit(tmp_path, environ, used) is unfit
+    assert guardkeys.unfit(tmp_path, environ, provider) is unfit
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[1]"])
@@ -101,23 +101,23 @@ PROFILE = {"AWS_PROFILE": "work", "AWS_CONFIG_FILE": "/somewhere/config"}
 
 
 @pytest.mark.parametrize(
-    ("theirs", "environ", "used", "unfit"),
+    ("theirs", "environ", "provider", "unfit"),
     [
-        ({**AWS, "AWS_REGION": "eu-west-1"}, AWS, AWS, True),  # as it was at renting: without that region
-        (PROFILE, PROFILE, PROFILE, False),
-        (PROFILE, {}, {}, True),  # the default profile is another account than the guard's
-        (AWS, PROFILE, PROFILE, True),
+        ({**AWS, "AWS_REGION": "eu-west-1"}, AWS, "aws", True),  # as it was at renting: without that region
+        (PROFILE, PROFILE, "aws", False),
+        (PROFILE, {}, "aws", True),  # the default profile is another account than the guard's
+        (AWS, PROFILE, "aws", True),
         (PROFILE, {}, None, False),  # nothing is rented: whoever has a profile keeps it
         ({}, {"AWS_REGION": "eu-west-1"}, None, False),  # where, but not who
         ({}, PROFILE, None, True),
-        ({**AWS, **A}, AWS, AWS, False),  # another provider's key is nobody's business here
+        ({**AWS, **A}, AWS, "aws", False),  # another provider's key is nobody's business here
     ],
 )
 def test_one_account_is_never_mixed_with_another(
-    tmp_path: Path, theirs: dict[str, str], environ: dict[str, str], used: dict[str, str] | None, unfit: bool
+    tmp_path: Path, theirs: dict[str, str], environ: dict[str, str], provider: str | None, unfit: bool
 ) -> None:
     guardkeys.note(tmp_path, theirs)
-    assert guardkeys.unfit(tmp_path, environ, used, "aws") is unfit
+    assert guardkeys.unfit(tmp_path, environ, provider) is unfit
 
 
 def test_who_takes_over_keeps_the_other_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ import pytest
 from gpuops import registry
 from gpuops.contract import Checked
 from gpuops.errors import GpuopsError, RateLimited, Unknown, UsageError
-from gpuops.models import Request, Resource
+from gpuops.models import Payer, Request, Resource
 from gpuops.world import World
-from provisioners.base import Context
+from provisioners.base import Context, Credential
 from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, surroundings
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +128,37 @@ def test_a_call_that_never_returns_is_left_behind(there: tuple[Cloud, World]) ->
             provisioner.describe(MACHINE)
     finally:
         Hanging.release.set()
+
+
+def test_who_pays_is_never_a_reason_to_fail(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provisioner that was written before it could be asked has nobody named."""
+    _, world = there
+    context, request = Context(OWNER, world.home, world.env), Request(NAME)
+    assert Checked(Scripted(context)).payer(request) is None
+    monkeypatch.setattr("gpuops.contract.SPARE_S", 0.1)
+    release = threading.Event()
+    for answer, told in (
+        (lambda *_: Payer("alice", "TENT_KEY"), Payer("alice", "TENT_KEY")),
+        (lambda *_: {}["key"], Payer("", "")),
+        (lambda *_: release.wait(600), Payer("", "")),
+    ):
+        monkeypatch.setattr(Scripted, "payer", answer, raising=False)
+        assert Checked(Scripted(context)).payer(request, 0.1) == told
+    release.set()
+
+
+def test_a_third_party_finds_keys_in_the_same_order(tmp_path: Path) -> None:
+    """Whole, from the first place that has one."""
+    stored: list[Credential | None] = [Credential("~/.tent", {"TENT_KEY": "stored"}), None]
+    for env, dotenv, mine, found in (
+        ({"TENT_KEY": "mine"}, {"TENT_KEY": "projects"}, 0, Credential("TENT_KEY", {"TENT_KEY": "mine"})),
+        ({"TENT_KEY": " "}, {"TENT_KEY": "projects"}, 0, stored[0]),
+        ({"TENT_ID": "lone"}, {"TENT_KEY": "projects"}, 1, Credential(".env", {"TENT_KEY": "projects"})),
+        ({"TENT_KEY": "k", "TENT_ID": "i"}, {}, 0, Credential("TENT_KEY", {"TENT_KEY": "k", "TENT_ID": "i"})),
+        ({}, {"TENT_KEY": ""}, 1, None),
+    ):
+        context = Context(OWNER, tmp_path, env, dotenv)
+        assert context.credential(["TENT_KEY"], lambda mine=mine: stored[mine], ["TENT_ID"]) == found
 
 
 def test_what_is_listed_is_ours_and_once(there: tuple[Cloud, World]) -> None:

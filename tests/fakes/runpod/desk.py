@@ -17,6 +17,8 @@ class Desk:
         self.quota = 6000
         """Requests of an account in a minute."""
         self.quota_left = self.quota
+        self.hides_email = False
+        """Whether keys may ask for the money of an account, and not for its address."""
         self._quotas: dict[str, Quota] = {}
 
     def caller(self, authorization: str) -> Caller:
@@ -41,7 +43,7 @@ class Desk:
         """What GraphQL tells of an account."""
         return {
             "id": account.id,
-            "email": "somebody@example.com",
+            "email": account.email,
             "pubKey": "\n".join(account.ssh_keys),
             "clientBalance": round(account.balance, 6),
             "currentSpendPerHr": round(self.service.course.rate(account), 6),

@@ -33,6 +33,7 @@ class Account:
     spend_limit: float = 80.0
     """$/h."""
     ssh_keys: list[str] = field(default_factory=list)
+    email: str = "somebody@example.com"
 
 
 class Body(Protocol):

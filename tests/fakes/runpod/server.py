@@ -89,6 +89,8 @@ class Handler(web.Handler):
                 return Answer(401, {"errors": [{"message": "Unauthorized"}]})
             try:
                 wanted = graphql.parse(str((request.body or {}).get("query", "")))
+                if fake.desk.hides_email and "email" in wanted.get("myself", {}):
+                    return Answer(200, {"errors": [{"message": "Not authorized"}], "data": {"myself": None}})
                 return Answer(200, {"data": graphql.select({"myself": fake.desk.myself(caller.account)}, wanted)})
             except graphql.Malformed as error:
                 return Answer(400, {"errors": [{"message": str(error), "extensions": {"code": "BAD_USER_INPUT"}}]})

@@ -35,7 +35,7 @@ class Service:
     def __init__(self, clock: DrivenClock, make_body: Callable[[Pod], Body] | None = None) -> None:
         self.lock = RLock()
         self.clock = clock
-        self.own, self.other = Account(), Account()
+        self.own, self.other = Account(), Account(email="stranger@example.com")
         self.shelf = Shelf()
         self.course = Course(clock, (self.own, self.other), self.shelf.put_back)
         self.clusters: dict[str, Cluster] = {}
