@@ -6,7 +6,6 @@ but its bulk programs read the same files.
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from gpuops.live import Live, absent, how_ended, nodes_of, programs_of
 from gpuops.models import Resource
 from gpuops.progress import Silent
 from gpuops.results import RunHome
-from gpuops.results.archive import is_result, keep_longer
+from gpuops.results.archive import keep_longer
 from gpuops.results.home import local_errors
 from gpuops.results.leftover import left, save
 from gpuops.world import World
@@ -123,8 +122,9 @@ def stream(path: str) -> str:
 
 
 def _result(path: Path) -> Mapping[str, Any] | None:
+    from gpuops import answers
+
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        return document if is_result(document) else None
-    except (OSError, ValueError):
+        return answers.result(path.read_bytes())
+    except OSError:
         return None

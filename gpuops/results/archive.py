@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import tarfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from gpuops.errors import NodeError
 from gpuops.results.home import local_errors
 from gpuops.results.memory import Arrival
 from gpuops.results.plan import is_inside
 from gpuops.system import replace
+
+if TYPE_CHECKING:
+    from gpuops.answers import Result
 
 SAFE = "safe.json"
 RESULT = "result.json"
@@ -33,7 +35,7 @@ class Source(Protocol):
 class Unpacked:
     """What came of one node: its result, its files, its logs by stream, and how many files are not in the archive."""
 
-    result: dict[str, Any] | None = None
+    result: Result | None = None
     arrivals: list[Arrival] = field(default_factory=list)
     logs: dict[str, Path] = field(default_factory=dict)
     missing: int = 0
@@ -51,6 +53,8 @@ def unpack(source: Source, node: int, folder: Path, told: Callable[[int], None])
 
     Raises NodeError where they differ or the archive is none of ours, LocalDisk, and what `source` raises.
     """
+    from gpuops import answers
+
     files: dict[str, _File] = {}
     documents: dict[str, Any] = {}
     try:
@@ -64,16 +68,14 @@ def unpack(source: Source, node: int, folder: Path, told: Callable[[int], None])
                 files[member.name] = _store(temp, content, told)
                 if member.name in (SAFE, RESULT):
                     documents[member.name] = _document(temp)
-        rows = {
-            str(name): (int(size), sha256, int(mtime_ns)) for name, size, sha256, mtime_ns in documents[SAFE]["files"]
-        }
-        missing = int(documents[SAFE].get("missing") or 0)
-    except (tarfile.TarError, EOFError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        said: answers.Kept = answers.shaped(documents[SAFE], answers.Kept)
+        rows = {name: (size, sha256, mtime_ns) for name, size, sha256, mtime_ns in said["files"]}
+    except (tarfile.TarError, EOFError, KeyError, ValueError, OverflowError) as error:
         raise NodeError(
             f"what node{node} kept is no whole archive of gpuops ({type(error).__name__})", "look at it by hand"
         ) from error
     _verify(node, files, rows)
-    return _sorted(node, files, rows, documents.get(RESULT), missing)
+    return _sorted(node, files, rows, answers.result(documents.get(RESULT)), said.get("missing") or 0)
 
 
 def _store(temp: Path, content: IO[bytes], told: Callable[[int], None]) -> _File:
@@ -91,7 +93,9 @@ def _store(temp: Path, content: IO[bytes], told: Callable[[int], None]) -> _File
 
 
 def _document(path: Path) -> Any:
-    return json.loads(path.read_bytes()) if path.stat().st_size <= DOCUMENT else None
+    from gpuops import answers
+
+    return answers.parsed(path.read_bytes()) if path.stat().st_size <= DOCUMENT else None
 
 
 def _verify(node: int, files: dict[str, _File], rows: dict[str, tuple[int, Any, int]]) -> None:
@@ -108,9 +112,9 @@ def _verify(node: int, files: dict[str, _File], rows: dict[str, tuple[int, Any, 
 
 
 def _sorted(
-    node: int, files: dict[str, _File], rows: dict[str, tuple[int, Any, int]], result: Any, missing: int
+    node: int, files: dict[str, _File], rows: dict[str, tuple[int, Any, int]], result: Result | None, missing: int
 ) -> Unpacked:
-    found = Unpacked(result if isinstance(result, dict) else None, missing=missing)
+    found = Unpacked(result, missing=missing)
     for name, (size, _, mtime_ns) in rows.items():
         file, (kind, _, path) = files[name], name.partition("/")
         with local_errors(file.temp), suppress(OverflowError):  # a time that no file can have
@@ -128,9 +132,3 @@ def keep_longer(there: Path, here: Path) -> None:
         if not here.exists() or there.stat().st_size > here.stat().st_size:
             here.parent.mkdir(parents=True, exist_ok=True)
             replace(there, here)
-
-
-def is_result(document: Any) -> bool:
-    """Whether it says how a run ended on a node."""
-    ours = isinstance(document, dict) and isinstance(document.get("outcome"), str)
-    return ours and isinstance(document.get("reason"), dict) and isinstance(document.get("ranks"), list)
