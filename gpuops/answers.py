@@ -16,6 +16,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
@@ -387,16 +388,21 @@ def event(line: bytes) -> Event | None:
 
 
 def parsed(text: bytes) -> Any:
-    """JSON, in which NaN and Infinity are nothing: Python writes them, and no number of ours may be one.
+    """JSON, in which NaN and Infinity are nothing (null): Python writes them, and no number of ours may be one.
 
     The standard library's parser, since it bears what lies in the names of files that are not UTF-8. Raises ValueError.
     """
     try:
-        return json.loads(text, parse_constant=lambda _: None)
+        return json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
     except RecursionError:
         raise ValueError("too deep") from None
     except ValueError:
         raise ValueError("no JSON") from None
+
+
+def _finite(text: str) -> float | None:
+    number = float(text)
+    return number if isfinite(number) else None
 
 
 def shaped(value: Any, shape: Any) -> Any:

@@ -133,6 +133,8 @@ def _save_runs(world: World, row: ClusterRow, progress: Progress, failed: list[G
             for run in runs:
                 end = conclude_without(world, row, run, error, gone=not isinstance(error, Nonsense))
                 world.out.say(f"{run.name}: {end.verdict.say}; what came home is in {run.home}")
+                if end.nonsense:
+                    failed.append(_given_up(row, run.name, end.nonsense))
             return []
         raise _unsaved(row, f"results of {runs[-1].name}", error) from error
     try:
