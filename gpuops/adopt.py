@@ -26,8 +26,6 @@ from gpuops.traces import Traces, home_of, read_traces, request_of
 from gpuops.world import World
 
 LIVE = "running"
-FAR = 1e11
-"""No time (UTC seconds) or span that is meant is later, or longer."""
 
 
 @dataclass(frozen=True)
@@ -225,15 +223,10 @@ def _traces(draft: ClusterRow, machine: Resource, index: int) -> dict[str, Trace
 def lease_of(nodes: Sequence[_Node]) -> tuple[Lease, bool]:
     """What the watchdogs keep, by our clock: the earliest end of all; and whether one still waits to be taken over."""
     kept = [(node.facts.get("lease") or {}, node.skew) for node in nodes if node.facts]
-    ends = [one["hard_wall"] + skew for one, skew in kept if _is_number(one.get("hard_wall"))]
-    idle = [float(one["idle_s"]) for one, _ in kept if _is_number(one.get("idle_s"))]
-    adrift = any(_is_number(one.get("boot_wall")) for one, _ in kept)
+    ends = [one["hard_wall"] + skew for one, skew in kept if one.get("hard_wall") is not None]
+    idle = [one["idle_s"] for one, _ in kept if one.get("idle_s") is not None]
+    adrift = any(one.get("boot_wall") is not None for one, _ in kept)
     return Lease(min(ends, default=None), min(idle, default=None)), adrift
-
-
-def _is_number(value: Any) -> bool:
-    """A number that a clock may show: no node makes ours unreadable, or a lease endless."""
-    return type(value) in (int, float) and abs(value) < FAR
 
 
 def _take_over(world: World, row: ClusterRow, lease: Lease) -> list[str]:

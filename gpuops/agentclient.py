@@ -5,7 +5,8 @@
     <- {"id": 7, "ok": {…}}              or  {"id": 7, "error": {"kind", "say", "hint", "data"}}
     -> {"id": 7, "verb": "cancel"}       the stream ends with an error of kind `cancelled`
 
-A shell's start-up file may talk before the agent does: everything up to the magic line is noise.
+A shell's start-up file may talk before the agent does: everything up to the magic line is noise. What a node says
+after it has a shape (`gpuops.answers`), or the request fails at once: nothing that has none gets past this module.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from __future__ import annotations
 import itertools
 import json
 import queue
+import re
 import threading
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
@@ -32,7 +35,14 @@ GREETING_S = 60.0
 SHOWN = 200
 """How much of a stranger's words goes into a message, in characters."""
 ANSWER_S = 60.0
-"""How long an agent may take to answer, and be silent between the items of a stream, in seconds."""
+"""How long an agent may take to answer, and be silent between the items of a stream, in seconds. And how long what has
+come may lie here before nobody is believed to want it any more."""
+BORNE = 8 << 20
+"""So many bytes that nobody has taken yet stop the reading: the node waits then, and nothing is lost."""
+MOST = LINE_LIMIT
+"""So many are borne where somebody waits for another answer, which lies behind them."""
+HEAD = re.compile(rb'\s*\{\s*"id"\s*:\s*(\d{1,15})\s*[,}]')
+"""How each message begins: whose it is can be told of one that cannot be read, too."""
 
 
 class NodePaths:
@@ -57,18 +67,18 @@ class NodePaths:
         return [self.python, "-I", self.agent, mode, "--node", self.node, *arguments]
 
 
-Items = Generator[dict[str, Any], None, dict[str, Any]]
+Items = Generator[Any, None, Any]
 """The items of a request; what the generator returns is the last word."""
 
 
-class Stream(Iterator[dict[str, Any]]):
+class Stream(Iterator[Any]):
     """A request under way. `answer` is its last word once the items have ended, empty before."""
 
     def __init__(self, items: Items) -> None:
         self._items = items
-        self.answer: dict[str, Any] = {}
+        self.answer: Any = {}
 
-    def __next__(self) -> dict[str, Any]:
+    def __next__(self) -> Any:
         try:
             return next(self._items)
         except StopIteration as end:
@@ -95,20 +105,36 @@ class Programs:
         """Nothing is open but what `bulk` gave; the connection stays."""
 
 
+class _Inbox:
+    """What has come for one request and was not taken yet."""
+
+    def __init__(self) -> None:
+        self.lines: deque[bytes] = deque()
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.lines))
+
+
 class AgentClient(Programs):
     """One conversation with one agent. Thread-safe; ends for good when the channel does.
 
-    Whatever is at the other end: nothing here waits without a limit, and nothing but NodeError is raised.
-    One thread reads and one writes, so that a node that takes nothing blocks nobody else.
+    Whatever is at the other end: nothing here waits without a limit, nothing grows without one, and nothing but
+    NodeError is raised. One thread reads and one writes, so that a node that takes nothing blocks nobody else.
     """
 
     def __init__(self, connection: Connection, paths: NodePaths, greeting_s: float = GREETING_S) -> None:
         super().__init__(connection, paths)
         self._channel: Channel = connection.open(paths.argv("connect"))
         self._ids = itertools.count(1)
-        self._answers: dict[int, queue.SimpleQueue[dict[str, Any] | None]] = {}
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        """Guards all that follows."""
+        self._inboxes: dict[int, _Inbox] = {}
+        self._held = 0
+        """Bytes in all inboxes."""
+        self._starving = 0
+        """How many wait at an empty one."""
         self._lost = False
         self._greeted = threading.Event()  # the magic line came, or never will
         self._is_agent = False
@@ -132,28 +158,17 @@ class AgentClient(Programs):
 
     def _no_answer(self, seen: bytes) -> NodeError:
         """Why the magic line never came: the agent's own refusal, or the last thing anybody said."""
+        from gpuops import answers
+
         try:
             self._channel.wait(timeout=WORDS_S)
         except TimeoutError:
             pass  # it talks but is no agent: close() ends it
         complaint = (self._channel.errors().strip() or seen.decode(errors="replace").strip()).splitlines()
         last = complaint[-1] if complaint else "nothing was said"
-        try:
-            return self._refusal(json.loads(last)["error"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return ConnectionLost(
-                f"the agent on {self.label} does not answer ({_shown(last)})",
-                "see `gpuops status`; `gpuops down` cleans up",
-            )
-
-    def _refusal(self, error: Any) -> NodeRefused:
-        """The agent's own refusal. Raises KeyError or TypeError for what is none."""
-        data = error.get("data") if isinstance(error, dict) else None
-        return NodeRefused(
-            f"{self.label}: {error['say']}",
-            str(error.get("hint", "")),
-            str(error.get("kind", "refused")),
-            data if isinstance(data, dict) else None,
+        return answers.refused(self.label, last) or ConnectionLost(
+            f"the agent on {self.label} does not answer ({_shown(last)})",
+            "see `gpuops status`; `gpuops down` cleans up",
         )
 
     def _read(self) -> None:
@@ -166,10 +181,9 @@ class AgentClient(Programs):
         except (OSError, ValueError):
             pass  # the stream is gone: said to every waiter below
         finally:
-            with self._lock:
+            with self._changed:
                 self._lost = True
-                for answers in list(self._answers.values()):  # whoever hears it takes theirs away
-                    answers.put(None)
+                self._changed.notify_all()
             self._greeted.set()
 
     def _skip_noise(self) -> bytes | None:
@@ -201,15 +215,46 @@ class AgentClient(Programs):
             parts.append(chunk)
 
     def _deliver(self, line: bytes) -> None:
-        """Hand a message to whoever asked. What is none of ours is dropped: the request runs into its limit."""
-        try:
-            message = json.loads(line)
-            answers = self._answers.get(message["id"])
-            sound = any(isinstance(message.get(kind), dict) for kind in ("item", "ok", "error"))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return
-        if answers is not None and sound:
-            answers.put(message)
+        """Hand a message to whoever asked, and go on reading once there is room. What nobody waits for is dropped.
+
+        Raises OSError where nobody takes anything.
+        """
+        head = HEAD.match(line)
+        with self._changed:
+            inbox = self._inboxes.get(int(head[1])) if head else None
+            if inbox is None:
+                return
+            inbox.lines.append(line)
+            self._held += len(line)
+            self._changed.notify_all()
+            while not self._has_room():
+                held = self._held
+                if not self._changed.wait_for(lambda: self._held < held or self._has_room(), ANSWER_S):  # noqa: B023
+                    raise OSError(f"{held} bytes that nobody takes")
+
+    def _has_room(self) -> bool:
+        """Who waits for another answer may be the one who is to take what lies here, and would never come to it."""
+        return self._lost or self._held <= (MOST if self._starving else BORNE)
+
+    def _take(self, inbox: _Inbox, verb: str, limit_s: float) -> bytes:
+        """The next message. Raises ConnectionLost."""
+        with self._changed:
+            if not inbox.lines:
+                self._starving += 1
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: inbox.lines or self._lost, max(0.0, limit_s))
+                self._starving -= 1
+            if inbox.lines:
+                line = inbox.lines.popleft()
+                self._held -= len(line)
+                self._changed.notify_all()
+                return line
+            if self._lost:
+                raise self._gone()
+        raise ConnectionLost(
+            f"{self.label} has not answered '{verb}' for {span(limit_s)}",
+            "check the node and the network; `gpuops status` looks again",
+        )
 
     def _write(self) -> None:
         try:
@@ -219,18 +264,19 @@ class AgentClient(Programs):
         except (OSError, ValueError):
             pass  # the reader sees the same end, and tells every waiter
 
-    def _ask(self, verb: str, args: dict[str, Any]) -> tuple[int, queue.SimpleQueue[Any]]:
-        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    def _ask(self, verb: str, args: dict[str, Any]) -> tuple[int, _Inbox]:
+        inbox = _Inbox()
         line_id = next(self._ids)
-        with self._lock:
+        with self._changed:
             if self._lost:
                 raise self._gone()
-            self._answers[line_id] = answers
+            self._inboxes[line_id] = inbox
         self._outgoing.put(json.dumps({"id": line_id, "verb": verb, "args": args}).encode() + b"\n")
-        return line_id, answers
+        return line_id, inbox
 
-    def call(self, verb: str, timeout: float = ANSWER_S, **args: Any) -> dict[str, Any]:
-        """One question, one answer. Raises NodeRefused, ConnectionLost."""
+    def call(self, verb: str, timeout: float = ANSWER_S, **args: Any) -> Any:
+        """One question, one answer, of the shape that `gpuops.answers` has for it. Raises NodeRefused, ConnectionLost,
+        Nonsense."""
         stream = self.stream(verb, timeout=timeout, **args)
         for _ in stream:
             pass
@@ -240,40 +286,38 @@ class AgentClient(Programs):
         """A streaming verb: iterate over its items, then look at `.answer`.
 
         `timeout` is the longest silence in seconds that is borne. Iterating raises NodeRefused,
-        ConnectionLost. Closing the stream early cancels the request.
+        ConnectionLost, Nonsense. Closing the stream early cancels the request.
         """
         return Stream(self._items(verb, timeout, args))
 
     def _items(self, verb: str, timeout: float, args: dict[str, Any]) -> Items:
-        line_id, answers = self._ask(verb, args)
+        from gpuops import answers  # and msgspec: not before a node is talked to
+
+        line_id, inbox = self._ask(verb, args)
         finished = False
         try:
             while True:
+                line = self._take(inbox, verb, timeout)
                 try:
-                    message = answers.get(timeout=max(0.0, timeout))
-                except queue.Empty:
-                    raise ConnectionLost(
-                        f"{self.label} has not answered '{verb}' for {span(timeout)}",
-                        "check the node and the network; `gpuops status` looks again",
-                    ) from None
-                if message is None:
+                    kind, said = answers.message(self.label, verb, line)
+                except NodeRefused:
                     finished = True
-                    raise self._gone()
-                if "item" in message:
-                    yield message["item"]
-                    continue
-                finished = True
-                if "error" in message:
-                    raise self._refusal({"say": "refused", **message["error"]})
-                answer: dict[str, Any] = message["ok"]
-                return answer
+                    raise
+                if kind == "item":
+                    yield said
+                elif kind == "ok":
+                    finished = True
+                    return said
         finally:
-            self._answers.pop(line_id, None)
+            self._forget(line_id, inbox)
             if not finished:
-                self._cancel(line_id)
+                self._outgoing.put(json.dumps({"id": line_id, "verb": "cancel"}).encode() + b"\n")
 
-    def _cancel(self, line_id: int) -> None:
-        self._outgoing.put(json.dumps({"id": line_id, "verb": "cancel"}).encode() + b"\n")
+    def _forget(self, line_id: int, inbox: _Inbox) -> None:
+        with self._changed:
+            self._inboxes.pop(line_id, None)
+            self._held -= inbox.size
+            self._changed.notify_all()
 
     def _gone(self) -> ConnectionLost:
         return ConnectionLost(
@@ -282,6 +326,9 @@ class AgentClient(Programs):
         )
 
     def close(self) -> None:
+        with self._changed:
+            self._lost = True
+            self._changed.notify_all()
         self._outgoing.put(None)
         self._channel.close()
 

@@ -50,7 +50,7 @@ def said(world: World, live: Live, row: RunRow, request: RunRequest) -> str:
     if request.sink:
         folder = ""
         with suppress(GpuopsError):  # the run is on, whatever becomes of this question
-            folder = str((live.clients[0].call("run", run=row.name).get("sink") or {}).get("folder") or "")
+            folder = (live.clients[0].call("run", run=row.name).get("sink") or {}).get("folder") or ""
         on = "in" if sinks.is_bucket(request.sink) else "on"
         until = (row.facts.get("bucket") or {}).get("until")
         early = until is not None and (row.ended is None) and (live.row.lease.end is None or until < live.row.lease.end)

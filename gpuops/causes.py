@@ -257,11 +257,12 @@ def _root_cause(result: NodeResult) -> tuple[int | None, int]:
 
 
 def _recorded(error: Mapping[str, Any] | None) -> str:
-    message = (error or {}).get("message", "")
-    if isinstance(message, Mapping):
-        trace = (message.get("extraInfo") or {}).get("py_callstack")
-        message = trace or message.get("message", "")
-    return str(message).rstrip()
+    match error:
+        case {"message": {"extraInfo": {"py_callstack": str(trace)}}} if trace:
+            return trace.rstrip()
+        case {"message": {"message": str(words)}} | {"message": str(words)}:
+            return words.rstrip()
+    return ""
 
 
 def _when(death: Death) -> float:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuops import bucket, recall, sinks
 from gpuops.agentclient import AgentClient
-from gpuops.errors import GpuopsError, Interrupted, NodeError
+from gpuops.errors import GpuopsError, Interrupted, NodeError, Nonsense
 from gpuops.follow import Follower, OnBytes, lost
 from gpuops.ledger import ClusterRow, RowGone, RunRow
 from gpuops.live import Live, admitted, how_ended, is_dead, is_over
@@ -30,6 +30,9 @@ from gpuops.verdict import NODE_FAILED, how_far, judge, node_result, resume_hint
 from gpuops.world import World
 from provisioners.base import Provisioner
 
+if TYPE_CHECKING:
+    from gpuops.answers import Run
+
 LOOK_S = 0.2
 ADMIT_S = 60.0
 """How often a provider is asked to let this computer in while a node does not answer, in seconds."""
@@ -42,6 +45,7 @@ RELEASE_S = 10.0
 """How long a node may take to hear that its results are home, in seconds."""
 HURRY_S = 10.0
 """How long a final fetch may go on after a second signal."""
+NOT_OURS = "check that this node is yours; what came home of it is in the run's folder"
 SILENT = ("node", "gone", "no-run")
 """Kinds of a lost node that nothing is fetched from (`follow.lost`)."""
 
@@ -56,12 +60,26 @@ class Conclusion:
     """The sentence that says which results could not be brought home; empty when all are."""
     unsaved: str = ""
     """The same of those that another try may bring home: until then their nodes must not be destroyed."""
+    nonsense: str = ""
+    """The same of those on nodes that answer nonsense: no try would bring them."""
     unfetched: str = ""
     """Why what is in a bucket, and now nowhere else, could not be fetched: to begin anew would be without it."""
     document: Mapping[str, Any] = field(default_factory=dict)
     rest: Callable[[], Conclusion] | None = None
     """What is left is in a bucket and needs no machine: this fetches it and judges by that as well, once the machines
     have ended. Until then it is as if the bucket could not be asked: `gpuops pull` fetches it."""
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    """What came of the last fetch."""
+
+    failed: str = ""
+    """Why not all is home that another try may bring."""
+    nonsense: str = ""
+    """Why not all is home of nodes that answer nonsense: they are asked twice, and no more."""
+    behind: str = ""
+    """What stays on the nodes."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +91,7 @@ class _Heard:
     talking: Sequence[int]
     gone: Sequence[int]
     """Nodes that had told how they ended, and whose machines went before all was home."""
-    failed: str
-    left_out: str
+    fetched: _Fetched
     handed: Mapping[int, Mapping[str, int]]
     states: Mapping[int, Mapping[str, Any]]
 
@@ -164,17 +181,17 @@ def conclude(
     spoken = {index: result["reason"].get("kind") for index, result in sorted(results.items())}
     talking = [index for index, kind in spoken.items() if kind not in SILENT]
     with progress.during(f"looking at what {row.name} made"):
-        failed, left_out = _fetch_last(world, live, row, progress, talking)
-        gone = _gone_meanwhile(world, live, talking, results) if failed else []
+        fetched = _fetch_last(world, live, row, progress, talking)
+        gone = _gone_meanwhile(world, live, talking, results) if fetched.failed else []
         if gone:
             talking = [index for index in talking if index not in gone]
-            failed, left_out = _fetch_last(world, live, row, progress, talking)
+            fetched = _fetch_last(world, live, row, progress, talking)
     # After the nodes' own, which may go as well: a bucket stays.
     silent = [index for index, kind in spoken.items() if kind in ("node", "gone") or index in gone]
     taken = silent or any(result["reason"].get("kind") == "reclaim" for result in results.values())
     handed = _handed(live, row, talking) if taken else {}
     states = _kept(world, live, row, progress, talking) if request_of(row).sink else {}
-    heard = _Heard(over, results, talking, gone, failed, left_out, handed, states)
+    heard = _Heard(over, results, talking, gone, fetched, handed, states)
 
     def whole() -> Conclusion:
         return _judged(world, row, heard, *_recalled(world, row, silent, progress))
@@ -185,7 +202,7 @@ def conclude(
         return end
 
     # One that cannot be reached may have more than the bucket, which only what has come from there can tell.
-    safe = not failed and all(index in gone or spoken[index] == "gone" for index in silent)
+    safe = not fetched.failed and all(index in gone or spoken[index] == "gone" for index in silent)
     if ending and silent and talking and safe and recall.is_kept(row):
         waiting = recall.waiting(row, silent)
         end = _judged(world, row, heard, {}, waiting)
@@ -201,7 +218,7 @@ def conclude(
 
 def _judged(world: World, row: RunRow, heard: _Heard, brought: Mapping[int, Brought], trouble: str) -> Conclusion:
     """The verdict by what has come, and the record of it. `trouble`: why not all came from a bucket."""
-    gone, talking, failed = heard.gone, heard.talking, heard.failed
+    gone, talking, fetched = heard.gone, heard.talking, heard.fetched
     spoken = {index: result["reason"].get("kind") for index, result in sorted(heard.results.items())}
     results = {**heard.results, **{index: one.result for index, one in brought.items() if one.result}}
     kinds = {index: result["reason"].get("kind") for index, result in sorted(results.items())}
@@ -210,8 +227,10 @@ def _judged(world: World, row: RunRow, heard: _Heard, brought: Mapping[int, Brou
     inherit(RunHome(row.home), heard.handed)
     request = request_of(row)
     states = {**heard.states, **{index: {"state": "safe"} for index, one in brought.items() if not one.missing}}
-    unsaved = _joined(failed, _named(kinds, "node", "cannot be reached any more"))
-    missing = _joined(unsaved, _named(kinds, "gone", "ended before all results were home"), recall.lacking(brought))
+    unsaved = _joined(fetched.failed, _named(kinds, "node", "cannot be reached any more"))
+    missing = _joined(
+        unsaved, fetched.nonsense, _named(kinds, "gone", "ended before all results were home"), recall.lacking(brought)
+    )
     if trouble and talking:  # else the verdict says it
         missing = _joined(missing, f"{trouble}; `gpuops pull {row.name}` fetches it")
     if request.sink and all(states.get(index, {}).get("state") == "safe" for index in range(request.nodes)):
@@ -225,13 +244,16 @@ def _judged(world: World, row: RunRow, heard: _Heard, brought: Mapping[int, Brou
         verdict = dataclasses.replace(verdict, hint=unsent)
     if request.sink and not talking and "gone" in kinds.values() and verdict.outcome != "reclaimed":
         verdict = Verdict("unclear", NODE_FAILED, *sinks.unseen(request, row.name, place, trouble))
+    if fetched.nonsense and not verdict.exit_code:
+        say = f"{verdict.say}, but its results are not all home: {fetched.nonsense}"
+        verdict = Verdict("unclear", NODE_FAILED, say, NOT_OURS)
     unfetched = trouble if not talking else ""
     if unfetched and verdict.outcome == "reclaimed":
         more_said, hint = sinks.unfetched(row.name, place, trouble)
         verdict = dataclasses.replace(verdict, say=verdict.say + more_said, hint=hint)
     kept = sinks.outcome(request, row.name, states, range(request.nodes), place) if request.sink else ""
     document = record(world, row, verdict, results, missing, heard.over)
-    document |= {"left_behind": heard.left_out, "kept": kept, "progress": how_far(nodes)}
+    document |= {"left_behind": fetched.behind, "kept": kept, "progress": how_far(nodes)}
     home.write_record(document)
     world.ledger.set_run(
         row.id,
@@ -241,7 +263,7 @@ def _judged(world: World, row: RunRow, heard: _Heard, brought: Mapping[int, Brou
         verdict=dataclasses.asdict(verdict),
         facts={**world.ledger.run(row.id).facts, **_in_bucket(row, kinds, results, states)},
     )
-    return Conclusion(verdict, home, missing, unsaved, unfetched, document)
+    return Conclusion(verdict, home, missing, unsaved, fetched.nonsense, unfetched, document)
 
 
 def _gone_meanwhile(
@@ -324,7 +346,8 @@ def _settled(world: World, client: AgentClient, run: str) -> Mapping[str, Any]:
     latest: Mapping[str, Any] = {}
     since = time.monotonic()
     while True:
-        state: Mapping[str, Any] = client.call("run", run=run).get("sink") or {}
+        said: Run = client.call("run", run=run)
+        state: Mapping[str, Any] = said.get("sink") or {}
         if state.get("state") not in ("claimed", "copying"):
             return state
         if state != latest:
@@ -351,16 +374,18 @@ def _bring_left(live: Live, row: RunRow, progress: Progress, nodes: list[int]) -
     return sentence(large)
 
 
-def _fetch_last(world: World, live: Live, row: RunRow, progress: Progress, nodes: list[int]) -> tuple[str, str]:
-    """The final fetch: why it failed, and what stays behind. In a thread: a second signal leaves it `HURRY_S`,
-    a first one here raises."""
+def _fetch_last(world: World, live: Live, row: RunRow, progress: Progress, nodes: list[int]) -> _Fetched:
+    """The final fetch. In a thread: a second signal leaves it `HURRY_S`, a first one here raises."""
     failures: list[BaseException] = []
-    behind: list[str] = []
+    came: list[_Fetched] = []
+
+    def bring(some: list[int]) -> str:
+        fetch_now(live, row, progress, final=True, nodes=some)
+        return _bring_left(live, row, progress, some)
 
     def fetch() -> None:
         try:
-            fetch_now(live, row, progress, final=True, nodes=nodes)
-            behind.append(_bring_left(live, row, progress, nodes))
+            came.append(_from_all(bring, nodes))
         except BaseException as error:
             failures.append(error)
 
@@ -372,12 +397,28 @@ def _fetch_last(world: World, live: Live, row: RunRow, progress: Progress, nodes
         if world.signals.hurry:
             hurried = hurried or time.monotonic()
             if time.monotonic() - hurried > HURRY_S:
-                return "the last fetch was cut short", ""
+                return _Fetched("the last fetch was cut short")
     for error in failures:
         if not isinstance(error, GpuopsError):
             raise error
-        return error.say, ""
-    return "", "".join(behind)
+        return _Fetched(error.say)
+    return came[0]
+
+
+def _from_all(bring: Callable[[list[int]], str], nodes: list[int]) -> _Fetched:
+    """From all nodes at once; where one answers nonsense, from each alone, so that it keeps nothing of the others
+    away. `bring` returns what stays behind, and raises GpuopsError."""
+    try:
+        return _Fetched(behind=bring(nodes))
+    except Nonsense:
+        pass
+    behind, nonsense = [], []
+    for index in nodes:
+        try:
+            behind.append(bring([index]))
+        except Nonsense as error:
+            nonsense.append(error.say)
+    return _Fetched(nonsense=_joined(*nonsense), behind=", ".join(filter(None, behind)))
 
 
 def _handed(live: Live, row: RunRow, nodes: Sequence[int]) -> Mapping[int, Mapping[str, int]]:
@@ -386,7 +427,8 @@ def _handed(live: Live, row: RunRow, nodes: Sequence[int]) -> Mapping[int, Mappi
 
     def ask(index: int) -> None:
         with suppress(GpuopsError):
-            handed[index] = live.clients[index].call("run", run=row.name).get("handed") or {}
+            said: Run = live.clients[index].call("run", run=row.name)
+            handed[index] = said.get("handed") or {}
 
     on_each(ask, nodes)
     return handed
@@ -440,5 +482,5 @@ def unreached(
 ) -> dict[int, dict[str, Any]]:
     """Results for a run none of whose nodes can be reached any more. `gone`: their provider says that they ended;
     `told`: and how (`live.how_ended`)."""
-    kind = "gone" if gone else "node"
+    kind = "gone" if gone else "nonsense" if isinstance(error, Nonsense) else "node"
     return {index: lost(index, error.say, kind, told.get(index)) for index in range(request_of(row).nodes)}

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuops import choose, guard, recall
 from gpuops.conclude import Conclusion, conclude, follower
-from gpuops.errors import GpuopsError, Interrupted, NodeError, StillBilling, UsageError, worst
+from gpuops.errors import GpuopsError, Interrupted, NodeError, Nonsense, StillBilling, UsageError, worst
 from gpuops.halt import halt, stopping
 from gpuops.ledger import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.live import Live, all_ended, open_live
@@ -58,7 +58,7 @@ def down(world: World, rows: Sequence[ClusterRow], progress: Progress, *, force:
     for row in rows:
         try:
             if row.state != "gone":
-                rests += _end(world, row, progress, force)
+                rests += _end(world, row, progress, force, failed)
         except Interrupted:
             raise _left(world, rows) from None
         except GpuopsError as error:
@@ -101,8 +101,12 @@ def _left(world: World, rows: Sequence[ClusterRow]) -> Interrupted:
     return Interrupted(f"interrupted: the guard goes on ending {names}", "gpuops status shows what is left")
 
 
-def _end(world: World, row: ClusterRow, progress: Progress, force: bool) -> list[Rest]:
-    """Returns what brings home the rest of its runs, which needs no machine."""
+def _end(world: World, row: ClusterRow, progress: Progress, force: bool, failed: list[GpuopsError]) -> list[Rest]:
+    """Returns what brings home the rest of its runs, which needs no machine.
+
+    Nodes that answer nonsense are ended like others, since asking again would not help: what they did not give is
+    told in `failed`.
+    """
     try:
         world.ledger.set_cluster(row.id, keeper=world.me)
     except LedgerUnwritable:
@@ -111,13 +115,13 @@ def _end(world: World, row: ClusterRow, progress: Progress, force: bool) -> list
     if row.state == "up" and force:
         _save_what_answers(world, row, progress)
     elif row.state == "up":
-        rests = _save_runs(world, row, progress)
-        _save_left(world, row, progress)
+        rests = _save_runs(world, row, progress, failed)
+        _save_left(world, row, progress, failed)
     tear_down(world, row.id, "gpuops down", force=force)
     return rests
 
 
-def _save_runs(world: World, row: ClusterRow, progress: Progress) -> list[Rest]:
+def _save_runs(world: World, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> list[Rest]:
     """Stop what runs and bring home what is not, but for what is returned; a failure stops the teardown."""
     runs = [run for run in world.ledger.runs(cluster=row.id) if run.state in ("running", "ended")]
     if not runs:
@@ -125,23 +129,27 @@ def _save_runs(world: World, row: ClusterRow, progress: Progress) -> list[Rest]:
     try:
         live = open_live(world, row, some=True)
     except NodeError as error:
-        if _have_ended(world, row):
+        if isinstance(error, Nonsense) or _have_ended(world, row):
             for run in runs:
-                end = conclude_without(world, row, run, error, gone=True)
+                end = conclude_without(world, row, run, error, gone=not isinstance(error, Nonsense))
                 world.out.say(f"{run.name}: {end.verdict.say}; what came home is in {run.home}")
+                if end.nonsense:
+                    failed.append(_given_up(row, run.name, end.nonsense))
             return []
         raise _unsaved(row, f"results of {runs[-1].name}", error) from error
     try:
-        return [rest for run in runs if (rest := _save(world, live, run, progress))]
+        return [rest for run in runs if (rest := _save(world, live, run, progress, failed))]
     finally:
         live.close()
 
 
-def _save_left(world: World, row: ClusterRow, progress: Progress) -> None:
+def _save_left(world: World, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> None:
     """Bring home what was edited or made outside of runs; a failure stops the teardown."""
     try:
         for said in save_left(world, row, progress):
             world.out.say(said)
+    except Nonsense as error:
+        failed.append(_given_up(row, "what was edited or made there", error.say))
     except NodeError as error:
         if not _have_ended(world, row):
             raise _unsaved(row, "files that were edited there", error) from error
@@ -172,7 +180,13 @@ def _unsaved(row: ClusterRow, what: str, error: NodeError) -> NodeError:
     )
 
 
-def _save(world: World, live: Live, run: RunRow, progress: Progress) -> Rest | None:
+def _given_up(row: ClusterRow, what: str, why: str) -> NodeError:
+    return NodeError(
+        f"{what} is not all home: {why}", f"{row.name} was ended all the same: `gpuops status` looks again"
+    )
+
+
+def _save(world: World, live: Live, run: RunRow, progress: Progress, failed: list[GpuopsError]) -> Rest | None:
     world.ledger.set_run(run.id, keeper=world.me)
     world.out.say(f"stopping {run.name} and bringing its results home")
     results = stop_and_wait(world, live, run, "gpuops down")
@@ -182,6 +196,8 @@ def _save(world: World, live: Live, run: RunRow, progress: Progress) -> Rest | N
             f"results of {run.name} are not home: {end.unsaved}",
             f"try again, or give them up: gpuops down {live.row.name} --force",
         )
+    if end.nonsense:
+        failed.append(_given_up(live.row, run.name, end.nonsense))
     if end.rest:
         world.out.say(recall.announced(run, live.row.name))
     return end.rest

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuops import environment, fits
 from gpuops.agentclient import AgentClient
@@ -23,6 +22,9 @@ from gpuops.oneach import on_each
 from gpuops.progress import Progress
 from gpuops.settings import Settings
 from gpuops.world import World
+
+if TYPE_CHECKING:
+    from gpuops.answers import Output, Python, Saying, SetUp
 
 PYTHON_SILENCE_S = 1800.0
 """How long the making of an environment may say nothing."""
@@ -114,7 +116,7 @@ def _python(
     folder: Path,
     shared: bool,
     progress: Progress,
-) -> Mapping[str, Any]:
+) -> Python:
     """Verb `python`. A plain command takes any Python where none with torch is to be had."""
     make = environment.make_plan(folder, hello["gpus"], settings, workload=bool(request.workload))
     arguments: dict[str, Any] = {
@@ -134,13 +136,14 @@ def _python(
     return answer
 
 
-def _stream_python(client: AgentClient, progress: Progress, arguments: dict[str, Any]) -> Mapping[str, Any]:
+def _stream_python(client: AgentClient, progress: Progress, arguments: dict[str, Any]) -> Python:
     stream = client.stream("python", timeout=PYTHON_SILENCE_S, **arguments)
+    item: Saying
     for item in stream:
-        if "say" in item:
-            progress.waits(f"making an environment: {item['say']}", client.label)
+        progress.waits(f"making an environment: {item['say']}", client.label)
     progress.waits("", client.label)
-    return stream.answer
+    found: Python = stream.answer
+    return found
 
 
 def own_pythons(world: World) -> list[str]:
@@ -176,20 +179,22 @@ def set_up(world: World, live: Live, tree: str, command: str, nodes: Sequence[Eq
         stream = client.stream(
             "setup", timeout=PYTHON_SILENCE_S, tree=tree, command=command, python=node.facts.python, key=key
         )
+        item: Output
         for item in stream:
-            output = (output + base64.b64decode(item.get("b64", "")))[-4096:]
+            output = (output + item["b64"])[-4096:]
             progress.waits(_last_line(output), f"node{node.facts.index}")
         progress.waits("", f"node{node.facts.index}")
-        if stream.answer["code"] != 0:
+        end: SetUp = stream.answer
+        if end["code"] != 0:
             last = output.decode(errors="replace").strip().splitlines()
             raise RunFailed(
                 f"the set-up command `{command}` failed on node{node.facts.index} with exit code "
-                f"{stream.answer['code']}: {last[-1] if last else 'it said nothing'}",
+                f"{end['code']}: {last[-1] if last else 'it said nothing'}",
                 "correct the command, or look at the node: "
                 + ("with --keep it stays" if live.row.ephemeral else f"gpuops ssh {live.row.name}")
                 + f"{f' --node {node.facts.index}' if node.facts.index and not live.row.ephemeral else ''}",
             )
-        if not stream.answer["skipped"]:
+        if not end["skipped"]:
             world.out.say(f"node{node.facts.index}: set up")
 
     by_index = {node.facts.index: node for node in nodes}

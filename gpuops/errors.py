@@ -15,7 +15,8 @@
     ├── NodeError               4    a node or the network failed
     │   ├── ConnectionLost            the connection ended; the node may be well
     │   ├── MachineGone               its machine went before a run was on it
-    │   └── NodeRefused               the agent said no; `kind` says why
+    │   ├── NodeRefused               the agent said no; `kind` says why
+    │   └── Nonsense                  what came from it is nothing that an agent of ours says
     ├── LocalDisk               4    this computer cannot write: no node has failed
     └── StillBilling            5    something may still cost money
 
@@ -124,6 +125,16 @@ class NodeRefused(NodeError):
         super().__init__(say, hint)
         self.kind = kind
         self.data = data or {}
+
+
+class Nonsense(NodeError):
+    """A node said what no agent of ours says: a broken one, or a hostile one. Asking for ever does not help.
+
+    `what`: what is wrong with it, without the node's own words.
+    """
+
+    def __init__(self, label: str, what: str) -> None:
+        super().__init__(f"{label} answers nonsense ({what})", "check that this node is yours; `gpuops down` ends it")
 
 
 class LocalDisk(GpuopsError):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpuops.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused
+from gpuops.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, Nonsense
 from gpuops.live import Live
 from gpuops.output import span
 from gpuops.results import RunHome, mirror
@@ -26,6 +26,8 @@ GATHER_S = 0.02
 """How long what comes at the same time is gathered, to be shown together; it bounds how often is looked, too."""
 REMIND_S = 60.0
 """How often it is said that a node does not answer."""
+NONSENSE_TRIES = 3
+"""So often a node may answer nonsense before its result is given up."""
 FINAL = ("ended", "no-node", "no-run")
 """Refusals that asking again will not change; any other may be a node that is just getting up."""
 
@@ -71,6 +73,8 @@ class Follower:
         self._away: dict[int, float] = {}
         """Since when a node cannot be followed (monotonic)."""
         self._told: dict[int, float] = {}
+        self._nonsense: dict[int, int] = {}
+        """How often a node has answered nonsense."""
         self._threads = [
             threading.Thread(target=self._follow, args=(index,), daemon=True, name=f"follow node{index}")
             for index in range(nodes)
@@ -156,6 +160,9 @@ class Follower:
 
     def _final(self, index: int, trouble: GpuopsError) -> Mapping[str, Any] | None:
         """The result of a node whose agent will never give one; what lies on a machine that lives may be saved yet."""
+        if isinstance(trouble, Nonsense):
+            self._nonsense[index] = self._nonsense.get(index, 0) + 1
+            return lost(index, trouble.say, "nonsense") if self._nonsense[index] >= NONSENSE_TRIES else None
         if not isinstance(trouble, NodeRefused) or trouble.kind not in FINAL:
             return None
         if trouble.kind == "no-run":
@@ -216,7 +223,8 @@ def lost(node: int, say: str, kind: str, told: Mapping[str, Any] | None = None) 
     """A result for a node that cannot give its own. `told`: what its provider says (`live.how_ended`).
 
     `kind`: `node` (out of reach; it may live, and hold results), `gone` (its provider says that the machine has
-    ended) or `no-run` (it was never started there).
+    ended), `nonsense` (it answers, and nothing that it says of the run can be believed) or `no-run` (it was never
+    started there).
     """
     return {
         "node": node,

@@ -11,11 +11,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuops.bulk import exchange
 from gpuops.connection import Connection
 from gpuops.errors import ConnectionLost, NodeError
+
+if TYPE_CHECKING:
+    from gpuops import answers
 
 PYTHONS = (
     *("python3", "/usr/bin/python3", "/usr/local/bin/python3", "/opt/pytorch/bin/python3", "/opt/conda/bin/python3"),
@@ -127,11 +130,13 @@ def revive(connection: Connection, python: str, agent: str, folder: str) -> None
     program(connection, [python, "-I", agent, "init", "--node", folder, "--revive"])
 
 
-def program(connection: Connection, argv: Sequence[str], question: bytes = b"") -> dict[str, Any]:
+def program(connection: Connection, argv: Sequence[str], question: bytes = b"") -> answers.Told:
     """One of the agent's modes that answers with one line of JSON. Raises NodeRefused, ConnectionLost."""
+    from gpuops import answers
+
     said = exchange(connection.open(argv), connection.label, question, LIMIT_S)
     try:
-        answer: dict[str, Any] = json.loads(said)
+        answer: answers.Told = answers.shaped(answers.parsed(said), answers.Told)
     except ValueError as error:
         last = (said.decode(errors="replace").strip().splitlines() or ["nothing"])[-1][:200]
         raise ConnectionLost(f"{connection.label} gave no answer but '{last}'", "try again") from error

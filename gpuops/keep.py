@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from gpuops.conclude import Conclusion, conclude, follower, request_of
-from gpuops.errors import ConnectionLost, GpuopsError, NodeError
+from gpuops.errors import ConnectionLost, GpuopsError, NodeError, Nonsense
 from gpuops.follow import lost
 from gpuops.guard import outlived
 from gpuops.halt import halt
@@ -21,6 +21,8 @@ from gpuops.unsaved import save_left
 from gpuops.world import World
 
 LOOK_S = 1.0
+NONSENSE_TRIES = 3
+"""So often a cluster that answers nonsense is asked before it is done without."""
 WHY = "its lease ended"
 SAVE_S = 60.0
 """How long the results of a run on an expired cluster are waited for."""
@@ -178,13 +180,23 @@ def _finish_run(
     if not _take(world, run):
         return None  # a command has it, while another run was seen to
     try:
-        live = open_live(world, row, some=True)
+        live = _reached(world, row)
     except NodeError as error:
-        return _unreachable(world, row, run, error, given_up=patience is not None)
+        return _unreachable(world, row, run, error, given_up=patience is not None or isinstance(error, Nonsense))
     try:
         _follow(world, live, run, patience, later)
     finally:
         live.close()
+
+
+def _reached(world: World, row: ClusterRow) -> Live:
+    """Raises NodeError; Nonsense where to ask again has not helped."""
+    for _ in range(NONSENSE_TRIES - 1):
+        try:
+            return open_live(world, row, some=True)
+        except Nonsense:
+            time.sleep(LOOK_S)
+    return open_live(world, row, some=True)
 
 
 def _follow(
@@ -268,7 +280,8 @@ def _never_started(world: World, run: RunRow) -> None:
 
 
 def _unreachable(world: World, row: ClusterRow, run: RunRow, error: NodeError, *, given_up: bool) -> None:
-    """No node answers. While its provider still knows the machines and the lease lasts, they are tried again later."""
+    """No node answers. While its provider still knows the machines and the lease lasts, they are tried again later,
+    unless they are there and answer nonsense."""
     gone = not given_up and all_ended(world, row)
     if not (given_up or gone):
         raise error

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuops.agent.node import PROTOCOL
 from gpuops.agentclient import Absent, AgentClient, NodePaths, Programs
 from gpuops.connection import connect
-from gpuops.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused
+from gpuops.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, Nonsense
 from gpuops.install import revive
 from gpuops.ledger import ClusterRow
 from gpuops.models import Lease, Resource
@@ -20,6 +19,9 @@ from gpuops.oneach import on_each
 from gpuops.progress import Progress, Silent
 from gpuops.teardown import in_order
 from gpuops.world import World
+
+if TYPE_CHECKING:
+    from gpuops.answers import Hello, Pong
 
 T = TypeVar("T")
 
@@ -203,30 +205,24 @@ def _hello(cluster: str, client: AgentClient) -> tuple[Mapping[str, Any], float]
     """A node's facts, and its clock's distance from ours (the middle of the round trip is the moment).
 
     The clock is asked by `ping`: `hello` waits for the GPUs' driver. Raises NodeRefused (`protocol`) for
-    an agent that speaks another version, NodeError for an answer that is none.
+    an agent that speaks another version, Nonsense.
     """
     pong, moment = _ping(client)
-    facts = client.call("hello")
-    if facts.get("protocol") != PROTOCOL:
+    facts: Hello = client.call("hello")
+    if facts["protocol"] != PROTOCOL:
         raise NodeRefused(
             f"{client.label} was started by another version of gpuops", f"gpuops down {cluster}", "protocol"
         )
-    try:
-        skew = moment - float(pong.get("time", facts["time"]))  # an agent from before says it in `hello` only
-        if not math.isfinite(skew):
-            raise ValueError(skew)
-        return facts, skew
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise NodeError(
-            f"what answers on {client.label} is no agent of gpuops: it does not say what time it is",
-            "end it and bring up another: gpuops down",
-        ) from None
+    said = pong.get("time", facts.get("time"))  # an agent from before says it in `hello` only
+    if said is None:
+        raise Nonsense(client.label, "it does not say what time it is")
+    return facts, moment - said
 
 
-def _ping(client: AgentClient) -> tuple[Mapping[str, Any], float]:
+def _ping(client: AgentClient) -> tuple[Pong, float]:
     """An answer, and the moment here that belongs to it; the promptest of some, for the middle of a long round trip may
     be seconds off."""
-    found: list[tuple[float, float, Mapping[str, Any]]] = []
+    found: list[tuple[float, float, Pong]] = []
     while len(found) < PINGS:
         before, began = time.time(), time.monotonic()
         said = client.call("ping")

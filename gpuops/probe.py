@@ -9,14 +9,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuops.agentclient import AgentClient
-from gpuops.errors import GpuopsError
+from gpuops.errors import GpuopsError, Nonsense
 from gpuops.live import Live
 from gpuops.meeting import Meeting, Party, Spot, Tried, Way, candidates, decide, distinct
 from gpuops.oneach import on_each
 from gpuops.world import World
+
+if TYPE_CHECKING:
+    from gpuops.answers import Addresses, Attempt, Listening, Reached, Route
 
 LIMIT_S = 10.0
 """How long an address may take to answer: its node may be busy."""
@@ -43,7 +46,7 @@ def meet(world: World, live: Live, nodes: int, *, alone: bool) -> Meeting:
     clients = live.clients[:nodes]
     if alone or nodes == 1:
         return _loopback(clients)
-    homes = on_each(lambda client: client.call("addresses", timeout=ANSWER_S), clients)
+    homes: list[Addresses] = on_each(lambda client: client.call("addresses", timeout=ANSWER_S), clients)
     if len({_machine(home) for home in homes}) == 1:
         return _loopback(clients)
     for note in notes(live, nodes):
@@ -52,16 +55,16 @@ def meet(world: World, live: Live, nodes: int, *, alone: bool) -> Meeting:
 
 
 def _loopback(clients: Sequence[AgentClient]) -> Meeting:
-    routes = on_each(lambda client: client.call("route", to="127.0.0.1"), clients)
+    routes: list[Route] = on_each(lambda client: client.call("route", to="127.0.0.1"), clients)
     return Meeting([Spot(route["address"], route["interface"]) for route in routes])
 
 
-def _machine(home: Mapping[str, Any]) -> str:
+def _machine(home: Addresses) -> str:
     """Which machine a node is on. Copies of one virtual machine may agree in all but their addresses."""
-    return " ".join([str(home["machine"]), *sorted(entry["address"] for entry in home["addresses"])])
+    return " ".join([home["machine"], *sorted(entry["address"] for entry in home["addresses"])])
 
 
-def _probed(world: World, live: Live, clients: Sequence[AgentClient], homes: Sequence[Mapping[str, Any]]) -> Meeting:
+def _probed(world: World, live: Live, clients: Sequence[AgentClient], homes: Sequence[Addresses]) -> Meeting:
     token = secrets.token_hex(32)
     with _listening(clients, token) as ports:
         parties = distinct(
@@ -88,9 +91,11 @@ def _listening(clients: Sequence[AgentClient], token: str) -> Iterator[list[list
 
     def one(index: int) -> list[int]:
         fresh = LAUNCH_PORTS if index == 0 else 0
-        answer = clients[index].call(
+        answer: Listening = clients[index].call(
             "listen", timeout=ANSWER_S, node=index, token=token, fresh=fresh, ephemeral=1, for_s=LISTEN_S
         )
+        if (len(answer["fresh"]), len(answer["ephemeral"])) != (fresh, 1):
+            raise Nonsense(clients[index].label, "to 'listen': more ports than were asked for, or fewer")
         return [*answer["fresh"], *answer["ephemeral"]]
 
     try:
@@ -127,11 +132,11 @@ def _reached(clients: Sequence[AgentClient], token: str, parties: Sequence[Party
 
 def _reach(
     client: AgentClient, start: int, token: str, targets: Sequence[Mapping[str, Any]], *, burst: bool
-) -> list[dict[str, Any]]:
+) -> list[Attempt]:
     timing = {"limit_s": LIMIT_S, "settle_s": SETTLE_S}
     arguments: dict[str, Any] = {"from": start, "token": token, "targets": targets, "burst": burst, **timing}
-    tried: list[dict[str, Any]] = client.call("reach", timeout=LIMIT_S + ANSWER_S, **arguments)["tried"]
-    return tried
+    reached: Reached = client.call("reach", timeout=LIMIT_S + ANSWER_S, **arguments)
+    return reached["tried"]
 
 
 def _ring(

@@ -15,7 +15,7 @@ from gpuops.ledger import RunRow
 from gpuops.output import amount
 from gpuops.progress import Progress
 from gpuops.results import RunHome
-from gpuops.results.archive import is_result, keep_longer, unpack
+from gpuops.results.archive import keep_longer, unpack
 from gpuops.results.folder import OutFolder
 from gpuops.results.memory import Arrival
 from gpuops.safefolder import SPARE, SafeFolder
@@ -70,7 +70,7 @@ def bring(
                         keep_longer(staging, name, home, node, stream)
                     memory = out.memory()
                     arrivals += [one for one in found.arrivals if not out.is_home(memory, node, one.path, one.stamp)]
-                    brought[node] = Brought(found.result if is_result(found.result) else None, found.missing)
+                    brought[node] = Brought(found.result, found.missing)
             except LocalDisk as error:
                 if getattr(error.__cause__, "errno", None) not in FULL:
                     raise

@@ -3,7 +3,6 @@ the end of its nodes is near, and once how to see its curves."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import threading
@@ -101,15 +100,16 @@ class Remarks:
 def notice(line: bytes) -> tuple[str, float | None]:
     """What to say of an event of a node: of what its provider has announced, and of its end. Of that also when it was
     (UTC seconds), since every node tells it. Empty for all else."""
-    try:
-        event = json.loads(line)
-        what, reason = event["event"], event.get("reason")
-        if what == "notice":
-            return f"{reason['say']}; {NOW[reason['kind']]}", None
-        if what == "snapshot" and reason["kind"] == "lease" and "from" not in reason:
-            return f"{reason['say']}: a snapshot was asked for", float(event["at"])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        pass  # a node's words: cut off, or none of ours
+    from gpuops import answers
+
+    event = answers.event(line)
+    reason = event.get("reason") if event else None
+    if not event or not reason:
+        return "", None  # a node's words: cut off, or none of ours
+    if event["event"] == "notice" and reason["kind"] in NOW:
+        return f"{reason.get('say')}; {NOW[reason['kind']]}", None
+    if event["event"] == "snapshot" and reason["kind"] == "lease" and "from" not in reason:
+        return f"{reason.get('say')}: a snapshot was asked for", event["at"]
     return "", None
 
 

@@ -6,7 +6,6 @@ One job, one limit: the hours that have passed and the money that was spent coun
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,7 +110,9 @@ def loss_of(row: RunRow, cluster: ClusterRow, end: Conclusion) -> Loss | None:
         return None
     resumable = bool(outputs(end.home))
     far = end.document.get("progress") or {}
-    heard = first_event(row, lambda event: event.get("event") == "notice" and event["reason"]["kind"] == "reclaim")
+    heard = first_event(
+        row, lambda event: event["event"] == "notice" and (event.get("reason") or {}).get("kind") == "reclaim"
+    )
     return Loss(
         run=row.name,
         cluster=cluster.name,
@@ -137,11 +138,13 @@ def place_of(cluster: ClusterRow) -> str:
 
 def first_step(row: RunRow) -> float | None:
     """When a run did its first step that was new, where it tells (UTC seconds on this computer's clock)."""
-    return first_event(row, lambda event: event.get("event") == "stepped")
+    return first_event(row, lambda event: event["event"] == "stepped")
 
 
 def first_event(row: RunRow, wanted: Callable[[Mapping[str, Any]], bool]) -> float | None:
     """When any node of a run noted such an event first, from what is home of it; UTC seconds on our clock."""
+    from gpuops import answers
+
     skews = row.facts.get("skews") or ()
     found = []
     for index in range(int(row.request["nodes"])):
@@ -150,12 +153,9 @@ def first_event(row: RunRow, wanted: Callable[[Mapping[str, Any]], bool]) -> flo
         except OSError:
             continue
         for line in lines:
-            try:
-                event = json.loads(line)
-                if wanted(event):
-                    found.append(float(event["at"]) + (skews[index] if index < len(skews) else 0.0))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                continue  # a node's words: cut off, or none of ours
+            event = answers.event(line)
+            if event and wanted(event):
+                found.append(event["at"] + (skews[index] if index < len(skews) else 0.0))
     return min(found, default=None)
 
 

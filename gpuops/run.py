@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuops import __version__, bucket, data, guard, push, sinks, workloads
 from gpuops.agentclient import Absent, AgentClient
@@ -33,6 +33,9 @@ from gpuops.results import DEFAULT_OUTS, RunHome
 from gpuops.settings import Settings, secret_origins, secret_values
 from gpuops.virtual import widen
 from gpuops.world import World
+
+if TYPE_CHECKING:
+    from gpuops.answers import PortFound
 
 QUEUE_POLL_S = 2.0
 START_S = 600.0
@@ -256,7 +259,8 @@ def _busy(world: World, live: Live, row: RunRow | None) -> str:
 
 def _hello(client: AgentClient) -> Mapping[str, Any]:
     """A node that is over, and that no run needs, is not busy."""
-    return {} if isinstance(client, Absent) else client.call("hello")
+    said: Mapping[str, Any] = {} if isinstance(client, Absent) else client.call("hello")
+    return said
 
 
 def _check_script(request: RunRequest, tree: push.Tree) -> None:
@@ -369,7 +373,8 @@ def _places(live: Live, prepared: Prepared) -> tuple[Place, Place | None]:
         return (address, master), (address, gang)
 
     def fresh() -> Place:
-        return address, int(live.clients[0].call("port", address=address)["port"])
+        found: PortFound = live.clients[0].call("port", address=address)
+        return address, found["port"]
 
     return fresh(), fresh() if several else None
 

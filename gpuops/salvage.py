@@ -6,7 +6,6 @@ but its bulk programs read the same files.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -22,7 +21,7 @@ from gpuops.live import Live, absent, how_ended, nodes_of, programs_of
 from gpuops.models import Resource
 from gpuops.progress import Silent
 from gpuops.results import RunHome
-from gpuops.results.archive import is_result, keep_longer
+from gpuops.results.archive import keep_longer
 from gpuops.results.home import DOCUMENT
 from gpuops.results.leftover import left, save
 from gpuops.safefolder import SafeFolder, local_errors
@@ -125,9 +124,10 @@ def stream(path: str) -> str:
 
 
 def _result(folder: SafeFolder, path: str) -> Mapping[str, Any] | None:
+    from gpuops import answers
+
     try:
         with folder.reading(path) as file:
-            document = json.loads(file.read(DOCUMENT))
-        return document if is_result(document) else None
-    except (OSError, ValueError, RecursionError):
+            return answers.result(file.read(DOCUMENT))
+    except OSError:
         return None

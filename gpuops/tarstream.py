@@ -122,13 +122,13 @@ def complaint(channel: Channel, label: str) -> NodeRefused | ConnectionLost:
         channel.wait(LAST_WORDS_S)
     except TimeoutError:
         pass  # it hangs without having said why
+    from gpuops import answers
+
     last = (channel.errors().strip().splitlines() or [""])[-1]
-    try:
-        error = json.loads(last)["error"]
-        return NodeRefused(f"{label}: {error['say']}", error.get("hint", ""), error["kind"], error.get("data"))
-    except (ValueError, KeyError, TypeError):
-        return ConnectionLost(f"the transfer with {label} was cut ({last or 'no reason given'})",
-                              "try again: what arrived whole is not sent again")  # fmt: skip
+    return answers.refused(label, last) or ConnectionLost(
+        f"the transfer with {label} was cut ({last or 'no reason given'})",
+        "try again: what arrived whole is not sent again",
+    )
 
 
 def read_files(channel: Channel, paths: Sequence[str]) -> Iterator[tuple[Member, Content]]:

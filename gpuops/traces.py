@@ -37,6 +37,8 @@ class Traces:
 
 def read_traces(programs: Programs, index: int) -> dict[str, Traces]:
     """By the name of the run. Raises NodeRefused, ConnectionLost, LocalDisk."""
+    from gpuops import answers
+
     found = [one for one in left({index: programs}, [], tree=TREE) if KEPT.fullmatch(one.path)]
     began = {one.path: min(one.mtime_ns, MAX_NS) / 1e9 for one in found}
     with tempfile.TemporaryDirectory() as folder:
@@ -47,10 +49,10 @@ def read_traces(programs: Programs, index: int) -> dict[str, Traces]:
         for name in names:
             spec = read_json(Path(folder, name, "spec.json"))
             if sound(spec, name, index):
-                result = read_json(Path(folder, name, "result.json"))
+                result = answers.result(read_json(Path(folder, name, "result.json")))
                 events = Path(folder, name, "events.jsonl")
                 log = events.read_bytes() if events.is_file() and events.stat().st_size <= DOCUMENT else b""
-                runs[name] = Traces(spec, began[f"{name}/spec.json"], result or None, log)
+                runs[name] = Traces(spec, began[f"{name}/spec.json"], result, log)
     return runs
 
 

@@ -115,7 +115,7 @@ def _rank_result(node: int, raw: Mapping[str, Any], skew: float) -> RankResult:
         oom=bool(raw.get("oom")),
         after_stop=bool(raw.get("after_stop")),
         tail=raw.get("tail") or "",
-        error=raw.get("error"),
+        error=raw.get("error") if isinstance(raw.get("error"), Mapping) else None,
         out=raw.get("out") or "",
     )
 

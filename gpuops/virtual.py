@@ -100,7 +100,7 @@ def bearing(row: ClusterRow, machine: Resource, index: int) -> Resource:
         there = install.program(connection, [paths.python, "-I", paths.agent, "nodes", "--root", paths.root])
     finally:
         connection.close()
-    ours = [one for one in there.get("nodes") or () if (one.get("cluster"), one.get("on")) == (row.name, index)]
+    ours = [one for one in there.get("nodes", ()) if (one.get("cluster"), one.get("on")) == (row.name, index)]
     made = [one["index"] for one in ours if one.get("index") in range(1, MOST_NODES)]
     return dataclasses.replace(machine, data={**machine.data, "virtual": made}) if made else machine
 

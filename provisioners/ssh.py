@@ -220,7 +220,7 @@ class SshProvisioner:
             say = f"{error.say} (gone for good? gpuops reap --forget {name})"
             raise Unknown(say, error.hint) from error
         found = answer.get("nodes")
-        if not isinstance(found, list) or not all(isinstance(node, dict) for node in found):
+        if found is None:
             raise Rejected(f"what answers on {name} is no agent of gpuops", f"look at what {met.python} is there")
         told = [node for node in found if all(isinstance(node.get(key), str) for key in ("mark", "folder", "state"))]
         return [self._resource(name, met, node) for node in told]

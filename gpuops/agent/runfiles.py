@@ -82,8 +82,15 @@ def progress(folder: str) -> dict[str, float] | None:
     found = read_json(path)
     if not isinstance(found, dict):
         return None
-    numbers = {name: value for name, value in found.items() if type(value) in (int, float) and math.isfinite(value)}
-    return numbers or None
+    return {name: value for name, value in found.items() if _is_number(value)} or None
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one that a float holds, too."""
+    try:
+        return type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def last_lines(path: str, times: int = 1) -> str:

@@ -14,16 +14,16 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuops.agentclient import AgentClient
 from gpuops.bulk import transfer
-from gpuops.errors import UsageError
+from gpuops.errors import Nonsense, UsageError
 from gpuops.oneach import on_each
 from gpuops.output import amount
 from gpuops.progress import Progress
@@ -42,6 +42,9 @@ from gpuops.push.git import commit_of, lies_here
 from gpuops.push.keyscan import find_keys
 from gpuops.push.pushed import Pushed
 from gpuops.tarstream import finish, write_files
+
+if TYPE_CHECKING:
+    from gpuops import answers
 
 VERB_S = 600.0
 """How long a node may look at a large tree."""
@@ -233,7 +236,7 @@ class _Plan:
     client: AgentClient
     tree_name: str
     tree: Tree
-    answer: dict[str, Any]
+    answer: answers.Plan
 
     @property
     def need(self) -> list[tuple[int, FileEntry]]:
@@ -246,11 +249,19 @@ class _Plan:
 
 def _plan(tree_name: str, tree: Tree, overwrite: bool, client: AgentClient) -> _Plan:
     args = {"tree": tree_name, "files": [file.wire for file in tree.files], "overwrite": overwrite}
-    answer = client.call("plan", timeout=VERB_S, **args)
+    answer = _asked(client, args)
     if answer["ask"]:
         sums = {str(index): _sha256(tree.folder / tree.files[index].path) for index in answer["ask"]}
-        answer = client.call("plan", timeout=VERB_S, sums=sums, **args)
+        answer = _asked(client, {**args, "sums": sums})
     return _Plan(client, tree_name, tree, answer)
+
+
+def _asked(client: AgentClient, args: Mapping[str, Any]) -> answers.Plan:
+    answer: answers.Plan = client.call("plan", timeout=VERB_S, **args)
+    for numbers in (answer["need"], answer["ask"]):
+        if len(set(numbers)) < len(numbers) or max(numbers, default=-1) >= len(args["files"]):
+            raise Nonsense(client.label, "to 'plan': it needs files that are not on the list, or one of them twice")
+    return answer
 
 
 def _sha256(path: Path) -> str:
@@ -315,9 +326,12 @@ def _look_again(tree: Tree, changed: Sequence[str]) -> Tree:
 
 def _commit(record: Pushed | None, plan: _Plan) -> PushReport:
     key = record.begin(plan.client.label, plan.tree.files) if record else ""
-    answer = {"removed": 0}
+    removed = 0
     if plan.answer["push"]:  # else everything is there as it should be
-        answer = plan.client.call("commit", timeout=VERB_S, tree=plan.tree_name, push=plan.answer["push"])
+        done: answers.Committed = plan.client.call(
+            "commit", timeout=VERB_S, tree=plan.tree_name, push=plan.answer["push"]
+        )
+        removed = done["removed"]
     if record:
         record.end(plan.client.label, key, plan.answer["kept"])
-    return PushReport(plan.client.label, len(plan.need), plan.size, answer["removed"], plan.answer["kept"])
+    return PushReport(plan.client.label, len(plan.need), plan.size, removed, plan.answer["kept"])

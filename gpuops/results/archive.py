@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuops.errors import NodeError
 from gpuops.results.home import DOCUMENT, STREAM, RunHome
 from gpuops.results.memory import Arrival
 from gpuops.safefolder import Readable, SafeFolder, is_inside, local_errors
-from gpuops.tarmembers import FILES, Content, Member, TarError, members
+from gpuops.tarmembers import Content, Member, TarError, members
+
+if TYPE_CHECKING:
+    from gpuops.answers import Result
 
 SAFE = "safe.json"
 RESULT = "result.json"
@@ -22,7 +24,7 @@ class Unpacked:
     """What came of one node: its result, its files, its logs by stream (as names in the folder they were unpacked to),
     and how many files are not in the archive, or cannot be named here."""
 
-    result: dict[str, Any] | None = None
+    result: Result | None = None
     arrivals: list[Arrival] = field(default_factory=list)
     logs: dict[str, str] = field(default_factory=dict)
     missing: int = 0
@@ -40,6 +42,8 @@ def unpack(source: Readable, node: int, folder: SafeFolder, told: Callable[[int]
 
     Raises NodeError where they differ or the archive is none of ours, LocalDisk, and what `source` raises.
     """
+    from gpuops import answers
+
     files: dict[str, _File] = {}
     documents: dict[str, Any] = {}
     try:
@@ -50,18 +54,16 @@ def unpack(source: Readable, node: int, folder: SafeFolder, told: Callable[[int]
                 files[member.name] = _store(folder, f"{node}-{len(files)}", member, content, told)
                 if member.name in (SAFE, RESULT):
                     documents[member.name] = _document(folder, files[member.name])
-        listed = documents[SAFE]["files"]
-        if len(listed) > FILES:
-            raise TarError(f"it lists {len(listed):,} files")
-        rows = {str(name): (int(size), sha256, int(mtime_ns)) for name, size, sha256, mtime_ns in listed}
+        said: answers.Kept = answers.shaped(documents[SAFE], answers.Kept)
+        rows = {name: (size, sha256, mtime_ns) for name, size, sha256, mtime_ns in said["files"]}
         refused = [name for name in rows if not _has_place(name)]
-        missing = int(documents[SAFE].get("missing") or 0) + len(refused)
-    except (TarError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        missing = (said.get("missing") or 0) + len(refused)
+    except (TarError, KeyError, ValueError) as error:
         why = str(error) if isinstance(error, TarError) else f"{SAFE} is none of ours"
         raise NodeError(f"what node{node} kept is no whole archive of gpuops: {why}", "look at it by hand") from error
     rows = {name: row for name, row in rows.items() if name not in refused}
     _verify(node, files, rows)
-    return _sorted(folder, node, files, rows, documents.get(RESULT), missing)
+    return _sorted(folder, node, files, rows, answers.result(documents.get(RESULT)), missing)
 
 
 def _has_place(name: str) -> bool:
@@ -76,10 +78,12 @@ def _store(folder: SafeFolder, temp: str, member: Member, content: Content, told
 
 
 def _document(folder: SafeFolder, file: _File) -> Any:
+    from gpuops import answers
+
     if file.size > DOCUMENT:
         raise TarError(f"a document of it has {file.size:,} bytes")
     with local_errors(folder.path), folder.reading(file.temp) as content:
-        return json.load(content)
+        return answers.parsed(content.read(DOCUMENT))
 
 
 def _verify(node: int, files: dict[str, _File], rows: dict[str, tuple[int, Any, int]]) -> None:
@@ -100,10 +104,10 @@ def _sorted(
     node: int,
     files: dict[str, _File],
     rows: dict[str, tuple[int, Any, int]],
-    result: Any,
+    result: Result | None,
     missing: int,
 ) -> Unpacked:
-    found = Unpacked(result if isinstance(result, dict) else None, missing=missing)
+    found = Unpacked(result, missing=missing)
     for name, (size, _, mtime_ns) in rows.items():
         file, (kind, _, path) = files[name], name.partition("/")
         folder.date(file.temp, mtime_ns)
@@ -121,9 +125,3 @@ def keep_longer(folder: SafeFolder, name: str, home: RunHome, node: int, stream:
         there = folder.size(name)
         if there is not None and there > (home.folder.size(log) or -1):
             home.folder.move(folder, name, log)
-
-
-def is_result(document: Any) -> bool:
-    """Whether it says how a run ended on a node."""
-    ours = isinstance(document, dict) and isinstance(document.get("outcome"), str)
-    return ours and isinstance(document.get("reason"), dict) and isinstance(document.get("ranks"), list)

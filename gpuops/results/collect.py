@@ -6,14 +6,13 @@ anywhere and called again, and may run twice at once (a terminal and the guard).
 
 from __future__ import annotations
 
-import base64
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gpuops.agentclient import AgentClient
-from gpuops.errors import ConnectionLost, LocalDisk, NodeError
+from gpuops.errors import ConnectionLost, LocalDisk, NodeError, Nonsense
 from gpuops.oneach import on_each
 from gpuops.output import amount
 from gpuops.push.files import shown
@@ -23,9 +22,9 @@ from gpuops.results.memory import Stamp
 from gpuops.results.plan import Listing, Sums, Todo, arrivals, batches, in_turn, picks, twins
 from gpuops.results.receive import Received, receive
 from gpuops.safefolder import SafeFolder, is_inside, local_errors
-from gpuops.tarmembers import FILES
 
 if TYPE_CHECKING:
+    from gpuops.answers import Outs, Piece, Result, Sum, Tail
     from gpuops.progress import Progress
 
 
@@ -52,31 +51,31 @@ LIST_S = 600.0
 
 SHOWN = 200
 """How much of a stranger's file name goes into a message, in characters."""
-BEYOND = 1 << 63
-"""No file has so many bytes."""
 
 OnBytes = Callable[[int, str, int, bytes], None]
 T = TypeVar("T")
 
 
-def mirror(
-    client: AgentClient, run: str, node: int, home: RunHome, follow: bool, on_bytes: OnBytes
-) -> dict[str, Any] | None:
+def mirror(client: AgentClient, run: str, node: int, home: RunHome, follow: bool, on_bytes: OnBytes) -> Result | None:
     """Bring a node's logs home, from where they end here; the node's result, or None while it runs.
 
     Bytes are written at their own offset, so that two mirrors at once write the same bytes to the
     same place. `on_bytes(node, stream, offset, data)` follows each writing. Raises ConnectionLost
-    for the caller to reconnect, NodeRefused, and LocalDisk when this computer cannot write: the node
-    is well then, and reconnecting to it does not help.
+    for the caller to reconnect, NodeRefused, Nonsense, and LocalDisk when this computer cannot write: the
+    node is well then, and reconnecting to it does not help.
     """
-    stream = client.stream("tail", timeout=SILENCE_S, run=run, offsets=home.offsets(node), follow=follow)
-    for item in stream:
-        if "s" in item:
-            data = base64.b64decode(item["b64"])
-            _write_at(home, home.log_name(node, item["s"]), item["o"], data, client.label)
-            on_bytes(node, item["s"], item["o"], data)
-    result: dict[str, Any] | None = stream.answer.get("result")
-    return result
+    offsets = home.offsets(node)
+    stream = client.stream("tail", timeout=SILENCE_S, run=run, offsets=dict(offsets), follow=follow)
+    piece: Piece
+    for piece in stream:
+        name, offset, data = piece["s"], piece["o"], piece["b64"]
+        if offset != offsets.get(name, 0):
+            raise Nonsense(client.label, f"{name} from {offset} on, where {offsets.get(name, 0)} was asked for")
+        _write_at(home, home.log_name(node, name), offset, data, client.label)
+        on_bytes(node, name, offset, data)
+        offsets[name] = offset + len(data)
+    last: Tail = stream.answer
+    return last["result"]
 
 
 def _write_at(home: RunHome, log: str, offset: int, data: bytes, label: str) -> None:
@@ -124,14 +123,14 @@ def fetch(
             work.out.forget(wrong)
             again = work.round(live=False, only=wrong)
             wrong = work.unverified(again, only=wrong)
-        if wrong and not work.errors:
+        if wrong and all(isinstance(error, Nonsense) for error in work.errors.values()):
             names = ", ".join(f"{path} (node{node})" for node, path in sorted(wrong)[:3])
             raise NodeError(
                 f"{_count(wrong)} could not be verified: {names}" + (", …" if len(wrong) > 3 else ""),
                 "`gpuops pull` tries again; nothing is deleted on the nodes before that",
             )
-    for error in work.errors.values():
-        raise error
+    for error in sorted(work.errors.values(), key=lambda error: isinstance(error, Nonsense)):
+        raise error  # first one that another try may help with
     if final and work.too_big:
         raise _no_room(work.too_big, home)
     return FetchReport(work.files, work.bytes, tuple(work.conflicts))
@@ -156,20 +155,6 @@ def _refused(label: str, paths: Sequence[str]) -> str:
     return (
         f"{label} offers {shown(paths[0][:SHOWN])}{f' and {len(paths) - 1} more' * (len(paths) > 1)}: not brought home"
     )
-
-
-def _stamps(rows: object, label: str) -> dict[str, Stamp]:
-    """What a node says it has. Raises NodeError for what no agent of ours would say."""
-    found = {}
-    for row in rows if isinstance(rows, list) else [rows]:
-        match row:
-            case [str(path), int(size), int(mtime_ns)] if 0 <= size < BEYOND:
-                found[path] = (size, mtime_ns)
-            case [str(path), *_]:
-                raise NodeError(f"{label} offers {path[:200]!r} as a result", "check that this node is yours")
-            case _:
-                raise NodeError(f"{label} offers what is no file as a result", "check that this node is yours")
-    return found
 
 
 class _Fetch:
@@ -215,15 +200,9 @@ class _Fetch:
         return listing
 
     def _sound(self, listing: Listing) -> Listing:
-        """Without what nothing here can be named; a node that offers more files than any run makes is asked no more."""
+        """Without what nothing here can be named."""
         found = {}
         for node, files in listing.items():
-            if len(files) > FILES:
-                self.errors[node] = NodeError(
-                    f"{self.clients[node].label} offers {len(files):,} files as results",
-                    "check that this node is yours",
-                )
-                continue
             found[node] = {path: stamp for path, stamp in files.items() if is_inside(path)}
             refused = [path for path in files if path not in found[node]]
             if refused and (said := _refused(self.clients[node].label, refused)) not in self.conflicts:
@@ -305,8 +284,8 @@ class _Fetch:
     def _list(self, nodes: Iterable[int]) -> dict[int, dict[str, Stamp]]:
         def one(node: int) -> dict[str, Stamp]:
             client = self.clients[node]
-            answer = client.call("outs", timeout=LIST_S, run=self.run, patterns=self.patterns)
-            return _stamps(answer.get("files"), client.label)
+            answer: Outs = client.call("outs", timeout=LIST_S, run=self.run, patterns=self.patterns)
+            return {path: (size, mtime_ns) for path, size, mtime_ns in answer["files"]}
 
         return self._each(nodes, one)
 
@@ -314,9 +293,15 @@ class _Fetch:
         def one(node: int) -> Sums:
             if not wanted[node]:
                 return {}
-            items = self.clients[node].stream("sums", timeout=SILENCE_S, tree=self.tree, paths=list(wanted[node]))
-            rows = [(item.get("path"), item.get("sha256")) for item in items]
-            return {(node, path): sha for path, sha in rows if isinstance(path, str) and isinstance(sha, str)}
+            client, asked = self.clients[node], set(wanted[node])
+            found: Sums = {}
+            item: Sum
+            for item in client.stream("sums", timeout=SILENCE_S, tree=self.tree, paths=list(wanted[node])):
+                if item["path"] not in asked:
+                    raise Nonsense(client.label, "to 'sums': what was not asked for, or twice")
+                asked.remove(item["path"])
+                found[node, item["path"]] = item["sha256"]
+            return found
 
         return {key: sha256 for sums in self._each(wanted, one).values() for key, sha256 in sums.items()}
 

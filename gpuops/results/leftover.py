@@ -10,18 +10,19 @@ import glob
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuops.agentclient import Programs
-from gpuops.bulk import STRANGER, exchange, transfer
-from gpuops.errors import ConnectionLost, NodeError
+from gpuops.bulk import exchange, transfer
 from gpuops.oneach import on_each
 from gpuops.output import amount
 from gpuops.push.files import shown
 from gpuops.safefolder import Readable, SafeFolder, is_inside, local_errors
 from gpuops.system import HERE, System
-from gpuops.tarmembers import FILES
 from gpuops.tarstream import finish, read_files
+
+if TYPE_CHECKING:
+    from gpuops import answers
 
 SMALL = 100_000_000
 """Files up to this size (bytes) come home unasked from a node that stays: most results that are no snapshots are
@@ -44,36 +45,22 @@ class Left:
 
 
 def left(nodes: Mapping[int, Programs], patterns: Sequence[str], **which: str) -> list[Left]:
-    """What lies on several nodes; `which` is `run` or `tree`. Raises NodeRefused, ConnectionLost."""
+    """What lies on several nodes; `which` is `run` or `tree`. Raises NodeRefused, ConnectionLost,
+    Nonsense."""
 
     def one(node: int) -> list[Left]:
-        found = []
-        for row in _listing(nodes[node], {"patterns": list(patterns), **which}):
-            match row:
-                case [str(path), int(size), int(mtime_ns), bool(edited)] if is_inside(path) and size >= 0:
-                    found.append(Left(node, path, size, mtime_ns, edited))
-                case _:
-                    raise _strange(nodes[node])
-        return found
+        listed = _listing(nodes[node], {"patterns": list(patterns), **which})["files"]
+        return [Left(node, *row) for row in listed if is_inside(row[0])]  # our agent lists nothing else
 
     return [one for found in on_each(one, list(nodes)) for one in found]
 
 
-def _listing(programs: Programs, question: Mapping[str, Any]) -> Sequence[Any]:
-    answer = exchange(programs.bulk("left"), programs.label, json.dumps(question).encode(), LIST_S)
-    try:
-        files = json.loads(answer)["files"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _strange(programs) from error
-    if not isinstance(files, list):
-        raise _strange(programs)
-    if len(files) > FILES:
-        raise NodeError(f"{programs.label} says that {len(files):,} files are left on it", STRANGER)
-    return files
+def _listing(programs: Programs, question: Mapping[str, Any]) -> answers.Left:
+    from gpuops import answers
 
-
-def _strange(programs: Programs) -> ConnectionLost:
-    return ConnectionLost(f"{programs.label} does not say what is on it", STRANGER)
+    said = exchange(programs.bulk("left"), programs.label, json.dumps(question).encode(), LIST_S)
+    listed: answers.Left = answers.document(programs.label, "what is on it", said, answers.Left)
+    return listed
 
 
 def worth(found: Sequence[Left]) -> tuple[list[Left], list[Left]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpuops import answers
 from gpuops.agent import tree
 from gpuops.agent.node import Node, Refusal
 from gpuops.connection import ProcessChannel
@@ -34,6 +36,11 @@ Verb = Callable[[Node, dict[str, Any], Callable[[dict[str, Any]], None]], dict[s
 VERBS: dict[str, Verb] = {"plan": tree.plan, "commit": tree.commit, "edits": tree.edits}
 
 
+def heard(label: str, verb: str, kind: str, said: Any) -> Any:
+    """What a client makes of an agent's `item` or `ok`. Raises Nonsense."""
+    return answers.message(label, verb, json.dumps({"id": 1, kind: said}).encode())[1]
+
+
 class InProcessClient:
     """What `AgentClient` offers, for the verbs of a tree."""
 
@@ -44,10 +51,10 @@ class InProcessClient:
         self.asked: list[str] = []
         self.items: list[dict[str, Any]] = []
 
-    def call(self, verb: str, timeout: float = 60.0, **args: Any) -> dict[str, Any]:  # noqa: ARG002
+    def call(self, verb: str, timeout: float = 60.0, **args: Any) -> Any:  # noqa: ARG002
         self.asked.append(verb)
         try:
-            return VERBS[verb](self.node, args, self.items.append)
+            return heard(self.label, verb, "ok", VERBS[verb](self.node, args, self.items.append))
         except Refusal as refusal:
             raise NodeRefused(f"{self.label}: {refusal.say}", refusal.hint, refusal.kind, refusal.data) from None
 

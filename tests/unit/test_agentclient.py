@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,13 +15,15 @@ from gpuops import agentclient, live
 from gpuops.agent.node import PROTOCOL
 from gpuops.agentclient import AgentClient, NodePaths
 from gpuops.connection import ProcessConnection
-from gpuops.errors import ConnectionLost, NodeError, NodeRefused
+from gpuops.errors import ConnectionLost, NodeError, NodeRefused, Nonsense
 from gpuops.models import Resource
 from tests.conftest import until
 
 HANG_S = 120.0
 SPEAK = "import sys, time, json\nout = sys.stdout.buffer\ndef say(data): out.write(data); out.flush()\n"
 MAGIC = 'say(b"gpuops-agent 1\\n")\n'
+PORT = 'say(b\'{"id": %d, "ok": {"port": 5}}\\n\' % request["id"])'
+LAST = '{"id": 1, "ok": {"python": "/p", "version": "3.11.2", "torch": null, "cuda": null, "why": "", "more": 1}}\\n'
 ECHO = SPEAK + MAGIC + "for line in sys.stdin.buffer:\n    request = json.loads(line)\n    "
 
 Dial = Callable[..., AgentClient]
@@ -84,33 +85,55 @@ def test_a_shell_may_talk_first(dial: Dial) -> None:
         + "say(b'Welcome to gpuops-agent \\xff\\n' * 3000); say(b'gpuops-'); time.sleep(0.2); say(b'agent 1\\n')\n"
     )
     early = 'say(b\'{"id": 99, "ok": {"early": true}}\\n\')\n'
-    answer = 'say(json.dumps({"id": request["id"], "ok": {"verb": request["verb"]}}).encode() + b"\\n")'
-    client = dial(noise + early + ECHO.split(MAGIC)[1] + answer)
-    assert client.call("hello") == {"verb": "hello"}
+    client = dial(noise + early + ECHO.split(MAGIC)[1] + PORT)
+    assert client.call("port") == {"port": 5}
 
 
 @pytest.mark.parametrize(
     "garbage",
     [
-        b"\n", b"nonsense\n", b"\xff\xfe\n", b"[1, 2]\n", b"5\n", b"null\n", b"{}\n", b'{"id": 1}\n',
-        b'{"id": {}, "ok": {}}\n', b'{"id": 1, "ok": 5}\n', b'{"id": 1, "ok": [1]}\n',
-        b'{"id": 1, "item": "x"}\n', b'{"id": 1, "error": null}\n',
+        b"\n", b"nonsense\n", b"\xff\xfe\n", b"[1, 2]\n", b"5\n", b"null\n", b"{}\n", b'{"id": {}, "ok": {}}\n',
         b'{"id": 99, "ok": {}}\n', b"[" * 100_000 + b"\n", b"1" * 10_000 + b"\n", b"x" * 1_000_000 + b"\n",
     ],
     ids=lambda data: repr(data[:20]),
 )  # fmt: skip
-def test_a_line_of_garbage_is_passed_over(dial: Dial, garbage: bytes) -> None:
-    client = dial(ECHO + f'say({garbage!r}); say(b\'{{"id": %d, "ok": {{"well": 1}}}}\\n\' % request["id"])')
-    assert client.call("hello", timeout=HANG_S) == {"well": 1}
-    assert client.call("hello", timeout=HANG_S) == {"well": 1}
+def test_a_line_that_answers_nothing_is_passed_over(dial: Dial, garbage: bytes) -> None:
+    """What a login's shell started may print at any time."""
+    client = dial(ECHO + f"say({garbage!r}); {PORT}")
+    assert client.call("port", timeout=HANG_S) == {"port": 5}
+    assert client.call("port", timeout=HANG_S) == {"port": 5}
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"}", b', "ok": 5}', b', "ok": [1]}', b', "item": "x"}', b', "item": {}}', b', "error": null}', b', "ok": {}}',
+        b', "ok": {"port": "5"}}', b', "ok": {"port": NaN}}', b', "ok": {"port": 1e999}}', b', "ok": {"port": -1}}',
+        b', "ok": {"port": ' + b"9" * 5000 + b"}}", b', "ok": ' + b"[" * 100_000, b', "ok": {"port": \xff}}',
+        b', "ok"', b', "error": {"say": 5}}', b', "error": {"kind": []}}', b', "error": {"data": "no"}}',
+    ],
+    ids=lambda data: repr(data[:25]),
+)  # fmt: skip
+def test_an_answer_that_is_none_fails_its_request_at_once(dial: Dial, rest: bytes) -> None:
+    """And no other one: the conversation goes on."""
+    client = dial(ECHO + f"if request['id'] == 1: say(b'{{\"id\": 1' + {rest!r} + b'\\n')\n"
+                  f"    elif request['verb'] != 'cancel': {PORT}")  # fmt: skip
+    with pytest.raises(Nonsense) as caught:
+        client.call("port", timeout=2 * HANG_S)
+    assert caught.value.say.startswith("node0 answers nonsense (to 'port': ")
+    assert caught.value.say.isprintable()
+    assert len(caught.value.say) < 300
+    assert caught.value.hint
+    assert caught.value.exit_code == 4
+    assert client.call("port", timeout=HANG_S) == {"port": 5}
 
 
 def test_half_lines_are_put_together(dial: Dial) -> None:
-    client = dial(ECHO + 'for byte in b\'{"id": 1, "item": {"n": 1}}\\n{"id": 1, "ok": {"x": "\\xc3\\xa4"}}\\n\':\n'
-                  "        say(bytes([byte])); time.sleep(0.002)")  # fmt: skip
-    stream = client.stream("tail")
-    assert list(stream) == [{"n": 1}]
-    assert stream.answer == {"x": "ä"}
+    lines = b'{"id": 1, "item": {"say": "\\xc3\\xa4"}}\\n{"id": 1, "item": {"beat": 1.5}}\\n'.decode()
+    client = dial(ECHO + f"for byte in b'{lines}{LAST}':\n        say(bytes([byte])); time.sleep(0.002)")
+    stream = client.stream("python")
+    assert list(stream) == [{"say": "ä"}]
+    assert stream.answer["version"] == "3.11.2"
 
 
 def test_a_line_without_an_end_ends_the_conversation(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,19 +157,62 @@ def test_an_agent_that_dies_says_so_to_all_who_wait(dial: Dial) -> None:
             client.call("hello", timeout=HANG_S)
 
 
-def test_all_who_wait_hear_of_the_end_at_once(dial: Dial) -> None:
-    """Also where the first who hears of it stops waiting before the next one is told."""
-    client = dial(ECHO + "sys.exit()")
+def flood(times: int, after: str = "pass") -> str:
+    """Says so much to `python` as fast as it is taken, and answers `port` behind it."""
+    return (
+        ECHO
+        + 'item = b\'{"id": 1, "item": {"say": "\' + b\'x\' * 65536 + b\'"}}\\n\'\n'
+        + f"    if request['verb'] == 'python':\n        for number in range({times}):\n"
+        + "            say(item);\n"
+        + f"        {after}\n"
+        + f"    if request['verb'] == 'port': {PORT}"
+    )
 
-    class Quick(queue.SimpleQueue[dict[str, Any] | None]):
-        def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:  # noqa: ARG002
-            del client._answers[0]
 
-    client._answers[0] = Quick()
-    began = time.monotonic()
+def test_what_nobody_takes_is_not_gathered(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node waits meanwhile; once it is taken, all of it comes."""
+    monkeypatch.setattr(agentclient, "BORNE", 1 << 20)
+    client = dial(flood(400, f"say(b'{LAST}')"))
+    stream = client.stream("python")
+    assert len(next(stream)["say"]) == 65536
+    until(lambda: client._held > 1 << 20, "the first of it here", HANG_S)
+    assert client._held < (1 << 20) + 70_000
+    assert sum(1 for _ in stream) == 399
+    assert stream.answer["version"] == "3.11.2"
+    assert client._held == 0
+
+
+def test_who_takes_one_answer_may_wait_for_another(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lies behind what is taken only then."""
+    monkeypatch.setattr(agentclient, "BORNE", 1 << 16)
+    client = dial(flood(100, f"say(b'{LAST}')"))
+    stream = client.stream("python")
+    next(stream)
+    assert client.call("port", timeout=HANG_S) == {"port": 5}
+    assert sum(1 for _ in stream) == 99
+
+
+def test_who_left_keeps_nobody_waiting(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agentclient, "BORNE", 1 << 16)
+    client = dial(flood(300))
+    stream = client.stream("python")
+    next(stream)
+    stream.close()
+    assert client.call("port", timeout=HANG_S) == {"port": 5}
+    assert client._held == 0
+
+
+def test_who_takes_nothing_loses_the_connection(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What had come is there all the same."""
+    monkeypatch.setattr(agentclient, "BORNE", 1 << 16)
+    monkeypatch.setattr(agentclient, "ANSWER_S", 0.5)
+    client = dial(flood(300))
+    stream = client.stream("python")
+    next(stream)
+    until(lambda: client._lost, "the connection lost", HANG_S)
     with pytest.raises(ConnectionLost, match="ended"):
-        client.call("hello", timeout=4 * HANG_S)
-    assert time.monotonic() - began < 3 * HANG_S
+        list(stream)
+    assert client._held == 0
 
 
 def test_a_node_that_takes_nothing_blocks_nobody(dial: Dial) -> None:
@@ -158,36 +224,32 @@ def test_a_node_that_takes_nothing_blocks_nobody(dial: Dial) -> None:
     client.close()
 
 
-def test_a_refusal_of_any_shape_is_a_refusal(dial: Dial) -> None:
-    for error in (
-        {},
-        {"say": None, "hint": 5, "kind": [], "data": "no"},
-        {"say": "busy", "kind": "busy", "data": {"run": "r"}},
-    ):
-        client = dial(ECHO + f"say(json.dumps({{'id': request['id'], 'error': {error!r}}}).encode() + b'\\n')")
-        with pytest.raises(NodeRefused) as caught:
-            client.call("start", timeout=HANG_S)
-        assert isinstance(caught.value.data, dict)
-        assert caught.value.say.startswith("node0: ")
-    assert (caught.value.kind, caught.value.data) == ("busy", {"run": "r"})
+@pytest.mark.parametrize("error", [{}, {"say": "no", "kind": "busy", "data": {"run": "r"}}])
+def test_a_refusal(dial: Dial, error: dict[str, Any]) -> None:
+    client = dial(ECHO + f"say(json.dumps({{'id': request['id'], 'error': {error!r}}}).encode() + b'\\n')")
+    with pytest.raises(NodeRefused) as caught:
+        client.call("start", timeout=HANG_S)
+    assert caught.value.say.startswith("node0: ")
+    assert (caught.value.kind, caught.value.data) == (error.get("kind", "refused"), error.get("data", {}))
 
 
 def test_leaving_a_stream_cancels_it(dial: Dial, tmp_path: Path) -> None:
     heard = tmp_path / "heard"
     client = dial(ECHO + f"open({str(heard)!r}, 'a').write(request['verb'] + ' ')\n"
-                  "    if request['verb'] == 'tail': say(b'{\"id\": 1, \"item\": {}}\\n' * 50)")  # fmt: skip
-    stream = client.stream("tail")
+                  "    if request['verb'] == 'python':\n"
+                  "        say(b'{\"id\": 1, \"item\": {\"say\": \"\"}}\\n' * 50)")  # fmt: skip
+    stream = client.stream("python")
     next(stream)
     stream.close()
-    until(lambda: heard.read_text() == "tail cancel ", "the cancelling heard", HANG_S)
+    until(lambda: heard.read_text() == "python cancel ", "the cancelling heard", HANG_S)
 
 
 def test_two_streams_keep_their_own_last_words(dial: Dial) -> None:
-    client = dial(ECHO + "say(json.dumps({'id': request['id'], 'ok': {'n': request['id']}}).encode() + b'\\n')")
-    first, second = client.stream("tail"), client.stream("tail")
+    client = dial(ECHO + "say(json.dumps({'id': request['id'], 'ok': {'port': request['id']}}).encode() + b'\\n')")
+    first, second = client.stream("port"), client.stream("port")
     assert list(first) == list(second) == []
-    assert client.call("hello") == {"n": 3}
-    assert (first.answer, second.answer) == ({"n": 1}, {"n": 2})
+    assert client.call("port") == {"port": 3}
+    assert (first.answer, second.answer) == ({"port": 1}, {"port": 2})
 
 
 def hello_agent(protocol: int, hello_behind_s: float) -> str:
@@ -195,6 +257,7 @@ def hello_agent(protocol: int, hello_behind_s: float) -> str:
     return (
         ECHO
         + f"ok = {{'ping': {{'time': time.time() - 1000}}, 'hello': {{'protocol': {protocol}, "
+        + "'cores': 1, 'gpus': [], 'folder': '/n', "
         + f"'time': time.time() - {hello_behind_s}}}}}\n"
         + "    say(json.dumps({'id': request['id'], 'ok': ok[request['verb']]}).encode() + b'\\n')"
     )

@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 from gpuops import belated, retry
-from gpuops.conclude import conclude
-from gpuops.errors import AuthFailed, ConnectionLost, UsageError
+from gpuops.conclude import _Fetched, _from_all, conclude
+from gpuops.errors import AuthFailed, ConnectionLost, Nonsense, UsageError
 from gpuops.follow import lost
 from gpuops.ledger import ClusterRow, RunRow
 from gpuops.live import Live
@@ -68,9 +68,43 @@ class Fetched:
         self.silent = silent
         self.asked: list[list[int]] = []
 
-    def __call__(self, _world: Any, _live: Any, _row: Any, _progress: Any, nodes: list[int]) -> tuple[str, str]:
+    def __call__(self, _world: Any, _live: Any, _row: Any, _progress: Any, nodes: list[int]) -> _Fetched:
         self.asked.append(list(nodes))
-        return ("node1 went away" if set(nodes) & set(self.silent) else ""), ""
+        return _Fetched("node1 went away" if set(nodes) & set(self.silent) else "")
+
+
+def test_a_node_that_answers_nonsense_keeps_no_others_files_away() -> None:
+    """Each is asked alone then, once more; what may come with another try is an error as always."""
+    asked: list[list[int]] = []
+
+    def bring(nodes: list[int]) -> str:
+        asked.append(nodes)
+        if 1 in nodes:
+            raise Nonsense("node1", "to 'outs'")
+        return f"big{nodes[0]}"
+
+    found = _from_all(bring, [0, 1, 2])
+    assert asked == [[0, 1, 2], [0], [1], [2]]
+    assert (found.behind, found.failed) == ("big0, big2", "")
+    assert found.nonsense == "node1 answers nonsense (to 'outs')"
+
+    def lose(nodes: list[int]) -> str:
+        raise ConnectionLost("node2 is away") if nodes == [2] else Nonsense("node1", "x")
+
+    with pytest.raises(ConnectionLost):
+        _from_all(lose, [1, 2])
+
+
+def test_nonsense_leaves_nothing_to_try_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes may go, the run is done with, and whoever reads the verdict knows."""
+    monkeypatch.setattr("gpuops.conclude._fetch_last", lambda *_: _Fetched(nonsense="node0 answers nonsense (x)"))
+    cluster = a_cluster(world, created=time.time())
+    row = a_run(world, cluster, created=time.time())
+    end = conclude(world, Live(cluster, []), row, {0: DONE}, Silent())
+    assert (end.unsaved, end.missing, end.nonsense) == ("", *["node0 answers nonsense (x)"] * 2)
+    assert (end.verdict.outcome, end.verdict.exit_code) == ("unclear", 4)
+    assert "not all home: node0 answers nonsense (x)" in end.verdict.say
+    assert world.ledger.run(row.id).state == "home"
 
 
 @pytest.mark.parametrize(("looks", "state"), [(1, "home"), (3, "home"), (10**6, "ended")])
@@ -155,7 +189,7 @@ def test_what_is_on_a_node_comes_before_what_is_in_a_bucket(world: World, monkey
     """The bucket stays; the node costs money, and may go as well."""
     order: list[str] = []
     monkeypatch.setattr("gpuops.recall.bring", lambda *_: (order.append("bucket"), ({0: Brought(None, 0)}, []))[1])
-    monkeypatch.setattr("gpuops.conclude._fetch_last", lambda *_: (order.append("node"), ("", ""))[1])
+    monkeypatch.setattr("gpuops.conclude._fetch_last", lambda *_: (order.append("node"), _Fetched())[1])
     cluster, row, said = a_reclaimed_run(world)
     world.ledger.set_run(row.id, request={**row.request, "nodes": 2})
     results = {0: lost(0, "node0 ended without a word", "gone"), 1: {**said, "node": 1}}
@@ -182,7 +216,7 @@ def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: World, monke
         return {0: Brought(DONE, 0)}, []
 
     monkeypatch.setattr("gpuops.recall.bring", bring)
-    monkeypatch.setattr("gpuops.conclude._fetch_last", lambda *_: (order.append("node"), ("", ""))[1])
+    monkeypatch.setattr("gpuops.conclude._fetch_last", lambda *_: (order.append("node"), _Fetched())[1])
     monkeypatch.setattr("gpuops.bucket.abandon", lambda *_: order.append("abandon"))
     live, row, results = a_run_that_lost_a_node(world)
     end = conclude(world, live, row, results, Silent(), ending=True)
@@ -245,7 +279,7 @@ def test_while_something_may_be_on_a_node_alone_the_bucket_is_asked_first(
 ) -> None:
     """Only what has come from there says whether the node may go."""
     monkeypatch.setattr("gpuops.recall.bring", lambda *_: ({0: Brought(DONE, 0)}, []))
-    monkeypatch.setattr("gpuops.conclude._fetch_last", lambda *_: (failed, ""))
+    monkeypatch.setattr("gpuops.conclude._fetch_last", lambda *_: _Fetched(failed))
     live, row, results = a_run_that_lost_a_node(world)
     end = conclude(world, live, row, {**results, 0: lost(0, "node0 is silent", kind)}, Silent(), ending=True)
     assert (end.rest, end.verdict.outcome) == (None, "done")

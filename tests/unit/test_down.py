@@ -48,7 +48,7 @@ def order(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(f"end {world.ledger.cluster(cluster).name}")
         world.ledger.gone(cluster, time.time(), "gpuops down")
 
-    monkeypatch.setattr("gpuops.down._save_runs", lambda _world, row, _progress: [rest_of(row.name)])
+    monkeypatch.setattr("gpuops.down._save_runs", lambda _world, row, *_: [rest_of(row.name)])
     monkeypatch.setattr("gpuops.down._save_left", lambda *_: None)
     monkeypatch.setattr("gpuops.down.tear_down", ended)
     return found

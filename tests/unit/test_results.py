@@ -25,12 +25,13 @@ from gpuops.agent import outs
 from gpuops.agent.node import Node, Refusal, write_json
 from gpuops.agentclient import Items, Stream
 from gpuops.connection import ProcessChannel
-from gpuops.errors import ConnectionLost, GpuopsError, LocalDisk, NodeError, NodeRefused
+from gpuops.errors import ConnectionLost, GpuopsError, LocalDisk, NodeError, NodeRefused, Nonsense
 from gpuops.results import DEFAULT_OUTS, FetchReport, RunHome, fetch, mirror
 from gpuops.results import plan as outplan
 from gpuops.results.folder import MEMORY, OutFolder
 from gpuops.results.memory import Arrival, Memory, places
 from gpuops.safefolder import SPARE, SafeFolder
+from tests.fakes.inprocess import heard
 
 RUN = "digits-1"
 A_PT_NEW = ("out/a.pt.new lies beside a file that was changed here",)
@@ -64,7 +65,7 @@ class NodeHere:
             os.utime(file, ns=(mtime_ns, mtime_ns))
         return file
 
-    def call(self, verb: str, timeout: float = 60.0, **args: Any) -> dict[str, Any]:
+    def call(self, verb: str, timeout: float = 60.0, **args: Any) -> Any:
         stream = self.stream(verb, timeout, **args)
         for _ in stream:
             pass
@@ -78,15 +79,17 @@ class NodeHere:
         if verb == "tail":
             assert timeout
             assert (args["run"], args["follow"]) == (RUN, True)
-            yield from self._tail(args["offsets"])
-            return {"result": self.result}
+            for piece in self._tail(args["offsets"]):
+                yield heard(self.label, verb, "item", piece)
+            return heard(self.label, verb, "ok", {"result": self.result})
         items: list[dict[str, Any]] = []
         try:
             answer: dict[str, Any] = {"outs": outs.outs, "sums": outs.sums}[verb](self.node, args, items.append)
         except Refusal as refusal:
             raise NodeRefused(refusal.say, refusal.hint, refusal.kind) from None
-        yield from json.loads(json.dumps(items))
-        return answer
+        for item in items:
+            yield heard(self.label, verb, "item", item)
+        return heard(self.label, verb, "ok", answer)
 
     def _tail(self, offsets: dict[str, int]) -> Iterator[dict[str, Any]]:
         """Streams in slices of odd sizes, from the client's offsets, until the cut."""
@@ -101,7 +104,6 @@ class NodeHere:
                 left = None if left is None else left - len(piece)
                 yield {"s": stream, "o": offset, "b64": base64.b64encode(piece).decode()}
                 offset += len(piece)
-            yield {"beat": 1.0}
 
     def bulk(self, mode: str, *arguments: str) -> ProcessChannel:
         self.before.pop(mode, lambda: None)()
@@ -229,7 +231,7 @@ def test_a_mirror_is_the_same_bytes_and_gives_the_result(scene: Scene) -> None:
     node = scene.nodes[1]
     logs = write_logs(node, 1000)
     del logs["events.jsonl"]  # not a byte was written to it
-    node.result = {"outcome": "done"}
+    node.result = {"outcome": "done", "reason": {"kind": "launcher"}, "ranks": []}
     heard: dict[str, bytes] = {}
 
     def on_bytes(index: int, stream: str, offset: int, data: bytes) -> None:
@@ -237,7 +239,7 @@ def test_a_mirror_is_the_same_bytes_and_gives_the_result(scene: Scene) -> None:
         assert offset == len(heard.get(stream, b""))
         heard[stream] = heard.get(stream, b"") + data
 
-    assert follow(node, scene.home, on_bytes) == {"outcome": "done"}
+    assert follow(node, scene.home, on_bytes) == node.result
     assert home_logs(scene.home, 1) == heard == logs
 
 
@@ -628,7 +630,7 @@ def test_a_node_cannot_write_elsewhere(scene: Scene, path: str, monkeypatch: pyt
 )  # fmt: skip
 def test_a_node_that_talks_nonsense_is_one_sentence(scene: Scene, files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outs, "outs", lambda *_: {"files": files})
-    with pytest.raises(NodeError, match=r"node0 offers ('a'|what is no file) as a result"):
+    with pytest.raises(Nonsense, match="to 'outs': Expected"):
         scene.fetch()
 
 
@@ -636,14 +638,39 @@ def test_a_node_that_talks_nonsense_is_one_sentence(scene: Scene, files: Any, mo
 def test_a_node_that_talks_nonsense_of_checksums(scene: Scene, odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.nodes[0].put("a.pt", b"x")
     monkeypatch.setattr(outs, "sums", lambda _node, _args, emit: emit(odd) or {})
-    with pytest.raises(NodeError, match=r"1 file could not be verified: a.pt \(node0\)"):
+    with pytest.raises(Nonsense, match="to 'sums': "):
         scene.fetch(final=True)
+
+
+def test_checksums_that_nobody_asked_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one more of a file that was asked for: such a stream need not end."""
+    scene.nodes[0].put("a.pt", b"x")
+    for path in ("b.pt", "a.pt"):
+        row = {"path": path, "sha256": "0" * 64}
+        monkeypatch.setattr(outs, "sums", lambda _node, _args, emit, row=row: [emit(row) for _ in range(2)] and {})
+        with pytest.raises(Nonsense, match="not asked for, or twice"):
+            scene.fetch(final=True)
+
+
+def test_a_node_that_talks_nonsense_hides_nothing_of_another(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another try may bring is the error; what no try brings is one only where there is nothing else."""
+    scene.nodes[1].put("a.pt", b"x")
+    real = outs.outs
+    monkeypatch.setattr(outs, "outs", lambda node, *more: {} if node.dir[-1] == "0" else real(node, *more))
+    monkeypatch.setattr(outs, "sums", lambda *_: {})
+    with pytest.raises(NodeError, match=r"1 file could not be verified: a.pt \(node1\)"):
+        scene.fetch(final=True)
+    monkeypatch.undo()
+    monkeypatch.setattr(outs, "outs", lambda node, *more: {} if node.dir[-1] == "0" else real(node, *more))
+    with pytest.raises(Nonsense, match="node0"):
+        scene.fetch(final=True)
+    assert scene.out() == {"a.pt": b"x"}
 
 
 def test_a_time_that_no_file_can_have(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.nodes[0].put("a.pt", b"x")
     monkeypatch.setattr(
-        outs, "outs", lambda node, *_: {"files": [["a.pt", 1, 1 << 100]] if node.dir[-1] == "0" else []}
+        outs, "outs", lambda node, *_: {"files": [["a.pt", 1, (1 << 63) - 1]] if node.dir[-1] == "0" else []}
     )
     scene.fetch()
     assert scene.out() == {"a.pt": b"x"}
