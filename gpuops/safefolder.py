@@ -37,6 +37,7 @@ HAS_HANDLES = {os.open, os.mkdir, os.unlink, os.rmdir, os.rename, os.stat} <= os
 just before the act, which a process of the user's own could outrun, and a node could not."""
 FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 JUNCTION = 0xA0000003
 """Windows' other kind of link (`IO_REPARSE_TAG_MOUNT_POINT`)."""
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # a pipe in a file's place must not make us wait for its other end
@@ -162,7 +163,7 @@ class SafeFolder:
             with self._parent(path) as (folder, name):
                 return os.stat(name, dir_fd=folder, follow_symlinks=False)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            if error.errno in NOTHING_THERE:
                 return None
             raise
 
@@ -325,8 +326,9 @@ class SafeFolder:
         try:
             with self._parent(path) as (folder, name):
                 os.unlink(name, dir_fd=folder)
-        except (FileNotFoundError, NotADirectoryError):
-            pass
+        except OSError as error:
+            if error.errno not in NOTHING_THERE:
+                raise
 
     def remove_tree(self, path: str) -> None:
         """A folder and all that is in it; what cannot be removed stays."""

@@ -107,9 +107,8 @@ def pull_project_edits(world: World, cluster: str | None) -> tuple[dict[str, Any
         with world.progress.during("looking for what was edited on the nodes"):
             for index, client in enumerate(live.clients):
                 with _noted(failed, index):
-                    pulled = pull_edits(client, "project", world.folder, record)
-                    brought += pulled.brought
-                    refused += [f"{client.label}: {pulled.refused}"] if pulled.refused else []
+                    if said := pull_edits(client, "project", world.folder, record, brought):
+                        refused.append(f"{client.label}: {said}")
     finally:
         live.close()
     if failed or refused:

@@ -41,16 +41,9 @@ class Brought:
         return f"{shown(self.path)} came home from {self.node}"
 
 
-@dataclass(frozen=True)
-class Pulled:
-    """What came home of one node, and a sentence on what was refused; empty when nothing was."""
-
-    brought: Sequence[Brought]
-    refused: str
-
-
-def pull_edits(client: AgentClient, tree_name: str, folder: Path, record: Pushed) -> Pulled:
-    """Bring home the pushed files that were edited on a node.
+def pull_edits(client: AgentClient, tree_name: str, folder: Path, record: Pushed, brought: list[Brought]) -> str:
+    """Bring home the pushed files that were edited on a node, each into `brought` once it lies here. Returns a sentence
+    on what was refused, empty when nothing was.
 
     `record` decides what was pushed, not the node. A file that is as it was when pushed is replaced; one that changed
     here stays, and the node's lies beside it as `<name>.node0`. The same bytes on both sides are nothing to bring.
@@ -61,7 +54,7 @@ def pull_edits(client: AgentClient, tree_name: str, folder: Path, record: Pushed
     offered = _offered(client, tree_name)
     wanted = [path for path in offered if path in known]
     unknown = [path for path in offered if path not in known]
-    bringing = _Bringing(client.label, SafeFolder(folder), known)
+    bringing = _Bringing(client.label, SafeFolder(folder), known, brought)
     if wanted:
         with transfer(client.bulk("send", "--tree", tree_name), client.label) as channel:
             for member, content in read_files(channel, wanted):
@@ -73,14 +66,14 @@ def pull_edits(client: AgentClient, tree_name: str, folder: Path, record: Pushed
         "is a link that was none, or leads out of the project": bringing.astray,
         "lies below a link here": bringing.blocked,
     }
-    return Pulled(bringing.brought, "; ".join(_some(paths, why) for why, paths in refused.items() if paths))
+    return "; ".join(_some(paths, why) for why, paths in refused.items() if paths)
 
 
 def _offered(client: AgentClient, tree_name: str) -> list[str]:
     """The paths that a node calls edited. Raises NodeError."""
     files = client.call("edits", timeout=VERB_S, tree=tree_name).get("files")
     try:
-        return [str(file["path"]) for file in files or [] if file["state"] == "changed"]
+        return list({str(file["path"]): None for file in files or [] if file["state"] == "changed"})
     except (KeyError, TypeError) as error:
         raise NodeError(f"{client.label} does not say what was edited there", STRANGER) from error
 
@@ -93,11 +86,11 @@ def _some(paths: Sequence[str], why: str) -> str:
 class _Bringing:
     """One node's edits on their way into the project."""
 
-    def __init__(self, label: str, folder: SafeFolder, known: Known) -> None:
+    def __init__(self, label: str, folder: SafeFolder, known: Known, brought: list[Brought]) -> None:
         self._label = label
         self._folder = folder
         self._known = known
-        self.brought: list[Brought] = []
+        self._brought = brought
         self.astray: list[str] = []
         """Links that the project does not have, or that would lead out of it."""
         self.blocked: list[str] = []
@@ -114,7 +107,7 @@ class _Bringing:
             at = self._place(path, member.link, sha256, pushed)
             if at is not None:
                 self._folder.move(self._folder, arrived, at)
-                self.brought.append(Brought(path, self._label, self._folder.path / at, at != path))
+                self._brought.append(Brought(path, self._label, self._folder.path / at, at != path))
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                 raise

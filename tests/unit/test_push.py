@@ -17,7 +17,7 @@ from gpuops.connection import ProcessChannel
 from gpuops.errors import ConnectionLost, NodeRefused, UsageError
 from gpuops.progress import PlainProgress, Silent
 from gpuops.push import PushReport, Tree, push_many, scan, summary
-from gpuops.push.edits import Brought, Pulled, pull_edits
+from gpuops.push.edits import Brought, pull_edits
 from gpuops.push.pushed import Pushed
 from tests.conftest import open_folder, without_root
 from tests.fakes.inprocess import InProcessClient
@@ -58,14 +58,16 @@ class World:
     def push_to(self, nodes: Sequence[InProcessClient], **options: Any) -> list[PushReport]:
         return push_many(nodes, "project", self.scan(), progress=Silent(), record=self.record, **options)  # type: ignore[arg-type]
 
-    def pull(self, node: InProcessClient | None = None) -> Pulled:
-        return pull_edits(node or self.node, "project", self.here, self.record)  # type: ignore[arg-type]
+    def pull(self, node: InProcessClient | None = None) -> tuple[list[Brought], str]:
+        brought: list[Brought] = []
+        refused = pull_edits(node or self.node, "project", self.here, self.record, brought)  # type: ignore[arg-type]
+        return brought, refused
 
-    def edits(self) -> Sequence[Brought]:
+    def edits(self) -> list[Brought]:
         """What comes home where nothing is refused."""
-        pulled = self.pull()
-        assert not pulled.refused
-        return pulled.brought
+        brought, refused = self.pull()
+        assert not refused
+        return brought
 
 
 @pytest.fixture
@@ -334,6 +336,52 @@ def test_two_nodes_with_different_edits_both_come_home(world: World, tmp_path: P
     assert (world.here / "train.py.node1").read_text() == "edit 1"
 
 
+def test_what_lies_below_a_link_by_now_stays_there(world: World) -> None:
+    world.push()
+    (world.there / "lib" / "util.py").write_text("theirs\n")
+    (world.there / "train.py").write_text("better\n")
+    shutil.move(world.here / "lib", world.here.parent / "elsewhere")
+    (world.here / "lib").symlink_to("../elsewhere")
+    brought, refused = world.pull()
+    assert [one.path for one in brought] == ["train.py"]
+    assert refused == "lib/util.py lies below a link here"
+    assert (world.here.parent / "elsewhere" / "util.py").read_text() == "x = 1\n"
+    assert len(list((world.here.parent / "elsewhere").iterdir())) == 1
+
+
+def test_what_was_kept_on_a_node_is_still_known_to_be_ours(world: World) -> None:
+    """A file that is no more here, and was edited there before the push that would have removed it."""
+    world.push()
+    (world.there / "lib" / "util.py").write_text("edited on the node")
+    (world.here / "lib" / "util.py").unlink()
+    world.push()
+    assert [one.say for one in world.edits()] == ["lib/util.py came home from node0"]
+    assert len(list((world.cache.parent / "home" / "pushed").glob("*/*"))) == 2, "one list, and which node has it"
+
+
+def test_a_push_that_was_cut_is_in_the_record(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is committed, and both until the next one is."""
+    world.push()
+    (world.here / "train.py").write_text("print('two')\n")
+    call = world.node.call
+
+    def cut(verb: str, timeout: float = 60.0, **args: Any) -> dict[str, Any]:
+        answer = call(verb, timeout, **args)
+        if verb == "commit":
+            raise ConnectionLost("the answer is lost")
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.node, "call", cut)
+        with pytest.raises(ConnectionLost):
+            world.push()
+    assert len(world.record.files("node0")["train.py"]) == 2
+    (world.there / "train.py").write_text("better\n")
+    assert [one.beside for one in world.edits()] == [False], "it is as it was when it was pushed"
+    world.push()
+    assert len(world.record.files("node0")["train.py"]) == 1
+
+
 @pytest.mark.parametrize("path", ["../escaped", "/tmp/escaped", ".git/hooks/post-checkout", "out/escaped", "a/../../b"])
 def test_a_node_cannot_write_elsewhere_at_home(world: World, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (world.here.parent / "outside").mkdir()
@@ -341,7 +389,7 @@ def test_a_node_cannot_write_elsewhere_at_home(world: World, path: str, monkeypa
     lie = {"files": [{"path": path, "state": "changed", "size": 1, "pushed": None}]}
     monkeypatch.setattr(world.node, "call", lambda *_, **__: lie)
     before = contents(world.here.parent)
-    assert world.pull() == Pulled([], f"{path} was not pushed there from this computer")
+    assert world.pull() == ([], f"{path} was not pushed there from this computer")
     assert contents(world.here.parent) == before
 
 
