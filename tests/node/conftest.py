@@ -93,6 +93,16 @@ class RealNode:
     def client(self) -> AgentClient:
         return AgentClient(self.connection, self.paths)
 
+    def says(self, verb: str, **args: Any) -> dict[str, Any]:
+        """The agent's own last message about a request, whatever a client makes of it."""
+        channel = self.connection.open(self.paths.argv("connect"))
+        channel.stdin.write(json.dumps({"id": 1, "verb": verb, "args": args}).encode() + b"\n")
+        lines = iter(channel.stdout.readline, b"")
+        assert next(lines) == b"gpuops-agent 1\n"
+        message = next(message for message in map(json.loads, lines) if "item" not in message)
+        channel.close()
+        return dict(message)
+
     def process(self, name: str) -> int:
         """The number of the living `watchdog` or `agent`."""
 

@@ -116,7 +116,7 @@ def test_a_hint_is_noted_and_a_notice_stops_the_run_with_its_last_snapshot(
     started(node)
     metadata.recommend()
     until(lambda: notices(node) == ["rebalance"], "the hint is noted")
-    assert node.client().call("run", run="r-1")["state"] == "running"
+    assert node.says("run", run="r-1")["ok"]["state"] == "running"
     at = metadata.interrupt(in_s=115)
     result = node.result("r-1")
     say = time.strftime("AWS takes node0 back at %H:%M:%SZ", time.gmtime(at))

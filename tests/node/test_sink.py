@@ -37,10 +37,7 @@ def sink(volume: Path, *, end: bool = False, by: str = "0a1b") -> dict[str, Any]
 
 
 def state(node: RealNode, run: str = "r-1") -> Any:
-    client = node.client()
-    found = client.call("run", run=run)["sink"]
-    client.close()
-    return found
+    return node.says("run", run=run)["ok"]["sink"]
 
 
 def settled(node: RealNode) -> Any:

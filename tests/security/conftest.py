@@ -13,6 +13,6 @@ from tests.security.hostile import make_hostile, tell_lies
 
 @pytest.fixture
 def lie(shell: Shell) -> Callable[[str], None]:
-    """Every local node of `shell` runs the lying agent; what is given is the source of its lies."""
-    folder: Path = make_hostile(shell.home)
+    """Every node that `shell` brings up runs the lying agent; what is given is the source of its lies."""
+    folder: Path = make_hostile(shell)
     return lambda source: tell_lies(folder, source)

@@ -20,27 +20,30 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpuops import artefact
+from tests.conftest import Shell
 
 MAIN = Path(__file__).with_name("hostile_main.py")
+SITE = Path(__file__).with_name("site")
 REAL = "real_main.py"
 LIES = "lies.py"
 
 
-def make_hostile(home: Path) -> Path:
-    """From now on every local node of this home has the lying agent; returns the folder for `tell_lies`."""
-    made, _ = artefact.build(home / "cache")
-    place = home / "local" / "agent" / made.name
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    spoil(made, place)
-    return place.parent
+def make_hostile(shell: Shell) -> Path:
+    """From now on every cluster that `shell` brings up has the lying agent; returns the local nodes' folder for
+    `tell_lies`."""
+    path = [str(SITE), *filter(None, [shell.env.get("PYTHONPATH") or os.environ.get("PYTHONPATH")])]
+    shell.env["PYTHONPATH"] = os.pathsep.join(path)
+    folder = shell.home / "local" / "agent"
+    for made in (shell.home, shell.home / "local", folder):
+        made.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
-def spoil(made: Path, place: Path) -> None:
-    """Our artefact with the other `__main__`, written to `place`. A program that runs from `place` goes on: what it has
-    not imported yet stays where it was in the file."""
+def spoil(place: Path) -> None:
+    """The agent that lies there already begins to lie: it gets the other `__main__`. A program that runs from it goes
+    on: what it has not imported yet stays where it was in the file."""
     draft = place.with_suffix(".draft")
-    draft.write_bytes(made.read_bytes())
+    draft.write_bytes(place.read_bytes())
     with zipfile.ZipFile(draft, "a") as archive:
         real = archive.read("__main__.py")
         archive.writestr(REAL, real)

@@ -143,7 +143,8 @@ def test_to_say_who_it_is_it_loads_nothing_heavy(flag: str) -> None:
         "import sys\nfrom gpuops.cli import main\n"
         f"try: main(['{flag}'])\n"
         "except SystemExit as end: code = end.code\n"
-        f"heavy = [one for one in {sorted(HEAVY | {'rich.table', 'rich.progress', 'msgspec'})} if one in sys.modules]\n"
+        f"heavy = [name for name in {sorted(HEAVY | {'msgspec', 'rich.table', 'rich.progress'})} "
+        "if name in sys.modules]\n"
         "sys.exit(code or ' '.join(heavy) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)

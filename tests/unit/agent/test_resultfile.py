@@ -58,6 +58,7 @@ def test_a_run_is_told_with_the_room_that_is_left(tmp_path: Path) -> None:
         ('{"step": 7, "loss": 0.25, "saved": null, "done": true, "name": "x"}', {"step": 7, "loss": 0.25}),
         ('{"step": NaN, "saved": Infinity}', None),
         ('{"step": 12', None),
+        ('{"step": 1' + "0" * 400 + "}", None),
         ("120", None),
         ("{}", None),
         (f'{{"step": 1, "x": "{"x" * runfiles.PROGRESS_BYTES}"}}', None),
