@@ -29,6 +29,8 @@ TESTS = Path(__file__).parent
 LONG = ("lab/test_workloads.py", "packaging/", "lab/test_cut.py", "chaos/", "lab/")
 """What takes minutes comes first, the longest file before all, so that no worker has one left when others are done."""
 
+os.environ.setdefault("KF_RULE_CACHE_DIR", str(TESTS.parent / ".pytest_cache" / "rules"))
+"""Where Kingfisher keeps its compiled rules: with a home of its own each test would compile them, for seconds."""
 hypothesis.settings.register_profile("ours", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("ours")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # commands start by the thousand: each would compile all of gpuops anew

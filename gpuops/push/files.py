@@ -8,6 +8,7 @@ and virtual environments, which work only where they were made.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,8 @@ from gpuops.system import HERE, System
 RESULTS = "runs"
 IGNORE_FILE = ".gpuopsignore"
 NEVER = {".git", "__pycache__"}
+DRAFT = re.compile(r"\.gpuops-[0-9a-f]{16}\.part")
+"""What a `gpuops pull --edits` that was killed leaves (`SafeFolder.draft`)."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def project_files(folder: Path) -> Listing:
 
 def _wanted(path: str) -> bool:
     parts = path.split("/")
-    return parts[0] != RESULTS and NEVER.isdisjoint(parts)
+    return parts[0] != RESULTS and NEVER.isdisjoint(parts) and not DRAFT.fullmatch(parts[-1])
 
 
 def _behind_links(folder: Path, paths: Iterable[str]) -> set[str]:

@@ -39,7 +39,7 @@ from gpuops.push.files import (
     shown,
 )
 from gpuops.push.git import commit_of, lies_here
-from gpuops.push.keyscan import find_keys
+from gpuops.push.keyscan import WHOLE, find_keys
 from gpuops.push.pushed import Pushed
 from gpuops.tarstream import finish, write_files
 
@@ -58,7 +58,7 @@ NAME_BIGGEST = 10_000_000
 
 @dataclass(frozen=True)
 class Held:
-    """A file that stays here, and why: `a RunPod API key`."""
+    """A file that stays here, and why: `a secret of the kind runpod-api-key`."""
 
     path: str
     why: str
@@ -197,6 +197,9 @@ def summary(tree: Tree) -> list[str]:
     lines = [f"{count} file{'s' * (count != 1)}, {amount(tree.size)}"]
     if tree.size > NAME_BIGGEST:
         lines.append("biggest: " + ", ".join(f"{shown(file.path)} ({amount(file.size)})" for file in tree.biggest()))
+    if large := sum(file.size > WHOLE for file in tree.files):
+        which = f"{large} file{'s' * (large != 1)} above {amount(WHOLE)}"
+        lines.append(f"{which} searched for keys at the beginning and the end only")
     lines += [f"held back: {shown(held.path)} ({held.why})" for held in tree.held[:10]]
     if len(tree.held) > 10:
         lines.append(f"held back: {len(tree.held) - 10} more")

@@ -16,8 +16,8 @@ from gpuops.ledger import Ledger
 from tests.cli.conftest import Desk, Said
 from tests.conftest import HANG_S, Shell, open_folder, until, without_root
 
-KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQAAAAAAAAABAAAAMwAAAAtzc2gtZW\n"
-KEY += "-----END OPENSSH PRIVATE KEY-----\n"
+LABEL = "OPENSSH PRIVATE KEY-----"
+KEY = f"-----BEGIN {LABEL}\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQAAAAAAAAABAAAAMwAAAAtzc2gtZW\n-----END {LABEL}\n"
 SCRIPT_HINT = "what belongs to your script stands behind `--`: gpuops train multinode train.py -- 50 10"
 TRAIN = ("train", "multinode")
 
@@ -141,7 +141,7 @@ ROWS = [
         "start gpuops in the folder that holds it: cd {parent}", files={"../a.py": ""}),
     Row("an ignored script", (*TRAIN, "a.py"), "a.py is not sent, since git or .gpuopsignore ignores it",
         "take it out of the ignore file", files={"a.py": "", ".gpuopsignore": "*.py\n"}),
-    Row("a script that holds a key", (*TRAIN, "a.py"), "a.py is not sent: a private key",
+    Row("a script that holds a key", (*TRAIN, "a.py"), "a.py is not sent: a secret of the kind private-key",
         "send it: --send-anyway a.py", files={"a.py": KEY}),
     Row("no such data", ("run", "--data", "corpus", "--", "true"), "--data corpus: there is no such file or folder",
         "check the path"),
@@ -305,7 +305,7 @@ def test_a_key_that_git_tracks_stops_the_push_before_anything_is_created(desk: D
     subprocess.run(["git", "add", "."], cwd=desk.folder, check=True)
     expect(
         desk.type("train", "multinode", "a.py"),
-        "git tracks files that should not leave this computer: id_deploy (a private key)",
+        "git tracks files that should not leave this computer: id_deploy (a secret of the kind private-key)",
         "remove them from git or list them in .gpuopsignore; `--send-anyway id_deploy` sends one all the same",
         2,
     )

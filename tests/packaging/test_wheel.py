@@ -41,6 +41,10 @@ def test_the_wheel_holds_the_workloads_with_their_data_and_no_snapshots(content:
     assert {"train/data/digits.csv.gz", "train/data/SOURCE.txt"} <= carried
 
 
+def test_the_wheel_holds_the_rules_for_keys(content: set[str]) -> None:
+    assert "gpuops/push/keyrules.yml" in content
+
+
 def test_the_wheel_carries_its_licence(content: set[str]) -> None:
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in content)
 

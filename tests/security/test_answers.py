@@ -63,7 +63,6 @@ OF_A_RUN = {
     "tail-never": ("tail", "if ok and ok['result']: ok['result'].update(ended=float('nan'), started=1e300)"),
     "tail-deep": ("tail", f"if ok: return {NEST}"),
     "outs-negative": ("outs", "ok['files'] = [['a.pt', -5, 5]]"),
-    "outs-elsewhere": ("outs", "ok['files'] = [['../a.pt', 5, 5]]"),
     "sums-number": ("sums", "if item: item['sha256'] = 5"),
 }  # fmt: skip
 

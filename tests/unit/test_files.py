@@ -145,7 +145,15 @@ def test_without_git_the_library_decides(repository: Path, monkeypatch: pytest.M
 def test_never_sent(project: Path, in_git: bool) -> None:
     if in_git:
         git(project, "init", "-q")
-    write(project, "train.py", "runs/one/log.txt", "src/runs/mine.py", "__pycache__/x.pyc", "a/__pycache__/y.pyc")
+    write(
+        project,
+        "train.py",
+        "runs/one/log.txt",
+        "src/runs/mine.py",
+        "__pycache__/x.pyc",
+        "a/__pycache__/y.pyc",
+        ".gpuops-0123456789abcdef.part",
+    )
     write(project, "env/pyvenv.cfg", "env/bin/python", "a/venv/pyvenv.cfg", "a/venv/lib/x.py", "a/lib.py")
     write(project, ".gpuopsignore", text="*.mp4\n/data/*\n!/data/small\n")
     write(project, "film.mp4", "data/large", "data/small", "a/b/film.mp4")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HEAVY = {"boto3", "botocore", "runpod", "paramiko", "torch", "numpy"}
+HEAVY = {"boto3", "botocore", "runpod", "paramiko", "torch", "numpy", "kingfisher_sdk"}
 GROUND = {"gpuops.models", "gpuops.errors", "gpuops.once", "gpuops.shares"}
 SSH = {"gpuops.ssh", "gpuops.install", "gpuops.oneach", "gpuops.connection"}
 """What an SDK is to other provisioners, the SSH layer is to that of plain hosts."""

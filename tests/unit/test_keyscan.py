@@ -1,4 +1,4 @@
-"""Keys are found by name, header and shape; ordinary text and placeholders are not. All keys here are made up."""
+"""Files of keys are known by name and by setting; what was searched is remembered. All keys here are made up."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuops.push import keyscan
 from gpuops.push.files import FileEntry, entry
-from gpuops.push.keyscan import LIMIT, by_content, by_name, find_keys
+from gpuops.push.keynames import by_name, by_settings
+from gpuops.push.keyscan import find_keys
 
 LETTERS = string.ascii_letters + string.digits
 
@@ -21,84 +23,59 @@ def made_up(length: int, alphabet: str = LETTERS, seed: int = 7) -> str:
     return "".join(random.Random(seed).choices(alphabet, k=length))
 
 
-HEX = "0123456789abcdef"
-AWS = f"aws_access_key_id = AKIA{made_up(16, string.ascii_uppercase)}\naws_secret_access_key = {made_up(40)}\n"
-BODY = "\n".join(made_up(64, seed=line) for line in range(6))
-KEYS = {
-    "a RunPod API key": f"key = 'rpa_{made_up(46, string.ascii_uppercase + string.digits)}'",
-    "a GitHub token": f"https://ghp_{made_up(36)}@github.com/a/b",
-    "a Hugging Face token": f"HF_TOKEN=hf_{made_up(34)}",
-    "an Anthropic API key": f"sk-ant-api03-{made_up(95)}",
-    "an OpenAI API key": f'client(api_key="sk-proj-{made_up(120)}")',
-    "a Slack token": f"xoxb-729406518342-{made_up(24)}",
-    "a Google API key": f"AIza{made_up(35)}",
-    "a Lambda API key": f"secret_laptop_{made_up(32, HEX)}.{made_up(32)}",
-    "a Vast API key": f"export VAST_API_KEY={made_up(64, HEX)}",
-    "a Weights & Biases API key": f"WANDB_API_KEY: {made_up(40, HEX)}",
-    "an AWS access key with its secret": AWS,
-    "a private key": f"-----BEGIN OPENSSH PRIVATE KEY-----\n{BODY}\n-----END OPENSSH PRIVATE KEY-----\n",
-    "a PuTTY private key": "PuTTY-User-Key-File-3: ssh-ed25519\nEncryption: none\n",
-}
+TOKEN = f"ghp_{made_up(36)}"
+OTHER = f"rpa_{made_up(46, string.ascii_uppercase + string.digits)}"
+GITHUB, RUNPOD = "a secret of the kind github-pat", "a secret of the kind runpod-api-key"
 
 
-@pytest.mark.parametrize("why", KEYS)
-def test_a_key_is_found(why: str) -> None:
-    assert by_content(f"import os\n\n{KEYS[why]}\n".encode()) == why
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,0F\n\n{BODY}\n",
-        "-----BEGIN PRIVATE KEY-----\r\n" + BODY.replace("\n", "\r\n"),
-        json.dumps({"type": "service_account", "private_key": f"-----BEGIN PRIVATE KEY-----\n{BODY}\n"}),
-    ],
-)
-def test_a_private_key_is_found_in_every_wrapping(text: str) -> None:
-    assert by_content(text.encode()) == "a private key"
-
-
-def test_what_powershell_writes_is_read() -> None:
-    assert by_content(KEYS["a RunPod API key"].encode("utf-16")) == "a RunPod API key"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "RUNPOD_API_KEY=rpa_XXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXX",
-        "RUNPOD_API_KEY=your-key-here",
-        "hf_" + "x" * 34,
-        "sk-" + "your-key-" * 8,
-        "AWS: AKIAIOSFODNN7EXAMPLE wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
-        f"AKIA{made_up(16, string.ascii_uppercase)} alone is an identifier, no secret",
-        f"commit {made_up(40, HEX)}",
-        f"sha256 {made_up(64, HEX)}",
-        'if "-----BEGIN RSA PRIVATE KEY-----" in text: raise ValueError',
-        f"-----BEGIN CERTIFICATE-----\n{BODY}\n",
-        f"-----BEGIN PUBLIC KEY-----\n{BODY}\n",
-        "task-" + made_up(60),
-        "hf_hub_download(repo_id='a/b')",
-        "aws_secret_access_key = os.environ['AWS_SECRET_ACCESS_KEY']",
-    ],
-)
-def test_what_is_no_key_is_let_through(text: str) -> None:
-    assert by_content(text.encode()) is None
-
-
-def test_a_binary_file_holds_no_keys() -> None:
-    assert by_content(b"\x7fELF\0\0" + KEYS["a GitHub token"].encode()) is None
-
-
-@pytest.mark.parametrize("name", [".env", ".env.local", "sub/.env", ".env.production", ".env.example.local",
-                                  ".netrc", ".aws/credentials", "kaggle.json", "deploy/id_ed25519"])  # fmt: skip
+@pytest.mark.parametrize("name", [
+    ".env", ".env.local", "sub/.env", ".env.production", ".env.example.local", ".ENV", ".netrc", "_netrc", ".pypirc",
+    ".git-credentials", ".pgpass", ".aws/credentials", "home/.docker/config.json", ".kube/config",
+    ".config/gh/hosts.yml",
+    "kaggle.json", "deploy/id_ed25519", "ID_RSA", "x.ppk", "cert.p12", "rclone.conf", ".cache/huggingface/token",
+    ".config/vastai/vast_api_key", ".runpod/config.toml", "infra/terraform.tfstate",
+])  # fmt: skip
 def test_held_by_name(name: str) -> None:
     assert by_name(name)
 
 
-@pytest.mark.parametrize("name", [".env.example", ".env.sample", ".env.local.template", ".env.dist", "x.env", ".envrc",
-                                  "id_ed25519.pub", "credentials", "netrc.py"])  # fmt: skip
+@pytest.mark.parametrize("name", [
+    ".env.example", ".env.sample", ".env.local.template", ".env.dist", "x.env", ".envrc", "id_ed25519.pub",
+    "credentials", "netrc.py", ".npmrc", "cert.pem", "server.key", "config.json", ".docker/daemon.json", "docs/config",
+    "token", "src/huggingface/token.py", "my.aws/credentials", "main.tf",
+])  # fmt: skip
 def test_not_held_by_name(name: str) -> None:
     assert by_name(name) is None
+
+
+@pytest.mark.parametrize(("name", "line"), [
+    (".envrc", "export DB_PASSWORD=hush-hush"),
+    ("prod.env", "SECRET='hush'"),
+    ("deploy/prod.env", "API_KEY: hush"),
+    (".npmrc", "//registry.example/:_authToken=hush"),
+    (".npmrc", "_auth = aHVzaDpodXNo"),
+    (".yarnrc.yml", "npmAuthToken: hush"),
+    ("secret.tfvars", 'db_password = "hush"'),
+])  # fmt: skip
+def test_a_setting_that_is_a_secret_holds_its_file(name: str, line: str) -> None:
+    assert by_settings(name, f"# settings\nA=b\n{line}\n".encode()) == "a file of settings with a secret"
+    assert by_settings(f"{name}.txt", line.encode()) is None
+
+
+@pytest.mark.parametrize("line", [
+    "save-exact=true", "use flake", "layout python", "TOKENIZERS_PARALLELISM=false", "MAX_TOKENS=512", "PASSWORD=",
+    "export API_KEY=$OTHER", "export API_KEY=${OTHER}", "API_KEY=<your key>", "API_KEY=changeme", "SSH_KEY=~/.ssh/id",
+    "# PASSWORD=hush", "SECRET=`pass show it`", "TOKEN=op://safe/it", "KEYBOARD=us", "AUTH=none", "TOKEN_LIMIT=100",
+    "PATH_add bin", "password", "=", "",
+])  # fmt: skip
+@pytest.mark.parametrize("name", [".envrc", "prod.env", ".npmrc"])
+def test_a_setting_that_is_none_holds_no_file(name: str, line: str) -> None:
+    assert by_settings(name, line.encode()) is None
+
+
+@pytest.mark.parametrize("name", ["example.env", "prod.sample.env", ".env.example"])
+def test_a_file_to_be_filled_in_is_sent(name: str) -> None:
+    assert by_settings(name, b"PASSWORD=hush") is None
 
 
 def entries(folder: Path) -> list[FileEntry]:
@@ -110,7 +87,7 @@ def folder(tmp_path: Path) -> Path:
     """A project whose files are an hour old, one of them with a token."""
     made = tmp_path / "project"
     made.mkdir()
-    (made / "a.py").write_text(KEYS["a GitHub token"])
+    (made / "a.py").write_text(TOKEN)
     (made / "b.py").write_text("print()")
     for path in made.iterdir():
         os.utime(path, (time.time() - 3600,) * 2)
@@ -119,19 +96,19 @@ def folder(tmp_path: Path) -> Path:
 
 def test_files_are_read_once(folder: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    assert find_keys(folder, entries(folder), cache) == {"a.py": "a GitHub token"}
+    assert find_keys(folder, entries(folder), cache) == {"a.py": GITHUB}
     stamps = {path.name: path.stat() for path in folder.iterdir()}
     for path in folder.iterdir():  # other bytes, same size, time and inode: only the cache can still tell
         path.write_bytes(b"#" * path.stat().st_size)
         os.utime(path, ns=(stamps[path.name].st_mtime_ns,) * 2)
-    assert find_keys(folder, entries(folder), cache) == {"a.py": "a GitHub token"}
+    assert find_keys(folder, entries(folder), cache) == {"a.py": GITHUB}
     assert find_keys(folder, entries(folder), tmp_path / "other") == {}
 
 
 def test_a_changed_file_is_read_again(folder: Path, tmp_path: Path) -> None:
     find_keys(folder, entries(folder), tmp_path)
-    (folder / "b.py").write_text(KEYS["a RunPod API key"])
-    assert find_keys(folder, entries(folder), tmp_path) == {"a.py": "a GitHub token", "b.py": "a RunPod API key"}
+    (folder / "b.py").write_text(OTHER)
+    assert find_keys(folder, entries(folder), tmp_path) == {"a.py": GITHUB, "b.py": RUNPOD}
 
 
 def test_a_fresh_file_is_not_cached(folder: Path, tmp_path: Path) -> None:
@@ -148,7 +125,7 @@ def test_a_torn_cache_is_no_obstacle(folder: Path, tmp_path: Path, text: str) ->
     find_keys(folder, entries(folder), tmp_path)
     store = next(tmp_path.glob("keys-*.json"))
     store.write_text(text)
-    assert find_keys(folder, entries(folder), tmp_path) == {"a.py": "a GitHub token"}
+    assert find_keys(folder, entries(folder), tmp_path) == {"a.py": GITHUB}
 
 
 def test_the_cache_holds_no_key(folder: Path, tmp_path: Path) -> None:
@@ -156,9 +133,39 @@ def test_the_cache_holds_no_key(folder: Path, tmp_path: Path) -> None:
     assert "ghp_" not in next(tmp_path.glob("keys-*.json")).read_text()
 
 
-def test_of_a_large_file_the_beginning_is_read(folder: Path, tmp_path: Path) -> None:
-    (folder / "b.py").write_text(KEYS["a RunPod API key"] + "\n" + " " * LIMIT)
-    (folder / "c.py").write_text(" " * LIMIT + "\n" + KEYS["a RunPod API key"])
-    found = find_keys(folder, entries(folder), tmp_path)
-    assert "b.py" in found
-    assert "c.py" not in found
+def test_other_rules_find_anew(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_keys(folder, entries(folder), tmp_path)
+    store = next(tmp_path.glob("keys-*.json"))
+    document = json.loads(store.read_text())
+    store.write_text(json.dumps({**document, "files": {path: [[0, 0, 0], None] for path in document["files"]}}))
+    kept = json.loads(store.read_text())
+    rules = tmp_path / "rules.yml"
+    rules.write_text(keyscan.RULES.read_text() + "# more\n")
+    monkeypatch.setattr(keyscan, "RULES", rules)
+    keyscan._version.cache_clear()
+    try:
+        assert find_keys(folder, entries(folder), tmp_path) == {"a.py": GITHUB}
+    finally:
+        keyscan._version.cache_clear()
+    assert json.loads(store.read_text())["version"] != kept["version"]
+
+
+def test_what_is_remembered_needs_no_rules(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_keys(folder, entries(folder), tmp_path)
+    monkeypatch.setattr(keyscan, "_scanner", lambda: pytest.fail("the rules were loaded"))
+    assert find_keys(folder, entries(folder), tmp_path) == {"a.py": GITHUB}
+
+
+def test_of_a_huge_file_both_ends_are_searched(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyscan, "WHOLE", 1 << 20)
+    for name, at in (("start", 0), ("end", -len(TOKEN)), ("middle", 1 << 20)):
+        data = bytearray(b" " * (2 << 20))
+        data[at : at + len(TOKEN) or None] = TOKEN.encode()
+        (folder / name).write_bytes(data)
+    assert find_keys(folder, entries(folder), tmp_path).keys() == {"a.py", "start", "end"}
+
+
+def test_what_takes_too_long_stays(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyscan, "PIECE_S", 1e-9)
+    why = "bytes that cannot be searched for keys in time"
+    assert find_keys(folder, entries(folder), tmp_path) == {"a.py": why, "b.py": why}

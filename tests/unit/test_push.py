@@ -412,15 +412,19 @@ def test_keys_are_held_back(world: World, repository: Callable[..., None]) -> No
     repository("add", "train.py")
     tree = world.scan()
     assert {held.path: held.why for held in tree.held} == {
-        "notes.txt": "a Hugging Face token", ".env": "a file of secrets by its name"}  # fmt: skip
+        "notes.txt": "a secret of the kind huggingface-access-token",
+        ".env": "a file of secrets by its name",
+    }
     assert {file.path for file in tree.files} == {"train.py", "run.sh", "lib/util.py"}
-    assert summary(tree)[-1] == "held back: notes.txt (a Hugging Face token)"
+    assert summary(tree)[-1] == "held back: notes.txt (a secret of the kind huggingface-access-token)"
     world.push()
     assert not any(TOKEN.encode() in path.read_bytes() for path in world.there.parent.rglob("*") if path.is_file())
     assert "notes.txt" in {file.path for file in world.scan("notes.*").files}
 
 
-@pytest.mark.parametrize(("name", "why"), [("train.py", "a Hugging Face token"), (".env", "a file of secrets")])
+@pytest.mark.parametrize(
+    ("name", "why"), [("train.py", "a secret of the kind huggingface-access-token"), (".env", "a file of secrets")]
+)
 def test_a_key_that_git_tracks_stops_the_push(
     world: World, repository: Callable[..., None], name: str, why: str
 ) -> None:
