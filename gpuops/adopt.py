@@ -19,7 +19,7 @@ from gpuops.live import name_hosts, open_live, programs_of, reach, send_lease
 from gpuops.models import Lease, Request, Resource, Verdict
 from gpuops.nodes import folded, with_virtual
 from gpuops.oneach import on_each
-from gpuops.payer import payer
+from gpuops.payer import noted, payer
 from gpuops.results.home import read_json
 from gpuops.teardown import in_order
 from gpuops.traces import Traces, home_of, read_traces, request_of
@@ -145,7 +145,7 @@ def adopt(world: World, lost: Lost, *, complete: bool = True) -> Adopted:
     machines = folded(machines)
     row = dataclasses.replace(
         draft, lease=lease, created=min([now, *(run.created for run in runs)]), boot_deadline=now, ready=now,
-        offer={"prices": [{"what": "machines", "per_hour": price}], "payer": dataclasses.asdict(paid) if paid else {}},
+        offer={"prices": [{"what": "machines", "per_hour": price}], **noted(paid)},
         request=dataclasses.asdict(Request(lost.provider, nodes=len(machines))),
     )  # fmt: skip
     known = world.ledger.adopt(row, [*machines, *rest], runs)

@@ -37,7 +37,7 @@ def arranged(world: World, live: Live, request: RunRequest) -> RunRequest:
     Raises UsageError where they have no such place.
     """
     row = live.row
-    rented = world.provisioner_of(row).capabilities.get("rented") is True
+    rented = world.provisioner(row.provider).capabilities.get("rented") is True
     hold = grace.hold_s(request.hold_s, row.lease, price(world, row.id), rented=rented, ephemeral=row.ephemeral)
     sink = request.sink
     if sink:

@@ -27,6 +27,7 @@ from gpuops.live import Live, send_lease
 from gpuops.models import Intent, Offer, Payer, Problem, Request
 from gpuops.orphans import note_rented
 from gpuops.output import money
+from gpuops.payer import noted
 from gpuops.refusals import Refusals
 from gpuops.search import Plan, Search
 from gpuops.teardown import tear_down
@@ -217,12 +218,12 @@ def _create(
             continue
         terms.take(offer)
         terms.announce(row, offer)
-        now, payer = world.clock.now(), terms.payer(offer)
+        now = world.clock.now()
         bounded = dataclasses.replace(intent, boot_deadline=terms.boot_end(offer, now))
         # What came to nothing has cost nothing: time and money count from this attempt on.
         world.ledger.set_cluster(
             row.id,
-            offer=dataclasses.asdict(offer) | {"payer": dataclasses.asdict(payer) if payer else {}},
+            offer=dataclasses.asdict(offer) | noted(terms.payer(offer)),
             boot_deadline=bounded.boot_deadline,
             lease=terms.lease(offer.per_hour, now),
             created=now,

@@ -108,9 +108,10 @@ class Checked:
         if tell is None:
             return None
         try:
-            return in_time(lambda: tell(request, patience_s), patience_s + SPARE_S, f"payer at {self.name}")
+            found = in_time(lambda: tell(request, patience_s), patience_s + SPARE_S, f"payer at {self.name}")
         except Exception:
-            return Payer("", "")
+            found = None
+        return found if isinstance(found, Payer) else Payer("", "")
 
     def last_words(self, resource: Resource) -> str:
         """The end of a machine's own log, as its provider shows it; empty where it shows none."""

@@ -154,7 +154,7 @@ def own_pythons(world: World) -> list[str]:
 
 def capable(world: World, live: Live, what: str) -> bool:
     """Whether a cluster's provider declares a capability."""
-    return world.provisioner_of(live.row).capabilities.get(what) is True
+    return world.provisioner(live.row.provider).capabilities.get(what) is True
 
 
 def setup_command(request: RunRequest, folder: Path, *, rented: bool) -> str:

@@ -130,7 +130,7 @@ def _goes_on_for_nothing(world: World, row: ClusterRow) -> bool:
 
 
 def _capability(world: World, row: ClusterRow, name: str) -> bool:
-    return world.provisioner_of(row).capabilities.get(name) is True
+    return world.provisioner(row.provider).capabilities.get(name) is True
 
 
 def _end_with_keepers(world: World, row: ClusterRow, runs: list[RunRow]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from gpuops.errors import UsageError
 from gpuops.models import DOTENV, Payer, Request
 from gpuops.push.git import git
-from gpuops.settings import KEYS, read_dotenv
+from gpuops.settings import KEYS, dotenv_values
 from gpuops.world import World
 
 ORDER = "an exported variable or profile, the provider's own file, .env"
@@ -25,12 +26,17 @@ def payer(world: World, request: Request) -> Payer | None:
     return found
 
 
+def noted(found: Payer | None) -> dict[str, Any]:
+    """What the ledger keeps of it, with the offer (`ClusterRow.payer`): from before anything is made, since it says
+    with which key that is found again."""
+    return {"payer": dataclasses.asdict(found) if found else {}}
+
+
 def refuse_tracked(folder: Path, names: Collection[str] = KEYS) -> None:
     """Raises UsageError where a `.env` that git tracks holds one of these: it came with the project, and may be its
     author's; or it is the user's own, and everybody who has the project has it too."""
     path = folder / DOTENV
-    held = [name for name, value in read_dotenv(path).items() if name in names and value.strip()]
-    if held and _is_tracked(folder, path):
+    if (held := dotenv_values(folder, names)) and _is_tracked(folder, path):
         raise UsageError(
             f"{path} holds {', '.join(held)}, and git tracks that file: keys that come with a project are not used",
             f"git rm --cached {DOTENV}, and where it was ever pushed make a new key and delete this one",
@@ -38,11 +44,11 @@ def refuse_tracked(folder: Path, names: Collection[str] = KEYS) -> None:
 
 
 def _is_tracked(folder: Path, path: Path) -> bool:
-    """By whatever name: some file systems take `.ENV` for it. Raises UsageError where git cannot tell."""
+    """By whatever name: some file systems take `.ENV` for it. Raises UsageError for a repository it cannot read."""
     if git(folder, "rev-parse", "--is-inside-work-tree") != "true\n":
         return False
-    listed = (git(folder, "ls-files", "-z", "--", ":(glob)*") or "").split("\0")
-    return any(name and os.path.exists(folder / name) and os.path.samefile(folder / name, path) for name in listed)
+    here = [name for name in (git(folder, "ls-files", "-z") or "").split("\0") if name and "/" not in name]
+    return any(os.path.exists(folder / name) and os.path.samefile(folder / name, path) for name in here)
 
 
 def refuse_dotenv(world: World, provider: str) -> None:

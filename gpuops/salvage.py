@@ -66,7 +66,7 @@ def conclude_without(world: World, row: ClusterRow, run: RunRow, error: NodeErro
     live = absent(row, nodes_of(world, row), error)
     told = _told(world, row, live.machines) if gone else {}
     found, away = salvage(world, row, run)
-    if away and world.provisioner_of(row).capabilities.get("rented") is not True:
+    if away and world.provisioner(row.provider).capabilities.get("rented") is not True:
         raise next(iter(away.values()))
     results = {**unreached(run, error, gone=gone, told=told), **found}
     return conclude(world, live, run, results, Silent())
@@ -79,7 +79,7 @@ def salvaged(
 
     Returns what `conclude` takes. Raises ConnectionLost, as `conclude_without`.
     """
-    if world.provisioner_of(live.row).capabilities.get("rented") is True:
+    if world.provisioner(live.row.provider).capabilities.get("rented") is True:
         return live, results
     found, away = salvage(world, live.row, run)
     if away:

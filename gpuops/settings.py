@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,15 +128,15 @@ def _known(in_file: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, 
     return {name: joined[name] for name in (*FROM_DOTENV, *FROM_ENVIRONMENT) if name in joined and name not in KEYS}
 
 
-def _keys(in_file: Mapping[str, str]) -> dict[str, str]:
+def _keys(in_file: Mapping[str, str], names: Collection[str] = KEYS) -> dict[str, str]:
     """The keys that a `.env` holds. An empty one counts as none: it is what a copied `.env.example` has."""
-    return {name: in_file[name] for name in KEYS if in_file.get(name, "").strip()}
+    return {name: value for name, value in in_file.items() if name in names and value.strip()}
 
 
-def dotenv_keys(folder: Path) -> dict[str, str]:
-    """The keys in a folder's `.env`, as far as it can be read."""
+def dotenv_values(folder: Path, names: Collection[str] = KEYS) -> dict[str, str]:
+    """What a folder's `.env` has of these, as far as it can be read."""
     try:
-        return _keys(_values(_bindings(folder / ".env")))
+        return _keys(_values(_bindings(folder / ".env")), names)
     except UsageError:
         return {}
 

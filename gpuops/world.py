@@ -63,9 +63,9 @@ class World:
         Of a cluster of which that was not noted, a key of `.env` goes before all that is not exported.
         """
         from gpuops.models import DOTENV
-        from gpuops.settings import dotenv_keys, keys_for, with_keys
+        from gpuops.settings import dotenv_values, keys_for, with_keys
 
-        keys = keys_for(row.provider, self.dotenv if row.folder == self.folder else dotenv_keys(row.folder))
+        keys = keys_for(row.provider, self.dotenv if row.folder == self.folder else dotenv_values(row.folder))
         source = row.payer.get("source")
         ahead = bool(keys) and source in (None, DOTENV) and source != self._source(row.provider)
         if not ahead and keys == keys_for(row.provider, self.dotenv):

@@ -67,7 +67,7 @@ def provider(world: World, request: Request, python: str) -> Report:
     if provisioner.capabilities.get("rented") is True:
         if not problems:
             problems = [_account(world, request.provider)]
-        problems += _payer(world, request)
+        problems += _payer(world, request, named=not any(problem.level == "error" for problem in problems))
     if provisioner.capabilities.get("shares_disk") is True and HERE.local_nodes:
         places = [_here(world, python)]
     else:
@@ -93,15 +93,16 @@ def _account(world: World, provider: str) -> Finding:
     return note("account", f"the account answers; {money_left}", f"what there is: gpuops up {provider} --dry-run")
 
 
-def _payer(world: World, request: Request) -> list[Finding]:
-    """Who would pay, and a `.env` whose keys are not used."""
-    paid = payer(world, request)
-    told = [note("account", f"what is rented here: {paid}", "keys are looked for in this order: " + ORDER)]
+def _payer(world: World, request: Request, *, named: bool) -> list[Finding]:
+    """Who would pay, where that is to be said, and a `.env` whose keys are not used."""
+    paid = payer(world, request) if named else None
+    told = [note("account", f"what is rented here: {paid}", f"keys are looked for in this order: {ORDER}")]
+    found = told if paid else []
     try:
         refuse_tracked(world.folder)
     except UsageError as refused:
-        return [*(told if paid and paid.source else []), error(SETUP, refused.say, refused.hint)]
-    return told if paid and paid.source else []
+        found.append(error(SETUP, refused.say, refused.hint))
+    return found
 
 
 def _quotas(world: World, request: Request) -> list[Finding]:

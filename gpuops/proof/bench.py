@@ -17,6 +17,7 @@ from gpuops.ledger import ClusterRow
 from gpuops.models import Intent, Journal, Lease, Offer, Problem, Request, Resource
 from gpuops.orphans import note_rented
 from gpuops.output import money
+from gpuops.payer import noted, payer
 from gpuops.proof.outcome import Broken
 from gpuops.teardown import POLL_S, POLL_SLOW_S, belonging, tear_down
 from gpuops.terms import BOOT_MARGIN_S
@@ -159,10 +160,11 @@ class Bench:
             keeper=self.world.me,
             now=now,
         )
+        self.world.ledger.set_cluster(row.id, offer=noted(payer(self.world, self.request)))
         guard.ensure(self.world.home)
         if self.rented:
             note_rented(self.world.home, self.request.provider)
-        return row
+        return self.world.ledger.cluster(row.id)
 
     def name(self, part: str) -> str:
         return f"{self.prefix}-{part}"

@@ -95,7 +95,7 @@ def _make(bench: Bench) -> Made:
     full = NoCapacity("none of its offers could be had", "try again later")
     for offer in bench.offers():
         intent = bench.intent(row)
-        bench.world.ledger.set_cluster(row.id, offer=dataclasses.asdict(offer))
+        bench.world.ledger.set_cluster(row.id, offer=dataclasses.asdict(offer) | {"payer": dict(row.payer)})
         spy = Spy(LedgerJournal(bench.world.ledger, row.id))
         bench.began(row.name, offer.per_hour)
         try:

@@ -41,11 +41,11 @@ def session(env: Mapping[str, str], profile: str, dotenv: Mapping[str, str] = NO
         raise NotSetUp("there are no AWS credentials", NO_KEYS)
     if found.values:
         if lacking := [name for name in (KEY_ID, SECRET) if name not in found.values]:
-            where = f" in {DOTENV}" if found.source == DOTENV else ""
+            theirs = found.source == DOTENV
+            half = next(iter(found.values)) + (f" in {DOTENV}" if theirs else "")
             raise AuthFailed(
-                f"{next(iter(found.values))} is set{where}, and {lacking[0]}, the other half of the AWS credentials, "
-                "is not",
-                f"set {lacking[0]} too: the two belong together",
+                f"{half} is set, and {lacking[0]}, the other half of the AWS credentials, is not",
+                f"put {lacking[0]}=… into {DOTENV}, too" if theirs else f"export {lacking[0]}=… too",
             )
         core.set_credentials(found.values[KEY_ID], found.values[SECRET], found.values.get(TOKEN))
     return boto3.Session(botocore_session=core), found.source

@@ -109,10 +109,10 @@ def renter(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
             monkeypatch.setattr(module, "lull", lambda attempt: fake.advance(2.0**attempt) or 0.0)
         real = credentials.session
 
-        def session(env: Any, profile: str) -> Any:
-            found = real(env, profile)
+        def session(env: Any, profile: str, dotenv: Any) -> Any:
+            found, source = real(env, profile, dotenv)
             found._session.register_component("data_loader", descriptions())
-            return found
+            return found, source
 
         monkeypatch.setattr(credentials, "session", session)
         desk.home.mkdir()

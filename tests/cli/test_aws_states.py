@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gpuops.payer import ORDER
 from provisioners.aws import credentials
 from tests.cli.tenant import ONE, Tenant
 from tests.conftest import Shell
@@ -79,9 +80,9 @@ KEYS = [
     Row("no credentials", "there are no AWS credentials", NO_KEYS,
         world=unset("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")),
     Row("no secret key", "AWS_ACCESS_KEY_ID is set, and AWS_SECRET_ACCESS_KEY, the other half of the AWS credentials, "
-        "is not", "export AWS_SECRET_ACCESS_KEY=… too, or put it into .env", world=unset("AWS_SECRET_ACCESS_KEY")),
+        "is not", "export AWS_SECRET_ACCESS_KEY=… too", world=unset("AWS_SECRET_ACCESS_KEY")),
     Row("no key id", "AWS_SECRET_ACCESS_KEY is set, and AWS_ACCESS_KEY_ID, the other half of the AWS credentials, "
-        "is not", "export AWS_ACCESS_KEY_ID=… too, or put it into .env", world=unset("AWS_ACCESS_KEY_ID")),
+        "is not", "export AWS_ACCESS_KEY_ID=… too", world=unset("AWS_ACCESS_KEY_ID")),
     Row("no boto3", "AWS needs the package boto3", "pip install 'gpuops[aws]'", world=without_boto3),
     Row("no such profile", "AWS is not set up for that here: The config profile (nobody) could not be found",
         "aws configure list-profiles shows what there is", words=(*ONE, "--profile", "nobody")),
@@ -208,11 +209,15 @@ def test_capacity_in_the_third_zone_only(tenant: Tenant) -> None:
     tenant.expect_nothing_left(said)
 
 
+def paid(tenant: Tenant) -> str:
+    return f"paid by AWS account {tenant.fake.account}, as gpuops-tester (key from AWS_ACCESS_KEY_ID)"
+
+
 def test_a_base_image_is_said_to_bring_no_torch(tenant: Tenant) -> None:
     said = tenant.type(*ONE, "--ami", "{image-base}", "--dry-run")
     assert said.code == 0
     assert said.out.splitlines()[6:] == [
-        f"would create: 2 x {G5} (4 x A10G, 24 GB each) in us-east-1c, spot, $3.55/h",
+        f"would create: 2 x {G5} (4 x A10G, 24 GB each) in us-east-1c, spot, $3.55/h, {paid(tenant)}",
         (
             f"note: the image {BASE} brings no PyTorch: gpuops makes an environment with one on each machine, which "
             "takes minutes"
@@ -247,6 +252,8 @@ def test_doctor_says_whose_account_it_is_and_warns_of_nothing(tenant: Tenant) ->
         "aws",
         f"  note: AWS account {tenant.fake.account}, as gpuops-tester",
         "    hint: it looks in us-east-1 (--region A,B for others, --profile for another account)",
+        f"  note: what is rented here: {paid(tenant)}",
+        f"    hint: keys are looked for in this order: {ORDER}",
     ]
     assert "warning" not in said.out
 

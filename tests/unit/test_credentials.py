@@ -13,7 +13,7 @@ from gpuops.settings import (
     FROM_ENVIRONMENT,
     KEYS,
     Settings,
-    dotenv_keys,
+    dotenv_values,
     load,
     load_leniently,
     surroundings,
@@ -33,14 +33,14 @@ def test_a_key_of_the_project_is_kept_apart(tmp_path: Path, environ: dict[str, s
         seen = surroundings(found, {**environ, "PATH": "/bin"})
         exported = {name: value for name, value in environ.items() if value}
         assert seen == {**exported, "PATH": "/bin", "AWS_REGION": "eu-west-1"}
-        assert found.dotenv == dotenv_keys(tmp_path) == {RUNPOD: "file"}
+        assert found.dotenv == dotenv_values(tmp_path) == {RUNPOD: "file"}
     assert dict(os.environ) == before, "nothing is exported"
 
 
 def test_what_cannot_be_read_has_no_keys(tmp_path: Path) -> None:
-    assert dotenv_keys(tmp_path) == {}
+    assert dotenv_values(tmp_path) == {}
     (tmp_path / ".env").write_bytes(b"RUNPOD_API_KEY=\xff\n")
-    assert dotenv_keys(tmp_path) == {}
+    assert dotenv_values(tmp_path) == {}
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,10 @@ def nobodys(client: InProcessClient, tmp_path: Path, monkeypatch: pytest.MonkeyP
     (there(client) / "notes.txt").write_text("precious")
     nobody = SimpleNamespace(capabilities={})
     ledger = SimpleNamespace(runs=lambda **_: [])
-    return cast(World, SimpleNamespace(ledger=ledger, folder=tmp_path, provisioner=lambda _: nobody))
+    return cast(
+        World,
+        SimpleNamespace(ledger=ledger, folder=tmp_path, provisioner=lambda _: nobody, provisioner_of=lambda _: nobody),
+    )
 
 
 def test_what_is_saved_of_one_cluster_is_not_overwritten_by_the_next(
@@ -163,7 +166,7 @@ def test_a_rented_machine_that_is_no_more_keeps_no_other_waiting(
         capabilities={"rented": rented},
         describe=lambda machine: dataclasses.replace(machine, state="ended" if ended else "running"),
     )
-    nobodys.provisioner = lambda _: provider  # type: ignore[method-assign, assignment, return-value]
+    nobodys.provisioner_of = lambda _: provider  # type: ignore[method-assign, assignment, return-value]
     saves = unsaved.save_left(nobodys, row(tmp_path, "one"), Silent())
     assert "saved in" in next(saves)
     if rented and ended:

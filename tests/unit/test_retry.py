@@ -78,6 +78,9 @@ class Asked:
 
     agreed, rounds = None, 0
 
+    def payer(self, _: Offer) -> None:
+        """Nobody who is named."""
+
 
 @pytest.mark.parametrize(
     ("yes", "price", "dear"), [(False, 3.0, False), (False, 3.01, True), (True, 3.0, False), (True, 3.01, True)]
