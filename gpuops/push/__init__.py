@@ -1,7 +1,8 @@
 """The project goes to its nodes: what is sent, what is held back, sending it; edits home, snapshots back.
 
 files, ignore   which files there are, by git's rules
-keyscan         what must not leave this computer
+keynames        files of credentials, by their names
+keyscan         what must not leave this computer: rules in keyrules.yml, and those of a library
 send            what would be sent, and sending it
 edits           what was edited on a node comes home
 restore         an earlier run's snapshots go back
