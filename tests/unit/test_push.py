@@ -364,7 +364,7 @@ def test_keys_are_held_back(world: World, repository: Callable[..., None]) -> No
 
 def test_what_is_not_searched_whole_is_said(tmp_path: Path) -> None:
     tree = Tree(tmp_path, [FileEntry(f"{size}.bin", size, 0, 0o644) for size in (1, WHOLE, WHOLE + 1)])
-    assert summary(tree)[-1] == "1 file above 256 MB searched for keys at the beginning and the end only"
+    assert summary(tree)[-1] == "1 file above 256.0 MB searched for keys at the beginning and the end only"
 
 
 @pytest.mark.parametrize(
