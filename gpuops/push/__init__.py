@@ -2,7 +2,8 @@
 
 files, ignore   which files there are, by git's rules
 git             asking git, which runs nothing that a repository names
-keyscan         what must not leave this computer
+keynames        files of credentials, by their names
+keyscan         what must not leave this computer: rules in keyrules.yml, and those of a library
 send            what would be sent, and sending it
 edits           what was edited on a node comes home
 restore         an earlier run's snapshots go back

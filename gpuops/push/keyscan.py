@@ -6,8 +6,8 @@ placeholders. `keyrules.yml` adds, in the same form, what our users have and the
 network. Matching is by Vectorscan and by Rust's regex, which take linear time and know neither look-around nor
 back-references; files are searched in pieces, so that the time of a whole one grows with its size, too.
 
-Taken rather than detect-secrets 1.5.0 (May 2024), which knew 54 of 84 samples and read 6 files a second, with Python's
-backtracking `re`; this reads thousands.
+Taken rather than detect-secrets 1.5.0 (May 2024), which knew 54 of 84 such keys, and with the backtracking of `re` read
+6 files a second; this reads thousands.
 
 Only the reason is ever kept or shown, never the text.
 """

@@ -18,6 +18,8 @@ from gpuops.errors import ConnectionLost, NodeRefused, UsageError
 from gpuops.progress import PlainProgress, Silent
 from gpuops.push import PushReport, Tree, push_many, scan, summary
 from gpuops.push.edits import Brought, pull_edits
+from gpuops.push.files import FileEntry
+from gpuops.push.keyscan import WHOLE
 from gpuops.push.pushed import Pushed
 from tests.conftest import open_folder, without_root
 from tests.fakes.inprocess import InProcessClient
@@ -420,6 +422,11 @@ def test_keys_are_held_back(world: World, repository: Callable[..., None]) -> No
     world.push()
     assert not any(TOKEN.encode() in path.read_bytes() for path in world.there.parent.rglob("*") if path.is_file())
     assert "notes.txt" in {file.path for file in world.scan("notes.*").files}
+
+
+def test_what_is_not_searched_whole_is_said(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, [FileEntry(f"{size}.bin", size, 0, 0o644) for size in (1, WHOLE, WHOLE + 1)])
+    assert summary(tree)[-1] == "1 file above 256.0 MB searched for keys at the beginning and the end only"
 
 
 @pytest.mark.parametrize(
