@@ -161,7 +161,6 @@ class Committed(TypedDict):
 class Edit(TypedDict):
     path: Name
     state: Literal["changed", "deleted"]
-    pushed: NotRequired[list[Any] | None]
 
 
 class Edits(TypedDict):

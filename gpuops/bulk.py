@@ -10,7 +10,7 @@ from typing import BinaryIO, TypeVar, cast
 
 from gpuops.agent.whole import Whole
 from gpuops.connection import Channel
-from gpuops.errors import ConnectionLost, NodeError
+from gpuops.errors import ConnectionLost, NodeError, Nonsense
 from gpuops.output import span
 from gpuops.tarmembers import TarError, Torn
 from gpuops.tarstream import complaint, finish
@@ -24,7 +24,6 @@ PATIENCE = 10
 """A whole answer may take so many times as long as its longest silence."""
 ANSWER_LIMIT = 64 << 20
 """The longest answer of a program that is borne, in bytes."""
-STRANGER = "check that this node is yours"
 
 T = TypeVar("T")
 
@@ -99,7 +98,7 @@ class _Side:
 def transfer(channel: Channel, label: str, silence_s: float = SILENCE_S) -> Iterator[Watched]:
     """The watched channel for one transfer, closed at the end.
 
-    Whatever the other side does wrong is raised as NodeRefused (its own words), ConnectionLost, or NodeError (a stream
+    Whatever the other side does wrong is raised as NodeRefused (its own words), ConnectionLost, or Nonsense (a stream
     that is none of ours). Errors of our own files are left to the caller, as OSError.
     """
     watched = Watched(channel, silence_s)
@@ -114,7 +113,7 @@ def transfer(channel: Channel, label: str, silence_s: float = SILENCE_S) -> Iter
         if isinstance(error, NodeError):
             raise
         if isinstance(error, TarError) and not isinstance(error, Torn):
-            raise NodeError(f"{label} sends what no agent of gpuops would: {error}", STRANGER) from error
+            raise Nonsense(label, str(error)) from error
         raise complaint(watched, label) from error
     finally:
         watched.close()
@@ -133,6 +132,6 @@ def exchange(channel: Channel, label: str, question: bytes = b"", silence_s: flo
         while chunk := watched.stdout.read(1 << 16):
             answer += chunk
             if len(answer) > ANSWER_LIMIT or time.monotonic() > end:
-                raise ConnectionLost(f"{label} answers without end", STRANGER)
+                raise ConnectionLost(f"{label} answers without end", "check that this node is yours")
         finish(watched, label)
     return bytes(answer)

@@ -6,15 +6,18 @@ import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuops.agentclient import AgentClient
-from gpuops.bulk import STRANGER, transfer
-from gpuops.errors import NodeError
+from gpuops.bulk import transfer
 from gpuops.push.files import FileEntry, entry, shown
 from gpuops.push.pushed import Pushed
 from gpuops.safefolder import SafeFolder, local_errors
 from gpuops.tarmembers import Content, Member
 from gpuops.tarstream import finish, read_files
+
+if TYPE_CHECKING:
+    from gpuops.answers import Edits
 
 VERB_S = 600.0
 PLAIN = 0o644
@@ -71,11 +74,8 @@ def pull_edits(client: AgentClient, tree_name: str, folder: Path, record: Pushed
 
 def _offered(client: AgentClient, tree_name: str) -> list[str]:
     """The paths that a node calls edited. Raises NodeError."""
-    files = client.call("edits", timeout=VERB_S, tree=tree_name).get("files")
-    try:
-        return list({str(file["path"]): None for file in files or [] if file["state"] == "changed"})
-    except (KeyError, TypeError) as error:
-        raise NodeError(f"{client.label} does not say what was edited there", STRANGER) from error
+    said: Edits = client.call("edits", timeout=VERB_S, tree=tree_name)
+    return list(dict.fromkeys(file["path"] for file in said["files"] if file["state"] == "changed"))
 
 
 def _some(paths: Sequence[str], why: str) -> str:

@@ -126,8 +126,19 @@ def camp(shell: Shell, tmp_path: Path) -> Shell:
     return shell
 
 
+UNASKED = """
+import io, tarfile
+def bulk(node, mode, arguments, stdin):
+    if mode == "send":
+        made = io.BytesIO()
+        tarfile.open(fileobj=made, mode="w").addfile(tarfile.TarInfo("run.sh"))
+        return made.getvalue() + bytes(1024)
+"""
+
+
 @pytest.mark.parametrize(
-    "name", ["hello-nothing", "tail-reason", "tail-offset", "tail-deep", "outs-negative", "sums-number"]
+    "name",
+    ["hello-nothing", "tail-reason", "tail-offset", "tail-deep", "outs-negative", "sums-number", "files-unasked"],
 )
 def test_the_guard_holds_no_rented_machine_for_nonsense(camp: Shell, name: str) -> None:
     """The command is gone, and the lease would last for a day."""
@@ -135,15 +146,12 @@ def test_the_guard_holds_no_rented_machine_for_nonsense(camp: Shell, name: str) 
     assert len(tents(camp)) == 1
     (agent,) = (camp.home / "tent" / "nodes" / "agent").glob("*.pyz")
     spoil(agent)
-    tell_lies(agent.parent, changed(*OF_A_RUN[name]))
+    tell_lies(agent.parent, UNASKED if name == "files-unasked" else changed(*OF_A_RUN[name]))
     camp.run("status")  # any command starts the guard
     until(lambda: not tents(camp), "the tent is struck")
     camp.expect_clean()
-    told = camp.run("status").stderr
-    assert SAYS in told
-    assert "not all home" in told or "nonsense" in told
-    log = (camp.home / "guard.log").read_text()
-    assert "Traceback" not in log
+    assert SAYS in camp.run("status").stderr
+    assert "Traceback" not in (camp.home / "guard.log").read_text()
     made = list(camp.folder.glob("runs/*/out/made.pt"))
     assert len(made) == (name.startswith(("tail", "sums")))
 
