@@ -29,6 +29,11 @@ from gpuops.tarmembers import FILES
 SHOWN = 200
 """How much of what is wrong goes into a message, in characters."""
 
+SAID = 2000
+"""How much of a node's own sentence is shown, in characters."""
+CONTAINERS = 4 * FILES
+"""The most lists and objects in what a node says: each takes thirty times as much memory here as in its line."""
+
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 """Bytes, or files: what a file's size can be."""
 Nanoseconds = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -43,7 +48,7 @@ Name = Annotated[str, Meta(max_length=4096)]
 """Of whatever, files included. Where one may lie here, `SafeFolder` decides."""
 Many = Meta(max_length=FILES)
 Words = Annotated[str, Meta(max_length=1 << 20)]
-Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class Address(str):
@@ -147,7 +152,7 @@ class SetUp(TypedDict):
 
 
 class Plan(TypedDict):
-    push: Annotated[str, Meta(pattern="^[0-9A-Za-z]{0,64}$")]
+    push: Annotated[str, Meta(pattern=r"^[0-9A-Za-z]{0,64}\Z")]
     need: list[Count]
     ask: list[Count]
     kept: list[Name]
@@ -257,7 +262,7 @@ class Shape(NamedTuple):
     last: Any
     """Its last word."""
     item: Any = None
-    """Each of its items; None: it has none. A `{"beat": time}` may stand among those of any verb."""
+    """Each of its items; None: it has none. A `{"beat": time}` may stand among them."""
 
 
 VERBS = {
@@ -334,7 +339,7 @@ def message(label: str, verb: str, line: bytes) -> tuple[Literal["item", "ok", "
         match said:
             case {"error": dict(error)}:
                 raise refusal(label, error)
-            case {"item": {"beat": int() | float()}}:
+            case {"item": {"beat": int() | float()}} if shape.item:
                 return "beat", None
             case {"item": dict(item)} if shape.item:
                 return "item", shaped(item, shape.item)
@@ -354,8 +359,13 @@ def document(label: str, what: str, text: bytes, shape: Any) -> Any:
 def refusal(label: str, error: Any) -> NodeRefused:
     """An agent's own refusal. Raises ValueError for what is none."""
     said: Refusal = shaped(error, Refusal)
-    words = (said.get("say") or "refused", said.get("hint") or "", said.get("kind") or "refused")
-    return NodeRefused(f"{label}: {words[0]}", words[1], words[2], said.get("data"))
+    say, hint = (_line(said.get(name) or "") for name in ("say", "hint"))
+    return NodeRefused(f"{label}: {say or 'refused'}", hint, said.get("kind") or "refused", said.get("data"))
+
+
+def _line(words: str) -> str:
+    """A node's words in one line of ours: what would look like a line of gpuops' own, or hide those before, does not."""
+    return " ".join(words[:SAID].split())
 
 
 def refused(label: str, last: str) -> NodeRefused | None:
@@ -390,6 +400,8 @@ def parsed(text: bytes) -> Any:
 
     The standard library's parser, since it bears what lies in the names of files that are not UTF-8. Raises ValueError.
     """
+    if len(text) > CONTAINERS and text.count(b"[") + text.count(b"{") > CONTAINERS:
+        raise ValueError("too many parts")
     try:
         return json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
     except RecursionError:

@@ -189,7 +189,7 @@ def conclude(
     # After the nodes' own, which may go as well: a bucket stays.
     silent = [index for index, kind in spoken.items() if kind in ("node", "gone") or index in gone]
     taken = silent or any(result["reason"].get("kind") == "reclaim" for result in results.values())
-    handed = _handed(live, row, talking) if taken else {}
+    handed = _handed(live, row, talking, silent) if taken else {}
     states = _kept(world, live, row, progress, talking) if request_of(row).sink else {}
     heard = _Heard(over, results, talking, gone, fetched, handed, states)
 
@@ -421,14 +421,15 @@ def _from_all(bring: Callable[[list[int]], str], nodes: list[int]) -> _Fetched:
     return _Fetched(nonsense=_joined(*nonsense), behind=", ".join(filter(None, behind)))
 
 
-def _handed(live: Live, row: RunRow, nodes: Sequence[int]) -> Mapping[int, Mapping[str, int]]:
-    """What nodes that stay were handed by nodes that went: it counts as what those made."""
+def _handed(live: Live, row: RunRow, nodes: Sequence[int], silent: Sequence[int]) -> Mapping[int, Mapping[str, int]]:
+    """What nodes that stay were handed by nodes that went: it counts as what those made. One that answers gives its
+    files itself: nobody else decides what it made."""
     handed: dict[int, Mapping[str, int]] = {}
 
     def ask(index: int) -> None:
         with suppress(GpuopsError):
             said: Run = live.clients[index].call("run", run=row.name)
-            handed[index] = said.get("handed") or {}
+            handed[index] = {path: node for path, node in (said.get("handed") or {}).items() if node in silent}
 
     on_each(ask, nodes)
     return handed

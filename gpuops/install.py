@@ -61,6 +61,7 @@ cd "$1" 2>/dev/null || exit 0
 [ -z "$(ls -A | grep -vx -e agent -e env)" ] && rm -rf agent env && cd / && rmdir "$1"
 exit 0
 """
+DIGITS = 18
 LITTLE_KB = 50_000
 """Below so much free disk (kB) nothing can be brought to a machine."""
 
@@ -96,12 +97,17 @@ def read(text: str, label: str) -> Found:
         )
     if "unwritable" in said:
         raise NodeError(f"the home folder {said['unwritable']} of {label} cannot be written", "log in as another user")
-    if said.get("free_kb", "").isdigit() and int(said["free_kb"]) < LITTLE_KB:
-        free, least = int(said["free_kb"]) // 1000, LITTLE_KB // 1000
+    free_kb = _count(said.get("free_kb", ""))
+    if free_kb is not None and free_kb < LITTLE_KB:
+        free, least = free_kb // 1000, LITTLE_KB // 1000
         say = f"{label} has {free} MB of free disk, at least {least} MB are needed"
         raise NodeError(say, f"free some space under {said['home']} there")
-    gpus = said.get("gpus", "")
-    return Found(said.get("home", ""), said["python"], int(gpus) if gpus.isdigit() else 0, said.get("machine", ""))
+    return Found(said.get("home", ""), said["python"], _count(said.get("gpus", "")) or 0, said.get("machine", ""))
+
+
+def _count(text: str) -> int | None:
+    """What a machine says is a number; None where it is none."""
+    return int(text) if text.isdecimal() and len(text) <= DIGITS else None
 
 
 def bring(connection: Connection, root: str, artefact: Path) -> str:

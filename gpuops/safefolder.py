@@ -31,6 +31,8 @@ from gpuops.system import HERE, System, replace
 SPARE = 16 << 20
 """Bytes of this computer's disk that nothing of a node's takes: the record of the run must find room, too."""
 BLOCK = 1 << 20
+LONGEST, LONGEST_NAME, DEEPEST = 2048, 255, 100
+"""Of a node's path: characters, bytes of one name, folders. More can be made here, and hardly be read or removed."""
 LINK = "a link is in the way"
 HAS_HANDLES = {os.open, os.mkdir, os.unlink, os.rmdir, os.rename, os.stat} <= os.supports_dir_fd
 """Whether a file can be named relative to an open folder. Windows cannot: there each folder on the way is looked at
@@ -56,6 +58,14 @@ def is_inside(path: str) -> bool:
     except ValueError:
         return False  # what no disk here can write
     return "\0" not in path and not any(part in ("", ".", "..") or is_gits(part) for part in path.split("/"))
+
+
+def may_come(path: str) -> bool:
+    """Whether a file of a node can lie here under that path, and be read and removed again."""
+    if not is_inside(path) or len(path) > LONGEST:
+        return False
+    parts = os.fsencode(path).split(b"/")
+    return len(parts) <= DEEPEST and max(map(len, parts)) <= LONGEST_NAME
 
 
 def is_gits(part: str) -> bool:

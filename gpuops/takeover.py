@@ -8,7 +8,6 @@ Two steps, so that the ledger knows the new key before the machine shows it.
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -146,7 +145,7 @@ def recognised(machine: Resource, index: int, cluster: str, owner: str) -> Resou
 
     The key that it shows stands in the cluster's known_hosts file here. Raises NodeError, ConnectionLost.
     """
-    from gpuops import ssh
+    from gpuops import answers, ssh
 
     trusted = Path(machine.data["ssh_folder"]) / f"{cluster}.known_hosts"
     if keys := ssh.known_keys(ssh.alias(cluster, index), 22, [str(trusted)]):
@@ -158,10 +157,10 @@ def recognised(machine: Resource, index: int, cluster: str, owner: str) -> Resou
         words = _said(
             connection, ["sh", "-c", 'cat "$1" 2>/dev/null; exit 0', "sh", f"{root}/{cluster}/n{index}/node.json"]
         )
-        settings = json.loads(words or "{}")
-        if not settings.get("artefact"):
+        settings = answers.parsed(words.encode() or b"{}")
+        if not (isinstance(settings, dict) and isinstance(settings.get("artefact"), str) and settings["artefact"]):
             raise NodeError(f"{machine.name} never became a node", "there is nothing on it to take back: gpuops reap")
-        told = {"home": found.home, "python": found.python, "root": root, "artefact": str(settings["artefact"])}
+        told = {"home": found.home, "python": found.python, "root": root, "artefact": settings["artefact"]}
         return _with(machine, told)
     except ValueError as error:
         raise NodeError(f"what {machine.name} says of itself cannot be read", "end it: gpuops reap") from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpuops.errors import NodeError
 from gpuops.results.home import DOCUMENT, STREAM, RunHome
 from gpuops.results.memory import Arrival
-from gpuops.safefolder import Readable, SafeFolder, is_inside, local_errors
+from gpuops.safefolder import Readable, SafeFolder, local_errors, may_come
 from gpuops.tarmembers import Content, Member, TarError, members
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def unpack(source: Readable, node: int, folder: SafeFolder, told: Callable[[int]
     documents: dict[str, Any] = {}
     try:
         for member, content in members(source):
-            if member.link is None and is_inside(member.name):
+            if member.link is None and may_come(member.name):
                 if member.name in files:
                     raise TarError(f"{member.name[:200]!r} is in it twice")
                 files[member.name] = _store(folder, f"{node}-{len(files)}", member, content, told)
@@ -56,7 +56,7 @@ def unpack(source: Readable, node: int, folder: SafeFolder, told: Callable[[int]
                     documents[member.name] = _document(folder, files[member.name])
         said: answers.Kept = answers.shaped(documents[SAFE], answers.Kept)
         rows = {name: (size, sha256, mtime_ns) for name, size, sha256, mtime_ns in said["files"]}
-        refused = [name for name in rows if not _has_place(name)]
+        refused = {name for name in rows if not _has_place(name)}
         missing = (said.get("missing") or 0) + len(refused)
     except (TarError, KeyError, ValueError) as error:
         why = str(error) if isinstance(error, TarError) else f"{SAFE} is none of ours"
@@ -69,7 +69,7 @@ def unpack(source: Readable, node: int, folder: SafeFolder, told: Callable[[int]
 def _has_place(name: str) -> bool:
     """Whether a file of that name can lie in a run's folder here."""
     kind, _, path = name.partition("/")
-    return is_inside(name) and (kind != "logs" or STREAM.fullmatch(path) is not None)
+    return may_come(name) and (kind != "logs" or STREAM.fullmatch(path) is not None)
 
 
 def _store(folder: SafeFolder, temp: str, member: Member, content: Content, told: Callable[[int], None]) -> _File:

@@ -21,7 +21,7 @@ from gpuops.results.home import RunHome
 from gpuops.results.memory import Stamp
 from gpuops.results.plan import Listing, Sums, Todo, arrivals, batches, in_turn, picks, twins
 from gpuops.results.receive import Received, receive
-from gpuops.safefolder import SafeFolder, is_inside, local_errors
+from gpuops.safefolder import SafeFolder, local_errors, may_come
 
 if TYPE_CHECKING:
     from gpuops.answers import Outs, Piece, Result, Sum, Tail
@@ -203,7 +203,7 @@ class _Fetch:
         """Without what nothing here can be named."""
         found = {}
         for node, files in listing.items():
-            found[node] = {path: stamp for path, stamp in files.items() if is_inside(path)}
+            found[node] = {path: stamp for path, stamp in files.items() if may_come(path)}
             refused = [path for path in files if path not in found[node]]
             if refused and (said := _refused(self.clients[node].label, refused)) not in self.conflicts:
                 self.conflicts.append(said)

@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from gpuops.errors import NodeError
 from gpuops.results.home import RunHome
 from gpuops.results.memory import Arrival, Held, Memory, Move, Stamp, Written, is_beside, places
-from gpuops.safefolder import SafeFolder, is_inside, local_errors
+from gpuops.safefolder import SafeFolder, is_inside, local_errors, may_come
 from gpuops.system import HERE, System
 
 MEMORY = ".gpuops.json"
@@ -107,14 +107,17 @@ class OutFolder:
         with local_errors(self.root), self._locked():
             memory = self.memory()
             moves: list[Move] = []
-            for path in sorted({arrival.path for arrival in arrivals}):
-                settled = self._settle(memory, path, [a for a in arrivals if a.path == path], staging)
+            by_path: dict[str, list[Arrival]] = {}
+            for arrival in arrivals:
+                by_path.setdefault(arrival.path, []).append(arrival)
+            for path in sorted(by_path):
+                settled = self._settle(memory, path, by_path[path], staging)
                 announce(memory, settled, staging)
                 moves += settled
             self._remember(memory)
             for move in moves:
                 self.folder.move(staging, move.temp, move.place)
-            self._drop_unused(memory, {arrival.path for arrival in arrivals})
+            self._drop_unused(memory, set(by_path))
             self._finish(memory, moves)
         return [said for move in moves if (said := self._remark(memory, move))]
 
@@ -226,17 +229,20 @@ class OutFolder:
         if self._blocked(memory, place):
             place = aside
         while not self._may_write(memory, path, place, sha256):
-            place += ".new"
+            longer = place + ".new"
+            place = longer if may_come(longer) else f"{sha256[:32]}-{secrets.token_hex(4)}"
         return place
 
     def _blocked(self, memory: Memory, place: str) -> bool:
         """A folder lies there, or a file lies (or is about to) where one of its folders would have to be."""
         above = [parent.as_posix() for parent in PurePosixPath(place).parents][:-1]
+        if self._system.key(MEMORY) in map(self._system.key, [place, *above]):
+            return True
         files = (memory.owner(parent) or self._look(parent) for parent in above)
         return self._is_folder(place) or memory.becomes_folder(place) or any(files)
 
     def _may_write(self, memory: Memory, path: str, place: str, sha256: str) -> bool:
-        if place == MEMORY or self._blocked(memory, place):
+        if self._blocked(memory, place):
             return False
         now = self._look(place)
         written = memory.written.get(place)

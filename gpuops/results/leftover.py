@@ -17,7 +17,7 @@ from gpuops.bulk import exchange, transfer
 from gpuops.oneach import on_each
 from gpuops.output import amount
 from gpuops.push.files import shown
-from gpuops.safefolder import Readable, SafeFolder, is_inside, local_errors
+from gpuops.safefolder import Readable, SafeFolder, local_errors, may_come
 from gpuops.system import HERE, System
 from gpuops.tarstream import finish, read_files
 
@@ -50,7 +50,7 @@ def left(nodes: Mapping[int, Programs], patterns: Sequence[str], **which: str) -
 
     def one(node: int) -> list[Left]:
         listed = _listing(nodes[node], {"patterns": list(patterns), **which})["files"]
-        return [Left(node, *row) for row in listed if is_inside(row[0])]  # our agent lists nothing else
+        return [Left(node, *row) for row in listed if may_come(row[0])]  # our agent lists nothing else
 
     return [one for found in on_each(one, list(nodes)) for one in found]
 
@@ -68,7 +68,8 @@ def worth(found: Sequence[Left]) -> tuple[list[Left], list[Left]]:
     small = [one for one in found if one.size <= SMALL]
     if len(small) > MANY:
         small = [one for one in small if one.edited][:MANY]
-    return small, [one for one in found if one not in small]
+    chosen = set(small)
+    return small, [one for one in found if one not in chosen]
 
 
 def exactly(found: Sequence[Left]) -> list[str]:

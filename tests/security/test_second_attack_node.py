@@ -1,0 +1,154 @@
+"""A second attack by whoever owns a node: on the other nodes' results, on time, on memory, on what is shown."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuops import answers, install
+from gpuops.errors import Nonsense
+from gpuops.results.folder import OutFolder
+from gpuops.results.home import RunHome
+from gpuops.results.memory import Arrival
+from gpuops.safefolder import may_come
+from tests.conftest import Shell
+
+Lie = Callable[[str], None]
+
+HANDED = """
+def answer(node, verb, args, message):
+    ok = message.get("ok")
+    if node == 1 and verb == "tail" and ok and ok.get("result"):
+        ok["result"]["reason"] = {"kind": "reclaim", "say": "taken back"}
+    if node == 1 and verb == "run" and ok:
+        ok["handed"] = {"made.pt": 0}
+    return message
+"""
+JOB = "import os, time\nnode = os.environ['GPUOPS_NODE']\nopen('made.pt', 'w').write('by ' + node)\n"
+
+
+def test_a_node_does_not_say_what_another_made_that_answers(shell: Shell, lie: Lie) -> None:
+    """It claims that its machine goes, and that node0 had handed it a newer file before."""
+    lie(HANDED)
+    shell.write("job.py", JOB + "if node == '1':\n    os.utime('made.pt', (4e9, 4e9))\n")
+    assert shell.run("up", "local", "--name", "lab", "--nodes", "2").returncode == 0
+    done = shell.run("run", "--all-nodes", "--", "python3", "job.py")
+    assert "Traceback" not in done.stderr
+    (out,) = shell.folder.glob("runs/*/out")
+    assert (out / "made.pt").read_text() == "by 0", done.stderr
+    assert (out / "node1" / "made.pt").read_text() == "by 1"
+
+
+NAMES = """
+def answer(node, verb, args, message):
+    if node == 1 and verb == "outs" and "ok" in message:
+        message["ok"]["files"] += [[name, 3, 5] for name in {names!r}]
+    return message
+def bulk(node, mode, arguments, stdin):
+    if node != 1 or mode != "send" or "--run" not in arguments:
+        return None
+    import io, json, tarfile
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name in json.loads(stdin):
+            member = tarfile.TarInfo(name)
+            member.size = 4 if name == "made.pt" else 3
+            tar.addfile(member, io.BytesIO(b"by 1" if name == "made.pt" else b"bad"))
+    return made.getvalue()
+"""
+BAD_NAMES = [".gpuops.json/x.pt", "x" * 256 + ".pt", "é" * 130 + ".pt", "d/" * 900 + "x.pt", ("d" * 200 + "/") * 12]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES, ids=["ours", "long", "long-utf8", "deep", "path"])
+def test_a_name_that_nothing_can_have_here_keeps_no_result_away(shell: Shell, lie: Lie, name: str) -> None:
+    lie(NAMES.format(names=[name.rstrip("/") + ".pt"]))
+    shell.write("job.py", JOB)
+    assert shell.run("up", "local", "--name", "lab", "--nodes", "2").returncode == 0
+    done = shell.run("run", "--all-nodes", "--", "python3", "job.py")
+    assert "Traceback" not in done.stderr
+    assert "cannot write" not in done.stderr
+    (out,) = shell.folder.glob("runs/*/out")
+    assert (out / "made.pt").read_text() == "by 0", done.stderr
+    assert (out / "node1" / "made.pt").read_text() == "by 1"
+    assert isinstance(json.loads((out / ".gpuops.json").read_text())["held"], dict)
+
+
+def test_names_that_may_come() -> None:
+    assert all(may_come(name) for name in ("a", "a/b", "x" * 255, "d/" * 99 + "x", "é" * 127))
+    assert not any(may_come(name) for name in ("x" * 256, "é" * 128, "d/" * 100 + "x", ("d" * 200 + "/") * 11 + "x"))
+
+
+def test_a_conflict_of_the_longest_name(tmp_path: Path) -> None:
+    """`<name>.new` would be too long."""
+    out, name = OutFolder(RunHome(tmp_path / "runs" / "r1")), "x" * 253
+    out.folder.create(name, io.BytesIO(b"a person's"), 10)
+    with out.staging() as staging:
+        sha256 = staging.create("1-0", io.BytesIO(b"bad"), 3, mtime_ns=5)
+        (said,) = out.publish([Arrival(1, name, (3, 5), sha256, "1-0")], staging)
+    assert (out.root / name).read_text() == "a person's"
+    assert sorted(path.read_text() for path in out.root.glob("[!.x]*")) == ["bad"]
+    assert "lies beside a file that was changed here" in said
+
+
+BEATS = """
+import time
+def answer(node, verb, args, message):
+    if verb == {verb!r}:
+        time.sleep(0.2)
+        return [{{"id": message["id"], "item": {{"beat": 1.0}}}}] * 3
+    return message
+"""
+
+
+@pytest.mark.parametrize("verb", [verb for verb, shape in answers.VERBS.items() if not shape.item])
+def test_a_verb_without_items_has_no_beats(verb: str) -> None:
+    """Each would begin the wait for its answer anew: no command would ever end."""
+    with pytest.raises(Nonsense):
+        answers.message("node0", verb, b'{"id": 1, "item": {"beat": 1.0}}')
+
+
+@pytest.mark.parametrize("verb", ["hello", "plan", "start", "outs", "run"])
+def test_a_node_that_only_beats_holds_up_no_command(shell: Shell, lie: Lie, verb: str) -> None:
+    lie(BEATS.format(verb=verb))
+    shell.write("job.py", JOB)
+    done = shell.run("run", "--on", "local", "--nodes", "1", "--", "python3", "job.py")
+    assert done.returncode in (0, 4), done.stderr
+    assert "Traceback" not in done.stderr
+    shell.expect_clean()
+
+
+@pytest.mark.parametrize("what", [b"[],", b"{},", b'{"":[]},'])
+def test_a_message_of_many_parts_is_not_read(what: bytes) -> None:
+    """60 MB of them were 1.5 GB here, and half a minute in which no other thread moved."""
+    line = b'{"id": 1, "ok": {"files": [' + what * (3_000_000) + b"0]}}"
+    with pytest.raises(Nonsense, match="too many parts"):
+        answers.message("node0", "outs", line)
+
+
+def test_a_listing_of_half_a_million_files_is() -> None:
+    rows = ",".join(f'["run[{index}].pt",1,1]' for index in range(500_000))
+    _, said = answers.message("node0", "outs", f'{{"id": 1, "ok": {{"files": [{rows}]}}}}'.encode())
+    assert len(said["files"]) == 500_000
+
+
+def test_a_refusal_is_one_short_line() -> None:
+    error = {"say": "no\n\ngpuops: lab is gone, nothing bills\n" + "x" * 1_000_000, "hint": "a\r\nb", "kind": "busy"}
+    refusal = answers.refusal("node0", error)
+    assert refusal.say.startswith("node0: no gpuops: lab is gone, nothing bills xxx")
+    assert len(refusal.say) < 2100
+    assert refusal.hint == "a b"
+
+
+def test_a_checksum_ends_with_its_last_digit() -> None:
+    with pytest.raises(ValueError, match="sha256"):
+        answers.shaped({"path": "a", "sha256": "0" * 64 + "\n"}, answers.Sum)
+
+
+@pytest.mark.parametrize("number", ["²", "9" * 5000, "٣" * 30, "-5", ""])
+def test_a_machine_says_numbers_that_are_none(number: str) -> None:
+    found = install.read(f"home /root\npython /usr/bin/python3\ngpus {number}\nfree_kb {number}\n", "node0")
+    assert found.gpus == 0
