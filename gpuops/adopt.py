@@ -7,6 +7,7 @@ lease. They are read by programs, so that a node whose agent has ended is taken 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,8 @@ from gpuops.traces import Traces, home_of, read_traces, request_of
 from gpuops.world import World
 
 LIVE = "running"
+OLDEST_S = 366 * 86400.0
+"""No run that is taken back began longer ago, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,6 @@ class Adopted:
 
     @property
     def say(self) -> list[str]:
-        import time
-
         count = f"{self.nodes} node{'s' * (self.nodes != 1)}"
         until = leases.describe(self.row.lease, time.time())
         return [f"{self.row.name} is back: {count} on {self.row.provider}; {until}", *map(_say_run, self.runs)]
@@ -261,8 +262,9 @@ def _runs(
 
 
 def _began(nodes: Sequence[_Node], name: str) -> float:
-    """By our clock, in UTC seconds."""
-    return min(node.runs[name].began + node.skew for node in nodes if name in node.runs)
+    """By our clock, in UTC seconds; a node's word, and what it has cost is reckoned from it."""
+    began = min(node.runs[name].began + node.skew for node in nodes if name in node.runs)
+    return min(max(began, time.time() - OLDEST_S), time.time())
 
 
 def _run(

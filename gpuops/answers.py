@@ -359,12 +359,12 @@ def document(label: str, what: str, text: bytes, shape: Any) -> Any:
 def refusal(label: str, error: Any) -> NodeRefused:
     """An agent's own refusal. Raises ValueError for what is none."""
     said: Refusal = shaped(error, Refusal)
-    say, hint = (_line(said.get(name) or "") for name in ("say", "hint"))
+    say, hint = _line(said.get("say") or ""), _line(said.get("hint") or "")
     return NodeRefused(f"{label}: {say or 'refused'}", hint, said.get("kind") or "refused", said.get("data"))
 
 
 def _line(words: str) -> str:
-    """A node's words in one line of ours: what would look like a line of gpuops' own, or hide those before, does not."""
+    """A node's words in one line of ours: nothing that looks like a line of gpuops' own, or hides those before."""
     return " ".join(words[:SAID].split())
 
 

@@ -22,6 +22,8 @@ PIECE = 1 << 15
 
 PATIENCE = 10
 """A whole answer may take so many times as long as its longest silence."""
+SLOWEST = 1000.0
+"""Bytes per second, on average, once that long was waited: less is no transfer."""
 ANSWER_LIMIT = 64 << 20
 """The longest answer of a program that is borne, in bytes."""
 
@@ -43,6 +45,8 @@ class Watched:
         self.silent = False
         self._channel = channel
         self._since: float | None = None
+        self._waited = 0.0
+        self._moved = 0
         self._done = threading.Event()
         self.stdin = cast(BinaryIO, _Side(self, channel.stdin))
         self.stdout = cast(BinaryIO, _Side(self, channel.stdout))
@@ -51,20 +55,29 @@ class Watched:
     def _watch(self) -> None:
         while not self._done.wait(self.silence_s / 10):
             since = self._since
-            if since is not None and time.monotonic() - since > self.silence_s:
+            if since is not None and (time.monotonic() - since > self.silence_s or self.crawls):
                 self.silent = True
                 self._channel.close()  # whoever waits in a read or write sees the end of the pipe
                 return
 
+    @property
+    def crawls(self) -> bool:
+        """Whether a byte now and then is all that comes: no line is so slow."""
+        return self._waited > PATIENCE * self.silence_s and self._moved < SLOWEST * self._waited
+
+    def moved(self, count: int) -> None:
+        self._moved += count
+
     def timed(self, act: Callable[[], T]) -> T:
         """`act`, a read or a write. Raises Cut where it fails."""
-        self._since = time.monotonic()
+        self._since = began = time.monotonic()
         try:
             return act()
         except (OSError, ValueError) as error:  # ValueError: closed by the watcher
             raise Cut(str(error)) from error
         finally:
             self._since = None
+            self._waited += time.monotonic() - began
 
     def wait(self, timeout: float | None = None) -> int:
         return self._channel.wait(timeout)
@@ -85,10 +98,14 @@ class _Side:
         self._stream = stream
 
     def read(self, count: int) -> bytes:
-        return self._owner.timed(lambda: self._stream.read(count))
+        data = self._owner.timed(lambda: self._stream.read(count))
+        self._owner.moved(len(data or b""))
+        return data
 
     def write(self, data: bytes) -> int:
-        return self._owner.timed(lambda: self._stream.write(data[:PIECE]))
+        count = self._owner.timed(lambda: self._stream.write(data[:PIECE]))
+        self._owner.moved(count or 0)
+        return count
 
     def close(self) -> None:
         self._stream.close()
@@ -106,8 +123,9 @@ def transfer(channel: Channel, label: str, silence_s: float = SILENCE_S) -> Iter
         yield watched
     except (Cut, TarError, NodeError) as error:
         if watched.silent:
+            moved = "hardly moved" if watched.crawls else f"not moved for {span(silence_s)}"
             raise ConnectionLost(
-                f"the transfer with {label} has not moved for {span(silence_s)}",
+                f"the transfer with {label} has {moved}",
                 "check the node and the network, then try again: what arrived whole is not sent again",
             ) from error
         if isinstance(error, NodeError):

@@ -22,8 +22,10 @@ NOW = float("inf")
 """When what no note tells of yet was written: just now."""
 LATEST, LONGEST = 1e11, 1 << 40
 """No honest node notes a moment (UTC seconds) or a size (bytes) beyond."""
+MOST = 256 << 20
+"""Bytes of notes that are read: those of a month."""
 LINE = 1 << 16
-"""So far back the beginning of a line is sought, in bytes."""
+"""So far back the beginning of a line is sought, and no longer is a note, in bytes."""
 
 
 @dataclass
@@ -79,7 +81,7 @@ class LogTimes:
         return max((notes.moments[-1] for notes in self._notes.values()), default=None)
 
     def _read(self, path: Path, node: int, skew: float) -> None:
-        for line in path.read_bytes().splitlines():
+        for line in _lines(path):
             try:
                 note = json.loads(line)
                 moment = float(note["at"]) + skew
@@ -90,6 +92,15 @@ class LogTimes:
                 continue
             for stream, size in sizes.items():
                 self._notes.setdefault((node, stream), Notes()).add(moment, size)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """As far as a node's notes have a length that an agent's have."""
+    left = MOST
+    with path.open("rb") as file:
+        while left > 0 and (line := file.readline(LINE)):
+            left -= len(line)
+            yield line
 
 
 def line_start(path: Path, offset: int) -> int:

@@ -149,7 +149,7 @@ def first_event(row: RunRow, wanted: Callable[[Mapping[str, Any]], bool]) -> flo
     found = []
     for index in range(int(row.request["nodes"])):
         try:
-            lines = RunHome(row.home).log(index, "events.jsonl").read_bytes().splitlines()
+            lines = RunHome(row.home).lines(index, "events.jsonl")
         except OSError:
             continue
         for line in lines:

@@ -83,10 +83,15 @@ def home_of(folder: Path, run: str, cluster: str, events: Mapping[int, bytes]) -
 
 def _is_its(path: Path, cluster: str, events: Mapping[int, bytes]) -> bool:
     home = RunHome(path)
-    here = {index: log.read_bytes() for index in events if (log := home.log(index, "events.jsonl")).is_file()}
+    here = {index: log for index in events if (log := home.log(index, "events.jsonl")).is_file()}
     if here:
-        return all(events[index].startswith(text) for index, text in here.items())
+        return all(_begins_with(events[index], log) for index, log in here.items())
     return read_json(path / "run.json").get("cluster", cluster) == cluster and not (path / "logs").exists()
+
+
+def _begins_with(text: bytes, log: Path) -> bool:
+    with log.open("rb") as file:
+        return text.startswith(file.read(DOCUMENT + 1))
 
 
 def request_of(spec: Mapping[str, Any]) -> RunRequest:

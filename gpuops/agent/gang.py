@@ -26,6 +26,8 @@ from gpuops.agent.wire import Wire, session
 Hear = Callable[[Mapping[str, Any]], None]
 GIVE, TAKE = "give", "take"
 """Roles of those who connect for another purpose than to be told (handover.py)."""
+EVENTS, EVENT_LIMIT = 2000, 1 << 16
+"""Of one node during a run, and bytes of each: an agent says some dozens, of some hundred bytes."""
 NONCE = re.compile("[0-9a-f]{64}")
 
 
@@ -123,6 +125,7 @@ class Head(Link):
         self._strangers = Crowd()
         self._members: dict[int, Wire] = {}
         self._heard: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
 
     def begin(self) -> None:
         """Let the others in, and watch over them until all have ended."""
@@ -192,9 +195,16 @@ class Head(Link):
     def _listen(self, member: int, wire: Wire) -> None:
         for message in wire.messages():
             if self._is_event(message) and message not in self._said:
+                if not self._is_borne(member, message):
+                    break
                 self._repeat(message, member)
                 self._pass_on(message)
         wire.close()
+
+    def _is_borne(self, member: int, event: Mapping[str, Any]) -> bool:
+        """Whether it is one of so many that an agent says: all are kept, and repeated to all."""
+        self._counts[member] = self._counts.get(member, 0) + 1
+        return self._counts[member] <= EVENTS and len(json.dumps(event)) <= EVENT_LIMIT
 
     def _watch(self) -> None:
         while not (self._closing.is_set() and self._over >= set(self._heard)):

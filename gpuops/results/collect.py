@@ -52,6 +52,9 @@ LIST_S = 600.0
 SHOWN = 200
 """How much of a stranger's file name goes into a message, in characters."""
 
+STREAMS = 10_000
+"""So many logs of one node are borne: each is a file here."""
+
 OnBytes = Callable[[int, str, int, bytes], None]
 T = TypeVar("T")
 
@@ -69,6 +72,8 @@ def mirror(client: AgentClient, run: str, node: int, home: RunHome, follow: bool
     piece: Piece
     for piece in stream:
         name, offset, data = piece["s"], piece["o"], piece["b64"]
+        if name not in offsets and len(offsets) >= STREAMS:
+            raise Nonsense(client.label, "to 'tail': more logs than ranks can have")
         if offset != offsets.get(name, 0):
             raise Nonsense(client.label, f"{name} from {offset} on, where {offsets.get(name, 0)} was asked for")
         _write_at(home, home.log_name(node, name), offset, data, client.label)

@@ -60,6 +60,11 @@ class RunHome:
             raise NodeError(f"node{node} sent a log named {stream!r}", "check that this is the node you rented")
         return f"{_logs(node)}/{stream}"
 
+    def lines(self, node: int, stream: str) -> list[bytes]:
+        """Of a journal, from its beginning, as far as it has a length that an agent's has. Raises OSError."""
+        with self.log(node, stream).open("rb") as file:
+            return file.read(DOCUMENT).splitlines()
+
     def offsets(self, node: int) -> dict[str, int]:
         """How many bytes of each of the node's streams are home."""
         logs = self.folder.below(_logs(node))

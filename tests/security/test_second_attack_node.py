@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import math
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from gpuops import answers, install
-from gpuops.errors import Nonsense
+from gpuops import adopt, answers, install
+from gpuops.agentclient import AgentClient
+from gpuops.bulk import transfer
+from gpuops.doctor.examine import _read
+from gpuops.errors import ConnectionLost, Nonsense
+from gpuops.results import mirror
 from gpuops.results.folder import OutFolder
 from gpuops.results.home import RunHome
 from gpuops.results.memory import Arrival
 from gpuops.safefolder import may_come
+from gpuops.tarmembers import members
+from gpuops.traces import MAX_NS, Traces
 from tests.conftest import Shell
+from tests.security.test_gang import HANG_S, Ends
 
 Lie = Callable[[str], None]
 
@@ -152,3 +165,86 @@ def test_a_checksum_ends_with_its_last_digit() -> None:
 def test_a_machine_says_numbers_that_are_none(number: str) -> None:
     found = install.read(f"home /root\npython /usr/bin/python3\ngpus {number}\nfree_kb {number}\n", "node0")
     assert found.gpus == 0
+
+
+# --- without end ---------------------------------------------------------------------------------
+
+
+class Dripping:
+    """A program that says a byte now and then, for ever."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.stdin = io.BytesIO()
+        self.stdout = self
+
+    def read(self, _count: int) -> bytes:
+        return b"" if self.ended.wait(0.01) else b"x"
+
+    def wait(self, _timeout: float | None = None) -> int:
+        return 0
+
+    def errors(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        self.ended.set()
+
+
+def test_a_byte_now_and_then_is_no_transfer() -> None:
+    channel: Any = Dripping()
+    with pytest.raises(ConnectionLost, match="hardly moved"), transfer(channel, "node0", 0.1) as watched:
+        list(members(watched.stdout))
+
+
+def test_a_node_has_so_many_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Client:
+        label = "node0"
+
+        def stream(self, _verb: str, **_args: Any) -> Any:
+            return iter({"s": f"rank{index}.out", "o": 0, "b64": b"x"} for index in itertools.count())
+
+    monkeypatch.setattr("gpuops.results.collect.STREAMS", 30)
+    home, client = RunHome(tmp_path / "runs" / "r1"), cast(AgentClient, Client())
+    with pytest.raises(Nonsense, match="more logs than ranks"):
+        mirror(client, "r1", 0, home, True, lambda *_: None)
+    assert len(home.offsets(0)) == 30
+
+
+def test_a_member_of_a_run_does_not_fill_node_0s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuops.agent.gang.EVENTS", 20)
+    ends = Ends()
+    try:
+        head, heard = ends.head()
+        wire = ends.wire(1)
+        for number in range(50):
+            wire.send({"event": "stop", "node": 1, "why": str(number)})
+        assert [heard.get(timeout=HANG_S)["why"] for _ in range(20)] == [str(number) for number in range(20)]
+        wire.limit(HANG_S)
+        with suppress(OSError):
+            while wire.receive() is not None:
+                pass
+        assert len(head._said) == 20
+        other = ends.wire(2)
+        other.send({"event": "stop", "node": 2, "why": "x" * 100_000})
+        with suppress(OSError):
+            while (said := other.receive()) is not None:
+                assert said.get("node") != 2
+        assert len(head._said) == 20
+    finally:
+        for link in ends.links:
+            link.close()
+
+
+@pytest.mark.parametrize("said", [b'{"schema": 1, "disk": 1e999}', b'{"schema": 1, "x": Infinity}'])
+def test_a_checkup_has_no_number_without_end(said: bytes) -> None:
+    facts = _read(said, "node0")
+    assert not [one for one in facts.values() if one == math.inf]
+
+
+@pytest.mark.parametrize("mtime_ns", [-(1 << 63), (1 << 63) - 1])
+def test_a_run_that_is_taken_back_began_at_a_time_that_can_be(mtime_ns: int) -> None:
+    """What its cluster has cost is reckoned from it."""
+    traces = Traces({}, min(mtime_ns, MAX_NS) / 1e9, None, b"")
+    began = adopt._began([adopt._Node(runs={"r": traces})], "r")
+    assert time.time() - 400 * 86400 < began <= time.time()
