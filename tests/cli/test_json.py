@@ -25,9 +25,9 @@ KEYS = {
     "status": {"clusters", "guard_refused"},
     "cloud": {"resources", "unasked", "not_set_up"},
     "runs": {"runs"},
-    "offers": {"offers"},
-    "plan": {"create", "send", "execute"},
-    "cluster": {"name", "provider", "nodes", "hard_end", "idle_s"},
+    "offers": {"offers", "payer"},
+    "plan": {"create", "payer", "send", "execute"},
+    "cluster": {"name", "provider", "nodes", "payer", "hard_end", "idle_s"},
     "lease": {"name", "hard_end", "idle_s"},
     "push": {"files", "bytes", "held", "nodes"},
     "pull": {"run", "home", "files"},
@@ -38,7 +38,7 @@ KEYS = {
     "run": {
         "run", "verdict", "request", "cluster", "created", "started", "ended", "duration_s", "before_s", "cost",
         "held", "left_behind", "kept", "progress",
-        "rented", "home", "missing", "gpuops", "commit", "dirty", "provider", "per_hour", "skews", "nodes", "world",
+        "payer", "rented", "home", "missing", "gpuops", "commit", "dirty", "provider", "per_hour", "skews", "nodes", "world",
         "torch", "python", "driver", "image", "nodes_ended", "exit_code",
     },
 }  # fmt: skip
