@@ -37,8 +37,8 @@ KEYS = {
     "reap": {"ended", "closed", "unasked", "adopted"},
     "run": {
         "run", "verdict", "request", "cluster", "created", "started", "ended", "duration_s", "before_s", "cost",
-        "held", "left_behind", "kept", "progress",
-        "payer", "rented", "home", "missing", "gpuops", "commit", "dirty", "provider", "per_hour", "skews", "nodes", "world",
+        "held", "left_behind", "kept", "payer", "progress",
+        "rented", "home", "missing", "gpuops", "commit", "dirty", "provider", "per_hour", "skews", "nodes", "world",
         "torch", "python", "driver", "image", "nodes_ended", "exit_code",
     },
 }  # fmt: skip
