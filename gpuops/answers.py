@@ -55,6 +55,10 @@ class Address(str):
     """An IP address."""
 
 
+class Sentence(str):
+    """A node's own words, as one short line: they look like no other line of gpuops, and hide none."""
+
+
 # -- the answers of verbs ---------------------------------------------------------------------------
 
 
@@ -139,7 +143,7 @@ class Python(TypedDict):
 
 
 class Saying(TypedDict):
-    say: Words
+    say: Sentence
 
 
 class Output(TypedDict):
@@ -181,7 +185,7 @@ Reason = TypedDict(
     "Reason",
     {
         "kind": Name,
-        "say": NotRequired[Words],
+        "say": NotRequired[Sentence],
         "node": NotRequired[Number],
         "from": NotRequired[Number],
         "at": NotRequired[Moment | None],
@@ -227,7 +231,7 @@ class Result(TypedDict):
 class Sink(TypedDict):
     state: Name
     folder: NotRequired[Name | None]
-    why: NotRequired[Words]
+    why: NotRequired[Sentence]
     done: NotRequired[Count]
 
 
@@ -321,8 +325,8 @@ class Event(TypedDict):
 
 
 class Refusal(TypedDict):
-    say: NotRequired[Words]
-    hint: NotRequired[Words]
+    say: NotRequired[Sentence]
+    hint: NotRequired[Sentence]
     kind: NotRequired[Name]
     data: NotRequired[dict[str, Any] | None]
 
@@ -359,13 +363,8 @@ def document(label: str, what: str, text: bytes, shape: Any) -> Any:
 def refusal(label: str, error: Any) -> NodeRefused:
     """An agent's own refusal. Raises ValueError for what is none."""
     said: Refusal = shaped(error, Refusal)
-    say, hint = _line(said.get("say") or ""), _line(said.get("hint") or "")
-    return NodeRefused(f"{label}: {say or 'refused'}", hint, said.get("kind") or "refused", said.get("data"))
-
-
-def _line(words: str) -> str:
-    """A node's words in one line of ours: nothing that looks like a line of gpuops' own, or hides those before."""
-    return " ".join(words[:SAID].split())
+    words = (said.get("say") or "refused", said.get("hint") or "", said.get("kind") or "refused")
+    return NodeRefused(f"{label}: {words[0]}", words[1], words[2], said.get("data"))
 
 
 def refused(label: str, last: str) -> NodeRefused | None:
@@ -427,10 +426,12 @@ def shaped(value: Any, shape: Any) -> Any:
         raise ValueError(str(error)) from None
 
 
-def _of_ours(_: type, value: Any) -> Address:
-    """The type that msgspec does not know. Raises ValueError."""
+def _of_ours(kind: type, value: Any) -> Address | Sentence:
+    """The types that msgspec does not know. Raises ValueError."""
     if not isinstance(value, str):
         raise ValueError(f"Expected `str`, got `{type(value).__name__}`")
+    if kind is Sentence:
+        return Sentence(" ".join(value[:SAID].split()))
     ipaddress.ip_address(value)
     return Address(value)
 

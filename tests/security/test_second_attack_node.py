@@ -156,6 +156,15 @@ def test_a_refusal_is_one_short_line() -> None:
     assert refusal.hint == "a b"
 
 
+def test_so_are_the_words_of_a_result() -> None:
+    reason = {"kind": "rank", "say": "no\n\ngpuops: all is well\n" + "x" * 1_000_000}
+    found = answers.result({"outcome": "lost", "reason": reason, "ranks": []})
+    assert found is not None
+    assert found["reason"]["say"].startswith("no gpuops: all is well xxx")
+    assert len(found["reason"]["say"]) < 2100
+    json.dumps(found)
+
+
 def test_a_checksum_ends_with_its_last_digit() -> None:
     with pytest.raises(ValueError, match="sha256"):
         answers.shaped({"path": "a", "sha256": "0" * 64 + "\n"}, answers.Sum)
