@@ -21,6 +21,7 @@ TREE = "runs"
 """The folder of a node in which all its runs are."""
 MAX_NS = 1 << 62
 """A file's time may be any number where a node lies; this one is in the year 2116."""
+LONGEST_S = 366 * 86400.0
 KEPT = re.compile(r"([a-z][a-z0-9-]{0,23})/(spec\.json|result\.json|events\.jsonl)")
 
 
@@ -67,9 +68,14 @@ def sound(spec: Mapping[str, Any], name: str, index: int) -> bool:
         and all(type(number) is int and 0 <= number < 100_000 for number in numbers)
         and all(isinstance(text, list) and all(isinstance(one, str) for one in text) for text in texts)
         and isinstance(spec.get("user_env", {}), dict)
-        and type(spec.get("grace_s", 10.0)) in (int, float)
-        and type(spec.get("hold_s")) in (int, float, type(None))
+        and _is_span(spec.get("grace_s", 10.0))
+        and (spec.get("hold_s") is None or _is_span(spec["hold_s"]))
     )
+
+
+def _is_span(seconds: Any) -> bool:
+    """Whether it is a length of time that somebody can wait for."""
+    return type(seconds) in (int, float) and 0 <= seconds <= LONGEST_S
 
 
 def home_of(folder: Path, run: str, cluster: str, events: Mapping[int, bytes]) -> Path:

@@ -26,7 +26,7 @@ from gpuops.results.home import RunHome
 from gpuops.results.memory import Arrival
 from gpuops.safefolder import may_come
 from gpuops.tarmembers import members
-from gpuops.traces import MAX_NS, Traces
+from gpuops.traces import MAX_NS, Traces, sound
 from tests.conftest import Shell
 from tests.security.test_gang import HANG_S, Ends
 
@@ -257,3 +257,13 @@ def test_a_run_that_is_taken_back_began_at_a_time_that_can_be(mtime_ns: int) -> 
     traces = Traces({}, min(mtime_ns, MAX_NS) / 1e9, None, b"")
     began = adopt._began([adopt._Node(runs={"r": traces})], "r")
     assert time.time() - 400 * 86400 < began <= time.time()
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, -1.0, 1e308])
+@pytest.mark.parametrize("name", ["grace_s", "hold_s"])
+def test_a_run_that_is_taken_back_ends_in_a_time_that_can_be(name: str, seconds: float) -> None:
+    """`gpuops down` waits for so long."""
+    spec = {"run": "r", "node": 0, "kind": "command", "tree": "project", "nodes": 1, "world": 0, "ranks": 0, "argv": []}
+    assert sound(spec, "r", 0)
+    assert sound({**spec, name: 10.0}, "r", 0)
+    assert not sound({**spec, name: seconds}, "r", 0)
