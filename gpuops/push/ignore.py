@@ -92,7 +92,7 @@ def _parsed(lines: Sequence[str]) -> GitIgnoreSpec:
         spec = GitIgnoreSpec.from_lines(line for line in lines if _is_pattern(line))
         for pattern in spec.patterns:
             if isinstance(found := getattr(pattern, "regex", None), re.Pattern):
-                pattern.regex = re.compile(in_linear_time(found.pattern))  # type: ignore[attr-defined]
+                pattern.regex = re.compile(in_linear_time(found.pattern))
     return spec
 
 
