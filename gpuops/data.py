@@ -1,4 +1,4 @@
-"""What a run reads and does not make: `--data` on its way to the nodes, and what workloads download there.
+"""What a run reads and does not make: the project as it is sent, `--data` on its way, what workloads download there.
 
 Nodes that are this computer read the original. To others it goes once, however many runs read it: beside their trees,
 in one of its own for every path that was ever named. Of nodes that share a machine the first has the files, the others
@@ -47,6 +47,12 @@ def provide(world: World, live: Live, request: RunRequest, *, allow: Sequence[st
 
 def absolute(folder: Path, data: str) -> Path:
     return (folder / data).absolute()
+
+
+def scan_project(world: World, folder: Path, allow: Sequence[str]) -> push.Tree:
+    """What a push of the project sends. It takes a while: each new file is searched for keys. Raises UsageError."""
+    with world.progress.during("looking for keys in what would be sent"):
+        return push.scan(folder, world.home / "cache", allow)
 
 
 def scan(world: World, data: str, allow: Sequence[str]) -> push.Tree:

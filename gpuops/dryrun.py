@@ -47,7 +47,7 @@ def dry_run(world: World, job: Job) -> tuple[dict[str, Any], list[str]]:
         gpus, beside = _beside(world, choice.row, job)
         lines += beside
     name, folder = tree_of(job.request, world.folder)
-    tree = push.scan(folder, world.home / "cache", job.sending.send_anyway)
+    tree = data.scan_project(world, folder, job.sending.send_anyway)
     provider = choice.row.provider if choice.row else choice.provider
     shared = world.provisioner(provider).capabilities.get("shares_disk") is True
     if job.request.data and not job.request.workload:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuops import again, away, bucket, choose, data, guard, push, recall, retry, sinks, vanished
+from gpuops import again, away, bucket, choose, data, guard, recall, retry, sinks, vanished
 from gpuops import cluster as clusters
 from gpuops.again import Outcome
 from gpuops.attend import attend
@@ -170,7 +170,7 @@ def upload(world: World, job: Job, offer: Offer) -> str:
     """What is to be sent, how long that will take and cost: said before anything is rented. Raises UsageError."""
     if world.provisioner(offer.provider).capabilities.get("rented") is not True:
         return ""
-    tree = push.scan(tree_of(job.request, world.folder)[1], world.home / "cache", job.sending.send_anyway)
+    tree = data.scan_project(world, tree_of(job.request, world.folder)[1], job.sending.send_anyway)
     size = tree.size + (data.scan(world, job.request.data, job.sending.send_anyway).size if job.request.data else 0)
     return uplink.estimate(size, offer.nodes, offer.per_hour, uplink.recall(world.home / "cache"))
 

@@ -96,7 +96,7 @@ def check(world: World, request: RunRequest, sending: Sending) -> None:
     secret_values(request.secrets, world.folder, world.env)
     refuse_tracked(world.folder, [name for name in request.secrets if not world.env.get(name)])
     _, folder = tree_of(request, world.folder)
-    _check_script(request, push.scan(folder, world.home / "cache", _allowed(request, sending)))
+    _check_script(request, data.scan_project(world, folder, _allowed(request, sending)))
 
 
 def secrets_sent(world: World, request: RunRequest) -> str:
@@ -208,7 +208,7 @@ def _prepared(
 
 def _scanned(world: World, request: RunRequest, sending: Sending, folder: Path, shared: bool) -> push.Tree:
     """What is sent, as it is now, and said. Raises UsageError."""
-    tree = push.scan(folder, world.home / "cache", _allowed(request, sending))
+    tree = data.scan_project(world, folder, _allowed(request, sending))
     first, *more = push.summary(tree)
     for sentence in (f"code: {first}", *more):
         world.out.say(sentence)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from gpuops import belated, choose, push, recall
+from gpuops import belated, choose, data, push, recall
 from gpuops.conclude import conclude, fetch_now
 from gpuops.down import pick_run
 from gpuops.errors import NodeError, UsageError
@@ -30,7 +30,7 @@ def push_project(
     world: World, cluster: str | None, progress: Progress, *, overwrite: bool, allow: Sequence[str], dry_run: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """Bring every node's copy of the project up to date. Raises UsageError, NodeError."""
-    tree = push.scan(world.folder, world.home / "cache", allow)
+    tree = data.scan_project(world, world.folder, allow)
     document: dict[str, Any] = {
         "files": len(tree.files),
         "bytes": tree.size,

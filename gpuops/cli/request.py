@@ -184,10 +184,13 @@ def environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, s
 
 
 def key_shaped(values: Mapping[str, str]) -> dict[str, str]:
-    """Variables whose values look like keys, and like which."""
+    """Variables whose values look like keys, and like which; none where nothing can be searched here."""
     from gpuops.push.keyscan import by_content
 
-    found = {name: by_content(f"{name}={value}".encode(errors="replace")) for name, value in values.items()}
+    try:
+        found = {name: by_content(f"{name}={value}".encode(errors="replace")) for name, value in values.items()}
+    except UsageError:
+        return {}
     return {name: why for name, why in found.items() if why}
 
 

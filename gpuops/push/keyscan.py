@@ -27,6 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from gpuops.errors import UsageError
 from gpuops.push.files import FileEntry
 from gpuops.push.keynames import by_name, by_settings
 from gpuops.system import replace
@@ -131,9 +132,14 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 
 @cache
 def _scanner() -> Scanner:
-    """Half a second from the library's own cache of compiled rules; several, once, without."""
-    from kingfisher_sdk import Rules, Scanner
-
+    """Half a second from the library's own cache of compiled rules; several, once, without. Raises UsageError."""
+    try:
+        from kingfisher_sdk import Rules, Scanner
+    except ImportError as error:  # no build for this system, such as a Mac with an Intel processor
+        raise UsageError(
+            f"files cannot be searched for keys on this computer: {ENGINE} is not installed",
+            "install it; where it has no build, look yourself and send all as it is: --send-anyway '*'",
+        ) from error
     return Scanner(Rules([RULES]), redact=True)
 
 

@@ -22,7 +22,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpuops.agent import probe
 from gpuops.agent.gang import GIVE, TAKE, Head, Member, Times
+from gpuops.agent.node import Node
 from gpuops.agent.strangers import CROWD, LINE_LIMIT, SHORTAGE, Crowd, proof
 from gpuops.agent.wire import BYTES, HEAD, LIMIT, MESSAGE, Keys, Seal, Wire, session
 from tests.node.conftest import until
@@ -152,6 +154,22 @@ def test_a_member_gets_in_past_idle_strangers(files: int, strangers: int, most: 
         assert json.loads(process.stdout.readline()) == stop(1, "again"), "who has proven itself stays"
         member._over.add(0)
         member.close()
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_node_is_reached_past_idle_strangers() -> None:
+    """The listeners of a probe, which have as little room for strangers."""
+    node = Node("/nowhere")
+    port = probe.listen(node, {"node": 0, "token": SECRET, "for_s": HANG_S, "ephemeral": 1}, None)["ephemeral"][0]
+    place = ["127.0.0.1", port]
+    wish = {"from": 1, "token": SECRET, "targets": [{"node": 0, "places": [place]}], "limit_s": probe.LISTEN_S}
+    try:
+        with contextlib.ExitStack() as crowd:
+            for _ in range(300):
+                crowd.enter_context(socket.create_connection(("127.0.0.1", port)))
+            assert [one["state"] for one in probe.reach(node, wish, None)["tried"]] == ["ok"]
+    finally:
+        probe.release(node, {"token": SECRET}, None)
 
 
 def test_who_says_little_at_a_time_has_one_deadline(ends: Ends) -> None:
@@ -346,14 +364,19 @@ STOP = json.dumps(stop(2, "somebody on the way wants it")).encode()
 
 
 class Meddling:
-    """What is done to the third frame of one direction, once."""
+    """What is done to the third frame of one direction, or to the first after it that it changes; once."""
 
     def __init__(self, way: Way, do: Callable[[Passing, Way, bytes], bytes | None]) -> None:
         self._way = way
         self._do = do
+        self._done = False
 
     def __call__(self, passing: Passing, way: Way, number: int, frame: bytes) -> bytes | None:
-        return self._do(passing, way, frame) if (way, number) == (self._way, 2) else frame
+        if way != self._way or number < 2 or self._done:
+            return frame
+        changed = self._do(passing, way, frame)
+        self._done = changed != frame
+        return changed
 
 
 def turned(frame: bytes, at: int) -> bytes:

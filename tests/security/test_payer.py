@@ -23,7 +23,7 @@ from provisioners.aws import credentials
 from provisioners.runpod import access
 from tests.cli.conftest import desk  # noqa: F401 - a fixture
 from tests.cli.renter import UP, Renter, fake, money, no_guard_stays, renter  # noqa: F401
-from tests.cli.tenant import Tenant, tenant  # noqa: F401
+from tests.cli.tenant import ONE, Tenant, tenant  # noqa: F401
 from tests.fakes.aws import Fault as AwsFault
 from tests.fakes.runpod import Fault
 from tests.fakes.runpod.faults import deaf_delete
@@ -191,6 +191,24 @@ def test_down_ends_what_a_project_paid_for(
     said = renter.type("down", "lab")
     assert (said.code, said.err.splitlines()[-1]) == (0, "lab is gone"), said
     renter.expect_nothing_left()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_down_ends_what_a_project_paid_for_at_aws(tenant: Tenant, before: bool) -> None:
+    mine = {"AWS_ACCESS_KEY_ID": tenant.fake.key, "AWS_SECRET_ACCESS_KEY": tenant.fake.secret}
+    unexport(tenant)
+    dotenv(tenant.desk.folder, mine)
+    (tenant.fake.folder / "credentials").unlink()
+    tenant.fake.deny("ec2:TerminateInstances")
+    assert tenant.type(*ONE).code == 5
+    tenant.fake.permit()
+    if before:
+        as_before(tenant.desk.home)
+    text = "".join(f"{name.lower()} = {value}\n" for name, value in ATTACKER.items())  # any other account's
+    (tenant.fake.folder / "credentials").write_text(f"[default]\n{text}")
+    said = tenant.type("down", "lab")
+    assert said.code == 0, said
+    tenant.expect_nothing_left(said)
 
 
 def test_another_key_does_not_make_down_believe_that_nothing_is_left(renter: Renter) -> None:

@@ -6,12 +6,15 @@ import json
 import os
 import random
 import string
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from gpuops.push import keyscan
+from gpuops.cli.request import key_shaped
+from gpuops.errors import UsageError
+from gpuops.push import keyscan, scan
 from gpuops.push.files import FileEntry, entry
 from gpuops.push.keynames import by_name, by_settings
 from gpuops.push.keyscan import find_keys
@@ -169,3 +172,15 @@ def test_what_takes_too_long_stays(folder: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(keyscan, "PIECE_S", 1e-9)
     why = "bytes that cannot be searched for keys in time"
     assert find_keys(folder, entries(folder), tmp_path) == {"a.py": why, "b.py": why}
+
+
+def test_a_computer_without_the_search_sends_nothing_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Intel Mac, for which the library has no build. What only its name betrays is found all the same."""
+    monkeypatch.setitem(sys.modules, "kingfisher_sdk", None)
+    keyscan._scanner.cache_clear()
+    (tmp_path / "train.py").write_text("print()\n")
+    with pytest.raises(UsageError, match="cannot be searched for keys on this computer") as refused:
+        scan(tmp_path, tmp_path / "home" / "cache")
+    assert "--send-anyway '*'" in refused.value.hint
+    assert [file.path for file in scan(tmp_path, tmp_path / "home" / "cache", ["*"]).files] == ["train.py"]
+    assert key_shaped({"TOKEN": TOKEN}) == {}
