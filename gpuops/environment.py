@@ -16,6 +16,7 @@ from typing import Any
 from gpuops import compat
 from gpuops.errors import UsageError
 from gpuops.settings import Settings
+from gpuops.smallfile import read_small
 
 TORCH = "torch>=2.4,<2.14"
 """The torch that gpuops is tested with; also in the package's extra `train`."""
@@ -134,7 +135,7 @@ def _inside(path: Path, named: str, folder: Path) -> Path:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_small(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", "make it a text file in UTF-8") from error
 
@@ -143,5 +144,5 @@ def _dependencies(path: Path) -> list[str]:
     try:
         project = tomllib.loads(_text(path)).get("project", {})
         return [str(line) for line in project.get("dependencies", [])]
-    except (tomllib.TOMLDecodeError, AttributeError, TypeError) as error:
+    except (ValueError, RecursionError, AttributeError, TypeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", "correct [project] and its dependencies") from error

@@ -12,6 +12,7 @@ Nothing read here is put into `os.environ`.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuops.errors import LocalDisk, UsageError
 from gpuops.once import create_once
+from gpuops.smallfile import read_small
 from gpuops.system import HERE
 
 if TYPE_CHECKING:
@@ -54,6 +56,10 @@ ACCOUNTS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Provider to all that says which account it is asked for, and where: handed on together, or not at all."""
+LARGEST_NUMBER = 10**12
+"""No whole number of ours is larger."""
+TOML_LARGEST = 10_000
+"""A `gpuops.toml` is a few lines; the time that reading one takes may grow much faster than its length. Bytes."""
 NOT_IN_FILES = re.compile(r"(.*-)?(identity|proxy|endpoint|url)")
 """Options that `gpuops.toml` may not carry."""
 
@@ -190,8 +196,7 @@ def _bindings(path: Path) -> list[Binding]:
     from dotenv.parser import parse_stream
 
     try:
-        with path.open(encoding="utf-8-sig") as stream:
-            return list(parse_stream(stream))
+        return list(parse_stream(io.StringIO(read_small(path).decode("utf-8-sig"), newline=None)))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {_reason(error)}", "make it a text file in UTF-8") from error
 
@@ -215,7 +220,7 @@ def read_toml(path: Path, tables: Tables) -> Toml:
     import tomllib
 
     try:
-        content = path.read_bytes()
+        content = read_small(path, TOML_LARGEST)
         document = tomllib.loads(content.decode())
     except (OSError, ValueError, RecursionError) as error:  # no UTF-8, or no TOML
         raise UsageError(f"{path} cannot be read: {_reason(error)}", "correct the file, or remove it") from error
@@ -245,9 +250,11 @@ def _checked(where: str, name: str, value: Any, options: Mapping[str, type]) -> 
     if name not in options:
         raise UsageError(f"{where}: there is no option {name}", _nearest(name, options, "{}"))
     wanted = options[name]
+    texts = not isinstance(value, list) or all(isinstance(item, str) for item in value)
+    if type(value) is int and abs(value) > LARGEST_NUMBER:
+        raise UsageError(f"{where}: {name} is a number without end", "correct the value")
     if wanted is float and type(value) is int:
         return float(value)
-    texts = not isinstance(value, list) or all(isinstance(item, str) for item in value)
     if type(value) is not wanted or not texts:
         raise UsageError(f"{where}: {name} must be {TYPES[wanted]}, not {_shown(value)}", "correct the value")
     return value
@@ -255,7 +262,10 @@ def _checked(where: str, name: str, value: Any, options: Mapping[str, type]) -> 
 
 def _shown(value: Any) -> str:
     """As it may stand in the file: `true`, not `True`."""
-    return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, str) else str(value)
+    try:
+        return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, str) else str(value)
+    except ValueError:  # Python refuses to write numbers of thousands of digits
+        return "that"
 
 
 def _nearest(name: str, known: Iterable[str], form: str) -> str:

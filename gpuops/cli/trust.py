@@ -119,8 +119,9 @@ def check(world: World, toml: Toml, table: str, *groups: Any, rents: bool = Fals
             "read it, since that reaches beyond the project; where it says what you want: gpuops trust",
         )
     _show(world, toml, reaches(toml, asked=False))
+    wanted = ", ".join(dict.fromkeys(one.option for one in reaches(toml, asked=False)))
     if not world.out.confirm(
-        "a project may be somebody else's, and this reaches beyond it: trust the file until it changes?"
+        f"a project may be somebody else's, and this reaches beyond it ({wanted}): trust the file until it changes?"
     ):
         raise UsageError(f"{NAME} is not trusted: nothing was done", "remove from it what you do not want")
     words.trust(world.home, toml)

@@ -30,7 +30,7 @@ def make_world(*, as_json: bool = False, yes: bool = False, strict: bool = False
     else:
         settings, wrong = load_leniently(folder, os.environ, known)
         for sentence in wrong:
-            out.say(f"note: {sentence}")
+            out.say(f"note: {' '.join(sentence.splitlines())}")
     ours = home(os.environ)
     signals = Signals(
         on_first=lambda: out.say("\ninterrupted: stopping in good order (again to hurry)"),

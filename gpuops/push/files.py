@@ -24,6 +24,8 @@ from gpuops.system import HERE, System
 RESULTS = "runs"
 IGNORE_FILE = ".gpuopsignore"
 NEVER = {".git", "__pycache__"}
+DEEPEST = 100
+"""No folder of a project lies in more others."""
 DRAFT = re.compile(r"\.gpuops-[0-9a-f]{16}\.part")
 """What a `gpuops pull --edits` that was killed leaves (`SafeFolder.draft`)."""
 
@@ -79,6 +81,8 @@ def project_files(folder: Path) -> Listing:
     listed = _in_git(folder, mine)
     tracked = frozenset(listed[0]) if listed else frozenset()
     paths = [*listed[0], *listed[1]] if listed else list(_walk(folder, "", IgnoreRules(folder, ".gitignore")))
+    for path in paths:
+        _refuse_deep(path)
     behind = _behind_links(folder, paths)
     environments = {path.rpartition("/")[0] for path in paths if path.endswith("/pyvenv.cfg")}
     taken = (
@@ -109,6 +113,7 @@ def _below(path: str, folders: set[str]) -> bool:
 
 def _walk(folder: Path, base: str, rules: IgnoreRules) -> Iterator[str]:
     """Paths below `base` that no .gitignore ignores; links are not followed."""
+    _refuse_deep(base)
     try:
         found = sorted(os.scandir(folder / base), key=lambda item: item.name)
     except PermissionError:
@@ -139,6 +144,7 @@ def files_of(folder: Path, places: Sequence[Path] = ()) -> list[FileEntry]:
     for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         folders.sort()
         inside = Path(place).relative_to(folder)
+        _refuse_deep(inside.as_posix())
         real = Path(os.path.realpath(place))
         if not any(map(real.is_relative_to, roots)):
             astray.append((inside.as_posix(), real))
@@ -215,6 +221,7 @@ def _repository(folder: Path, base: str, mine: IgnoreRules) -> tuple[list[str], 
     for listed, own in ((("--cached",), tracked), (("--others", "--exclude-standard"), untracked)):
         for name in _ls(folder / base, *listed):
             path = f"{base}/{name}" if base else name
+            _refuse_deep(path)
             if not _is_folder(folder / path):
                 own.append(path)
             elif _wanted(path) and not mine.ignores_folder(path) and _is_repository(folder, path):
@@ -222,6 +229,14 @@ def _repository(folder: Path, base: str, mine: IgnoreRules) -> tuple[list[str], 
                 tracked += inner_tracked
                 untracked += inner_untracked
     return tracked, untracked
+
+
+def _refuse_deep(path: str) -> None:
+    """Raises UsageError for a path that only somebody who wants to do harm would make."""
+    if path.count("/") > DEEPEST:
+        raise UsageError(
+            f"folders lie in each other more than {DEEPEST} deep: {shown(path)[:40]}…", "move them out of the project"
+        )
 
 
 def _is_repository(folder: Path, path: str) -> bool:
