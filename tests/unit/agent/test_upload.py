@@ -298,14 +298,17 @@ def test_a_store_that_falls_silent_keeps_what_came_from_no_end(
     fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One part is sent and never answered: the machine goes before that connection is given up."""
-    let_go = threading.Event()
+    let_go, under_way = threading.Event(), threading.Event()
     told: list[int] = []
     before = set(threading.enumerate())
     ask = objects.ask
 
     def unanswered(method: str, url: str, *rest: Any) -> objects.Answer:
+        if "partNumber=1&" in url:
+            assert under_way.wait(HANG_S), "its end is the end of the time"
         answer = ask(method, url, *rest)
         if "partNumber=3&" in url:
+            under_way.set()
             let_go.wait(HANG_S)
         return answer
 
