@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
