@@ -16,13 +16,15 @@ import json
 import queue
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from math import inf
 from typing import Any
 
 from gpuops.agent.whole import Whole
 from gpuops.connection import WORDS_S, Channel, Connection
-from gpuops.errors import ConnectionLost, NodeError, NodeRefused
+from gpuops.errors import ConnectionLost, NodeError, NodeRefused, Nonsense
 from gpuops.models import Resource
 from gpuops.output import span
 
@@ -282,22 +284,25 @@ class AgentClient(Programs):
             pass
         return stream.answer
 
-    def stream(self, verb: str, timeout: float = ANSWER_S, **args: Any) -> Stream:
+    def stream(self, verb: str, timeout: float = ANSWER_S, within: float = inf, **args: Any) -> Stream:
         """A streaming verb: iterate over its items, then look at `.answer`.
 
-        `timeout` is the longest silence in seconds that is borne. Iterating raises NodeRefused,
-        ConnectionLost, Nonsense. Closing the stream early cancels the request.
+        `timeout` is the longest silence in seconds that is borne, `within` how long all of it may take: a node
+        that only says that it is busy is not waited for. Iterating raises NodeRefused, ConnectionLost, Nonsense.
+        Closing the stream early cancels the request.
         """
-        return Stream(self._items(verb, timeout, args))
+        return Stream(self._items(verb, timeout, args, within))
 
-    def _items(self, verb: str, timeout: float, args: dict[str, Any]) -> Items:
+    def _items(self, verb: str, timeout: float, args: dict[str, Any], within: float = inf) -> Items:
         from gpuops import answers  # and msgspec: not before a node is talked to
 
         line_id, inbox = self._ask(verb, args)
-        finished = False
+        finished, end = False, time.monotonic() + within
         try:
             while True:
                 line = self._take(inbox, verb, timeout)
+                if time.monotonic() > end:
+                    raise Nonsense(self.label, f"to '{verb}': no end after {span(within)}")
                 try:
                     kind, said = answers.message(self.label, verb, line)
                 except NodeRefused:
@@ -354,7 +359,7 @@ class Absent(AgentClient):
         Programs.__init__(self, Nowhere(label, error), paths)
         self._error = error
 
-    def _items(self, verb: str, timeout: float, args: dict[str, Any]) -> Items:  # noqa: ARG002 (an agent's signature)
+    def _items(self, verb: str, timeout: float, args: dict[str, Any], within: float = inf) -> Items:  # noqa: ARG002
         raise self._error
         yield  # what makes this a generator
 

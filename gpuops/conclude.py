@@ -41,6 +41,8 @@ GOING_S = 60.0
 GOING_LOOK_S = 2.0
 STALL_S = 300.0
 """How long nodes that keep results elsewhere are waited for while they get no further, in seconds."""
+SETTLE_S = 7200.0
+"""How long they are waited for at most, whatever they say of their progress; with a longer `--grace`, so long."""
 RELEASE_S = 10.0
 """How long a node may take to hear that its results are home, in seconds."""
 HURRY_S = 10.0
@@ -331,10 +333,11 @@ def release(live: Live, row: RunRow) -> None:
 def _kept(world: World, live: Live, row: RunRow, progress: Progress, nodes: list[int]) -> dict[int, Mapping[str, Any]]:
     """What each node says of the results that it keeps elsewhere, once it is done with that or gets no further."""
     states: dict[int, Mapping[str, Any]] = {}
+    end = time.monotonic() + max(SETTLE_S, request_of(row).hold_s or 0.0)
 
     def wait(index: int) -> None:
         with suppress(GpuopsError):
-            states[index] = _settled(world, live.clients[index], row.name)
+            states[index] = _settled(world, live.clients[index], row.name, end)
 
     elsewhere = "in its bucket" if sinks.is_bucket(request_of(row).sink) else "on its volume"
     with progress.during(f"waiting for what {row.name} keeps {elsewhere}"):
@@ -342,7 +345,7 @@ def _kept(world: World, live: Live, row: RunRow, progress: Progress, nodes: list
     return states
 
 
-def _settled(world: World, client: AgentClient, run: str) -> Mapping[str, Any]:
+def _settled(world: World, client: AgentClient, run: str, end: float) -> Mapping[str, Any]:
     latest: Mapping[str, Any] = {}
     since = time.monotonic()
     while True:
@@ -352,7 +355,8 @@ def _settled(world: World, client: AgentClient, run: str) -> Mapping[str, Any]:
             return state
         if state != latest:
             latest, since = state, time.monotonic()
-        if world.signals.hurry or time.monotonic() - since > STALL_S:
+        now = time.monotonic()
+        if world.signals.hurry or now - since > STALL_S or now > end:
             return {**state, "why": "it was not waited for any longer"}
         time.sleep(LOOK_S)
 

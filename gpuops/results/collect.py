@@ -6,6 +6,7 @@ anywhere and called again, and may run twice at once (a terminal and the guard).
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ SILENCE_S = 30.0
 """`tail` and `sums` say something every 5 s; this much silence in seconds is a lost connection."""
 LIST_S = 600.0
 """How long a node may take to walk through its tree, in seconds."""
+SLOWEST = 20_000_000
+"""Bytes per second that any node reads: checksums that take longer are not waited for."""
 
 SHOWN = 200
 """How much of a stranger's file name goes into a message, in characters."""
@@ -186,12 +189,15 @@ class _Fetch:
         self.conflicts: list[str] = []
         self.too_big: dict[tuple[int, str], int] = {}
         """What finds no room on this disk, by node and path, in bytes."""
+        self._listing: Listing = {}
+        self._disk = shutil.disk_usage(home.path).total
+        """No more can come home, whatever a node says of the size of its files."""
         self._total = 0
         self._lock = threading.Lock()
 
     def round(self, live: bool, only: set[tuple[int, str]] | None = None) -> Listing:
         """Bring everything that is not home, or only some of it; what the nodes have."""
-        listing = self._sound(self._list(self.clients))
+        listing = self._listing = self._sound(self._list(self.clients))
         todo = self._todo(listing, live, only)
         self._total = sum(stamp[0] for stamps in todo.values() for stamp in stamps.values()) + self.bytes
         if todo:
@@ -299,9 +305,12 @@ class _Fetch:
             if not wanted[node]:
                 return {}
             client, asked = self.clients[node], set(wanted[node])
+            size = sum(self._listing[node][path][0] for path in asked)
+            within = LIST_S + min(size, self._disk) / SLOWEST
+            stream = client.stream("sums", timeout=SILENCE_S, within=within, tree=self.tree, paths=list(wanted[node]))
             found: Sums = {}
             item: Sum
-            for item in client.stream("sums", timeout=SILENCE_S, tree=self.tree, paths=list(wanted[node])):
+            for item in stream:
                 if item["path"] not in asked:
                     raise Nonsense(client.label, "to 'sums': what was not asked for, or twice")
                 asked.remove(item["path"])

@@ -150,6 +150,13 @@ def test_no_answer_has_a_limit(dial: Dial, after: str) -> None:
         client.call("hello", timeout=0.4)
 
 
+def test_one_that_is_only_busy_is_not_waited_for(dial: Dial) -> None:
+    """It beats for ever, so that it is never silent."""
+    client = dial(ECHO + 'while True: say(b\'{"id": 1, "item": {"beat": 1}}\\n\'); time.sleep(0.01)')
+    with pytest.raises(Nonsense, match="to 'sums': no end after"):
+        next(client.stream("sums", timeout=HANG_S, within=0.5, tree="project", paths=[]))
+
+
 def test_an_agent_that_dies_says_so_to_all_who_wait(dial: Dial) -> None:
     client = dial(ECHO + "sys.exit()")
     for _ in range(2):
@@ -174,7 +181,7 @@ def test_what_nobody_takes_is_not_gathered(dial: Dial, monkeypatch: pytest.Monke
     monkeypatch.setattr(agentclient, "BORNE", 1 << 20)
     client = dial(flood(400, f"say(b'{LAST}')"))
     stream = client.stream("python")
-    assert len(next(stream)["say"]) == 65536
+    assert next(stream)["say"] == "x" * 2000, "a sentence is not longer"
     until(lambda: client._held > 1 << 20, "the first of it here", HANG_S)
     assert client._held < (1 << 20) + 70_000
     assert sum(1 for _ in stream) == 399

@@ -358,10 +358,10 @@ DONE = {
 }  # fmt: skip
 
 
-def a_kept_run(world: World) -> tuple[ClusterRow, RunRow]:
+def a_kept_run(world: World, hold_s: float = 60.0) -> tuple[ClusterRow, RunRow]:
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
-    world.ledger.set_run(row.id, request=dataclasses.asdict(dataclasses.replace(REQUEST, sink=SINK, hold_s=60.0)))
+    world.ledger.set_run(row.id, request=dataclasses.asdict(dataclasses.replace(REQUEST, sink=SINK, hold_s=hold_s)))
     return cluster, world.ledger.run(row.id)
 
 
@@ -393,6 +393,21 @@ def test_nodes_that_get_no_further_are_waited_for_together(world: World, monkeyp
     results = {index: {**DONE, "node": index} for index in range(12)}
     end = conclude(world, Live(cluster, [], cast("Any", nodes)), world.ledger.run(row.id), results, Silent())
     assert end.document["kept"].count("it was not waited for any longer") == 12
+
+
+def test_a_node_that_never_comes_to_an_end_is_not_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets one byte further at each look."""
+    monkeypatch.setattr("gpuops.conclude.SETTLE_S", 1.0)
+    monkeypatch.setattr("gpuops.conclude._fetch_last", Fetched())
+    cluster, row = a_kept_run(world, hold_s=0.5)
+
+    class Dripping(Keeping):
+        def call(self, verb: str, **more: Any) -> dict[str, Any]:
+            answer = super().call(verb, **more)
+            return answer | {"sink": {"state": "copying", "done": len(self.asked)}} if verb == "run" else answer
+
+    end = conclude(world, Live(cluster, [], cast("Any", [Dripping("copying")])), row, {0: DONE}, Silent())
+    assert "it was not waited for any longer" in end.document["kept"]
 
 
 def test_what_is_not_safe_anywhere_does(world: World) -> None:

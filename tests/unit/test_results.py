@@ -71,7 +71,8 @@ class NodeHere:
             pass
         return stream.answer
 
-    def stream(self, verb: str, timeout: float | None = None, **args: Any) -> Stream:
+    def stream(self, verb: str, timeout: float | None = None, within: float = 0.0, **args: Any) -> Stream:
+        assert (within > 0) is (verb == "sums"), "what may say for long that it is busy has an end"
         return Stream(self._items(verb, timeout, args))
 
     def _items(self, verb: str, timeout: float | None, args: dict[str, Any]) -> Items:
