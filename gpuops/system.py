@@ -11,7 +11,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -245,6 +245,13 @@ def replace(
                 raise
         sleep(0.1)
         waited_s += 0.1
+
+
+def pass_over_current_folder(environ: MutableMapping[str, str], system: System = HERE) -> None:
+    """Have Windows start no `git.exe` that lies in a project: it looks into the current folder first, unless this
+    variable is there (Microsoft: NeedCurrentDirectoryForExePath; Python's `which` obeys it from 3.12 on)."""
+    if system.windows:
+        environ.setdefault("NoDefaultCurrentDirectoryInExePath", "1")
 
 
 def obey_escapes(system: System = HERE, kernel: Any = None) -> None:

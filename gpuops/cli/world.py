@@ -11,7 +11,7 @@ from gpuops.output import Output, ago
 from gpuops.progress import progress_on
 from gpuops.settings import Settings, Tables, home, load, load_leniently, owner, surroundings
 from gpuops.signals import Signals
-from gpuops.system import obey_escapes
+from gpuops.system import obey_escapes, pass_over_current_folder
 from gpuops.world import World
 
 
@@ -23,6 +23,7 @@ def make_world(*, as_json: bool = False, yes: bool = False, strict: bool = False
     """
     folder = _here()
     obey_escapes()
+    pass_over_current_folder(os.environ)
     out = Output(as_json=as_json)
     known = tables() if os.path.exists(folder / "gpuops.toml") else {}
     if strict:

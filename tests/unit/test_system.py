@@ -28,7 +28,7 @@ from gpuops.ssh import Target, conf, wire
 from gpuops.ssh.files import private_folder
 from gpuops.ssh.openssh import ssh_program
 from gpuops.ssh.resolving import jump_line
-from gpuops.system import HERE, System, named, obey_escapes, replace
+from gpuops.system import HERE, System, named, obey_escapes, pass_over_current_folder, replace
 from provisioners.base import Context
 from provisioners.local import LocalProvisioner
 from tests.conftest import TESTS
@@ -438,3 +438,11 @@ def test_without_what_that_system_lacks(tmp_path: Path, kind: str) -> None:
         assert said["up"]["code"] == 3
         assert said["up"]["err"].startswith("error: local nodes need Linux or macOS\nhint: ")
     assert not any("bug" in one["err"] for one in said.values())
+
+
+def test_programs_of_a_project_are_not_started_for_the_systems() -> None:
+    there: dict[str, str] = {}
+    pass_over_current_folder(there, System("linux"))
+    assert there == {}
+    pass_over_current_folder(there, System("windows"))
+    assert there == {"NoDefaultCurrentDirectoryInExePath": "1"}
