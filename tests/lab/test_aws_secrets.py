@@ -48,7 +48,8 @@ def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeAWS]:
     laptop: Laptop = request.getfixturevalue("laptop")
     with FakeAWS(tmp_path / "aws", lab=laptop.lab) as fake:
         fake.bucket("results")
-        keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        # Neither exported nor in files of AWS's own, which would go before `.env`.
+        keys = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"}
         laptop.env |= {**{name: value for name, value in fake.env.items() if name not in keys}, "HOME": str(tmp_path)}
         laptop.write(
             ".env",
