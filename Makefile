@@ -16,6 +16,9 @@ SIDE_BY_SIDE := -n 4 --dist loadfile --no-loadscope-reorder
 # PROGRAM:PACKAGE, what the tests use of the system
 PACKAGES := git:git ps:procps sshd:openssh-server ssh:openssh-client rsync:rsync ip:iproute2 nft:nftables sudo:sudo systemctl:systemd
 
+# The rules that find keys are compiled once, before many commands at a time would each do it (tests/conftest.py)
+RULES := KF_RULE_CACHE_DIR=$(CURDIR)/.pytest_cache/rules
+
 .PHONY: help demo test proof bench clean packages
 .DELETE_ON_ERROR:
 
@@ -30,6 +33,7 @@ test: packages $(MADE)/dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/vermin -q -t=3.8- --no-parse-comments gpuops/agent
+	@$(RULES) $(BIN)/python -c 'from gpuops.push.keyscan import by_content; by_content(b"")'
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 proof: packages $(MADE)/dev
