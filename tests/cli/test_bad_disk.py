@@ -18,7 +18,7 @@ from tests.cli.test_away import leave
 from tests.conftest import HANG_S, Shell, until
 
 G = f"{sys.executable} -m gpuops"
-FULL = "mount -t tmpfs -o size=64k tmpfs {home}; cat /dev/zero >{home}/filler 2>&-"
+FULL = "mount -t tmpfs -o size=64k,mode=700 tmpfs {home}; cat /dev/zero >{home}/filler 2>&-"
 READ_ONLY = "mount --bind {home} {home}; mount -o remount,bind,ro {home}"
 
 
