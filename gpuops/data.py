@@ -51,7 +51,7 @@ def absolute(folder: Path, data: str) -> Path:
 
 def scan_project(world: World, folder: Path, allow: Sequence[str]) -> push.Tree:
     """What a push of the project sends. It takes a while: each new file is searched for keys. Raises UsageError."""
-    with world.progress.during("looking for keys in what would be sent"):
+    with world.progress.during("looking for keys in what would be sent", aside=True):
         return push.scan(folder, world.home / "cache", allow)
 
 
