@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isfinite
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, is_typeddict
 
 import msgspec
 from msgspec import Meta
@@ -333,6 +333,12 @@ class Refusal(TypedDict):
 
 class Complaint(TypedDict):
     error: dict[str, Any]
+
+
+# msgspec learns a shape at its first use, and keeps what it has learnt so far where a second thread takes it for whole:
+# a crash of the interpreter. Nodes are asked by threads, so each shape is learnt here, under the lock of the import.
+for _shape in [each for each in list(globals().values()) if is_typeddict(each)]:
+    msgspec.json.Decoder(_shape)
 
 
 def message(label: str, verb: str, line: bytes) -> tuple[Literal["item", "ok", "beat"], Any]:

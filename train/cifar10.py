@@ -239,6 +239,15 @@ def convolution(before: int, after: int, size: int = 3, stride: int = 1) -> nn.C
     return nn.Conv2d(before, after, size, stride, padding=size // 2, bias=False)  # BatchNorm has one
 
 
+def wide_enough(text: str) -> int:
+    """Below 8 channels the library under PyTorch that computes convolutions on processors without AVX-512 writes beyond
+    its memory (https://github.com/uxlfoundation/oneDNN/issues/6035): crashes, or gradients that are wrong in silence.
+    """
+    if positive(text) < 8:
+        raise argparse.ArgumentTypeError(f"{text} is too narrow: from 8 channels on, every processor computes it right")
+    return int(text)
+
+
 def share_of_peak(done: float) -> float:
     """The learning rate after so much of the training, as a share of its peak: up and down in straight lines."""
     return min(done / WARM_UP, (1 - done) / (1 - WARM_UP))
@@ -264,7 +273,7 @@ if __name__ == "__main__":
     add_data_option(parser, "cifar10")
     parser.add_argument(
         "--width",
-        type=positive,
+        type=wide_enough,
         default=WIDTH,
         metavar="CHANNELS",
         help=f"channels of the first stage (default {WIDTH}, which is ResNet-18); smaller to try the program on a "

@@ -6,6 +6,8 @@ import ast
 import json
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -253,6 +255,33 @@ def test_what_is_true_is_taken_as_it_is() -> None:
             heard(verb, "item", {**item, "newer": [1]})
     assert heard("tail", "item", TRUE["tail"][1]) == {"s": "rank0.out", "o": 0, "b64": b"hello"}
     assert heard("run", "ok", TRUE["run"][0])["result"]["reason"]["say"] == "rank 0 failed"
+
+
+def test_nodes_that_answer_for_the_first_time_at_once() -> None:
+    """In a process of its own, since a library that learns a shape while another thread uses it ends its process."""
+    documents = {verb: last for verb, (last, _) in TRUE.items()}
+    done = subprocess.run(
+        [sys.executable, "-c", AT_ONCE], input=json.dumps(documents), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+AT_ONCE = """
+import json, sys, threading
+from gpuops import answers
+documents = json.load(sys.stdin)
+sys.setswitchinterval(1e-6)
+for _ in range(3):
+    for verb, last in documents.items():
+        line = json.dumps({"id": 1, "ok": last}).encode()
+        together = threading.Barrier(8)
+        def hear():
+            together.wait()
+            answers.message("node0", verb, line)
+        threads = [threading.Thread(target=hear) for _ in range(8)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+"""
 
 
 @pytest.mark.parametrize("verb", TRUE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from learnt import last_snapshot, module_of
 from made import cifar10 as made
 from torch import Tensor
 
-SMALL = ("--width", "4", "--batch_size", "20")
+SMALL = ("--width", "8", "--batch_size", "20")
 """200 images to learn from, and a model for which that is enough: ten steps of 20 are an epoch of one process."""
 EPOCH = re.compile(r"epoch (\d+): loss (\d\.\d{4}), train accuracy (\d\.\d{4})(, snapshot in .*)?")
 ACCURACY = re.compile(r"test accuracy (\d\.\d{4}) \((\d+) of 40\)")
@@ -96,12 +97,19 @@ def same(one: Any, other: Any, where: str = "snapshot") -> None:
 
 
 def test_a_snapshot_of_another_width_is_refused(world, data: Path) -> None:
-    world("cifar10.py", "1", "--data", str(data), "--width", "2").succeed()
-    refused = world("cifar10.py", "2", "--data", str(data), "--width", "4", ranks=2).refusal()
+    world("cifar10.py", "1", "--data", str(data), "--width", "8").succeed()
+    refused = world("cifar10.py", "2", "--data", str(data), "--width", "16", ranks=2).refusal()
     assert refused == (
-        "error: snapshots/cifar10/step-00000002.pt is of another model (0.weight is (2, 3, 3, 3) there and "
-        "(4, 3, 3, 3) here); move snapshots/cifar10 away to start from the beginning"
+        "error: snapshots/cifar10/step-00000002.pt is of another model (0.weight is (8, 3, 3, 3) there and "
+        "(16, 3, 3, 3) here); move snapshots/cifar10 away to start from the beginning"
     )
+
+
+def test_a_model_that_some_processors_compute_wrong_is_refused(program: ModuleType) -> None:
+    assert program.wide_enough("8") == 8
+    for narrow in ("7", "0", "-8"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            program.wide_enough(narrow)
 
 
 def test_twice_the_processes_go_twice_as_far_per_step(world, data: Path) -> None:
