@@ -33,7 +33,7 @@ test: packages $(MADE)/dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/vermin -q -t=3.8- --no-parse-comments gpuops/agent
-	@$(RULES) $(BIN)/python -c 'from gpuops.push.keyscan import by_content; by_content(b"")'
+	@$(RULES) $(BIN)/python -c 'from gpuops.sync.secret_scan import by_content; by_content(b"")'
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 proof: packages $(MADE)/dev

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from benchmarks.hosts import together
 from benchmarks.measure import Options, Skip, Table, Work, alternate, compared, run, seconds
-from gpuops import ssh
-from gpuops.ssh.pool import Pool
+from gpuops.transport import ssh
+from gpuops.transport.ssh.pool import Pool
 from tests.ssh.sshd import Sshd, can_serve
 
 HOSTS = 32

@@ -7,13 +7,14 @@ from functools import partial
 
 from benchmarks.hosts import Desk, desk, make_tree, together
 from benchmarks.measure import Options, Skip, Table, alternate, compared, seconds, timed
-from gpuops import cluster, push
-from gpuops.ledger import Ledger
-from gpuops.output import Output
-from gpuops.progress import Silent
-from gpuops.settings import owner
-from gpuops.signals import Signals
-from gpuops.world import World
+from gpuops import sync
+from gpuops.clusters import up
+from gpuops.core.context import World
+from gpuops.core.output import Output
+from gpuops.core.progress import Silent
+from gpuops.core.settings import owner
+from gpuops.core.signals import Signals
+from gpuops.ledger.store import Ledger
 
 FILES, SIZE = 10_000, 4050
 COPY = "copy"
@@ -84,11 +85,11 @@ def _logged_in(one: Desk, options: Options) -> dict[str, list[float]]:
     call opens and the next ones find."""
     world = World(one.home, owner(one.home), one.project, one.env, Output(), Signals())
     (row,) = Ledger.open(one.home).clusters()
-    live = cluster.open_live(world, row)
+    live = up.open_live(world, row)
     master = ("-o", "ControlMaster=auto", "-o", f"ControlPath={one.home}/%h-%p", "-o", "ControlPersist=15")
 
     def alone() -> None:
-        push.push_many(live.clients, "project", push.scan(one.project, one.home / "cache"), progress=Silent())
+        sync.push_many(live.clients, "project", sync.scan(one.project, one.home / "cache"), progress=Silent())
 
     try:
         return alternate({"gpuops": alone, "rsync": lambda: _rsync(one, *master)}, options.times(5))

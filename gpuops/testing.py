@@ -5,7 +5,7 @@
     class TestTent(ProvisionerContract):
         provider = "tent"
 
-Each scenario of `gpuops.proof` is a test, against whatever the provisioner reaches: a fake of the provider, or,
+Each scenario of `commands.prove` is a test, against whatever the provisioner reaches: a fake of the provider, or,
 where credentials are in the environment, the real thing, which costs money (`gpuops prove` keeps that to a limit).
 They run in order and share machines; what one of them lacks because another failed, it skips.
 """
@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from gpuops import registry
-from gpuops.models import Request
-from gpuops.output import Output
-from gpuops.proof.bench import Bench
-from gpuops.proof.scenarios import SCENARIOS, Scenario, run
-from gpuops.signals import Signals
-from gpuops.world import World
+from gpuops.commands.prove.bench import Bench
+from gpuops.commands.prove.scenarios import SCENARIOS, Scenario, run
+from gpuops.core.context import World
+from gpuops.core.models import Request
+from gpuops.core.output import Output
+from gpuops.core.signals import Signals
+from provisioners import registry
 from provisioners.base import Context
 
 OWNER = "0a1b2c3d"
@@ -51,7 +51,7 @@ class ProvisionerContract:
         """A home of its own, in which no guard starts: what is left is to be seen, not tidied up."""
         from filelock import FileLock
 
-        from gpuops.guard import LOCK
+        from gpuops.guard.daemon import LOCK
 
         home = tmp_path_factory.mktemp("home")
         world = World(home=home, owner=OWNER, folder=home, env=cls.env, out=Output(), signals=Signals(), yes=True)

@@ -1,7 +1,7 @@
 """The contract of a provisioner: the few things only a provider can do.
 
 A provisioner translates; it never waits, retries, journals on its own, or prints. Polling,
-deadlines, back-off, marking and the ledger live once, in `gpuops.cluster` and `gpuops.teardown`.
+deadlines, back-off, marking and the ledger live once, in `gpuops.clusters.up` and `gpuops.clusters.teardown`.
 A third party implements this Protocol in a wheel of its own and names it in the entry point group
 `gpuops.provisioners` (`name = "package.module:factory"`, called with a Context); nothing in this
 repository has to change.
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from gpuops.models import (
+from gpuops.core.models import (
     DOTENV,
     Increase,
     Intent,
@@ -95,7 +95,7 @@ class Context:
 
 
 class Provisioner(Protocol):
-    """One provider. Errors are `gpuops.errors.ProviderError` and its children, and UsageError for what makes no sense.
+    """One provider. Errors are `core.errors.ProviderError` and its children, and UsageError for what makes no sense.
 
     Where regions are machines of the user's own, a further method `forget(region) -> bool` says that one is gone
     for good and is asked no more (`gpuops reap --forget`); nobody else has it.
@@ -129,7 +129,8 @@ class Provisioner(Protocol):
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
         """All nodes or none. `journal.will` before and `journal.got` after each effect.
 
-        Returns the resources, machines in node order; does not wait until they run. Name and region given
+        Returns the resources, machines in node order; does not wait until they run, nor until a provider that makes
+        several as one has numbered them (`machines` at `models.Resource`). Name and region given
         to `will` are the resource's later ones; the last part of a machine's name is its node's index.
         What `data` must say of a machine stands at `models.Resource`.
         Nodes of the user's own (plain SSH hosts) are created too: what is made is our folder there.
@@ -140,7 +141,8 @@ class Provisioner(Protocol):
         happen; or Unknown: any open `will` may have happened. With several requests under way, raise
         when all are answered, and Unknown when one of them is not; where a later request for the same met a
         clear no, that is its `instead`, which holds once nothing is found. What was made before a failure is
-        destroyed by the core, which finds it in the journal and by its mark.
+        destroyed by the core, which finds it in the journal and by its mark. Where that is no machine and costs
+        nothing, the core may keep it, and ask for the cluster's next offer: the provisioner can use it again.
         """
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
@@ -168,7 +170,10 @@ class Provisioner(Protocol):
         """
 
     def self_destruct(self, resource: Resource) -> Sequence[str] | None:
-        """The argv a node's watchdog runs to end its node, with credentials the node has."""
+        """The argv a node's watchdog runs to end its node, with credentials the node has, in two minutes at most.
+
+        Exit code 0 says that the end is under way; after any other it is run again, until the machine is gone.
+        """
 
 
 class TellsBalance(Protocol):

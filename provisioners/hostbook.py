@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuops.errors import Rejected, Unknown, UsageError
-from gpuops.system import replace
+from gpuops.core.errors import Rejected, Unknown, UsageError
+from gpuops.core.platform import replace
 
 if TYPE_CHECKING:
-    from gpuops.ssh import Target
+    from gpuops.transport.ssh import Target
 
 LOCK_S = 20.0
 
@@ -41,7 +41,7 @@ class HostBook:
         return sorted(self._read())
 
     def get(self, name: str) -> Met | None:
-        from gpuops.ssh import Target
+        from gpuops.transport.ssh import Target
 
         one = self._read().get(name)
         if not one:

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuops.errors import GpuopsError, NodeError, UsageError
-from gpuops.models import Problem, Request
-from gpuops.shares import divide
+from gpuops.core.errors import GpuopsError, NodeError, UsageError
+from gpuops.core.models import Problem, Request
+from gpuops.core.shares import divide
 from provisioners.hostbook import HostBook
 
 if TYPE_CHECKING:
-    from gpuops.connection import Connection
-    from gpuops.install import Found
-    from gpuops.ssh import Target
+    from gpuops.nodes.bootstrap import Found
+    from gpuops.transport.connection import Connection
+    from gpuops.transport.ssh import Target
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,13 @@ class Meetings:
         """Log in, once for the whole command, and look. Raises UsageError, NodeError."""
         if typed in self._met:
             return self._met[typed]
-        from gpuops import install, ssh
+        from gpuops.nodes import bootstrap
+        from gpuops.transport import ssh
 
         target = ssh.resolve(typed, identity=_identity(request))
         name = name_of(target)
         target = dataclasses.replace(target, host_keys=self._trusted(name, target, request))
-        found = install.look(self.connection(name, target))
+        found = bootstrap.look(self.connection(name, target))
         host = Host(name, target, found)
         self._met[typed] = host
         return host
@@ -79,7 +80,7 @@ class Meetings:
     def _trusted(self, name: str, target: Target, request: Request) -> tuple[str, ...]:
         """The host's own keys, as far as somebody vouches for them: the user's known_hosts, the first meeting of a
         cluster that is still there, or the user now. Raises NodeError, Unsettled."""
-        from gpuops import ssh
+        from gpuops.transport import ssh
 
         met = self._book.get(name)
         known = target.host_keys or (met.target.host_keys if met else ())
@@ -107,7 +108,7 @@ class Meetings:
 
     def connection(self, name: str, target: Target) -> Connection:
         """The one connection of this provisioner to a host."""
-        from gpuops import ssh
+        from gpuops.transport import ssh
 
         with self._lock:
             if name not in self._open:

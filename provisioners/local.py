@@ -15,10 +15,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpuops.errors import ProviderError, Unknown
-from gpuops.models import Intent, Journal, Offer, Option, Problem, Request, Resource
-from gpuops.shares import divide
-from gpuops.system import HERE, System, replace
+from gpuops.core.errors import ProviderError, Unknown
+from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request, Resource
+from gpuops.core.platform import HERE, System, replace
+from gpuops.core.shares import divide
 from provisioners.base import CONTRACT, Context
 from provisioners.localproc import end_by_force, watchdog_lives
 from provisioners.rent import refuse_rent

@@ -6,8 +6,8 @@ import base64
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuops.errors import Rejected, UsageError
-from gpuops.once import create_once
+from gpuops.core.errors import Rejected, UsageError
+from gpuops.core.once import create_once
 
 
 class Pair(NamedTuple):

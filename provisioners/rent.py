@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuops.errors import UsageError
-from gpuops.models import Request
+from gpuops.core.errors import UsageError
+from gpuops.core.models import Request
 
 
 def refuse_rent(request: Request, why: str, hint: str) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuops.errors import (
+from gpuops.core.errors import (
     ConnectionLost,
     GpuopsError,
     NodeError,
@@ -27,15 +27,15 @@ from gpuops.errors import (
     Unknown,
     UsageError,
 )
-from gpuops.models import Intent, Journal, Offer, Option, Problem, Request, Resource
-from gpuops.oneach import on_each
+from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request, Resource
+from gpuops.core.parallel import on_each
 from provisioners.base import CONTRACT, Context
 from provisioners.hostbook import HostBook, Met
 from provisioners.hostmeeting import Meetings, place, typed_hosts
 from provisioners.rent import refuse_rent
 
 if TYPE_CHECKING:
-    from gpuops.ssh import Target
+    from gpuops.transport.ssh import Target
 
 T = TypeVar("T")
 
@@ -143,13 +143,13 @@ class SshProvisioner:
         return f"{home}/.gpuops-{self.context.owner}"
 
     def _bring(self, name: str, agent: Path) -> str:
-        from gpuops import install
+        from gpuops.nodes import bootstrap
 
         met = self._book.known(name)
-        return install.bring(self._meetings.connection(name, met.target), met.root, agent)
+        return bootstrap.bring(self._meetings.connection(name, met.target), met.root, agent)
 
     def _create_node(self, index: int, one: Mapping[str, Any], agent: str, intent: Intent) -> Resource:
-        from gpuops import install
+        from gpuops.nodes import bootstrap
 
         met = self._book.known(one["host"])
         folder = f"{met.root}/{intent.cluster}/n{index}"
@@ -166,7 +166,7 @@ class SshProvisioner:
             "host": one["host"],
         }
         lease = {"boot_in": max(1.0, intent.boot_deadline - time.time())}
-        install.init(
+        bootstrap.init(
             self._meetings.connection(one["host"], met.target),
             met.python,
             agent,
@@ -202,18 +202,18 @@ class SshProvisioner:
 
     def _tidy(self, name: str, met: Met) -> None:
         """Take away what a command that died has brought to a host on which no node came to be."""
-        from gpuops import install
+        from gpuops.nodes import bootstrap
 
-        _provider(lambda: install.tidy(self._meetings.connection(name, met.target), met.root))
+        _provider(lambda: bootstrap.tidy(self._meetings.connection(name, met.target), met.root))
         self._book.forget(name, met)
 
     def _look(self, name: str, met: Met) -> list[Resource]:
         """The nodes under one root of a host, as they are now. Raises ProviderError."""
-        from gpuops import install
+        from gpuops.nodes import bootstrap
 
         ask = ["sh", "-c", ASK, "sh", met.python, f"{met.root}/agent", met.root, name]
         try:
-            answer = install.program(self._meetings.connection(name, met.target), ask)
+            answer = bootstrap.program(self._meetings.connection(name, met.target), ask)
         except NodeRefused as error:
             raise Rejected(error.say, error.hint) from error
         except NodeError as error:
@@ -267,11 +267,11 @@ class SshProvisioner:
                 raise ending.error
 
     def _end(self, resource: Resource) -> None:
-        from gpuops import install
+        from gpuops.nodes import bootstrap
 
         name, met, entry = resource.region, _met(resource), self._book.get(resource.region)
         argv = ["sh", "-c", END, "sh", met.python, f"{met.root}/agent", str(resource.data["folder"])]
-        _provider(lambda: install.program(self._meetings.connection(name, met.target), argv))
+        _provider(lambda: bootstrap.program(self._meetings.connection(name, met.target), argv))
         if entry is not None and not self._look(name, met):
             self._book.forget(name, entry)
 
@@ -338,6 +338,6 @@ def _met(resource: Resource) -> Met:
 
 
 def _target(document: Mapping[str, Any]) -> Target:
-    from gpuops.ssh import Target
+    from gpuops.transport.ssh import Target
 
     return Target.from_document(dict(document))

@@ -19,8 +19,8 @@ import hypothesis
 import psutil
 import pytest
 
-from gpuops.ledger import Ledger
-from gpuops.system import HERE
+from gpuops.core.platform import HERE
+from gpuops.ledger.store import Ledger
 from tests.platforms import LEFT_OUT, why_not
 
 HANG_S = 600.0

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Sequence
 
-from gpuops.agent import notices, over, prctl, procs, runs, sink
+from gpuops.agent import image, notices, over, prctl, procs, runs, sink
 from gpuops.agent.init import start_watchdog
 from gpuops.agent.node import Node, log, node_of, read_json
 from gpuops.agent.resultfile import settle
@@ -29,6 +29,7 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
     wake = Wake([WATCHDOG_DIED, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD])
     prctl.die_with_parent(WATCHDOG_DIED)
     note_self(node, "agent.json")
+    image.adopt(node)
     settle(node)
     sink.begins()
     threading.Thread(target=finish_sinks, args=(node,), name="sink", daemon=True).start()

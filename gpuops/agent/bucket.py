@@ -3,8 +3,9 @@
     <place>/node<i>.tar    result.json, logs/, out/ and, last of all, safe.json
     <place>/node<i>.json   how far it is, as `runs/<run>/sink.json` says it; newer each minute while it goes on
 
-The addresses come with the launch, beside the spec: whoever has one may do with it what it was made for and nothing
-else, until it ends. They lie in `runs/<run>/urls.json` (0600), for the agent's successor, and go once they are used.
+The addresses come with the launch, beside the spec, and newer ones before they end (verb `urls`): whoever has one may
+do with it what it was made for and nothing else, until it ends. They lie in `runs/<run>/urls.json` (0600), for the
+agent's successor, and go once they are used.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ TELL_S = 30.0
 LOOK_S = 15.0
 """How often the other nodes' archives are looked for."""
 
+_sending: dict[str, dict[str, Any]] = {}
+"""By the run's folder, the addresses of an upload that is on."""
+
 
 def is_one(spec: Mapping[str, Any]) -> bool:
     return bool((spec.get("sink") or {}).get("bucket"))
@@ -44,6 +48,18 @@ def claim(node: Node, spec: Mapping[str, Any], urls: Mapping[str, Any]) -> str:
         say = f"{place} cannot keep this run's results: {error.strerror or error}"
         raise Refusal("sink", say, "see that the node reaches the bucket, or leave out --sink") from error
     return place
+
+
+def renew(node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
+    """Verb: newer addresses for a run's place, also for an upload that is on; of a run that needs none, or only some,
+    no others are kept."""
+    folder = node.run(args["run"])
+    before = read_json(os.path.join(folder, URLS)) or {}
+    urls = {name: value for name, value in dict(args["urls"]).items() if name in before}
+    if urls:
+        write_json(os.path.join(folder, URLS), urls)
+        _sending.get(folder, {}).update(urls)
+    return {}
 
 
 def tell(node: Node, spec: Mapping[str, Any], state: Mapping[str, Any], limit_s: float = TELL_S) -> None:
@@ -83,7 +99,11 @@ def send(
 
     upload = Upload(archive, urls, about, deadline=deadline, tell=teller(archive.size),
                     noted=read_json(path) or {}, note=note)  # fmt: skip
-    return upload.all()
+    _sending[folder] = urls
+    try:
+        return upload.all()
+    finally:
+        del _sending[folder]
 
 
 def deadline(spec: Mapping[str, Any], result: Mapping[str, Any]) -> float:
@@ -116,7 +136,7 @@ class Others:
     """The archives of a run's nodes, looked for now and then."""
 
     def __init__(self, folder: str) -> None:
-        self._urls = read_json(os.path.join(folder, URLS)) or {}
+        self._folder = folder
         self._safe: set[int] = set()
         self._alive: list[str] = []
         self._looked = -LOOK_S
@@ -134,10 +154,11 @@ class Others:
         if time.monotonic() - self._looked < LOOK_S:
             return
         self._looked = time.monotonic()
-        for index, url in enumerate(self._urls.get("heads") or []):
+        urls = read_json(os.path.join(self._folder, URLS)) or {}
+        for index, url in enumerate(urls.get("heads") or []):
             if index not in self._safe and _tag(url):
                 self._safe.add(index)
-        tags = [_tag(url) for url in self._urls.get("states") or []]
+        tags = [_tag(url) for url in urls.get("states") or []]
         # What could not be looked at is no sign of life: neither its absence, nor its being there again.
         self._alive = [new or old for new, old in zip(tags, self._alive or tags)]
 

@@ -84,10 +84,12 @@ def remove(node: Node) -> None:
 
     Raises Refusal(`remains`) where something cannot be removed, or is mounted there: that is not the node's.
     """
-    mounted = mounts_below(node.dir)
+    mounted = mounts_below(node.dir) + mounts_below(node.roomy())
     if mounted:
         raise Refusal("remains", f"{mounted[0]} is mounted from elsewhere", f"unmount it: umount {mounted[0]}")
     if os.path.exists(node.path("node.json")):
+        if node.scratch():
+            shutil.rmtree(node.roomy(), ignore_errors=True)
         for name in os.listdir(node.dir):
             path = node.path(name)
             if name == "node.json":

@@ -11,7 +11,7 @@ import subprocess
 import time
 from typing import Any, Sequence
 
-from gpuops.agent import lease, procs, runs, treefolder
+from gpuops.agent import lease, procs, runs, scratch, treefolder
 from gpuops.agent.node import PROTOCOL, Node, program
 
 GPU_COLUMNS = ("index", "name", "memory.total", "driver_version", "compute_cap")
@@ -39,6 +39,7 @@ def hello(node: Node, _args: dict[str, Any], _emit: Any) -> dict[str, Any]:
         "cores": cores(),
         "memory": memory(),
         "disk_free": treefolder.free_bytes(node.dir),
+        "scratch": scratch.told(node),
         "gpus": gpus(),
         "folder": node.dir,
         "busy": runs.live_name(),

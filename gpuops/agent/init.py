@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any, Sequence
 
-from gpuops.agent import lease
+from gpuops.agent import lease, scratch
 from gpuops.agent.connect import refuse_ended, watched
 from gpuops.agent.dial import ask
 from gpuops.agent.node import Node, Refusal, node_of, program, write_json
@@ -57,7 +57,8 @@ def prepare(node: Node, settings: dict[str, Any], wish: dict[str, float | None])
     refuse_ended(node)
     refuse_foreign(node.settings(), settings)
     if not os.path.exists(node.path("node.json")):
-        write_json(node.path("node.json"), settings)
+        disk = settings.get("scratch")
+        write_json(node.path("node.json"), {**settings, "scratch": scratch.lay(node, disk)} if disk else settings)
     if not os.path.exists(node.path("lease.json")):
         ends = (wish.get("boot_in"), wish.get("ends_in"), wish.get("idle_s"))
         write_json(node.path("lease.json"), lease.first(lease.read_clocks(), *ends))

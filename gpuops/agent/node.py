@@ -2,7 +2,8 @@
 
 <root>/agent/<sha>.pyz             this program, by content
 <root>/env/<name>/                 Python environments made here, for every node of this root
-<root>/data/<name>/                what workloads download, for every node of this root
+<root>/data/<name>/                what workloads download, for every node of this root; both `env` and `data` may
+                                   be links of ours to a local disk (`scratch`)
 <root>/<cluster>/n<i>/             one node; everything below is ours
     node.json                      who we are and how to end this node (written once, by `init`)
     lease.json  activity           until when we may live; the last sign of use (mtime)
@@ -11,10 +12,12 @@
     live.json                      there while a run is on: its name, start and boot
     over.json                      why there is nothing to live for any more: {"why"}
     ended.json                     how the node's life ended: {"at", "why"}
+    image.sh                       what `gpuops ssh` reads on a rented machine: the image's own environment
     agent.sock                     0600; reached by chdir, so the path may be any length
     watchdog.log  agent.log
     <tree>/                        what was pushed: `project` (the user's) or `train` (ours), which is
-                                   also the working directory of runs; `data…`: what `--data` names
+                                   also the working directory of runs; `data…`: what `--data` names, a link
+                                   where it lies on a local disk
     trees/<tree>.json              what we wrote there, to tell our files from edited ones
     incoming/                      a push on its way in
     runs/<run>/                    spec.json inventory.json events.jsonl result.json home.json sink.json stop
@@ -63,10 +66,18 @@ class Node:
         return os.path.dirname(os.path.dirname(self.dir))
 
     def tree(self, name: str) -> str:
-        """Folder of a pushed tree; a name is `[a-z]+`, so it cannot leave the node's folder."""
+        """Folder of a pushed tree; a name is `[a-z]+`, so it cannot leave the folder that it is in."""
         if not (name.isalpha() and name.islower() and name.isascii()):
             raise Refusal("bad-tree", f"'{name}' is not a tree's name")
-        return self.path(name)
+        return os.path.join(self.roomy() if name.startswith("data") else self.dir, name)
+
+    def scratch(self) -> str | None:
+        """Our folder on the machine's local disk, where `init` has found one (`gpuops.agent.scratch`)."""
+        return (self.host() or self).settings().get("scratch") or None
+
+    def roomy(self) -> str:
+        """Folder for this node's large trees, which can be sent again: on the local disk if there is one."""
+        return os.path.join(self.scratch() or self.root, self.cluster, os.path.basename(self.dir))
 
     def data(self, name: str) -> str:
         """Folder for what a program downloads; a name is `[a-z0-9]+`."""

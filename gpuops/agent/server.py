@@ -40,6 +40,7 @@ VERBS = {
     "start": "runs:start",
     "run": "runs:run",
     "stop": "runs:stop",
+    "urls": "bucket:renew",
     "leave": "runs:leave",
     "home": "held:home",
     "tail": "tail:tail",

@@ -31,10 +31,13 @@ Emit = Callable[[Dict[str, Any]], None]
 
 
 class Incoming:
-    """A push on its way in: `incoming/<tree>/plan.json`, and each content under a key of its own."""
+    """A push on its way in: `incoming/<tree>/plan.json`, and each content under a key of its own.
+
+    On the tree's own disk: what is staged here is moved into it.
+    """
 
     def __init__(self, node: Node, tree: str) -> None:
-        self.folder = node.path("incoming", tree)
+        self.folder = os.path.join(os.path.dirname(node.tree(tree)), "incoming", tree)
         self.tree = tree
 
     def at(self, path: str, entry: Entry) -> bytes:
@@ -118,7 +121,7 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     need = [path for path in to_write(seen) if wanted[path].link is None]
     if begun:
         need = [path for path in need if not incoming.has(path, wanted[path])]
-    _check_room(node, sum(wanted[path].size for path in need))
+    _check_room(incoming.folder, sum(wanted[path].size for path in need))
     return {
         "push": made.push,
         "need": [index[path] for path in need],
@@ -129,8 +132,8 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     }
 
 
-def _check_room(node: Node, size: int) -> None:
-    free = free_bytes(node.dir)
+def _check_room(folder: str, size: int) -> None:
+    free = free_bytes(folder)
     if free is not None and size > free:
         raise Refusal(
             "disk",
@@ -150,6 +153,8 @@ def commit(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # n
         seen = survey(folder, record, made.files, made.overwrite, made.sums)
         _refuse_unready(seen, made, incoming)
         os.makedirs(folder.folder, exist_ok=True)  # a project without a file is a place to run in, too
+        if not os.path.lexists(node.path(name)):
+            os.symlink(folder.folder, node.path(name))  # it lies on a local disk; here it is looked for
         pending = {path: _stage(incoming, path, made.files[path]) for path in to_write(seen)}
         store_record(node, name, Record(seen.settled, pending, seen.stale + seen.gone))
         for path in seen.stale:

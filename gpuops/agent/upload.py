@@ -184,10 +184,9 @@ class Upload:
 
     def _put(self, number: int, digest: bytes, size: int, body: Callable[[], Iterator[bytes]]) -> str:
         headers = {"Content-MD5": base64.b64encode(digest).decode()}
-        url = self._urls["parts"][number - 1]
 
-        def ask() -> objects.Answer:
-            return objects.ask("PUT", url, body(), size, headers, self._silence_s())
+        def ask() -> objects.Answer:  # by the newest address: others may have come meanwhile
+            return objects.ask("PUT", self._urls["parts"][number - 1], body(), size, headers, self._silence_s())
 
         return objects.patiently(ask, self._limit()).headers["etag"]
 

@@ -31,8 +31,10 @@ FAREWELL_S = 60.0
 """How long whoever is connected may take after that to fetch the results of a run that the lease ended."""
 HEALTHY_S = 10.0
 """An agent that lived this long is started again at once; otherwise there is a growing pause."""
-END_TRIES = 3
-END_S = 60.0
+END_S = 150.0
+"""How long what ends the machine may take, in seconds: at RunPod that is a round of several requests."""
+AGAIN_S = 20.0
+"""From one failed attempt to end the machine to the next; the bill goes on meanwhile."""
 
 
 def main(_mode: str, arguments: Sequence[str]) -> int:
@@ -76,10 +78,10 @@ class Watchdog:
             self._tend_agent()
             end = self._next_end()
             if terminated or self._has_ended():
-                self._close("stop", "this node is being ended", "now")
+                self._close("end", "this node is being ended", "now")
                 return
             if self._goes_with_host():
-                self._close("stop", "the node whose machine this one shares has ended", "now")
+                self._close("end", "the node whose machine this one shares has ended", "now")
                 self._note_end("the node whose machine it shared has ended")
                 return
             if end is not None and end.left_s <= 0:
@@ -166,15 +168,27 @@ class Watchdog:
         except OSError as error:
             log(f"that this node has ended could not be noted: {error}")  # a full disk keeps no machine alive
         argv = self._node.settings().get("end")
-        for attempt in range(END_TRIES if argv else 0):
-            if attempt:
-                time.sleep(10.0)
-            if run_end(argv):
+        if argv:
+            self._tell_boot_watch()
+        while argv and not run_end(argv):
+            if self._terminated_within(AGAIN_S):
                 return
+
+    def _tell_boot_watch(self) -> None:
+        """What came with the machine ends it, too, where we cannot, or its container starts again."""
+        now, hard = time.time(), lease.read(self._node).get("hard_wall")
+        lease.tell_boot_watch(self._node.settings().get("boot_watch"), now if hard is None else min(now, hard))
+
+    def _terminated_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if signal.SIGTERM in self._wake.wait(deadline - time.monotonic()):
+                return True
+        return False
 
 
 def run_end(argv: Any) -> bool:
-    """Run what ends this machine for good; whether it succeeded."""
+    """Run what ends this machine for good; whether that is under way."""
     try:
         code = subprocess.run(argv, stdin=subprocess.DEVNULL, timeout=END_S, check=False).returncode
     except (OSError, subprocess.TimeoutExpired) as error:

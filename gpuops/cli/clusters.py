@@ -12,12 +12,12 @@ from gpuops.cli import completion
 from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
 from gpuops.cli.shapes import NamesProvider, example_help
 from gpuops.cli.world import greet, make_world
-from gpuops.errors import StillBilling, UsageError
+from gpuops.core.errors import StillBilling, UsageError
 
 if TYPE_CHECKING:
-    from gpuops.ledger import ClusterRow
-    from gpuops.models import Resource
-    from gpuops.world import World
+    from gpuops.core.context import World
+    from gpuops.core.models import Resource
+    from gpuops.ledger.store import ClusterRow
 
 UP_HELP = example_help(
     "Bring up a cluster and leave it up.",
@@ -59,10 +59,11 @@ def up(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    from gpuops import cluster, offering
     from gpuops.cli import trust
     from gpuops.cli.request import counted, lease_wish, machine_request, own_options, with_table
-    from gpuops.output import columns
+    from gpuops.clusters import up as cluster
+    from gpuops.core.output import columns
+    from gpuops.offers import table
 
     if provider.startswith("-"):
         raise UsageError(f"there is no option {provider}", "the provider comes first: gpuops up local")
@@ -80,7 +81,7 @@ def up(
         documents = [dataclasses.asdict(offer) | {"per_hour": offer.per_hour} for offer in offers]
         width = columns(world.out.out)
         paid = dataclasses.asdict(payer) if payer else None
-        lines = offering.would_create(offers, payer, width)
+        lines = table.would_create(offers, payer, width)
         world.out.result("offers", {"offers": documents, "payer": paid}, lines)
         return
     with world.signals:
@@ -94,12 +95,13 @@ def _announce(world: World, row: ClusterRow, machines: Sequence[Resource]) -> No
     """What is up, until when, and the document for programs."""
     import time
 
-    from gpuops import guard, login
-    from gpuops import lease as leases
-    from gpuops.output import money
+    from gpuops.commands import ssh
+    from gpuops.core.output import money
+    from gpuops.guard import daemon
+    from gpuops.offers import lease as leases
 
-    if guard.wants_guard(world.ledger, row):
-        guard.ensure(world.home)
+    if daemon.wants_guard(world.ledger, row):
+        daemon.ensure(world.home)
     nodes = [{"name": one.name, "address": one.address, "per_hour": one.per_hour} for one in machines]
     now = time.time()
     count = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
@@ -117,7 +119,7 @@ def _announce(world: World, row: ClusterRow, machines: Sequence[Resource]) -> No
         },
         [
             f"{row.name} is up: {count}{price}; {leases.describe(row.lease, now)}",
-            *login.names(world, row, machines),
+            *ssh.names(world, row, machines),
             *([leases.ending(row.name, row.lease, now)] if per_hour else []),
         ],
     )
@@ -125,7 +127,7 @@ def _announce(world: World, row: ClusterRow, machines: Sequence[Resource]) -> No
 
 def check_name(name: str) -> None:
     """Raises UsageError for a name that providers could not take as a mark."""
-    from gpuops.models import NAME
+    from gpuops.core.models import NAME
 
     if not NAME.fullmatch(name):
         raise UsageError(
@@ -147,9 +149,9 @@ def down(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    from gpuops import down as story
-    from gpuops.ledger import LedgerTooNew
-    from gpuops.reap import down_by_mark
+    from gpuops.clusters.reap import down_by_mark
+    from gpuops.commands import down as story
+    from gpuops.ledger.store import LedgerTooNew
 
     world, _ = make_world(as_json=as_json)
     try:
@@ -183,17 +185,18 @@ def lease(
 ) -> None:
     import time
 
-    from gpuops import choose, guard
-    from gpuops import lease as leases
-    from gpuops.errors import NodeError
-    from gpuops.funds import beyond
-    from gpuops.live import open_live, send_lease
-    from gpuops.models import Lease
+    from gpuops.clusters import select
+    from gpuops.core.errors import NodeError
+    from gpuops.core.models import Lease
+    from gpuops.guard import daemon
+    from gpuops.nodes.session import open_live, send_lease
+    from gpuops.offers import lease as leases
+    from gpuops.offers.funds import beyond
 
     by_s = leases.parse_span(extend) if extend is not None else None
     world, _ = make_world(as_json=as_json)
     greet(world)
-    row = choose.by_name(world.ledger.clusters(), name)
+    row = select.by_name(world.ledger.clusters(), name)
     now = time.time()
     ours = row.lease
     if by_s is not None:
@@ -209,7 +212,7 @@ def lease(
             raise NodeError(
                 f"{row.name} is being ended: its lease cannot be extended any more", "gpuops status shows what is left"
             )
-        guard.ensure(world.home)
+        daemon.ensure(world.home)
         if ours.end != ours.hard_end:
             world.out.say("note: the spending limit (--max-cost) comes first; extending time does not move it")
         if said := beyond(world, row, ours, now):

@@ -41,13 +41,13 @@ def live_runs(incomplete: str) -> list[str]:
 
 
 def providers(incomplete: str) -> list[str]:
-    from gpuops import registry
+    from provisioners import registry
 
     return [name for name in registry.names() if name.startswith(incomplete)]
 
 
 def workloads(incomplete: str) -> list[tuple[str, str]]:
-    from gpuops.workloads import WORKLOADS
+    from gpuops.sync.workloads import WORKLOADS
 
     return [(name, known.line) for name, known in WORKLOADS.items() if name.startswith(incomplete)]
 

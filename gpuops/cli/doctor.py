@@ -9,7 +9,7 @@ import typer
 from gpuops.cli.flags import Json
 from gpuops.cli.shapes import NamesProvider, example_help
 from gpuops.cli.world import make_world
-from gpuops.errors import UsageError
+from gpuops.core.errors import UsageError
 
 DOCTOR_HELP = example_help(
     "Say what would keep a run from going well, and what to do about it.\n\n"
@@ -41,10 +41,10 @@ def doctor(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    from gpuops import registry
     from gpuops.cli.request import counted, own_options
-    from gpuops.doctor import story
-    from gpuops.models import Request
+    from gpuops.commands.doctor import doctor as story
+    from gpuops.core.models import Request
+    from provisioners import registry
 
     if cluster is not None and where is not None:
         raise UsageError("--cluster and a name exclude each other", f"leave out {where}, or --cluster")

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from gpuops.cli.commands import COMMANDS, short_answer
 from gpuops.cli.passed import set_passed, split
-from gpuops.errors import BUG, GpuopsError, Interrupted, UsageError
+from gpuops.core.errors import BUG, GpuopsError, Interrupted, UsageError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 COMPLETING = "_GPUOPS_COMPLETE"
@@ -97,7 +97,7 @@ def _bug(error: Exception, as_json: bool) -> int:
 
 def report(say: str, hint: str, code: int, as_json: bool) -> None:
     """One sentence and one thing to do, on stderr; with --json an error object on stdout as well."""
-    from gpuops.output import SCHEMA, calm, send
+    from gpuops.core.output import SCHEMA, calm, send
 
     if as_json:
         import json

@@ -51,7 +51,7 @@ def push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be sent.")] = False,
     as_json: Json = False,
 ) -> None:
-    from gpuops.transfer import push_project
+    from gpuops.commands.pull import push_project
 
     world, _ = make_world(as_json=as_json)
     greet(world)
@@ -75,7 +75,7 @@ def pull(
     cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
-    from gpuops.transfer import pull_project_edits, pull_results
+    from gpuops.commands.pull import pull_project_edits, pull_results
 
     world, _ = make_world(as_json=as_json)
     greet(world)

@@ -44,7 +44,9 @@ class MachineFlags:
 
     nodes: Annotated[int | None, _option("How many nodes."), Free.ASKED] = None
     gpus: Annotated[int | None, _option("GPUs per node; without GPUs, ranks per node."), Free.ASKED] = None
-    gpu_type: Annotated[str | None, _option("Which GPU to rent, such as h100."), Free.ASKED] = None
+    gpu_type: Annotated[str | None, _option("Which GPU to rent, such as h100.", "--gpu-type", "--gpu"), Free.ASKED] = (
+        None
+    )
     gpu_mem: Annotated[int | None, _option("GPU memory to rent, in GB.", metavar="GB"), Free.ASKED] = None
     spot: Annotated[
         bool | None, typer.Option("--spot", help="Rent interruptible machines.", show_default=False), Free.ASKED
@@ -59,7 +61,10 @@ class MachineFlags:
         float | None, _option("How long a node may take to become ready.", metavar="MIN"), Free.ASKED
     ] = None
     wait: Annotated[
-        str | None, _option("While nothing can be had, go on asking for this long: 30min, 2h.", metavar="SPAN")
+        str | None,
+        _option(
+            "While nothing can be had, go on asking for this long (2h); what --retries rents: 30min.", metavar="SPAN"
+        ),
     ] = None
 
 

@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from gpuops import workloads
 from gpuops.cli import completion
 from gpuops.cli.flags import Json, LaunchFlags, MachineFlags, Yes, with_flags
 from gpuops.cli.passed import passed
 from gpuops.cli.shapes import WORDS, TakesArguments, TakesCommand, example_help
-from gpuops.errors import UsageError
+from gpuops.core.errors import UsageError
+from gpuops.sync import workloads
 
 TRAIN_HELP = example_help(
     "Train through torchrun on one GPU, one node or several.\n\n"
@@ -71,7 +71,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     from gpuops.cli.story import tell
-    from gpuops.models import RunRequest
+    from gpuops.core.models import RunRequest
 
     checked = check_mode(mode)
     named = {"SCRIPT": script, "-m": module, "--workload": workload}
@@ -139,7 +139,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     from gpuops.cli.story import tell
-    from gpuops.models import RunRequest
+    from gpuops.core.models import RunRequest
 
     words: Any = passed()
     if not words or not words[0]:

@@ -10,7 +10,7 @@ from gpuops.cli import completion
 from gpuops.cli.passed import passed
 from gpuops.cli.shapes import MayTakeCommand, example_help
 from gpuops.cli.world import greet, make_world
-from gpuops.errors import UsageError
+from gpuops.core.errors import UsageError
 
 SSH_HELP = example_help(
     "Open a shell on a node, in the project's folder.\n\nOr run one command there: its exit code is passed on.",
@@ -41,7 +41,7 @@ def ssh(
     ] = None,
     node: Node = 0,
 ) -> None:
-    from gpuops import login
+    from gpuops.commands import ssh as login
 
     world, _ = make_world()
     greet(world)
@@ -65,7 +65,7 @@ def forward(
         int | None, typer.Option("--local", metavar="PORT", help="Another port here.", show_default=False)
     ] = None,
 ) -> None:
-    from gpuops import login
+    from gpuops.commands import ssh as login
 
     if len(words) > 2:
         raise UsageError(f"'{words[2]}' is more than gpuops forward takes", "write it like: gpuops forward lab 6006")

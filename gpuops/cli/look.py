@@ -13,7 +13,7 @@ from gpuops.cli import completion
 from gpuops.cli.flags import Json
 from gpuops.cli.shapes import example_help
 from gpuops.cli.world import greet, make_world
-from gpuops.errors import StillBilling, UsageError
+from gpuops.core.errors import StillBilling, UsageError
 
 LOGS_HELP = example_help(
     "Show a run's output, each byte once, whoever fetched it; nodes and ranks merged by time, to the second.\n\n"
@@ -63,8 +63,9 @@ def logs(
     launcher: Annotated[bool, typer.Option("--launcher", help="Show torchrun's own lines as well.")] = False,
     as_json: Json = False,
 ) -> None:
-    from gpuops.logtimes import moment
-    from gpuops.watch import Filter, watch
+    from gpuops.commands.logs import watch
+    from gpuops.runs.log_view import Filter
+    from gpuops.runs.logtimes import moment
 
     if tail is not None and tail < 1:
         raise UsageError(f"--tail is at least 1 line, not {tail}", "gpuops logs --tail 50")
@@ -95,13 +96,13 @@ def status(
     cloud: Annotated[bool, typer.Option("--cloud", help="Ask the providers what is really there.")] = False,
     as_json: Json = False,
 ) -> None:
-    from gpuops.output import columns
+    from gpuops.core.output import columns
 
     world, _ = make_world(as_json=as_json)
     width = columns(world.out.out)
     if cloud:
-        from gpuops.status import cloud as look_outside
-        from gpuops.status import cloud_lines
+        from gpuops.commands.status import cloud as look_outside
+        from gpuops.commands.status import cloud_lines
 
         documents, unasked, idle = look_outside(world)
         for one in unasked:
@@ -115,8 +116,8 @@ def status(
     if not (world.home / "ledger.db").exists():  # nothing was ever brought up: no need to open anything
         world.out.result("status", {"clusters": [], "guard_refused": {}}, ["nothing is up"])
         return
-    from gpuops import guardkeys
-    from gpuops.status import lines, look
+    from gpuops.commands.status import lines, look
+    from gpuops.guard import guardkeys
 
     found = look(world)
     refusing = guardkeys.refused(world.home)
@@ -127,7 +128,7 @@ def status(
 
 
 def runs(as_json: Json = False) -> None:
-    from gpuops.output import ago, columns, table
+    from gpuops.core.output import ago, columns, table
 
     world, _ = make_world(as_json=as_json)
     greet(world)
@@ -177,7 +178,7 @@ def stop(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    from gpuops import down as story
+    from gpuops.commands import down as story
 
     world, _ = make_world(as_json=as_json)
     greet(world)

@@ -11,8 +11,8 @@ from gpuops.cli import completion
 from gpuops.cli.flags import Json
 from gpuops.cli.shapes import example_help
 from gpuops.cli.world import make_world
-from gpuops.contract import Checked
-from gpuops.errors import UsageError
+from gpuops.core.errors import UsageError
+from provisioners.checked import Checked
 
 POLICY_HELP = example_help(
     "Print the least that an account must allow for what gpuops does.\n\n"

@@ -11,7 +11,7 @@ import typer
 from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
 from gpuops.cli.shapes import NamesProvider, example_help
 from gpuops.cli.world import greet, make_world
-from gpuops.errors import UsageError
+from gpuops.core.errors import UsageError
 
 PROVE_HELP = example_help(
     "Show with real machines that a provider keeps what gpuops promises.\n\nIt makes, loses, kills and ends "
@@ -46,8 +46,8 @@ def prove(
     as_json: Json = False,
 ) -> None:
     from gpuops.cli.request import counted, machine_request, own_options
-    from gpuops.proof import record as records
-    from gpuops.proof.prove import prove as story
+    from gpuops.commands.prove import record as records
+    from gpuops.commands.prove.prove import prove as story
 
     if not 0 < spend < float("inf"):
         raise UsageError(f"--spend {spend:g} is no limit that can be kept", "--spend takes a number above 0")

@@ -11,7 +11,7 @@ from gpuops.cli import completion
 from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
 from gpuops.cli.shapes import NamesProvider, example_help
 from gpuops.cli.world import make_world
-from gpuops.errors import UsageError
+from gpuops.core.errors import UsageError
 
 QUOTA_HELP = example_help(
     "Show what an account may have at once, whether a request fits, and ask for more.\n\n"
@@ -54,8 +54,8 @@ def quota(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    from gpuops import quota as story
     from gpuops.cli.request import machine_request, own_options
+    from gpuops.offers import quota as story
 
     if provider.startswith("-"):
         raise UsageError(f"there is no option {provider}", "the provider comes first: gpuops quota aws")

@@ -10,12 +10,12 @@ import typer
 from gpuops.cli.flags import Json, Yes
 from gpuops.cli.shapes import example_help
 from gpuops.cli.world import greet, make_world
-from gpuops.errors import GpuopsError, StillBilling, UsageError
+from gpuops.core.errors import GpuopsError, StillBilling, UsageError
 
 if TYPE_CHECKING:
-    from gpuops.adopt import Lost
-    from gpuops.reap import Unasked
-    from gpuops.world import World
+    from gpuops.clusters.reap import Unasked
+    from gpuops.clusters.recovery import Lost
+    from gpuops.core.context import World
 
 HELP = example_help(
     "Find what carries our mark and nobody remembers: end it, or take it back.\n\nWith --adopt, clusters that a lost "
@@ -43,9 +43,9 @@ def reap(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    from gpuops import reap as story
-    from gpuops.adopt import adopt_all, summary
-    from gpuops.ledger import LedgerTooNew
+    from gpuops.clusters import reap as story
+    from gpuops.clusters.recovery import adopt_all, summary
+    from gpuops.ledger.store import LedgerTooNew
 
     if yes + adopt + (forget is not None) > 1:
         raise UsageError("--yes, --adopt and --forget exclude each other", "end, take back or forget: say one of them")
@@ -66,6 +66,8 @@ def reap(
     unasked += [one for one in unasked_too if one.say not in said_already]
     for name in closed:
         world.out.say(f"{name} is gone: its provider lists nothing of it")
+    for said in story.parting(world):
+        world.out.say(said)
     clusters = story.lost(found)
     fates = ["end" if yes else "adopt"] * len(clusters) if yes or adopt else _asked(world, clusters, unasked)
     chosen = {fate: [one for one, given in zip(clusters, fates, strict=True) if given == fate] for fate in ANSWERS}
@@ -95,7 +97,7 @@ def reap(
 
 def _asked(world: World, clusters: Sequence[Lost], unasked: Sequence[Unasked]) -> list[str]:
     """What is to become of each; `leave` is what nothing is typed for. Raises UsageError where nobody can be asked."""
-    from gpuops.adopt import live_run
+    from gpuops.clusters.recovery import live_run
 
     for one in unasked if clusters else ():
         world.out.say(f"note: {one}")

@@ -14,12 +14,12 @@ from typing import Any, NoReturn, TypeVar
 
 from gpuops.cli.complaints import NEAR
 from gpuops.cli.flags import LaunchFlags, MachineFlags, filled, keys
-from gpuops.errors import UsageError
-from gpuops.lease import parse_span
-from gpuops.models import Option, Request
-from gpuops.settings import KEYS, Settings
-from gpuops.terms import LeaseWish
-from gpuops.world import World
+from gpuops.core.context import World
+from gpuops.core.errors import UsageError
+from gpuops.core.models import Option, Request
+from gpuops.core.settings import KEYS, Settings
+from gpuops.offers.approval import LeaseWish
+from gpuops.offers.lease import parse_span
 
 F = TypeVar("F")
 TIMEOUT_MIN = 20.0
@@ -56,6 +56,8 @@ def machine_request(provider: str, flags: MachineFlags, options: Mapping[str, An
     for name, value, least in (("--nodes", flags.nodes, 1), ("--gpus", flags.gpus, 1), ("--gpu-mem", flags.gpu_mem, 1)):
         if value is not None and value < least:
             raise UsageError(f"{name} {value} is too few", f"{name} takes a number from {least}")
+    if flags.gpu_type and re.fullmatch(r"\d{1,2}", flags.gpu_type):
+        raise UsageError(f"--gpu-type {flags.gpu_type} names no GPU", f"for how many it is --gpus {flags.gpu_type}")
     for name, amount in (
         ("--max-price", flags.max_price),
         ("--max-hours", flags.max_hours),
@@ -77,7 +79,7 @@ def machine_request(provider: str, flags: MachineFlags, options: Mapping[str, An
         image=flags.image,
         timeout_min=flags.timeout or TIMEOUT_MIN,
         options=options,
-        wait_s=0.0 if flags.wait is None else parse_span(flags.wait),
+        wait_s=None if flags.wait is None else parse_span(flags.wait),
     )
 
 
@@ -158,7 +160,7 @@ def _names(options: Sequence[Option]) -> list[str]:
 
 def environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """`--env K=V` and `--env K` as a mapping. Raises UsageError, also for what says who a process of the run is."""
-    from gpuops.launch import IDENTITY
+    from gpuops.runs.spec import IDENTITY
 
     values = {}
     for word in words:
@@ -185,7 +187,7 @@ def environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, s
 
 def key_shaped(values: Mapping[str, str]) -> dict[str, str]:
     """Variables whose values look like keys, and like which; none where nothing can be searched here."""
-    from gpuops.push.keyscan import by_content
+    from gpuops.sync.secret_scan import by_content
 
     try:
         found = {name: by_content(f"{name}={value}".encode(errors="replace")) for name, value in values.items()}

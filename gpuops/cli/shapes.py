@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperCommand
 
-from gpuops.errors import GpuopsError
+from gpuops.core.errors import GpuopsError
 
 if TYPE_CHECKING:
-    from gpuops.models import Option
+    from gpuops.core.models import Option
 
 WORDS = "gpuops.words"
 
@@ -50,7 +50,7 @@ class NamesProvider(TyperCommand):
         return super().parse_args(ctx, args)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from gpuops import registry
+        from provisioners import registry
 
         providers = registry.names()
         named = next((word for word in ctx.meta.get(WORDS, ()) if word in providers), None)
@@ -108,7 +108,7 @@ def _options_if_known(provider: str) -> Sequence[Option]:
 
 def _options(provider: str) -> Sequence[Option]:
     """What a provider declares; nobody's credentials are needed to ask."""
-    from gpuops import registry
+    from provisioners import registry
     from provisioners.base import Context
 
     return registry.load(provider, Context(owner="", home=Path(), env={})).options

@@ -9,7 +9,6 @@ from typing import Any
 
 import typer
 
-from gpuops import sinks
 from gpuops.cli import trust
 from gpuops.cli.flags import LaunchFlags, MachineFlags
 from gpuops.cli.request import (
@@ -25,9 +24,10 @@ from gpuops.cli.request import (
     with_table,
 )
 from gpuops.cli.world import greet, make_world
-from gpuops.errors import UsageError
-from gpuops.models import RunRequest
-from gpuops.world import World
+from gpuops.core.context import World
+from gpuops.core.errors import UsageError
+from gpuops.core.models import RunRequest
+from gpuops.sync import sinks
 
 NODES = 2
 """How many nodes `train multinode` brings up when nobody says: the fewest that are several."""
@@ -50,8 +50,8 @@ def tell(
     `make_request` is given the flags completed from `gpuops.toml`; `own` are the words that the provider
     behind `--on` reads. `one`: of what flags this launch takes one, whatever `gpuops.toml` says for others.
     """
-    from gpuops import job as story
-    from gpuops.run import Sending
+    from gpuops.commands import train as story
+    from gpuops.runs.prepare import Sending
 
     world, settings = make_world(as_json=as_json, yes=yes, strict=True)
     insisted = flags.retries is not None
@@ -82,7 +82,7 @@ def tell(
     )
     greet(world)
     if dry_run:
-        from gpuops.dryrun import dry_run as plan
+        from gpuops.commands.plan import dry_run as plan
 
         document, lines = plan(world, job)
         world.out.result("plan", document, lines)
@@ -152,7 +152,7 @@ def complete(world: World, request: RunRequest, flags: LaunchFlags) -> RunReques
 
 def program(workload: str, data: str | None) -> str:
     """A workload's script. Raises UsageError for one that does not exist, or reads no data where some are named."""
-    from gpuops.workloads import WORKLOADS, script
+    from gpuops.sync.workloads import WORKLOADS, script
 
     path = script(workload)
     if data and not WORKLOADS[workload].reads:
@@ -187,9 +187,9 @@ def script_inside(folder: Path, script: str) -> str:
 
 def _resumed(world: World, request: RunRequest) -> RunRequest:
     """`--resume RUN`: the run must have outputs, and be of the same kind."""
-    from gpuops import belated
-    from gpuops.push.restore import check
-    from gpuops.run import find_run, tree_of
+    from gpuops.runs import belated
+    from gpuops.runs.prepare import find_run, tree_of
+    from gpuops.sync.restore import check
 
     row = find_run(world, str(request.resume))
     if belated.is_awaited(row):

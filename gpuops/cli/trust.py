@@ -10,14 +10,14 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from gpuops import trust as words
 from gpuops.cli.flags import Free, Json, LaunchFlags, MachineFlags, freedom, untyped
 from gpuops.cli.shapes import example_help
 from gpuops.cli.world import make_world, tables
-from gpuops.errors import UsageError
-from gpuops.push.files import inside, shown
-from gpuops.settings import Toml, read_toml
-from gpuops.world import World
+from gpuops.core import trust as words
+from gpuops.core.context import World
+from gpuops.core.errors import UsageError
+from gpuops.core.settings import Toml, read_toml
+from gpuops.sync.project import inside, shown
 
 NAME = "gpuops.toml"
 TRUST_HELP = example_help(

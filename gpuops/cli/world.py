@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from gpuops.errors import UsageError
-from gpuops.output import Output, ago
-from gpuops.progress import progress_on
-from gpuops.settings import Settings, Tables, home, load, load_leniently, owner, surroundings
-from gpuops.signals import Signals
-from gpuops.system import obey_escapes, pass_over_current_folder
-from gpuops.world import World
+from gpuops.core.context import World
+from gpuops.core.errors import UsageError
+from gpuops.core.output import Output, ago
+from gpuops.core.platform import obey_escapes, pass_over_current_folder
+from gpuops.core.progress import progress_on
+from gpuops.core.settings import Settings, Tables, home, load, load_leniently, owner, surroundings
+from gpuops.core.signals import Signals
 
 
 def make_world(*, as_json: bool = False, yes: bool = False, strict: bool = False) -> tuple[World, Settings]:
@@ -75,7 +75,7 @@ def greet(world: World, *, lost: bool = True) -> None:
     """
     if not (world.home / "ledger.db").exists():  # nothing was ever brought up, or somebody removed it
         return _tell_lost(world, lambda: ()) if lost else None
-    from gpuops.ledger import LedgerUnwritable
+    from gpuops.ledger.store import LedgerUnwritable
 
     said = set()
     for step in (_tell, _see_to_guard, *([_tell_lost_of_ledger] * lost)):
@@ -96,10 +96,10 @@ def _tell(world: World) -> None:
 
 
 def _see_to_guard(world: World) -> None:
-    from gpuops import guard
+    from gpuops.guard import daemon
 
-    if any(guard.wants_guard(world.ledger, row) for row in world.ledger.clusters()):
-        guard.ensure(world.home)
+    if daemon.is_wanted(world.ledger):
+        daemon.ensure(world.home)
 
 
 def _tell_lost_of_ledger(world: World) -> None:
@@ -108,7 +108,7 @@ def _tell_lost_of_ledger(world: World) -> None:
 
 def _tell_lost(world: World, live: Callable[[], Iterable[str]]) -> None:
     """What this computer has names or nodes of, and its ledger does not know."""
-    from gpuops.orphans import orphans
+    from gpuops.clusters.orphans import orphans
 
     if names := orphans(world.home, live):
         world.out.say(

@@ -11,12 +11,13 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpuops.errors import AuthFailed, GpuopsError, NotSetUp, ProviderError, Rejected, UsageError
-from gpuops.models import Request
+from gpuops.core.errors import AuthFailed, GpuopsError, NotSetUp, ProviderError, Rejected, UsageError
+from gpuops.core.models import Request
 from provisioners.aws import credentials, failures
 from provisioners.base import NOTHING
 
@@ -104,6 +105,10 @@ class Account:
         self._naming = threading.Lock()
         self._unnamed: set[str] = set()
         """Profiles whose identity was asked for in vain."""
+        self.price_list = DEFAULT
+        """Where the price list has answered last (`prices`)."""
+        self._planning = threading.Lock()
+        self._plans: dict[str, bool | None] = {}
 
     def client(self, service: str, region: str) -> Any:
         """A client that asks again where that is harmless. Raises NotSetUp, AuthFailed, UsageError."""
@@ -155,6 +160,21 @@ class Account:
             with self._lock:
                 self._identities[profile] = known
         return known
+
+    def on_free_plan(self, region: str) -> bool | None:
+        """Whether the account is on AWS's Free Plan; None where that may not be asked, or is not answered. Asked once.
+
+        Accounts from before July 2025 have no plan, which is None as well.
+        """
+        profile = split(region)[1]
+        with self._planning:
+            if profile not in self._plans:
+                self._plans[profile] = None
+                with suppress(ProviderError):
+                    client = self._client("freetier", join(DEFAULT, profile), launching=True)
+                    told = ask("ask for the account's plan", client.get_account_plan_state)
+                    self._plans[profile] = told.get("accountPlanType") == "FREE"
+            return self._plans[profile]
 
     def explained(self, region: str, error: E) -> E | AuthFailed:
         """Why a region does not take credentials: one that is not switched on knows none, which others do."""
@@ -235,7 +255,7 @@ class Account:
                 tries = 1 if launching else ATTEMPTS
                 settings = Config(
                     connect_timeout=CONNECT_S,
-                    read_timeout=NAMING_S if service == "sts" else READ_S,
+                    read_timeout=NAMING_S if service in ("sts", "freetier") else READ_S,
                     retries={"mode": "standard", "total_max_attempts": tries},
                     user_agent_extra="gpuops",
                     max_pool_connections=32,
@@ -273,7 +293,8 @@ class Account:
             return
         if name[:-1] in known and name[-1].isalpha():
             raise UsageError(
-                f"{name} is a zone, and no region", f"say --region {name[:-1]}: its zones are tried by their prices"
+                f"{name} is a zone, and no region",
+                f"say --region {name[:-1]}: its zones are tried by their prices (--zone {name} for that one alone)",
             )
         near = difflib.get_close_matches(name, known, 3, 0.7)
         meant = f"did you mean {' or '.join(near)}?" if near else "write it like us-east-1, several by commas"

@@ -11,10 +11,14 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpuops.errors import QuotaExceeded
-from gpuops.models import Increase
+from gpuops.core.errors import QuotaExceeded
+from gpuops.core.models import Increase
+from provisioners.aws import cases
 from provisioners.aws.access import split
-from provisioners.aws.quotas import ON_DEMAND, SPOT, UNIT, arithmetic
+from provisioners.aws.cases import SMALL
+from provisioners.aws.catalog import is_old
+from provisioners.aws.options import CPU
+from provisioners.aws.quotas import MARKETS, ON_DEMAND, SPOT, UNIT, arithmetic, class_of
 from provisioners.aws.ways import Asked, Place, Way, alike, as_asked, as_many, by_quota, by_region, fewer
 
 NAMED = 3
@@ -50,7 +54,8 @@ def advise(asked: Asked, places: Sequence[Place], now: float) -> list[Advice]:
         lines = [*elsewhere, *same, *_in_use(known), *_elsewhere(asked, places), *_increase(asked, known, now)[:1]]
     else:
         less = _less(asked, places, known)
-        lines = [*elsewhere, *less, *_in_use(known), *_elsewhere(asked, places), *_increase(asked, known, now)]
+        increase = [*_first(asked, known), *_increase(asked, known, now)]
+        lines = [*elsewhere, *less, *_in_use(known), *_elsewhere(asked, places), *increase]
     return [*lines, *(_unknown(_just(asked, unknown[0]), unknown) if unknown else [])]
 
 
@@ -80,7 +85,7 @@ def for_one(asked: Asked, places: Sequence[Place], now: float) -> list[Advice]:
 
 
 def _just(asked: Asked, way: Way) -> Asked:
-    return dataclasses.replace(asked, gpu_type=way.kind.type)
+    return asked.exactly(way.kind)
 
 
 def refusal(asked: Asked, places: Sequence[Place], now: float) -> QuotaExceeded:
@@ -112,8 +117,10 @@ def command(asked: Asked, what: str, region: str, *more: str) -> str:
         ("nodes", asked.nodes if asked.nodes > 1 else None),
         ("gpu-type", asked.gpu_type),
         ("gpu-mem", asked.gpu_mem),
+        ("instance-type", asked.types if asked.types != CPU else None),
     ):
-        words += [] if value is None else [f"--{flag}", str(value)]
+        words += [f"--{flag}", str(value)] if value else []
+    words += ["--cpu"] if asked.types == CPU else []
     words += ["--spot"] if asked.market == SPOT else ["--on-demand"] if what == "quota" else []
     words += ["--region", name] if name else []
     words += ["--profile", profile or asked.profile] if profile or asked.profile else []
@@ -165,22 +172,20 @@ def _other_market(asked: Asked, places: Sequence[Place]) -> list[Advice]:
 def _less(asked: Asked, places: Sequence[Place], ways: Sequence[Way]) -> list[Advice]:
     """Fewer GPUs, where there is room for any."""
     less = [found[0] for place in places if (found := fewer(asked, place, asked.market))]
+    things = "GPUs" if any(way.kind.gpus for way in ways) else "machines"
     if less:
-        best = max(less, key=lambda way: way.gpus)
+        best = max(less, key=lambda way: (way.gpus, way.nodes))
         return [
             Advice(
-                f"with fewer GPUs something runs today in {best.region}, where {best.free:g} {UNIT} are free: "
+                f"with fewer {things} something runs today in {best.region}, where {best.free:g} {UNIT} are free: "
                 f"{best.say()}",
                 command(_instead(asked, best), "up", best.place.region),
             )
         ]
     where = _regions(dict.fromkeys(way.region for way in ways))
     how = "as spot" if asked.market == SPOT else "on demand"
-    return [
-        Advice(
-            f"nothing with such GPUs runs {how} today in {where}: the {UNIT} that are free are too few for one machine"
-        )
-    ]
+    what = "nothing with such GPUs" if things == "GPUs" else "no such machine"
+    return [Advice(f"{what} runs {how} today in {where}: the {UNIT} that are free are too few for one machine")]
 
 
 def _same(asked: Asked, places: Sequence[Place], market: str) -> list[Advice]:
@@ -221,6 +226,29 @@ def _elsewhere(asked: Asked, places: Sequence[Place]) -> list[Advice]:
     return [Advice("quotas are counted by region, and another may have room", look)]
 
 
+def _first(asked: Asked, known: Sequence[Way]) -> list[Advice]:
+    """Where an account has nothing at all: the step that is granted soonest."""
+    least = min(known, key=lambda way: (way.total, way.kind.type))
+    place, counted = least.place, class_of(least.kind.type, ON_DEMAND)
+    limits = [place.standing.limits.get(class_of(least.kind.type, market).code) for market in MARKETS]
+    if any(limit != 0 for limit in limits) or least.total <= SMALL or least.increases or least.closed:
+        return []
+    alike = [kind for kind in place.kinds if ON_DEMAND in kind.markets and kind.gpus and not is_old(kind)]
+    same = [kind for kind in alike if class_of(kind.type, ON_DEMAND) == counted and kind.vcpus <= SMALL]
+    small = min(same, key=lambda kind: (kind.vcpus, kind.type), default=None)
+    if small is None:
+        return []
+    nodes = SMALL // small.vcpus
+    wish = dataclasses.replace(asked.exactly(small), nodes=nodes, gpus=small.gpus, gpu_mem=None, market=ON_DEMAND)
+    total = str(nodes * small.vcpus)
+    return [
+        Advice(
+            f"from 0 a small step is granted sooner: first {total} {UNIT} on demand, then more, then spot",
+            command(wish, "quota", place.region, "--request", total),
+        )
+    ]
+
+
 def _increase(asked: Asked, ways: Sequence[Way], now: float) -> list[Advice]:
     """What to ask AWS for: as little as would do, and as little as would do for as many GPUs."""
     known = [way for way in ways if way.free is not None]
@@ -229,6 +257,15 @@ def _increase(asked: Asked, ways: Sequence[Way], now: float) -> list[Advice]:
     least = min(known, key=lambda way: way.need - (way.free or 0.0))
     if least.increases:
         return [_open(asked, least, least.increases[0], now)]
+    if one := least.closed:
+        since = f", {days} ago" if (days := _days(one, now)) else ""
+        return [
+            Advice(
+                f"AWS was asked for {one.wanted:g} {UNIT} of {least.counted.name} in {least.region} "
+                f"({one.status}{since}), and they are not there: reply in its case rather than ask anew, and say what "
+                f"for ({cases.link(one)})"
+            )
+        ]
     codes = {way.counted.code for way in known if way.place is least.place}
     which = ["--code", least.counted.code] if len(codes) > 1 else []
     in_use = f" + {least.used:g} in use" if least.used else ""
@@ -251,24 +288,28 @@ def _increase(asked: Asked, ways: Sequence[Way], now: float) -> list[Advice]:
     return found
 
 
-def _open(asked: Asked, way: Way, one: Increase, now: float) -> Advice:
+def _days(one: Increase, now: float) -> str:
     days = int((now - one.created) // 86400) if one.created is not None else 0
-    since = f", for {days} day{'s' * (days != 1)}" if days > 0 else ""
+    return f"{days} day{'s' * (days != 1)}" if days > 0 else ""
+
+
+def _open(asked: Asked, way: Way, one: Increase, now: float) -> Advice:
+    since = f", for {days}" if (days := _days(one, now)) else ""
     enough = (
         "would do"
         if one.wanted >= way.total
         else f"is less than the {way.total} that would do, and one is open at a time"
     )
     return Advice(
-        f"AWS has yet to decide on {one.wanted:g} {UNIT} of {way.counted.name} in {way.region} ({one.status}{since}), "
-        f"which {enough}",
+        f"AWS has yet to decide on {one.wanted:g} {UNIT} of {way.counted.name} in {way.region} ({one.status}{since}"
+        f"{f'; its case: {cases.link(one)}' if one.case else ''}), which {enough}",
         command(asked, "quota", way.place.region, "--watch"),
     )
 
 
 def _instead(asked: Asked, way: Way) -> Asked:
     """The same wish with this way's machines."""
-    return dataclasses.replace(asked, nodes=way.nodes, gpus=way.kind.gpus, gpu_type=way.kind.type, gpu_mem=None)
+    return dataclasses.replace(asked.exactly(way.kind), nodes=way.nodes, gpus=way.kind.gpus or None, gpu_mem=None)
 
 
 def _regions(names: Iterable[str]) -> str:

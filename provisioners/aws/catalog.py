@@ -1,4 +1,5 @@
-"""AWS's instance types with whole NVIDIA GPUs, and which of them a request means. Pure, but for two questions.
+"""AWS's instance types, and which of them a request means: those with whole NVIDIA GPUs, or any for x86 by its name.
+Pure, but for two questions.
 
 Nothing of a type is known beforehand: how many GPUs and vCPUs it has is what DescribeInstanceTypes says (the size in a
 name does not tell: g4dn.16xlarge has one GPU, g4dn.12xlarge four).
@@ -12,13 +13,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuops.errors import UsageError
+from gpuops.core.errors import UsageError
 from provisioners.aws.access import Account, pages
+from provisioners.aws.options import CPU
 
 FAMILIES = ("g*", "p*", "vt*")
 """Whose vCPUs are counted as those of GPUs (`quotas`). All else, over a thousand types, need not be listed."""
 X86 = "x86_64"
 """The images that are taken without a word are built for it."""
+ARM = "has an ARM processor, and the images that gpuops starts are for x86"
 UNASKED = frozenset({"v100", "k80", "m60"})
 """What the images' drivers and newer builds of torch have left behind: only by name."""
 PAGE = 100
@@ -41,24 +44,36 @@ class Kind:
     vcpus: int
     markets: tuple[str, ...]
     """`on-demand`, `spot`."""
+    unfit: str = ""
+    """Why nobody could train on it, not even without a GPU."""
+
+    @property
+    def say(self) -> str:
+        """What is in it."""
+        return f"{self.gpus} x {self.gpu}, {self.memory} GB each" if self.gpus else f"{self.vcpus} vCPU, no GPU"
 
 
 def read(document: Mapping[str, Any]) -> Kind:
     """One type, as DescribeInstanceTypes tells of it."""
     told = (document.get("GpuInfo") or {}).get("Gpus") or []
-    plain = not document.get("BareMetal") and X86 in (document.get("ProcessorInfo") or {}).get(
-        "SupportedArchitectures", ()
-    )
-    ours = plain and all(one.get("Manufacturer") == "NVIDIA" for one in told)
     counts = [int(one.get("Count") or 0) for one in told]  # a slice of one counts 0
+    whole = all(counts) and all(one.get("Manufacturer") == "NVIDIA" for one in told)
     first = told[0] if told else {}
+    unfit = ""
+    if X86 not in (document.get("ProcessorInfo") or {}).get("SupportedArchitectures", ()):
+        unfit = ARM
+    elif document.get("BareMetal"):
+        unfit = "is bare metal, which gpuops does not rent"
+    elif not whole:
+        unfit = "has no whole NVIDIA GPU that gpuops can train on"
     return Kind(
         type=str(document["InstanceType"]),
-        gpus=sum(counts) if ours and all(counts) else 0,
+        gpus=0 if unfit else sum(counts),
         gpu=str(first.get("Name") or ""),
         memory=gigabytes(int((first.get("MemoryInfo") or {}).get("SizeInMiB") or 0)),
         vcpus=int((document.get("VCpuInfo") or {}).get("DefaultVCpus") or 0),
         markets=tuple(str(one) for one in document.get("SupportedUsageClasses") or ()),
+        unfit=unfit,
     )
 
 
@@ -74,15 +89,21 @@ def chosen(
     gpu_type: str | None,
     gpu_mem: int | None,
     market: str,
+    types: str = "",
     where: str = "there",
 ) -> list[Kind]:
     """Those a request speaks of, by name. Raises UsageError where it means none, or what it means is unclear.
 
+    types   names of types, which may be without a GPU.
     where   `in us-east-1`, for people.
     """
     whole = sorted((kind for kind in kinds if kind.gpus), key=lambda kind: kind.type)
-    named = _named(kinds, whole, gpu_type, where) if gpu_type else [kind for kind in whole if not is_old(kind)]
-    literal = bool(gpu_type) and all("." in one for one in _parts(str(gpu_type)))
+    if types:
+        there = [one.type for one in kinds if types == CPU and one.type in parts(types)]
+        named = [_exactly(kinds, one, where) for one in there or parts(types)]
+    else:
+        named = _named(kinds, whole, gpu_type, where) if gpu_type else [kind for kind in whole if not is_old(kind)]
+    literal = bool(types) or (bool(gpu_type) and all("." in one for one in parts(str(gpu_type))))
     wanted = gpus or (0 if literal else 1)
     fitting = [kind for kind in named if kind.gpus == wanted] if wanted else named
     if not fitting:
@@ -108,6 +129,11 @@ def _as(market: str) -> str:
 
 def _no_count(named: Sequence[Kind], wanted: int, gpu_type: str | None) -> UsageError:
     counts = sorted({kind.gpus for kind in named})
+    if not any(counts):
+        names = _listed(kind.type for kind in named)
+        return UsageError(
+            f"{names} has no GPU, and --gpus asks for {wanted}", "leave out --gpus, or name a type with GPUs"
+        )
     if len(named) == 1:
         only = named[0]
         return UsageError(
@@ -125,13 +151,40 @@ def _no_count(named: Sequence[Kind], wanted: int, gpu_type: str | None) -> Usage
 
 def _named(kinds: Iterable[Kind], whole: Sequence[Kind], wish: str, where: str) -> list[Kind]:
     found = [
-        kind for one in _parts(wish) for kind in (_typed(kinds, one, where) if "." in one else _gpu(whole, one, where))
+        kind for one in parts(wish) for kind in (_typed(kinds, one, where) if "." in one else _gpu(whole, one, where))
     ]
     return list(dict.fromkeys(found))
 
 
-def _parts(wish: str) -> list[str]:
+def parts(wish: str) -> list[str]:
     return [part.strip() for part in wish.split(",") if part.strip()]
+
+
+def _exactly(kinds: Iterable[Kind], name: str, where: str) -> Kind:
+    """The type of that name, with GPUs or without."""
+    by_name = {kind.type: kind for kind in kinds}
+    kind, fit = by_name.get(name), [one.type for one in by_name.values() if not one.unfit]
+    if kind is None:
+        near = difflib.get_close_matches(name, fit, 3, 0.6)
+        instead = f"did you mean {' or '.join(near)}? Or " if near else ""
+        raise UsageError(f"AWS has no instance type '{name}' {where}", instead + OTHERS)
+    if kind.unfit:
+        other = next((one for one in siblings(name) if one in fit), "")
+        hint = f"its sibling for x86 is {other}: --instance-type {other}" if other else "name another --instance-type"
+        raise UsageError(f"{name} {kind.unfit}", hint)
+    return kind
+
+
+def siblings(type: str) -> list[str]:
+    """What one for ARM may be called for x86, whether there is such a type or not: c7gd.large is c7id.large."""
+    match = re.fullmatch(r"([a-z]+)(\d+)g([a-z]*)\.(.+)", type)
+    if match is None:
+        return []
+    letters, generation, more, size = match.groups()
+    if letters == "t":
+        return [f"t3.{size}"]
+    numbers = range(int(generation), max(int(generation) - 2, 0), -1)
+    return [f"{letters}{number}{maker}{more}.{size}" for number in numbers for maker in ("i", "a", "")]
 
 
 def _typed(kinds: Iterable[Kind], name: str, where: str) -> list[Kind]:
@@ -190,15 +243,17 @@ def _listed(names: Iterable[str]) -> str:
 # Questions.
 
 
-def kinds(account: Account, region: str) -> dict[str, Kind]:
+def kinds(account: Account, region: str, types: str = "") -> dict[str, Kind]:
     """Every type of the families with GPUs that a region has, by name; those without a whole NVIDIA GPU as well, for
-    their vCPUs count too. Raises ProviderError."""
+    their vCPUs count too. `types`: names of further ones, whose families are asked for, too. Raises ProviderError."""
+    named = [name for one in parts(types) for name in (one, *siblings(one))]
+    further = {name.partition(".")[0] + ".*" for name in named}
     told = pages(
         "list instance types",
         account.client("ec2", region),
         "describe_instance_types",
         "InstanceTypes",
-        Filters=[{"Name": "instance-type", "Values": list(FAMILIES)}],
+        Filters=[{"Name": "instance-type", "Values": [*FAMILIES, *sorted(further)]}],
         MaxResults=PAGE,
     )
     found = [read(one) for one in told]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gpuops.errors import AuthFailed, NotSetUp, UsageError
-from gpuops.models import DOTENV
+from gpuops.core.errors import AuthFailed, NotSetUp, UsageError
+from gpuops.core.models import DOTENV
 from provisioners.aws.failures import MFA, NO_KEYS
 from provisioners.base import NOTHING, Credential, credential
 

@@ -1,4 +1,5 @@
-"""Ending what is ours, in the order that works: machines; then the spot requests that they came from; then their group.
+"""Ending what is ours, in the order that works: machines; then the spot requests that they came from, and disks and
+network interfaces that they have left behind; then their group.
 
 A spot request is never cancelled while its machine lives: AWS would then stop it where it should end.
 """
@@ -11,12 +12,14 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from gpuops.errors import ProviderError
-from gpuops.models import Resource
+from gpuops.core.errors import ProviderError
+from gpuops.core.models import Resource
 from provisioners.aws import listing, machines, tags
 from provisioners.aws.access import Account, ask
 from provisioners.aws.failures import code
 
+IN_USE = ("DependencyViolation", "InvalidGroup.InUse", "VolumeInUse", "InvalidNetworkInterface.InUse")
+"""Codes for what cannot go yet."""
 LAG_S = 60.0
 """So long after its creation a spot request's machine may exist and not be known."""
 
@@ -31,12 +34,13 @@ class Ending:
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         """Raises what one of them came to, when all were asked for."""
+        ends = {machines.REQUEST: self._request, machines.VOLUME: self._volume, machines.CARD: self._card}
         for region in dict.fromkeys(one.region for one in resources):
             here = [one for one in resources if one.region == region]
             self._try(partial(self._machines, region, [one for one in here if one.kind == "machine"]))
             for one in here:
-                if one.kind == machines.REQUEST:
-                    self._try(partial(self._request, one))
+                if end := ends.get(one.kind):
+                    self._try(partial(end, one))
             busy = {tags.cluster_of(one.name) for one in here if one.kind == "machine"}
             for one in here:
                 if one.kind == tags.GROUP and tags.cluster_of(one.name) not in busy:
@@ -91,12 +95,24 @@ class Ending:
                 self._unless_absent(error)
         return told is None and self._now() - _created(request) > LAG_S
 
+    def _volume(self, resource: Resource) -> None:
+        client = self._account.client("ec2", resource.region)
+        self._remove(f"delete the volume {resource.id}", client.delete_volume, VolumeId=resource.id)
+
+    def _card(self, resource: Resource) -> None:
+        client, id_ = self._account.client("ec2", resource.region), resource.id
+        self._remove(f"delete the network interface {id_}", client.delete_network_interface, NetworkInterfaceId=id_)
+
     def _group(self, resource: Resource) -> None:
         client = self._account.client("ec2", resource.region)
+        self._remove(f"delete the security group {resource.id}", client.delete_security_group, GroupId=resource.id)
+
+    def _remove(self, doing: str, call: Callable[..., Any], **which: Any) -> None:
+        """What is still in use is left for the next round."""
         try:
-            ask(f"delete the security group {resource.id}", client.delete_security_group, GroupId=resource.id)
+            ask(doing, call, **which)
         except ProviderError as error:
-            if code(error) not in ("DependencyViolation", "InvalidGroup.InUse"):
+            if code(error) not in IN_USE:
                 self._unless_absent(error)
 
     def _unless_absent(self, error: ProviderError) -> None:

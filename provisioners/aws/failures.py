@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from gpuops.errors import (
+from gpuops.core.errors import (
     AuthFailed,
     NoCapacity,
     NotSetUp,
@@ -22,6 +22,9 @@ LONGEST = 300
 LATER = "try again later, let it be tried for you (--wait 2h), or allow more: other types, --region A,B"
 SPOT_QUOTA = "see what is missing, and request more: gpuops quota aws --spot"
 QUOTA = "see what is missing, and request more: gpuops quota aws --on-demand"
+PASS = (
+    "allow iam:PassRole on the role that is in it, which gpuops policy aws leaves out, or leave out --instance-profile"
+)
 POLICY = "gpuops policy aws prints what gpuops needs; have whoever runs the account allow it"
 KEYS = "look at who you are there: aws sts get-caller-identity"
 SSO = "aws sso login"
@@ -31,6 +34,13 @@ AGAIN = "try again in a minute"
 NO_VPC = "make one: aws ec2 create-default-vpc --region {region}; or name a subnet of your own: --subnet subnet-…"
 SPOT_ROLE = "have it made once: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
 OTHER = "change what is asked for: AWS would say no again"
+FREE_PLAN = (
+    "this AWS account is on the Free Plan, which starts few machines and none with a GPU, whatever its quotas are",
+    "upgrade it to a paid plan in the AWS console: Billing, Account",
+)
+"""Accounts made since July 2025 may be on it, and are refused before their quota is looked at (field reports:
+eks-workshop-v2 #1644)."""
+NOT_FREE = re.compile(r"not eligible for (the )?Free Tier", re.IGNORECASE)
 LOOK = "check its id, and --region"
 LATELY = "if it was made a moment ago: try again"
 MFA = (
@@ -46,7 +56,8 @@ Row = tuple[tuple[str, ...], type[ProviderError], str, str]
 ROWS: tuple[Row, ...] = (
     # None to be had there now.
     (("InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientCapacity", "UnfulfillableCapacity",
-      "Server.InsufficientInstanceCapacity", "InsufficientVolumeCapacity"),
+      "Server.InsufficientInstanceCapacity", "InsufficientVolumeCapacity", "InsufficientAddressCapacity",
+      "ReservationCapacityExceeded"),
      NoCapacity, "AWS has none free there now", LATER),  # in its own words for each zone: a page for all of them
     (("SpotMaxPriceTooLow",), NoCapacity, "the spot price there is above the highest that was offered{why}", LATER),
     (("Unsupported", "InvalidFleetConfiguration"), NoCapacity, "AWS has no such machine in that zone{why}", LATER),
@@ -183,6 +194,8 @@ def _answered(error: BaseException, response: Mapping[str, Any], doing: str, reg
         return _denied(error, said, doing)
     if SKEWED.match(said):
         return AuthFailed(f"this computer's clock is wrong, says AWS{why}", CLOCK)
+    if NOT_FREE.search(said):
+        return Rejected(*FREE_PLAN)
     if row := TABLE.get(named):
         kind, say, hint = row
         words = {"why": why, "code": named, "doing": doing, "region": region or "REGION"}
@@ -201,6 +214,8 @@ def _denied(error: BaseException, said: str, doing: str) -> AuthFailed:
     operation = str(getattr(error, "operation_name", "") or "")
     action = found[1] if found else operation
     lacking = f"lack the permission {action}" if action else "lack a permission"
+    if action == "iam:PassRole":
+        return AuthFailed("these AWS credentials may not give machines that instance profile (iam:PassRole)", PASS)
     rule = " (something denies it: a policy of the account or its organization)" if "explicit deny" in said else ""
     return AuthFailed(f"these AWS credentials {lacking}, and cannot {doing}{rule}", POLICY)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpuops.errors import ProviderError, Rejected, UsageError
+from gpuops.core.errors import ProviderError, Rejected, UsageError
 from provisioners.aws.access import Account, ask, pages, split
 from provisioners.aws.options import Wishes
 
@@ -25,6 +25,10 @@ CANDIDATES = (
 )
 """PyTorch and system, best first: ten, which is what one question may name. Old ones are taken away some day."""
 LINE = re.compile(r"/oss-nvidia-driver-gpu-pytorch-(\d+)\.(\d+)-(ubuntu|amazon-linux)-(\d+)(?:\.(\d+))?/latest/ami-id$")
+GONE = ("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable")
+"""AWS's codes where it does not start from an image any more."""
+LOOKED_AT = 100
+"""So many images are asked for in one question, which takes 200."""
 NAMES = ("Deep Learning OSS Nvidia Driver AMI GPU PyTorch *",)
 LOGINS = (
     (re.compile(r"ubuntu", re.I), "ubuntu"),
@@ -50,11 +54,23 @@ class Image(NamedTuple):
     note: str = ""
     """What the user should read before accepting."""
 
+    @property
+    def data(self) -> dict[str, Any]:
+        """What an offer keeps of it."""
+        return {
+            "ami": self.id,
+            "ami_name": self.name,
+            "user": self.user,
+            "root_device": self.root_device,
+            "devices": list(self.devices),
+        }
 
-def find(account: Account, region: str, wishes: Wishes) -> Image:
-    """The image for a request in one region. Raises ProviderError, UsageError."""
-    client, name = account.client("ec2", region), split(region)[0]
-    wanted = wishes.ami or _newest(account, region)
+
+def find(account: Account, region: str, wishes: Wishes, gone: Sequence[str] = ()) -> Image:
+    """The image for a request in one region. `gone`: ids not to take. Raises ProviderError, UsageError."""
+    if not wishes.ami:
+        return read(_newest(account, region, gone), wishes)
+    client, name, wanted = account.client("ec2", region), split(region)[0], wishes.ami
     told = ask(f"look at the image {wanted} in {name}", client.describe_images, ImageIds=[wanted]).get("Images") or []
     if not told:
         raise Rejected(f"the image {wanted} is not there in {name}", "name one of that region: --ami")
@@ -95,8 +111,8 @@ def _login(told: Mapping[str, Any], name: str) -> str:
     raise UsageError(f"who logs in to the image {name}?", "say it: --user ubuntu, or ec2-user, or …")
 
 
-def _newest(account: Account, region: str) -> str:
-    """The id of AWS's image with PyTorch: a known good one, else the newest there is. Raises ProviderError."""
+def _newest(account: Account, region: str, gone: Sequence[str]) -> Mapping[str, Any]:
+    """AWS's image with PyTorch, as AWS tells of it: a known good one, else the newest. Raises ProviderError."""
     name = split(region)[0]
     names = [f"{PATH}/oss-nvidia-driver-gpu-pytorch-{one}/latest/ami-id" for one in CANDIDATES]
     ssm = account.client("ssm", region)
@@ -104,38 +120,57 @@ def _newest(account: Account, region: str) -> str:
     try:
         told = ask(f"ask which images AWS has in {name}", ssm.get_parameters, Names=names)
         known = {str(one["Name"]): str(one["Value"]) for one in told.get("Parameters") or []}
-        if found := next((known[one] for one in names if one in known), ""):
+        if found := _first(account, region, [known[one] for one in names if one in known], gone):
             return found
         doing = f"list AWS's images in {name}"
         listed = pages(doing, ssm, "get_parameters_by_path", "Parameters", Path=PATH, Recursive=True)
-        if found := best({str(one["Name"]): str(one["Value"]) for one in listed}):
+        ids = ranked({str(one["Name"]): str(one["Value"]) for one in listed})
+        if found := _first(account, region, ids, gone):
             return found
     except ProviderError as error:
         refused = error  # EC2 knows them, too
     client = account.client("ec2", region)
     filters = [{"Name": "name", "Values": list(NAMES)}, {"Name": "architecture", "Values": ["x86_64"]}]
     images = pages(f"list images in {name}", client, "describe_images", "Images", Owners=["amazon"], Filters=filters)
-    if found := latest(images):
+    if found := latest([one for one in images if one["ImageId"] not in gone]):
         return found
     if refused is not None:
         raise refused
     raise Rejected(f"AWS has no image with PyTorch in {name}", "name one of your own with --ami, or another --region")
 
 
-def best(parameters: Mapping[str, str]) -> str:
-    """Of AWS's parameters the id of the newest PyTorch, on Ubuntu rather than not; empty where none has PyTorch."""
-    ranked = [
+def _first(account: Account, region: str, ids: Sequence[str], gone: Sequence[str]) -> Mapping[str, Any] | None:
+    """The first of these images that can be started: a parameter may name one that AWS has taken away."""
+    wanted = [one for one in ids if one not in gone][:LOOKED_AT]
+    if not wanted:
+        return None
+    told = pages(
+        f"look at AWS's images in {split(region)[0]}",
+        account.client("ec2", region),
+        "describe_images",
+        "Images",
+        Filters=[{"Name": "image-id", "Values": wanted}],
+        IncludeDeprecated=True,
+    )
+    there = {str(one["ImageId"]): one for one in told if not _unfit(one)}
+    return next((there[one] for one in wanted if one in there), None)
+
+
+def ranked(parameters: Mapping[str, str]) -> list[str]:
+    """Of AWS's parameters the ids of images with PyTorch: the newest first, of equals Ubuntu."""
+    found = [
         ((int(match[1]), int(match[2]), match[3] == "ubuntu", int(match[4]), int(match[5] or 0)), value)
         for name, value in parameters.items()
         if (match := LINE.search(name))
     ]
-    return max(ranked)[1] if ranked else ""
+    return [id for _, id in sorted(found, reverse=True)]
 
 
-def latest(images: Sequence[Mapping[str, Any]]) -> str:
-    """The one that was made last, on Ubuntu rather than not; empty where there is none."""
+def latest(images: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The one that was made last, on Ubuntu rather than not; None where there is none."""
     there = [one for one in images if not _unfit(one) and not BASE.search(str(one.get("Name")))]
-    ranked = [
-        ("ubuntu" in str(one.get("Name")).lower(), str(one.get("CreationDate")), str(one["ImageId"])) for one in there
-    ]
-    return max(ranked)[2] if ranked else ""
+    return max(
+        there,
+        key=lambda one: ("ubuntu" in str(one.get("Name")).lower(), str(one.get("CreationDate")), str(one["ImageId"])),
+        default=None,
+    )

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpuops.errors import ProviderError, QuotaExceeded, RateLimited, Unknown
-from gpuops.models import Intent, Offer
+from gpuops.core.errors import ProviderError, QuotaExceeded, RateLimited, Unknown
+from gpuops.core.models import Intent, Offer
 from provisioners.aws import advice, failures, tags
 from provisioners.aws.access import ask, split
 from provisioners.aws.network import lull, unknown_yet
+from provisioners.aws.options import Wishes
 from provisioners.aws.quotas import arithmetic
 from provisioners.aws.ways import Asked
 
@@ -25,8 +26,9 @@ LIMIT_S = 100.0
 def parameters(offer: Offer, intent: Intent, group: str, user_data: str, told: Mapping[str, str]) -> dict[str, Any]:
     """RunInstances' parameters. `group`: the security group's id; `told`: the tags of everything."""
     data, spot = offer.data, offer.data["market"] == "spot"
-    disk = {"VolumeSize": int(data["disk"]), "VolumeType": "gp3", "DeleteOnTermination": True}
-    further = [{"DeviceName": one, "Ebs": {"DeleteOnTermination": True}} for one in data.get("devices") or ()]
+    ebs = {"DeleteOnTermination": True, "Encrypted": True}  # some organizations insist; the account's own key is free
+    disk = {"VolumeSize": int(data["disk"]), "VolumeType": "gp3", **ebs}
+    further = [{"DeviceName": one, "Ebs": ebs} for one in data.get("devices") or ()]
     found: dict[str, Any] = {
         "ImageId": data["ami"],
         "InstanceType": data["type"],
@@ -60,7 +62,17 @@ def parameters(offer: Offer, intent: Intent, group: str, user_data: str, told: M
             "MarketType": "spot",
             "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
         }
-    return found
+    return {**found, **(data.get("launch") or {})}
+
+
+def further(given: Wishes) -> dict[str, Any]:
+    """What a request adds to RunInstances' parameters."""
+    found: dict[str, Any] = {}
+    if profile := given.instance_profile:
+        found["IamInstanceProfile"] = {"Arn" if profile.startswith("arn:") else "Name": profile}
+    if given.placement_group:
+        found["Placement"] = {"GroupName": given.placement_group}
+    return found | (given.reserved.parameters() if given.reserved else {})
 
 
 def start(
@@ -105,7 +117,12 @@ def beyond(error: QuotaExceeded, offer: Offer) -> QuotaExceeded:
     told = LIMIT.search(error.say)
     limit = f" ({told[1]} vCPU)" if told else ""
     where, market = split(offer.region)[0], str(data["market"])
-    wished = Asked(offer.nodes, offer.gpus, str(data["type"]), None, market)
+    kind = str(data["type"])
+    wished = (
+        Asked(offer.nodes, offer.gpus, kind, None, market)
+        if offer.gpus
+        else Asked(offer.nodes, None, None, None, market, types=kind)
+    )
     return QuotaExceeded(
         f"the account's quota of {market} vCPUs in {where}{limit} is too small for "
         f"{arithmetic(offer.nodes, float(data['vcpus']))}, or used up",

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpuops.errors import Partial, ProviderError, UsageError
-from gpuops.models import Resource
+from gpuops.core.errors import Partial, ProviderError, UsageError
+from gpuops.core.models import Resource
 from provisioners.aws import machines, tags
 from provisioners.aws.access import Account, ask, pages, split
 from provisioners.aws.failures import barred, code
@@ -89,10 +89,16 @@ def _in_region(account: Account, home: Path, owner: str, region: str) -> list[Re
         "SpotInstanceRequests",
         Filters=tags.filters(owner, {"Name": "state", "Values": list(machines.OPEN)}),
     )
+    free = tags.filters(owner, machines.FREE)
+    volumes = pages(f"list volumes in {name}", client, "describe_volumes", "Volumes", Filters=free)
+    doing = f"list network interfaces in {name}"
+    cards = pages(doing, client, "describe_network_interfaces", "NetworkInterfaces", Filters=free)
     found = [
         *(machines.resource(one, region, home, mine) for one in there),
         *(machines.group(one, region, mine) for one in groups(client, name, owner)),
         *(machines.request(one, region, mine) for one in requests if str(one.get("InstanceId") or "") not in alive),
+        *(machines.volume(one, region, mine) for one in volumes),
+        *(machines.card(one, region, mine) for one in cards),
     ]
     return [one for one in found if one.name]
 
@@ -117,6 +123,8 @@ def look(account: Account, home: Path, resource: Resource) -> Resource | None:
         "machine": lambda: _machine(client, home, resource, mine),
         tags.GROUP: lambda: _group(client, resource, mine),
         machines.REQUEST: lambda: _request(client, resource),
+        machines.VOLUME: lambda: _volume(client, resource),
+        machines.CARD: lambda: _card(client, resource),
     }
     return looks.get(resource.kind, lambda: None)()
 
@@ -144,6 +152,18 @@ def _group(client: Any, resource: Resource, mine: Mapping[str, str]) -> Resource
 def _request(client: Any, resource: Resource) -> Resource | None:
     told = request(client, resource.id)
     return resource if told and told.get("State") in machines.OPEN else None
+
+
+def _volume(client: Any, resource: Resource) -> Resource | None:
+    doing = f"look at the volume {resource.id}"
+    there = _found(doing, client.describe_volumes, VolumeIds=[resource.id]).get("Volumes")
+    return resource if there and there[0].get("State") != "deleting" else None
+
+
+def _card(client: Any, resource: Resource) -> Resource | None:
+    doing = f"look at the network interface {resource.id}"
+    told = _found(doing, client.describe_network_interfaces, NetworkInterfaceIds=[resource.id])
+    return resource if told.get("NetworkInterfaces") else None
 
 
 def request(client: Any, id_: str) -> Mapping[str, Any] | None:

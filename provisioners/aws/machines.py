@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuops.models import Resource
+from gpuops.core.models import Resource
 from provisioners.aws import tags
 from provisioners.aws.access import Identity, split
+from provisioners.aws.prices import DISK_MONTHLY, MONTH_H
 from provisioners.aws.userdata import WATCH
 
 NOTICES = {"kind": "ec2", "url": "http://169.254.169.254"}
+ENV = {"NCCL_NET": "Socket"}
+"""AWS's image brings NCCL's plug-in for EFA, which machines here lack: it falls back noisily (aws-ofi-nccl #174)."""
 ALIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
 OPEN = ("open", "active")
 """States of a spot request that may still count."""
 SPOT = "spot"
 """The last part of a spot request's mark."""
 REQUEST = "spot-request"
+VOLUME, CARD = "volume", "interface"
+"""Kinds, and the last parts of their marks: both go with their machine, as a rule."""
+FREE = {"Name": "status", "Values": ["available"]}
+"""The filter for those that belong to no machine any more."""
 RECLAIMED = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
 THEIRS = "Server."
 """What a reason begins with that is AWS's own: a machine that went for it can be replaced."""
+SCRATCH = "/opt/dlami/nvme"
+"""Where the Deep Learning AMI mounts local NVMe disks, on machines that have any (AWS's release notes of the image)."""
 WHY = {
     **dict.fromkeys(RECLAIMED, "AWS took it back: a spot machine, whose capacity others pay more for"),
     "Server.InsufficientInstanceCapacity": "AWS had no capacity for it after all",
@@ -59,8 +69,10 @@ def resource(
         "token": token,
         "revives": True,
         "boot_watch": WATCH,
+        "scratch": SCRATCH,
         "throwaway_key": before.get("throwaway_key", True),
         "notices": dict(NOTICES),
+        "env": dict(ENV),
         "account": dict(account),
         "zone": str((told.get("Placement") or {}).get("AvailabilityZone") or ""),
         "type": str(told.get("InstanceType") or ""),
@@ -98,13 +110,15 @@ def resource(
 
 
 def standing(told: Mapping[str, Any]) -> tuple[str, str]:
-    """Our state, and what it is at while it is not ready. One that shuts down costs nothing more, and is still there:
-    its security group cannot go before it has."""
+    """Our state, and what it is at while it is not ready. AWS bills no machine from `shutting-down` on, and none comes
+    back from there; its security group cannot go before it has (AWS, "instance lifecycle")."""
     state = str((told.get("State") or {}).get("Name") or "")
     if state == "pending":
         return "starting", "AWS is starting it"
     if state == "running":
         return "running", ""
+    if state == "shutting-down":
+        return "leaving", "AWS shuts it down"
     if state == "terminated":
         return "ended", ""
     return "unknown", f"AWS calls it {state or 'nothing at all'}"
@@ -118,6 +132,19 @@ def group(told: Mapping[str, Any], region: str, account: Mapping[str, str], name
 def request(told: Mapping[str, Any], region: str, account: Mapping[str, str]) -> Resource:
     """A spot request whose machine is no more: it costs nothing, and may still count against the quota."""
     return _plain(REQUEST, str(told["SpotInstanceRequestId"]), told, region, account, "", SPOT)
+
+
+def volume(told: Mapping[str, Any], region: str, account: Mapping[str, str]) -> Resource:
+    """A disk that its machine has left behind: it costs on."""
+    price = float(told.get("Size") or 0) * DISK_MONTHLY / MONTH_H
+    plain = _plain(VOLUME, str(told["VolumeId"]), told, region, account, "", VOLUME)
+    return dataclasses.replace(plain, bills=True, per_hour=round(price, 6))
+
+
+def card(told: Mapping[str, Any], region: str, account: Mapping[str, str]) -> Resource:
+    """A network interface that its machine has left behind: it costs nothing, and keeps its security group."""
+    tagged = {"Tags": told.get("TagSet") or []}
+    return _plain(CARD, str(told["NetworkInterfaceId"]), tagged, region, account, "", CARD)
 
 
 def _plain(

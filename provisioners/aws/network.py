@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpuops.errors import ProviderError, Rejected, UsageError
+from gpuops.core.errors import ProviderError, Rejected, UsageError
 from provisioners.aws import failures
 from provisioners.aws.access import Account, ask, pages, split
 from provisioners.aws.options import Wishes
@@ -35,9 +35,11 @@ class Place(NamedTuple):
 def places(account: Account, region: str, wishes: Wishes) -> dict[str, Place]:
     """The subnet of each zone; of all, those of the default network. Raises ProviderError, UsageError."""
     client, name = account.client("ec2", region), split(region)[0]
-    if wishes.subnet:
-        doing = f"look at the subnet {wishes.subnet} in {name}"
-        told = pages(doing, client, "describe_subnets", "Subnets", SubnetIds=[wishes.subnet])
+    if wishes.subnets:
+        several = f"subnet{'s' * (len(wishes.subnets) > 1)} {', '.join(wishes.subnets)}"
+        told = pages(
+            f"look at the {several} in {name}", client, "describe_subnets", "Subnets", SubnetIds=list(wishes.subnets)
+        )
     else:
         vpcs = pages(
             f"look for the default network in {name}",
@@ -58,12 +60,19 @@ def places(account: Account, region: str, wishes: Wishes) -> dict[str, Place]:
                 f"the default network in {name} has no subnets of its own",
                 f"make one: aws ec2 create-default-subnet --availability-zone {name}a; or name one: --subnet subnet-…",
             )
-    found = {
-        str(one["AvailabilityZone"]): Place(
-            str(one["SubnetId"]), str(one["VpcId"]), not wishes.subnet or bool(one.get("MapPublicIpOnLaunch"))
+    found: dict[str, Place] = {}
+    for one in told:
+        id_, zone = str(one["SubnetId"]), str(one["AvailabilityZone"])
+        if zone in found:
+            raise UsageError(f"the subnets {found[zone].subnet} and {id_} are both in {zone}", "name one for each zone")
+        public = not wishes.subnets or wishes.public_ip or bool(one.get("MapPublicIpOnLaunch"))
+        found[zone] = Place(id_, str(one["VpcId"]), public)
+    if wishes.zone and wishes.zone not in found:
+        raise UsageError(
+            f"there is no subnet of ours in the zone {wishes.zone}: in {name} they are in {', '.join(sorted(found))}",
+            "name one of these zones (--zone), or a subnet there (--subnet)",
         )
-        for one in told
-    }
+    found = {zone: place for zone, place in found.items() if wishes.zone in ("", zone)}
     _check(client, name, wishes, list(found.values()))
     return found
 
@@ -80,10 +89,11 @@ def _check(client: Any, name: str, wishes: Wishes, found: Sequence[Place]) -> No
                 f"{', '.join(others)}",
                 f"name a subnet of {vpc} too: --subnet",
             )
-    elif not wishes.ssh_from and not all(place.public for place in found):
+    elif inner := [] if wishes.ssh_from else [place.subnet for place in found if not place.public]:
         raise UsageError(
-            f"the subnet {wishes.subnet} gives its machines no public address",
-            "say from where inside they are reached, with --ssh-from 10.0.0.0/8, or name another subnet",
+            f"the subnet {inner[0]} gives its machines no public address",
+            "let them have one with --public-ip, say from where inside they are reached with --ssh-from 10.0.0.0/8, or "
+            "name another subnet",
         )
 
 

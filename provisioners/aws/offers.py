@@ -6,25 +6,31 @@ In the order in which they are tried: regions by their cheapest offer, in a regi
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gpuops.errors import NoCapacity, ProviderError, UsageError
-from gpuops.models import Offer, Price
-from provisioners.aws import advice, catalog, images, network, prices, quotaboard, quotas
+from gpuops.core.errors import NoCapacity, ProviderError, UsageError
+from gpuops.core.models import Offer, Price
+from provisioners.aws import advice, catalog, images, launch, network, prices, quotaboard, quotas, reserved
 from provisioners.aws.access import Account, split
 from provisioners.aws.catalog import Kind
 from provisioners.aws.options import Wishes
 from provisioners.aws.quotaboard import AT_A_TIME, asked_of
-from provisioners.aws.quotas import SPOT, UNIT, class_of
+from provisioners.aws.quotas import SPOT, UNIT, Class, class_of, unknown
 from provisioners.aws.together import sure, together
 from provisioners.aws.ways import Asked, Place, Way
 
 NAMED = 4
 """So many types are named."""
+BLOCKS = Class("", "Capacity Blocks", reserved.BLOCK)
+"""Counts nothing: a block is as large as it was bought."""
+UNPRICED = "{}: the price of {} is not known, and counted as --max-price allows; look it up, for AWS may bill more"
+UNPRICED_HINT = "say what you would pay at most, which is then counted as the price: --max-price 5; or take --spot"
 ELSEWHERE = "ask for another --gpu-type, or look elsewhere with --region A,B"
 
 
@@ -47,11 +53,16 @@ class Stock:
     ground: Ground
     place: Place
     priced: Sequence[tuple[Kind, str, float]]
+    unpriced: str = ""
+    """Why the prices are the highest that the user would pay, and not AWS's; empty where they are AWS's."""
 
 
 def offers(account: Account, given: Wishes, regions: Sequence[str]) -> list[Offer]:
     """Best first. Raises UsageError, NoCapacity, QuotaExceeded, or what is wrong where nothing could be asked."""
+    if given.reservation:
+        given, regions = reserved.applied(account, given, regions)
     asked = asked_of(given)
+    regions = _of_zone(regions, given.zone) if given.zone else regions
     found = together({region: partial(_stock, account, region, given, asked) for region in regions}, AT_A_TIME)
     stocks = [one for one in found.values() if isinstance(one, Stock)]
     found = {region: one if isinstance(one, Stock) else account.explained(region, one) for region, one in found.items()}
@@ -71,6 +82,14 @@ def offers(account: Account, given: Wishes, regions: Sequence[str]) -> list[Offe
     return [dataclasses.replace(first, notes=(*first.notes, *notes)), *rest]
 
 
+def _of_zone(regions: Sequence[str], zone: str) -> list[str]:
+    found = [region for region in regions if zone.startswith(split(region)[0])]
+    if not found:
+        names = ", ".join(split(region)[0] for region in regions)
+        raise UsageError(f"the zone {zone} is not in {names}", f"name its region as well: --region {zone[:-1]}")
+    return found
+
+
 def ranked(made: Iterable[Offer]) -> list[Offer]:
     cheapest: dict[tuple[str, ...], float] = {}
     listed = list(made)
@@ -80,7 +99,8 @@ def ranked(made: Iterable[Offer]) -> list[Offer]:
 
     def order(one: Offer) -> tuple[Any, ...]:
         kind = str(one.data["type"])
-        return cheapest[one.region,], one.region, cheapest[one.region, kind], kind, one.per_hour, one.data["zone"]
+        dearest = cheapest[one.region, kind], int(one.data.get("vcpus") or 0)
+        return cheapest[one.region,], one.region, *dearest, kind, one.per_hour, one.data["zone"]
 
     return sorted(listed, key=order)
 
@@ -95,7 +115,7 @@ def _worst(errors: Iterable[Any]) -> ProviderError | UsageError:
 def _stock(account: Account, region: str, given: Wishes, asked: Asked) -> Stock:
     first: dict[str, Any] = together(
         {
-            "kinds": partial(catalog.kinds, account, region),
+            "kinds": partial(catalog.kinds, account, region, given.types),
             "image": partial(images.find, account, region, given),
             "nets": partial(network.places, account, region, given),
             "disk": partial(prices.disk, account, region),
@@ -109,17 +129,18 @@ def _stock(account: Account, region: str, given: Wishes, asked: Asked) -> Stock:
             gpu_type=asked.gpu_type,
             gpu_mem=asked.gpu_mem,
             market=asked.market,
+            types=asked.types,
             where=f"in {split(region)[0]}",
         ),
         given,
     )
     ground = Ground(region, sure(first["image"]), sure(first["nets"]), sure(first["disk"]))
     types = [kind.type for kind in meant]
-    classes = list(dict.fromkeys(one for kind in meant if (one := class_of(kind.type, asked.market))))
+    classes = list(dict.fromkeys(class_of(kind.type, asked.market) for kind in meant))
     ask_price = (
         partial(prices.spot, account, region, types)
         if given.spot
-        else partial(prices.on_demand, account, region, meant)
+        else partial(prices.on_demand, account, region, () if _paid(given) else meant)
     )
     second: dict[str, Any] = together(
         {
@@ -136,8 +157,29 @@ def _stock(account: Account, region: str, given: Wishes, asked: Asked) -> Stock:
         }
     )
     place = Place(region, tuple(kinds.values()), {asked.market: meant}, sure(second["standing"]))
-    priced = _priced(meant, sure(second["zones"]), sure(second["prices"]), ground, spot=given.spot)
-    return Stock(ground, place, priced)
+    told, unpriced = second["prices"], ""
+    if isinstance(told, ProviderError) and not given.spot and unknown(told):
+        unpriced = told.say
+        told = _at_most(account, meant, told, ground, given)
+    priced = _priced(meant, sure(second["zones"]), sure(told), ground, given)
+    return Stock(ground, place, priced, unpriced)
+
+
+def _at_most(
+    account: Account, meant: Sequence[Kind], error: ProviderError, ground: Ground, given: Wishes
+) -> dict[str, float]:
+    """What the user would pay for each type, where AWS's prices cannot be read; without those that even spot machines
+    show to be dearer. Raises the error where the user has not said."""
+    if given.max_price is None:
+        error.hint = f"{error.hint}; or {UNPRICED_HINT}"
+        raise error
+    besides = ground.disk * max(given.disk, ground.image.root_gb) + prices.ADDRESS
+    most = math.floor((given.max_price / given.nodes - besides) * 1e4) / 1e4
+    spot: Mapping[tuple[str, str], float] = {}
+    with suppress(ProviderError):
+        spot = prices.spot(account, ground.region, [kind.type for kind in meant])
+    dear = {type for (type, _), price in spot.items() if price > most}
+    return {kind.type: most for kind in meant if most > 0 and kind.type not in dear}
 
 
 def _runnable(kinds: Sequence[Kind], given: Wishes) -> list[Kind]:
@@ -151,7 +193,7 @@ def _runnable(kinds: Sequence[Kind], given: Wishes) -> list[Kind]:
 
 
 def _priced(
-    meant: Sequence[Kind], zones: Mapping[str, set[str]], told: Mapping[Any, float], ground: Ground, *, spot: bool
+    meant: Sequence[Kind], zones: Mapping[str, set[str]], told: Mapping[Any, float], ground: Ground, given: Wishes
 ) -> list[tuple[Kind, str, float]]:
     """Each kind in each zone that has it, where we have a network and there is a price. Raises NoCapacity."""
     where = split(ground.region)[0]
@@ -162,15 +204,19 @@ def _priced(
     reached = [(kind, zone) for kind, zone in offered if zone in ground.nets]
     if not reached:
         there = ", ".join(sorted({zone for _, zone in offered}))
+        if given.zone:
+            raise NoCapacity(
+                f"{given.zone} has no {names}: {where} has them in {there}", "leave out --zone, or name another"
+            )
         raise NoCapacity(
             f"{where} has {names} in {there} only, and our subnets are in {', '.join(sorted(ground.nets)) or 'none'}",
             "name a subnet there (--subnet), or make the default one: aws ec2 create-default-subnet "
             f"--availability-zone {offered[0][1]}",
         )
-    priced = [(kind, zone, told.get((kind.type, zone) if spot else kind.type, 0.0)) for kind, zone in reached]
-    known = [(kind, zone, price) for kind, zone, price in priced if price]
+    priced = [(kind, zone, told.get((kind.type, zone) if given.spot else kind.type, 0.0)) for kind, zone in reached]
+    known = [(kind, zone, price) for kind, zone, price in priced if price or _paid(given)]
     if not known:
-        what = "no spot price" if spot else "no price in its price list"
+        what = "no spot price" if given.spot else "no price in its price list"
         raise NoCapacity(f"AWS has {what} for {names} in {where} now", ELSEWHERE)
     return known
 
@@ -181,16 +227,21 @@ def _by_quota(stock: Stock, given: Wishes) -> tuple[list[tuple[Kind, str, float]
     able = []
     for kind, zone, price in stock.priced:
         way = _way(stock, kind, given)
-        if way is not None and way.free is not None and not way.fits:
+        if way.free is not None and not way.fits:
             short[kind.type] = way
         else:
             able.append((kind, zone, price))
     return able, list(short.values())
 
 
-def _way(stock: Stock, kind: Kind, given: Wishes) -> Way | None:
-    counted = class_of(kind.type, asked_of(given).market)
-    return None if counted is None else Way(stock.place, kind, given.nodes, counted)
+def _way(stock: Stock, kind: Kind, given: Wishes) -> Way:
+    counted = BLOCKS if _paid(given) else class_of(kind.type, asked_of(given).market)
+    return Way(stock.place, kind, given.nodes, counted)
+
+
+def _paid(given: Wishes) -> bool:
+    """Whether the machines are paid already: those of a Capacity Block."""
+    return given.reserved is not None and given.reserved.block
 
 
 def _same_quota(short: Sequence[Way]) -> list[list[Way]]:
@@ -203,7 +254,7 @@ def _same_quota(short: Sequence[Way]) -> list[list[Way]]:
 def _left_out(asked: Asked, ways: Sequence[Way]) -> str:
     more = f" and {len(ways) - NAMED} more" if len(ways) > NAMED else ""
     names = ", ".join(way.kind.type for way in ways[:NAMED]) + more
-    least = dataclasses.replace(asked, gpu_type=ways[0].kind.type)
+    least = asked.exactly(ways[0].kind)
     return f"left out: {names}: {advice.lacking(ways[0])}: {advice.command(least, 'quota', ways[0].place.region)}"
 
 
@@ -215,38 +266,38 @@ def _once_more(account: Account, stocks: Sequence[Stock], asked: Asked) -> list[
 
 def _in_full(account: Account, place: Place, asked: Asked) -> Place:
     vcpus = {kind.type: kind.vcpus for kind in place.kinds}
-    standing = quotas.standing(account, place.region, quotas.CLASSES, lambda: vcpus, history=True)
+    standing = quotas.standing(account, place.region, quotas.KNOWN, lambda: vcpus, history=True)
     chosen = {**quotaboard.chosen(place.kinds, asked, place.region), **place.chosen}
     return dataclasses.replace(place, standing=standing, chosen=chosen)
 
 
 def _offer(stock: Stock, kind: Kind, zone: str, price: float, given: Wishes) -> Offer:
     ground, nodes = stock.ground, given.nodes
-    market = asked_of(given).market
+    market = reserved.BLOCK if _paid(given) else asked_of(given).market
     net = ground.nets[zone]
     disk = max(given.disk, ground.image.root_gb)
     way = _way(stock, kind, given)
     costs = [
-        Price(f"{nodes} x {kind.type}, {market}", round(price * nodes, 6)),
+        Price(f"{nodes} x {kind.type}, {market}{stock.unpriced and ', at most'}", round(price * nodes, 6)),
         Price(f"{nodes} x {disk} GB of disk (gp3)", round(ground.disk * disk * nodes, 6)),
         *([Price(f"{nodes} x public IPv4 address", round(prices.ADDRESS * nodes, 6))] if net.public else []),
     ]
     per_hour = sum(cost.per_hour for cost in costs)
-    count = f"{nodes} x {kind.gpus}" if nodes > 1 else str(kind.gpus)
+    count = (f"{nodes} x {kind.gpus}" if nodes > 1 else str(kind.gpus)) if kind.gpus else ""
     return Offer(
         provider="aws",
         id=f"{ground.region}/{zone}/{kind.type}/{market}",
-        say=f"{nodes} x {kind.type} ({kind.gpus} x {kind.gpu}, {kind.memory} GB each) in {zone}, {market}",
+        say=f"{nodes} x {kind.type} ({kind.say}) in {zone}, {market}",
         nodes=nodes,
         gpus=kind.gpus,
         region=ground.region,
         prices=tuple(costs),
-        notes=tuple(_notes(way, ground.image)),
+        notes=(*_notes(way, ground.image), *([UNPRICED.format(stock.unpriced, kind.type)] if stock.unpriced else [])),
         data={
             "columns": {
                 "TYPE": kind.type,
-                "GPU": kind.gpu,
-                "MEMORY": f"{kind.memory} GB",
+                "GPU": kind.gpu or "none",
+                "MEMORY": f"{kind.memory} GB" if kind.gpus else "",
                 "COUNT": count,
                 UNIT.upper(): f"{nodes} x {kind.vcpus}" if nodes > 1 else str(kind.vcpus),
                 "ZONE": zone,
@@ -260,26 +311,25 @@ def _offer(stock: Stock, kind: Kind, zone: str, price: float, given: Wishes) -> 
             "market": SPOT if given.spot else market,
             "gpus": kind.gpus,
             "vcpus": kind.vcpus,
-            "quota": f"{ground.region}/{way.counted.code}" if way and way.counted.code else "",
+            "quota": f"{ground.region}/{way.counted.code}" if way.counted.code else "",
             "price": price,
-            "ami": ground.image.id,
-            "ami_name": ground.image.name,
-            "user": ground.image.user,
-            "root_device": ground.image.root_device,
-            "devices": list(ground.image.devices),
+            **ground.image.data,
+            "ami_ours": not given.ami,
             "disk": disk,
             "subnet": net.subnet,
             "vpc": net.vpc,
             "public": net.public,
             "security_group": given.security_group,
+            "launch": launch.further(given),
+            "ends": given.reserved.ends if given.reserved else None,
             "ssh_from": given.ssh_from,
         },
     )
 
 
-def _notes(way: Way | None, image: images.Image) -> list[str]:
+def _notes(way: Way, image: images.Image) -> list[str]:
     notes = [image.note] if image.note else []
-    if way is not None and way.free is None:
+    if way.free is None and way.counted != BLOCKS:
         why = way.place.standing.why
         because = why.get(way.counted.code) or why.get("used") or "AWS documents none for it"
         notes.append(f"whether the quota allows {way.kind.type} is not known ({because}): AWS may still say no")

@@ -10,15 +10,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuops.errors import UsageError
+from gpuops.core.errors import UsageError
 
 MANAGED = "gpuops:managed"
 OURS = {"StringEquals": {f"aws:ResourceTag/{MANAGED}": "true"}}
 TAGGED = {"StringEquals": {f"aws:RequestTag/{MANAGED}": "true"}}
+# A policy's ARNs take `*` in any part, the partition too: GovCloud's and China's users can attach it as it is.
 BUCKET = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?")
 
 READ = (
     "sts:GetCallerIdentity",
+    "freetier:GetAccountPlanState",
     "ec2:DescribeRegions",
     "ec2:DescribeInstanceTypes",
     "ec2:DescribeInstanceTypeOfferings",
@@ -26,9 +28,12 @@ READ = (
     "ec2:DescribeImages",
     "ec2:DescribeVpcs",
     "ec2:DescribeSubnets",
+    "ec2:DescribeCapacityReservations",
     "ec2:DescribeSecurityGroups",
     "ec2:DescribeInstances",
     "ec2:DescribeSpotInstanceRequests",
+    "ec2:DescribeVolumes",
+    "ec2:DescribeNetworkInterfaces",
     "pricing:GetProducts",
     "servicequotas:GetServiceQuota",
     "servicequotas:GetAWSDefaultServiceQuota",
@@ -44,6 +49,8 @@ OWN = (
     "ec2:AuthorizeSecurityGroupIngress",
     "ec2:RevokeSecurityGroupIngress",
     "ec2:DeleteSecurityGroup",
+    "ec2:DeleteVolume",
+    "ec2:DeleteNetworkInterface",
 )
 KEEP = ("s3:PutObject", "s3:GetObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
 """A multipart upload by presigned addresses, and fetching it again."""
@@ -67,11 +74,11 @@ def actions(policy: Mapping[str, Any]) -> set[str]:
 
 def _statements() -> list[dict[str, Any]]:
     made = ("instance", "volume", "network-interface", "spot-instances-request")
-    shared = ("subnet", "security-group")
-    public = ["arn:aws:ec2:*::image/*", "arn:aws:ec2:*::snapshot/*"]
+    shared = ("subnet", "security-group", "placement-group", "capacity-reservation")
+    public = ["arn:*:ec2:*::image/*", "arn:*:ec2:*::snapshot/*"]
     return [
         _allow("Look", READ, "*"),
-        _allow("FindImage", IMAGES, "arn:aws:ssm:*::parameter/aws/service/*"),
+        _allow("FindImage", IMAGES, "arn:*:ssm:*::parameter/aws/service/*"),
         _allow("LaunchFrom", "ec2:RunInstances", [*public, *_of_ec2(*shared)]),
         _allow("LaunchTagged", "ec2:RunInstances", _of_ec2(*made), TAGGED),
         _allow("GroupTagged", "ec2:CreateSecurityGroup", _of_ec2("security-group"), TAGGED),
@@ -79,15 +86,15 @@ def _statements() -> list[dict[str, Any]]:
         _allow(
             "TagWhatIsMade",
             "ec2:CreateTags",
-            "arn:aws:ec2:*:*:*/*",
+            "arn:*:ec2:*:*:*/*",
             {"StringEquals": {"ec2:CreateAction": ["RunInstances", "CreateSecurityGroup"]}},
         ),
-        _allow("EndOurs", OWN, _of_ec2("instance", "security-group", "spot-instances-request"), OURS),
-        _allow("AskForMore", "servicequotas:RequestServiceQuotaIncrease", "arn:aws:servicequotas:*:*:ec2/*"),
+        _allow("EndOurs", OWN, _of_ec2(*made, "security-group"), OURS),
+        _allow("AskForMore", "servicequotas:RequestServiceQuotaIncrease", "arn:*:servicequotas:*:*:ec2/*"),
         _allow(
             "FirstOfItsKind",
             "iam:CreateServiceLinkedRole",
-            "arn:aws:iam::*:role/aws-service-role/*",
+            "arn:*:iam::*:role/aws-service-role/*",
             {"StringEquals": {"iam:AWSServiceName": ["spot.amazonaws.com", "servicequotas.amazonaws.com"]}},
         ),
     ]
@@ -100,12 +107,12 @@ def _of_sink(sink: str) -> list[dict[str, Any]]:
     if match is None:
         raise UsageError(f"--sink {sink} is no bucket", "write it like s3://my-bucket/runs")
     bucket, prefix = match[1], (match[2] or "").strip("/")
-    inside = f"arn:aws:s3:::{bucket}/{prefix}/*" if prefix else f"arn:aws:s3:::{bucket}/*"
+    inside = f"arn:*:s3:::{bucket}/{prefix}/*" if prefix else f"arn:*:s3:::{bucket}/*"
     return [_allow("KeepResults", KEEP, inside)]
 
 
 def _of_ec2(*kinds: str) -> list[str]:
-    return [f"arn:aws:ec2:*:*:{kind}/*" for kind in kinds]
+    return [f"arn:*:ec2:*:*:{kind}/*" for kind in kinds]
 
 
 def _allow(

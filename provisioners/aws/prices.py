@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from gpuops.errors import ProviderError, UsageError
+from gpuops.core.errors import ProviderError, UsageError
 from provisioners.aws.access import Account, join, pages, split
 from provisioners.aws.catalog import Kind
 from provisioners.aws.together import together
 
-PRICE_LIST = "us-east-1"
-"""Where the price list of all regions is asked."""
+PRICE_LISTS = ("us-east-1", "eu-central-1", "ap-south-1")
+"""Where the price list of all regions is asked, one after another: an organization may close the first of them."""
 ADDRESS = 0.005
 """$/h of a public IPv4 address, the same in every region."""
 DISK_MONTHLY = 0.10
@@ -91,6 +91,8 @@ def _dollars(said: Any) -> float:
 
 # Questions.
 
+DOING = "read AWS's price list"
+
 
 def spot(account: Account, region: str, types: Iterable[str]) -> dict[tuple[str, str], float]:
     """$/h of a machine now, by type and zone. Raises ProviderError."""
@@ -112,7 +114,7 @@ def on_demand(account: Account, region: str, kinds: Iterable[Kind]) -> dict[str,
     """$/h of a machine by type, from the price list. What is not in it is not in the answer. Raises ProviderError."""
     wanted = {kind.type: kind for kind in kinds}
     found: dict[str, float] = {}
-    for gpus in sorted({kind.gpus for kind in wanted.values()}):
+    for gpus in sorted({kind.gpus for kind in wanted.values() if kind.gpus}):
         found |= by_type(_products(account, region, **MACHINE, gpu=str(gpus)))
     missing = sorted((type for type in wanted if type not in found), key=lambda type: wanted[type].vcpus)[:SINGLY]
     calls = {type: partial(_products, account, region, **MACHINE, instanceType=type) for type in missing}
@@ -137,5 +139,15 @@ def _products(account: Account, region: str, **attributes: str) -> list[str]:
         {"Type": "TERM_MATCH", "Field": field, "Value": value}
         for field, value in {"regionCode": name, **attributes}.items()
     ]
-    client = account.client("pricing", join(PRICE_LIST, profile))
-    return pages("read AWS's price list", client, "get_products", "PriceList", ServiceCode="AmazonEC2", Filters=filters)
+    refused: ProviderError | None = None
+    for at in (account.price_list, *(one for one in PRICE_LISTS if one != account.price_list)):
+        client = account.client("pricing", join(at, profile))
+        try:
+            found = pages(DOING, client, "get_products", "PriceList", ServiceCode="AmazonEC2", Filters=filters)
+        except ProviderError as error:
+            refused = refused or error
+        else:
+            account.price_list = at
+            return found
+    assert refused is not None
+    raise refused

@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from gpuops.errors import AuthFailed, ProviderError, QuotaExceeded, Rejected, Unknown
-from gpuops.models import (
+from gpuops.core.errors import AuthFailed, ProviderError, QuotaExceeded, Rejected, Unknown
+from gpuops.core.models import (
     Increase,
     Intent,
     Journal,
@@ -27,10 +28,23 @@ from gpuops.models import (
     Resource,
 )
 from provisioners import loginkeys
-from provisioners.aws import launch, listing, machines, network, offers, options, policy, quotaboard, tags, userdata
+from provisioners.aws import (
+    images,
+    launch,
+    listing,
+    machines,
+    network,
+    offers,
+    options,
+    policy,
+    quotaboard,
+    tags,
+    userdata,
+)
 from provisioners.aws.access import Account, ask, split
 from provisioners.aws.ending import Ending
-from provisioners.aws.failures import code
+from provisioners.aws.failures import FREE_PLAN, code
+from provisioners.aws.together import sure, together
 from provisioners.base import CONTRACT, Context
 
 CALLER_S = 60.0
@@ -51,27 +65,35 @@ class AwsProvisioner:
     }
     options: Sequence[Option] = options.OPTIONS
     settle_s = 60.0
-    gone_s = 600.0
+    gone_s = 1800.0  # shutting down took 19 minutes (field report, packer-plugin-amazon #682)
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self._account = Account(context.env, context.home, context.dotenv)
         self._lock = threading.Lock()
         self._caller: tuple[float, str] | None = None
+        self._groups: dict[tuple[str, ...], Resource] = {}
+        """The group of a cluster (its token) in a region's network, open to somebody: one does for all its offers."""
 
     # Before anything is made.
 
     def preflight(self, request: Request) -> Sequence[Problem]:
-        options.wishes(request)
+        given = options.wishes(request)
         regions = self._account.regions(request)
-        try:
-            who = self._account.recognised(regions[0])
-        except AuthFailed as error:
-            return [Problem(error.say, error.hint)]
+        calls: dict[str, Callable[[], Any]] = {
+            "who": partial(self._account.recognised, regions[0]),
+            "plan": partial(self._account.on_free_plan, regions[0]),
+        }
+        told = together(calls)
+        if isinstance(told["who"], AuthFailed):
+            return [Problem(told["who"].say, told["who"].hint)]
+        who = sure(told["who"])
+        free = [Problem(*FREE_PLAN, fatal=not given.types)] if told["plan"] is True else []
         names = ", ".join(split(one)[0] for one in regions)
         whose = who.say if who else "AWS does not say whose account this is"
         return [
-            Problem(whose, f"it looks in {names} (--region A,B for others, --profile for another account)", note=True)
+            *free,
+            Problem(whose, f"it looks in {names} (--region A,B for others, --profile for another account)", note=True),
         ]
 
     def offers(self, request: Request) -> Sequence[Offer]:
@@ -85,26 +107,28 @@ class AwsProvisioner:
         began, region, data = time.monotonic(), offer.region, offer.data
         self._account.note_profile(region)
         _, login = loginkeys.login(self.context.home)
-        host, user = loginkeys.new(), str(data["user"])
-        text = userdata.document(host=host, login=login, user=user, end=intent.boot_deadline)
-        told = tags.told(
-            intent,
-            host_key=host.public,
-            user=user,
-            price=offer.per_hour / offer.nodes,
-            public=bool(data.get("public", True)),
-        )
+        host = loginkeys.new()
+        told = self._tags(offer, intent, host.public)
         mine = machines.account(self._account.recognised(region), region)
         made: list[Resource] = []
         named = str(data.get("security_group") or "")
         if not named:
-            made.append(self._make_group(offer, intent, journal, told, mine))
+            made.append(self._group(offer, intent, journal, told, mine))
         for index in range(offer.nodes):
             journal.will("machine", intent.mark(index), f"{intent.token}-{index}", region)
-        wanted = launch.parameters(offer, intent, named or made[0].id, text, told)
-        launcher = self._account.launcher(region)
+        launcher, gone = self._account.launcher(region), [str(data["ami"])]
         try:
-            answer = launch.start(launcher, wanted, launch.doing(offer), ours=not named, since=began)
+            while True:
+                text = userdata.document(host=host, login=login, user=str(offer.data["user"]), end=intent.boot_deadline)
+                wanted = launch.parameters(offer, intent, named or made[0].id, text, told)
+                try:
+                    answer = launch.start(launcher, wanted, launch.doing(offer), ours=not named, since=began)
+                    break
+                except Rejected as error:
+                    if code(error) not in images.GONE or not data.get("ami_ours"):
+                        raise
+                    offer = self._with_another_image(offer, gone)
+                    told = self._tags(offer, intent, host.public)
         except QuotaExceeded as error:
             raise launch.beyond(error, offer) from error
         except Unknown as error:
@@ -120,11 +144,51 @@ class AwsProvisioner:
             raise Unknown(f"AWS told of {len(there)} machines where {offer.nodes} were asked for", "try again")
         return made
 
-    def _make_group(
+    def _tags(self, offer: Offer, intent: Intent, host_key: str) -> dict[str, str]:
+        return tags.told(
+            intent,
+            host_key=host_key,
+            user=str(offer.data["user"]),
+            price=offer.per_hour / offer.nodes,
+            public=bool(offer.data.get("public", True)),
+        )
+
+    def _with_another_image(self, offer: Offer, gone: list[str]) -> Offer:
+        """The offer with the next of AWS's images, where it has taken those of the ids `gone` away since it named
+        them. Raises ProviderError."""
+        image = images.find(self._account, offer.region, options.wishes(Request(self.name)), gone)
+        gone.append(image.id)
+        return dataclasses.replace(
+            offer, data={**offer.data, **image.data, "disk": max(int(offer.data["disk"]), image.root_gb)}
+        )
+
+    def _group(
         self, offer: Offer, intent: Intent, journal: Journal, told: Mapping[str, str], mine: Mapping[str, str]
     ) -> Resource:
+        """The one that an offer before has left, in the same network, or a new one."""
         given = str(offer.data.get("ssh_from") or "")
         cidr = given or self._my_address()
+        whose = intent.token.partition("-")[0]
+        where = (whose, offer.region, str(offer.data["vpc"]), cidr)
+        with self._lock:
+            made = self._groups.get(where)
+        if made is None:
+            made = self._make_group(offer, intent, journal, told, mine, cidr, given=bool(given))
+            with self._lock:
+                self._groups[where] = made
+        return made
+
+    def _make_group(
+        self,
+        offer: Offer,
+        intent: Intent,
+        journal: Journal,
+        told: Mapping[str, str],
+        mine: Mapping[str, str],
+        cidr: str,
+        *,
+        given: bool,
+    ) -> Resource:
         region, name = offer.region, intent.mark(tags.GROUP)
         launcher, where = self._account.launcher(region), split(region)[0]
         journal.will(tags.GROUP, name, f"{intent.token}-{tags.GROUP}", region)
@@ -141,7 +205,7 @@ class AwsProvisioner:
             self._account.client("ec2", region),
             group,
             cidr,
-            given=bool(given),
+            given=given,
             doing=f"open the security group {group}",
         )
         return made
@@ -178,6 +242,9 @@ class AwsProvisioner:
     # Ending.
 
     def destroy(self, resources: Sequence[Resource]) -> None:
+        ids = {one.id for one in resources}
+        with self._lock:
+            self._groups = {where: one for where, one in self._groups.items() if one.id not in ids}
         Ending(self._account).destroy(resources)
 
     def self_destruct(self, resource: Resource) -> Sequence[str]:

@@ -9,14 +9,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from gpuops.errors import ProviderError, UsageError
-from gpuops.models import Increase, Quota, QuotaReport, Request
-from provisioners.aws import advice, catalog, quotas
+from gpuops.core.errors import ProviderError, UsageError
+from gpuops.core.models import Increase, Quota, QuotaReport, Request
+from provisioners.aws import advice, cases, catalog, quotas
 from provisioners.aws.access import Account, ask, split
 from provisioners.aws.catalog import Kind
-from provisioners.aws.failures import code
+from provisioners.aws.failures import FREE_PLAN, code
 from provisioners.aws.options import Wishes, wishes
-from provisioners.aws.quotas import MARKETS, NEWER_P_SPOT, ON_DEMAND, SPOT, Class, class_of, unknown
+from provisioners.aws.quotas import MARKETS, ON_DEMAND, SPOT, Class, class_of, unknown
 from provisioners.aws.together import sure, together
 from provisioners.aws.ways import Asked, Place
 
@@ -29,14 +29,15 @@ OPEN_ALREADY = "ResourceAlreadyExistsException"
 
 def asked_of(given: Wishes, profile: str = "") -> Asked:
     market = SPOT if given.spot else ON_DEMAND
-    return Asked(given.nodes, given.gpus, given.gpu_type, given.gpu_mem, market, given.profile or profile)
+    whose = given.profile or profile
+    return Asked(given.nodes, given.gpus, given.gpu_type, given.gpu_mem, market, whose, given.types)
 
 
 def report(account: Account, request: Request) -> QuotaReport:
     """The quotas of each region, and what follows from them. Raises ProviderError, UsageError."""
     given = wishes(request)
     regions = _regions(account, request)
-    something = bool(given.gpus or given.gpu_type or given.gpu_mem or given.nodes > 1)
+    something = bool(given.gpus or given.gpu_type or given.gpu_mem or given.types or given.nodes > 1)
     asked = asked_of(given)
     found = together({region: partial(_place, account, region, asked, something) for region in regions}, AT_A_TIME)
     found = {region: one if isinstance(one, Place) else account.explained(region, one) for region, one in found.items()}
@@ -46,6 +47,8 @@ def report(account: Account, request: Request) -> QuotaReport:
     left_out = [(region, one.say) for region, one in found.items() if not isinstance(one, Place)]
     gaps = [(place.region, said) for place in places for said in place.standing.why.values()]
     notes = [*_by_reason(left_out, "left out"), *_by_reason(gaps, "known in part")]
+    if account.on_free_plan(regions[0]):
+        notes.insert(0, "; ".join(FREE_PLAN))
     rows = [row for place in places for row in rows_of(place, asked, something=something)]
     if something:
         said = advice.advise(asked, places, time.time())
@@ -86,11 +89,11 @@ def rows_of(place: Place, asked: Asked, *, something: bool) -> list[Quota]:
 
 def _classes(place: Place, market: str, *, something: bool) -> list[Class]:
     """Without a request every quota; with one those of the kinds that it means."""
-    known = [one for one in quotas.CLASSES if one.market == market]
     if not something or not place.kinds:
-        return known
+        return [one for one in quotas.CLASSES if one.market == market]
     meant = {class_of(kind.type, market) for kind in place.chosen.get(market, ())}
-    return [one for one in [*known, NEWER_P_SPOT] if one in meant]
+    known = [one for one in quotas.KNOWN if one in meant]
+    return [*known, *sorted(meant.difference(known), key=lambda one: one.name)]
 
 
 def _by_reason(whys: Sequence[tuple[str, str]], what: str) -> list[str]:
@@ -105,7 +108,7 @@ def _by_reason(whys: Sequence[tuple[str, str]], what: str) -> list[str]:
 
 
 def _place(account: Account, region: str, asked: Asked, something: bool) -> Place:
-    place = survey(account, region, history=True)
+    place = survey(account, region, types=asked.types)
     if not something or not place.kinds:
         return place
     return dataclasses.replace(place, chosen=chosen(place.kinds, asked, region))
@@ -126,7 +129,13 @@ def chosen(kinds: Sequence[Kind], asked: Asked, region: str = "") -> dict[str, l
     for market in MARKETS:
         try:
             found[market] = catalog.chosen(
-                kinds, gpus=asked.gpus, gpu_type=asked.gpu_type, gpu_mem=asked.gpu_mem, market=market, where=where
+                kinds,
+                gpus=asked.gpus,
+                gpu_type=asked.gpu_type,
+                gpu_mem=asked.gpu_mem,
+                market=market,
+                types=asked.types,
+                where=where,
             )
         except UsageError:
             if market == asked.market:
@@ -134,18 +143,17 @@ def chosen(kinds: Sequence[Kind], asked: Asked, region: str = "") -> dict[str, l
     return found
 
 
-def survey(
-    account: Account, region: str, classes: Sequence[Class] = quotas.CLASSES, *, history: bool, must: bool = False
-) -> Place:
-    """A region's types and quotas, asked for at once. `must`: without the types there is no going on."""
+def survey(account: Account, region: str, *, types: str = "") -> Place:
+    """A region's types and quotas, asked for at once. `types`: names of further ones."""
+    classes = quotas.KNOWN if types else quotas.CLASSES
     with ThreadPoolExecutor(1, thread_name_prefix="aws") as pool:
-        types: Future[dict[str, Kind]] = pool.submit(catalog.kinds, account, region)
-        vcpus: Callable[[], dict[str, int]] = lambda: {name: kind.vcpus for name, kind in types.result().items()}  # noqa: E731
-        standing = quotas.standing(account, region, classes, vcpus, history=history)
+        found: Future[dict[str, Kind]] = pool.submit(catalog.kinds, account, region, types)
+        vcpus: Callable[[], dict[str, int]] = lambda: {name: kind.vcpus for name, kind in found.result().items()}  # noqa: E731
+        standing = quotas.standing(account, region, classes, vcpus, history=True)
         try:
-            kinds = types.result()
+            kinds = found.result()
         except ProviderError as error:
-            if must or not unknown(error):
+            if not unknown(error):
                 raise
             return Place(region, (), {}, dataclasses.replace(standing, why={**standing.why, "types": error.say}))
     return Place(region, tuple(kinds.values()), {}, standing)
@@ -165,7 +173,7 @@ def request_quota(account: Account, quota: Quota, wanted: float) -> Increase:
     except ProviderError as error:
         if code(error) != OPEN_ALREADY:
             raise
-        there = quotas.open_increases(account, quota.region).get(quota.code)
+        there = quotas.of_state(quotas.increases(account, quota.region), open=True).get(quota.code)
         if not there:
             raise
         return there[0]
@@ -173,11 +181,16 @@ def request_quota(account: Account, quota: Quota, wanted: float) -> Increase:
 
 
 def requested_quota(account: Account, quota: Quota, id: str) -> Increase:
-    """One look at a request. Where it does not say how it ended, the limit does. Raises ProviderError."""
+    """One look at a request. Where it does not say how it ended, the limit does, within the hour. Raises
+    ProviderError."""
     client = account.client("service-quotas", quota.region)
     told: dict[str, Any] = ask("look at the request", client.get_requested_service_quota_change, RequestId=id)
     found = quotas.increase(told["RequestedQuota"])
-    if found.open or found.granted is not None:
+    if found.open or found.granted:
         return found
-    limit = quotas.limit(account, quota.region, quota.code)
-    return dataclasses.replace(found, granted=limit >= found.wanted)
+    if found.granted is None:
+        if quotas.limit(account, quota.region, quota.code) >= found.wanted:
+            return dataclasses.replace(found, granted=True)
+        if cases.settles(found, time.time()):
+            return dataclasses.replace(found, open=True, advice=(cases.SETTLING,))
+    return dataclasses.replace(found, granted=False, advice=cases.refused(quota, found))

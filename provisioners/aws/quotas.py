@@ -1,20 +1,23 @@
-"""AWS's quotas for GPUs: how many vCPUs of a class of instances an account may run at once in a region.
+"""AWS's quotas: how many vCPUs of a class of instances an account may run at once in a region.
 
-Which class a type belongs to is told by the letters of its family (`g`, `gr`, `vt`; `p`), never by a list of types.
+Which class a type belongs to is told by the letters of its family (`g`, `gr`, `vt`; `p`; `c`), never by a list.
 What counts against a quota: running and pending instances, and for spot the requests that are not closed as well. All
-but the questions at the end are pure. Source: AWS, "Amazon EC2 instance type quotas", with the codes and defaults (0).
+but the questions at the end are pure. Source: AWS, "Amazon EC2 instance type quotas", with the codes and defaults (0;
+Standard: 5).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from gpuops.errors import AuthFailed, ProviderError, UsageError
-from gpuops.models import Increase, Quota
+from gpuops.core.errors import AuthFailed, ProviderError, UsageError
+from gpuops.core.models import Increase, Quota
+from provisioners.aws import cases
 from provisioners.aws.access import Account, ask, pages
 from provisioners.aws.catalog import Kind
 from provisioners.aws.failures import code, denied
@@ -50,17 +53,25 @@ G = Class("L-DB2E81BA", "Running On-Demand G and VT instances", ON_DEMAND)
 P = Class("L-417A185B", "Running On-Demand P instances", ON_DEMAND)
 NEWER_P_SPOT = Class("", "newer P Spot Instance Requests", SPOT)
 """P6 and what comes after it: AWS's page has no row for them, and its quotas of the same letter are not theirs."""
+STANDARD_SPOT = Class("L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", SPOT)
+STANDARD = Class("L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", ON_DEMAND)
 CLASSES = (G_SPOT, P4_SPOT, P5_SPOT, G, P)
+"""Those of GPUs."""
+KNOWN = (*CLASSES, STANDARD_SPOT, STANDARD)
+LETTERS = frozenset(["a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"])
+"""Of the families that Standard counts."""
 
 
-def class_of(type: str, market: str) -> Class | None:
-    """The quota that a type's vCPUs are counted against; None for one without GPUs."""
+def class_of(type: str, market: str) -> Class:
+    """The quota that a type's vCPUs are counted against."""
     match = FAMILY.match(type.partition(".")[0])
     letters, number = (match[1], int(match[2] or 0)) if match else ("", 0)
     if letters.startswith("g") or letters == "vt":
         return G_SPOT if market == SPOT else G
+    if letters in LETTERS:
+        return STANDARD_SPOT if market == SPOT else STANDARD
     if letters != "p":
-        return None
+        return Class("", f"{letters.upper()} instances", market)
     if market != SPOT:
         return P
     return P4_SPOT if number <= 4 else P5_SPOT if number == 5 else NEWER_P_SPOT
@@ -74,11 +85,11 @@ def usage(
     `requests`: the spot requests that are open, or active: one whose machine has ended counts until AWS has closed it.
     """
     counted: set[str] = set()
-    used: dict[str, float | None] = {one.code: 0.0 for one in CLASSES}
+    used: dict[str, float | None] = {one.code: 0.0 for one in KNOWN}
 
     def count(type: str, market: str, number: int | None) -> None:
         against = class_of(type, market)
-        if against is not None and against.code:
+        if against.code:
             so_far = used[against.code]
             used[against.code] = None if number is None or so_far is None else so_far + number
 
@@ -113,6 +124,8 @@ class Standing:
     """Why a limit (by its code) or what is in use (`used`) is not known."""
     increases: Mapping[str, Sequence[Increase]] | None = field(default_factory=dict)
     """The open ones; None: not known."""
+    closed: Mapping[str, Increase] = field(default_factory=dict)
+    """The last one, where it is closed and was not granted, as far as AWS says."""
 
     def free(self, counted: Class) -> float | None:
         limit, used = self.limits.get(counted.code), self.used.get(counted.code)
@@ -131,7 +144,8 @@ def row(
 ) -> Quota:
     """One quota, and what a request takes of it that any of these kinds would serve."""
     ours = [kind for kind in kinds if class_of(kind.type, counted.market) == counted]
-    least = min((kind.vcpus for kind in ours), default=None)
+    smallest = min(ours, key=lambda kind: (kind.vcpus, kind.type), default=None)
+    least = None if smallest is None else smallest.vcpus
     limit, used = standing.limits.get(counted.code), standing.used.get(counted.code)
     why = standing.why.get(counted.code) or (standing.why.get("used", "") if used is None else "")
     if not counted.code:
@@ -145,6 +159,7 @@ def row(
         used=used,
         need=None if least is None else float(nodes * least),
         sum="" if least is None else arithmetic(nodes, least),
+        machines="" if smallest is None else f"{nodes} x {smallest.type}",
         asked=asked,
         usual=usual,
         increases=None if standing.increases is None else tuple(standing.increases.get(counted.code, ())),
@@ -159,15 +174,21 @@ def arithmetic(nodes: int, vcpus: float) -> str:
 def increase(document: Mapping[str, Any]) -> Increase:
     """A request for more, as Service Quotas tells of it."""
     status = str(document.get("Status") or "")
-    created: Any = document.get("Created")
-    return Increase(
+    found = Increase(
         id=str(document.get("Id") or ""),
         status=status,
         wanted=float(document.get("DesiredValue") or 0.0),
-        created=created.timestamp() if hasattr(created, "timestamp") else None,
+        created=_moment(document.get("Created")),
         open=status in OPEN,
         granted=GRANTED.get(status),
+        case=str(document.get("CaseId") or ""),
+        decided=_moment(document.get("LastUpdated")),
     )
+    return dataclasses.replace(found, advice=cases.open_case(found) if found.open else ())
+
+
+def _moment(told: Any) -> float | None:
+    return float(told.timestamp()) if hasattr(told, "timestamp") else None
 
 
 # Questions. Where something may not be read, or does not answer, it is unknown; only wrong credentials are an error.
@@ -187,14 +208,15 @@ def standing(
     spot = any(one.market == SPOT for one in classes)
     calls["used"] = partial(_used, account, region, vcpus, spot=spot)
     if history:
-        calls["history"] = partial(open_increases, account, region)
+        calls["history"] = partial(increases, account, region)
     found = together(calls)
     known: dict[str, Any] = {name: value for name, value in found.items() if not unknown(value)}
     return Standing(
         limits={one: float(known[one]) for one in codes if one in known},
         used=known.get("used", {}),
         why={name: value.say for name, value in found.items() if isinstance(value, ProviderError)},
-        increases=known.get("history") if history else {},
+        increases=of_state(known["history"], open=True) if "history" in known else None if history else {},
+        closed={one: found[0] for one, found in of_state(known.get("history", {}), open=False).items()},
     )
 
 
@@ -236,8 +258,17 @@ def _used(
     return usage(instances, found.get("requests", ()), vcpus())
 
 
-def open_increases(account: Account, region: str) -> dict[str, list[Increase]]:
-    """The open requests for more, by code: AWS takes one at a time for each."""
+def of_state(history: Mapping[str, Sequence[Increase]], *, open: bool) -> dict[str, list[Increase]]:
+    """By code the open requests, of which AWS takes one at a time; or the last one, if it is closed and not granted."""
+    found = {
+        code: [one for one in listed if one.open] if open else [one for one in listed[:1] if not one.open]
+        for code, listed in history.items()
+    }
+    return {code: listed for code, listed in found.items() if listed and listed[0].granted is not True}
+
+
+def increases(account: Account, region: str) -> dict[str, list[Increase]]:
+    """The requests for more of the last 90 days, by code, the last one first. Raises ProviderError."""
     client = account.client("service-quotas", region)
     told = pages(
         "list requests for more quota",
@@ -248,6 +279,5 @@ def open_increases(account: Account, region: str) -> dict[str, list[Increase]]:
     )
     found: dict[str, list[Increase]] = {}
     for one in told:
-        if (read := increase(one)).open:
-            found.setdefault(str(one.get("QuotaCode")), []).append(read)
-    return found
+        found.setdefault(str(one.get("QuotaCode")), []).append(increase(one))
+    return {of: sorted(listed, key=lambda one: -(one.created or 0.0)) for of, listed in found.items()}

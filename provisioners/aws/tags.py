@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpuops.models import Intent
+from gpuops.core.models import Intent
 
 MANAGED = "gpuops:managed"
 OWNER = "gpuops:owner"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from gpuops.errors import ProviderError, UsageError
+from gpuops.core.errors import ProviderError, UsageError
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from gpuops.errors import Rejected
+from gpuops.core.errors import Rejected
 from provisioners.loginkeys import Pair
 
 MOST = 16384

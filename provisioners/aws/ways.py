@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuops.models import Increase
+from gpuops.core.models import Increase
 from provisioners.aws.access import split
 from provisioners.aws.catalog import Kind, is_old
 from provisioners.aws.quotas import UNIT, Class, Standing, class_of
@@ -24,6 +24,14 @@ class Asked:
     gpu_mem: int | None
     market: str
     profile: str = ""
+    types: str = ""
+    """Names of instance types, with commas, instead of GPUs."""
+
+    def exactly(self, kind: Kind) -> Asked:
+        """The same wish with this kind of machine by its name."""
+        if kind.gpus:
+            return dataclasses.replace(self, gpu_type=kind.type, types="")
+        return dataclasses.replace(self, types=kind.type)
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,11 @@ class Way:
         return self.free is not None and self.need <= self.free
 
     @property
+    def fitting(self) -> int:
+        """So many machines of it there is room for."""
+        return int((self.free or 0) // self.kind.vcpus)
+
+    @property
     def used(self) -> float:
         return self.place.standing.used.get(self.counted.code) or 0.0
 
@@ -78,8 +91,14 @@ class Way:
     def increases(self) -> Sequence[Increase]:
         return (self.place.standing.increases or {}).get(self.counted.code, ())
 
+    @property
+    def closed(self) -> Increase | None:
+        """The last request for more, which did not bring what it was for."""
+        one = self.place.standing.closed.get(self.counted.code)
+        return one if one and one.wanted > self.place.standing.limits.get(self.counted.code, 0.0) else None
+
     def say(self) -> str:
-        each = f"{self.kind.gpus} GPU{'s' * (self.kind.gpus != 1)}"
+        each = f"{self.kind.gpus or 'no'} GPU{'s' * (self.kind.gpus != 1)}"
         nodes = f"{self.nodes} nodes of {each} each" if self.nodes > 1 else f"one node of {each}"
         return f"{self.nodes} x {self.kind.type} is {self.need} {UNIT}, {nodes}"
 
@@ -88,18 +107,16 @@ def as_asked(asked: Asked, places: Iterable[Place], market: str) -> Iterator[Way
     """The kinds that the request means, the smallest first in each region."""
     for place in places:
         for kind in sorted(place.chosen.get(market, ()), key=lambda kind: (kind.vcpus, kind.type)):
-            if counted := class_of(kind.type, market):
-                yield Way(place, kind, asked.nodes, counted)
+            yield Way(place, kind, asked.nodes, class_of(kind.type, market))
 
 
 def _smaller(asked: Asked, place: Place, market: str) -> Iterator[Way]:
     """Other machines with GPUs as good as those asked for, one by one."""
     meant = {kind.gpu for kind in place.chosen.get(market, ())}
     for kind in place.kinds:
-        counted = class_of(kind.type, market)
         named = kind.gpu in meant if asked.gpu_type else not is_old(kind)
-        if kind.gpus and counted and market in kind.markets and named and kind.memory >= (asked.gpu_mem or 0):
-            yield Way(place, kind, 1, counted)
+        if kind.gpus and market in kind.markets and named and kind.memory >= (asked.gpu_mem or 0):
+            yield Way(place, kind, 1, class_of(kind.type, market))
 
 
 def total(asked: Asked, place: Place, market: str) -> int:
@@ -120,10 +137,13 @@ def as_many(asked: Asked, place: Place, market: str) -> list[Way]:
 
 
 def fewer(asked: Asked, place: Place, market: str) -> list[Way]:
-    """As many GPUs as there is room for, the most first."""
+    """As many GPUs as there is room for, the most first; of machines without GPUs as many as there is room for."""
     wanted = total(asked, place, market)
+    if not wanted:
+        plain = [dataclasses.replace(way, nodes=way.fitting) for way in as_asked(asked, [place], market)]
+        return sorted((way for way in plain if 0 < way.nodes < asked.nodes), key=lambda way: -way.nodes)
     ways = [
-        dataclasses.replace(way, nodes=min(int((way.free or 0) // way.kind.vcpus), wanted // way.kind.gpus))
+        dataclasses.replace(way, nodes=min(way.fitting, wanted // way.kind.gpus))
         for way in _smaller(asked, place, market)
         if way.kind.vcpus
     ]

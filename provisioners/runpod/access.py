@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gpuops.errors import AuthFailed, NotSetUp, UsageError
+from gpuops.core.errors import AuthFailed, NotSetUp, UsageError
 from provisioners.base import NOTHING, Credential, credential
 
 NAME = "RUNPOD_API_KEY"

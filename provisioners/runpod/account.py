@@ -14,8 +14,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from gpuops.errors import AuthFailed, UsageError
-from gpuops.models import Payer, Resource
+from gpuops.core.errors import AuthFailed, UsageError
+from gpuops.core.models import Payer, Resource
 from provisioners.base import NOTHING
 from provisioners.runpod import access
 

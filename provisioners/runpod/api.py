@@ -1,6 +1,7 @@
 """One request, one answer, or one of our errors: RunPod's REST API v2 by urllib3.
 
-Nothing that creates is ever sent twice; what only reads is asked again a little, all within a minute.
+Nothing that creates is ever sent twice; what only reads is asked again a little, all within a minute, and as late as
+RunPod says where it wants fewer requests.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from gpuops.errors import ProviderError, Unknown, UsageError
+from gpuops.core.errors import ProviderError, Unknown, UsageError
 from provisioners.base import NOTHING
 from provisioners.runpod import access
-from provisioners.runpod.failures import failure, other_shape
+from provisioners.runpod.failures import failure, other_shape, seconds
 
 if TYPE_CHECKING:
     import urllib3
@@ -25,9 +26,14 @@ if TYPE_CHECKING:
 CONNECT_S = 10.0
 ANSWER_S = 45.0
 """How long an answer may take from the last word of the request to its own last word; with CONNECT_S under a minute."""
+OLDER_S = 20.0
 READ_S = 55.0
 """All tries of one look together."""
+TOLD_S = 65.0
+"""All waits of one look that RunPod asked for (`Retry-After`), beside its tries: its shortest window is a minute."""
 PAUSES_S = (0.5, 1.5)
+LEAST_S = 1.0
+"""The shortest wait, where RunPod says `Retry-After: 0`."""
 LARGEST = 32 * 1024 * 1024
 PAGES = 100
 CURSORS = ("nextCursor", "next_cursor", "cursor", "nextPageToken", "next")
@@ -119,6 +125,16 @@ class Api:
             raise self._told(failure(answer.status, answer.headers, answer.body, doing))
         return answer.body
 
+    def older(self, query: str) -> dict[str, Any]:
+        """What the older interface tells (GraphQL, which RunPod ends in early 2027); {} where it tells nothing."""
+        body = json.dumps({"query": query}).encode()
+        try:
+            answer = self._ask("POST", "/graphql", body, OLDER_S, base=access.graphql_base(self._env))
+            data = json.loads(answer.body).get("data")
+        except (Lost, UsageError, ProviderError, ValueError, AttributeError, RecursionError):
+            return {}
+        return data if isinstance(data, dict) else {}
+
     def find(self, path: str, doing: str) -> dict[str, Any] | None:
         """What is at a path; None where it is gone."""
         answer = self._look(path, doing, {}, gone=True)
@@ -130,24 +146,37 @@ class Api:
         return document
 
     def _look(self, path: str, doing: str, query: Mapping[str, Any], *, gone: bool = False) -> Answer:
-        deadline = time.monotonic() + READ_S
-        for pause in (*PAUSES_S, None):
+        deadline, patience = time.monotonic() + READ_S, TOLD_S
+        pauses = list(PAUSES_S)
+        while True:
             error: ProviderError
-            left = deadline - time.monotonic()
+            told: float | None = None
             try:
-                answer = self._ask("GET", _with_query(path, query), None, left)
+                answer = self._ask("GET", _with_query(path, query), None, deadline - time.monotonic())
                 if answer.status < 300 or (gone and answer.status == 404):
                     return answer
                 error = self._told(failure(answer.status, answer.headers, answer.body, doing))
+                told = seconds(answer.headers) if answer.status in (429, 503) else None
             except Lost as lost:
                 error = self._unknown(str(lost), doing)
-            if pause is None or not isinstance(error, Unknown) or deadline - time.monotonic() < CONNECT_S + pause:
+            if told is not None and (wait := max(told, LEAST_S)) <= patience:
+                patience, deadline = patience - wait, deadline + wait
+                time.sleep(wait)
+                continue
+            if not pauses or not isinstance(error, Unknown) or deadline - time.monotonic() < CONNECT_S + pauses[0]:
                 raise error
-            time.sleep(pause)
-        raise AssertionError("every way through the loop ends it")
+            time.sleep(pauses.pop(0))
 
     def _ask(
-        self, method: str, path: str, body: bytes | None, limit_s: float, *, fresh: bool = False, partial: bool = False
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        limit_s: float,
+        *,
+        fresh: bool = False,
+        partial: bool = False,
+        base: str = "",
     ) -> Answer:
         """One request over the network. `partial`: what was said until the time was up is the answer. Raises Lost."""
         import urllib3
@@ -163,7 +192,7 @@ class Api:
         try:
             with self._pool(fresh) as pool:
                 response = pool.request(
-                    method, self.base + path, body=body, headers=headers, timeout=timeout,
+                    method, (base or self.base) + path, body=body, headers=headers, timeout=timeout,
                     retries=False, redirect=False, preload_content=False,
                 )  # fmt: skip
                 try:

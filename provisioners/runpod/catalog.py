@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 import re
@@ -9,11 +10,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuops.errors import UsageError
+from gpuops.core.errors import UsageError
 
 LEVELS = ("NONE", "LOW", "MEDIUM", "HIGH")
 MAKERS = frozenset({"nvidia", "amd", "geforce", "rtx", "instinct"})
 """Words before the name that people use."""
+FORMS = re.compile(r"sxm\d*|pcie|nvl|oam|hbm\d*e?")
+"""Words that tell the forms apart in which one GPU is built."""
 SENSIBLE_GB = 16
 UNASKED = frozenset({"mig", "v100"})
 """A slice of a GPU, and what newer builds of torch have left behind: only by name."""
@@ -45,6 +48,11 @@ class Gpu:
     level: str
     """How many are free: one of LEVELS; empty where nothing is said."""
     places: tuple[Place, ...] = ()
+    price_of: str = ""
+    """`pods` where a cluster is asked for, and only the price of single pods is known."""
+    ram: float = 0
+    """GB of RAM of the cheapest machine that has the least that was asked for; 0 where nothing is said."""
+    vcpus: float = 0
 
 
 def read(document: Mapping[str, Any], cloud: str) -> Gpu:
@@ -70,11 +78,39 @@ def read(document: Mapping[str, Any], cloud: str) -> Gpu:
     )
 
 
+def at_cluster_prices(gpus: Sequence[Gpu], told: Sequence[Any]) -> list[Gpu]:
+    """The GPUs at the prices that GraphQL's `gpuTypes` tells of them in clusters; others keep theirs, and say so."""
+    prices = {str(one.get("id")): _number(one.get("clusterPrice")) or 0.0 for one in told if isinstance(one, dict)}
+    known = {gpu.id: prices.get(gpu.id, 0.0) for gpu in gpus}
+    return [
+        dataclasses.replace(gpu, price=known[gpu.id])
+        if gpu.price and 0 < known[gpu.id] < math.inf
+        else dataclasses.replace(gpu, price_of="pods")
+        for gpu in gpus
+    ]
+
+
+def with_at_least(gpus: Sequence[Gpu], told: Sequence[Any], ram: int, vcpus: int) -> list[Gpu]:
+    """The GPUs with the RAM and the vCPUs that GraphQL's `lowestPrice` tells of them, asked with these as the least.
+
+    No machine has as much where it tells no price, or less; of whom it tells nothing at all, nothing is known.
+    """
+    known = {str(one.get("id")): one for one in told if isinstance(one, dict)}
+    found = []
+    for gpu in gpus:
+        lowest = _inner(known.get(gpu.id, {}), "lowestPrice")
+        has = [_number(lowest.get(name)) or 0 for name in ("minMemory", "minVcpu")]
+        fits = bool(_number(lowest.get("uninterruptablePrice"))) and has[0] >= ram and has[1] >= vcpus
+        gpu = dataclasses.replace(gpu, ram=has[0], vcpus=has[1])
+        found.append(gpu if fits or gpu.id not in known else dataclasses.replace(gpu, level="NONE"))
+    return found
+
+
 def within(gpu: Gpu, centers: Collection[str]) -> Gpu:
     """The GPU as it is in these data centers alone."""
     there = tuple(place for place in gpu.places if place.id in centers)
     best = max((place.level for place in there), key=level, default="NONE")
-    return Gpu(gpu.id, gpu.name, gpu.maker, gpu.memory, gpu.price, gpu.most, best, there)
+    return dataclasses.replace(gpu, level=best, places=there)
 
 
 def level(name: str) -> int:
@@ -108,7 +144,8 @@ def _sensible(gpus: Iterable[Gpu], memory: int | None) -> list[Gpu]:
 
 
 def named_by(gpus: Sequence[Gpu], wish: str) -> list[Gpu]:
-    """The one GPU that a name means, by RunPod's name or id. Raises UsageError."""
+    """The GPU that a name means, by RunPod's name or id, in all forms that fit (`h100`: SXM, PCIe and NVL). Raises
+    UsageError for what means none, or several."""
     wanted = words(wish)
     plain = "".join(_bare(wanted))
     exact = [gpu for gpu in gpus if plain and plain in {"".join(_bare(words(gpu.name))), "".join(_bare(words(gpu.id)))}]
@@ -116,7 +153,7 @@ def named_by(gpus: Sequence[Gpu], wish: str) -> list[Gpu]:
         return exact[:1]
     found = [gpu for gpu in gpus if wanted and all(word in _spellings(gpu) for word in wanted)]
     found = [gpu for gpu in found if gpu.price] or found
-    if len(found) > 1:
+    if len({_formless(gpu) for gpu in found}) > 1:
         names = ", ".join(sorted({gpu.name for gpu in found})[:NAMES])
         raise UsageError(f"'{wish.strip()}' is more than one GPU at RunPod: {names}", "name one of them exactly")
     if not found:
@@ -149,6 +186,10 @@ def _bare(found: Sequence[str]) -> list[str]:
     if bare and bare[0].startswith("rtx") and bare[0] != "rtx":
         bare[0] = bare[0].removeprefix("rtx")
     return bare
+
+
+def _formless(gpu: Gpu) -> str:
+    return " ".join(word for word in _bare(words(gpu.name)) if not FORMS.fullmatch(word))
 
 
 def _spellings(gpu: Gpu) -> set[str]:

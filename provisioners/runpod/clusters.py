@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gpuops.models import Resource
+from gpuops.core.models import Resource
 from provisioners.runpod.places import REGION
 from provisioners.runpod.pods import container
 
@@ -29,6 +29,8 @@ def body(name: str, offer: Mapping[str, Any], env: Mapping[str, str]) -> dict[st
 
 def resource(cluster: Mapping[str, Any], account: Mapping[str, str], token: str = "") -> Resource:
     """The cluster itself. What it costs, its members say."""
+    compute = cluster.get("compute")
+    nodes = compute.get("podCount") if isinstance(compute, dict) else 0
     return Resource(
         kind=PART,
         id=str(cluster["id"]),
@@ -36,7 +38,12 @@ def resource(cluster: Mapping[str, Any], account: Mapping[str, str], token: str 
         name=str(cluster.get("name") or ""),
         bills=True,
         state="running",
-        data={"account": dict(account), "token": token, "center": str(cluster.get("dataCenterId") or "")},
+        data={
+            "account": dict(account),
+            "token": token,
+            "center": str(cluster.get("dataCenterId") or ""),
+            "machines": nodes,
+        },
     )
 
 

@@ -1,6 +1,7 @@
 """What RunPod's answers mean, in our errors. Pure.
 
-A 400 has no code of its own for `nothing free`: the words alone tell it from a rule that was broken.
+A 400 has no code of its own for `nothing free`: the words alone tell it from a rule that was broken. RunPod's
+description says of any 400 to a create `try your next candidate`: it is a rule only where it names what is asked for.
 """
 
 from __future__ import annotations
@@ -10,15 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gpuops.errors import (
-    AuthFailed,
-    NoCapacity,
-    ProviderError,
-    QuotaExceeded,
-    RateLimited,
-    Rejected,
-    Unknown,
-)
+from gpuops.core.errors import AuthFailed, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Rejected, Unknown
 from provisioners.runpod.access import API, BILLING, CONSOLE
 
 LATER = "try again later, let it be tried for you (--wait 2h), or allow more kinds of machine"
@@ -29,6 +22,13 @@ NONE_FREE = re.compile(
     re.IGNORECASE,
 )
 """How `none to be had now` was worded over the years."""
+OURS = re.compile(
+    r"mutually exclusive|exactly one|must be|at most|at least|\binvalid\b|not (?:valid|allowed|supported|found)|"
+    r"does not (?:support|exist)|only (?:available|supported)|network volume|\bimage\b|properties|"
+    r"environment variables?|bad request|malformed",
+    re.IGNORECASE,
+)
+"""How a rule is worded that the request broke: no other offer helps."""
 NO_MONEY = re.compile(r"balance|(?:insufficient|not enough|add|out of) (?:funds|credits?)|spend(?:ing)? limit", re.I)
 MISSING = re.compile(r"missing propert", re.IGNORECASE)
 LONGEST = 300
@@ -45,7 +45,7 @@ def failure(
         return Rejected(f"RunPod's address answers with a redirect, to {doing}", f"set RUNPOD_API_URL to {API}")
     if status == 429:
         said = f"RunPod wants fewer requests{_because(detail)}"
-        return RateLimited(said, "wait, or run fewer commands at a time", _seconds(headers.get("Retry-After")))
+        return RateLimited(said, "wait, or run fewer commands at a time", seconds(headers))
     if status >= 500:
         return _of_server(status, document, detail, doing)
     if wrong := _other_api(document):
@@ -62,6 +62,8 @@ def failure(
     if status == 400 and creating and NONE_FREE.search(detail):
         first = detail.partition(". ")[0]  # the next one says to refresh a page
         return NoCapacity(f"RunPod has none free: {first}", LATER)
+    if status == 400 and creating and not (OURS.search(detail) or MISSING.search(detail)):
+        return NoCapacity(f"RunPod makes none now, and does not say why: {detail or 'HTTP 400'}", LATER)
     if status == 410:
         return Rejected("RunPod has switched off the API that this gpuops speaks", "upgrade gpuops")
     return Rejected(f"RunPod refuses to {doing}: {detail or f'HTTP {status}'}", _remedy(status, detail))
@@ -147,9 +149,7 @@ def _remedy(status: int, detail: str) -> str:
     return "change what is asked for: RunPod would say no again"
 
 
-def _seconds(header: str | None) -> float | None:
-    """`Retry-After` in seconds; as a date it is left to whoever waits."""
-    try:
-        return float(header) if header else None
-    except ValueError:
-        return None
+def seconds(headers: Mapping[str, str]) -> float | None:
+    """`Retry-After`, which RunPod's description gives in seconds; None where it is not said, or no such number."""
+    said = headers.get("Retry-After") or ""
+    return float(said) if said.isascii() and said.isdigit() else None

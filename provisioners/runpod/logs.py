@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 
 NEVER_PULLED = re.compile(
     r"manifest unknown|manifest for \S+ not found|no matching manifest|pull access denied|repository does not exist|"
@@ -43,7 +44,7 @@ def hopeless(said: list[str]) -> str:
         if match := DRIVER.search(line):
             return f"its machine's driver is too old for the image ({match[1]}): --min-cuda asks for newer ones"
         if NEVER_PULLED.search(line):
-            return f"its image cannot be pulled: {_short(line)}"
+            return f"its image cannot be pulled: {short(line)}"
     return ""
 
 
@@ -54,13 +55,17 @@ def never_up(said: list[str]) -> str:
         return why
     for line in reversed(said):
         if NOT_STARTED.search(line):
-            return f"its container does not start: {_short(line)}"
-    if (times := sum(bool(STARTS.match(line)) for line in said)) > 1:
-        return f"its container ended by itself each of the {times} times that it was started"
-    return ""
+            return f"its container does not start: {short(line)}"
+    return looping(said, 2)
 
 
-def _short(line: str) -> str:
+def looping(said: Sequence[str], least: int) -> str:
+    """The sentence for a container that ends whenever it is started, `least` times or more; else empty."""
+    times = sum(bool(STARTS.match(line)) for line in said)
+    return f"its container ended by itself each of the {times} times that it was started" if times >= least else ""
+
+
+def short(line: str) -> str:
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
 
 

@@ -6,16 +6,19 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from gpuops.errors import NoCapacity, UsageError
-from gpuops.models import Offer, Price
+from gpuops.core.errors import NoCapacity, UsageError
+from gpuops.core.models import Offer, Price
 from provisioners.runpod.catalog import Gpu, level
-from provisioners.runpod.options import IMAGE, Wishes
+from provisioners.runpod.options import CLUSTER_IMAGE, IMAGE, Wishes
 from provisioners.runpod.places import REGION
 
 NOT_BY_THEMSELVES = (
     "RunPod does not say whether a cluster's pods may end it by themselves: the guard on this computer does, while it "
     "is on; else `gpuops down`"
 )
+OF_PODS = "RunPod does not tell now what a cluster costs: this is the price of single pods, and a cluster's may differ"
+UNCHECKED = "whether its machine has {} RunPod does not tell now: a pod may have less"
+NETWORK = "RunPod bills the network between a cluster's pods on top, and tells how much only once there is one"
 MOST = 12
 """How many kinds are tried."""
 DISK_MONTHLY = 0.10
@@ -44,10 +47,11 @@ def offers(gpus: Sequence[Gpu], wishes: Wishes, centers: Sequence[str], volume: 
             f"no machine of RunPod's {cloud} has {wishes.gpus} x {_names(gpus)}: the most is {most}",
             f"ask for --gpus {most}, or another --gpu-type",
         )
+    least = f" with {wishes.least}" if wishes.least else ""
     free = [gpu for gpu in fitting if gpu.level != "NONE"]
     if not free:
         where = f" in {', '.join(centers)}" if centers else ""
-        what = f"{wishes.gpus} x {_names(fitting)} free now in its {cloud}{where}"
+        what = f"{wishes.gpus} x {_names(fitting)} free now in its {cloud}{where}{least}"
         many = f"cluster of {wishes.nodes} times " if wishes.nodes > 1 else ""
         raise NoCapacity(
             f"RunPod has no {many}{what}", "ask for another GPU or region, or fewer of them, or try again later"
@@ -56,7 +60,7 @@ def offers(gpus: Sequence[Gpu], wishes: Wishes, centers: Sequence[str], volume: 
     taken = [gpu for gpu in fitting if gpu.level == "NONE"]
     made = [_offer(gpu, wishes, centers, volume) for gpu in ranked]
     if taken and len(gpus) <= MOST:
-        note = f"none free now, and not tried: {_names(taken)}"
+        note = f"none free now{least}, and not tried: {_names(taken)}"
         made[0] = _noted(made[0], note)
     return made
 
@@ -66,7 +70,7 @@ def _offer(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: dict[str, A
     count = f"{wishes.gpus} x {gpu.name} ({gpu.memory} GB each)"
     machines = f"{nodes} pods in one cluster, each {count}" if nodes > 1 else f"1 pod, {count}"
     stock = f"stock {gpu.level.lower()}" if gpu.level else ""
-    at = [place.id for place in gpu.places]
+    at = [place.id for place in gpu.places] if centers else []  # else RunPod puts it where it likes
     where = at[0] + (f" +{len(at) - 1}" if len(at) > 1 else "") if at else ""
     prices = (
         Price(f"{wishes.gpus * nodes} x {gpu.name}", round(gpu.price * wishes.gpus * nodes, 6)),
@@ -80,6 +84,8 @@ def _offer(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: dict[str, A
         "DATA CENTER": where,
         "$/H": f"${sum(price.per_hour for price in prices):.2f}",
         "STOCK": gpu.level.lower(),
+        **({"RAM": f"{gpu.ram:g} GB"} if gpu.ram else {}),
+        **({"VCPU": f"{gpu.vcpus:g}"} if gpu.vcpus else {}),
     }
     return Offer(
         provider="runpod",
@@ -89,7 +95,7 @@ def _offer(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: dict[str, A
         gpus=wishes.gpus,
         region=REGION,
         prices=prices,
-        notes=tuple(_notes(sum(price.per_hour for price in prices), nodes, volume)),
+        notes=tuple(_notes(gpu, sum(price.per_hour for price in prices), wishes, volume)),
         data={
             "columns": columns,
             "gpu": gpu.id,
@@ -101,6 +107,9 @@ def _offer(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: dict[str, A
             "centers": list(centers),
             "disk": wishes.disk,
             "image": wishes.image,
+            "template": wishes.template,
+            "registry": wishes.registry,
+            "ports": list(wishes.ports),
             "cuda": wishes.cuda if gpu.maker != "AMD" else "",
             "volume": volume["id"] if volume else "",
             "volume_name": volume["name"] if volume else "",
@@ -108,12 +117,15 @@ def _offer(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: dict[str, A
     )
 
 
-def _notes(per_hour: float, nodes: int, volume: dict[str, Any] | None) -> list[str]:
-    notes = []
+def _notes(gpu: Gpu, per_hour: float, wishes: Wishes, volume: dict[str, Any] | None) -> list[str]:
+    nodes, notes = wishes.nodes, []
+    if wishes.least and not (gpu.ram and gpu.vcpus):
+        notes.append(UNCHECKED.format(wishes.least))
     if volume:
         notes.append(f"the network volume {volume['name']} is at /workspace; it costs money with a pod or without")
     if nodes > 1:
         notes.append(NOT_BY_THEMSELVES)
+        notes.append(f"{OF_PODS}; {NETWORK}" if gpu.price_of else NETWORK)
     if nodes > 1 and per_hour > SPEND_LIMIT:
         notes.append(f"RunPod lets a new account spend ${SPEND_LIMIT:.0f}/h at most, until its support raises that")
     return notes
@@ -122,9 +134,9 @@ def _notes(per_hour: float, nodes: int, volume: dict[str, Any] | None) -> list[s
 def _check_maker(gpus: Sequence[Gpu], wishes: Wishes) -> None:
     """The image that is taken without a word is NVIDIA's."""
     amd = [gpu for gpu in gpus if gpu.maker == "AMD"]
-    if amd and wishes.image == IMAGE:
+    if amd and wishes.image in (IMAGE, CLUSTER_IMAGE):
         raise UsageError(
-            f"{amd[0].name} is AMD's, and the image {IMAGE} is for NVIDIA's", "name an image with ROCm: --image"
+            f"{amd[0].name} is AMD's, and the image {wishes.image} is for NVIDIA's", "name an image with ROCm: --image"
         )
 
 

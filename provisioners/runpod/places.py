@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuops.errors import UsageError
+from gpuops.core.errors import UsageError
 from provisioners.runpod.catalog import words
 
 REGION = "runpod"

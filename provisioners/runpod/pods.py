@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuops.models import Intent, Resource
+from gpuops.core.models import Intent, Resource
 from provisioners.loginkeys import Pair
 from provisioners.runpod import start
 from provisioners.runpod.offers import disk_price
@@ -36,18 +36,21 @@ def variables(intent: Intent, token: str, host: Pair, public: str, api: str) -> 
         "GPUOPS_END": str(int(intent.boot_deadline)),
         TOKEN: token,
         start.VARIABLE: start.script(api),
+        "RUNPOD_POD_USER": "0",  # root, whatever USER the image has: dstack sends it, too (its commit 76d90638a)
     }
 
 
 def container(offer: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
     """What a pod and the members of a cluster have in common."""
     body: dict[str, Any] = {
-        "image": offer["image"],
         "args": start.ARGS,
         "disk": offer["disk"],
-        "ports": ["22/tcp"],
+        "ports": ["22/tcp", *offer.get("ports", ())],
         "env": dict(env),
     }
+    for name, key in (("image", "image"), ("templateId", "template"), ("registry", "registry")):
+        if offer.get(key):  # what stands here goes before the template's own
+            body[name] = offer[key]
     if offer["volume"]:
         body["mounts"] = {"network": [{"volumeId": offer["volume"], "path": MOUNT}]}
         body["env"][VOLUME] = str(offer.get("volume_name") or "")
@@ -111,6 +114,7 @@ def resource(
         "phase": phase,
         "hopeless": hopeless,
         "stopped": False,
+        "urls": urls(pod),
     }
     if host and public:
         data["target"] = {
@@ -135,6 +139,13 @@ def resource(
         per_hour=_per_hour(pod, state, float(data["offered"])),
         data=data,
     )
+
+
+def urls(pod: Mapping[str, Any]) -> list[str]:
+    """Where RunPod's proxy shows a pod's `http` ports."""
+    ports = pod.get("ports")
+    listed = [str(port).partition("/") for port in (ports if isinstance(ports, list) else [])]
+    return [f"https://{pod['id']}-{port}.proxy.runpod.net" for port, _, kind in listed if kind == "http"]
 
 
 def _mounts(pod: Mapping[str, Any], name: str) -> dict[str, str]:
@@ -165,15 +176,16 @@ def standing(pod: Mapping[str, Any]) -> tuple[str, str, str]:
         return "unknown", f"RunPod calls it {status.lower() or 'nothing at all'}", ""
     if not pod.get("runtime"):
         return "starting", "pulling its image", ""
-    if address := _hidden(pod):
-        return "starting", "waiting for a public address", NOT_PUBLIC.format(address=address)
+    if hidden(pod):
+        return "starting", "waiting for a public address", ""
     if not _direct(pod)[0]:
         return "starting", "waiting for its SSH port", ""
     return "running", "", ""
 
 
-def is_pulling(pod: Mapping[str, Any]) -> bool:
-    return str(pod.get("status") or "").upper() == "RUNNING" and not pod.get("runtime")
+def is_coming(pod: Mapping[str, Any]) -> bool:
+    """Whether it is on its way up, or seems to be there."""
+    return str(pod.get("status") or "").upper() in ("PROVISIONING", "STARTING", "RUNNING")
 
 
 def has_stopped(pod: Mapping[str, Any]) -> bool:
@@ -198,14 +210,15 @@ def _endpoint(pod: Mapping[str, Any]) -> tuple[str, int]:
     return str(direct.get("host") or ""), port if isinstance(port, int) and 0 < port < 65536 else 0
 
 
-def _hidden(pod: Mapping[str, Any]) -> str:
-    """The address of a pod that has none of its own in public, by which its port would be reached."""
+def hidden(pod: Mapping[str, Any]) -> str:
+    """The address of a pod that has none of its own in public, by which its port would be reached. Ports that go
+    through RunPod's proxy (type `http`) always have such a one."""
     runtime = pod.get("runtime")
     listed = runtime.get("ports") if isinstance(runtime, dict) else None
     mapped = [
         str(one.get("ip") or "")
         for one in (listed if isinstance(listed, list) else [])
-        if isinstance(one, dict) and one.get("private") == 22
+        if isinstance(one, dict) and one.get("private") == 22 and one.get("type", "tcp") == "tcp"
     ]
     return next((address for address in (_endpoint(pod)[0], *mapped) if _shared(address)), "")
 
@@ -218,14 +231,12 @@ def _shared(address: str) -> bool:
 
 
 def _per_hour(pod: Mapping[str, Any], state: str, offered: float) -> float:
-    """$/h: RunPod's own number is that of the GPUs; while it tells none, what was offered."""
+    """$/h: RunPod's own number, which has the disk in it (field reports); while it tells none, what was offered. Of a
+    stopped pod it tells 0, and its disk still bills."""
     if state == "ended":
         return 0.0
-    disk = disk_price(_number(pod.get("disk")))
-    cost = _number(pod.get("cost"))
-    if cost > 0:
-        return cost + disk
-    return disk if str(pod.get("status") or "").upper() == "EXITED" else offered
+    stopped = disk_price(_number(pod.get("disk"))) if has_stopped(pod) else 0.0
+    return _number(pod.get("cost")) or stopped or offered
 
 
 def _number(said: Any) -> float:

@@ -13,25 +13,23 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gpuops.errors import AuthFailed, NoCapacity, ProviderError, Rejected, Unknown
-from gpuops.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource
+from gpuops.core.errors import AuthFailed, NoCapacity, ProviderError, Rejected, Unknown, UsageError
+from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource
 from provisioners import loginkeys as keys
 from provisioners.base import CONTRACT, Context
-from provisioners.runpod import catalog, clusters, logs, offers, options, pods
+from provisioners.runpod import boots, catalog, clusters, logs, offers, options, pods
 from provisioners.runpod.account import FRESH_S, Account
 from provisioners.runpod.api import Api, segment
 from provisioners.runpod.ending import SOURCE
+from provisioners.runpod.options import Wishes
 from provisioners.runpod.places import REGION
 from provisioners.runpod.shelf import Shelf
 
 PULLING_S = 60.0
-"""So long an image is pulled before its pod's log is looked at, and again."""
+"""So long a pod is no node before its host's log is looked at, and again; and so long it may have no public address."""
 LOG_S = 5.0
 LOG_LINES = 40
 LAST_LINES = 20
-RANKS_LOOKS = 5
-RANKS_S = 1.0
-"""So often, and so long apart, a new cluster is asked for its members' ranks before that is left to the next look."""
 
 
 class RunpodProvisioner:
@@ -55,8 +53,7 @@ class RunpodProvisioner:
         self._shelf = Shelf(self._api)
         self._account = Account(context.env, context.dotenv)
         self._lock = threading.Lock()
-        self._pulling: dict[str, float] = {}
-        self._hopeless: dict[str, str] = {}
+        self._seen: dict[str, boots.Seen] = {}
         self._never_up: dict[str, str] = {}
 
     # Before anything is made.
@@ -68,20 +65,39 @@ class RunpodProvisioner:
             centers = self._shelf.centers(request.region)
             if wishes.volume:
                 self._shelf.volume(wishes.volume, centers)
+            self._shelf.settled(wishes)
         except (AuthFailed, Rejected) as error:
             return [Problem(error.say, error.hint)]
         return []
 
     def offers(self, request: Request) -> Sequence[Offer]:
         """Kinds of GPU that are free, the cheapest first; each is tried until one is had."""
-        wishes = options.wishes(request)
+        wishes = self._shelf.settled(options.wishes(request))
+        if wishes.cloud != "ANY":
+            return self._in_cloud(request, wishes)
+        found: list[Offer] = []
+        errors: list[NoCapacity | UsageError] = []
+        for cloud in ["SECURE"] if wishes.volume or wishes.nodes > 1 else ["SECURE", "COMMUNITY"]:
+            try:
+                found += self._in_cloud(request, dataclasses.replace(wishes, cloud=cloud))
+            except (NoCapacity, UsageError) as error:
+                errors.append(error)
+        if not found:
+            raise next((error for error in errors if isinstance(error, NoCapacity)), errors[0])
+        return sorted(found, key=lambda offer: offer.per_hour)[: offers.MOST]
+
+    def _in_cloud(self, request: Request, wishes: Wishes) -> list[Offer]:
         centers = self._shelf.centers(request.region)
         volume = self._shelf.volume(wishes.volume, centers) if wishes.volume else None
         if volume:
             centers = [str(volume["dataCenter"])]
         gpus = catalog.chosen(self._shelf.gpus(wishes), request.gpu_type, request.gpu_mem)
+        if wishes.nodes > 1:
+            gpus = self._shelf.in_cluster(gpus)
         if centers:
             gpus = [catalog.within(gpu, centers) for gpu in gpus]
+        if wishes.least:
+            gpus = self._shelf.roomy(gpus, wishes, centers)
         try:
             return offers.offers(gpus, wishes, centers, volume)
         except NoCapacity as error:
@@ -105,7 +121,8 @@ class RunpodProvisioner:
         return [found]
 
     def _create_cluster(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
-        """One request for all. Raises Unknown where RunPod has not numbered the members yet."""
+        """One request for all. A rank is `null until the index is assigned during provisioning`: where they have none
+        yet, what was made is the cluster, and its members are listed as machines once RunPod has numbered them."""
         name, token, mine = intent.mark(clusters.PART), f"{intent.token}-all", self._account.marks()
         env = {**self._variables(intent, intent.token), clusters.MARK: intent.mark("")}
         body = clusters.body(name, offer.data, env)
@@ -113,11 +130,12 @@ class RunpodProvisioner:
         for index in range(offer.nodes):
             journal.will("machine", intent.mark(index), f"{intent.token}-{index}", REGION)
         what = f"create a cluster of {offer.nodes} times {offer.data['count']} x {offer.data['gpu_name']}"
-        whole = clusters.resource({"name": name, **self._api.post("/clusters", body, what)}, mine, token)
+        answer = {**self._api.post("/clusters", body, what), "name": name, "compute": body["compute"]}
+        whole = clusters.resource(answer, mine, token)
         journal.got(whole)
         made = [whole]
-        for index, pod in enumerate(self._members(whole.id, offer.nodes)):
-            price = offer.per_hour / offer.nodes
+        price = offer.per_hour / offer.nodes
+        for index, pod in enumerate(self._ranked(whole.id, offer.nodes)):
             seen = pods.with_env(pod, env)
             made.append(pods.resource(seen, intent.mark(index), self.context.home, mine, price=price, parent=whole.id))
             journal.got(made[-1])
@@ -127,16 +145,14 @@ class RunpodProvisioner:
         _, public = keys.login(self.context.home)
         return pods.variables(intent, token, keys.new(), public, self._api.base)
 
-    def _members(self, cluster: str, nodes: int) -> list[dict[str, Any]]:
-        """A cluster's pods in the order of their ranks. Raises Unknown while that is not known."""
-        for look in range(RANKS_LOOKS):
-            if look:
-                time.sleep(RANKS_S)
+    def _ranked(self, cluster: str, nodes: int) -> list[dict[str, Any]]:
+        """A cluster's pods in the order of their ranks; none while they are not all known."""
+        try:
             there = self._api.pages(f"/clusters/{segment(cluster)}/pods", "pods", "list a cluster's pods")
-            ranked = {clusters.rank(pod): pod for pod in there}
-            if len(there) == nodes and set(ranked) == set(range(nodes)):
-                return [ranked[index] for index in range(nodes)]
-        raise Unknown("RunPod has not numbered the cluster's pods yet", "try again")
+        except ProviderError:
+            return []
+        ranked = {clusters.rank(pod): pod for pod in there}
+        return [ranked[index] for index in range(nodes)] if set(ranked) == set(range(nodes)) else []
 
     # Finding.
 
@@ -145,7 +161,8 @@ class RunpodProvisioner:
             return []
         ours, mine = f"gpuops-{owner}-", self._account.marks()
         there = self._api.pages("/pods", "pods", "list pods", includeClusterPods=True)
-        whole = {str(one["id"]): one for one in self._clusters()}
+        members = any(clusters.member(pod) and clusters.mark(pod, {}).startswith(ours) for pod in there)
+        whole = {str(one["id"]): one for one in self._clusters(members)}
         names = {one: str(cluster.get("name") or "") for one, cluster in whole.items()}
         found = [
             pods.resource(pod, name, self.context.home, mine, kind=clusters.kind(pod))
@@ -158,11 +175,18 @@ class RunpodProvisioner:
             *(one for one in found if one.state != "ended"),
         ]
 
-    def _clusters(self) -> list[dict[str, Any]]:
-        """All clusters. A key that may not ask for them has made none; members are among the pods in any case."""
+    def _clusters(self, members: bool) -> list[dict[str, Any]]:
+        """All clusters. A key that may not ask for them has made none; members are among the pods in any case.
+
+        `members`: whether some of ours are there. Without, no pod waits for a list that is refused (404) or fails.
+        """
         try:
             return self._api.pages("/clusters", "clusters", "list clusters")
         except AuthFailed:
+            return []
+        except (Rejected, Unknown):
+            if members:
+                raise
             return []
 
     def describe(self, resource: Resource) -> Resource:
@@ -178,8 +202,8 @@ class RunpodProvisioner:
         now = pods.resource(
             seen, resource.name, self.context.home, mine, known=before, parent=resource.parent, kind=resource.kind
         )
-        if pods.is_pulling(seen) and (why := self._why_not_pulled(resource.id)):
-            now = dataclasses.replace(now, data={**now.data, "hopeless": why})
+        if pods.is_coming(seen) and not before.get("artefact") and (never := self._judged(resource.id, seen)).say:
+            now = dataclasses.replace(now, data={**now.data, "hopeless": never.say, "stopped": never.machine})
         if pods.has_stopped(seen):
             why = "" if before.get("artefact") else self._why_never_up(resource.id)  # what was a node had come up
             told = {"hopeless": why or pods.EXITED, "stopped": not why}
@@ -247,16 +271,16 @@ class RunpodProvisioner:
                 return ""
         return self._never_up[pod]
 
-    def _why_not_pulled(self, pod: str) -> str:
-        """What the log of a pod says that has been pulling its image for a while; looked at once in that while."""
+    def _judged(self, pod: str, told: Mapping[str, Any]) -> boots.Why:
+        """What there is to say of a pod that has been no node for a while; its log is looked at once in that while."""
         now = time.monotonic()
         with self._lock:
-            since = self._pulling.setdefault(pod, now)
-            if now - since < PULLING_S:
-                return self._hopeless.get(pod, "")
-            self._pulling[pod] = now
-        try:
-            self._hopeless[pod] = logs.hopeless(self._log(pod))
-        except ProviderError:
-            pass
-        return self._hopeless.get(pod, "")
+            seen = self._seen.get(pod, boots.Seen(now)).at(told, now)
+            read = now - seen.since >= PULLING_S
+            self._seen[pod] = seen = seen.read(boots.Why(), now) if read else seen
+        if read:
+            try:
+                self._seen[pod] = seen = seen.read(boots.judge(self._log(pod, "system")), now)
+            except ProviderError:
+                pass
+        return seen.judged(told, now, PULLING_S)

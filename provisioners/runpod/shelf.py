@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from typing import Any
 
-from gpuops.errors import UsageError
+from gpuops.core.errors import UsageError
 from provisioners.runpod import catalog, options, places
 from provisioners.runpod.api import Api
 from provisioners.runpod.options import Wishes
@@ -44,11 +45,55 @@ class Shelf:
         told = [{**one, **free.get(one["id"], {"availability": "NONE"})} for one in everything]
         return [catalog.read(one, wishes.cloud) for one in told]
 
+    def in_cluster(self, gpus: Sequence[catalog.Gpu]) -> list[catalog.Gpu]:
+        """The same at what they cost in a cluster, those of which that is told: REST v2 tells the prices of pods."""
+        listed = self._api.older("query { gpuTypes { id clusterPrice } }").get("gpuTypes")
+        return catalog.at_cluster_prices(gpus, listed if isinstance(listed, list) else [])
+
+    def roomy(self, gpus: Sequence[catalog.Gpu], wishes: Wishes, centers: Sequence[str]) -> list[catalog.Gpu]:
+        """The same with what a machine of theirs has of RAM and vCPUs; the older interface alone tells that."""
+        least = {
+            "gpuCount": wishes.gpus,
+            **({"minMemoryInGb": wishes.ram} if wishes.ram else {}),
+            **({"minVcpuCount": wishes.vcpus} if wishes.vcpus else {}),
+            "secureCloud": wishes.cloud == "SECURE",
+            **({"dataCenterId": centers[0]} if len(centers) == 1 else {}),
+        }
+        given = ", ".join(f"{name}: {json.dumps(value)}" for name, value in least.items())
+        told = "stockStatus uninterruptablePrice minVcpu minMemory"
+        listed = self._api.older(f"query {{ gpuTypes {{ id lowestPrice(input: {{{given}}}) {{ {told} }} }} }}")
+        there = listed.get("gpuTypes")
+        return catalog.with_at_least(gpus, there if isinstance(there, list) else [], wishes.ram, wishes.vcpus)
+
     def centers(self, region: str | None) -> list[str]:
         """The ids of the data centers that a `--region` means; empty without one."""
         if not region:
             return []
         return places.meant(region, places.read(self._api.pages("/catalog/datacenters", "dataCenters", "list regions")))
+
+    def settled(self, wishes: Wishes) -> Wishes:
+        """The wishes with ids where names were given."""
+        own, kept = "/templates", "/registries"
+        return dataclasses.replace(
+            wishes,
+            template=self._id(wishes.template, "template", "templates", (own, "/catalog/templates")),
+            registry=self._id(wishes.registry, "registry", "registries", (kept,)),
+        )
+
+    def _id(self, wish: str, what: str, name: str, paths: Sequence[str]) -> str:
+        if not wish:
+            return ""
+        for path in paths:
+            there = self._api.pages(path, name, f"list {name}")
+            found = [one for one in there if one["id"] == wish] or [one for one in there if one.get("name") == wish]
+            if len(found) == 1:
+                return str(found[0]["id"])
+            if found:
+                raise UsageError(
+                    f"more than one {what} is called '{wish}'",
+                    f"name one by its id: {', '.join(str(one['id']) for one in found)}",
+                )
+        raise UsageError(f"there is no {what} '{wish}'", f"RunPod's console lists them; --{what} takes a name or an id")
 
     def volume(self, wish: str, centers: Sequence[str]) -> dict[str, Any]:
         """The network volume of that id or name, in one of those data centers."""

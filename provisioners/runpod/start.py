@@ -9,14 +9,22 @@ The script travels in the variable GPUOPS_START, so that nothing between here an
 
 from __future__ import annotations
 
-from provisioners.runpod.ending import SOURCE
+import json
+import shlex
 
-ARGS = "sh -c 'eval \"$GPUOPS_START\"'"
-"""The pod's `args`: one string, words as a shell has them."""
+from provisioners.runpod.ending import ROUND_S, SOURCE
+
+ENTRYPOINT, COMMAND = ("sh", "-c"), ('eval "$GPUOPS_START"',)
+ARGS = json.dumps({"entrypoint": ENTRYPOINT, "cmd": COMMAND})
+"""The pod's `args`: words, or this JSON, which replaces an ENTRYPOINT of the image, too. dstack and runpodctl send it;
+not seen live by us."""
 WATCH = "/run/gpuops"
 VARIABLE = "GPUOPS_START"
 LOOK_S = 5
-AGAIN_S = 10
+AGAIN_S = 20
+"""From one round of all ways to the next: an account may ask 60 times in a minute."""
+SETTLE_S = 4
+"""From a yes until the next way is tried."""
 REVIVE_ROUNDS = 6
 
 SCRIPT = r"""
@@ -26,28 +34,37 @@ watch=@ROOT@/run/gpuops
 ssh=@ROOT@/etc/ssh
 mkdir -p "$watch" && chmod 700 "$watch"
 
-ending() {
-    cat <<"GPUOPS_TEXT"
-@ENDING@
-GPUOPS_TEXT
+ending=@ENDING@
+
+limited() {
+    if command -v timeout >/dev/null 2>&1; then timeout -s KILL @ROUND@ "$@"; else "$@"; fi
 }
 
-# Python, else curl, which has the key by its standard input; else what RunPod puts into its pods.
+# curl has the key by its standard input.
+ask() {
+    code=$(printf 'header = "Authorization: Bearer %s"\n' "$RUNPOD_API_KEY" |
+        curl -q -K - -s -m 20 -A gpuops -o /dev/null -w '%{http_code}' -X "$1" \
+            -H 'Content-Type: application/json' ${3:+-d "$3"} "$2" 2>/dev/null)
+    echo "gpuops: $1 $2 RunPod answers $code"
+    case $code in 2??) sleep @SETTLE@ ;; esac
+}
+
+# All ways, whatever they answer and whatever they end with: who is still here is not gone. The ways are those of the
+# program, then the same by curl, then what RunPod puts into its pods.
 end_pod() {
-    if command -v python3 >/dev/null 2>&1; then
-        python3 -I -c "$(ending)" "$api" && return 0
-    fi
+    command -v python3 >/dev/null 2>&1 && limited python3 -I -c "$ending" "$api"
     if command -v curl >/dev/null 2>&1; then
-        code=$(printf 'url = "%s/pods/%s"\nrequest = DELETE\nheader = "Authorization: Bearer %s"\n%s\n' \
-            "$api" "$RUNPOD_POD_ID" "$RUNPOD_API_KEY" \
-            'user-agent = gpuops
-max-time = 20
-silent
-output = /dev/null
-write-out = "%{http_code}"' | curl -K - 2>/dev/null)
-        case $code in 2?? | 404) return 0 ;; esac
+        pod=$api/pods/$RUNPOD_POD_ID
+        ask POST "$pod/action" '{"action":"terminate"}'
+        ask DELETE "$pod"
+        ask POST "${api%/*}/graphql" \
+            "{\"query\":\"mutation { podTerminate(input: {podId: \\\"$RUNPOD_POD_ID\\\"}) }\"}"
+        ask POST "$pod/action" '{"action":"stop"}'
     fi
-    command -v runpodctl >/dev/null 2>&1 && runpodctl remove pod "$RUNPOD_POD_ID"
+    if command -v runpodctl >/dev/null 2>&1; then
+        limited runpodctl remove pod "$RUNPOD_POD_ID"
+        limited runpodctl pod delete "$RUNPOD_POD_ID"
+    fi
 }
 
 # Seconds that have passed since some moment, whatever becomes of the clock.
@@ -72,8 +89,8 @@ watch_over() {
         [ "$last" = "$counted" ] || [ "$last" = none ] || due=$((${up:-0} + last - ${now:-0}))
         counted=$last
         if [ "$last" != none ] && { [ "$now" -ge "$last" ] || [ "${up:-0}" -ge "$due" ]; }; then
+            end_pod
             pause=@AGAIN@
-            end_pod && pause=@AFTER@
         elif [ -f "$watch/revive" ] && [ $((rounds % @ROUNDS@)) -eq 0 ]; then
             if [ -z "$reviving" ] || ! kill -0 "$reviving" 2>/dev/null; then
                 sh "$watch/revive" </dev/null >/dev/null 2>&1 &
@@ -156,15 +173,18 @@ exec "$(server)" -D -e -o PermitRootLogin=prohibit-password -o PasswordAuthentic
 """
 
 
-def script(api: str, *, root: str = "", look_s: float = LOOK_S, again_s: float = AGAIN_S) -> str:
+def script(
+    api: str, *, root: str = "", look_s: float = LOOK_S, again_s: float = AGAIN_S, round_s: float = ROUND_S
+) -> str:
     """The text of GPUOPS_START. `root` stands before every path that is written, and the times are, for tests."""
     values = {
         "API": f"'{api}'",
         "ROOT": root,
-        "ENDING": SOURCE.strip("\n"),
+        "ENDING": shlex.quote(SOURCE.strip("\n")),
         "LOOK": f"{look_s:g}",
         "AGAIN": f"{again_s:g}",
-        "AFTER": f"{again_s * 6:g}",
+        "SETTLE": f"{min(SETTLE_S, again_s):g}",
+        "ROUND": f"{round_s:g}",
         "ROUNDS": str(REVIVE_ROUNDS),
     }
     text = SCRIPT

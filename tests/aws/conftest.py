@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from gpuops.models import Intent, Offer, Price, Request, Resource
-from provisioners.aws import AwsProvisioner, images, network
+from gpuops.core.models import Intent, Offer, Price, Request, Resource
+from provisioners.aws import AwsProvisioner, images, launch, network
 from provisioners.aws.access import split
 from provisioners.aws.options import wishes
 from provisioners.base import Context
-from tests.conftest import HANG_S
 from tests.fakes.aws import FakeAWS
 
 OWNER = "0a1b2c3d"
@@ -69,7 +68,7 @@ class Tenant:
             "region": region, "zone": split(region)[0] + zone, "type": "g5.12xlarge", "market": market, "gpus": 4,
             "vcpus": 48, "ami": image.id, "user": image.user, "root_device": image.root_device, "disk": wish.disk,
             "devices": list(image.devices), "subnet": place.subnet, "vpc": place.vpc, "public": place.public,
-            "security_group": wish.security_group, "ssh_from": wish.ssh_from,
+            "security_group": wish.security_group, "ssh_from": wish.ssh_from, "launch": launch.further(wish),
         }  # fmt: skip
         return Offer("aws", f"g5.12xlarge/{zone}", "2 x g5.12xlarge", self.request.nodes, 4, region, prices, data)
 
@@ -80,13 +79,14 @@ class Tenant:
     def listed(self, *regions: str) -> list[Resource]:
         return list(self.provider.list_owned(OWNER, regions))
 
-    def end(self, limit_s: float = HANG_S) -> None:
-        """Asked again until nothing is listed."""
-        until = time.monotonic() + limit_s
-        while there := self.listed("us-east-1"):
-            assert time.monotonic() < until, there
+    def end(self) -> None:
+        """Asked again until nothing is listed, while minutes pass at AWS."""
+        for _ in range(10):
+            if not (there := self.listed("us-east-1")):
+                return
             self.provider.destroy(there)
-            time.sleep(0.05)
+            self.fake.advance(self.fake.ending_s)
+        raise AssertionError(there)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from functools import cache
 
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from gpuops.models import Increase
+from gpuops.core.models import Increase
 from provisioners.aws import quotaboard
 from provisioners.aws.catalog import Kind, read
 from provisioners.aws.quotas import CLASSES, SPOT, Standing

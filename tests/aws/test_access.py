@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpuops.errors import AuthFailed, NotSetUp, Rejected, Unknown, UsageError
-from gpuops.models import Request
+from gpuops.core.errors import AuthFailed, NotSetUp, Rejected, Unknown, UsageError
+from gpuops.core.models import Request
 from provisioners.aws import access, credentials
 from provisioners.aws.access import Account, ask, pages
 from tests.fakes.aws import FakeAWS, Fault

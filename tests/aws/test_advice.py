@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from gpuops.models import Increase
+from gpuops.core.models import Increase
 from provisioners.aws.advice import advise, command, for_one, refusal
 from provisioners.aws.quotas import ON_DEMAND, SPOT, Standing
 from provisioners.aws.ways import Asked, Place
@@ -26,6 +26,10 @@ def test_a_fresh_account() -> None:
         (
             "quotas are counted by region, and another may have room: "
             "gpuops quota aws --gpus 4 --nodes 2 --spot --region all"
+        ),
+        (
+            "from 0 a small step is granted sooner: first 8 vCPU on demand, then more, then spot: gpuops quota aws "
+            "--gpus 1 --nodes 2 --gpu-type g4dn.xlarge --on-demand --region us-east-1 --request 8"
         ),
         (
             "the smallest increase that would do is to 96 vCPU in us-east-1 (2 x 48 vCPU): "
@@ -230,6 +234,10 @@ def test_one_gpu_is_one_machine() -> None:
             Asked(2, 4, "rtx 6000", 80, SPOT),
             "gpuops quota aws --gpus 4 --nodes 2 --gpu-type 'rtx 6000' --gpu-mem 80 --spot",
         ),
+        (
+            Asked(2, None, None, None, ON_DEMAND, types="c7i.large"),
+            "gpuops quota aws --nodes 2 --instance-type c7i.large",
+        ),
         (Asked(1, 4, None, None, SPOT, "work"), "gpuops quota aws --gpus 4 --spot --region us-east-1 --profile work"),
     ],
 )
@@ -257,3 +265,26 @@ def test_who_has_the_quota_and_uses_it_up_need_not_ask_for_more() -> None:
         "(what has just ended counts for some minutes more): gpuops status; or "
         "the smallest increase that would do is to 144 vCPU in us-east-1"
     )
+
+
+def test_a_request_that_was_closed_is_not_filed_anew() -> None:
+    """Its case is replied to, be it said so before a launch or by `quota`."""
+    closed = Increase("abc", "CASE_CLOSED", 96, NOW - 3 * 86400, open=False, case="1700000001")
+    there = place(TWO, {})
+    there = dataclasses.replace(there, standing=dataclasses.replace(there.standing, closed={G_SPOT: closed}))
+    lines = said(TWO, there)
+    assert lines[-1].startswith("AWS was asked for 96 vCPU of All G and VT Spot Instance Requests in us-east-1 (CASE_")
+    assert "(CASE_CLOSED, 3 days ago), and they are not there: reply in its case rather than ask anew" in lines[-1]
+    assert lines[-1].endswith("case/?displayId=1700000001)")
+    assert not any("--request" in line for line in lines)
+    assert "displayId=1700000001" in refusal(TWO, [there], NOW).hint
+    granted = dataclasses.replace(there.standing, limits={**there.standing.limits, G_SPOT: 96.0}, used={G_SPOT: 48.0})
+    assert "displayId" not in " ".join(said(TWO, dataclasses.replace(there, standing=granted))), "it came, in the end"
+
+
+def test_from_nothing_the_first_step_is_small_and_on_demand() -> None:
+    step = "from 0 a small step is granted sooner: first 8 vCPU on demand"
+    assert step in " ".join(said(TWO, place(TWO, {})))
+    assert step not in " ".join(said(TWO, place(TWO, {G: 8}))), "it was made already"
+    one = asked(nodes=1, gpu_type="t4", gpus=1)
+    assert step not in " ".join(said(one, place(one, {}))), "that is as small"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from gpuops.errors import UsageError
+from gpuops.core.errors import UsageError
 from provisioners.aws.catalog import Kind, chosen, gigabytes, read
 from provisioners.aws.quotas import ON_DEMAND, SPOT
 from tests.aws.known import kinds
@@ -39,7 +40,8 @@ def test_amd_and_mixtures_are_none() -> None:
         "VCpuInfo": {"DefaultVCpus": 4},
         "SupportedUsageClasses": ["spot", "on-demand"],
     }
-    assert read(document) == Kind("g4ad.xlarge", 0, "V520", 8, 4, ("spot", "on-demand"))
+    no_gpu = "has no whole NVIDIA GPU that gpuops can train on"
+    assert read(document) == Kind("g4ad.xlarge", 0, "V520", 8, 4, ("spot", "on-demand"), no_gpu)
 
 
 def test_without_a_number_it_is_one() -> None:
@@ -110,6 +112,47 @@ def test_v100_is_had_by_name_alone() -> None:
 def test_what_means_nothing_is_said_with_what_there_is(wish: dict, say: str, hint: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(UsageError) as told:
         meant(**wish)
+    assert told.value.say.startswith(say)
+    assert hint in told.value.hint
+
+
+PLAIN = (
+    *kinds(),
+    *(read(INSTANCE_TYPES[one]) for one in ("c7i.large", "c7g.large", "m5.large", "t3.small", "t4g.small")),
+)
+
+
+def exactly(types: str, gpus: int | None = None) -> list[str]:
+    found = chosen(PLAIN, gpus=gpus, gpu_type=None, gpu_mem=None, market=ON_DEMAND, types=types, where="there")
+    return [one.type for one in found]
+
+
+def test_a_type_that_is_named_need_not_have_a_gpu() -> None:
+    assert exactly("c7i.large") == ["c7i.large"]
+    assert exactly("m5.large,g5.12xlarge") == ["m5.large", "g5.12xlarge"]
+    assert exactly("g5.12xlarge", 4) == ["g5.12xlarge"]
+    plain = next(one for one in PLAIN if one.type == "c7i.large")
+    assert (plain.gpus, plain.say) == (0, "2 vCPU, no GPU")
+    assert "c7i.large" not in [one.type for one in chosen(PLAIN, gpus=None, gpu_type=None, gpu_mem=None, market=SPOT)]
+
+
+@pytest.mark.parametrize(
+    ("types", "gpus", "say", "hint"),
+    [
+        ("c7i.large", 4, "c7i.large has no GPU, and --gpus asks for 4", "leave out --gpus"),
+        ("g5.12xlarge", 2, "g5.12xlarge has 4 GPUs, not 2", "ask for --gpus 4"),
+        ("c7i.larg", None, "AWS has no instance type 'c7i.larg' there", "did you mean c7i.large"),
+        ("c7g.large", None, "c7g.large has an ARM processor, and the images that gpuops starts are for x86",
+         "its sibling for x86 is c7i.large: --instance-type c7i.large"),
+        ("t4g.small", None, "t4g.small has an ARM processor", "its sibling for x86 is t3.small"),
+        ("g5g.xlarge", None, "g5g.xlarge has an ARM processor", "its sibling for x86 is g5.xlarge"),
+        ("g4dn.metal", None, "g4dn.metal is bare metal", "name another --instance-type"),
+        ("g6f.large", None, "g6f.large has no whole NVIDIA GPU", "name another --instance-type"),
+    ],
+)  # fmt: skip
+def test_a_type_that_cannot_be_had_is_said_with_what_can(types: str, gpus: int | None, say: str, hint: str) -> None:
+    with pytest.raises(UsageError) as told:
+        exactly(types, gpus)
     assert told.value.say.startswith(say)
     assert hint in told.value.hint
 

@@ -7,7 +7,7 @@ from botocore import exceptions as theirs
 from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 
-from gpuops.errors import (
+from gpuops.core.errors import (
     AuthFailed,
     NoCapacity,
     NotSetUp,
@@ -57,6 +57,9 @@ CASES: list[tuple[str, int, str, type[ProviderError], str, str]] = [
     ("MaxSpotInstanceCountExceeded", 400, "Max spot instance count exceeded", QuotaExceeded,
      "the account's quota of spot vCPUs in that region is too small, or used up: Max spot instance count exceeded",
      "see what is missing, and request more: gpuops quota aws --spot"),
+    ("InsufficientAddressCapacity", 400, "Not enough available addresses.", NoCapacity,
+     "AWS has none free there now", failures.LATER),
+    ("ReservationCapacityExceeded", 400, "", NoCapacity, "AWS has none free there now", failures.LATER),
     ("VcpuLimitExceeded", 400, "Your current vCPU limit is 0.", QuotaExceeded,
      "the account's quota of on-demand vCPUs in that region is too small, or used up: Your current vCPU limit is 0",
      "see what is missing, and request more: gpuops quota aws --on-demand"),
@@ -126,6 +129,9 @@ CASES: list[tuple[str, int, str, type[ProviderError], str, str]] = [
     ("DependencyViolation", 400, "", Rejected, "something still uses it", failures.AGAIN),
     ("InvalidParameterValue", 400, "Invalid value 'x'.", Rejected, f"{REFUSES}: Invalid value 'x'", failures.OTHER),
     ("InvalidParameterCombination", 400, "", Rejected, REFUSES, failures.OTHER),
+    ("InvalidParameterCombination", 400, "The specified instance type is not eligible for Free Tier. For a list of …",
+     Rejected, failures.FREE_PLAN[0],
+     "upgrade it to a paid plan in the AWS console: Billing, Account"),
     ("MissingParameter", 400, "", Rejected, REFUSES, failures.OTHER),
     ("NeverHeardOf", 400, "so it is", Rejected, f"{REFUSES} (NeverHeardOf): so it is", failures.OTHER),
     ("NeverHeardOf", 502, "", Unknown, f"AWS failed to {DOING} (NeverHeardOf)", failures.AGAIN),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpuops.errors import AuthFailed, ProviderError, Rejected, UsageError
-from gpuops.models import Request
+from gpuops.core.errors import AuthFailed, ProviderError, Rejected, UsageError
+from gpuops.core.models import Request
 from provisioners.aws import images
 from provisioners.aws.options import Wishes, wishes
 from tests.aws.conftest import Tenant
@@ -71,6 +71,19 @@ def test_where_none_of_them_is_there_any_more_the_newest_counts(
     assert len(fake.asked("GetParametersByPath")) >= 1
 
 
+@pytest.mark.parametrize("only", ["2.10", "2."])
+def test_where_aws_names_an_image_that_is_gone_the_next_counts(fake: FakeAWS, tenant: Tenant, only: str) -> None:
+    """`2.`: all that have a parameter are gone, and what EC2 lists is left."""
+    first = find(tenant)
+    fake.pictures = [
+        dataclasses.replace(one, state="gone") if f"pytorch-{only}" in one.line else one for one in fake.pictures
+    ]
+    found = find(tenant)
+    assert found.id != first.id
+    assert "PyTorch" in found.name
+    assert found.id in [one.id("us-east-1") for one in fake.pictures if one.state == "available"]
+
+
 def test_without_the_permission_for_parameters_ec2_is_asked(fake: FakeAWS, tenant: Tenant) -> None:
     fake.deny("ssm:*")
     found = find(tenant)
@@ -94,8 +107,8 @@ def test_the_newest_of_awss_parameters() -> None:
         line("oss-nvidia-driver-gpu-tensorflow-2.18-ubuntu-26.04"): "not torch",
         f"{images.PATH}/oss-nvidia-driver-gpu-pytorch-2.11-ubuntu-24.04/latest/ami-name": "no id",
     }
-    assert images.best(told) == "ten"
-    assert images.best({line("base-oss-nvidia-driver-gpu-ubuntu-24.04"): "base"}) == ""
+    assert images.ranked(told) == ["ten", "older system", "another system", "nine"]
+    assert images.ranked({line("base-oss-nvidia-driver-gpu-ubuntu-24.04"): "base"}) == []
 
 
 def test_the_latest_of_what_ec2_lists_is_never_a_base() -> None:
@@ -111,8 +124,8 @@ def test_the_latest_of_what_ec2_lists_is_never_a_base() -> None:
         },
         {**TOLD, "ImageId": "ami-4", "Name": f"{name}0401", "CreationDate": "2026-04-01T00:00:00Z", "State": "pending"},
     ]
-    assert images.latest(listed) == "ami-2"
-    assert images.latest([]) == ""
+    assert images.latest(listed) == listed[1]
+    assert images.latest([]) is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuops.errors import NoCapacity, QuotaExceeded
+from gpuops.core.errors import NoCapacity, QuotaExceeded
 from tests.aws.conftest import OWNER, Tenant
 from tests.aws.known import G_SPOT
 from tests.fakes.aws import FakeAWS

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, ReadTimeoutError
 
-from gpuops.errors import AuthFailed, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Rejected, Unknown
-from gpuops.models import Intent, Offer, Price
+from gpuops.core.errors import AuthFailed, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Rejected, Unknown
+from gpuops.core.models import Intent, Offer, Price
 from provisioners.aws import launch, tags
 
 TOKEN = "0123456789abcdef0123456789abcdef-12345678"
@@ -21,6 +21,7 @@ DATA = {
 }  # fmt: skip
 OFFER = Offer("aws", "x", "2 x g5.12xlarge", 2, 4, "us-east-1", (Price("machines", 4.5),), DATA)
 TOLD = tags.told(INTENT, host_key="ssh-ed25519 AAAA", user="ubuntu", price=2.25, public=True)
+EBS = {"DeleteOnTermination": True, "Encrypted": True}
 
 
 def asked(**more: Any) -> dict[str, Any]:
@@ -53,8 +54,8 @@ def test_its_metadata_can_be_asked_by_its_own_processes_alone() -> None:
 def test_every_disk_and_address_goes_with_its_machine() -> None:
     found = asked(public=False)
     assert found["BlockDeviceMappings"] == [
-        {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 200, "VolumeType": "gp3", "DeleteOnTermination": True}},
-        {"DeviceName": "/dev/sdf", "Ebs": {"DeleteOnTermination": True}},
+        {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 200, "VolumeType": "gp3", **EBS}},
+        {"DeviceName": "/dev/sdf", "Ebs": EBS},
     ]
     (card,) = found["NetworkInterfaces"]
     assert (card["SubnetId"], card["Groups"], card["DeleteOnTermination"]) == ("subnet-1", ["sg-1"], True)

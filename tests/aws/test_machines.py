@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.models import Intent, Resource
+from gpuops.core.models import Intent, Resource
 from provisioners.aws import machines, tags
 
 TOKEN = "0123456789abcdef0123456789abcdef-12345678"
@@ -67,7 +67,7 @@ def test_a_machine_by_its_tags_alone() -> None:
         "boot_watch": "/var/lib/gpuops", "throwaway_key": True, "account": MINE, "zone": "us-east-1b",
         "type": "g5.12xlarge", "market": "spot", "spot_request": "sir-1",
         "notices": {"kind": "ec2", "url": "http://169.254.169.254"}, "hopeless": "", "reclaimed": False,
-        "why_ended": "",
+        "why_ended": "", "env": {"NCCL_NET": "Socket"}, "scratch": "/opt/dlami/nvme",
     }  # fmt: skip
     assert {name: found.data[name] for name in want} == want
 
@@ -92,7 +92,7 @@ def test_without_the_host_key_nobody_could_log_in() -> None:
     [
         ("pending", "starting", "AWS is starting it", 2.25),
         ("running", "running", "", 2.25),
-        ("shutting-down", "unknown", "AWS calls it shutting-down", 0.0),
+        ("shutting-down", "leaving", "AWS shuts it down", 0.0),
         ("stopping", "unknown", "AWS calls it stopping", 2.25),
         ("stopped", "unknown", "AWS calls it stopped", 2.25),
         ("terminated", "ended", "", 0.0),

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from gpuops.errors import ProviderError, Rejected, UsageError
+from gpuops.core.errors import ProviderError, Rejected, UsageError
 from provisioners.aws import network
 from provisioners.aws.options import Wishes, wishes
 from tests.aws.conftest import Notes, Tenant
+from tests.conftest import until
 from tests.fakes.aws import FakeAWS, Fault
 
 HERE = "203.0.113.7/32"
@@ -46,13 +47,16 @@ def test_without_a_default_network_there_is_a_remedy(fake: FakeAWS, tenant: Tena
 
 
 def own_subnet(fake: FakeAWS, *, public: bool) -> tuple[str, str]:
+    vpc = fake.client("ec2").create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    return vpc, further_subnet(fake, vpc, 1, "us-east-1c", public=public)
+
+
+def further_subnet(fake: FakeAWS, vpc: str, number: int, zone: str, *, public: bool) -> str:
     client = fake.client("ec2")
-    vpc = client.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
-    subnet = client.create_subnet(VpcId=vpc, CidrBlock="10.9.1.0/24", AvailabilityZone="us-east-1c")["Subnet"][
-        "SubnetId"
-    ]
+    made = client.create_subnet(VpcId=vpc, CidrBlock=f"10.9.{number}.0/24", AvailabilityZone=zone)
+    subnet = str(made["Subnet"]["SubnetId"])
     client.modify_subnet_attribute(SubnetId=subnet, MapPublicIpOnLaunch={"Value": public})
-    return vpc, subnet
+    return subnet
 
 
 def test_a_subnet_of_ones_own_is_the_only_place(fake: FakeAWS, tenant: Tenant) -> None:
@@ -69,6 +73,45 @@ def test_a_subnet_without_public_addresses_asks_from_where_it_is_reached(fake: F
     assert caught.value.say == f"the subnet {subnet} gives its machines no public address"
     found = network.places(account, "us-east-1", wish(tenant, subnet=subnet, **{"ssh-from": "10.0.0.0/8"}))
     assert not found["us-east-1c"].public
+    assert "--public-ip" in caught.value.hint
+    found = network.places(account, "us-east-1", wish(tenant, subnet=subnet, **{"public-ip": True}))
+    assert found["us-east-1c"].public
+
+
+def test_a_machine_gets_the_public_address_that_its_subnet_has_not(fake: FakeAWS, tenant: Tenant) -> None:
+    _, subnet = own_subnet(fake, public=False)
+    machine = next(
+        one for one in tenant.make(offer=tenant.offer(zone="c", subnet=subnet, **{"public-ip": True})) if one.bills
+    )
+    (nic,) = next(one for one in fake.requests if one.action == "RunInstances").parameters["NetworkInterfaces"]
+    assert (nic["SubnetId"], nic["AssociatePublicIpAddress"]) == (subnet, True)
+    assert len(nic["Groups"]) == 1, "AWS refuses a group of the instance beside an interface of its own"
+    until(lambda: tenant.provider.describe(machine).address, "a public address")
+
+
+def test_several_subnets_are_one_place_for_each_zone(fake: FakeAWS, tenant: Tenant) -> None:
+    vpc, first = own_subnet(fake, public=True)
+    second = further_subnet(fake, vpc, 2, "us-east-1d", public=True)
+    again = further_subnet(fake, vpc, 3, "us-east-1d", public=True)
+    account = tenant.provider._account
+    found = network.places(account, "us-east-1", wish(tenant, subnet=f"{first},{second}"))
+    assert {zone: place.subnet for zone, place in found.items()} == {"us-east-1c": first, "us-east-1d": second}
+    with pytest.raises(UsageError, match="are both in us-east-1d") as caught:
+        network.places(account, "us-east-1", wish(tenant, subnet=f"{first},{second},{again}"))
+    assert caught.value.hint == "name one for each zone"
+    inner = further_subnet(fake, vpc, 4, "us-east-1e", public=False)
+    with pytest.raises(UsageError, match=f"the subnet {inner} gives its machines no public address"):
+        network.places(account, "us-east-1", wish(tenant, subnet=f"{first},{inner}"))
+
+
+def test_one_zone_is_one_place(fake: FakeAWS, tenant: Tenant) -> None:
+    account = tenant.provider._account
+    assert list(network.places(account, "us-east-1", wish(tenant, zone="us-east-1d"))) == ["us-east-1d"]
+    with pytest.raises(UsageError, match="there is no subnet of ours in the zone us-east-1z: in us-east-1 they are in"):
+        network.places(account, "us-east-1", wish(tenant, zone="us-east-1z"))
+    _, subnet = own_subnet(fake, public=True)
+    with pytest.raises(UsageError, match="in the zone us-east-1d: in us-east-1 they are in us-east-1c"):
+        network.places(account, "us-east-1", wish(tenant, zone="us-east-1d", subnet=subnet))
 
 
 def test_a_subnet_that_is_not_there(tenant: Tenant) -> None:

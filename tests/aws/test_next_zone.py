@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from gpuops import cluster as clusters
-from gpuops.errors import NodeError
-from gpuops.guard import LOCK
-from gpuops.models import Request
-from gpuops.output import Output
-from gpuops.signals import Signals
-from gpuops.terms import LeaseWish
-from gpuops.world import World
+from gpuops.clusters import up as clusters
+from gpuops.clusters.seeoff import see_off
+from gpuops.core.context import World
+from gpuops.core.errors import NoCapacity, NodeError, QuotaExceeded
+from gpuops.core.models import Request
+from gpuops.core.output import Output
+from gpuops.core.signals import Signals
+from gpuops.guard.daemon import LOCK
+from gpuops.offers.approval import Bargain, LeaseWish
 from provisioners.aws import launch, network
 from tests.aws.conftest import OWNER, Tenant
+from tests.aws.known import G_SPOT
 from tests.fakes.aws import FakeAWS, Fault
 from tests.fakes.provider import FakeClock
 
@@ -30,6 +32,50 @@ def world(tenant: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     with FileLock(tenant.home / LOCK):  # to hold it is to be the guard
         yield World(home=tenant.home, owner=OWNER, folder=tmp_path, env=tenant.env, out=Output(), signals=Signals(),
                     yes=True, clock=FakeClock())  # fmt: skip
+
+
+class Shared(FakeClock):
+    """A clock that AWS's goes with."""
+
+    def __init__(self, fake: FakeAWS) -> None:
+        super().__init__()
+        self.fake = fake
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.fake.advance(seconds)
+
+
+@pytest.mark.parametrize("lacks", ["capacity", "quota at the launch", "quota as it is told"])
+def test_what_replaces_others_waits_for_capacity_and_for_a_quota_that_lags(
+    fake: FakeAWS, tenant: Tenant, world: World, lacks: str
+) -> None:
+    """Half an hour, without being told; a first `up` does not."""
+    request = Request("aws", nodes=2, gpus=4, gpu_type="g5.12xlarge", spot=True, timeout_min=0.1)
+    if lacks == "capacity":
+        for zone in "acdf":
+            fake.capacity[f"us-east-1{zone}", "g5.12xlarge"] = 0
+    else:
+        fake.quota["us-east-1", G_SPOT] = 96.0
+        fake.close_s = 300.0 if lacks == "quota as it is told" else 0.0  # longer than its launch counts them
+    for one in tenant.make()[1:]:
+        fake.reclaim(one.id)
+    world.clock, fake.pending_s, before = Shared(fake), 86400.0, len(fake.asked("RunInstances"))
+    with pytest.raises(NoCapacity if lacks == "capacity" else QuotaExceeded):
+        clusters.bring_up(world, request, name="first", ephemeral=False, wish=LeaseWish())
+    replaces = Bargain(first=20.0, agreed=20.0, avoided=["us-east-1b"], settled=True)
+    with pytest.raises(NodeError, match="was not ready after"):
+        clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseWish(), bargain=replaces)
+    errors = {one.error for one in fake.asked("RunInstances")[before:]}
+    assert (
+        errors
+        == {
+            "capacity": {"InsufficientInstanceCapacity", ""},
+            "quota at the launch": {"MaxSpotInstanceCountExceeded", ""},
+            "quota as it is told": {""},
+        }[lacks]
+    )
+    assert len(fake.world.instances) == 4
 
 
 @pytest.mark.parametrize(
@@ -47,4 +93,8 @@ def test_it_goes_on_to_the_next_zone(fake: FakeAWS, world: World, then: str, cod
     assert [len(asked), subnets[0] == subnets[1], subnets[1] == subnets[2]] == [3, True, False]
     assert {one.zone for one in fake.world.instances.values()} == {"us-east-1c"}
     assert len(fake.world.instances) == 2
-    assert fake.left() == []
+    assert {one.state for one in fake.instances()} == {"shutting-down"}, "and nobody waits for that"
+    (row,) = world.ledger.parting()
+    fake.advance(fake.ending_s)
+    see_off(world, row)
+    assert list(see_off(world, row)) == fake.left() == world.ledger.parting() == []

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from gpuops.errors import AuthFailed, GpuopsError, NoCapacity, QuotaExceeded, Rejected, UsageError
-from gpuops.models import Offer, Request
+from gpuops.core.errors import AuthFailed, GpuopsError, NoCapacity, QuotaExceeded, Rejected, UsageError
+from gpuops.core.models import Offer, Request
 from provisioners.aws import offers
 from provisioners.aws.access import Account
 from provisioners.aws.options import wishes
+from provisioners.aws.quotas import STANDARD, STANDARD_SPOT
 from tests.aws.known import G_SPOT, P4_SPOT, G
 from tests.fakes.aws import FakeAWS, Fault
 
@@ -65,6 +66,55 @@ def test_one_offer_is_one_type_in_one_zone(fake: FakeAWS, account: Account) -> N
     }  # fmt: skip
     assert first.data["ami"].startswith("ami-")
     assert first.data["subnet"].startswith("subnet-")
+
+
+def test_a_type_without_gpus_is_offered_by_its_name(fake: FakeAWS, account: Account) -> None:
+    plain = {"gpus": None, "spot": False, "options": {"instance-type": "c7i.large"}}
+    fake.quota["us-east-1", STANDARD.code] = 5.0
+    first = ask(account, **plain)[0]
+    assert first.say == "2 x c7i.large (2 vCPU, no GPU) in us-east-1a, on-demand"
+    assert (first.gpus, first.data["quota"], first.data["vcpus"]) == (0, f"us-east-1/{STANDARD.code}", 2)
+    assert first.prices[0].per_hour == pytest.approx(2 * fake.on_demand["c7i.large", "us-east-1"])
+    error = refused(account, **plain, nodes=3)
+    assert isinstance(error, QuotaExceeded)
+    assert error.say == (
+        "AWS lets this account use 5 vCPU of Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances "
+        "(L-1216C47A) in us-east-1, 0 are in use, and 3 x 2 vCPU is 6"
+    )
+    assert "gpuops quota aws --nodes 3 --instance-type c7i.large --on-demand" in error.hint
+    spot = ask(account, **{**plain, "spot": True})[0]
+    assert spot.data["quota"] == f"us-east-1/{STANDARD_SPOT.code}"
+
+
+def test_the_cheapest_without_a_gpu_is_chosen_by_price(fake: FakeAWS, account: Account) -> None:
+    fake.on_demand["c6a.large", "us-east-1"] = 0.01
+    plain = {"gpus": None, "spot": False, "options": {"cpu": True}}
+    assert ask(account, **plain)[0].data["type"] == "c6a.large"
+    fake.not_offered |= {(f"us-east-1{zone}", one) for zone in "abcdef" for one in ("c7i.large", "c6a.large")}
+    fake.on_demand["c6i.large", "us-east-1"] = 0.01
+    assert ask(account, **plain)[0].data["type"] == "c6i.large", "what a region has not is not asked for"
+    fake.quota["us-east-1", STANDARD.code] = 0.0
+    assert "gpuops quota aws --nodes 2 --cpu --on-demand" in refused(account, **plain).hint
+
+
+def test_a_zone_is_looked_for_in_its_own_region(account: Account) -> None:
+    wish = {"gpu_type": "a10g", "options": {"zone": "us-west-2b"}}
+    found = ask(account, region="us-east-1,us-west-2", **wish)
+    assert {one.data["zone"] for one in found} == {"us-west-2b"}
+    error = refused(account, **wish)
+    assert (error.say, error.hint) == (
+        "the zone us-west-2b is not in us-east-1",
+        "name its region as well: --region us-west-2",
+    )
+    error = refused(account, gpu_type="a10g", options={"zone": "us-east-1e"})
+    assert error.say.startswith("us-east-1e has no g5.12xlarge, g5.24xlarge: us-east-1 has them in us-east-1a")
+
+
+@pytest.mark.parametrize(("type", "hint"), [("c7g.large", "c7i.large"), ("m8g.xlarge", "m8i.xlarge")])
+def test_one_for_arm_is_refused_with_its_sibling(account: Account, type: str, hint: str) -> None:
+    error = refused(account, gpus=None, options={"instance-type": type})
+    assert error.say.startswith(f"{type} has an ARM processor")
+    assert error.hint.endswith(f"--instance-type {hint}")
 
 
 def test_the_order_is_region_type_zone(fake: FakeAWS, account: Account) -> None:
@@ -247,3 +297,18 @@ def test_a_v100_needs_an_image_of_ones_own(account: Account) -> None:
 
 def test_the_price_is_the_cores_to_judge(account: Account) -> None:
     assert ask(account, max_price=0.01), "gpuops names the cheapest that there is"
+
+
+def test_without_the_price_list_the_highest_price_that_is_allowed_counts(fake: FakeAWS, account: Account) -> None:
+    fake.deny("pricing:*")
+    wish = {"spot": False, "gpu_type": "g5.12xlarge,g4dn.12xlarge", "gpus": None}
+    fake.price["g5.12xlarge", "us-east-1a"] = 4.6
+    first, *others = ask(account, **wish, max_price=9.0)
+    assert {one.data["type"] for one in (first, *others)} == {"g4dn.12xlarge"}, "spot of the other one is dearer"
+    assert 8.99 < first.per_hour <= 9.0
+    assert first.prices[0].what == "2 x g4dn.12xlarge, on-demand, at most"
+    assert "the price of g4dn.12xlarge is not known, and counted as --max-price allows" in " ".join(first.notes)
+    no = refused(account, **wish)
+    assert type(no) is AuthFailed
+    assert "cannot read AWS's price list" in no.say
+    assert no.hint.endswith(offers.UNPRICED_HINT)

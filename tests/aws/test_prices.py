@@ -12,7 +12,7 @@ import pytest
 from provisioners.aws import prices
 from provisioners.aws.access import Account
 from tests.aws.known import kinds
-from tests.fakes.aws import FakeAWS
+from tests.fakes.aws import FakeAWS, Fault
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
@@ -78,6 +78,19 @@ def test_on_demand_prices_are_those_of_the_plain_machine(fake: FakeAWS, account:
     found = prices.on_demand(account, "us-west-2", four)
     assert found == {"g5.12xlarge": 5.5, "g6.12xlarge": pytest.approx(4.602)}
     assert {one.region for one in fake.requests} == {"us-east-1"}, "the price list of all regions is there"
+
+
+def test_the_price_list_is_asked_elsewhere_where_its_first_place_does_not_answer(
+    fake: FakeAWS, account: Account
+) -> None:
+    """An organization may close regions that it does not use."""
+    fake.play(Fault("GetProducts", region="us-east-1", what="denied", times=None))
+    four = [kind for kind in kinds() if kind.type in ("g5.12xlarge", "g6.12xlarge")]
+    assert set(prices.on_demand(account, "us-west-2", four)) == {"g5.12xlarge", "g6.12xlarge"}
+    first, *others = [one.region for one in fake.requests]
+    assert (first, set(others)) == ("us-east-1", {"eu-central-1"})
+    prices.disk(account, "us-west-2")
+    assert fake.requests[-1].region == "eu-central-1", "which has answered"
 
 
 def test_a_disk_costs_what_it_does_in_its_region(fake: FakeAWS, account: Account) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.errors import (
+from gpuops.core.errors import (
     AuthFailed,
     Interrupted,
     NoCapacity,
@@ -21,8 +21,8 @@ from gpuops.errors import (
     Rejected,
     Unknown,
 )
-from gpuops.models import Request, Resource
-from provisioners.aws import AwsProvisioner, launch, network
+from gpuops.core.models import Request, Resource
+from provisioners.aws import AwsProvisioner, launch, network, tags
 from provisioners.base import Context
 from tests.aws.conftest import OWNER, Notes, Tenant
 from tests.fakes.aws import FakeAWS, Fault
@@ -136,12 +136,48 @@ def test_a_group_waits_for_its_machines(fake: FakeAWS, tenant: Tenant) -> None:
         tenant.provider.destroy(tenant.listed(HOME))
     there = tenant.listed(HOME)
     assert {one.kind for one in there} == {"machine", "group"}
-    assert {one.state for one in machines(there)} == {"unknown"}
+    assert {one.state for one in machines(there)} == {"leaving"}
     assert sum(one.per_hour for one in there) == 0
     fake.advance(3601)
     assert [one.kind for one in tenant.listed(HOME)] == ["group"]
     tenant.end()
     assert fake.left() == []
+
+
+def test_what_machines_left_behind_is_found_and_ended(fake: FakeAWS, tenant: Tenant) -> None:
+    """By its tags, as all else: a disk costs on, and a network interface keeps the group."""
+    made = machines(tenant.make())
+    ec2 = fake.client("ec2")
+    told = {str(one["Key"]): str(one["Value"]) for one in ec2.describe_tags(
+        Filters=[{"Name": "resource-id", "Values": [made[0].id]}])["Tags"]}  # fmt: skip
+    subnet = fake.asked("RunInstances")[0].parameters["NetworkInterfaces"][0]["SubnetId"]
+    group = next(one.id for one in tenant.listed(HOME) if one.kind == "group")
+    disk = ec2.create_volume(
+        AvailabilityZone="us-east-1b", Size=200, TagSpecifications=tags.specifications(told, "volume")
+    )["VolumeId"]
+    card = ec2.create_network_interface(
+        SubnetId=subnet, Groups=[group], TagSpecifications=tags.specifications(told, "network-interface")
+    )["NetworkInterface"]["NetworkInterfaceId"]
+    there = {one.kind: one for one in tenant.listed(HOME) if one.kind in ("volume", "interface")}
+    assert {kind: (one.id, one.name, one.bills) for kind, one in there.items()} == {
+        "volume": (disk, f"{KIND}volume", True), "interface": (card, f"{KIND}interface", False),
+    }  # fmt: skip
+    assert 0.02 < there["volume"].per_hour < 0.03
+    assert all(one.data["token"].startswith(made[0].data["token"][:32]) for one in there.values())
+    assert {tenant.provider.describe(one).state for one in there.values()} == {"running"}
+    assert not any(one.kind in there for one in AwsProvisioner(
+        Context(OWNER, tenant.home, tenant.env)).list_owned("ffffffff", [HOME]))  # fmt: skip
+    tenant.end()
+    assert fake.left() == []
+    assert {tenant.provider.describe(one).state for one in there.values()} == {"ended"}
+    tenant.provider.destroy(list(there.values()))
+
+
+def test_disks_are_encrypted_which_some_organizations_insist_on(fake: FakeAWS, tenant: Tenant) -> None:
+    tenant.make()
+    volumes = fake.client("ec2").describe_volumes()["Volumes"]
+    assert len(volumes) >= 2
+    assert all(one["Encrypted"] for one in volumes)
 
 
 def test_a_group_that_something_still_uses_is_left_for_the_next_time(fake: FakeAWS, tenant: Tenant) -> None:
@@ -157,9 +193,9 @@ def test_one_that_cannot_be_ended_does_not_keep_the_others_from_it(fake: FakeAWS
     gone = dataclasses.replace(made[1], id="i-0123456789abcdef0")
     tenant.provider.destroy([gone, *made[1:]])
     fake.settle()
-    assert tenant.provider.describe(made[2]).state in ("unknown", "ended")
+    assert tenant.provider.describe(made[2]).state in ("leaving", "ended")
     fake.play(Fault("DeleteSecurityGroup", times=None, what="denied"))
-    fake.advance(5)
+    fake.advance(fake.ending_s)
     with pytest.raises(AuthFailed):
         tenant.provider.destroy([made[0], *made[1:]][:1])
 
@@ -168,7 +204,7 @@ def test_a_spot_request_is_cancelled_only_once_its_machine_is_no_more(fake: Fake
     fake.close_s = 3600.0
     tenant.make()
     tenant.provider.destroy(machines(tenant.listed(HOME)))
-    fake.advance(2)
+    fake.advance(fake.ending_s)
     left = tenant.listed(HOME)
     assert {one.kind for one in left} == {"group", "spot-request"}
     assert not any(one.bills for one in left)
@@ -211,6 +247,46 @@ def test_a_no_leaves_only_what_the_journal_knows(
     assert fake.instances() == []
     tenant.end()
     assert fake.left() == []
+
+
+def test_awss_own_image_that_is_gone_at_the_launch_is_replaced_by_the_next(fake: FakeAWS, tenant: Tenant) -> None:
+    offer = tenant.offer()
+    offer = dataclasses.replace(offer, data={**offer.data, "ami_ours": True})
+    fake.pictures = [
+        dataclasses.replace(one, state="gone") if one.id(HOME) == offer.data["ami"] else one for one in fake.pictures
+    ]
+    assert len(machines(tenant.make(offer=offer))) == 2
+    before, after = fake.asked("RunInstances")
+    assert before.error == "InvalidAMIID.NotFound"
+    assert (before.parameters["ImageId"], after.error) == (offer.data["ami"], "")
+    assert after.parameters["ImageId"] != offer.data["ami"]
+
+
+def test_an_account_on_the_free_plan_is_told_so_before_anything_is_made(fake: FakeAWS, tenant: Tenant) -> None:
+    fake.plan = "FREE"
+    found, _ = tenant.provider.preflight(tenant.request)
+    assert found.fatal
+    small = Request("aws", options={"instance-type": "t3.micro"})
+    assert not tenant.provider.preflight(small)[0].fatal
+    assert "on the Free Plan" in found.say
+    assert "paid plan" in found.hint
+    assert "on the Free Plan" in tenant.provider.quota(tenant.request).notes[0]
+    with pytest.raises(Rejected, match="on the Free Plan"):
+        tenant.make()
+    assert fake.instances() == []
+
+
+@pytest.mark.parametrize("how", ["denied", "old", "silent"])
+def test_a_plan_that_is_not_told_stops_nobody(fake: FakeAWS, tenant: Tenant, how: str) -> None:
+    if how == "denied":
+        fake.deny("freetier:*")
+    elif how == "old":
+        fake.plan = ""
+    else:
+        fake.play(Fault("GetAccountPlanState", what="cut"))
+    for _ in range(2):
+        assert [one.note for one in tenant.provider.preflight(tenant.request)] == [True]
+    assert len(fake.asked("GetAccountPlanState")) == 1
 
 
 @pytest.mark.parametrize("what", ["lost", "broken", "500", "503", "throttle", "half", "garbage", "cut"])
@@ -387,7 +463,7 @@ def test_one_that_aws_took_back_says_so(fake: FakeAWS, tenant: Tenant) -> None:
     fake.reclaim(made[0].id)
     fake.advance(5)
     seen = tenant.provider.describe(made[0])
-    assert seen.state == "ended"
+    assert seen.state == "leaving"
     assert seen.data["reclaimed"] is True
     assert tenant.provider.describe(made[1]).data["reclaimed"] is False
 
@@ -398,7 +474,7 @@ def test_one_that_switches_itself_off_is_ended(fake: FakeAWS, tenant: Tenant) ->
     fake.power_off(made[1].id)
     fake.advance(5)
     seen = tenant.provider.describe(made[1])
-    assert (seen.state, seen.data["why_ended"]) == ("ended", "it has switched itself off")
+    assert (seen.state, seen.data["why_ended"]) == ("leaving", "it has switched itself off")
 
 
 @pytest.mark.parametrize(
@@ -434,6 +510,43 @@ def test_it_costs_nothing_to_make_one(tmp_path: Path) -> None:
     assert time.monotonic() - began < 30.0
     assert list(tmp_path.iterdir()) == []
     names: list[Any] = [option.name for option in provider.options]
-    assert names == ["disk", "profile", "subnet", "security-group", "ami", "user", "ssh-from"]
+    assert names == [
+        "instance-type",
+        "cpu",
+        "zone",
+        "disk",
+        "profile",
+        "subnet",
+        "public-ip",
+        "security-group",
+        "ami",
+        "instance-profile",
+        "reservation",
+        "placement-group",
+        "user",
+        "ssh-from",
+    ]
     with pytest.raises(ProviderError, match="there are no AWS credentials"):
         AwsProvisioner(Context(OWNER, tmp_path, {"HOME": str(tmp_path)})).offers(Request("aws"))
+
+
+@pytest.mark.parametrize("given", ["trainer", "arn:aws:iam::123456789012:instance-profile/team/trainer"])
+def test_what_the_user_has_is_taken_and_what_is_not_there_is_said(fake: FakeAWS, tenant: Tenant, given: str) -> None:
+    options = {"instance-profile": given, "placement-group": "ring"}
+    with pytest.raises(Rejected, match="Invalid IAM Instance Profile"):
+        tenant.make(**options)
+    tenant.cluster = "c-two"
+    fake.instance_profiles.add("trainer")
+    with pytest.raises(Rejected, match="the placement group is not there"):
+        tenant.make(**options)
+    tenant.cluster = "c-three"
+    fake.placement_groups.add("ring")
+    tenant.make(**options)
+    asked = [one for one in fake.requests if one.action == "RunInstances"][-1].parameters
+    assert asked["Placement"] == {"GroupName": "ring"}
+    assert asked["IamInstanceProfile"] == {"Arn" if given.startswith("arn:") else "Name": given}
+    tenant.cluster = "c-four"
+    fake.deny("iam:PassRole")
+    with pytest.raises(AuthFailed, match="may not give machines that instance profile") as caught:
+        tenant.make(**options)
+    assert "allow iam:PassRole on the role" in caught.value.hint

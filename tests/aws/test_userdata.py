@@ -18,7 +18,7 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
-from gpuops.errors import Rejected
+from gpuops.core.errors import Rejected
 from provisioners import loginkeys
 from provisioners.aws import userdata
 

@@ -4,7 +4,7 @@ python driver.py commit:7 run -- sh -c …       SIGKILL right after the 7th com
 python driver.py before:create:1 up local      SIGKILL before the provisioner's first `create`
 python driver.py after:destroy:1 down          SIGKILL after it
 python driver.py lost:create up local          `create` does its work, the answer is lost
-python driver.py signal:INT:gpuops.push:push_many train …    a signal to itself when it comes to that function
+python driver.py signal:INT:gpuops.sync:push_many train …    a signal to itself when it comes to that function
 python driver.py call:start:2:KILL run …       a signal to itself before it asks a node for the 2nd `start`
 python driver.py taken train …                 another program takes the first port that a node has found free
 python driver.py impatient up runpod …          it waits for RunPod's answers for seconds, not for a minute
@@ -27,7 +27,7 @@ def die() -> None:
 
 def sabotage_commits(at: int) -> None:
     """Die after the `at`-th transaction of this process (0: only count)."""
-    from gpuops.ledger import Ledger
+    from gpuops.ledger.store import Ledger
 
     real = Ledger._transaction
     counter = {"commits": 0}
@@ -48,7 +48,7 @@ def sabotage_commits(at: int) -> None:
 
 
 def sabotage_provider(when: str, method: str, nth: int) -> None:
-    from gpuops.errors import Unknown
+    from gpuops.core.errors import Unknown
     from provisioners.local import LocalProvisioner
 
     real: Callable[..., Any] = getattr(LocalProvisioner, method)
@@ -84,7 +84,7 @@ def sabotage_function(name: str, module: str, function: str) -> None:
 
 
 def sabotage_call(verb: str, nth: int, name: str) -> None:
-    from gpuops.agentclient import AgentClient
+    from gpuops.transport.rpc import AgentClient
 
     real = AgentClient.call
     calls = {"n": 0}
@@ -102,7 +102,7 @@ def take_port() -> None:
     """Listen on the first port that is said to be free, until this process ends."""
     import socket
 
-    from gpuops.agentclient import AgentClient
+    from gpuops.transport.rpc import AgentClient
 
     real = AgentClient.call
     taken: list[socket.socket] = []

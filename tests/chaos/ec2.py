@@ -19,11 +19,18 @@ MAKES = ("CreateSecurityGroup", "RunInstances")
 """What makes something; where one was not answered, it is waited until nothing can come of it."""
 
 
+TOLD_APART = (
+    "DescribeInstances", "DescribeSpotInstanceRequests", "DescribeSecurityGroups", "DescribeVolumes",
+    "DescribeNetworkInterfaces",
+)  # fmt: skip
+"""Whether they look by tag or by id."""
+
+
 def name(request: Request) -> str:
     """What is asked for, as points call it; with its region, unless that is the usual one."""
     asked = request.parameters
     told = request.action
-    if told in ("DescribeInstances", "DescribeSpotInstanceRequests", "DescribeSecurityGroups"):
+    if told in TOLD_APART:
         by_tag = any(one["Name"].startswith("tag:") for one in asked.get("Filters", []))
         by_id = any(key in asked for key in ("InstanceIds", "SpotInstanceRequestIds", "GroupIds"))
         told += " by id" if by_id else " by tag" if by_tag else ""
@@ -75,6 +82,7 @@ def alone(folder: Path) -> Iterator[TenantOfAws]:
     (folder / "project").mkdir(parents=True)
     with FakeAWS(folder / "aws") as fake:
         fake.pending_s = NEVER_S
+        fake.ending_s = 0.0  # who asked for the end sees all of it
         shell = Shell(folder / "home", folder / "project", env={**fake.env, "HOME": str(folder)})
         try:
             yield TenantOfAws(shell, fake, SaboteurAtAws(fake))  # type: ignore[arg-type]

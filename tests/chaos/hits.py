@@ -90,7 +90,7 @@ class Saboteur:
         self._strikes: dict[int, Strike] = {}
         """By the number of the process."""
         self._of_guards: dict[Path, Strike] = {}
-        fake.on_answer(self._called)
+        self._listens = False
 
     def start(self, shell: Shell, hit: Hit | None, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Type a command that is hit."""
@@ -99,13 +99,21 @@ class Saboteur:
             process = shell.start(*arguments, driver=driver, **options)
             if hit:
                 self._strikes[process.pid] = Strike(hit, self.fits)
+                self._listen()
         return process
 
     def expect_guard(self, shell: Shell, hit: Hit) -> Strike:
         """Hit the next guard of a home that asks anything."""
         with self._lock:
             self._of_guards[shell.home] = Strike(hit, self.fits)
+            self._listen()
             return self._of_guards[shell.home]
+
+    def _listen(self) -> None:
+        """Only once there is somebody to hit: for each request all processes of the machine are searched."""
+        if not self._listens:
+            self._listens = True
+            self._fake.on_answer(self._called)
 
     def struck(self, process: subprocess.Popen[str]) -> bool:
         return self._strikes[process.pid].struck.is_set()
@@ -198,4 +206,4 @@ def is_guard(pid: int, home: Path) -> bool:
         words = psutil.Process(pid).cmdline()
     except psutil.Error:
         return False
-    return "gpuops.guard" in words and str(home) in words
+    return "gpuops.guard.daemon" in words and str(home) in words

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from filelock import FileLock
 
-from gpuops.guard import LOCK
+from gpuops.guard.daemon import LOCK
 from tests.chaos.hits import KILLS, Hit, Point, guards, kill
 from tests.chaos.tenant import Tenant
 from tests.conftest import until

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from gpuops.ledger import ClusterRow, Ledger, RunRow
+from gpuops.ledger.store import ClusterRow, Ledger, RunRow
 from tests.chaos.hits import Saboteur, guards
 from tests.conftest import Shell, until
 from tests.fakes.runpod import FakeRunPod, Pod

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.timeout(1800)  # who comes first waits for all that run
 COUNT, LIST, LOOK = "DescribeInstances", "DescribeInstances by tag", "DescribeInstances by id"
 SPOTS, SPOT_LOOK = "DescribeSpotInstanceRequests by tag", "DescribeSpotInstanceRequests by id"
 GROUPS, GROUP_LOOK = "DescribeSecurityGroups by tag", "DescribeSecurityGroups by id"
+VOLUMES, CARDS = "DescribeVolumes by tag", "DescribeNetworkInterfaces by tag"
 GROUP, OPEN, CREATE = "CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "RunInstances"
 END, CANCEL, REMOVE, WHO = (
     "TerminateInstances",
@@ -35,14 +36,14 @@ END, CANCEL, REMOVE, WHO = (
 LAST_WORDS, REGIONS = "GetConsoleOutput", "DescribeRegions"
 ELSEWHERE = "us-west-2"
 PREPARING = (
-    WHO, "GetParameters", "GetProducts", "DescribeInstanceTypes", "DescribeVpcs", "DescribeImages", "DescribeSubnets",
-    "DescribeInstanceTypeOfferings", COUNT, "DescribeSpotPriceHistory", "GetServiceQuota",
-    "DescribeSpotInstanceRequests",
+    WHO, "GetAccountPlanState", "GetParameters", "GetProducts", "DescribeInstanceTypes", "DescribeVpcs",
+    "DescribeImages", "DescribeSubnets", "DescribeInstanceTypeOfferings", COUNT,
+    "DescribeSpotPriceHistory", "GetServiceQuota", "DescribeSpotInstanceRequests",
 )  # fmt: skip
 MAKING = (Point(GROUP), Point(OPEN), Point(OPEN, 2), Point(CREATE), Point(LOOK), Point(LAST_WORDS))
 ENDING = (
-    Point(LIST), Point(SPOTS), Point(GROUPS), Point(END), Point(LOOK, since=END), Point(SPOT_LOOK), Point(CANCEL),
-    Point(REMOVE), Point(GROUP_LOOK), Point(LIST, 2),
+    Point(LIST), Point(SPOTS), Point(VOLUMES), Point(CARDS), Point(GROUPS), Point(END), Point(LOOK, since=END),
+    Point(SPOT_LOOK), Point(CANCEL), Point(REMOVE), Point(GROUP_LOOK), Point(LIST, 2),
 )  # fmt: skip
 """What ends a cluster whose spot requests outlive their machines."""
 WANTED = ("--yes", "--gpus", "4", "--gpu-type", "g5.12xlarge", "--spot", "--timeout", "0.03")
@@ -103,7 +104,7 @@ def every_case() -> list[Case]:
 
 FIRST = {
     "up": (*PREPARING, GROUP, OPEN, CREATE, LAST_WORDS),
-    "down": (GROUPS, END, CANCEL, REMOVE),
+    "down": (GROUPS, VOLUMES, CARDS, END, CANCEL, REMOVE),
     "reap": (REGIONS,),
 }
 """Every action of the API, hit in the command that makes it first."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuops import progress
 from gpuops.cli.entry import execute
+from gpuops.core import progress
 from tests.cli.renter import fake, money, no_guard_stays, renter  # noqa: F401 - fixtures for every file here
 from tests.cli.tenant import tenant  # noqa: F401
 from tests.conftest import Shell

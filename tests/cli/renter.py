@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from gpuops import payer, search, terms
-from gpuops.clock import Clock
-from gpuops.errors import BUG
-from gpuops.ledger import Ledger
+from gpuops.core.errors import BUG
+from gpuops.core.polling import Clock
+from gpuops.ledger.store import Ledger
+from gpuops.offers import approval, payer, search
 from provisioners.runpod import account, api, provisioner
 from provisioners.runpod.provisioner import RunpodProvisioner
 from tests.conftest import HANG_S, until
@@ -148,7 +148,6 @@ def renter(desk: Desk, fake: FakeRunPod, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(RunpodProvisioner, "settle_s", 0.5)
     monkeypatch.setattr(RunpodProvisioner, "gone_s", 0.6)
     monkeypatch.setattr(provisioner, "PULLING_S", 0.2)
-    monkeypatch.setattr(provisioner, "RANKS_S", 0.1)
     monkeypatch.setattr(provisioner, "LOG_S", HANG_S)
     fake.terse = True
     monkeypatch.setattr(api, "PAUSES_S", (0.05, 0.05))
@@ -197,7 +196,7 @@ def money(renter: Renter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Re
         (package / name).write_text(text)
     program = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
     monkeypatch.setattr(account, "PROGRAM", program + PROGRAM)
-    for module, patience in ((account, "LIMIT_S"), (search, "SOON_S"), (terms, "PATIENCE_S"), (payer, "PATIENCE_S")):
+    for module, patience in ((account, "LIMIT_S"), (search, "SOON_S"), (approval, "PATIENCE_S"), (payer, "PATIENCE_S")):
         monkeypatch.setattr(module, patience, HANG_S)
     return renter
 
@@ -207,6 +206,7 @@ def pattern(text: str, renter: Renter) -> str:
     text = re.escape(text.replace("{port}", str(renter.port)).replace("{folder}", str(renter.desk.folder)))
     if "{mark}" in text.replace("\\", ""):
         text = text.replace(re.escape("{mark}"), renter.mark)
+    text = text.replace(re.escape("{pod}"), "gpuops-[0-9a-f]+-lab-pod[a-z0-9]+")
     return text.replace(re.escape("{s}"), "[0-9]+ s")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpuops.ledger import Ledger
+from gpuops.ledger.store import Ledger
 from provisioners.aws import AwsProvisioner, launch
 from tests.fakes.aws import FakeAWS
 
@@ -64,6 +64,12 @@ class Tenant:
             return [row.name for row in ledger.clusters()]
 
     def expect_nothing_left(self, said: Said) -> None:
+        """Once AWS has shut down what is leaving, which takes minutes."""
+        if self.fake.left():
+            assert {one.state for one in self.fake.instances()} == {"shutting-down"}
+            self.fake.advance(self.fake.ending_s)
+            reaped = self.type("reap", "--yes")
+            assert reaped.code == 0, reaped
         assert self.fake.left() == []
         assert self.live() == []
         assert not list(self.desk.home.glob("bug-*"))

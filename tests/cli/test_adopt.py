@@ -42,7 +42,7 @@ def expect_whole(shell: Shell, go: Path, nodes: int) -> None:
 
 def damage(shell: Shell) -> None:
     """A ledger that is none, from one moment to the next; the first to see it is the next command, and no guard."""
-    until(lambda: not [line for line in shell.processes() if "gpuops.guard" in line], "the guard to leave")
+    until(lambda: not [line for line in shell.processes() if "gpuops.guard.daemon" in line], "the guard to leave")
     (shell.home / "damaged").write_bytes(b"no database " * 400)
     os.replace(shell.home / "damaged", shell.home / "ledger.db")
 

@@ -33,7 +33,7 @@ def nodes(camp: Shell) -> list[Path]:
 def leave(camp: Shell) -> None:
     """This computer is shut: nothing of ours goes on here, and nobody on the nodes is told."""
     for process in psutil.process_iter(["cmdline"]):
-        if (process.info["cmdline"] or [])[-2:] == ["gpuops.guard", str(camp.home)]:
+        if (process.info["cmdline"] or [])[-2:] == ["gpuops.guard.daemon", str(camp.home)]:
             with suppress(psutil.NoSuchProcess):  # one that found another there, and has left
                 process.send_signal(signal.SIGKILL)
 

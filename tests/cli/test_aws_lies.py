@@ -16,10 +16,10 @@ from botocore import loaders
 from botocore.retries import standard
 from filelock import FileLock
 
-from gpuops.clock import Clock
-from gpuops.guard import LOCK
-from gpuops.ledger import Ledger
-from gpuops.models import Request
+from gpuops.core.models import Request
+from gpuops.core.polling import Clock
+from gpuops.guard.daemon import LOCK
+from gpuops.ledger.store import Ledger
 from provisioners.aws import AwsProvisioner, credentials, failures, launch, network, offers
 from tests.aws.conftest import Tenant
 from tests.cli.conftest import Desk, Said
@@ -74,6 +74,12 @@ class Renter:
         self.fake.on_answer(called)
 
     def expect_nothing_left(self) -> None:
+        """Once AWS has shut down what is leaving, which takes minutes."""
+        self.fake.script.clear()
+        if self.fake.left():
+            assert {one.state for one in self.fake.instances()} <= {"shutting-down"}
+            self.fake.advance(self.fake.ending_s)
+            assert self.type("reap", "--yes").code == 0
         assert self.fake.left() == []
         assert self.live() == []
         assert not list(self.desk.home.glob("bug-*"))
@@ -135,7 +141,7 @@ def down(renter: Renter) -> tuple[int, str, str]:
 
 
 def ends(renter: Renter) -> None:
-    """Whatever was, is over: `down` does its work, and nothing is left."""
+    """Whatever was, is over: `down` does its work at once, and nothing is left."""
     assert renter.type("down", "lab").code == 0
     renter.expect_nothing_left()
 
@@ -194,11 +200,22 @@ def test_a_machine_is_said_to_end_and_goes_on(renter: Renter, monkeypatch: pytes
 
 
 def test_a_machine_shuts_down_for_ever(renter: Renter) -> None:
+    """Which costs nothing: nobody waits for it, and nothing is forgotten."""
     renter.fake.ending_s = 1e9
-    assert up(renter) == (5, LISTED, AGAIN)
+    began = renter.fake.world.now()
+    assert up(renter) == NOT_READY
+    assert renter.fake.world.now() - began < 30.0
+    assert renter.live() == []
+    left = "lab costs nothing any more; left of it: 1 machine shutting down, group sg-"
+    for _ in range(2):
+        said = renter.type("reap")
+        assert (said.code, said.out) == (0, "nothing left over\n")
+        assert left in said.err
+        assert "bill" not in said.err
     (one,) = renter.fake.instances()
     one.ending = 0.0
-    ends(renter)
+    assert left not in renter.type("reap").err
+    assert renter.fake.left() == []
 
 
 @pytest.mark.parametrize(
@@ -219,18 +236,25 @@ def test_terminating_fails(renter: Renter, what: str, why: str) -> None:
 def test_a_group_stays_in_use(renter: Renter) -> None:
     """It costs nothing, and is not forgotten."""
     renter.play(Fault("DeleteSecurityGroup", what="code", code="DependencyViolation", times=None))
-    assert up(renter) == (5, GROUP, AGAIN)
-    assert down(renter) == (5, GROUP, AGAIN)
-    renter.fake.script.clear()
-    ends(renter)
+    assert up(renter) == NOT_READY
+    renter.fake.advance(renter.fake.ending_s)
+    said = renter.type("reap")
+    assert said.code == 0
+    assert re.search(r"^lab costs nothing any more; left of it: group sg-\w+$", said.err, re.MULTILINE)
+    renter.expect_nothing_left()
 
 
 def test_a_group_may_not_be_deleted(renter: Renter) -> None:
     renter.fake.deny("ec2:DeleteSecurityGroup")
     why = "these AWS credentials lack the permission ec2:DeleteSecurityGroup, and cannot delete the security group sg-…"
-    assert up(renter) == (5, f"{GROUP}: {why}", f"{POLICY}; then: {AGAIN}")
+    assert up(renter) == NOT_READY
+    renter.fake.advance(renter.fake.ending_s)
+    said = renter.type("reap")
+    assert said.code == 0
+    left = re.sub("sg-[0-9a-f]+", "sg-…", said.err)
+    assert f"lab costs nothing any more; left of it: group sg-…, which is not cleared: {why}\n" in left
     renter.fake.permit()
-    ends(renter)
+    renter.expect_nothing_left()
 
 
 # ---- what is listed
@@ -251,7 +275,7 @@ def test_nothing_is_listed(renter: Renter, what: str, why: str) -> None:
     """What is known by its id is ended all the same; that it has ended, nobody can say."""
     renter.when("GetConsoleOutput", lambda _: renter.play(Fault("DescribeInstances", what=what, times=None)))
     assert up(renter) == (5, f"{KNOWN}: {why}", f"{POLICY}; then: {AGAIN}" if what == "denied" else AGAIN)
-    assert renter.fake.instances() == []
+    assert {one.state for one in renter.fake.instances()} == {"shutting-down"}
     renter.fake.script.clear()
     ends(renter)
 
@@ -265,7 +289,7 @@ def test_one_region_of_two_does_not_answer(renter: Renter) -> None:
         "An internal error has occurred"
     )
     assert up(renter, "--region", "us-east-1,us-west-2") == (5, f"lab may still be there: {why}", AGAIN)
-    assert renter.fake.left() == []
+    assert {one.state for one in renter.fake.instances()} == {"shutting-down"}
     assert down(renter) == (5, f"lab may still be there: {why}", AGAIN)
     renter.fake.script.clear()
     ends(renter)
@@ -292,6 +316,7 @@ def test_a_page_is_missing(renter: Renter, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_page_is_missing_where_an_answer_was_lost(renter: Renter, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its spot request tells of the machine."""
+    renter.fake.ending_s = 0.1  # nobody sees that it is leaving
     renter.play(Fault("RunInstances", what="lost", times=None))
     why = f"AWS did not answer to start 1 x g5.12xlarge in us-east-1b: {CLOSED}; it may have happened"
     with monkeypatch.context() as patch:

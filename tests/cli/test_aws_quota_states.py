@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.clock import Clock
+from gpuops.core.polling import Clock
 from tests.aws.known import G_SPOT, G
 from tests.cli.tenant import Tenant
 
@@ -81,6 +81,11 @@ def decided(status: str) -> Callable[[Tenant], object]:
     return set_up
 
 
+def closed(tenant: Tenant) -> None:
+    asked_for(96.0)(tenant)
+    tenant.fake.decide(next(iter(tenant.fake.quota_requests)), "CASE_CLOSED")
+
+
 def denied(*permissions: str, limits: Callable[[Tenant], object] = lambda _: None) -> Callable[[Tenant], object]:
     return lambda tenant: [limits(tenant), tenant.fake.deny(*permissions)]
 
@@ -102,6 +107,7 @@ STATES: dict[str, Callable[[Tenant], object]] = {
     "asked for already: asking again": asked_for(96.0),
     "granted": decided("APPROVED"),
     "not granted": decided("DENIED"),
+    "not granted, and looked at again": closed,
     "quotas that may not be read": MANY,
     "quotas that may not be read, and are 0: up": MANY,
     "quotas that may not be read, and are 0: up on demand": MANY,
@@ -129,7 +135,8 @@ def test_what_is_read(tenant: Tenant, state: str, monkeypatch: pytest.MonkeyPatc
         *said.out.splitlines(),
         *(f"! {line}" for line in beside),
     ]
-    assert "\n".join(read).replace(tenant.fake.account, "123456789012") == block[0].rstrip()
+    text = re.sub(r"(?<=displayId=)\d+", "1234567890", "\n".join(read))
+    assert text.replace(tenant.fake.account, "123456789012") == block[0].rstrip()
     tenant.expect_nothing_left(said)
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from gpuops.payer import ORDER
+from gpuops.offers.payer import ORDER
 from provisioners.aws import credentials
+from provisioners.aws.offers import UNPRICED_HINT
 from tests.cli.tenant import ONE, Tenant
 from tests.conftest import Shell
 from tests.fakes.aws import Fault
@@ -109,7 +110,8 @@ PERMISSIONS = [
         world=denied("ec2:RunInstances")),
     Row("may not tag", f"{LACK} ec2:CreateTags, and cannot make a security group in us-east-1", POLICY,
         world=denied("ec2:CreateTags")),
-    Row("may see no prices on demand", f"{LACK} pricing:GetProducts, and cannot read AWS's price list", POLICY,
+    Row("may see no prices on demand", f"{LACK} pricing:GetProducts, and cannot read AWS's price list",
+        f"{POLICY}; or {UNPRICED_HINT}",
         words=tuple(word for word in ONE if word != "--spot"), world=denied("pricing:*")),
     Row("may see no spot prices", f"{LACK} ec2:DescribeSpotPriceHistory, and cannot see the spot prices", POLICY,
         world=denied("ec2:DescribeSpotPriceHistory")),
@@ -125,8 +127,9 @@ REGIONS = [
         (*ONE, "--region", "us-east-9")),
     Row("no region at all", "AWS has no region 'virginia' that this computer knows",
         "write it like us-east-1, several by commas", 2, (*ONE, "--region", "virginia")),
-    Row("a zone", "us-east-1a is a zone, and no region", "say --region us-east-1: its zones are tried by their prices",
-        2, (*ONE, "--region", "us-east-1a")),
+    Row("a zone", "us-east-1a is a zone, and no region",
+        "say --region us-east-1: its zones are tried by their prices (--zone us-east-1a for that one alone)", 2,
+        (*ONE, "--region", "us-east-1a")),
     Row("a region that is not switched on", "the region af-south-1 is not switched on in this AWS account",
         "switch it on (aws account enable-region --region-name af-south-1), or leave it out", 3,
         (*ONE, "--region", "af-south-1")),
@@ -144,7 +147,8 @@ REGIONS = [
         "aws ec2 create-default-subnet --availability-zone us-east-1a",
         words=(*ONE, "--subnet", "{subnet-e}", "--ssh-from", "10.0.0.0/8")),
     Row("a subnet without public addresses", "the subnet {subnet-a} gives its machines no public address",
-        "say from where inside they are reached, with --ssh-from 10.0.0.0/8, or name another subnet", 2,
+        "let them have one with --public-ip, say from where inside they are reached with --ssh-from 10.0.0.0/8, or "
+        "name another subnet", 2,
         (*ONE, "--subnet", "{subnet-a}")),
     Row("an image of another region", "the image (AMI) is not there in that region: The image id '[{image-west}]' does "
         "not exist", "ids of images differ by region: name one of that region with --ami, or leave --ami out",
@@ -199,6 +203,8 @@ def test_capacity_in_the_third_zone_only(tenant: Tenant) -> None:
     assert [(one.status, one.error) for one in tenant.fake.asked("RunInstances")] == [
         (500, "InsufficientInstanceCapacity"), (500, "InsufficientInstanceCapacity"), (200, ""),
     ]  # fmt: skip
+    assert len(tenant.fake.asked("CreateSecurityGroup")) == 1, "the same in all zones"
+    assert len(tenant.fake.asked("DeleteSecurityGroup")) == 0, "and until the end"
     tried = [line for line in said.err.splitlines() if line.startswith("lab: 2 x ")]
     assert tried == [
         f"lab: 2 x {G5} (4 x A10G, 24 GB each) in us-east-1{zone}, spot, ${price}/h"

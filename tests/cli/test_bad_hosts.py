@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.ssh import Target
+from gpuops.transport.ssh import Target
 from provisioners.hostbook import HostBook, Met
 from tests.cli.conftest import Desk
 from tests.cli.heard import spoken

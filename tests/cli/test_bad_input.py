@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.ledger import Ledger
+from gpuops.ledger.store import Ledger
 from tests.cli.conftest import Desk, Said
 from tests.conftest import HANG_S, Shell, open_folder, until, without_root
 
@@ -102,8 +102,10 @@ ROWS = [
         "see: gpuops up local --help"),
     Row("nearly an option", ("up", "local", "--node", "2"), "there is no option --node; did you mean --nodes?",
         "see: gpuops up local --help"),
-    Row("nearly an option of another command", ("quota", "aws", "--gpu", "4"),
-        "there is no option --gpu; did you mean --gpus?", "see: gpuops quota aws --help"),
+    Row("nearly an option of another command", ("quota", "aws", "--gpuss", "4"),
+        "there is no option --gpuss; did you mean --gpus?", "see: gpuops quota aws --help"),
+    Row("how many as which", ("quota", "aws", "--gpu", "4"), "--gpu-type 4 names no GPU",
+        "for how many it is --gpus 4"),
     Row("an option of up alone", ("prove", "local", "--dry-run"), "there is no option --dry-run",
         "see: gpuops prove --help"),
     Row("too much for up", ("up", "local", "two"), "'two' is more than gpuops up takes", "see: gpuops up local --help"),
@@ -268,7 +270,7 @@ def test_a_ledger_that_cannot_be_written_is_said_and_keeps_nobody_from_looking(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another program holds it for too long: what is shown as seen stays unseen, the rest is told."""
-    monkeypatch.setattr("gpuops.ledgerfile.BUSY_S", 0.1)
+    monkeypatch.setattr("gpuops.ledger.schema.BUSY_S", 0.1)
     desk.type("train", "multinode", "--dry-run")
     ledger = Ledger.open(desk.home)
     ledger.notice("something happened")
@@ -286,7 +288,7 @@ def test_a_ledger_that_cannot_be_written_is_said_and_keeps_nobody_from_looking(
 def test_a_ledger_that_cannot_be_read_is_a_sentence(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("gpuops.ledgerfile.BUSY_S", 0.1)
+    monkeypatch.setattr("gpuops.ledger.schema.BUSY_S", 0.1)
     desk.type("train", "multinode", "--dry-run")
     with sqlite3.connect(desk.home / "ledger.db", isolation_level=None) as db:
         db.execute("BEGIN EXCLUSIVE")

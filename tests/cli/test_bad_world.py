@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.ledger import Ledger
-from gpuops.models import Lease, Resource
-from gpuops.processes import Identity
+from gpuops.core.models import Lease, Resource
+from gpuops.core.processes import Identity
+from gpuops.ledger.store import Ledger
 from tests.cli.conftest import Desk
 from tests.conftest import give_away, open_folder, without_root
 

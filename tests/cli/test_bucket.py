@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpuops.agent.sessions import open_here
+from tests.cli.heard import at_terminal
 from tests.cli.test_away import MAKES, WORLD_SEES, detach, gone, leave, nodes, runs, tents
 from tests.conftest import HANG_S, Shell, until
 from tests.fakes.bucket import KEY, SECRET, FakeBucket
@@ -197,10 +199,17 @@ def test_anothers_results_of_that_name_stay(camp: Shell, store: FakeBucket) -> N
             "s3:PutObject",
             3,
             "the bucket results denies s3:PutObject",
-            "allow s3:PutObject, s3:GetObject, s3:AbortMultipartUpload, s3:ListMultipartUploadParts on arn:aws:s3:::",
+            "allow s3:PutObject, s3:GetObject, s3:AbortMultipartUpload, s3:ListMultipartUploadParts on arn:*:s3:::",
         ),
         ("s3:GetObject", 3, "the bucket results denies s3:GetObject", "allow "),
         ("s3:AbortMultipartUpload", 3, "the bucket results denies s3:AbortMultipartUpload", "allow "),
+        (
+            "kms:GenerateDataKey",
+            3,
+            "the bucket results is encrypted with a key that may not be used here (kms:GenerateDataKey)",
+            "whoever administers the key allows kms:GenerateDataKey and kms:Decrypt on arn:aws:kms:us-east-1:12345678",
+        ),
+        ("kms:Decrypt", 3, "the bucket results is encrypted with a key that may not be used here (kms:Decrypt)", "who"),
         ("absent", 2, "there is no bucket other-bucket", "make it (aws s3 mb s3://other-bucket), or name another"),
         ("expired", 3, "the session of these AWS credentials has ended", "sign in again (aws sso login)"),
         ("wrong", 3, "AWS does not accept these credentials (InvalidAccessKeyId)", "check AWS_ACCESS_KEY_ID and its"),
@@ -211,7 +220,7 @@ def test_what_cannot_be_kept_there_is_said_before_anything_is_rented(
     camp: Shell, store: FakeBucket, what: str, code: int, say: str, hint: str
 ) -> None:
     sink = "s3://other-bucket/lab" if what == "absent" else SINK[1]
-    if what.startswith("s3:"):
+    if what.startswith(("s3:", "kms:")):
         store.denied.add(what)
     store.expired = what == "expired"
     if what == "wrong":
@@ -226,3 +235,33 @@ def test_what_cannot_be_kept_there_is_said_before_anything_is_rented(
     assert words[-1].startswith(f"hint: {hint}")
     assert not tents(camp)
     assert not nodes(camp)
+
+
+@pytest.fixture
+def session(camp: Shell, store: FakeBucket) -> FakeBucket:
+    """Keys of a login that ends in an hour, as SSO has them."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
+    camp.env.update(AWS_SESSION_TOKEN="t", AWS_CREDENTIAL_EXPIRATION=at)
+    return store
+
+
+@pytest.mark.usefixtures("session")
+def test_a_login_that_ends_before_the_lease_keeps_no_results_of_who_detaches(camp: Shell) -> None:
+    done = camp.run("run", "--on", "tent", "--detach", "--yes", *SINK, "--", "true")
+    assert done.returncode == 2
+    assert "error: the nodes can write to the bucket only until " in done.stderr
+    assert "hint: use a key that lasts, or say --grace 2 (the nodes wait 2 h 00 min for it, for at most $0.72)" in (
+        done.stderr
+    )
+    assert not tents(camp)
+    code, _, shown = at_terminal(camp, "n\n", "run", "--on", "tent", "--detach", *SINK, "--", "true")
+    assert code == 2
+    assert "and the nodes can write to the bucket only until" in shown
+    assert not tents(camp)
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize("flags", [("--grace", "1"), ("--max-hours", "0.5")])
+def test_nor_is_it_asked_where_the_nodes_wait_or_end_before(camp: Shell, flags: tuple[str, str]) -> None:
+    done = camp.run("run", "--on", "tent", "--detach", "--yes", *flags, *SINK, "--", "true")
+    assert done.returncode == 0, done.stderr

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuops import ledger
 from gpuops.cli import completion
-from gpuops.ledger import Ledger
-from gpuops.models import Lease
-from gpuops.processes import myself
+from gpuops.core.models import Lease
+from gpuops.core.processes import myself
+from gpuops.ledger import store
+from gpuops.ledger.store import Ledger
 from tests.conftest import HANG_S
 
 BASH = shutil.which("bash") or ""
@@ -98,4 +98,4 @@ def test_only_the_command_that_was_typed_is_loaded() -> None:
     assert [completion.typed({"COMP_WORDS": line}, known) for line in ("gpuops", "gpuops logs", "gpuops x y")] == [
         None
     ] * 3
-    assert ledger.FILE == completion.LEDGER
+    assert store.FILE == completion.LEDGER

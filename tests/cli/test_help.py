@@ -15,7 +15,7 @@ from gpuops.cli.commands import COMMANDS
 from tests.cli.conftest import Desk
 
 PLUGIN = """
-from gpuops.models import Option
+from gpuops.core.models import Option
 from provisioners.local import LocalProvisioner
 
 
@@ -29,7 +29,7 @@ class Moon(LocalProvisioner):
     )
 
     def preflight(self, request):
-        from gpuops.models import Problem
+        from gpuops.core.models import Problem
         return [Problem(f"no rocket for {sorted(request.options.items())}", "build one")]
 """
 METADATA = "Metadata-Version: 2.1\nName: moon\nVersion: 1\n"
@@ -128,7 +128,7 @@ def test_a_providers_own_options_are_checked(moon: Desk, words: list[str], say: 
 
 
 def test_every_variable_that_is_read_is_explained() -> None:
-    from gpuops.settings import FROM_DOTENV, FROM_ENVIRONMENT
+    from gpuops.core.settings import FROM_DOTENV, FROM_ENVIRONMENT
 
     example = (Path(__file__).parents[2] / ".env.example").read_text()
     assert set(re.findall(r"^# ([A-Z_]+)=", example, re.M)) == {*FROM_DOTENV, *FROM_ENVIRONMENT}

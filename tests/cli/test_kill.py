@@ -18,7 +18,7 @@ WATCHDOG_SAYS = "gpuops' watchdog on this node was killed while the run was on"
 def guard_of(shell: Shell) -> psutil.Process | None:
     """The process that looks after this home."""
     for process in psutil.process_iter(["cmdline"]):
-        if (process.info["cmdline"] or [])[-2:] == ["gpuops.guard", str(shell.home)]:
+        if (process.info["cmdline"] or [])[-2:] == ["gpuops.guard.daemon", str(shell.home)]:
             return process
     return None
 

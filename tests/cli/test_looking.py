@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.ledger import Ledger
-from gpuops.processes import myself
-from gpuops.progress import FRAMES
+from gpuops.core.processes import myself
+from gpuops.core.progress import FRAMES
+from gpuops.ledger.store import Ledger
 from tests.cli.conftest import Desk
 from tests.cli.test_json import on_a_terminal
 from tests.conftest import HANG_S, Shell, until

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from gpuops import guard, guardkeys
 from gpuops.agent.node import read_json
+from gpuops.guard import daemon, guardkeys
 from tests.cli.heard import spoken
 from tests.conftest import HANG_S, Shell, until
 from tests.fakes.provider import NAME, Cloud, Fault, install
@@ -106,7 +106,7 @@ def guards(shell: Shell) -> list[dict[str, Any]]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.cmdline()[-2:] == ["gpuops.guard", str(shell.home)]:
+            if process.cmdline()[-2:] == ["gpuops.guard.daemon", str(shell.home)]:
                 found.append(process.environ())
         except (psutil.Error, IndexError):
             continue
@@ -129,7 +129,7 @@ def test_the_guard_has_the_key_that_was_rented_with(camp: Shell) -> None:
     until(lambda: has_key(camp), "the guard with the key, alone")
     del camp.env["RUNPOD_API_KEY"]
     assert camp.run("status").returncode == 0
-    time.sleep(2 * guard.TICK_S)
+    time.sleep(2 * daemon.TICK_S)
     assert [one.get("RUNPOD_API_KEY") for one in guards(camp)] == [KEY], "a command without a key takes none away"
     assert [path for path, data in written_in(camp.home, camp.folder).items() if KEY.encode() in data] == []
     assert camp.run("down", "--all").returncode == 0

@@ -18,7 +18,7 @@ def standing(camp: Shell) -> list[str]:
 
 
 def test_interrupted_it_ends_what_it_made(camp: Shell) -> None:
-    done = camp.run("prove", "tent", "--yes", "--json", driver="signal:INT:gpuops.proof.lasting:ready")
+    done = camp.run("prove", "tent", "--yes", "--json", driver="signal:INT:gpuops.commands.prove.lasting:ready")
     assert done.returncode == 130, done.stderr
     record = json.loads(done.stdout)
     said = {one["name"]: (one["outcome"], one["said"]) for one in record["scenarios"]}
@@ -30,7 +30,7 @@ def test_interrupted_it_ends_what_it_made(camp: Shell) -> None:
 
 
 def test_killed_the_guard_ends_what_it_made(camp: Shell) -> None:
-    died = camp.run("prove", "tent", "--yes", driver="signal:KILL:gpuops.proof.lasting:ready")
+    died = camp.run("prove", "tent", "--yes", driver="signal:KILL:gpuops.commands.prove.lasting:ready")
     assert died.returncode == -signal.SIGKILL
     until(lambda: not camp.clusters() and not standing(camp), "an end to what the proof had made")
     camp.expect_clean()
@@ -58,7 +58,7 @@ def test_what_is_wrong_is_said_before_anything_is_made(desk: Desk, words: list[s
 
 def test_everybodys_options_are_known_to_the_proof() -> None:
     from gpuops.cli.flags import LaunchFlags, MachineFlags, keys
-    from gpuops.proof.asking import EVERYBODYS
+    from gpuops.commands.prove.asking import EVERYBODYS
 
     assert set(keys(MachineFlags, LaunchFlags)) <= EVERYBODYS
 
@@ -69,7 +69,7 @@ def test_money_needs_somebody_who_agrees(desk: Desk, tmp_path: Path, monkeypatch
     said = desk.type("prove", "tent", "--spend", "0.05")
     assert said.code == 2
     assert "about $0.0300 in all, at most $0.0500" in said.err
-    assert "lost-answer   a lost answer is found by its mark, nothing made twice     not run: its machines" in said.err
+    assert "lost-answer    a lost answer is found by its mark, nothing made twice     not run: its machines" in said.err
     assert "error: this costs money, and nobody is there to be asked" in said.err
     refused = desk.type("prove", "tent", "--gpu-type", "h100", "--yes")
     assert (refused.code, refused.err) == (

@@ -6,13 +6,15 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpuops import quota as story
-from gpuops.clock import Clock
-from gpuops.output import Output
+from gpuops.core.output import Output
+from gpuops.core.polling import Clock
+from gpuops.offers import quota as story
+from provisioners.aws import cases, quotaboard
 from tests.aws.known import G_SPOT, P5_SPOT, G
 from tests.cli.conftest import Desk
 from tests.fakes.aws import FakeAWS, Fault
@@ -57,6 +59,10 @@ def test_a_fresh_account(desk: Desk, aws: FakeAWS) -> None:
         (
             "quotas are counted by region, and another may have room: "
             "gpuops quota aws --gpus 4 --nodes 2 --spot --region all"
+        ),
+        (
+            "from 0 a small step is granted sooner: first 8 vCPU on demand, then more, then spot: gpuops quota aws "
+            "--gpus 1 --nodes 2 --gpu-type g4dn.xlarge --on-demand --region us-east-1 --request 8"
         ),
         (
             "the smallest increase that would do is to 96 vCPU in us-east-1 (2 x 48 vCPU): "
@@ -289,8 +295,39 @@ def test_watching_until_it_is_granted(desk: Desk, aws: FakeAWS, hasty: list[floa
     what = "96 vCPU of All G and VT Spot Instance Requests in us-east-1"
     assert told[0].startswith(f"{what}: PENDING, ")
     assert told[1:] == [f"{what}: CASE_OPENED"]
+    assert "people at AWS decide, and may ask what it is for: https://support.console.aws.amazon.com/" in said.err
     assert said.out == f"{what}: granted (APPROVED)\n"
     assert hasty == [*story.LOOKS[:3]]
+
+
+@pytest.mark.parametrize(("in_s", "code"), [(1800.0, 0), (7200.0, 3)])
+def test_what_is_closed_without_a_word_is_looked_at_for_an_hour(
+    desk: Desk, aws: FakeAWS, monkeypatch: pytest.MonkeyPatch, in_s: float, code: int
+) -> None:
+    """As the only status before a grant and after it; a grant takes effect within the hour."""
+    aws.fresh_account()
+    monkeypatch.setattr(Clock, "sleep", lambda _, seconds: aws.advance(seconds))
+    monkeypatch.setattr(quotaboard, "time", SimpleNamespace(time=aws.world.now))
+    desk.type(*ASKED, "--request", "96", "--yes")
+    (filed,) = aws.quota_requests
+    aws.grants_s = in_s
+    aws.on_answer(
+        lambda request, moment: (
+            aws.decide(filed, "CASE_CLOSED", 96.0)
+            if (request.action, moment) == ("GetRequestedServiceQuotaChange", "before")
+            and not aws.world.grants
+            and aws.quota_requests[filed].status == "PENDING"
+            else None
+        )
+    )
+    said = desk.type(*ASKED, "--watch")
+    assert said.code == code, said.err
+    assert f"in us-east-1: CASE_CLOSED\n{cases.SETTLING}\n" in said.err
+    if code:
+        assert "in us-east-1: not granted (CASE_CLOSED)\nreply in its case, and file no new request" in said.out
+        assert aws.quota_requests[filed].case in said.out
+    else:
+        assert said.out.endswith("in us-east-1: granted (CASE_CLOSED)\n")
 
 
 def test_watching_what_is_denied(desk: Desk, aws: FakeAWS, hasty: list[float]) -> None:
@@ -348,4 +385,4 @@ def test_the_policy_is_what_can_be_pasted(desk: Desk) -> None:
     assert json.loads(said.out)["Version"] == "2012-10-17"
     as_document = json.loads(desk.type("policy", "aws", "--json").out)
     assert (as_document["kind"], as_document["policy"]) == ("policy", json.loads(said.out))
-    assert "arn:aws:s3:::bucket/runs/*" in desk.type("policy", "aws", "--sink", "s3://bucket/runs").out
+    assert "arn:*:s3:::bucket/runs/*" in desk.type("policy", "aws", "--sink", "s3://bucket/runs").out

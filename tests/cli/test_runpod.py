@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gpuops import boot
+from gpuops.clusters import wait
 from tests.cli.renter import (
     CONSOLE,
     CREDIT,
@@ -25,6 +25,7 @@ from tests.cli.renter import (
     NO_KEY,
     POOR,
     SHORT,
+    TWO,
     UP,
     Renter,
     config,
@@ -34,7 +35,10 @@ from tests.cli.renter import (
 from tests.fakes.runpod import Fault, Life, Request
 from tests.fakes.runpod.faults import (
     BANNED,
+    CRASH_LOOP,
     CUDA_MISMATCH,
+    LAYER_ERROR,
+    NOT_MADE,
     PULL_ERROR,
     broke,
     capacity,
@@ -49,6 +53,7 @@ from tests.ssh.sshd import can_serve, serving
 pytestmark = pytest.mark.usefixtures("no_guard_stays")
 
 IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
+TOGETHER = "runpod/pytorch:1.0.7-cu1281-torch280-ubuntu2404-cluster"
 LONG = (*UP[:-1], "0.5")
 """For what is known to be in vain long before the time is up."""
 ANY = ("up", "runpod", "--yes", "--name", "lab", "--gpu-mem", "80", "--timeout", "0.015")
@@ -167,8 +172,8 @@ KEYS_AND_ADDRESSES = [
 ]  # fmt: skip
 
 WISHES = [
-    Row("several GPUs of one name", "'h100' is more than one GPU at RunPod: H100 NVL, H100 PCIe, H100 SXM",
-        "name one of them exactly", 2, (*ANY, "--gpu-type", "h100")),
+    Row("several GPUs of one name", "'ada' is more than one GPU at RunPod: RTX 2000 Ada, RTX 4000 Ada, RTX 6000 Ada",
+        "name one of them exactly", 2, (*ANY, "--gpu", "ada")),
     Row("a misspelt GPU", "RunPod has no GPU called 'rtx 490'", "did you mean RTX 4090?", 2,
         (*UP, "--gpu-type", "rtx 490")),
     Row("an unknown GPU", "RunPod has no GPU called 'tpu-v5'",
@@ -191,7 +196,7 @@ WISHES = [
         world=named(stock={})),
     Row("a GPU of the other cloud", "B200 is not in that cloud of RunPod's",
         "ask for the other --cloud, or another GPU", 2, (*UP, "--gpu-type", "B200", "--cloud", "community")),
-    Row("an unknown cloud", "RunPod has no cloud 'clear'", "--cloud is secure or community", 2,
+    Row("an unknown cloud", "RunPod has no cloud 'clear'", "--cloud is secure, community or any", 2,
         (*UP, "--cloud", "clear")),
     Row("a volume in the community", "community cloud has no network volumes",
         "leave out --volume, or --cloud community", 2, (*UP, "--cloud", "community", "--volume", "mine")),
@@ -202,6 +207,10 @@ WISHES = [
     Row("more GPUs than a machine has", "no machine of RunPod's secure cloud has 16 x RTX 4090: the most is 8",
         "ask for --gpus 8, or another --gpu-type", 2, (*UP, "--gpus", "16")),
     Row("no disk", "a disk of 0 GB is none", "--disk is in GB, 1 and more", 2, (*UP, "--disk", "0")),
+    Row("no RAM", "--min-ram 0 is no least of anything", "ask for 1 and more, or leave it out", 2,
+        (*UP, "--min-ram", "0")),
+    Row("more RAM than there is", "RunPod has no 1 x RTX 4090 free now in its secure cloud with 100 GB of RAM",
+        "ask for another GPU or region, or fewer of them, or try again later", 3, (*UP, "--min-ram", "100")),
     Row("a CUDA that is none", "--min-cuda new is no version of CUDA", "write it like 12.8, or none", 2,
         (*UP, "--min-cuda", "new")),
     Row("an image of two words", "'a b' is not the name of an image", f"write it like {IMAGE}", 2,
@@ -216,13 +225,14 @@ WISHES = [
 
 REFUSES_TO = "RunPod refuses to create a pod with 1 x RTX 4090"
 CLOUDFLARE = "Cloudflare, which stands before RunPod, does not let this program {} (error code 1010: its User-Agent)"
+NO_REASON = "Something went wrong. Please try again later or contact support"
 STRANGERS = "$: additional properties 'name', 'gpu' not allowed"
 FAST = "RunPod wants fewer requests: rate limit exceeded for the minute window"
 REFUSALS = [
     Row("none free", NONE_FREE, LATER, world=played(capacity(times=None)), creates=1),
     Row("none free of all that are not too dear",
         f"none of 5 offers could be had: {NONE_FREE}; the next offer is 1 pod, 1 x H100 NVL (94 GB each), secure "
-        "cloud, OC-AU-1 +2, stock high at $2.80/h, more than 1.5 times $1.65/h",
+        "cloud, stock high at $2.80/h, more than 1.5 times $1.65/h",
         f"allow it: --max-price 2.81; or {LATER}", words=ANY, world=played(capacity(times=None)), creates=5),
     Row("none free in other words", "RunPod has none free: This machine does not have the resources to deploy your pod",
         LATER, creates=1, world=played(capacity(detail="This machine does not have the resources to deploy your pod. "
@@ -230,6 +240,8 @@ REFUSALS = [
     Row("a rule", f"{REFUSES_TO}: mounts.persistent and mounts.network are mutually exclusive", OTHERWISE,
         world=answer("POST /pods", 400, detail="mounts.persistent and mounts.network are mutually exclusive"),
         creates=1),
+    Row("no reason", f"RunPod makes none now, and does not say why: {NO_REASON}", LATER, creates=1,
+        world=answer("POST /pods", 400, detail=NO_REASON)),
     Row("a word that it does not know",
         f"{REFUSES_TO}: Request validation failed; $: additional properties 'cloud' not allowed",
         "upgrade gpuops: RunPod's API has changed", creates=1,
@@ -253,7 +265,7 @@ REFUSALS = [
     Row("slower, for ever", FAST, "wait, or run fewer commands at a time",
         world=played(too_many(retry_after=0, times=None)), creates=4),
     Row("slower, before anything is asked for", FAST, "wait, or run fewer commands at a time",
-        world=played(too_many("GET /pods"))),
+        world=played(too_many("GET /pods", retry_after=3600))),
     Row("500, and nothing was made",
         "RunPod failed to create a pod with 1 x RTX 4090 (HTTP 500): Internal Server Error", "try again in a minute",
         world=played(Fault("POST /pods", status=500)), creates=1),
@@ -308,7 +320,9 @@ NEVER_READY = [
         named(life=replace(UNMAPPED, end="GONE", end_s=0.4)), 1),
 ]  # fmt: skip
 
+UNNUMBERED = "runpod has not numbered its machines yet"
 WHAT = "create a cluster of 2 times 8 x H100 SXM"
+LOGS, NONE_PULLED = LOG.replace(IMAGE, TOGETHER), NOT_PULLED.replace(IMAGE, TOGETHER)
 CLUSTERS = [
     Row("a GPU that forms none", "RunPod has no cluster of 2 times 8 x RTX 4090 free now in its secure cloud",
         "clusters can be had now with --gpus 8 of A100 SXM, B200, B300, H100 SXM, H200 SXM", 3,
@@ -319,15 +333,22 @@ CLUSTERS = [
     Row("a cluster beyond the spend limit of every new account",
         f"the balance or spend limit of the RunPod account does not let it {WHAT}: spend limit reached", CREDIT, 3,
         SHORT, named(spend_limit=40.0), 1),
-    Row("a member that never comes up", f"node1 will never be ready: its image cannot be pulled: {NOT_PULLED}; its "
-        f"own log ends with: create container {IMAGE} / image pull: {IMAGE}: pending / {NOT_PULLED}", IN_VAIN, 4,
-        ENOUGH, played(half_cluster(1)), 1),
-    Row("members of whom nobody is the first", "RunPod has not numbered the cluster's pods yet", "try again", 3, SHORT,
-        named(life=Life(ranked_s=600.0)), 1),
-    Row("a cluster whose maker heard nothing", f"lab was not ready after {{s}}: {REFUSES}; {LOG}", LONGER, 4, SHORT,
-        lambda renter: renter.deaf(lost_create(500, at="POST /clusters")), 1),
-    Row("a cluster whose end leaves its members", f"lab was not ready after {{s}}: {REFUSES}; {LOG}", LONGER, 4, SHORT,
-        lambda renter: renter.deaf(leaving_members()), 1),
+    Row("a member that never comes up", f"node1 will never be ready: its image cannot be pulled: {NONE_PULLED}; its "
+        f"own log ends with: create container {TOGETHER} / image pull: {TOGETHER}: pending / {NONE_PULLED}", IN_VAIN, 4,
+        ENOUGH, played(half_cluster(1, replace(PULL_ERROR, ranked_s=0.0))), 1),
+    Row("members of whom nobody is the first", f"lab was not ready after {{s}}: {UNNUMBERED}; {LOGS}", LONGER, 4,
+        SHORT, named(life=Life(ranked_s=600.0)), 1),
+    Row("a member without a number that never comes up", "{pod} will never be ready: its "
+        f"image cannot be pulled: {NONE_PULLED}; its own log ends with: create container {TOGETHER} / "
+        f"image pull: {TOGETHER}: pending / {NONE_PULLED}", IN_VAIN, 4, ENOUGH,
+        played(half_cluster(1, replace(PULL_ERROR, ranked_s=600.0))), 1),
+    Row("a cluster whose maker heard nothing", f"lab was not ready after {{s}}: {REFUSES}; {LOGS}", LONGER, 4, SHORT,
+        lambda renter: renter.deaf(lost_create(500, at="POST /clusters"), ranked_s=0.0), 1),
+    Row("a cluster whose maker heard nothing, and whose members have no numbers",
+        f"lab was not ready after {{s}}: {UNNUMBERED}; {LOGS}", LONGER, 4, SHORT,
+        lambda renter: renter.deaf(lost_create(500, at="POST /clusters"), ranked_s=600.0), 1),
+    Row("a cluster whose end leaves its members", f"lab was not ready after {{s}}: {REFUSES}; {LOGS}", LONGER, 4, SHORT,
+        lambda renter: renter.deaf(leaving_members(), ranked_s=0.0), 1),
 ]  # fmt: skip
 
 
@@ -350,7 +371,7 @@ def test_one_sentence_one_thing_to_do_and_nothing_left(renter: Renter, row: Row)
 
 
 def test_what_cannot_be_had_is_passed_over(renter: Renter) -> None:
-    renter.deaf(capacity(), denied(gpus=("NVIDIA A100-SXM4-80GB",)))
+    renter.deaf(capacity(detail=NO_REASON), denied(gpus=("NVIDIA A100-SXM4-80GB",)))
     said = renter.type(*ANY)
     asked = renter.fake.asked("POST", "/pods")
     assert [one.status for one in asked] == [400, 403, 201]
@@ -373,6 +394,15 @@ def test_slower_means_later(renter: Renter) -> None:
     assert second - first >= 1.0
     assert "not yet protected" in said.err
     renter.expect_nothing_left()
+
+
+def test_slower_while_it_is_asked_what_there_is(renter: Renter) -> None:
+    """Every list is refused once; one of them is too busy, and says until when."""
+    lists = ("GET /pods", "GET /catalog/gpus", "GET /catalog/data-centers")
+    renter.play(*(too_many(at, retry_after=1) for at in lists), Fault("GET /pods", nth=2, status=503, retry_after=1))
+    said = renter.type(*UP, "--dry-run")
+    assert said.code == 0, said.err
+    assert [one.status for one in renter.fake.asked("GET", "/pods")][:3] == [429, 503, 200]
 
 
 def note(times: list[float], request: Request, moment: str) -> None:
@@ -414,6 +444,9 @@ BEGIN = "start container for an image: begin"
         (replace(STOPPED, log=(NO_SHELL,)), "its container does not start: error starting container: ", 1),
         (replace(STOPPED, log=(BEGIN, BEGIN)), "its container ended by itself each of the 3 times that it was", 1),
         (PULL_ERROR, "its image cannot be pulled: ", 1),
+        (CRASH_LOOP, "its container ended by itself each of the 3 times that it was started", 1),
+        (LAYER_ERROR, "its machine cannot unpack the image: error creating container: failed to register layer", 2),
+        (NOT_MADE, "its container cannot be made: error creating container: nvidia-smi", 2),
         (replace(UNMAPPED, end="ERROR", end_s=0.4), "it is in an error it does not come out of", 1),
     ],
 )
@@ -426,6 +459,17 @@ def test_another_pod_is_rented_only_for_one_that_went(renter: Renter, life: Life
     assert error.endswith("; not tried again: --retries 1 is used up") == (creates == 2)
     assert ("; retry 1 of 1: looking for machines anew\n" in said.err) == (creates == 2)
     assert len(renter.fake.asked("POST", "/pods")) == creates
+    renter.expect_nothing_left()
+
+
+def test_members_that_get_their_numbers_late_are_waited_for(renter: Renter) -> None:
+    """Longer than it is looked for a lost answer; made once, and ended only when the time for all of it is up."""
+    renter.deaf(ranked_s=2.0)
+    said = renter.type(*TWO, "0.1", "--json")
+    expect(said, f"lab was not ready after {{s}}: {REFUSES}; {LOGS}", LONGER, 4, renter)
+    assert len(renter.fake.asked("POST", "/clusters")) == 1
+    names = {request.path for request in renter.fake.asked("GET", "/pods/*")}
+    assert names == {f"/pods/{pod}" for pod in renter.fake.pods}
     renter.expect_nothing_left()
 
 
@@ -452,7 +496,7 @@ def test_what_somebody_else_has_ended_is_gone(renter: Renter) -> None:
 def test_a_server_that_is_not_the_one_that_was_rented(renter: Renter) -> None:
     if why := can_serve():
         pytest.skip(why)
-    renter.patch.setattr(boot, "DENIED_S", 0.3)
+    renter.patch.setattr(wait, "DENIED_S", 0.3)
     with serving() as server:
         renter.fake.life = Life(address="127.0.0.1", port=server.port)
         said = renter.type(*LONG, "--json")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.ledger import Ledger
+from gpuops.ledger.store import Ledger
 from tests.cli.renter import CONSOLE, MAKE_ONE, NO_KEY, UP, Renter, config, expect
 from tests.conftest import Shell, until
 from tests.fakes.runpod import FakeRunPod, Life
@@ -19,7 +19,7 @@ from tests.ports import free_port
 pytestmark = pytest.mark.usefixtures("no_guard_stays")
 
 OTHER_KEY = "use that key again: export RUNPOD_API_KEY=…"
-OFFER = "1 pod, 1 x RTX 4090 (24 GB each), secure cloud, EU-RO-1 +3, stock high"
+OFFER = "1 pod, 1 x RTX 4090 (24 GB each), secure cloud, stock high"
 
 
 def left_behind(renter: Renter) -> None:

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from tests.cli.conftest import Said
-from tests.cli.renter import CREDIT, POOR, SHORT, UP, Renter, end_all, expect
-from tests.fakes.runpod import Fault
+from tests.cli.renter import CREDIT, ENOUGH, POOR, SHORT, UP, Renter, end_all, expect
+from tests.fakes.runpod import Fault, Pod
 from tests.fakes.runpod.faults import deaf_delete, denied
 
 pytestmark = pytest.mark.usefixtures("no_guard_stays")
@@ -54,10 +54,10 @@ def test_a_delete_that_fails(renter: Renter, fault: Fault, why: str) -> None:
 def test_a_cluster_whose_delete_lies(renter: Renter) -> None:
     """Its members cannot go one by one."""
     renter.fake.balance = 5000.0
-    renter.deaf(deaf_delete(at="DELETE /clusters/*", times=None))
+    renter.deaf(deaf_delete(at="DELETE /clusters/*", times=None), ranked_s=0.0)
     names = [f"gpuops-{{owner}}-lab-{part}" for part in ("0", "1", "cluster")]
     said = renter.type(*SHORT, "--json")
-    say = f"{', '.join(names)} may still be there and bill $47.87/h".replace("{owner}", renter.owner)
+    say = f"{', '.join(names)} may still be there and bill $52.99/h".replace("{owner}", renter.owner)
     expect(said, say, "gpuops down lab", 5, renter)
     assert {one.status for one in renter.fake.asked("DELETE", "/pods/*")} == {409}
     listed = renter.type("status", "--cloud").out.splitlines()[1:]
@@ -158,4 +158,17 @@ def test_a_balance_that_nobody_tells(renter: Renter) -> None:
     assert "not yet protected" in said.err
     assert len(renter.fake.asked("POST", "/pods")) == 1
     assert renter.fake.asked("POST", "/graphql") == []
+    renter.expect_nothing_left()
+
+
+def test_what_members_without_numbers_cost_is_what_was_agreed_to(
+    renter: Renter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their price is known before their ranks are, and none of them is waited for at another one."""
+    renter.fake.balance = 5000.0
+    renter.deaf(ranked_s=600.0)
+    monkeypatch.setattr(Pod, "cost", property(lambda _: 100.0))
+    said = renter.type(*ENOUGH, "--max-price", "60")
+    assert said.code == 3, said.err
+    assert "lab costs $200.00/h, as runpod tells it now, and $" in said.err
     renter.expect_nothing_left()

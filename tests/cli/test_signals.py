@@ -65,15 +65,15 @@ def test_the_second_signal_hurries_what_hears_nothing(shell: Shell, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "place", "starting"),
     [
-        ("INT", "gpuops.cluster:plan", False),
-        ("INT", "gpuops.cluster:_create", False),
-        ("INT", "gpuops.cluster:wait_ready", False),
-        ("INT", "gpuops.push:push_many", True),
-        ("INT", "gpuops.equip:equip", True),
-        ("INT", "gpuops.run:node_specs", True),
-        ("HUP", "gpuops.cluster:_create", False),
-        ("HUP", "gpuops.push:push_many", True),
-        ("HUP", "gpuops.run:node_specs", True),
+        ("INT", "gpuops.clusters.up:plan", False),
+        ("INT", "gpuops.clusters.up:_create", False),
+        ("INT", "gpuops.clusters.up:wait_ready", False),
+        ("INT", "gpuops.sync:push_many", True),
+        ("INT", "gpuops.nodes.python:equip", True),
+        ("INT", "gpuops.runs.prepare:node_specs", True),
+        ("HUP", "gpuops.clusters.up:_create", False),
+        ("HUP", "gpuops.sync:push_many", True),
+        ("HUP", "gpuops.runs.prepare:node_specs", True),
     ],
 )
 def test_a_signal_before_there_is_a_run(shell: Shell, place: str, starting: bool, name: str) -> None:
@@ -89,7 +89,7 @@ def test_a_signal_before_there_is_a_run(shell: Shell, place: str, starting: bool
 
 
 def test_ctrl_c_during_up(shell: Shell) -> None:
-    done = shell.run("up", "local", "--nodes", "2", driver="signal:INT:gpuops.cluster:wait_ready")
+    done = shell.run("up", "local", "--nodes", "2", driver="signal:INT:gpuops.clusters.up:wait_ready")
     assert done.returncode == 130, done.stderr
     assert "undoing local-1\n" in done.stderr
     assert "local-1 is undone, nothing of it is left\n" in done.stderr
@@ -268,9 +268,9 @@ def end_now(node: Path) -> None:
 
 def expire(shell: Shell) -> None:
     """Let the lease have ended a good while ago, as this computer sees it."""
-    from gpuops.guard import LEASE_MARGIN_S
-    from gpuops.ledger import Ledger
-    from gpuops.models import Lease
+    from gpuops.core.models import Lease
+    from gpuops.guard.daemon import LEASE_MARGIN_S
+    from gpuops.ledger.store import Ledger
 
     ledger = Ledger.open(shell.home)
     for row in ledger.clusters():

@@ -9,19 +9,19 @@ from contextlib import nullcontext
 import pytest
 from filelock import FileLock
 
-from gpuops.guard import LOCK
-from gpuops.models import Request
-from gpuops.output import Output
-from gpuops.proof.bench import Bench
-from gpuops.proof.scenarios import SCENARIOS, Scenario, run
-from gpuops.signals import Signals
+from gpuops.commands.prove.bench import Bench
+from gpuops.commands.prove.scenarios import SCENARIOS, Scenario, run
+from gpuops.core.context import World
+from gpuops.core.models import Request
+from gpuops.core.output import Output
+from gpuops.core.signals import Signals
+from gpuops.guard.daemon import LOCK
 from gpuops.testing import OWNER
-from gpuops.world import World
 from provisioners.aws import AwsProvisioner
 from tests.fakes.aws import FakeAWS
 from tests.fakes.aws.inside import inside
 
-NEED_NODES = {"lost-answer", "ready", "watchdog", "bill"}
+NEED_NODES = {"lost-answer", "ready", "watchdog", "bill", "boot-deadline"}
 
 
 @pytest.fixture(scope="module", params=["spot", "on-demand"])
@@ -34,6 +34,7 @@ def wanted(request: pytest.FixtureRequest) -> Request:
 def fake(wanted: Request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeAWS]:
     """Over HTTP; on demand within this process, but for what the scenarios' other processes ask."""
     with FakeAWS(tmp_path_factory.mktemp("aws")) as one, nullcontext() if wanted.spot else inside(one):
+        one.ending_s = 0.1  # the proof waits for the end of all
         yield one
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from gpuops.errors import Interrupted, NodeError, Rejected
-from gpuops.models import Intent, Journal, Offer, Option, Payer, Price, Request, Resource
-from gpuops.proof.bench import LOOK_S, Bench
-from gpuops.proof.scenarios import SCENARIOS, Result, run
+from gpuops.commands.prove.bench import LOOK_S, Bench
+from gpuops.commands.prove.scenarios import SCENARIOS, Result, run
+from gpuops.core.errors import Interrupted, NodeError, Rejected
+from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Price, Request, Resource
 from tests.fakes.plain import Plain, world_of
 
 NEEDS_AN_AGENT = {"lost-answer", "ready", "watchdog", "bill"}
@@ -223,6 +224,16 @@ class LiesAboutTheEnd(Plain):
         pass
 
 
+class OutlivesItsBootDeadline(Plain):
+    def add(self, mark: str, intent: Intent) -> Resource:
+        return super().add(mark, dataclasses.replace(intent, boot_deadline=math.inf))
+
+
+class DiesYoung(Plain):
+    def add(self, mark: str, intent: Intent) -> Resource:
+        return super().add(mark, dataclasses.replace(intent, boot_deadline=self.world.clock.now() + 5))
+
+
 class OffersMake(Plain):
     def offers(self, request: Request) -> Sequence[Offer]:
         self.machines["held"] = Resource("machine", "held", "moon", "gpuops-0a1b2c3d-held-0", bills=True)
@@ -304,7 +315,7 @@ BROKEN: list[tuple[type[Plain], str, str]] = [
     (Backwards, "create", "not in node order"),
     (Fewer, "create", "returned 1 machines for 2 nodes"),
     (CallsItFree, "create", "says bills=False"),
-    (ForeignInCreate, "create", "create raised KeyError, none of gpuops.errors"),
+    (ForeignInCreate, "create", "create raised KeyError, none of gpuops.core.errors"),
     (FirstPage, "list", "does not show node1"),
     (OnlyInAllRegions, "list", "asked in moon, list_owned does not show node0, node1"),
     (ListsStrangers, "list", "does not carry our mark: 'production-db'"),
@@ -319,6 +330,12 @@ BROKEN: list[tuple[type[Plain], str, str]] = [
     (RememberForEver, "gone", "is gone, and describe calls it 'running'"),
     (RaisesOnGone, "destroy", "404"),
     (LiesAboutTheEnd, "destroy", "30 s later node0, node1 is still listed"),
+    (
+        OutlivesItsBootDeadline,
+        "boot-deadline",
+        "nobody logged in, and 30:00 min later the provider still has a machine",
+    ),
+    (DiesYoung, "boot-deadline", "before its boot deadline"),
     (OffersMake, "offers", "offers has made something: machine"),
     (LooksMake, "preflight", "preflight has made something: key"),
     (OffersFewer, "offers", "asked for 2 nodes it offers 1"),
@@ -334,6 +351,31 @@ BROKEN: list[tuple[type[Plain], str, str]] = [
     (TakesEverybodysOption, "declares", "the option --region is everybody's"),
     (GoneBeforeItWas, "declares", "gone_s is -1.0, which is no length of time"),
 ]
+
+
+class NothingInside(Plain):
+    def add(self, mark: str, intent: Intent) -> Resource:
+        machine = super().add(mark, dataclasses.replace(intent, boot_deadline=math.inf))
+        del machine.data["artefact"]
+        return machine
+
+
+class CannotEndItself(Plain):
+    capabilities: Mapping[str, Any] = {**Plain.capabilities, "self_destruct": "it has no door from inside"}
+
+
+@pytest.mark.parametrize(
+    ("honest", "said"),
+    [
+        (NothingInside, "until gpuops has logged in, nothing on the machine ends it"),
+        (CannotEndItself, "it has no door from inside"),
+    ],
+)
+def test_no_end_at_the_boot_deadline_is_not_guaranteed_where_none_is_promised(
+    honest: type[Plain], said: str, tmp_path: Path
+) -> None:
+    result = results_of(honest(), tmp_path)["boot-deadline"]
+    assert (result.outcome, result.said) == ("not guaranteed", said)
 
 
 @pytest.mark.parametrize(("broken", "scenario", "said"), BROKEN, ids=lambda one: getattr(one, "__name__", None))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuops.models import Request
+from gpuops.core.models import Request
 from gpuops.testing import ProvisionerContract
 from tests.ssh.sshd import can_serve, serving
 

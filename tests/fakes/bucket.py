@@ -1,6 +1,7 @@
 """A bucket over real HTTP: moto's S3 with a door in front that is as strict as the real one's, and that can fail.
 
 The door checks what moto lets pass: who asks, that a signed address is signed by that key and still holds, Content-MD5.
+With `certificate` it is a proxy, too, behind which the names of Amazon's own S3 lead here.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import base64
 import hashlib
 import hmac
 import http.client
+import ssl
 import threading
 import time
 from calendar import timegm
@@ -16,11 +18,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qsl, quote, urlsplit
 
 KEY = "AKIACANARYCANARY0001"
+USER = "arn:aws:iam::123456789012:user/gpuops"
 SECRET = "canarysecret/neverleaves/thiscomputer000"
+AMAZON = ".amazonaws.com"
+NEW = ("af-south-1", "ap-east-1", "eu-south-1", "me-south-1")
+"""Regions launched after 20 March 2019: S3's global address knows nothing of them (AWS, "Virtual hosting")."""
+KMS = {"s3:PutObject": "kms:GenerateDataKey", "s3:GetObject": "kms:Decrypt"}
 HOP = ("connection", "transfer-encoding", "content-length", "server", "date")
 
 
@@ -52,16 +60,21 @@ class FakeBucket:
 
     name: str = "results"
     denied: set[str] = field(default_factory=set)
+    """`s3:PutObject`, …; of a bucket with SSE-KMS `kms:GenerateDataKey` and `kms:Decrypt`."""
     expired: bool = False
     asked: list[Asked] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     before: Callable[[str, str], None] | None = None
     """Told of each request's method and address before it is done."""
+    region: str = "us-east-1"
+    certificate: Path | None = None
+    """Of `*.s3.amazonaws.com` and of the region's own."""
 
     def __enter__(self) -> Self:
         from moto.server import ThreadedMotoServer
 
         self._counting = threading.Lock()
+        self.one_at_a_time = threading.Lock()  # moto completes no upload while another of its parts comes in
         self._moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._moto.start()
         self.behind = self._moto.get_host_and_port()
@@ -74,7 +87,9 @@ class FakeBucket:
         self._door.daemon_threads = True
         threading.Thread(target=self._door.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._door.server_port}"
-        self.client().create_bucket(Bucket=self.name)
+        where = {"LocationConstraint": self.region}
+        more = {} if self.region == "us-east-1" else {"CreateBucketConfiguration": where}
+        self.client().create_bucket(Bucket=self.name, **more)
         self.asked.clear()
         return self
 
@@ -97,7 +112,7 @@ class FakeBucket:
             "AWS_ACCESS_KEY_ID": KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET,
             "AWS_ENDPOINT_URL": self.url,
-            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": self.region,
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
@@ -109,7 +124,7 @@ class FakeBucket:
         import boto3
 
         return boto3.client("s3", endpoint_url=self.url, aws_access_key_id=KEY, aws_secret_access_key=SECRET,
-                            region_name="us-east-1")  # fmt: skip
+                            region_name=self.region)  # fmt: skip
 
     def names(self) -> list[str]:
         found = self.client().list_objects_v2(Bucket=self.name)
@@ -152,6 +167,19 @@ class _Door(BaseHTTPRequestHandler):
     owner: FakeBucket
     protocol_version = "HTTP/1.1"
 
+    def do_CONNECT(self) -> None:
+        assert self.owner.certificate
+        self.send_response_only(200)
+        self.end_headers()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.owner.certificate)
+        try:
+            self.connection = context.wrap_socket(self.connection, server_side=True)
+        except OSError:  # who asked does not trust it
+            return
+        self.rfile, self.wfile = self.connection.makefile("rb"), self.connection.makefile("wb", buffering=0)
+        self.close_connection = False
+
     def do_GET(self) -> None:
         fake = self.owner
         parts = urlsplit(self.path)
@@ -163,18 +191,19 @@ class _Door(BaseHTTPRequestHandler):
         if fake.before:
             fake.before(self.command, self.path)
         signed = "X-Amz-Signature" in query
-        refused = self._refused(parts.path, query, body)
+        refused = self._elsewhere() or self._refused(parts.path, query, body)
         what = fake.fault(self.command, self.path)
         if refused:
             status, code = refused
-            return self._done(query, signed, status, {}, _error(code))
+            return self._done(query, signed, status, {"x-amz-bucket-region": fake.region}, _error(code))
         if what == "500":
             return self._done(query, signed, 500, {}, _error("InternalError"))
         if what == "inside":
             return self._done(query, signed, 200, {}, _error("InternalError"))
         if what == "slow":
             time.sleep(1.0)
-        status, headers, answer = self._behind(body)
+        with fake.one_at_a_time:
+            status, headers, answer = self._behind(body)
         if status == 500 and "uploadId" in query:  # moto falls over one that is over
             status, headers, answer = 404, {}, _error("NoSuchUpload")
         if what == "lost":
@@ -184,6 +213,17 @@ class _Door(BaseHTTPRequestHandler):
         return self._done(query, signed, status, headers, answer, cut=what == "cut")
 
     do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
+
+    def _elsewhere(self) -> tuple[int, str] | None:
+        """S3's global address serves a region only after a day, and a new one never; that of another one never does."""
+        host, region = self.headers["Host"], self.owner.region
+        if not host.endswith(AMAZON) or host.endswith(f"s3.{region}{AMAZON}"):
+            return None
+        if not host.endswith(f"s3{AMAZON}"):
+            return 301, "PermanentRedirect"
+        if region == "us-east-1":
+            return None
+        return (400, "IllegalLocationConstraintException") if region in NEW else (307, "TemporaryRedirect")
 
     def _refused(self, path: str, query: dict[str, str], body: bytes) -> tuple[int, str] | None:
         fake = self.owner
@@ -197,18 +237,27 @@ class _Door(BaseHTTPRequestHandler):
             return 400, "ExpiredToken"
         elif f"Credential={KEY}/" not in self.headers.get("Authorization", ""):
             return 403, "InvalidAccessKeyId"
-        is_object = path.strip("/").count("/") > 0
-        if is_object and action(self.command, query) in fake.denied:
+        is_object = self._inside(path).strip("/").count("/") > 0
+        needed = action(self.command, query)
+        if is_object and needed in fake.denied:
             return 403, "AccessDenied"
+        if is_object and KMS.get(needed) in fake.denied:
+            return 403, KMS[needed]
         wanted = self.headers.get("Content-MD5")
         if wanted and base64.b64encode(hashlib.md5(body).digest()).decode() != wanted:
             return 400, "BadDigest"
         return None
 
+    def _inside(self, path: str) -> str:
+        """The address with the bucket in it, where only the host's name has it."""
+        virtual = self.headers["Host"].startswith(f"{self.owner.name}.s3.")
+        return f"/{self.owner.name}{path}" if virtual else path
+
     def _behind(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection(*self.owner.behind)
         headers = {name: value for name, value in self.headers.items() if name.lower() not in ("expect", "connection")}
-        connection.request(self.command, self.path, body, headers)
+        headers["Host"] = ":".join(map(str, self.owner.behind))
+        connection.request(self.command, self._inside(self.path), body, headers)
         answer = connection.getresponse()
         found = answer.read()
         kept = {name: value for name, value in answer.getheaders() if name.lower() not in HOP}
@@ -253,4 +302,9 @@ def signature(method: str, path: str, query: dict[str, str], host: str) -> str:
 
 
 def _error(code: str) -> bytes:
-    return f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>as asked for</Message></Error>'.encode()
+    said = "as asked for"
+    if code in KMS.values():
+        key = "arn:aws:kms:us-east-1:123456789012:key/1a2b-3c4d"
+        why = f"because no identity-based policy allows the {code} action"
+        code, said = "AccessDenied", f"User: {USER} is not authorized to perform: {code} on resource: {key} {why}"
+    return f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{said}</Message></Error>'.encode()

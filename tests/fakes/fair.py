@@ -22,8 +22,8 @@ from pathlib import Path
 
 import psutil
 
-from gpuops.errors import NoCapacity, QuotaExceeded
-from gpuops.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
+from gpuops.core.errors import NoCapacity, QuotaExceeded
+from gpuops.core.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
 from provisioners.base import Context
 from tests.files import change
 from tests.packaging.plugin.gpuops_tent import REGION, TentProvisioner

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpuops import answers
 from gpuops.agent import tree
 from gpuops.agent.node import Node, Refusal
-from gpuops.connection import ProcessChannel
-from gpuops.errors import NodeRefused
+from gpuops.core.errors import NodeRefused
+from gpuops.transport import answers
+from gpuops.transport.connection import ProcessChannel
 
 SOURCE = str(Path(__file__).parents[2])
 AGENT_PYTHON = os.environ.get("GPUOPS_TEST_AGENT_PYTHON", sys.executable)

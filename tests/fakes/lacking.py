@@ -90,7 +90,7 @@ class MacPopen(subprocess.Popen):  # type: ignore[type-arg]
     """The guard is started on the same system."""
 
     def __init__(self, args: Any, **options: Any) -> None:
-        if args[1:3] == ["-m", "gpuops.guard"]:
+        if args[1:3] == ["-m", "gpuops.guard.daemon"]:
             args = [sys.executable, __file__, sys.argv[1], "guard", args[3]]
         super().__init__(args, **options)
 
@@ -150,8 +150,8 @@ def typed(words: list[str]) -> dict[str, Any]:
 if __name__ == "__main__":
     take_away(sys.argv[1])
     if sys.argv[2:3] == ["guard"]:
-        from gpuops import guard
+        from gpuops.guard import daemon
 
-        sys.exit(guard.main(Path(sys.argv[3])))
+        sys.exit(daemon.main(Path(sys.argv[3])))
     asked = json.load(sys.stdin)
     print(json.dumps({"broken": broken(), "said": [typed(words) for words in asked]}))

@@ -14,8 +14,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpuops.errors import NoCapacity
-from gpuops.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
+from gpuops.core.errors import NoCapacity
+from gpuops.core.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
 from provisioners.base import CONTRACT, Context
 
 PER_HOUR = 0.5

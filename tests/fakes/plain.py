@@ -14,13 +14,13 @@ from typing import Any
 
 from filelock import FileLock
 
-from gpuops.contract import Checked
-from gpuops.guard import LOCK
-from gpuops.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
-from gpuops.output import Output
-from gpuops.signals import Signals
-from gpuops.world import World
+from gpuops.core.context import World
+from gpuops.core.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
+from gpuops.core.output import Output
+from gpuops.core.signals import Signals
+from gpuops.guard.daemon import LOCK
 from provisioners.base import CONTRACT
+from provisioners.checked import Checked
 from tests.fakes.provider import OWNER, FakeClock
 
 PRICE = 0.5
@@ -32,7 +32,7 @@ class Plain:
     capabilities: Mapping[str, Any] = {
         "multinode": True,
         "spot": "there is none",
-        "self_destruct": "it has no door from inside",
+        "self_destruct": True,
         "host_keys": "nobody logs in",
         "rented": True,
         "shares_disk": "it has no disk",
@@ -46,6 +46,7 @@ class Plain:
 
     def __init__(self) -> None:
         self.machines: dict[str, Resource] = {}
+        self.ends: dict[str, float] = {}
 
     def checked(self) -> Checked:
         """As the registry gives it to gpuops."""
@@ -75,6 +76,7 @@ class Plain:
         machine = Resource("machine", f"i-{len(self.machines)}", "moon", mark, bills=True, state="running",
                            address="192.0.2.1", per_hour=PRICE, data=data)  # fmt: skip
         self.machines[machine.id] = machine
+        self.ends[machine.id] = intent.boot_deadline
         return machine
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
@@ -84,6 +86,8 @@ class Plain:
         return machine.state != "ended"
 
     def describe(self, resource: Resource) -> Resource:
+        if self.world.clock.now() >= self.ends.get(resource.id, 0.0):
+            self.destroy([resource])
         return self.machines.get(resource.id) or dataclasses.replace(resource, state="ended")
 
     def destroy(self, resources: Sequence[Resource]) -> None:
@@ -92,7 +96,7 @@ class Plain:
                 self.machines[one.id] = dataclasses.replace(one, state="ended")
 
     def self_destruct(self, resource: Resource) -> Sequence[str] | None:
-        return None
+        return ["true"]
 
 
 @contextmanager

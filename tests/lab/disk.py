@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tests.lab.net import HANG_S
 LOCALHOST = "127.0.0.1 localhost\n::1 localhost ip6-localhost\n"
 SAME = "gpu-node"
 """What every host is called whose image was copied."""
+VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
 _SSHD = """\
 Port {port}
@@ -104,13 +106,11 @@ def choose_programs(upper: Path, python3: bool, rsync: bool, torch: bool) -> Non
 
 
 def give_torch(upper: Path) -> None:
-    """/opt/pytorch, as the images for training have it: an environment with the tests' own packages."""
+    """/opt/pytorch, as the images for training have it: an environment with the tests' own packages beside its own."""
     folder = upper / "opt/pytorch"
-    packages = folder / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}"
     (folder / "bin").mkdir(parents=True)
-    packages.mkdir(parents=True)
     os.setxattr(folder, "trusted.overlay.opaque", b"y")
-    (packages / "site-packages").symlink_to(sysconfig.get_path("purelib"))
+    _give_packages(folder / "lib" / VERSION)
     python = os.path.realpath(sys.executable)
     for name in ("python", "python3"):
         (folder / "bin" / name).symlink_to(python)
@@ -119,3 +119,31 @@ def give_torch(upper: Path) -> None:
         "bin/torchrun": _TORCHRUN,
     })  # fmt: skip
     (folder / "bin/torchrun").chmod(0o755)
+
+
+def give_system_torch(upper: Path, names: Iterable[str]) -> None:
+    """A system's Python with torch in it, called `names`, which its distribution lets pip not change (PEP 668).
+
+    It is a copy of the tests' own: a Python takes for its own what stands beside its program.
+    """
+    prefix, own = Path("/usr/local"), Path(sys.base_prefix)
+    library = upper / "usr/local/lib" / VERSION
+    _give_packages(library)
+    (library / "EXTERNALLY-MANAGED").write_text("[externally-managed]\nError=The system manages this Python.\n")
+    (upper / "usr/local/bin").mkdir(parents=True, exist_ok=True)
+    if own != prefix:
+        shutil.copy(os.path.realpath(sys.executable), upper / "usr/local/bin" / VERSION)
+        shared = (own / "lib").glob("libpython*.so*")
+        for path in (*shared, *(one for one in (own / "lib" / VERSION).iterdir() if one.name != "site-packages")):
+            (upper / "usr/local" / path.relative_to(own)).symlink_to(path)
+    hide(upper, programs("python"))
+    for name in names:
+        place = upper / "usr/local/bin" / name
+        place.unlink(missing_ok=True)
+        place.symlink_to(VERSION)
+
+
+def _give_packages(library: Path) -> None:
+    """A folder for packages that finds the tests' own as well: nothing that is installed there changes those."""
+    packages = sysconfig.get_path("purelib")
+    write(library / "site-packages", {"lab.pth": f"import site; site.addsitedir({packages!r})\n"})

@@ -118,6 +118,8 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("street")
     with Lab(folder / "lab") as lab, FakeAWS(folder / "aws", lab=lab) as fake:
+        fake.ending_s = 0.1  # who asked for the end sees all of it
+        fake.dry_s = 0.0  # they share an account, and one's loss shall not keep another from its first machine
         street = Street(folder, lab, fake)
         together = Together(chosen(request, "hit"), street.play, AT_ONCE)
         yield together

@@ -47,6 +47,7 @@ def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeAWS]:
         pytest.skip(reason)
     laptop: Laptop = request.getfixturevalue("laptop")
     with FakeAWS(tmp_path / "aws", lab=laptop.lab) as fake:
+        fake.ending_s = 0.1
         fake.bucket("results")
         # Neither exported nor in files of AWS's own, which would go before `.env`.
         keys = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"}

@@ -15,13 +15,13 @@ WORK = ["--", "sh", "-c", "echo working; sleep 0.3; echo made > made.pt"]
     "point",
     [
         "commit:2",
-        "signal:KILL:gpuops.install:bring",
-        "signal:KILL:gpuops.install:init",
-        "signal:KILL:gpuops.boot:reach",
+        "signal:KILL:gpuops.nodes.bootstrap:bring",
+        "signal:KILL:gpuops.nodes.bootstrap:init",
+        "signal:KILL:gpuops.clusters.wait:reach",
         "commit:7",
         "call:start:1:KILL",
-        "signal:KILL:gpuops.job:conclude",
-        "signal:KILL:gpuops.job:tear_down",
+        "signal:KILL:gpuops.commands.train:conclude",
+        "signal:KILL:gpuops.commands.train:tear_down",
     ],
 )
 def test_killed_on_the_way(lab: Lab, laptop: Laptop, point: str) -> None:

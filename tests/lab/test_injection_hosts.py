@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.ledger import Ledger
+from gpuops.ledger.store import Ledger
 from tests.cli.test_injection import CANARY, NASTY, SAY, VALUES, env_flags, said
 from tests.lab.hosts import Lab
 from tests.lab.laptop import Laptop

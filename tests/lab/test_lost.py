@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from gpuops.guard import LEASE_MARGIN_S
-from gpuops.ledger import Ledger
-from gpuops.models import Lease
+from gpuops.core.models import Lease
+from gpuops.guard.daemon import LEASE_MARGIN_S
+from gpuops.ledger.store import Ledger
 from tests.conftest import until
 from tests.lab.hosts import Host, Lab
 from tests.lab.laptop import Laptop, end_lease, ours, root

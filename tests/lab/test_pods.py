@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ from tests.lab.hosts import Lab
 IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
 ASK = """
 import json, os, sys, urllib.request
-method, path = sys.argv[1:3]
-headers = {"Authorization": "Bearer " + os.environ["RUNPOD_API_KEY"], "User-Agent": "pod/1"}
-asked = urllib.request.Request(os.environ["API"] + path, method=method, headers=headers)
+method, path, body = sys.argv[1:4]
+headers = {"Authorization": "Bearer " + os.environ["RUNPOD_API_KEY"], "User-Agent": "pod/1",
+           "Content-Type": "application/json"}
+asked = urllib.request.Request(os.environ["API"] + path, data=body.encode() or None, method=method, headers=headers)
 try:
     print(urllib.request.urlopen(asked, timeout=30).status)
 except urllib.error.HTTPError as error:
@@ -79,11 +80,11 @@ def open_door(lab: Lab, pod: Pod) -> None:
     until(lambda: login(lab, pod, "true", wait_s=5).returncode == 0, f"a login: {pod.log}")
 
 
-def inside(pod: Pod, method: str, path: str) -> str:
+def inside(pod: Pod, method: str, path: str, said: Mapping[str, Any] | None = None) -> str:
     """As a program in the pod asks, with the key that the pod has."""
     known = body(pod).first_environment
     done = body(pod).run(["env", *(f"{name}={known[name]}" for name in ("RUNPOD_API_KEY", "API")),
-                          "python3", "-c", ASK, method, path])  # fmt: skip
+                          "python3", "-c", ASK, method, path, json.dumps(said) if said else ""])  # fmt: skip
     return done.stdout.strip() or done.stderr
 
 
@@ -105,8 +106,8 @@ def test_a_pod_boots_as_its_image_says_and_lets_its_key_in(lab: Lab, fake: FakeR
     assert int(count) >= 8
     assert rest == ["none", "/root", "root"]  # env is not in a session
     assert "RUNPOD_POD_ID" in login(lab, pod, "cat /etc/rp_environment").stdout
-    torch = login(lab, pod, "/opt/pytorch/bin/python -c 'import sys; print(sys.prefix)'")
-    assert torch.stdout == "/opt/pytorch\n"
+    torch = login(lab, pod, "python3 -c 'import sys, torch; print(sys.prefix, sys.base_prefix)'")
+    assert torch.stdout == "/usr/local /usr/local\n", torch.stderr  # in the system's Python, as in the official images
 
 
 def test_nothing_leads_in_but_mapped_ports(lab: Lab, fake: FakeRunPod) -> None:
@@ -210,7 +211,8 @@ def test_a_pod_may_end_itself_and_do_nothing_else(lab: Lab, fake: FakeRunPod) ->
     assert inside(pod, "GET", f"/pods/{pod.id}") == "200"
     assert [inside(pod, "GET", "/pods"), inside(pod, "DELETE", f"/pods/{other.id}")] == ["403", "403"]
     body(pod)
-    inside(pod, "DELETE", f"/pods/{pod.id}")  # who asked is gone before it hears
+    assert inside(pod, "DELETE", f"/pods/{pod.id}") == "404"
+    inside(pod, "POST", f"/pods/{pod.id}/action", {"action": "terminate"})  # who asked is gone before it hears
     until(lambda: body_gone(pod), "nothing runs there")
     assert fake.running() == [other]
 
@@ -243,7 +245,7 @@ def test_members_of_a_cluster_meet_on_ens1(lab: Lab, fake: FakeRunPod) -> None:
     assert (environment["NODE_RANK"], environment["NUM_NODES"], environment["NODE_ADDR"]) == ("1", "2", second.ip)
     greet = "exec 3<>/dev/tcp/node-0/22 && head -c 4 <&3"
     assert body(second).run(["timeout", "60", "bash", "-c", greet]).stdout == "SSH-"
-    assert inside(first, "DELETE", f"/pods/{first.id}") == "409"
+    assert inside(first, "POST", f"/pods/{first.id}/action", {"action": "terminate"}) == "409"
     assert inside(first, "DELETE", f"/clusters/{cluster.id}") == "403"
     ask(lab, fake, "DELETE", f"/clusters/{cluster.id}")
     assert all(body_gone(pod) for pod in cluster.members)

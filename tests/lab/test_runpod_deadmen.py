@@ -21,7 +21,7 @@ from tests.chaos.tenant import Tenant
 from tests.chaos.together import Together, chosen
 from tests.conftest import until
 from tests.fakes.runpod import FakeRunPod, Life, Pod
-from tests.fakes.runpod.faults import DEAF
+from tests.fakes.runpod.faults import DEAF, Fault
 from tests.lab.available import why_no_lab
 from tests.lab.hosts import Lab
 from tests.lab.rented import Street
@@ -221,6 +221,20 @@ def its_container_starts_again(here: Tenant) -> Ended:
     return ended(here, pod, lease_end(here))
 
 
+def it_is_idle_and_every_way_is_refused_at_first(here: Tenant) -> Ended:
+    """Its hard end is a day away: the node's own watchdog must go on trying."""
+    done = here.shell.run("up", "runpod", "--yes", "--idle", "0.5")
+    assert done.returncode == 0, done.stderr
+    laptop_is_gone(here)
+    (pod,) = here.running()
+    here.fake.play(
+        Fault("POST /pods/*/action", action="terminate", times=2, lie=True),
+        Fault("POST /graphql", times=2, status=401),
+        Fault("POST /pods/*/action", action="stop", times=2, status=404, detail="pod not found"),
+    )
+    return ended(here, pod, time.time())
+
+
 SCENARIOS: dict[str, Callable[[Tenant], Ended]] = {
     one.__name__.replace("_", " "): one
     for one in (
@@ -236,6 +250,7 @@ SCENARIOS: dict[str, Callable[[Tenant], Ended]] = {
         its_watchdog_is_killed,
         what_came_with_it_is_killed,
         its_container_starts_again,
+        it_is_idle_and_every_way_is_refused_at_first,
     )
 }
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from gpuops import artefact
 from gpuops.agent.proctable import lives, table
-from gpuops.agentclient import AgentClient, NodePaths
-from gpuops.connection import ProcessConnection
-from gpuops.models import Resource
+from gpuops.core.models import Resource
+from gpuops.nodes import artefact
+from gpuops.transport.connection import ProcessConnection
+from gpuops.transport.rpc import AgentClient, NodePaths
 
 HANG_S = 300.0
 """Beyond this a test is hanging; nothing is measured with it."""

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from gpuops.agent.node import PROTOCOL
-from gpuops.agentclient import AgentClient
-from gpuops.errors import NodeRefused
+from gpuops.core.errors import NodeRefused
+from gpuops.transport.rpc import AgentClient
 from tests.node.conftest import RealNode, alive, carrying, until
 
 NOTE = "import os; open(f'pid.{os.getpid()}', 'w').close();"
@@ -414,7 +414,7 @@ def test_nothing_of_a_run_outlives_it(node: RealNode, ending: str) -> None:
         "agent": ("lost", "agent"),
         "watchdog": ("lost", "watchdog"),
         "launcher": ("failed", "command"),
-        "end": ("stopped", "stop"),
+        "end": ("stopped", "end"),
     }[ending]
     assert (result["outcome"], result["reason"]["kind"], result["left"]) == (outcome, kind, 0)
     assert node.result("r-0")["outcome"] == "done"

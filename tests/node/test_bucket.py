@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -12,15 +13,18 @@ import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpuops import bucket as home
-from gpuops.output import Output
-from gpuops.signals import Signals
-from gpuops.world import World
-from tests.fakes.bucket import FakeBucket
+from gpuops.core.context import World
+from gpuops.core.models import Lease, RunRequest
+from gpuops.core.output import Output
+from gpuops.core.signals import Signals
+from gpuops.runs.renewal import Renewal
+from gpuops.sync import bucket as home
+from tests.fakes.bucket import KEY, SECRET, Asked, FakeBucket
 from tests.files import change
 from tests.node.conftest import RealNode, alive, until
 from tests.node.test_notices import Metadata
@@ -142,3 +146,60 @@ def test_an_end_of_the_node_while_results_are_sent_closes_what_came(
     assert "ok" in node.says("leave", **asked)
     assert state(node).get("state") == "failed", "it was waited for"
     closed_in_time(node, fake)
+
+
+def test_addresses_are_renewed_before_the_session_that_signed_them_ends(
+    node: RealNode, fake: FakeBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with SSO, where botocore finds newer keys by itself: also an upload that is on goes on with the newer ones."""
+    brief, began = tmp_path / "brief.json", float(int(time.time()))
+    (tmp_path / "config").write_text(f"[profile sso]\ncredential_process = cat {brief}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+
+    def session(ends: float) -> None:
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ends))
+        brief.write_text(json.dumps({"Version": 1, "AccessKeyId": KEY, "SecretAccessKey": SECRET,
+                                     "SessionToken": "t", "Expiration": at}))  # fmt: skip
+
+    def expires(one: Asked) -> float:
+        return int(one.query["X-Amz-Expires"])
+
+    session(began + 3600)
+    env = {"AWS_ENDPOINT_URL": fake.url, "AWS_PROFILE": "sso"}
+    world = World(tmp_path, "o", tmp_path, env, Output(), Signals())
+    sink = {"bucket": fake.name, "prefix": "", "region": "us-east-1", "profile": "sso", "dotenv": False}
+    granted = home.grant(world, sink, "r-1", 1, None)
+    assert granted.until == began + 3600
+    cluster = world.ledger.intend(provider="local", name="lab", folder=tmp_path, ephemeral=False, token="t", request={},
+                                  boot_deadline=began, lease=Lease(), keeper=world.me, now=began)  # fmt: skip
+    facts = {"bucket": {"place": granted.place, "until": granted.until}, "uploads": granted.uploads}
+    request = dataclasses.asdict(RunRequest(kind="command", mode="run", nodes=1, gpus=None, sink=sink))
+    row = world.ledger.add_run(stem="r", cluster=cluster.id, folder=tmp_path, tree="project", request=request,
+                               facts=facts, keeper=world.me, now=began)  # fmt: skip
+    fake.play("PUT", "partNumber=3&", "500", times=10_000)
+    spec = node.spec("r-1", [sys.executable, "-c", MAKES], sink={"bucket": granted.place, "end": False}, hold_s=600)
+    client = node.client()
+    client.call("start", spec=spec, secrets={}, gang_secret="", urls=granted.urls[0])
+    until(lambda: set(json.loads(node.file("r-1", "parts.json") or b"{}")) >= {"1", "2"}, "two parts are there")
+    live: Any = SimpleNamespace(row=cluster, clients=[client])
+    early = Renewal(world, live, row, clock=lambda: began + 60)
+    early.look()
+    assert early._thread is None, "there is time yet"
+    session(began + 7200)
+    renewal = Renewal(world, live, row, clock=lambda: began + 3000)
+
+    def renewed() -> bool:
+        renewal.look()
+        return bool(world.ledger.run(row.id).facts["bucket"]["until"] == began + 7200)
+
+    until(renewed, "newer addresses are on the node")
+    until(
+        lambda: any(expires(one) > 3600 for one in fake.of_nodes("PUT", "partNumber")), "the upload goes on with them"
+    )
+    fake.faults.clear()
+    until(lambda: state(node).get("state") == "safe", "all of it is there")
+    until(lambda: "parts" not in json.loads(node.file("r-1", "urls.json")), "what is used up goes")
+    client.call("urls", run="r-1", urls=granted.urls[0])
+    assert "parts" not in json.loads(node.file("r-1", "urls.json")), "and does not come back"
+    client.close()

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from gpuops import follow
-from gpuops.errors import ConnectionLost, NodeRefused
-from gpuops.follow import Follower
-from gpuops.live import Live
-from gpuops.results import RunHome
+from gpuops.core.errors import ConnectionLost, NodeRefused
+from gpuops.nodes.session import Live
+from gpuops.runs import follow
+from gpuops.runs.follow import Follower
+from gpuops.sync import RunHome
 from tests.node.conftest import HANG_S, until
 
 if TYPE_CHECKING:
-    from gpuops.agentclient import AgentClient
+    from gpuops.transport.rpc import AgentClient
     from tests.node.conftest import RealNode
 
 COUNT = "import time\nfor n in range(60): print(n, flush=True); time.sleep(0.05)"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpuops.agent.joined import ESTABLISHED, sockets
-from gpuops.errors import NodeRefused
+from gpuops.core.errors import NodeRefused
 from tests.node.conftest import RealNode, alive, until
 
 SCRIPT = """

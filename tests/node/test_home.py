@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpuops.agentclient import AgentClient
-from gpuops.errors import ConnectionLost
-from gpuops.progress import Silent
-from gpuops.results import DEFAULT_OUTS, RunHome, fetch, mirror
+from gpuops.core.errors import ConnectionLost
+from gpuops.core.progress import Silent
+from gpuops.sync import DEFAULT_OUTS, RunHome, fetch, mirror
+from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
     from tests.node.conftest import RealNode

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpuops.models import RunRequest
-from gpuops.verdict import judge, node_result
+from gpuops.core.models import RunRequest
+from gpuops.runs.verdict import judge, node_result
 from tests.fakes.aws.imds import Service
 from tests.files import change
 from tests.node.conftest import RealNode, until

@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops.connection import ProcessChannel, ProcessConnection
-from gpuops.errors import NodeError
-from gpuops.live import Live
-from gpuops.meeting import Meeting, Spot
-from gpuops.models import Resource
-from gpuops.probe import meet
+from gpuops.core.errors import NodeError
+from gpuops.core.models import Resource
+from gpuops.nodes.meeting import Meeting, Spot
+from gpuops.nodes.network import meet
+from gpuops.nodes.session import Live
+from gpuops.transport.connection import ProcessChannel, ProcessConnection
 from tests.node.conftest import RealNode
 
 OWN_NETWORK = pytest.mark.skipif(

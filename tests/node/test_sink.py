@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.errors import NodeRefused
+from gpuops.core.errors import NodeRefused
 from tests.files import change
 from tests.node.conftest import RealNode, alive, until
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.errors import AuthFailed, UsageError
+from gpuops.core.errors import AuthFailed, UsageError
 from provisioners.runpod import access
 
 

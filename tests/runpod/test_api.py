@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.errors import (
+from gpuops.core.errors import (
     AuthFailed,
     NoCapacity,
     ProviderError,
@@ -92,6 +92,29 @@ def test_what_only_reads_is_asked_again_a_little() -> None:
     with Canned(lambda _: problem(500, "oops")) as server, pytest.raises(Unknown, match="oops"):
         client(server).find("/pods/p1", "look at a pod")
     assert len(server.asked) == 3
+
+
+def slower(status: int, seconds: str) -> Says:
+    said = problem(status, "rate limit exceeded")
+    return Says(status, said.body, {**said.headers, "Retry-After": seconds})
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_what_only_reads_waits_as_long_as_it_is_told(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append))
+    with Canned(
+        in_turn(slower(status, "12"), slower(status, "40"), slower(status, "0"), Says(200, {"id": "p1"}))
+    ) as server:
+        assert client(server).find("/pods/p1", "look at a pod") == {"id": "p1"}
+    assert pauses == [12.0, 40.0, 1.0]
+    pauses.clear()
+    with Canned(lambda _: slower(429, "40")) as server, pytest.raises(RateLimited) as caught:
+        client(server).find("/pods/p1", "look at a pod")
+    assert (pauses, caught.value.retry_after) == ([40.0], 40.0), "not for ever"
+    with Canned(lambda _: slower(429, "5")) as server, pytest.raises(RateLimited):
+        client(server).post("/pods", {}, "create a pod")
+    assert len(server.asked) == 1, "what creates is asked for anew by whoever knows that nothing was made"
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 422, 429])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpuops.errors import NoCapacity, UsageError
-from gpuops.models import Request
+from gpuops.core.errors import NoCapacity, UsageError
+from gpuops.core.models import Request
 from provisioners.runpod import catalog, offers, options, places
 from provisioners.runpod.catalog import Gpu, Place
 from provisioners.runpod.options import cuda_of, wishes
@@ -34,13 +34,20 @@ def test_a_name_means_one_gpu(typed: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("typed", "named"), [
-    ("h100", "H100 NVL, H100 PCIe, H100 SXM"), ("a100", "A100 PCIe, A100 SXM"), ("a100-80gb", "A100 PCIe, A100 SXM"),
-    ("ada", "RTX 2000 Ada, RTX 4000 Ada, RTX 6000 Ada"),
+    ("ada", "RTX 2000 Ada, RTX 4000 Ada, RTX 6000 Ada"), ("mig", "PRO 6000 MIG 24GB, PRO 6000 MIG 48GB"),
 ])  # fmt: skip
 def test_a_name_that_means_several_names_them(typed: str, named: str) -> None:
     with pytest.raises(UsageError) as caught:
         catalog.chosen(SECURE, typed, None)
     assert caught.value.say == f"'{typed}' is more than one GPU at RunPod: {named}"
+
+
+@pytest.mark.parametrize(("typed", "names"), [
+    ("h100", {"H100 NVL", "H100 PCIe", "H100 SXM"}), ("a100", {"A100 PCIe", "A100 SXM"}),
+    ("a100-80gb", {"A100 PCIe", "A100 SXM"}), ("l4,h100", {"L4", "H100 NVL", "H100 PCIe", "H100 SXM"}),
+])  # fmt: skip
+def test_a_name_means_every_form_of_its_gpu(typed: str, names: set[str]) -> None:
+    assert {gpu.name for gpu in catalog.chosen(SECURE, typed, None)} == names
 
 
 @pytest.mark.parametrize(("typed", "near"), [
@@ -142,7 +149,8 @@ def test_what_is_asked_for_without_a_word() -> None:
 @pytest.mark.parametrize(("given", "say"), [
     ({"cloud": "own"}, "no cloud 'own'"), ({"gpus": 0}, "at least one GPU"), ({"disk": -1}, "a disk of -1 GB"),
     ({"cloud": "community", "volume": "v"}, "no network volumes"), ({"image": "a b"}, "not the name of an image"),
-    ({"min_cuda": "12"}, "no version of CUDA"),
+    ({"min_cuda": "12"}, "no version of CUDA"), ({"min_ram": 0}, "--min-ram 0 is no least of anything"),
+    ({"min_vcpu": -4}, "--min-vcpu -4 is no least of anything"),
 ])  # fmt: skip
 def test_what_makes_no_sense(given: dict[str, Any], say: str) -> None:
     with pytest.raises(UsageError, match=say):
@@ -159,7 +167,8 @@ def test_offers_are_the_cheapest_first_and_itemised() -> None:
     found = offers.offers([gpu("B", 0.5), gpu("A", 0.25, "LOW"), gpu("C", 0.5, "LOW")], wished(gpus=4), [], None)
     assert [one.id for one in found] == ["NVIDIA A/secure", "NVIDIA B/secure", "NVIDIA C/secure"]
     first = found[0]
-    assert first.say == "1 pod, 4 x A (24 GB each), secure cloud, US-KS-2 +1, stock low"
+    assert first.say == "1 pod, 4 x A (24 GB each), secure cloud, stock low"
+    assert not first.data["columns"]["DATA CENTER"], "RunPod puts it where it likes"
     assert [price.what for price in first.prices] == ["4 x A", "100 GB disk"]
     assert first.per_hour == pytest.approx(1.0 + 100 * 0.10 / 720)
     assert (first.nodes, first.gpus, first.region) == (1, 4, "runpod")
@@ -189,6 +198,21 @@ def test_an_amd_needs_an_image_of_its_own() -> None:
     with pytest.raises(UsageError, match="MI300X is AMD's"):
         offers.offers([amd], wished(), [], None)
     assert offers.offers([amd], wished(image="rocm/pytorch:cu128"), [], None)[0].data["cuda"] == ""
+
+
+@pytest.mark.parametrize(("told", "level"), [
+    ({"uninterruptablePrice": 0.5, "minMemory": 64, "minVcpu": 8}, "HIGH"),
+    ({"uninterruptablePrice": "0.5", "minMemory": "64", "minVcpu": 9}, "HIGH"),
+    ({"uninterruptablePrice": 0.5, "minMemory": 63, "minVcpu": 8}, "NONE"),
+    ({"uninterruptablePrice": 0.5, "minMemory": 64, "minVcpu": 7}, "NONE"),
+    ({"uninterruptablePrice": 0.5, "minMemory": 1e999, "minVcpu": float("nan")}, "NONE"),
+    ({"uninterruptablePrice": None, "minMemory": None, "minVcpu": None}, "NONE"), (None, "NONE"), ("?", "NONE"),
+])  # fmt: skip
+def test_machines_with_too_little_beside_their_gpus(told: Any, level: str) -> None:
+    one = gpu("A", 0.25)
+    (found,) = catalog.with_at_least([one], [7, {"id": one.id, "lowestPrice": told}], 64, 8)
+    assert found.level == level
+    assert catalog.with_at_least([one], [{"id": "another"}], 64, 8) == [one], "of which nothing is told"
 
 
 def test_a_place_that_has_none() -> None:

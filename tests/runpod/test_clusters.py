@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from gpuops.errors import NoCapacity, Unknown, UsageError
-from gpuops.models import Intent, Request, Resource
+from gpuops.core.errors import NoCapacity, Rejected, Unknown, UsageError
+from gpuops.core.models import Intent, Request, Resource
 from provisioners.base import Context
-from provisioners.runpod import RunpodProvisioner, clusters
-from provisioners.runpod import provisioner as module
+from provisioners.runpod import RunpodProvisioner, clusters, options
 from tests.fakes.runpod import FakeRunPod, Fault, Life
 from tests.fakes.runpod.faults import capacity, leaving_members, lost_create
+from tests.fakes.runpod.service import NETWORK
 from tests.runpod.test_provisioner import OWNER, TOKEN, Lines
 
 AT_ONCE = Life(assign_s=0, pull_s=0, map_s=0, ranked_s=0)
@@ -31,8 +31,7 @@ def fake(tmp_path: Path) -> Iterator[FakeRunPod]:
 
 
 @pytest.fixture
-def runpod(fake: FakeRunPod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunpodProvisioner:
-    monkeypatch.setattr(module, "RANKS_S", 0.05)
+def runpod(fake: FakeRunPod, tmp_path: Path) -> RunpodProvisioner:
     return RunpodProvisioner(Context(OWNER, tmp_path / "home", fake.env))
 
 
@@ -56,7 +55,7 @@ def test_a_cluster_is_asked_for_once(runpod: RunpodProvisioner, fake: FakeRunPod
     lines = Lines()
     offer = runpod.offers(asked(region="US-KS-2"))[0]
     assert offer.say.startswith("2 pods in one cluster, each 2 x H100 SXM (80 GB each), secure cloud, US-KS-2")
-    assert offer.per_hour == pytest.approx(2 * 2 * 2.99 + 200 * 0.10 / 720)
+    assert offer.per_hour == pytest.approx(2 * 2 * 3.29 + 200 * 0.10 / 720), "what a cluster costs, not a pod"
     whole, *machines = runpod.create(offer, intended(), lines)
     (request,) = fake.asked("POST", "/clusters")
     assert request.body["compute"] == {"gpuTypeId": H100, "gpuCountPerPod": 2, "podCount": 2}
@@ -64,17 +63,45 @@ def test_a_cluster_is_asked_for_once(runpod: RunpodProvisioner, fake: FakeRunPod
     assert request.body["env"]["GPUOPS_MARK"] == f"gpuops-{OWNER}-lab-"
     assert "cloud" not in request.body
     assert (whole.kind, whole.name) == ("cluster", f"gpuops-{OWNER}-lab-cluster")
+    assert whole.data["machines"] == 2, "which are awaited"
     assert [one.name for one in machines] == [f"gpuops-{OWNER}-lab-{index}" for index in range(2)]
     assert [one.data["token"] for one in machines] == [f"{TOKEN}-0", f"{TOKEN}-1"]
     assert {one.parent for one in machines} == {whole.id}
     assert [one.private_address for one in machines] == [pod.ip for pod in fake.clusters[whole.id].members]
-    assert sum(one.per_hour for one in machines) == pytest.approx(offer.per_hour)
+    network = 2 * 2 * NETWORK
+    assert sum(one.per_hour for one in machines) == pytest.approx(offer.per_hour + network, rel=0.001)
+    assert request.body["image"] == options.CLUSTER_IMAGE
+    assert runpod.offers(asked(image="x/y:cu128"))[0].data["image"] == "x/y:cu128"
     willed = [line[1:] for line in lines.lines if line[0] == "will"]
     assert willed == [
         ("cluster", whole.name, f"{TOKEN}-all", "runpod"),
         *(("machine", one.name, f"{TOKEN}-{index}", "runpod") for index, one in enumerate(machines)),
     ]
     assert [line[1].id for line in lines.lines if line[0] == "got"] == [whole.id, *(one.id for one in machines)]
+
+
+@pytest.mark.parametrize("fault", [
+    Fault("POST /graphql", status=404, times=None), Fault("POST /graphql", cut=True, times=None),
+    Fault("POST /graphql", status=200, raw="[]", times=None),
+    Fault("POST /graphql", status=200, raw='{"data": {"gpuTypes": 7}}', times=None),
+])  # fmt: skip
+def test_where_no_clusters_price_is_told_that_is_said(
+    runpod: RunpodProvisioner, fake: FakeRunPod, fault: Fault
+) -> None:
+    """The older interface alone tells it, and ends."""
+    fake.play(fault)
+    offer = runpod.offers(asked())[0]
+    assert offer.per_hour == pytest.approx(2 * 2 * 2.99 + 200 * 0.10 / 720)
+    assert any("this is the price of single pods" in note for note in offer.notes)
+    assert all("single pods" not in note for note in runpod.offers(asked(nodes=1))[0].notes)
+
+
+def test_machines_whose_driver_is_too_old_are_no_cluster(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
+    """A cluster cannot be asked for with a driver; the catalog tells where they are new enough."""
+    fake.cuda.update({one: ["12.4"] for one in fake.cuda})
+    with pytest.raises(NoCapacity):
+        runpod.offers(asked())
+    assert runpod.offers(asked(image="x/y:cu124"))
 
 
 def test_a_cluster_is_found_with_its_members_in_order(runpod: RunpodProvisioner) -> None:
@@ -92,10 +119,10 @@ def test_a_cluster_is_found_with_its_members_in_order(runpod: RunpodProvisioner)
 
 def test_members_without_a_rank_are_ours_and_no_machines_yet(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
     fake.life = dataclasses.replace(AT_ONCE, ranked_s=3600)
-    with pytest.raises(Unknown, match="has not numbered"):
-        made(runpod)
+    (whole,) = made(runpod)
     found = by_kind(runpod.list_owned(OWNER, []))
     assert (len(found["cluster"]), len(found["machine"]), len(found["member"])) == (1, 0, 2)
+    assert found["cluster"][0].data["machines"] == whole.data["machines"] == 2
     assert all(one.name.startswith(f"gpuops-{OWNER}-lab-pod") for one in found["member"])
     fake.advance(3700)
     found = by_kind(runpod.list_owned(OWNER, []))
@@ -165,8 +192,18 @@ def test_how_many_gpus_each_is_never_guessed(runpod: RunpodProvisioner) -> None:
     assert any("$80/h" in note for note in found[-1].notes)
 
 
-@pytest.mark.parametrize("options", [{"cloud": "community"}, {"min-cuda": "12.8"}])
-def test_what_a_cluster_cannot_be_asked_for(runpod: RunpodProvisioner, options: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cloud": "community"},
+        {"min-cuda": "12.8"},
+        {"template": "t"},
+        {"registry": "r"},
+        {"min-ram": 8},
+        {"min-vcpu": 1},
+    ],
+)
+def test_what_a_cluster_cannot_be_asked_for(runpod: RunpodProvisioner, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         runpod.offers(asked(options=options))
     with pytest.raises(UsageError):
@@ -179,6 +216,20 @@ def test_a_key_without_a_right_to_clusters_still_lists_pods(runpod: RunpodProvis
     assert len(runpod.list_owned(OWNER, [])) == 1
     made(runpod)
     assert len(by_kind(runpod.list_owned(OWNER, []))["machine"]) == 3, "members are among the pods"
+
+
+@pytest.mark.parametrize("fault", [Fault("GET /clusters", status=404, times=None),
+                                   Fault("GET /clusters", status=500, times=None)])  # fmt: skip
+def test_a_pod_of_its_own_waits_for_no_list_of_clusters(
+    runpod: RunpodProvisioner, fake: FakeRunPod, fault: Fault
+) -> None:
+    pod = fake.add_pod(f"gpuops-{OWNER}-lab-0")
+    fake.add_cluster("gpuops-ffffffff-lab-cluster")
+    fake.play(fault)
+    assert [one.id for one in runpod.list_owned(OWNER, [])] == [pod.id]
+    made(runpod)
+    with pytest.raises((Rejected, Unknown)):  # of a cluster of ours nothing is left out
+        runpod.list_owned(OWNER, [])
 
 
 def member(rank: int | None, name: str = "x", **more: Any) -> dict[str, Any]:

@@ -8,18 +8,18 @@ from collections.abc import Iterator
 import pytest
 from filelock import FileLock
 
-from gpuops.guard import LOCK
-from gpuops.models import Request
-from gpuops.output import Output
-from gpuops.proof.bench import Bench
-from gpuops.proof.scenarios import SCENARIOS, Scenario, run
-from gpuops.signals import Signals
+from gpuops.commands.prove.bench import Bench
+from gpuops.commands.prove.scenarios import SCENARIOS, Scenario, run
+from gpuops.core.context import World
+from gpuops.core.models import Request
+from gpuops.core.output import Output
+from gpuops.core.signals import Signals
+from gpuops.guard.daemon import LOCK
 from gpuops.testing import OWNER
-from gpuops.world import World
 from provisioners.runpod import RunpodProvisioner
 from tests.fakes.runpod import FakeRunPod, Life
 
-NEED_NODES = {"lost-answer", "ready", "watchdog", "bill"}
+NEED_NODES = {"lost-answer", "ready", "watchdog", "bill", "boot-deadline"}
 """tests/contract runs these with machines behind the pods."""
 
 

@@ -2,81 +2,142 @@
 
 from __future__ import annotations
 
+import io
+import itertools
+import json
 import os
 import shutil
 import ssl
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
+from email.message import Message
 from pathlib import Path
 
 import pytest
 
 from provisioners.runpod.ending import SOURCE
 from tests.certificate import certificate_in
-from tests.runpod.canned import CUT, Asked, Canned, Says, problem
+from tests.runpod.canned import CUT, Asked, Canned, Says
 
 KEY = "rpa_THISISTHEPODSOWNKEY"
+POD = "/v2/pods/pod1"
+TERMINATE, DELETE, OLDER, STOP = "terminate", f"DELETE {POD}", "POST /graphql", "stop"
+WAYS = (TERMINATE, DELETE, OLDER, STOP)
+WORKS, NOTHING = 1, 0
+"""Answers: the pod ends by it; there is none, as after a timeout. Others are statuses that come and nothing is done."""
+PROGRAM = compile(SOURCE, "ending", "exec")
 
 
-def end(api: Canned, *more: str, **env: str) -> subprocess.CompletedProcess[str]:
+def end(api: Canned, *more: str, source: str = SOURCE, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-I", "-c", SOURCE, api.url, *more],
+        [sys.executable, "-I", "-c", source, api.url, *more],
         env={"PATH": os.environ["PATH"], "RUNPOD_API_KEY": KEY, "RUNPOD_POD_ID": "pod1", **env},
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
 
 
-def in_a_cluster(told: bool) -> Canned:
-    def tell(asked: Asked) -> Says:
-        if asked.method == "GET":
-            return (
-                Says(200, {"id": "pod1", "cluster": {"id": "c9", "rank": 0}}) if told else problem(403, "access denied")
-            )
-        return problem(409, "it belongs to a cluster") if "/pods/" in asked.path else Says(204)
-
-    return Canned(tell)
+def way(asked: Asked) -> str:
+    return str((asked.body or {}).get("action") or f"{asked.method} {asked.path}")
 
 
-@pytest.mark.parametrize(("status", "code"), [(204, 0), (404, 0), (401, 1), (403, 1), (500, 1), (CUT, 1)])
-def test_only_what_is_gone_is_success(status: int, code: int) -> None:
-    with Canned(lambda _: Says(status, {} if status > 0 and status != 204 else None)) as api:
+class Reply(io.BytesIO):
+    """What urllib gives for a 2xx."""
+
+    status = 200
+
+
+class World:
+    """One round of the program in this process: what was asked for, and whether the pod lives."""
+
+    def __init__(self, answers: dict[str, int], monkeypatch: pytest.MonkeyPatch, cluster: str = "") -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+        self.lives = True
+        monkeypatch.setattr(urllib.request.OpenerDirector, "open", lambda _, request, **__: self.open(request))
+        monkeypatch.setattr(time, "sleep", lambda _: None)
+        monkeypatch.setattr(shutil, "which", lambda _: None)
+        monkeypatch.setattr(sys, "argv", ["ending", "https://api.test/v2", *([cluster] if cluster else [])])
+        monkeypatch.setattr(sys, "stderr", io.StringIO())
+        monkeypatch.setenv("RUNPOD_API_KEY", KEY)
+        monkeypatch.setenv("RUNPOD_POD_ID", "pod1")
+        with pytest.raises(SystemExit) as left:
+            exec(PROGRAM, {})
+        self.code = left.value.code
+
+    def open(self, request: urllib.request.Request) -> Reply:
+        body = json.loads(request.data) if isinstance(request.data, bytes) else None
+        one = way(Asked(request.get_method(), request.selector, dict(request.header_items()), body))
+        assert request.get_header("Authorization") == f"Bearer {KEY}"
+        self.asked.append(one)
+        status = self.answers.get(one, 404)
+        if status == WORKS:
+            self.lives = False
+        elif status == NOTHING:
+            raise TimeoutError("timed out")
+        elif status >= 300:
+            raise urllib.error.HTTPError(request.full_url, status, "", Message(), io.BytesIO(b"{}"))
+        return Reply(b"{}")
+
+
+@pytest.mark.parametrize("first", [WORKS, NOTHING, 200, 204, 302, 401, 403, 404, 409, 429, 500])
+def test_it_ends_in_the_first_round_in_which_any_way_works(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for others in itertools.product([WORKS, NOTHING, 204, 404], repeat=3):
+        for at in range(len(WAYS)):  # each of the answers at each of the ways
+            answers = dict(zip(WAYS, (*others[:at], first, *others[at:]), strict=True))
+            world = World(answers, monkeypatch)
+            assert world.lives == (WORKS not in answers.values()), answers
+            assert world.code == 1, "who still asks is still there"
+            assert [one for one in world.asked if one in WAYS] == list(WAYS), answers
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("answer", [WORKS, NOTHING, 204, 403, 404])
+def test_a_member_asks_for_the_end_of_its_cluster_before_it_stops(
+    answer: int, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not told:
+        monkeypatch.setattr(Reply, "read", lambda _: b'{"id": "pod1", "cluster": {"id": "c9", "rank": 0}}')
+    answers = {**dict.fromkeys(WAYS, 409), f"GET {POD}": 200, "DELETE /v2/clusters/c9": answer}
+    world = World(answers, monkeypatch, cluster="c9" if told else "")
+    assert world.lives == (answer != WORKS)
+    looked = [] if told else [f"GET {POD}"]
+    assert world.asked == [TERMINATE, DELETE, OLDER, *looked, "DELETE /v2/clusters/c9", STOP]
+
+
+def test_the_words_of_each_way() -> None:
+    with Canned(lambda _: Says(404)) as api:
         done = end(api)
-    assert done.returncode == code, done.stderr
-    assert api.said[0] == "DELETE /v2/pods/pod1"
-    assert api.asked[0].headers["Authorization"] == f"Bearer {KEY}"
-    assert api.asked[0].headers["User-Agent"] == "gpuops"
+    assert done.returncode == 1
+    assert [(one.method, one.path, one.body) for one in api.asked] == [
+        ("POST", f"{POD}/action", {"action": "terminate"}),
+        ("DELETE", POD, None),
+        ("POST", "/graphql", {"query": 'mutation { podTerminate(input: {podId: "pod1"}) }'}),
+        ("GET", POD, None),
+        ("POST", f"{POD}/action", {"action": "stop"}),
+    ]
+    assert {one.headers["Authorization"] for one in api.asked} == {f"Bearer {KEY}"}
+    assert {one.headers["User-Agent"] for one in api.asked} == {"gpuops"}
     assert KEY not in done.stdout + done.stderr
 
 
-def test_a_member_ends_its_cluster_that_it_was_told_of() -> None:
-    with in_a_cluster(told=False) as api:
-        assert end(api, "c9").returncode == 0
-    assert api.said[-1] == "DELETE /v2/clusters/c9"
+def test_no_redirect_gets_the_key() -> None:
+    with Canned() as elsewhere, Canned(lambda _: Says(302, None, {"Location": f"{elsewhere.url}/x"})) as api:
+        end(api)
+    assert {way(one) for one in api.asked} >= set(WAYS)
+    assert not elsewhere.asked
 
 
-def test_a_member_ends_its_cluster_that_it_asks_for() -> None:
-    with in_a_cluster(told=True) as api:
-        assert end(api).returncode == 0
-    assert api.said == ["DELETE /v2/pods/pod1", "GET /v2/pods/pod1", "DELETE /v2/clusters/c9"]
-
-
-def test_a_member_that_cannot_find_its_cluster_fails() -> None:
-    with in_a_cluster(told=False) as api:
-        assert end(api).returncode == 1
-
-
-def test_a_member_that_may_not_end_its_cluster_goes_or_stops_by_itself() -> None:
+def test_what_hangs_or_drips_keeps_no_other_way_from_being_tried() -> None:
     def tell(asked: Asked) -> Says:
-        if asked.body == {"action": "stop"}:
-            return Says(200, {"id": "pod1"})
-        return problem(409, "in a cluster") if "/pods/" in asked.path else problem(403, "access denied")
+        hangs = way(asked) in (TERMINATE, DELETE)
+        return Says(200, {"title": "no end in sight"}, drip_s=30.0) if hangs else Says(CUT)
 
     with Canned(tell) as api:
-        done = end(api, "c9")
-    assert done.returncode == 0, done.stderr
-    assert api.said == [
-        "DELETE /v2/pods/pod1", "DELETE /v2/clusters/c9", "POST /v2/pods/pod1/action", "POST /v2/pods/pod1/action",
-    ]  # fmt: skip
+        end(api, source=SOURCE.replace("WAY_S = 15", "WAY_S = 1"))
+    assert {way(one) for one in api.asked} >= set(WAYS)
 
 
 def test_without_a_key_it_says_so() -> None:
@@ -94,10 +155,8 @@ def test_where_python_trusts_nobody_curl_does(tmp_path: Path) -> None:
     tls.load_cert_chain(certificate)
     with Canned(tls=tls) as api:
         refused = end(api)
-        assert refused.returncode == 1
         assert "CERTIFICATE_VERIFY_FAILED" in refused.stderr
         assert not api.asked, "nobody who is not trusted is sent a key"
-        done = end(api, CURL_CA_BUNDLE=str(certificate))
-    assert done.returncode == 0, done.stderr
-    assert api.said == ["DELETE /v2/pods/pod1"]
+        end(api, CURL_CA_BUNDLE=str(certificate))
+    assert {way(one) for one in api.asked} >= set(WAYS)
     assert api.asked[0].headers["Authorization"] == f"Bearer {KEY}"

@@ -6,15 +6,7 @@ import json
 
 import pytest
 
-from gpuops.errors import (
-    AuthFailed,
-    NoCapacity,
-    ProviderError,
-    QuotaExceeded,
-    RateLimited,
-    Rejected,
-    Unknown,
-)
+from gpuops.core.errors import AuthFailed, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Rejected, Unknown
 from provisioners.runpod.failures import failure
 
 GONE = "There are no longer any instances available with the requested specifications. Please refresh and try again."
@@ -46,6 +38,12 @@ def test_none_free_in_all_its_wordings(detail: str) -> None:
 @pytest.mark.parametrize(("status", "detail", "kind", "say"), [
     (400, "gpu.minCudaVersion and gpu.allowedCudaVersions are mutually exclusive", Rejected, "mutually exclusive"),
     (400, "data center EU-X-1 has no network volumes; use one of US-KS-2", Rejected, "use one of US-KS-2"),
+    (400, "a pod can have at most 50 environment variables", Rejected, "at most 50"),
+    (400, "mounts.persistent and mounts.network are mutually exclusive", Rejected, "mutually exclusive"),
+    (400, "network volume is in use by a pod", Rejected, "in use"),
+    (400, "Something went wrong. Please try again later or contact support", NoCapacity, "Something went wrong"),
+    (400, "Error creating cluster - cluster creation failed", NoCapacity, "cluster creation failed"),
+    (400, "", NoCapacity, "does not say why: T"),
     (400, "insufficient balance", QuotaExceeded, "insufficient balance"),
     (401, "missing bearer token", AuthFailed, "does not accept the API key"),
     (402, "", QuotaExceeded, "the balance or spend limit"),
@@ -71,6 +69,7 @@ def test_every_status_is_one_of_our_errors(status: int, detail: str, kind: type,
 def test_what_may_not_be_read_is_the_keys_fault_not_the_stocks() -> None:
     assert type(of(403, "access denied", creating=False)) is AuthFailed
     assert type(of(400, GONE, creating=False)) is Rejected
+    assert type(of(400, "Something went wrong", creating=False)) is Rejected
 
 
 def test_a_gateway_that_dislikes_the_program() -> None:

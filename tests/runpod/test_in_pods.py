@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.models import Intent
+from gpuops.core.models import Intent
 from provisioners import loginkeys as keys
 from provisioners.base import Context
 from provisioners.runpod import RunpodProvisioner, clusters, options, pods
@@ -21,7 +21,7 @@ from tests.lab.available import why_no_lab
 from tests.lab.hosts import Lab
 
 pytestmark = pytest.mark.skipif(why_no_lab() is not None, reason=str(why_no_lab()))
-IMAGES = [options.IMAGE, "debian:13"]
+IMAGES = [options.IMAGE, "debian:13", "example/non-root:1", "example/own-entrypoint:1"]
 
 
 @pytest.fixture(scope="module")

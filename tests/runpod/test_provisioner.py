@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from gpuops.errors import (
+from gpuops.commands import ssh
+from gpuops.core.errors import (
     AuthFailed,
     Interrupted,
     NoCapacity,
@@ -25,19 +26,22 @@ from gpuops.errors import (
     Unknown,
     UsageError,
 )
-from gpuops.models import Intent, Offer, Request, Resource
-from gpuops.ssh import Target
-from gpuops.ssh.hostkeys import canonical
+from gpuops.core.models import Intent, Offer, Request, Resource
+from gpuops.transport.ssh import Target
+from gpuops.transport.ssh.hostkeys import canonical
 from provisioners import loginkeys as keys
 from provisioners.base import Context
-from provisioners.runpod import RunpodProvisioner, start
+from provisioners.runpod import RunpodProvisioner, boots, start
 from provisioners.runpod import account as accounts
 from provisioners.runpod import provisioner as module
 from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Fault, Life, Pod
 from tests.fakes.runpod.faults import (
     BANNED,
+    CRASH_LOOP,
     CUDA_MISMATCH,
+    LAYER_ERROR,
+    NOT_MADE,
     PRIVATE,
     PULL_ERROR,
     UNMAPPED,
@@ -161,6 +165,55 @@ def test_the_cloud_that_was_asked_for(runpod: RunpodProvisioner, fake: FakeRunPo
     assert fake.asked("POST", "/pods")[0].body["cloud"] == "COMMUNITY"
 
 
+def test_both_clouds_by_price(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
+    fake.add_volume("data", "US-KS-2")
+    found = runpod.offers(asked(gpu_type="4090,3090", options={"cloud": "any"}))
+    assert [(one.data["gpu_name"], one.data["cloud"]) for one in found] == [
+        ("RTX 3090", "COMMUNITY"), ("RTX 4090", "COMMUNITY"), ("RTX 3090", "SECURE"), ("RTX 4090", "SECURE"),
+    ]  # fmt: skip
+    with_volume = runpod.offers(asked(gpu_type="4090", options={"cloud": "any", "volume": "data"}))
+    assert [one.data["cloud"] for one in with_volume] == ["SECURE"]
+    assert runpod.offers(asked(gpu_type="rtx 4080", options={"cloud": "any"}))[0].data["cloud"] == "COMMUNITY"
+    fake.stock = {}
+    with pytest.raises(NoCapacity):
+        runpod.offers(asked(gpu_type="4090", options={"cloud": "any"}))
+
+
+NONE_LARGE = ("none free now with 100 GB of RAM and 16 vCPUs, and not tried: RTX 4090",)
+
+
+def test_ram_and_vcpus_at_least(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
+    """The older interface alone tells what machines have; none of a 4090's has 100 GB."""
+    found = runpod.offers(asked(gpu_type="4090,l40s", options={"min-ram": 100, "min-vcpu": 16}))
+    assert [(one.data["gpu_name"], one.notes) for one in found] == [("L40S", NONE_LARGE)]
+    assert {name: found[0].data["columns"][name] for name in ("RAM", "VCPU")} == {"RAM": "192 GB", "VCPU": "16"}
+    (query,) = [one.body["query"] for one in fake.asked("POST", "/graphql")]
+    assert "(input: {gpuCount: 1, minMemoryInGb: 100, minVcpuCount: 16, secureCloud: true})" in query
+    runpod.create(found[0], intended(), Lines())
+    assert runpod.offers(asked(gpu_type="4090", gpus=4, options={"min-ram": 300})), "of all GPUs together"
+    with pytest.raises(NoCapacity, match="no 1 x RTX 4090 free now in its secure cloud with 100 GB of RAM and 2 vCPUs"):
+        runpod.offers(asked(gpu_type="4090", options={"min-ram": 100, "min-vcpu": 2}))
+    assert not runpod.offers(asked(gpu_type="4090"))[0].notes, "nobody asked"
+
+
+def test_one_place_has_the_ram_or_not(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
+    fake.stock = {"NVIDIA L4": {"EU-RO-1": 8}}
+    assert runpod.offers(asked(gpu_type="l4", region="EU-RO-1", options={"min-ram": 64}))
+    assert 'dataCenterId: "EU-RO-1"' in fake.asked("POST", "/graphql")[-1].body["query"]
+
+
+@pytest.mark.parametrize("fault", [
+    Fault("POST /graphql", status=404, times=None), Fault("POST /graphql", cut=True, times=None),
+    Fault("POST /graphql", status=400, raw='{"errors": [{"message": "Cannot query field"}]}', times=None),
+    Fault("POST /graphql", status=200, raw='{"data": {"gpuTypes": null}}', times=None),
+])  # fmt: skip
+def test_where_no_ram_is_told_that_is_said(runpod: RunpodProvisioner, fake: FakeRunPod, fault: Fault) -> None:
+    fake.play(fault)
+    (offer,) = runpod.offers(asked(gpu_type="4090", options={"min-ram": 100}))
+    assert offer.notes == ("whether its machine has 100 GB of RAM RunPod does not tell now: a pod may have less",)
+    assert "RAM" not in offer.data["columns"]
+
+
 def test_only_where_it_was_asked_for(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
     fake.stock = {"NVIDIA GeForce RTX 4090": {"US-KS-2": 4}, "NVIDIA L4": {"EU-RO-1": 8}}
     assert [offer.data["gpu_name"] for offer in runpod.offers(asked(region="europe"))] == ["L4"]
@@ -190,6 +243,7 @@ def test_a_pod_is_asked_for_with_all_that_it_needs(runpod: RunpodProvisioner, fa
     }  # fmt: skip
     _, public = keys.login(home)
     assert env["PUBLIC_KEY"] == public
+    assert env["RUNPOD_POD_USER"] == "0"
     assert env["GPUOPS_END"] == str(int(intent.boot_deadline))
     assert env["GPUOPS_TOKEN"] == f"{TOKEN}-0" == machine.data["token"]
     assert base64.b64decode(env["GPUOPS_HOST_KEY"]).startswith(b"-----BEGIN OPENSSH PRIVATE KEY-----")
@@ -198,7 +252,39 @@ def test_a_pod_is_asked_for_with_all_that_it_needs(runpod: RunpodProvisioner, fa
     assert env["GPUOPS_HOST_KEY"] not in json.dumps(dataclasses.asdict(machine))
     assert (machine.kind, machine.region, machine.name, machine.bills) == ("machine", "runpod", intent.mark(0), True)
     assert machine.state == "starting"
-    assert machine.per_hour == pytest.approx(offer.per_hour)
+    assert machine.per_hour == pytest.approx(offer.per_hour, rel=0.01)
+
+
+def test_a_template_a_registry_and_ports(runpod: RunpodProvisioner, fake: FakeRunPod, home: Path) -> None:
+    """Our start command stands before the template's own; RunPod merges the environments."""
+    fake.life = AT_ONCE
+    fake.service.templates["tpl1"] = {"image": "own/image:1", "args": "serve", "env": {"A": "b"}, "ports": ["80/http"]}
+    fake.service.registries["reg1"] = "mine"
+    wish = {"template": "named tpl1", "registry": "mine", "ports": "6006, 8000/tcp"}
+    assert list(runpod.preflight(asked(options=wish))) == []
+    machine = made(runpod, options=wish)
+    body = fake.asked("POST", "/pods")[0].body
+    assert (body["templateId"], body["registry"], "image" in body) == ("tpl1", "reg1", False)
+    assert "minCudaVersion" not in body["gpu"], "the template's own constraint stays"
+    pod = only(fake)
+    assert (pod.args, pod.env["A"], pod.request["image"]) == (start.ARGS, "b", "own/image:1")
+    assert pod.request["ports"] == ["22/tcp", "6006/http", "8000/tcp"]
+    assert runpod.describe(machine).data["urls"] == [f"https://{pod.id}-6006.proxy.runpod.net"]
+    world: Any = type("World", (), {"home": home})()
+    assert f"node0: https://{pod.id}-6006.proxy.runpod.net" in ssh.names(
+        world, type("Row", (), {"name": "lab"})(), [machine]
+    )
+
+
+@pytest.mark.parametrize(("wish", "say"), [
+    ({"template": "none"}, "there is no template 'none'"), ({"registry": "none"}, "there is no registry 'none'"),
+    ({"ports": "22"}, "--ports 22 is no port"), ({"ports": "x/udp"}, "--ports x/udp is no port"),
+])  # fmt: skip
+def test_a_template_a_registry_or_a_port_that_is_none(
+    runpod: RunpodProvisioner, wish: dict[str, str], say: str
+) -> None:
+    with pytest.raises(UsageError, match=say):
+        runpod.preflight(asked(options=wish))
 
 
 def test_once_somebody_ends_the_cluster_nothing_is_made(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
@@ -211,7 +297,8 @@ def test_once_somebody_ends_the_cluster_nothing_is_made(runpod: RunpodProvisione
 @pytest.mark.parametrize(("fault", "kind"), [
     (capacity(), NoCapacity), (denied(), NoCapacity), (broke(), QuotaExceeded), (too_many(), RateLimited),
     (BANNED, Rejected), (Fault("POST /pods", status=401, detail="x"), AuthFailed),
-    (Fault("POST /pods", status=400, detail="both cuda fields are given"), Rejected),
+    (Fault("POST /pods", status=400, detail="these are mutually exclusive"), Rejected),
+    (Fault("POST /pods", status=400, detail="Something went wrong. Please try again later"), NoCapacity),
     (Fault("POST /pods", status=500, detail="x"), Unknown), (Fault("POST /pods", cut=True), Unknown),
 ])  # fmt: skip
 def test_a_refusal_makes_nothing_and_is_not_repeated(
@@ -240,7 +327,7 @@ def test_a_lost_answer_is_found_by_its_mark_with_all_that_is_needed(
     (found,) = runpod.list_owned(OWNER, ["runpod"])
     assert found.id == only(fake).id
     assert found.data["token"] == f"{TOKEN}-0"
-    assert found.per_hour == pytest.approx(offer.per_hour)
+    assert found.per_hour == pytest.approx(offer.per_hour, rel=0.01)
     target = Target.from_document(found.data["target"])
     assert target.host_keys == (only(fake).env["GPUOPS_HOST_PUBLIC"],)
 
@@ -263,6 +350,12 @@ def test_a_pod_comes_up(runpod: RunpodProvisioner, fake: FakeRunPod, home: Path)
     assert (target.user, target.identities_only) == ("root", True)
     assert target.identities == (str(home / "ssh" / "id_ed25519"),)
     assert document == json.loads(json.dumps(document))
+
+
+def test_a_disk_is_counted_once(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
+    """What RunPod tells that a pod costs has its disk in it."""
+    machine = made(runpod, options={"disk": 1000})
+    assert runpod.describe(machine).per_hour == pytest.approx(fake.per_hour())
 
 
 def test_a_key_that_was_replaced_is_not_called_new_again(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
@@ -329,12 +422,22 @@ def test_a_pod_that_stopped_says_whether_another_one_would_do(
     assert runpod.describe(node).data["stopped"], "it had come up: its image starts"
 
 
-def test_an_address_that_nobody_reaches_is_hopeless(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
+def test_an_address_that_nobody_reaches_is_hopeless_once_it_stays(
+    runpod: RunpodProvisioner, fake: FakeRunPod, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake.life = dataclasses.replace(PRIVATE, assign_s=0, pull_s=0, map_s=0)
-    now = runpod.describe(made(runpod))
+    machine = made(runpod)
+    now = runpod.describe(machine)
+    assert (now.address, now.data["phase"], now.data["hopeless"]) == ("", "waiting for a public address", "")
+    monkeypatch.setattr(module, "PULLING_S", 0.0)
+    whole_logs(fake, monkeypatch)
+    now = runpod.describe(machine)
     assert "no public address" in now.data["hopeless"]
     assert "--cloud secure" in now.data["hopeless"]
     assert not now.address
+    only(fake).life = AT_ONCE
+    now = runpod.describe(machine)
+    assert (now.state, now.data["hopeless"]) == ("running", ""), "it was given one"
 
 
 def test_a_port_that_never_comes_is_waited_for(runpod: RunpodProvisioner, fake: FakeRunPod) -> None:
@@ -346,6 +449,9 @@ def test_a_port_that_never_comes_is_waited_for(runpod: RunpodProvisioner, fake: 
 @pytest.mark.parametrize(("life", "wish", "logged", "say"), [
     (PULL_ERROR, {}, "manifest unknown", "its image cannot be pulled"),
     (CUDA_MISMATCH, {"options": {"min-cuda": "none"}}, "cuda>=12.8", "driver is too old for the image (cuda>=12.8)"),
+    (LAYER_ERROR, {}, "host ID", "its machine cannot unpack the image: error creating container: failed to register"),
+    (NOT_MADE, {}, "NVML", "its container cannot be made: error creating container: nvidia-smi: Failed to"),
+    (CRASH_LOOP, {}, "begin", "its container ended by itself each of the 3 times that it was started"),
 ])  # fmt: skip
 def test_an_image_that_never_starts_is_looked_into_after_a_while(
     runpod: RunpodProvisioner,
@@ -356,7 +462,7 @@ def test_an_image_that_never_starts_is_looked_into_after_a_while(
     logged: str,
     say: str,
 ) -> None:
-    fake.life = dataclasses.replace(life, assign_s=0)
+    fake.life = dataclasses.replace(life, assign_s=life.assign_s and 0, pull_s=life.pull_s and 0)
     machine = made(runpod, **wish)
     assert runpod.describe(machine).data["hopeless"] == ""
     assert not fake.asked("GET", "/pods/*/logs"), "not at once"
@@ -364,8 +470,25 @@ def test_an_image_that_never_starts_is_looked_into_after_a_while(
     whole_logs(fake, monkeypatch, logged)
     assert say in runpod.describe(machine).data["hopeless"]
     monkeypatch.setattr(module, "PULLING_S", 60.0)
-    assert say in runpod.describe(machine).data["hopeless"], "and it stays so"
+    now = runpod.describe(machine)
+    assert say in now.data["hopeless"], "and it stays so"
+    assert now.data["stopped"] == (life in (LAYER_ERROR, NOT_MADE)), "another machine may do"
     assert len(fake.asked("GET", "/pods/*/logs")) == 1
+
+
+@pytest.mark.parametrize(("said", "say", "machine"), [
+    (["start container for x: begin"] * 2, "", False),
+    (["error creating container: x"] * 2, "", False),
+    (["error creating container: x"] * 3, "its container cannot be made: error creating container: x", True),
+    (['error creating container: exec: "sh": executable file not found'] * 3, "its container cannot be made: ", False),
+    (["failed to register layer: no space left on device"], "its machine cannot unpack the image: failed to", True),
+    (["pull access denied", *["start container for x: begin"] * 3], "its image cannot be pulled: ", False),
+])  # fmt: skip
+def test_whose_fault_it_is(said: list[str], say: str, machine: bool) -> None:
+    why = boots.judge(said)
+    assert why.say.startswith(say)
+    assert bool(why.say) == bool(say)
+    assert why.machine is machine
 
 
 def test_last_words(runpod: RunpodProvisioner, fake: FakeRunPod, monkeypatch: pytest.MonkeyPatch) -> None:

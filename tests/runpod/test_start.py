@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
-import shlex
 import shutil
 import signal
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,9 +21,10 @@ import psutil
 import pytest
 
 from provisioners.runpod import start
-from tests.conftest import until
-from tests.runpod.canned import Canned, Says, problem
+from tests.conftest import HANG_S, until
+from tests.runpod.canned import CUT, Canned, Says, problem
 
+ENDS = ("POST /v2/pods/pod1/action", "DELETE /v2/pods/pod1", "POST /graphql")
 KEY = "rpa_THISISTHEPODSOWNKEY"
 SHELLS = [
     pytest.param(shell, marks=pytest.mark.skipif(not shutil.which(shell), reason=f"there is no {shell} here"))
@@ -54,15 +56,16 @@ class Pod:
     def key(self) -> Path:
         return self.root / "etc/ssh/ssh_host_ed25519_key"
 
-    def begin(self, end: str, **more: str) -> None:
+    def begin(self, end: str, round_s: float = 60.0, **more: str) -> None:
         """As a container begins: `args` as words, the environment as it was given."""
         env = {
             "PATH": self.path, "RUNPOD_API_KEY": KEY, "RUNPOD_POD_ID": "pod1", "PUBLIC_KEY": "ssh-ed25519 AAAAours",
             "GPUOPS_END": end, "GPUOPS_HOST_KEY": base64.b64encode(PRIVATE.encode()).decode(),
             "GPUOPS_HOST_PUBLIC": PUBLIC, "GPUOPS_TOKEN": "token-0",
-            start.VARIABLE: start.script(self.api.url, root=str(self.root), look_s=0.1, again_s=0.1), **more,
+            start.VARIABLE: start.script(self.api.url, root=str(self.root), look_s=0.1, again_s=0.1, round_s=round_s),
+            **more,
         }  # fmt: skip
-        words = shlex.split(start.ARGS)
+        words = [*start.ENTRYPOINT, *start.COMMAND]
         assert words[0] == "sh"
         with (self.root / "log").open("ab") as log:
             self.running = subprocess.Popen(
@@ -86,7 +89,8 @@ class Pod:
         folder = self.root / "bin"
         folder.mkdir()
         for name in (*TOOLS, *programs):
-            (folder / name).symlink_to(str(shutil.which(name)))
+            found = sys.executable if name == "python3" else shutil.which(name)
+            (folder / name).symlink_to(os.path.realpath(str(found)))
         self.path = str(folder)
         return folder
 
@@ -151,30 +155,35 @@ def test_a_key_that_was_replaced_is_not_put_back(pod: Pod) -> None:
     assert pod.key.read_text() == "its own"
 
 
-def test_at_the_end_the_pod_is_ended_and_its_key_is_nobodys_argument(pod: Pod) -> None:
+def test_at_the_end_all_ways_are_tried_again_and_again_and_its_key_is_nobodys_argument(pod: Pod) -> None:
+    """Whatever is answered: the one whom it should have ended still asks."""
     pod.image()
     seen: list[str] = []
 
-    def slowly(_: Any) -> Says:
+    def tell(asked: Any) -> Says:
         if pod.running:
             seen.append(words_of(pod.running.pid))
-        return problem(500, "try again") if len(pod.api.asked) < 3 else Says(204)
+        return problem(404, "pod not found") if asked.method == "DELETE" else Says(302, None, {"Location": "/v2/x"})
 
-    pod.api.tell = slowly
+    pod.api.tell = tell
     pod.begin(past())
-    until(lambda: len(pod.api.asked) >= 3, "asked until it is said to be gone")
-    assert set(pod.api.said) == {"DELETE /v2/pods/pod1"}
+    until(lambda: pod.api.said.count("DELETE /v2/pods/pod1") > 3, "asked again, though it is said to be gone")
+    assert pod.api.asked[0].body == {"action": "terminate"}
+    assert set(pod.api.said) == {*ENDS, "GET /v2/pods/pod1"}
     assert all(asked.headers["Authorization"] == f"Bearer {KEY}" for asked in pod.api.asked)
     assert all("gpuops" in asked.headers["User-Agent"] for asked in pod.api.asked)
     assert any("python3" in words for words in seen)
     assert not [words for words in seen if KEY in words]
 
 
-def test_without_python_it_is_done_by_curl(pod: Pod) -> None:
+@pytest.mark.parametrize("python", ["", "exit 0", "exit 1", "exec sleep 600"])
+def test_with_no_python_or_with_one_that_does_nothing_it_is_done_by_curl(pod: Pod, python: str) -> None:
     if not shutil.which("curl"):
         pytest.skip("there is no curl here")
     pod.image()
-    pod.only("curl", "bash")
+    folder = pod.only("curl", "bash", "timeout")
+    if python:
+        program(folder / "python3", f"#!/bin/sh\n{python}\n")
     seen: list[str] = []
 
     def tell(_: Any) -> Says:
@@ -182,11 +191,57 @@ def test_without_python_it_is_done_by_curl(pod: Pod) -> None:
         return Says(500)
 
     pod.api.tell = tell
-    pod.begin(past())
-    until(lambda: len(seen) > 3 and any("curl" in words for words in seen), "it is done by curl, again and again")
-    assert pod.api.said[0] == "DELETE /v2/pods/pod1"
-    assert pod.api.asked[0].headers["Authorization"] == f"Bearer {KEY}"
+    pod.begin(past(), round_s=1.0)
+    until(lambda: len(seen) > 9, "it is done by curl, again and again")
+    assert [(asked.method, asked.path, asked.body) for asked in pod.api.asked[:4]] == [
+        ("POST", "/v2/pods/pod1/action", {"action": "terminate"}),
+        ("DELETE", "/v2/pods/pod1", None),
+        ("POST", "/graphql", {"query": 'mutation { podTerminate(input: {podId: "pod1"}) }'}),
+        ("POST", "/v2/pods/pod1/action", {"action": "stop"}),
+    ]
+    assert {asked.headers["Authorization"] for asked in pod.api.asked} == {f"Bearer {KEY}"}
+    assert any("curl" in words for words in seen)
     assert not [words for words in seen if KEY in words]
+
+
+def test_where_nothing_else_is_what_runpod_puts_into_its_pods_does_it(pod: Pod) -> None:
+    pod.image()
+    program(pod.only() / "runpodctl", f'#!/bin/sh\necho "$@" >>"{pod.root}/ctl"\n')
+    pod.begin(past())
+    until(lambda: (pod.root / "ctl").exists() and (pod.root / "ctl").read_text().count("remove") > 1, "and again")
+    assert set((pod.root / "ctl").read_text().splitlines()) == {"remove pod pod1", "pod delete pod1"}
+
+
+SAMPLE = [
+    ("terminate", 404), ("DELETE /v2/pods/pod1", 403), ("DELETE /v2/pods/pod1", CUT), ("POST /graphql", 404),
+    ("POST /graphql", 500), ("stop", 204), ("stop", 401), ("", 404), ("", 429), ("", CUT),
+]  # fmt: skip
+"""The way that works, and what all others answer: all combinations stand in test_ending.py."""
+
+
+@pytest.mark.parametrize(("works", "other"), SAMPLE)
+@pytest.mark.parametrize("python", ["python3", "curl"])
+def test_one_way_that_works_is_enough(pod: Pod, works: str, other: int, python: str) -> None:
+    """As a container ends, so ends everything in it; and where none works, there is another round."""
+    if not shutil.which(python):
+        pytest.skip(f"there is no {python} here")
+    pod.image()
+    pod.only(python, "bash")
+
+    def tell(asked: Any) -> Says:
+        way = (asked.body or {}).get("action") or f"{asked.method} {asked.path}"
+        if way == works and pod.running:
+            os.killpg(pod.running.pid, signal.SIGKILL)
+        return Says(other)
+
+    pod.api.tell = tell
+    pod.begin(past())
+    assert pod.running
+    if works:
+        pod.running.wait(HANG_S)
+        assert pod.api.said.count("DELETE /v2/pods/pod1") <= 1, "in the first round"
+    else:
+        until(lambda: pod.api.said.count("DELETE /v2/pods/pod1") > 1, "another round")
 
 
 def test_a_container_that_starts_again_keeps_the_end_it_had(pod: Pod) -> None:
@@ -226,7 +281,6 @@ def test_a_clock_that_is_set_back_gives_no_more_time(pod: Pod) -> None:
     until((pod.root / "looks").exists, "the clock is read")
     (pod.root / "back").touch()
     until(lambda: pod.api.asked, "the pod is ended")
-    assert pod.api.said[0] == "DELETE /v2/pods/pod1"
 
 
 def test_the_pid_is_that_of_the_watchdog(pod: Pod) -> None:
@@ -298,7 +352,6 @@ def test_an_image_where_nothing_can_be_installed_says_so_and_still_ends(pod: Pod
     until(lambda: "cannot be installed" in (pod.root / "log").read_text(), "it says so")
 
 
-def test_the_args_are_words_of_a_shell_and_hold_no_secret() -> None:
-    assert shlex.split(start.ARGS) == ["sh", "-c", 'eval "$GPUOPS_START"']
-    assert shlex.join(shlex.split(start.ARGS)) == start.ARGS
+def test_the_args_replace_an_entrypoint_and_hold_no_secret() -> None:
+    assert json.loads(start.ARGS) == {"entrypoint": ["sh", "-c"], "cmd": ['eval "$GPUOPS_START"']}
     assert "@" not in start.script("https://api.runpod.io/v2").replace("$@", "")

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuops import answers
-from gpuops.errors import Nonsense
+from gpuops.core.errors import Nonsense
+from gpuops.transport import answers
 from tests.cli.test_away import detach, tents
 from tests.conftest import Shell, until
 from tests.fakes.tent import pitch
@@ -193,6 +193,7 @@ TRUE: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "run": ({"state": "ended", "result": RESULT, "handed": {"a.pt": 1},
              "sink": {"state": "copying", "folder": "/v/a-1", "done": 5, "total": 9}}, None),
     "stop": ({}, None),
+    "urls": ({}, None),
     "home": ({}, None),
     "tail": ({"result": RESULT}, {"s": "rank0.out", "o": 0, "b64": "aGVsbG8="}),
     "outs": ({"files": [["a/b.pt", 5, 1_700_000_000_000_000_000]]}, None),
@@ -268,7 +269,7 @@ def test_nodes_that_answer_for_the_first_time_at_once() -> None:
 
 AT_ONCE = """
 import json, sys, threading
-from gpuops import answers
+from gpuops.transport import answers
 documents = json.load(sys.stdin)
 sys.setswitchinterval(1e-6)
 for _ in range(3):
@@ -349,7 +350,7 @@ def test_no_verb_is_called_whose_answer_has_no_shape() -> None:
                 and node.func.attr in ("call", "stream")
             ):
                 first = node.args[0] if node.args else None
-                if path.name == "agentclient.py":
+                if path.name == "rpc.py":
                     continue
                 assert isinstance(first, ast.Constant), f"{path}:{node.lineno} does not name its verb"
                 called.add(first.value)

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuops import recall
 from gpuops.agent.virtualtar import END, header
-from gpuops.results.plan import in_turn
-from gpuops.safefolder import SPARE
-from gpuops.tarmembers import FILES, HEADER_LIMIT, TarError, members
+from gpuops.core.safe_folder import SPARE
+from gpuops.sync import recall
+from gpuops.sync.download_plan import in_turn
+from gpuops.transport.tarmembers import FILES, HEADER_LIMIT, TarError, members
 from tests.conftest import Shell
 from tests.security.hostile import a_file, tar_of
 from tests.unit.test_recall import Kept, archive, bring
@@ -238,7 +238,7 @@ def test_a_header_takes_no_memory() -> None:
 
 
 def test_files_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuops.tarmembers.FILES", 3)
+    monkeypatch.setattr("gpuops.transport.tarmembers.FILES", 3)
     with pytest.raises(TarError, match="it has more than 3 files"):
         read_all(tar_of([a_file(f"{index}", b"") for index in range(4)]))
     assert FILES >= 500_000
@@ -259,7 +259,7 @@ def test_an_archive_that_is_none_keeps_no_others_away(
 
 
 def test_a_document_of_any_length_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuops.results.archive.DOCUMENT", 100)
+    monkeypatch.setattr("gpuops.sync.archive.DOCUMENT", 100)
     _, [said], _ = bring(tmp_path, monkeypatch, {0: archive({}, safe=json.dumps({"files": [], "more": "x" * 200}))})
     assert said.startswith("what node0 kept is no whole archive of gpuops: a document of it has ")
 

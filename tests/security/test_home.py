@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from gpuops import artefact, settings, system
-from gpuops.errors import UsageError
-from gpuops.system import System
+from gpuops.core import platform, settings
+from gpuops.core.errors import UsageError
+from gpuops.core.platform import System
+from gpuops.nodes import artefact
 from tests.conftest import NOBODY, Shell, open_folder
 
 MINE = os.geteuid()
@@ -134,7 +135,7 @@ def test_windows_has_access_lists(room: Path) -> None:
 
 def test_a_group_is_asked_for_only_where_it_may_write(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory service may be slow, or away."""
-    monkeypatch.delattr(system, "_is_of_one")
+    monkeypatch.delattr(platform, "_is_of_one")
     room.chmod(0o755)
     (room / "home").mkdir(mode=0o700)
     assert System("linux").open_to_others(room / "home") is None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuops import login
+from gpuops.commands import ssh as login
 
 OURS = "Host gpuops-lab-0\n  HostName 10.0.0.5\n  ForwardAgent no\n"
 NEEDED = ", once ~/.ssh/config begins with the line: Include "

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuops.push.files import entry
-from gpuops.push.keyscan import OVERLAP, PIECE, RULES, _scanner, by_content, find_keys
+from gpuops.sync.project import entry
+from gpuops.sync.secret_scan import OVERLAP, PIECE, RULES, _scanner, by_content, find_keys
 from tests.packaging.conftest import ROOT
 
 HANG_S = 60.0

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.environment import wants
-from gpuops.errors import UsageError
-from gpuops.push import scan, scan_data
-from gpuops.push.files import project_files
+from gpuops.core.errors import UsageError
+from gpuops.nodes.environment import wants
+from gpuops.sync import scan, scan_data
+from gpuops.sync.project import project_files
 from tests.conftest import Shell
 from tests.ssh.sshd import Sshd, can_serve, serving
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from gpuops import payer as payers
-from gpuops.errors import AuthFailed, NotSetUp, UsageError
-from gpuops.ledger import Ledger
-from gpuops.settings import load, surroundings
+from gpuops.core.errors import AuthFailed, NotSetUp, UsageError
+from gpuops.core.settings import load, surroundings
+from gpuops.ledger.store import Ledger
+from gpuops.offers import payer as payers
 from provisioners.aws import access as aws_access
 from provisioners.aws import credentials
 from provisioners.runpod import access
@@ -31,7 +31,7 @@ from tests.fakes.runpod.faults import deaf_delete
 pytestmark = pytest.mark.usefixtures("no_guard_stays")
 
 DRY = (*UP, "--dry-run")
-OFFER = "1 pod, 1 x RTX 4090 (24 GB each), secure cloud, EU-RO-1 +3, stock high, $0.70/h"
+OFFER = "1 pod, 1 x RTX 4090 (24 GB each), secure cloud, stock high, $0.70/h"
 AWS_DRY = ("up", "aws", "--dry-run", "--gpu-type", "g5.12xlarge")
 ATTACKER = {"AWS_ACCESS_KEY_ID": "AKIAATTACKER00000000", "AWS_SECRET_ACCESS_KEY": "attacker"}
 
@@ -208,6 +208,8 @@ def test_down_ends_what_a_project_paid_for_at_aws(tenant: Tenant, before: bool) 
     (tenant.fake.folder / "credentials").write_text(f"[default]\n{text}")
     said = tenant.type("down", "lab")
     assert said.code == 0, said
+    text = "".join(f"{name.lower()} = {value}\n" for name, value in mine.items())  # for `reap`, later
+    (tenant.fake.folder / "credentials").write_text(f"[default]\n{text}")
     tenant.expect_nothing_left(said)
 
 
@@ -265,8 +267,8 @@ def test_the_price_names_who_pays_at_runpod(money: Renter, source: str) -> None:
     assert f"{OFFER}, {whose}\n" in money.type(*UP).err
     assert len([one for one in money.fake.requests if one.path == "/graphql"]) == 1
     questions: list[str] = []
-    money.patch.setattr("gpuops.output.Output.interactive", True)
-    money.patch.setattr("gpuops.output.Output.confirm", lambda _, question: bool(questions.append(question)))
+    money.patch.setattr("gpuops.core.output.Output.interactive", True)
+    money.patch.setattr("gpuops.core.output.Output.confirm", lambda _, question: bool(questions.append(question)))
     assert money.type(*(word for word in UP if word != "--yes")).code == 2
     assert questions == [f"{OFFER}, {whose}: go?"]
 
@@ -288,7 +290,7 @@ def test_an_account_that_is_not_told_stops_nobody(money: Renter, how: str) -> No
 
 def test_an_account_that_is_not_told_in_time(money: Renter) -> None:
     money.patch.setattr(payers, "PATIENCE_S", 0.2)
-    money.patch.setattr("gpuops.search.SOON_S", 0.2)
+    money.patch.setattr("gpuops.offers.search.SOON_S", 0.2)
     money.play(Fault("POST /graphql", times=None, hang_s=30.0))
     assert told(money.type(*DRY, "--json")) == {"account": "", "source": "RUNPOD_API_KEY"}
 

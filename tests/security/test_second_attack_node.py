@@ -15,18 +15,20 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops import adopt, answers, install
-from gpuops.agentclient import AgentClient
-from gpuops.bulk import transfer
-from gpuops.doctor.examine import _read
-from gpuops.errors import ConnectionLost, Nonsense
-from gpuops.results import mirror
-from gpuops.results.folder import OutFolder
-from gpuops.results.home import RunHome
-from gpuops.results.memory import Arrival
-from gpuops.safefolder import may_come
-from gpuops.tarmembers import members
-from gpuops.traces import MAX_NS, Traces, sound
+from gpuops.clusters import recovery
+from gpuops.clusters.traces import MAX_NS, Traces, sound
+from gpuops.commands.doctor.examine import _read
+from gpuops.core.errors import ConnectionLost, Nonsense
+from gpuops.core.safe_folder import may_come
+from gpuops.nodes import bootstrap
+from gpuops.sync import mirror
+from gpuops.sync.memory import Arrival
+from gpuops.sync.outputs import OutFolder
+from gpuops.sync.run_folder import RunHome
+from gpuops.transport import answers
+from gpuops.transport.bulk import transfer
+from gpuops.transport.rpc import AgentClient
+from gpuops.transport.tarmembers import members
 from tests.conftest import Shell
 from tests.security.test_gang import HANG_S, Ends
 
@@ -172,7 +174,7 @@ def test_a_checksum_ends_with_its_last_digit() -> None:
 
 @pytest.mark.parametrize("number", ["²", "9" * 5000, "٣" * 30, "-5", ""])
 def test_a_machine_says_numbers_that_are_none(number: str) -> None:
-    found = install.read(f"home /root\npython /usr/bin/python3\ngpus {number}\nfree_kb {number}\n", "node0")
+    found = bootstrap.read(f"home /root\npython /usr/bin/python3\ngpus {number}\nfree_kb {number}\n", "node0")
     assert found.gpus == 0
 
 
@@ -213,7 +215,7 @@ def test_a_node_has_so_many_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         def stream(self, _verb: str, **_args: Any) -> Any:
             return iter({"s": f"rank{index}.out", "o": 0, "b64": b"x"} for index in itertools.count())
 
-    monkeypatch.setattr("gpuops.results.collect.STREAMS", 30)
+    monkeypatch.setattr("gpuops.sync.download.STREAMS", 30)
     home, client = RunHome(tmp_path / "runs" / "r1"), cast(AgentClient, Client())
     with pytest.raises(Nonsense, match="more logs than ranks"):
         mirror(client, "r1", 0, home, True, lambda *_: None)
@@ -255,7 +257,7 @@ def test_a_checkup_has_no_number_without_end(said: bytes) -> None:
 def test_a_run_that_is_taken_back_began_at_a_time_that_can_be(mtime_ns: int) -> None:
     """What its cluster has cost is reckoned from it."""
     traces = Traces({}, min(mtime_ns, MAX_NS) / 1e9, None, b"")
-    began = adopt._began([adopt._Node(runs={"r": traces})], "r")
+    began = recovery._began([recovery._Node(runs={"r": traces})], "r")
     assert time.time() - 400 * 86400 < began <= time.time()
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from pathspec import GitIgnoreSpec
 
-from gpuops.environment import wants
-from gpuops.errors import UsageError
-from gpuops.push.files import files_of, project_files
-from gpuops.push.ignore import IgnoreRules, in_linear_time
-from gpuops.settings import TOML_LARGEST, read_dotenv, read_toml
-from gpuops.smallfile import LARGEST, read_small
+from gpuops.core.errors import UsageError
+from gpuops.core.settings import TOML_LARGEST, read_dotenv, read_toml
+from gpuops.core.smallfile import LARGEST, read_small
+from gpuops.nodes.environment import wants
+from gpuops.sync.ignore import IgnoreRules, in_linear_time
+from gpuops.sync.project import files_of, project_files
 from tests.conftest import Shell
 
 TABLES = {"run": {"nodes": int, "setup": str, "env": list, "max-hours": float}}

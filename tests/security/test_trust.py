@@ -17,7 +17,7 @@ import pytest
 from gpuops.cli import flags
 from gpuops.cli.flags import Free, LaunchFlags, MachineFlags, freedom
 from gpuops.cli.trust import reaches
-from gpuops.settings import Toml
+from gpuops.core.settings import Toml
 from tests.conftest import HANG_S, Shell
 from tests.ssh.sshd import can_serve, serving
 

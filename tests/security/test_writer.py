@@ -18,17 +18,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuops import safefolder
-from gpuops.errors import GpuopsError, NodeError, UsageError
-from gpuops.push.files import entry
-from gpuops.results import RunHome
-from gpuops.results.archive import unpack
-from gpuops.results.folder import MEMORY, OutFolder
-from gpuops.results.leftover import Left, save
-from gpuops.results.memory import Arrival
-from gpuops.results.receive import Received, receive
-from gpuops.safefolder import SafeFolder, is_gits, is_inside
-from gpuops.system import System
+from gpuops.core import safe_folder
+from gpuops.core.errors import GpuopsError, NodeError, UsageError
+from gpuops.core.platform import System
+from gpuops.core.safe_folder import SafeFolder, is_gits, is_inside
+from gpuops.sync import RunHome
+from gpuops.sync.archive import unpack
+from gpuops.sync.leftovers import Left, save
+from gpuops.sync.memory import Arrival
+from gpuops.sync.outputs import MEMORY, OutFolder
+from gpuops.sync.project import entry
+from gpuops.sync.receive import Received, receive
 from tests.conftest import Shell
 from tests.security.hostile import a_file, a_link, tar_of
 
@@ -44,7 +44,7 @@ HOSTILE = [
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """As Linux and macOS do it, and as Windows does."""
     if request.param == "looks":
-        monkeypatch.setattr(safefolder, "HAS_HANDLES", False)
+        monkeypatch.setattr(safe_folder, "HAS_HANDLES", False)
     return str(request.param)
 
 
@@ -476,12 +476,11 @@ def test_hostile_members_by_every_way_home(tmp_path: Path, capsys: pytest.Captur
 # --- that it stays so ----------------------------------------------------------------------------
 
 
-RESULTS = ("receive", "folder", "archive", "collect", "leftover", "inherit")
-WAYS_HOME = ["push/edits", "push/restore", "recall", "unsaved", "salvage", "tarstream", "tarmembers",
-             *(f"results/{name}" for name in RESULTS)]  # fmt: skip
+SYNC = ("edits", "restore", "recall", "unsaved", "receive", "outputs", "archive", "download", "leftovers", "inherit")
+WAYS_HOME = [*(f"sync/{name}" for name in SYNC), "runs/salvage", "transport/tarstream", "transport/tarmembers"]
 WRITES = {"open", "write_text", "write_bytes", "read_text", "read_bytes", "mkdir", "touch", "unlink", "rename", "rmdir",
           "symlink_to", "hardlink_to", "symlink", "makedirs", "rmtree", "copyfileobj", "utime", "chmod"}  # fmt: skip
-ALLOWED = {("tarstream", "open")}
+ALLOWED = {("transport/tarstream", "open")}
 
 
 @pytest.mark.parametrize("module", WAYS_HOME)
@@ -489,7 +488,7 @@ def test_nothing_else_opens_what_a_node_named(module: str) -> None:
     """`tarstream` opens the user's own files, on their way to a node."""
     import ast
 
-    source = (Path(safefolder.__file__).parent / f"{module}.py").read_text(encoding="utf-8")
+    source = (Path(safe_folder.__file__).parents[1] / f"{module}.py").read_text(encoding="utf-8")
     called = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.connection import Connection, ProcessConnection
-from gpuops.ssh.connection import connect
-from gpuops.ssh.gate import Gate
-from gpuops.ssh.limits import Limits
-from gpuops.ssh.openssh import end_master
-from gpuops.ssh.pool import Pool
-from gpuops.ssh.target import Target
+from gpuops.transport.connection import Connection, ProcessConnection
+from gpuops.transport.ssh.connection import connect
+from gpuops.transport.ssh.gate import Gate
+from gpuops.transport.ssh.limits import Limits
+from gpuops.transport.ssh.openssh import end_master
+from gpuops.transport.ssh.pool import Pool
+from gpuops.transport.ssh.target import Target
 from tests.ssh.sshd import Sshd, can_serve, serving
 
 KINDS = ("paramiko", "openssh")

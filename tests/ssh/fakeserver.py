@@ -16,8 +16,8 @@ from pathlib import Path
 
 import paramiko
 
-from gpuops.ssh import Target
-from gpuops.ssh.login import silence_logger
+from gpuops.transport.ssh import Target
+from gpuops.transport.ssh.login import silence_logger
 
 
 @dataclass

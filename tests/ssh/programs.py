@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from gpuops.agent.whole import Whole
-from gpuops.connection import Channel, Connection
+from gpuops.transport.connection import Channel, Connection
 
 
 def read_all(channel: Channel) -> bytes:

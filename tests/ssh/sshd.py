@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from gpuops.ssh import Target
+from gpuops.transport.ssh import Target
 from tests.conftest import until
 from tests.ports import free_port
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.errors import GpuopsError, NodeError, UsageError
-from gpuops.ssh import Target, command_line, remove_config, write_config
+from gpuops.core.errors import GpuopsError, NodeError, UsageError
+from gpuops.transport.ssh import Target, command_line, remove_config, write_config
 from tests.conftest import until
 from tests.ssh.conftest import Connect, MakeSshd
 from tests.ssh.programs import run

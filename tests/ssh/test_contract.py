@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gpuops.connection import Connection, ProcessConnection
-from gpuops.errors import NodeError
+from gpuops.core.errors import NodeError
+from gpuops.transport.connection import Connection, ProcessConnection
 from tests.conftest import HANG_S, until
 from tests.ssh.programs import feed, read_all, run, write_on
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from gpuops.errors import ConnectionLost, NodeError
-from gpuops.ssh import Denied, HostKeyChanged, Target, scan
-from gpuops.ssh.connection import SshConnection
-from gpuops.ssh.faults import Refused
-from gpuops.ssh.gate import Gate
-from gpuops.ssh.limits import Limits
-from gpuops.ssh.pool import Pool
+from gpuops.core.errors import ConnectionLost, NodeError
+from gpuops.transport.ssh import Denied, HostKeyChanged, Target, scan
+from gpuops.transport.ssh.connection import SshConnection
+from gpuops.transport.ssh.errors import Refused
+from gpuops.transport.ssh.gate import Gate
+from gpuops.transport.ssh.limits import Limits
+from gpuops.transport.ssh.pool import Pool
 from tests.conftest import until
 from tests.ssh.fakeserver import FakeServer, faking
 from tests.ssh.programs import read_all, run, write_on

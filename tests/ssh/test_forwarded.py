@@ -8,8 +8,8 @@ import subprocess
 import threading
 from pathlib import Path
 
-from gpuops.forwarded import answers, tell
-from gpuops.ssh import command_line, write_config
+from gpuops.commands.forwarded import answers, tell
+from gpuops.transport.ssh import command_line, write_config
 from tests.conftest import HANG_S, until
 from tests.ports import free_port
 from tests.ssh.conftest import MakeSshd

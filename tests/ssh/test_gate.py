@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gpuops.errors import ConnectionLost
-from gpuops.ssh import faults
-from gpuops.ssh.gate import Gate, pause
-from gpuops.ssh.limits import Limits
-from gpuops.ssh.target import Target
+from gpuops.core.errors import ConnectionLost
+from gpuops.transport.ssh import errors
+from gpuops.transport.ssh.gate import Gate, pause
+from gpuops.transport.ssh.limits import Limits
+from gpuops.transport.ssh.target import Target
 
 
 class Clock:
@@ -34,7 +34,7 @@ def test_those_turned_away_wait_longer_each_time() -> None:
     def act() -> str:
         tries.append(clock.now)
         if len(tries) < 4:
-            raise faults.Refused("busy")
+            raise errors.Refused("busy")
         return "in"
 
     assert gate(clock).start("host", act) == "in"
@@ -47,18 +47,18 @@ def test_both_limits_hold() -> None:
     def refuse() -> None:
         tries.append(clock.now)
         clock.now += 7
-        raise faults.Refused("busy")
+        raise errors.Refused("busy")
 
-    with pytest.raises(faults.Refused):
+    with pytest.raises(errors.Refused):
         gate(clock).start("host", refuse)
     assert len(tries) == 4  # 30 s are over
     tries.clear()
-    with pytest.raises(faults.Refused):
+    with pytest.raises(errors.Refused):
         gate(clock, retry_s=1e9).start("host", refuse)
     assert len(tries) == 5
 
 
-@pytest.mark.parametrize("error", [ConnectionLost("no"), faults.Denied("no"), ValueError("no")])
+@pytest.mark.parametrize("error", [ConnectionLost("no"), errors.Denied("no"), ValueError("no")])
 def test_nothing_else_is_tried_again(error: Exception) -> None:
     tries = []
 
@@ -100,20 +100,20 @@ def test_eight_at_once_per_address_and_a_jump_host_is_one() -> None:
 @pytest.mark.parametrize(
     ("words", "kind", "said"),
     [
-        ("kex_exchange_identification: Connection closed by remote host", faults.Refused, "closed the connection"),
-        ("Connection reset by 10.0.0.1 port 22", faults.Refused, "closed the connection"),
+        ("kex_exchange_identification: Connection closed by remote host", errors.Refused, "closed the connection"),
+        ("Connection reset by 10.0.0.1 port 22", errors.Refused, "closed the connection"),
         ("ssh: connect to host h port 22: Connection refused", ConnectionLost, "refuses connections"),
         ("ssh: connect to host h port 22: Connection timed out", ConnectionLost, "does not answer"),
         ("ssh: Could not resolve hostname h: Name or service not known", ConnectionLost, "not known"),
-        ("me@h: Permission denied (publickey).", faults.Denied, "permission denied for me@h"),
-        ("SHA256:abcdefghijklmnopqrstuvwxyz0123456789ABCDEFG.\nHost key verification failed.", faults.HostKeyChanged,
+        ("me@h: Permission denied (publickey).", errors.Denied, "permission denied for me@h"),
+        ("SHA256:abcdefghijklmnopqrstuvwxyz0123456789ABCDEFG.\nHost key verification failed.", errors.HostKeyChanged,
          "got SHA256:abcdefghijklmnopqrstuvwxyz0123456789ABCDEFG;"),
         ("command-line: line 0: \x1b[31mBad thing", ConnectionLost, "Bad thing"),
         ("", ConnectionLost, "ssh said nothing"),
     ],
 )  # fmt: skip
 def test_what_ssh_says_becomes_one_sentence(words: str, kind: type[Exception], said: str) -> None:
-    error = faults.from_openssh(Target("h", user="me"), words)
+    error = errors.from_openssh(Target("h", user="me"), words)
     assert type(error) is kind
     assert said in error.say
     assert error.hint

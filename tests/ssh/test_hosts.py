@@ -16,11 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuops.errors import ConnectionLost, NodeError
-from gpuops.ssh import Denied, HostKeyChanged, fingerprint, scan
-from gpuops.ssh.gate import Gate
-from gpuops.ssh.limits import Limits
-from gpuops.ssh.pool import Pool
+from gpuops.core.errors import ConnectionLost, NodeError
+from gpuops.transport.ssh import Denied, HostKeyChanged, fingerprint, scan
+from gpuops.transport.ssh.gate import Gate
+from gpuops.transport.ssh.limits import Limits
+from gpuops.transport.ssh.pool import Pool
 from tests.conftest import HANG_S, until
 from tests.ssh.conftest import KINDS, Connect, MakeSshd
 from tests.ssh.programs import feed, read_all, run
@@ -228,7 +228,7 @@ def test_24_hosts_behind_one_busy_server(sshd: MakeSshd, room: Path, kind: str) 
     folders = [room / str(number) for number in range(24)]
 
     def one(number: int) -> bytes:
-        from gpuops.ssh.connection import connect
+        from gpuops.transport.ssh.connection import connect
 
         target = replace(server.target(), system=kind == "openssh")
         return run(connect(target, "node", folders[number], pools[number]), ["echo", "in"])[1]
@@ -238,7 +238,7 @@ def test_24_hosts_behind_one_busy_server(sshd: MakeSshd, room: Path, kind: str) 
             assert list(threads.map(one, range(24))) == [b"in\n"] * 24
         assert server.logins() == 24
     finally:
-        from gpuops.ssh.openssh import end_master
+        from gpuops.transport.ssh.openssh import end_master
 
         for pool in pools:
             pool.close()
@@ -298,7 +298,7 @@ def test_generated_files_are_private(sshd: MakeSshd, connected: Connect, room: P
 def test_a_master_ends_by_itself(
     sshd: MakeSshd, connected: Connect, room: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpuops.ssh import openssh
+    from gpuops.transport.ssh import openssh
 
     monkeypatch.setattr(openssh, "PERSIST_S", 1)
     assert run(connected(sshd().target(), "openssh"), ["true"])[0] == 0
@@ -315,8 +315,8 @@ def test_several_processes_share_a_master(sshd: MakeSshd, connected: Connect) ->
 
 
 def test_a_folder_too_deep_for_a_socket(sshd: MakeSshd, tmp_path: Path, pool: Pool) -> None:
-    from gpuops.errors import UsageError
-    from gpuops.ssh.connection import connect
+    from gpuops.core.errors import UsageError
+    from gpuops.transport.ssh.connection import connect
 
     node = connect(replace(sshd().target(), system=True), "node0", tmp_path / ("deep" * 30), pool)
     with pytest.raises(UsageError, match="too long a name"):
@@ -347,7 +347,7 @@ def _command_line(process: psutil.Process) -> list[str]:
 def test_the_end_of_this_process_waits_for_nobody(sshd: MakeSshd, room: Path) -> None:
     server = sshd()
     code = (
-        "import json, sys\nfrom pathlib import Path\nfrom gpuops import ssh\n"
+        "import json, sys\nfrom pathlib import Path\nfrom gpuops.transport import ssh\n"
         "target = ssh.Target.from_document(json.loads(sys.argv[1]))\n"
         "node = ssh.connect(target, 'node0', Path(sys.argv[2]))\n"
         "channel = node.open(['sh', '-c', 'echo up; cat'])\nprint(channel.stdout.read(3))\n"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.errors import NodeError
-from gpuops.ssh import fingerprint, known_keys, revoked_keys
-from gpuops.ssh.hostkeys import canonical
+from gpuops.core.errors import NodeError
+from gpuops.transport.ssh import fingerprint, known_keys, revoked_keys
+from gpuops.transport.ssh.hostkeys import canonical
 from tests.ssh.sshd import make_key
 
 needs_keygen = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuops.errors import UsageError
-from gpuops.ssh import noise
-from gpuops.ssh.quoting import encoded, shell_line
+from gpuops.core.errors import UsageError
+from gpuops.transport.ssh import noise
+from gpuops.transport.ssh.quoting import encoded, shell_line
 
 SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "ksh") if shutil.which(shell)]
 words = st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30), max_size=5)

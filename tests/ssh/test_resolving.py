@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.errors import UsageError
-from gpuops.ssh import Target, resolve
-from gpuops.ssh.resolving import Typed, from_config, jump_line, parse, plain
+from gpuops.core.errors import UsageError
+from gpuops.transport.ssh import Target, resolve
+from gpuops.transport.ssh.resolution import Typed, from_config, jump_line, parse, plain
 from tests.ssh.conftest import Connect
 from tests.ssh.programs import run
 from tests.ssh.sshd import Sshd, make_key
@@ -174,7 +174,7 @@ def test_through_jump_hosts(shared_sshd: Sshd, connected: Connect, tmp_path: Pat
     before = shared_sshd.logins()
     assert run(connected(target, "openssh"), ["printf", "through"])[1] == b"through"
     assert shared_sshd.logins() - before == 1 + len(jumps.split(","))
-    from gpuops.ssh import scan
+    from gpuops.transport.ssh import scan
 
     assert scan(target) == (shared_sshd.host_key,)
 

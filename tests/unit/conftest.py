@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.output import Output
-from gpuops.signals import Signals
-from gpuops.world import World
+from gpuops.core.context import World
+from gpuops.core.output import Output
+from gpuops.core.signals import Signals
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpuops.doctor.finding import Examined, Finding
-from gpuops.doctor.judgegpu import gpu_findings
-from gpuops.doctor.judgehost import host_findings
+from gpuops.commands.doctor.checks_gpu import gpu_findings
+from gpuops.commands.doctor.checks_host import host_findings
+from gpuops.commands.doctor.finding import Examined, Finding
 
 GB = 2**20
 """In kB, as df counts."""

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from gpuops import live, login, status
-from gpuops.errors import AuthFailed, ConnectionLost, GpuopsError, NodeRefused
-from gpuops.ledger import ClusterRow
-from gpuops.models import Lease, Resource
-from gpuops.output import Output
-from gpuops.signals import Signals
-from gpuops.world import World
+from gpuops.commands import ssh, status
+from gpuops.core.context import World
+from gpuops.core.errors import AuthFailed, ConnectionLost, GpuopsError, NodeRefused
+from gpuops.core.models import Lease, Resource
+from gpuops.core.output import Output
+from gpuops.core.signals import Signals
+from gpuops.ledger.store import ClusterRow
+from gpuops.nodes import session
 
 AWAY, THERE = ConnectionLost("node0 does not answer"), object()
 
@@ -65,7 +66,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *given: Any) -> list[Any]:
             raise answer
         return answer
 
-    monkeypatch.setattr(live, "reach", reach)
+    monkeypatch.setattr(session, "reach", reach)
     return left
 
 
@@ -78,7 +79,7 @@ def test_it_is_let_in_and_tried_once_more(world: World, monkeypatch: pytest.Monk
     door = Door(True)
     row = a_cluster(world, door)
     answers(monkeypatch, AWAY, THERE)
-    assert live.open_live(world, row) is THERE
+    assert session.open_live(world, row) is THERE
     assert door.asked == [["group", "machine"]]
     assert said(world) == "note: this computer's address has changed: lab lets it in now\n"
 
@@ -93,7 +94,7 @@ def test_what_nobody_changed_is_not_tried_again(
     row = a_cluster(world, provider)
     left = answers(monkeypatch, AWAY, THERE)
     with pytest.raises(ConnectionLost, match="does not answer"):
-        live.open_live(world, row)
+        session.open_live(world, row)
     assert left == [THERE]
     assert len(getattr(provider, "asked", [])) == asked
     assert said(world) == ""
@@ -106,7 +107,7 @@ def test_a_rented_machine_that_is_no_more_is_said_to_be(world: World, monkeypatc
     row = a_cluster(world, landlord)
     answers(monkeypatch, AWAY)
     with pytest.raises(ConnectionLost) as caught:
-        live.open_live(world, row)
+        session.open_live(world, row)
     assert caught.value.say == "node0 of lab has ended: gpuops status says why"
     assert caught.value.hint.startswith("gpuops down lab ")
 
@@ -120,16 +121,16 @@ def logins(monkeypatch: pytest.MonkeyPatch, codes: list[int], *answers: BaseExce
         if answer is not None:
             raise answer
 
-    monkeypatch.setattr(login, "_run", lambda *_: codes.pop(0))
-    monkeypatch.setattr(login, "_log_in", log_in)
+    monkeypatch.setattr(ssh, "_run", lambda *_: codes.pop(0))
+    monkeypatch.setattr(ssh, "_log_in", log_in)
 
 
 def entered(world: World, row: ClusterRow) -> int:
     target = {"target": {"host": "192.0.2.1", "user": "u"}, "root": "/r", "connection": "ssh"}
-    (machine,) = live.nodes_of(world, row)
+    (machine,) = session.nodes_of(world, row)
     (world.home / "ssh").mkdir()
     (world.home / "ssh" / "lab.conf").touch()
-    return login.enter(world, row, dataclasses.replace(machine, data={**machine.data, **target}), 0, ["true"])
+    return ssh.enter(world, row, dataclasses.replace(machine, data={**machine.data, **target}), 0, ["true"])
 
 
 def test_a_shell_on_a_node_is_let_in_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +161,7 @@ def test_a_second_failure_is_the_answer(world: World, monkeypatch: pytest.Monkey
     row = a_cluster(world, door)
     answers(monkeypatch, AWAY, ConnectionLost("still not"))
     with pytest.raises(ConnectionLost, match="still not"):
-        live.open_live(world, row)
+        session.open_live(world, row)
     assert len(door.asked) == 1
 
 
@@ -170,10 +171,10 @@ def test_who_answers_needs_no_door(world: World, monkeypatch: pytest.MonkeyPatch
     row = a_cluster(world, door)
     answers(monkeypatch, answer)
     if answer is THERE:
-        assert live.open_live(world, row) is THERE
+        assert session.open_live(world, row) is THERE
     else:
         with pytest.raises(NodeRefused):
-            live.open_live(world, row)
+            session.open_live(world, row)
     assert door.asked == []
 
 
@@ -188,3 +189,18 @@ def test_status_says_how_a_machine_ended(world: World) -> None:
     (document,) = status.look(world)
     assert document["why_ended"] == {"node0": "AWS took it back"}
     assert status.lines([document])[-1] == "lab: node0 is gone: AWS took it back"
+
+
+@pytest.mark.parametrize(("state", "shown"), [("running", {"node0": ["https://p1"]}), ("ended", {})])
+def test_status_says_where_open_ports_are(world: World, state: str, shown: dict[str, list[str]]) -> None:
+    def describe(one: Resource) -> Resource:
+        return dataclasses.replace(one, state=state)
+
+    row = a_cluster(world, type("Provider", (), {"describe": staticmethod(describe)})())
+    machine = Resource("machine", "machine-1", "r", "gpuops-0a1b2c3d-lab-machine", True, data={"urls": ["https://p1"]})
+    world.ledger.got(row.id, machine)
+    (document,) = status.look(world)
+    assert document["urls"] == shown
+    assert [line for line in status.lines([document]) if "https" in line] == ["lab: node0 shows https://p1"] * len(
+        shown
+    )

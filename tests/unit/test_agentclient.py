@@ -11,12 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops import agentclient, live
 from gpuops.agent.node import PROTOCOL
-from gpuops.agentclient import AgentClient, NodePaths
-from gpuops.connection import ProcessConnection
-from gpuops.errors import ConnectionLost, NodeError, NodeRefused, Nonsense
-from gpuops.models import Resource
+from gpuops.core.errors import ConnectionLost, NodeError, NodeRefused, Nonsense
+from gpuops.core.models import Resource
+from gpuops.nodes import session
+from gpuops.transport import rpc
+from gpuops.transport.connection import ProcessConnection
+from gpuops.transport.rpc import AgentClient, NodePaths
 from tests.conftest import until
 
 HANG_S = 120.0
@@ -137,7 +138,7 @@ def test_half_lines_are_put_together(dial: Dial) -> None:
 
 
 def test_a_line_without_an_end_ends_the_conversation(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agentclient, "LINE_LIMIT", 1 << 20)
+    monkeypatch.setattr(rpc, "LINE_LIMIT", 1 << 20)
     client = dial(ECHO + "while True: say(b'x' * 65536)")
     with pytest.raises(ConnectionLost, match="the connection to node0 ended"):
         client.call("hello", timeout=HANG_S)
@@ -178,7 +179,7 @@ def flood(times: int, after: str = "pass") -> str:
 
 def test_what_nobody_takes_is_not_gathered(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node waits meanwhile; once it is taken, all of it comes."""
-    monkeypatch.setattr(agentclient, "BORNE", 1 << 20)
+    monkeypatch.setattr(rpc, "BORNE", 1 << 20)
     client = dial(flood(400, f"say(b'{LAST}')"))
     stream = client.stream("python")
     assert next(stream)["say"] == "x" * 2000, "a sentence is not longer"
@@ -191,7 +192,7 @@ def test_what_nobody_takes_is_not_gathered(dial: Dial, monkeypatch: pytest.Monke
 
 def test_who_takes_one_answer_may_wait_for_another(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
     """It lies behind what is taken only then."""
-    monkeypatch.setattr(agentclient, "BORNE", 1 << 16)
+    monkeypatch.setattr(rpc, "BORNE", 1 << 16)
     client = dial(flood(100, f"say(b'{LAST}')"))
     stream = client.stream("python")
     next(stream)
@@ -200,7 +201,7 @@ def test_who_takes_one_answer_may_wait_for_another(dial: Dial, monkeypatch: pyte
 
 
 def test_who_left_keeps_nobody_waiting(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agentclient, "BORNE", 1 << 16)
+    monkeypatch.setattr(rpc, "BORNE", 1 << 16)
     client = dial(flood(300))
     stream = client.stream("python")
     next(stream)
@@ -211,8 +212,8 @@ def test_who_left_keeps_nobody_waiting(dial: Dial, monkeypatch: pytest.MonkeyPat
 
 def test_who_takes_nothing_loses_the_connection(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
     """What had come is there all the same."""
-    monkeypatch.setattr(agentclient, "BORNE", 1 << 16)
-    monkeypatch.setattr(agentclient, "ANSWER_S", 0.5)
+    monkeypatch.setattr(rpc, "BORNE", 1 << 16)
+    monkeypatch.setattr(rpc, "ANSWER_S", 0.5)
     client = dial(flood(300))
     stream = client.stream("python")
     next(stream)
@@ -271,7 +272,7 @@ def hello_agent(protocol: int, hello_behind_s: float) -> str:
 
 
 def test_the_clock_is_asked_by_what_answers_at_once(dial: Dial) -> None:
-    facts, skew = live._hello("lab", dial(hello_agent(PROTOCOL, 10_000)))
+    facts, skew = session._hello("lab", dial(hello_agent(PROTOCOL, 10_000)))
     assert facts["protocol"] == PROTOCOL
     assert 1000 - HANG_S < skew < 1000 + HANG_S
 
@@ -293,14 +294,14 @@ def test_the_promptest_answer_says_what_time_it_is(
             now[0] += rest.pop(0)
             return {"time": said}
 
-    monkeypatch.setattr(live, "time", SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0]))
-    assert live._hello("lab", cast(AgentClient, Slow()))[1] == pytest.approx(skew)
+    monkeypatch.setattr(session, "time", SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0]))
+    assert session._hello("lab", cast(AgentClient, Slow()))[1] == pytest.approx(skew)
     assert not rest
 
 
 def test_an_agent_of_another_version_is_refused(dial: Dial) -> None:
     with pytest.raises(NodeRefused) as caught:
-        live._hello("lab", dial(hello_agent(PROTOCOL + 1, 0)))
+        session._hello("lab", dial(hello_agent(PROTOCOL + 1, 0)))
     assert caught.value.say == "node0 was started by another version of gpuops"
     assert (caught.value.hint, caught.value.kind) == ("gpuops down lab", "protocol")
 
@@ -320,7 +321,7 @@ def test_nodes_are_logged_in_to_at_once(tmp_path: Path) -> None:
     )
     data = {"root": str(tmp_path), "python": executable, "artefact": "fake", "connection": "process"}
     machines = [Resource("machine", name, "r", name, False, data=data) for name in ("a", "b")]
-    found = live.reach(SimpleNamespace(name="lab"), machines)  # type: ignore[arg-type]
+    found = session.reach(SimpleNamespace(name="lab"), machines)  # type: ignore[arg-type]
     assert [client.label for client in found.clients] == ["node0", "node1"]
     found.close()
 
@@ -334,8 +335,8 @@ def test_a_node_that_is_away_among_others(tmp_path: Path) -> None:
     machines = [Resource("machine", name, "r", name, False, data=data) for name in ("a", "b")]
     row = SimpleNamespace(name="lab")
     with pytest.raises(ConnectionLost, match="no way there"):
-        live.reach(row, machines)  # type: ignore[arg-type]
-    found = live.reach(row, machines, some=True)  # type: ignore[arg-type]
+        session.reach(row, machines)  # type: ignore[arg-type]
+    found = session.reach(row, machines, some=True)  # type: ignore[arg-type]
     assert found.clients[0].call("ping")
     for ask in (lambda: found.clients[1].call("ping"), lambda: found.clients[1].bulk("left")):
         with pytest.raises(ConnectionLost, match="no way there"):

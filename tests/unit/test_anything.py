@@ -16,19 +16,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuops import settings as project
-from gpuops.adopt import _verdict
 from gpuops.agent.node import Node
 from gpuops.agent.server import VERBS, Conversation
-from gpuops.agentclient import MAGIC, AgentClient, NodePaths
 from gpuops.cli.request import _lines
 from gpuops.cli.world import tables
-from gpuops.conclude import request_of
-from gpuops.errors import GpuopsError, NodeError
-from gpuops.ledger import Ledger
-from gpuops.models import Lease, Resource, RunRequest
-from gpuops.processes import Identity
-from gpuops.ssh import resolving
+from gpuops.clusters.recovery import _verdict
+from gpuops.core import settings as project
+from gpuops.core.errors import GpuopsError, NodeError
+from gpuops.core.models import Lease, Resource, RunRequest
+from gpuops.core.processes import Identity
+from gpuops.ledger.store import Ledger
+from gpuops.runs.finish import request_of
+from gpuops.transport.rpc import MAGIC, AgentClient, NodePaths
+from gpuops.transport.ssh import resolution
 from provisioners.hostbook import HostBook
 from tests.conftest import HANG_S
 
@@ -101,7 +101,7 @@ def test_files_of_hosts_and_what_is_typed(tmp_path: Path, examples: int) -> None
         (tmp_path / "hosts").write_bytes(content)
         try:
             for line in _lines("hosts", str(tmp_path / "hosts")):
-                place = resolving.parse(line)
+                place = resolution.parse(line)
                 assert not place.host.startswith("-")
                 assert place.port is None or 0 < place.port < 65536
         except GpuopsError as error:
@@ -115,7 +115,7 @@ def test_files_of_hosts_and_what_is_typed(tmp_path: Path, examples: int) -> None
 def test_what_ssh_says_of_a_host(examples: int) -> None:
     def check(said: dict[str, list[str]]) -> None:
         try:
-            target = resolving.from_config(resolving.parse("me@there"), said, {})
+            target = resolution.from_config(resolution.parse("me@there"), said, {})
         except GpuopsError as error:
             return one_sentence(error)
         assert not any(char in "".join([target.proxy, *target.identities]) for char in "\0\n")

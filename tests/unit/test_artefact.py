@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuops import artefact
 from gpuops.agent import __main__ as entrance
+from gpuops.nodes import artefact
 
 
 def test_its_name_is_its_content_and_it_is_made_once(tmp_path: Path) -> None:

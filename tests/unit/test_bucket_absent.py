@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gpuops import bucket
-from gpuops.errors import AuthFailed
-from gpuops.output import Output
-from gpuops.signals import Signals
-from gpuops.world import World
+from gpuops.core.context import World
+from gpuops.core.errors import AuthFailed
+from gpuops.core.output import Output
+from gpuops.core.signals import Signals
+from gpuops.sync import bucket
 from tests.fakes.bucket import FakeBucket
 
 PLACE = "s3://results/lab/r-1"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpuops import bucket
-from gpuops.errors import Unknown
+from gpuops.core.errors import Unknown
+from gpuops.sync import bucket
 
 DATA = bytes(range(256)) * 40
 SINK = {"bucket": "b"}

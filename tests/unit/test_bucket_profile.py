@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuops import bucket, s3
-from gpuops.errors import AuthFailed, UsageError
-from gpuops.output import Output
-from gpuops.signals import Signals
-from gpuops.world import World
+from gpuops.core.context import World
+from gpuops.core.errors import AuthFailed, UsageError
+from gpuops.core.output import Output
+from gpuops.core.signals import Signals
+from gpuops.sync import bucket, object_store
 from tests.fakes.bucket import KEY, SECRET, FakeBucket
 
 SINK = {"bucket": "results", "prefix": "lab"}
@@ -62,7 +62,7 @@ def world(fake: FakeBucket, files: Path, tmp_path: Path) -> Callable[..., World]
     ],
 )
 def test_whose_keys(env: dict[str, str], given: str, profile: str) -> None:
-    assert s3.whose(env, given) == profile
+    assert object_store.whose(env, given) == profile
 
 
 def test_the_profile_of_the_machines_serves_and_its_name_alone_is_kept(world: Callable[..., World]) -> None:

@@ -12,17 +12,17 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops import bulk
 from gpuops.agent.whole import Whole
-from gpuops.agentclient import AgentClient
-from gpuops.bulk import transfer
-from gpuops.connection import ProcessChannel, ProcessConnection
-from gpuops.errors import ConnectionLost, NodeRefused, UsageError
-from gpuops.push import restore
-from gpuops.push.files import entry
-from gpuops.results.memory import Held, Memory
-from gpuops.safefolder import SafeFolder
-from gpuops.tarstream import finish, read_files, write_files
+from gpuops.core.errors import ConnectionLost, NodeRefused, UsageError
+from gpuops.core.safe_folder import SafeFolder
+from gpuops.sync import restore
+from gpuops.sync.memory import Held, Memory
+from gpuops.sync.project import entry
+from gpuops.transport import bulk
+from gpuops.transport.bulk import transfer
+from gpuops.transport.connection import ProcessChannel, ProcessConnection
+from gpuops.transport.rpc import AgentClient
+from gpuops.transport.tarstream import finish, read_files, write_files
 from tests.conftest import until
 
 SHORT_S = 1.0
@@ -162,7 +162,7 @@ def test_a_snapshot_that_vanished_is_named(tmp_path: Path) -> None:
 
 
 def test_a_transfer_that_does_not_end_is_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuops.tarstream.END_S", 0.3)
+    monkeypatch.setattr("gpuops.transport.tarstream.END_S", 0.3)
     with (
         pytest.raises(ConnectionLost, match="the transfer with node0 does not end"),
         transfer(python(HANGS), "node0") as channel,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.choose import by_name, for_run, the_one, to_end
-from gpuops.errors import UsageError
-from gpuops.ledger import ClusterRow
-from gpuops.models import Lease
+from gpuops.clusters.select import by_name, for_run, the_one, to_end
+from gpuops.core.errors import UsageError
+from gpuops.core.models import Lease
+from gpuops.ledger.store import ClusterRow
 
 HERE, THERE = Path("/here"), Path("/there")
 

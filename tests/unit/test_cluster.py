@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuops import boot
-from gpuops import cluster as clusters
 from gpuops.cli.entry import execute
-from gpuops.clock import Clock
-from gpuops.creating import RETRIES
-from gpuops.errors import (
+from gpuops.clusters import up as clusters
+from gpuops.clusters import wait
+from gpuops.clusters.creating import RETRIES
+from gpuops.clusters.teardown import belonging, tear_down
+from gpuops.core.context import World
+from gpuops.core.errors import (
     AuthFailed,
     Interrupted,
     MachineGone,
@@ -29,15 +30,14 @@ from gpuops.errors import (
     Unknown,
     UsageError,
 )
-from gpuops.ledger import ClusterRow
-from gpuops.live import Live, reach
-from gpuops.models import Intent, Journal, Lease, Offer, Price, Request, Resource
-from gpuops.output import Output
-from gpuops.search import Search
-from gpuops.ssh import Denied
-from gpuops.teardown import belonging, tear_down
-from gpuops.terms import LeaseWish, Terms
-from gpuops.world import World
+from gpuops.core.models import Intent, Journal, Lease, Offer, Price, Request, Resource
+from gpuops.core.output import Output
+from gpuops.core.polling import Clock
+from gpuops.ledger.store import ClusterRow
+from gpuops.nodes.session import Live, reach
+from gpuops.offers.approval import LeaseWish, Terms
+from gpuops.offers.search import Search
+from gpuops.transport.ssh import Denied
 from tests.fakes.provider import NAME, PRICE, Cloud, FakeClock, Fault, Scripted, surroundings
 
 TWO = Request(NAME, nodes=2, timeout_min=1.0)
@@ -132,7 +132,7 @@ def test_a_machine_that_boots_is_waited_for(tmp_path: Path, monkeypatch: pytest.
         finally:
             aside.rename(folder)
 
-    monkeypatch.setattr(boot, "reach", early)
+    monkeypatch.setattr(wait, "reach", early)
     try:
         up(world).close()
     finally:
@@ -263,7 +263,7 @@ def test_where_nothing_was_asked_for_nobody_need_say_that_nothing_is_left(there:
 
 def test_what_a_refused_offer_had_made_does_not_count_for_the_next(there: tuple[Cloud, World]) -> None:
     cloud, world = there
-    cloud.play(offers_at=[1.0, 1.0], create=[Fault("NoCapacity", made=1)])
+    cloud.play(offers_at=[2.5, 2.5], create=[Fault("NoCapacity", made=1)])
     with pytest.raises(NodeError, match="reached by 'pigeon'"):
         up(world)
     assert_nothing_left(cloud, world)
@@ -334,15 +334,43 @@ def test_what_cannot_be_undone_is_told_with_what_went_wrong_first(
     assert "lab-0 may still be there and bill $1.25/h\nhint: gpuops down lab\n" in said
 
 
-def test_a_dearer_offer_is_asked_about(there: tuple[Cloud, World]) -> None:
+@pytest.mark.parametrize("max_price", [None, 50.0])
+def test_one_question_for_what_may_come_in_its_place_as_well(
+    there: tuple[Cloud, World], max_price: float | None
+) -> None:
+    """Nobody is asked about each dearer one."""
     cloud, world = there
-    cloud.play(offers_at=[2.0, 40.0], create=[Fault("NoCapacity", made=0)])
+    cloud.play(offers_at=[2.0, 2.9, 40.0], create=[Fault("NoCapacity", made=0)] * 3)
     world.yes = False
     asked: list[str] = []
     world.out = Yes(asked)
-    with pytest.raises(UsageError, match="not confirmed"):
-        up(world)
-    assert [question.split(", ")[1] for question in asked] == ["$2.00/h: go?", "$40.00/h: go?"]
+    with pytest.raises(NoCapacity) as caught:
+        up(world, request=dataclasses.replace(TWO, max_price=max_price))
+    dearest = "$40.00" if max_price else "$2.90"
+    assert [question.split(", ")[1] for question in asked] == [
+        f"$2.00/h (or up to {dearest}/h where that cannot be had): go?"
+    ]
+    assert cloud.calls().count("create") == (3 if max_price else 2)
+    assert ("allow it: --max-price 40.00" in caught.value.hint) is (max_price is None)
+    assert_nothing_left(cloud, world)
+
+
+@pytest.mark.parametrize(
+    ("offered", "max_price", "yes", "most"),
+    [(1.0, None, True, "1.50"), (1.0, 2.0, True, "2.00"), (2.4, None, False, "2.40")],
+)
+def test_what_costs_more_than_was_agreed_to_is_undone(
+    there: tuple[Cloud, World], offered: float, max_price: float | None, yes: bool, most: str
+) -> None:
+    """What was made tells its price: $2.50/h for two."""
+    cloud, world = there
+    cloud.play(offers_at=[offered])
+    world.yes = yes
+    world.out = Yes([])
+    with pytest.raises(Rejected) as caught:
+        up(world, request=dataclasses.replace(TWO, max_price=max_price))
+    assert caught.value.say == f"lab costs $2.50/h, as {NAME} tells it now, and ${most}/h was agreed to"
+    assert caught.value.hint == "where that is worth it: --max-price 2.50"
     assert cloud.calls().count("create") == 1
     assert_nothing_left(cloud, world)
 
@@ -483,10 +511,10 @@ def test_a_machine_that_does_not_know_our_key_yet_is_waited_for(
         looks.append(world.clock.monotonic())
         raise Denied("permission denied for root@192.0.2.1", "pass --identity KEY")
 
-    monkeypatch.setattr(boot, "reach", denied)
+    monkeypatch.setattr(wait, "reach", denied)
     with pytest.raises(Denied):
         up(world, Request(NAME, nodes=2, timeout_min=20.0))
-    assert boot.DENIED_S <= looks[-1] - looks[0] < 2 * boot.DENIED_S
+    assert wait.DENIED_S <= looks[-1] - looks[0] < 2 * wait.DENIED_S
     assert_nothing_left(cloud, world)
 
 
@@ -535,8 +563,8 @@ def test_a_run_that_could_not_be_started_on_machines_that_do_not_go(
 
 def made(cloud: Cloud, world: World, **script: object) -> int:
     """A cluster that is up as far as the ledger knows, on machines on which nothing answers."""
-    from gpuops.ledger import LedgerJournal
-    from gpuops.models import Intent, Lease
+    from gpuops.core.models import Intent, Lease
+    from gpuops.ledger.store import LedgerJournal
 
     row = world.ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=False, token="t",
                               request={}, boot_deadline=world.clock.now() + 600, lease=Lease(), keeper=world.me,

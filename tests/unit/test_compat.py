@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuops.compat import CHOICE, DRIVERS, WHEELS, capability, choose, has_kernels, misfit, numbers, wheel_of
+from gpuops.nodes.cuda import CHOICE, DRIVERS, WHEELS, capability, choose, has_kernels, misfit, numbers, wheel_of
 
 
 def gpu(capability: str, driver: str = "595.10") -> dict[str, object]:

@@ -11,20 +11,20 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops import belated, retry
-from gpuops.conclude import _Fetched, _from_all, conclude
-from gpuops.errors import AuthFailed, ConnectionLost, Nonsense, UsageError
-from gpuops.follow import lost
-from gpuops.ledger import ClusterRow, RunRow
-from gpuops.live import Live
-from gpuops.livefetch import LiveFetch
-from gpuops.models import Lease, Resource, RunRequest
-from gpuops.processes import Identity
-from gpuops.progress import Silent
-from gpuops.recall import Brought
-from gpuops.results import RunHome
-from gpuops.run import Sending, _wait_for_turn
-from gpuops.world import World
+from gpuops.core.context import World
+from gpuops.core.errors import AuthFailed, ConnectionLost, Nonsense, UsageError
+from gpuops.core.models import Lease, Resource, RunRequest
+from gpuops.core.processes import Identity
+from gpuops.core.progress import Silent
+from gpuops.ledger.store import ClusterRow, RunRow
+from gpuops.nodes.session import Live
+from gpuops.runs import belated, retries
+from gpuops.runs.finish import _Fetched, _from_all, conclude
+from gpuops.runs.follow import lost
+from gpuops.runs.livefetch import LiveFetch
+from gpuops.runs.prepare import Sending, _wait_for_turn
+from gpuops.sync import RunHome
+from gpuops.sync.recall import Brought
 from tests.conftest import HANG_S, until
 
 REQUEST = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("true",))
@@ -97,7 +97,7 @@ def test_a_node_that_answers_nonsense_keeps_no_others_files_away() -> None:
 
 def test_nonsense_leaves_nothing_to_try_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes may go, the run is done with, and whoever reads the verdict knows."""
-    monkeypatch.setattr("gpuops.conclude._fetch_last", lambda *_: _Fetched(nonsense="node0 answers nonsense (x)"))
+    monkeypatch.setattr("gpuops.runs.finish._fetch_last", lambda *_: _Fetched(nonsense="node0 answers nonsense (x)"))
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
     end = conclude(world, Live(cluster, []), row, {0: DONE}, Silent())
@@ -112,8 +112,8 @@ def test_a_machine_that_goes_while_its_results_are_fetched(
     world: World, monkeypatch: pytest.MonkeyPatch, looks: int, state: str
 ) -> None:
     """What the others have comes home; while the machine may still be there, nothing is given up."""
-    monkeypatch.setattr("gpuops.conclude.GOING_S", HANG_S if state == "home" else 0.5)
-    monkeypatch.setattr("gpuops.conclude.GOING_LOOK_S", 0.02)
+    monkeypatch.setattr("gpuops.runs.finish.GOING_S", HANG_S if state == "home" else 0.5)
+    monkeypatch.setattr("gpuops.runs.finish.GOING_LOOK_S", 0.02)
     seen: list[str] = []
 
     def describe(machine: Resource) -> Resource:
@@ -123,7 +123,7 @@ def test_a_machine_that_goes_while_its_results_are_fetched(
 
     world.provisioners["local"] = cast(Any, type("Provider", (), {"describe": staticmethod(describe)})())
     fetched = Fetched(1)
-    monkeypatch.setattr("gpuops.conclude._fetch_last", fetched)
+    monkeypatch.setattr("gpuops.runs.finish._fetch_last", fetched)
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
     world.ledger.set_run(row.id, request={**dataclasses.asdict(REQUEST), "nodes": 2})
@@ -172,8 +172,8 @@ def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
         asked.append(list(nodes))
         return {node: brought for node in nodes if brought}, []
 
-    monkeypatch.setattr("gpuops.recall.bring", bring)
-    monkeypatch.setattr("gpuops.conclude._fetch_last", Fetched(0))
+    monkeypatch.setattr("gpuops.sync.recall.bring", bring)
+    monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched(0))
     ended = type("Provider", (), {"describe": lambda _, machine: dataclasses.replace(machine, state="ended")})()
     world.provisioners["local"] = cast("Any", ended)
     cluster, row, said = a_reclaimed_run(world)
@@ -182,14 +182,14 @@ def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
     assert asked == [[0]]
     assert (end.missing, end.unsaved, end.unfetched) == (missing, "", "")
     assert world.ledger.run(row.id).facts["in_bucket"] == in_bucket
-    assert retry.loss_of(row, cluster, end) is not None
+    assert retries.loss_of(row, cluster, end) is not None
 
 
 def test_what_is_on_a_node_comes_before_what_is_in_a_bucket(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bucket stays; the node costs money, and may go as well."""
     order: list[str] = []
-    monkeypatch.setattr("gpuops.recall.bring", lambda *_: (order.append("bucket"), ({0: Brought(None, 0)}, []))[1])
-    monkeypatch.setattr("gpuops.conclude._fetch_last", lambda *_: (order.append("node"), _Fetched())[1])
+    monkeypatch.setattr("gpuops.sync.recall.bring", lambda *_: (order.append("bucket"), ({0: Brought(None, 0)}, []))[1])
+    monkeypatch.setattr("gpuops.runs.finish._fetch_last", lambda *_: (order.append("node"), _Fetched())[1])
     cluster, row, said = a_reclaimed_run(world)
     world.ledger.set_run(row.id, request={**row.request, "nodes": 2})
     results = {0: lost(0, "node0 ended without a word", "gone"), 1: {**said, "node": 1}}
@@ -215,9 +215,9 @@ def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: World, monke
         order.append(f"bucket {list(nodes)}")
         return {0: Brought(DONE, 0)}, []
 
-    monkeypatch.setattr("gpuops.recall.bring", bring)
-    monkeypatch.setattr("gpuops.conclude._fetch_last", lambda *_: (order.append("node"), _Fetched())[1])
-    monkeypatch.setattr("gpuops.bucket.abandon", lambda *_: order.append("abandon"))
+    monkeypatch.setattr("gpuops.sync.recall.bring", bring)
+    monkeypatch.setattr("gpuops.runs.finish._fetch_last", lambda *_: (order.append("node"), _Fetched())[1])
+    monkeypatch.setattr("gpuops.sync.bucket.abandon", lambda *_: order.append("abandon"))
     live, row, results = a_run_that_lost_a_node(world)
     end = conclude(world, live, row, results, Silent(), ending=True)
     assert (order, end.unsaved, end.verdict.outcome) == (["node"], "", "lost")
@@ -242,7 +242,7 @@ def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: World, monke
 
 def test_what_was_left_there_is_fetched_later_and_nothing_else(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """And judged as it would have been then: what the other node told is known."""
-    monkeypatch.setattr("gpuops.conclude._fetch_last", Fetched())
+    monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched())
     live, row, results = a_run_that_lost_a_node(world)
     conclude(world, live, row, results, Silent(), ending=True)
     asked: list[list[int]] = []
@@ -251,7 +251,7 @@ def test_what_was_left_there_is_fetched_later_and_nothing_else(world: World, mon
         asked.append(list(nodes))
         return {0: Brought(DONE, 0)}, []
 
-    monkeypatch.setattr("gpuops.recall.bring", bring)
+    monkeypatch.setattr("gpuops.sync.recall.bring", bring)
     belated.fetch(world, world.ledger.run(row.id), Silent())
     assert asked == [[0]]
     record = json.loads((row.home / "run.json").read_text())
@@ -263,8 +263,8 @@ def test_what_was_left_there_is_fetched_later_and_nothing_else(world: World, mon
 def test_a_node_that_was_taken_back_and_kept_nothing_is_remembered_so(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuops.conclude._fetch_last", Fetched())
-    monkeypatch.setattr("gpuops.recall.bring", lambda *_: ({}, []))
+    monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched())
+    monkeypatch.setattr("gpuops.sync.recall.bring", lambda *_: ({}, []))
     live, row, results = a_run_that_lost_a_node(world)
     taken = lost(0, "node0 ended without a word", "gone", {"reclaimed": True, "by": "AWS", "say": "AWS took it back"})
     end = conclude(world, live, row, {**results, 0: taken}, Silent())
@@ -278,8 +278,8 @@ def test_while_something_may_be_on_a_node_alone_the_bucket_is_asked_first(
     world: World, monkeypatch: pytest.MonkeyPatch, kind: str, failed: str
 ) -> None:
     """Only what has come from there says whether the node may go."""
-    monkeypatch.setattr("gpuops.recall.bring", lambda *_: ({0: Brought(DONE, 0)}, []))
-    monkeypatch.setattr("gpuops.conclude._fetch_last", lambda *_: _Fetched(failed))
+    monkeypatch.setattr("gpuops.sync.recall.bring", lambda *_: ({0: Brought(DONE, 0)}, []))
+    monkeypatch.setattr("gpuops.runs.finish._fetch_last", lambda *_: _Fetched(failed))
     live, row, results = a_run_that_lost_a_node(world)
     end = conclude(world, live, row, {**results, 0: lost(0, "node0 is silent", kind)}, Silent(), ending=True)
     assert (end.rest, end.verdict.outcome) == (None, "done")
@@ -291,7 +291,7 @@ def test_a_node_that_may_have_more_than_the_bucket_is_not_given_up(
 ) -> None:
     """Out of reach, it had no time for all: the rest may still be there."""
     cluster, row, said = a_reclaimed_run(world)
-    monkeypatch.setattr("gpuops.recall.bring", lambda *_: ({0: Brought(said, missing)}, []))
+    monkeypatch.setattr("gpuops.sync.recall.bring", lambda *_: ({0: Brought(said, missing)}, []))
     results = {0: lost(0, "node0 could not be reached", "node")}
     end = conclude(world, Live(cluster, [], cast("Any", [Keeping("safe")])), row, results, Silent())
     assert world.ledger.run(row.id).state == state
@@ -303,8 +303,8 @@ def test_without_what_is_in_the_bucket_nothing_is_begun_anew(
     world: World, monkeypatch: pytest.MonkeyPatch, talks: bool
 ) -> None:
     """Where another node has answered, what it has is home; else a new run would begin from something older."""
-    monkeypatch.setattr("gpuops.recall.bring", lambda *_: ({}, [AUTH]))
-    monkeypatch.setattr("gpuops.conclude._fetch_last", Fetched())
+    monkeypatch.setattr("gpuops.sync.recall.bring", lambda *_: ({}, [AUTH]))
+    monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched())
     cluster, row, said = a_reclaimed_run(world)
     if talks:
         world.ledger.set_run(row.id, request={**row.request, "nodes": 2})
@@ -314,7 +314,7 @@ def test_without_what_is_in_the_bucket_nothing_is_begun_anew(
     end = conclude(world, Live(cluster, [], cast("Any", [Keeping("safe")] * 2)), row, results, Silent())
     assert end.verdict.outcome == "reclaimed"
     assert world.ledger.run(row.id).facts["in_bucket"] == [0]
-    assert (retry.loss_of(row, cluster, end) is not None) is talks
+    assert (retries.loss_of(row, cluster, end) is not None) is talks
     trouble = f"; what it kept in s3://results/lab/r-1 is not home: {AUTH.say}"
     assert end.verdict.say.endswith(trouble) is not talks
     assert ("`gpuops pull r-1`" in end.verdict.hint) is not talks
@@ -377,8 +377,8 @@ def test_what_is_safe_elsewhere_keeps_no_node_alive(world: World) -> None:
 
 def test_nodes_that_get_no_further_are_waited_for_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them costs money meanwhile."""
-    monkeypatch.setattr("gpuops.conclude.STALL_S", 1.0)
-    monkeypatch.setattr("gpuops.conclude._fetch_last", Fetched())
+    monkeypatch.setattr("gpuops.runs.finish.STALL_S", 1.0)
+    monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched())
     cluster, row = a_kept_run(world)
     world.ledger.set_run(row.id, request={**row.request, "nodes": 12})
     all_at_once = threading.Barrier(12)
@@ -397,8 +397,8 @@ def test_nodes_that_get_no_further_are_waited_for_together(world: World, monkeyp
 
 def test_a_node_that_never_comes_to_an_end_is_not_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets one byte further at each look."""
-    monkeypatch.setattr("gpuops.conclude.SETTLE_S", 1.0)
-    monkeypatch.setattr("gpuops.conclude._fetch_last", Fetched())
+    monkeypatch.setattr("gpuops.runs.finish.SETTLE_S", 1.0)
+    monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched())
     cluster, row = a_kept_run(world, hold_s=0.5)
 
     class Dripping(Keeping):

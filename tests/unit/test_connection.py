@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from gpuops.connection import Pipe, ProcessConnection
+from gpuops.transport.connection import Pipe, ProcessConnection
 from tests.conftest import HANG_S
 
 

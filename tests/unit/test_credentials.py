@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpuops.cli.request import environment
-from gpuops.errors import UsageError
-from gpuops.settings import (
+from gpuops.core.errors import UsageError
+from gpuops.core.settings import (
     FROM_ENVIRONMENT,
     KEYS,
     Settings,

@@ -1,4 +1,4 @@
-"""gpuops.data: `--data` as a tree of its own, and as a link in the project."""
+"""gpuops.sync.inputs: `--data` as a tree of its own, and as a link in the project."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpuops import data, push
-from gpuops.errors import UsageError
-from gpuops.models import RunRequest
+from gpuops import sync
+from gpuops.core.errors import UsageError
+from gpuops.core.models import RunRequest
+from gpuops.sync import inputs
 from tests.conftest import open_folder, without_root
 
 
@@ -24,7 +25,7 @@ def far(tmp_path: Path) -> Path:
 
 
 def sent(path: Path, *allow: str) -> dict[str, int]:
-    return {file.path: file.size for file in push.scan_data(path, path.parent / "cache", allow).files}
+    return {file.path: file.size for file in sync.scan_data(path, path.parent / "cache", allow).files}
 
 
 def test_all_of_a_folder_is_sent_under_its_name_whatever_an_ignore_file_says(far: Path) -> None:
@@ -55,7 +56,7 @@ def test_of_a_link_what_it_leads_to_is_sent_and_a_circle_is_gone_round_once(far:
 
 def test_keys_stay_here_unless_they_are_named(far: Path) -> None:
     (far / ".env").write_text("KEY=hush\n")
-    tree = push.scan_data(far, far.parent / "cache")
+    tree = sync.scan_data(far, far.parent / "cache")
     assert [(held.path, held.why) for held in tree.held] == [("far/.env", "a file of secrets by its name")]
     assert "far/.env" not in sent(far)
     assert "far/.env" in sent(far, ".env")
@@ -68,26 +69,26 @@ def test_what_cannot_be_read_is_said(far: Path) -> None:
     with open_folder() as folder:
         (folder / "deep").mkdir(0o700)
         with without_root(), pytest.raises(UsageError, match="deep cannot be read: Permission denied"):
-            push.scan_data(folder, far)
+            sync.scan_data(folder, far)
 
 
 def test_inside_the_project_it_is_a_link(tmp_path: Path) -> None:
     (tmp_path / "a" / "data").mkdir(parents=True)
     (tmp_path / "a" / "data" / "x").touch()
     (tmp_path / "a" / "b.py").touch()
-    tree = push.scan(tmp_path, tmp_path / "home" / "cache")
+    tree = sync.scan(tmp_path, tmp_path / "home" / "cache")
     links = {
-        shared: {file.path: file.link for file in data.with_link(tree, tmp_path, Path("a/data"), shared=shared).files}
+        shared: {file.path: file.link for file in inputs.with_link(tree, tmp_path, Path("a/data"), shared=shared).files}
         for shared in (True, False)
     }
-    name = data.tree_name(tmp_path / "a" / "data")
+    name = inputs.tree_name(tmp_path / "a" / "data")
     assert links[True] == {"a/b.py": None, "a/data": str(tmp_path / "a" / "data")}
     assert links[False] == {"a/b.py": None, "a/data": f"../../{name}/data"}, "from its place in the tree beside"
-    assert data.with_link(tree, tmp_path, tmp_path.parent / "far", shared=False) is tree
+    assert inputs.with_link(tree, tmp_path, tmp_path.parent / "far", shared=False) is tree
 
 
 def test_every_path_has_a_tree_of_its_own_with_a_name_that_a_node_takes() -> None:
-    one, other = (data.tree_name(Path(path)) for path in ("/d/mnist", "/e/mnist"))
+    one, other = (inputs.tree_name(Path(path)) for path in ("/d/mnist", "/e/mnist"))
     assert one != other
     assert all(name.isalpha() and name.islower() and len(name) == 12 for name in (one, other))
 
@@ -109,4 +110,4 @@ def test_where_downloads_are_kept_is_said(workload: str | None, changes: dict[st
     provider = SimpleNamespace(capabilities={"shares_disk": here or "it has its own"})
     world: Any = SimpleNamespace(env={}, provisioner=lambda _: provider)
     live: Any = SimpleNamespace(facts=[{"folder": "/r/lab/n0"}], row=SimpleNamespace(provider="x"))
-    assert data.downloads(world, live, request) == (said and f"{said}what is missing there is downloaded once")
+    assert inputs.downloads(world, live, request) == (said and f"{said}what is missing there is downloaded once")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.doctor.computer import computer_findings
-from gpuops.doctor.finding import Finding
-from gpuops.ssh import keyfiles
-from gpuops.system import System
+from gpuops.commands.doctor.computer import computer_findings
+from gpuops.commands.doctor.finding import Finding
+from gpuops.core.platform import System
+from gpuops.transport.ssh import keyfiles
 from tests.conftest import open_folder, without_root
 from tests.ssh.sshd import can_serve, make_key
 
@@ -126,7 +126,7 @@ def test_a_locked_key_that_the_agent_holds_is_well(computer: Computer) -> None:
 
 
 def test_a_key_agent_that_hangs_is_given_up(computer: Computer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuops.doctor.computer.AGENT_S", 0.3)
+    monkeypatch.setattr("gpuops.commands.doctor.computer.AGENT_S", 0.3)
     computer.key()
     computer.agent("exec sleep 60")
     assert only(computer.examine()).what == "key-agent"

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from gpuops.doctor.finding import SETUP
+from gpuops.commands.doctor.finding import SETUP
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"\| ((?:`[\w-]+`(?:, )?)+) \| ((?:error|warning|note)(?:, \w+)?) \|")
@@ -15,7 +15,7 @@ ROW = re.compile(r"\| ((?:`[\w-]+`(?:, )?)+) \| ((?:error|warning|note)(?:, \w+)
 def in_the_code() -> dict[str, set[str]]:
     """Subject -> levels, from the calls of `error`, `warning` and `note`."""
     found: dict[str, set[str]] = {SETUP: {"error", "warning"}}
-    for path in (ROOT / "gpuops" / "doctor").glob("*.py"):
+    for path in (ROOT / "gpuops" / "commands" / "doctor").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
                 first = node.args[0]

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from gpuops.conclude import Conclusion
-from gpuops.down import down
-from gpuops.errors import Interrupted, StillBilling
-from gpuops.ledger import ClusterRow
-from gpuops.models import Lease, Verdict
-from gpuops.progress import Silent
-from gpuops.results import RunHome
-from gpuops.world import World
+from gpuops.commands.down import down
+from gpuops.core.context import World
+from gpuops.core.errors import Interrupted, StillBilling
+from gpuops.core.models import Lease, Verdict
+from gpuops.core.progress import Silent
+from gpuops.ledger.store import ClusterRow
+from gpuops.runs.finish import Conclusion
+from gpuops.sync import RunHome
 
 PULL = "gpuops pull r-1 fetches what is in s3://results/lab/r-1"
 
@@ -48,9 +48,9 @@ def order(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(f"end {world.ledger.cluster(cluster).name}")
         world.ledger.gone(cluster, time.time(), "gpuops down")
 
-    monkeypatch.setattr("gpuops.down._save_runs", lambda _world, row, *_: [rest_of(row.name)])
-    monkeypatch.setattr("gpuops.down._save_left", lambda *_: None)
-    monkeypatch.setattr("gpuops.down.tear_down", ended)
+    monkeypatch.setattr("gpuops.commands.down._save_runs", lambda _world, row, *_: [rest_of(row.name)])
+    monkeypatch.setattr("gpuops.commands.down._save_left", lambda *_: None)
+    monkeypatch.setattr("gpuops.commands.down.tear_down", ended)
     return found
 
 
@@ -71,7 +71,7 @@ def test_one_that_may_still_bill_is_said_at_once(
         raise StillBilling("two may still be there", "gpuops down two")
 
     rows = clusters(world)
-    monkeypatch.setattr("gpuops.down.tear_down", billing)
+    monkeypatch.setattr("gpuops.commands.down.tear_down", billing)
     with pytest.raises(StillBilling):
         down(world, rows, Silent(), force=False)
     assert order == []
@@ -83,8 +83,8 @@ def test_interrupted_while_it_is_fetched_nothing_is_left_to_a_guard(
     def interrupted() -> Conclusion:
         raise Interrupted("interrupted", PULL)
 
-    monkeypatch.setattr("gpuops.down._save_runs", lambda *_: [interrupted])
-    monkeypatch.setattr("gpuops.guard.ensure", lambda _: order.append("guard"))
+    monkeypatch.setattr("gpuops.commands.down._save_runs", lambda *_: [interrupted])
+    monkeypatch.setattr("gpuops.guard.daemon.ensure", lambda _: order.append("guard"))
     with pytest.raises(Interrupted) as found:
         down(world, clusters(world), Silent(), force=False)
     assert (found.value.say, found.value.hint) == ("interrupted", PULL)

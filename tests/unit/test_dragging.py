@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.errors import NodeError, StillBilling
-from gpuops.progress import PlainProgress
-from gpuops.world import World
+from gpuops.core.context import World
+from gpuops.core.errors import NodeError, StillBilling
+from gpuops.core.progress import PlainProgress
 from tests.fakes.provider import Cloud, FakeClock, Fault, surroundings
 from tests.unit.test_cluster import up
 

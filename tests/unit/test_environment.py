@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.environment import TORCH, WHEELS, WORKLOAD, make_plan, torch_choice, wants
-from gpuops.errors import UsageError
-from gpuops.settings import Settings
+from gpuops.core.errors import UsageError
+from gpuops.core.settings import Settings
+from gpuops.nodes.environment import TORCH, WHEELS, WORKLOAD, make_plan, torch_choice, wants
 
 NONE = Settings()
 

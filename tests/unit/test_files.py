@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.errors import UsageError
-from gpuops.push.files import project_files
-from gpuops.push.git import commit_of
+from gpuops.core.errors import UsageError
+from gpuops.sync.git import commit_of
+from gpuops.sync.project import project_files
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 

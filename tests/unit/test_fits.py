@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops.agentclient import AgentClient, NodePaths, Programs
-from gpuops.connection import ProcessConnection
-from gpuops.errors import NodeError
-from gpuops.fits import check
-from gpuops.models import Resource, RunRequest
+from gpuops.core.errors import NodeError
+from gpuops.core.models import Resource, RunRequest
+from gpuops.nodes.fits import check
+from gpuops.transport.connection import ProcessConnection
+from gpuops.transport.rpc import AgentClient, NodePaths, Programs
 
 V100 = [{"index": 3, "name": "Tesla V100-SXM2-16GB", "driver": "595.10", "compute_cap": "7.0"}]
 NO_KERNELS = ("2.11.0+cu128", "12.8")

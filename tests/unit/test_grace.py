@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from gpuops import grace
-from gpuops.models import Lease
+from gpuops.core.models import Lease
+from gpuops.runs import grace
 
 NOON = time.mktime((2026, 11, 22, 12, 0, 0, 0, 0, -1))
 """By this computer's own clock, wherever it stands."""

@@ -16,15 +16,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuops import guard, keep
-from gpuops.clock import Clock
-from gpuops.cluster import bring_up
-from gpuops.errors import NodeError, StillBilling
-from gpuops.ledger import ClusterRow, Ledger, RunRow
-from gpuops.models import Lease, Request
-from gpuops.processes import Identity, myself, started
-from gpuops.terms import LeaseWish
-from gpuops.world import World
+from gpuops.clusters.up import bring_up
+from gpuops.core.context import World
+from gpuops.core.errors import NodeError, StillBilling
+from gpuops.core.models import Lease, Request
+from gpuops.core.polling import Clock
+from gpuops.core.processes import Identity, myself, started
+from gpuops.guard import daemon
+from gpuops.guard import tend as keep
+from gpuops.ledger.store import ClusterRow, Ledger, RunRow
+from gpuops.offers.approval import LeaseWish
 from provisioners.base import Context
 from tests.conftest import HANG_S, Shell, until
 from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, surroundings
@@ -64,15 +65,15 @@ def run(state: str, keeper: Identity | None) -> RunRow:
 
 
 def test_who_needs_the_guard(other: Identity) -> None:
-    long_ago = Lease(hard_end=NOW - guard.LEASE_MARGIN_S - 1)
-    just_now = Lease(hard_end=NOW - guard.LEASE_MARGIN_S + 1)
+    long_ago = Lease(hard_end=NOW - daemon.LEASE_MARGIN_S - 1)
+    just_now = Lease(hard_end=NOW - daemon.LEASE_MARGIN_S + 1)
     table: list[tuple[ClusterRow, list[RunRow], bool]] = [
         (row(), [], False),
         (row(keeper=DEAD), [], False),
         (row("creating"), [], True),
         (row("creating", keeper=DEAD), [], True),
         (row("creating", keeper=other), [], False),
-        (row("creating", keeper=other, boot=NOW - guard.LEASE_MARGIN_S - 1), [], True),
+        (row("creating", keeper=other, boot=NOW - daemon.LEASE_MARGIN_S - 1), [], True),
         (row("ending", keeper=ME), [], True),
         (row("ending", keeper=other), [], False),
         (row(ephemeral=True), [], True),
@@ -90,33 +91,33 @@ def test_who_needs_the_guard(other: Identity) -> None:
         (row(keeper=other, lease=Lease(None, 5.0, NOW - 100)), [], True),
     ]
     for cluster, runs, expected in table:
-        assert guard.needs_tending(cluster, runs, NOW, ME, looked_s=1.0) is expected, (cluster, runs)
-    assert guard.needs_tending(row(), [], NOW, ME, looked_s=guard.LOOK_S), "now and then it looks all the same"
+        assert daemon.needs_tending(cluster, runs, NOW, ME, looked_s=1.0) is expected, (cluster, runs)
+    assert daemon.needs_tending(row(), [], NOW, ME, looked_s=daemon.LOOK_S), "now and then it looks all the same"
 
 
 def test_who_is_not_waited_for_any_longer() -> None:
-    late = Lease(hard_end=NOW - guard.LEASE_MARGIN_S - 1)
+    late = Lease(hard_end=NOW - daemon.LEASE_MARGIN_S - 1)
     table: list[tuple[ClusterRow, float, bool]] = [
         (row(), 9999.0, False),
-        (row(lease=late), guard.LEASE_MARGIN_S, False),
-        (row(lease=late), guard.LEASE_MARGIN_S + 2, True),
+        (row(lease=late), daemon.LEASE_MARGIN_S, False),
+        (row(lease=late), daemon.LEASE_MARGIN_S + 2, True),
         (row(lease=Lease(hard_end=NOW - 1)), 9999.0, False),
-        (row(lease=Lease(hard_end=NOW - 9999)), guard.HANG_S, True),
-        (row("creating", boot=NOW - 9999), guard.HANG_S - 1, False),
+        (row(lease=Lease(hard_end=NOW - 9999)), daemon.HANG_S, True),
+        (row("creating", boot=NOW - 9999), daemon.HANG_S - 1, False),
     ]
     for cluster, began_s, expected in table:
-        assert guard._hangs(cluster, NOW, began_s) is expected, (cluster, began_s)
+        assert daemon._hangs(cluster, NOW, began_s) is expected, (cluster, began_s)
 
 
 def test_who_has_had_time_enough_to_bring_things_home() -> None:
     table: list[tuple[ClusterRow, float, bool]] = [
         (row(), 9999.0, False),
-        (row(lease=Lease(hard_end=NOW - 9999)), guard.HANG_S, True),
-        (row(lease=Lease(hard_end=NOW - 9999)), guard.HANG_S - 1, False),
+        (row(lease=Lease(hard_end=NOW - 9999)), daemon.HANG_S, True),
+        (row(lease=Lease(hard_end=NOW - 9999)), daemon.HANG_S - 1, False),
         (row(lease=Lease(hard_end=NOW - 700)), 701.0, False),
     ]
     for cluster, began_s, expected in table:
-        assert guard._had_its_time(cluster, NOW, began_s) is expected, (cluster, began_s)
+        assert daemon._had_its_time(cluster, NOW, began_s) is expected, (cluster, began_s)
 
 
 # -- doing it -------------------------------------------------------------------------------------
@@ -295,18 +296,23 @@ def test_a_cluster_that_ended_by_itself_is_cleared_away(there: tuple[Cloud, Worl
     assert "lab had ended by itself and was cleared away" in told(world)
 
 
-def test_machines_that_cannot_end_themselves_do_not_outlive_their_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("able", [True, "it has no door from inside"])
+def test_machines_do_not_outlive_their_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, able: bool | str) -> None:
     """A watchdog whose node was idle for long ends what it can; what is rented goes on, until the guard sees that."""
     cloud, world = surroundings(tmp_path, monkeypatch, Clock())
     cloud.play(real=True, settle_s=0.0)
-    live = bring_up(world, Request(NAME, timeout_min=10.0), name="lab", ephemeral=False, wish=LeaseWish())
+    provider = world.provisioner(NAME)
+    monkeypatch.setattr(provider, "capabilities", {**provider.capabilities, "self_destruct": able})
+    live = bring_up(world, Request(NAME, timeout_min=10.0), name="lab", ephemeral=False, wish=LeaseWish(idle_min=1.0))
     live.close()
     world.ledger.set_cluster(live.row.id, keeper=None)
     keep.tend(world, live.row.id)
     assert (world.ledger.cluster(live.row.id).state, len(cloud.machines())) == ("up", 1)
     (world.home / "local" / "lab" / "n0" / "ended.json").write_text('{"at": 0, "why": "nothing was run on it"}')
+    if able is True:
+        keep.tend(world, live.row.id)
+        assert len(cloud.machines()) == 1, "before it may have been idle for too long it is not asked"
+        world.ledger.set_cluster(live.row.id, ready=world.clock.now() - 61.0)
     keep.tend(world, live.row.id)
     assert (world.ledger.cluster(live.row.id).state, cloud.machines()) == ("gone", [])
     assert "its nodes had ended by themselves" in told(world)
@@ -334,15 +340,15 @@ def test_after_a_provider_that_raises_the_guard_tries_again(
     word, once; each is a line of the log."""
     cloud, world = there
     monkeypatch.setenv("SCRIPTED", str(cloud.folder))
-    monkeypatch.setattr(guard, "RETRY_S", 0.1)
-    monkeypatch.setattr(guard, "RETRY_SLOW_S", 0.2)
+    monkeypatch.setattr(daemon, "RETRY_S", 0.1)
+    monkeypatch.setattr(daemon, "RETRY_SLOW_S", 0.2)
     (world.home / "owner").write_text(OWNER + "\n")
     lab = cluster(world, state="ending")
     cloud.play(destroy_always=[Fault("KeyError", lie=True)], gone_s=0.3, settle_s=0.0)
     tending: dict = {}  # type: ignore[type-arg]
 
     def look() -> bool:
-        guard._look(world.home, tending)
+        daemon._look(world.home, tending)
         return cloud.calls().count("destroy") > 8
 
     until(look, "several attempts")
@@ -351,13 +357,13 @@ def test_after_a_provider_that_raises_the_guard_tries_again(
     with pytest.raises(StillBilling):
         keep.tend(world, lab)
     cloud.play(settle_s=0.0)
-    until(lambda: not guard._look(world.home, tending), "the end, now that it is possible")
+    until(lambda: not daemon._look(world.home, tending), "the end, now that it is possible")
     assert cloud.machines() == []
     assert "Traceback" not in capsys.readouterr().err
 
 
 def test_failures_are_tried_again_ever_more_seldom() -> None:
-    assert [guard.pause(rounds) for rounds in (1, 2, 3, 4, 5, 10_000)] == [30.0, 60.0, 120.0, 240.0, 300.0, 300.0]
+    assert [daemon.pause(rounds) for rounds in (1, 2, 3, 4, 5, 10_000)] == [30.0, 60.0, 120.0, 240.0, 300.0, 300.0]
 
 
 def test_a_ledger_that_cannot_be_read_is_not_waited_for_for_ever(
@@ -366,8 +372,8 @@ def test_a_ledger_that_cannot_be_read_is_not_waited_for_for_ever(
     _, world = there
     (world.home / "owner").write_text(OWNER + "\n")
     (world.home / "ledger.db").mkdir()
-    monkeypatch.setattr(guard, "RETRY_S", 0.0)
-    guard._watch(world.home)
+    monkeypatch.setattr(daemon, "RETRY_S", 0.0)
+    daemon._watch(world.home)
 
 
 def test_a_bug_does_not_end_the_guard(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,9 +386,9 @@ def test_a_bug_does_not_end_the_guard(there: tuple[Cloud, World], monkeypatch: p
             raise RuntimeError("can't start new thread")
         return False
 
-    monkeypatch.setattr(guard, "RETRY_S", 0.0)
-    monkeypatch.setattr(guard, "_look", look)
-    guard._watch(world.home)
+    monkeypatch.setattr(daemon, "RETRY_S", 0.0)
+    monkeypatch.setattr(daemon, "_look", look)
+    daemon._watch(world.home)
     assert looks == [0, 1]
 
 
@@ -393,7 +399,7 @@ def guards(shell: Shell) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if "gpuops.guard" in process.cmdline() and str(shell.home) in process.cmdline():
+            if "gpuops.guard.daemon" in process.cmdline() and str(shell.home) in process.cmdline():
                 found.append(process)
         except psutil.Error:
             continue
@@ -410,7 +416,7 @@ def end_guards(shell: Shell) -> None:
 def test_one_at_a_time_and_gone_when_nothing_is_left(shell: Shell) -> None:
     assert shell.run("up", "local", "--max-hours", "1").returncode == 0
     before = until(lambda: guards(shell), "a guard")  # or two: one has just begun, and will leave
-    words = [sys.executable, "-m", "gpuops.guard", str(shell.home)]
+    words = [sys.executable, "-m", "gpuops.guard.daemon", str(shell.home)]
     more = [subprocess.Popen(words, cwd=ROOT, env=shell.environment()) for _ in range(3)]
     assert [process.wait(HANG_S) for process in more] == [0, 0, 0]
     (left,) = until(lambda: len(found := guards(shell)) == 1 and found, "one guard")
@@ -432,7 +438,7 @@ def test_a_killed_guard_is_replaced_by_the_next_command(shell: Shell) -> None:
 
 UP_THAT_NEVER_ENDS = """
 import os, signal, sys
-from gpuops import terms
+from gpuops.offers import approval as terms
 from provisioners.local import LocalProvisioner
 terms.BOOT_MARGIN_S = 4.0
 LocalProvisioner.describe = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)  # its node is made, and it is not over
@@ -474,8 +480,8 @@ def test_a_thread_that_hangs_keeps_no_cluster_beyond_its_lease(
     over = threading.Event()
     hanging = threading.Thread(target=over.wait, daemon=True)
     hanging.start()
-    tending = {lab: (hanging, time.monotonic() - guard.HANG_S)}
-    assert guard._look(world.home, tending)
+    tending = {lab: (hanging, time.monotonic() - daemon.HANG_S)}
+    assert daemon._look(world.home, tending)
     until(lambda: not cloud.machines(), "the machine ended while the first thread hangs")
     assert hanging.is_alive()
     over.set()
@@ -493,16 +499,17 @@ def test_what_is_begun_while_the_guard_leaves_has_another(
     cloud.guard.release()
     (world.home / "owner").write_text(OWNER + "\n")
     started: list[str] = []
-    monkeypatch.setattr("gpuops.processes.start_background", lambda argv, **_: started.append(argv[-1]))
+    monkeypatch.setattr("gpuops.core.processes.start_background", lambda argv, **_: started.append(argv[-1]))
     monkeypatch.setattr("signal.signal", lambda *_: None)
 
-    def watch(home: Path) -> None:
-        guard.ensure(home)
+    def watch(home: Path) -> set[int]:
+        daemon.ensure(home)
         assert started == []
         cluster(world, state="creating", machine=False)
+        return set()
 
-    monkeypatch.setattr(guard, "_watch", watch)
-    assert guard.main(world.home) == 0
+    monkeypatch.setattr(daemon, "_watch", watch)
+    assert daemon.main(world.home) == 0
     assert started == [str(world.home)]
 
 
@@ -522,8 +529,8 @@ def test_the_guard_does_not_leave_before_its_last_word(
         theirs.ledger.notice(f"{one} is gone")
 
     monkeypatch.setattr(keep, "tend", tend)
-    monkeypatch.setattr(guard, "TICK_S", 0.01)
-    leaving = threading.Thread(target=guard._watch, args=(world.home,), daemon=True)
+    monkeypatch.setattr(daemon, "TICK_S", 0.01)
+    leaving = threading.Thread(target=daemon._watch, args=(world.home,), daemon=True)
     leaving.start()
     assert begun.wait(60)
     world.ledger.gone(lab, 1.0, "its end")
@@ -539,15 +546,15 @@ def test_a_thread_that_rests_keeps_no_guard(there: tuple[Cloud, World], monkeypa
     lab = cluster(world, ephemeral=True)
 
     def tend(*_: object, **__: bool) -> None:
-        world = guard._world(there[1].home)
+        world = daemon._world(there[1].home)
         world.ledger.gone(lab, 1.0, "another command was quicker")
         raise NodeError("it does not answer", "")
 
     monkeypatch.setattr(keep, "tend", tend)
-    monkeypatch.setattr(guard, "TICK_S", 0.01)
-    monkeypatch.setattr(guard, "RETRY_S", 600.0)
-    monkeypatch.setattr(guard, "LAST_WORDS_S", 600.0)
-    leaving = threading.Thread(target=guard._watch, args=(world.home,), daemon=True)
+    monkeypatch.setattr(daemon, "TICK_S", 0.01)
+    monkeypatch.setattr(daemon, "RETRY_S", 600.0)
+    monkeypatch.setattr(daemon, "LAST_WORDS_S", 600.0)
+    leaving = threading.Thread(target=daemon._watch, args=(world.home,), daemon=True)
     leaving.start()
     leaving.join(60)
     assert not leaving.is_alive()
@@ -575,7 +582,7 @@ def test_the_guard_knows_what_stands_in_the_projects_dotenv(tmp_path: Path, monk
     project.mkdir()
     (project / ".env").write_text("GPUOPS_TORCH_SPEC=torch==2.11.0\n= = =\n")
     monkeypatch.delenv("GPUOPS_TORCH_SPEC", raising=False)
-    assert "GPUOPS_TORCH_SPEC" not in guard._world(home).env
-    assert guard._world(home, project).env["GPUOPS_TORCH_SPEC"] == "torch==2.11.0"
+    assert "GPUOPS_TORCH_SPEC" not in daemon._world(home).env
+    assert daemon._world(home, project).env["GPUOPS_TORCH_SPEC"] == "torch==2.11.0"
     monkeypatch.setenv("GPUOPS_TORCH_SPEC", "torch")
-    assert guard._world(home, project).env["GPUOPS_TORCH_SPEC"] == "torch"
+    assert daemon._world(home, project).env["GPUOPS_TORCH_SPEC"] == "torch"

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from gpuops import guard, guardkeys, keep
-from gpuops.errors import AuthFailed, NodeError, StillBilling
-from gpuops.ledger import ClusterRow
-from gpuops.models import Lease
-from gpuops.output import Output
-from gpuops.signals import Signals
-from gpuops.world import World
+from gpuops.core.context import World
+from gpuops.core.errors import AuthFailed, NodeError, StillBilling
+from gpuops.core.models import Lease
+from gpuops.core.output import Output
+from gpuops.core.signals import Signals
+from gpuops.guard import daemon, guardkeys
+from gpuops.guard import tend as keep
+from gpuops.ledger.store import ClusterRow
 from tests.conftest import until
 
 A, B = {"RUNPOD_API_KEY": "rpa_" + "A" * 40}, {"RUNPOD_API_KEY": "rpa_" + "B" * 40}
@@ -75,7 +76,7 @@ def test_who_takes_over_is_not_asked_to_leave(tmp_path: Path) -> None:
 
 def test_a_guard_stays_until_somebody_waits_to_take_over(tmp_path: Path) -> None:
     """The command that asks for it may be killed before there is one, and that one before it is the guard."""
-    waits = "import sys, pathlib; from gpuops import guardkeys as k; k.wait_for_relief(pathlib.Path(sys.argv[1]))"
+    waits = "import sys, pathlib; from gpuops.guard import guardkeys as k; k.wait_for_relief(pathlib.Path(sys.argv[1]))"
     guardkeys.ask_relief(tmp_path)
     assert not guardkeys.relieved(tmp_path)
     argv = [sys.executable, "-c", f"{waits}; print(flush=True); input()", tmp_path]
@@ -146,7 +147,7 @@ def test_of_two_that_begin_at_once_one_has_all_keys(
     there, over = threading.Event(), threading.Event()
 
     def first() -> None:
-        with FileLock(tmp_path / guard.LOCK):
+        with FileLock(tmp_path / daemon.LOCK):
             guardkeys.note(tmp_path, theirs)
             there.set()
             until(lambda: guardkeys.relieved(tmp_path) or over.is_set(), "its relief")
@@ -154,8 +155,8 @@ def test_of_two_that_begin_at_once_one_has_all_keys(
     other = threading.Thread(target=first, daemon=True)
     other.start()
     assert there.wait(60)
-    lock = FileLock(tmp_path / guard.LOCK, timeout=0.1)
-    assert guard._is_ours(lock, tmp_path) is not alike
+    lock = FileLock(tmp_path / daemon.LOCK, timeout=0.1)
+    assert daemon._is_ours(lock, tmp_path) is not alike
     assert os.environ == (A if alike else {**AWS, **A})
     over.set()
     other.join(60)
@@ -191,12 +192,12 @@ def test_a_guard_whose_keys_expired_says_so_and_unsays_it(
             raise StillBilling("lab-0 may still be there", "gpuops down lab") from error
 
     monkeypatch.setattr(keep, "tend", tend)
-    monkeypatch.setattr(guard, "pause", lambda _: 0.0)
-    monkeypatch.setattr(guard, "_world", lambda *_: World(home=tmp_path, owner="", folder=tmp_path, env={},
+    monkeypatch.setattr(daemon, "pause", lambda _: 0.0)
+    monkeypatch.setattr(daemon, "_world", lambda *_: World(home=tmp_path, owner="", folder=tmp_path, env={},
                                                           out=Output(), signals=Signals()))  # fmt: skip
     row = ClusterRow(1, "lab", "aws", tmp_path, "up", False, "t", {}, {}, 0.0, Lease(), None, 0.0, None, None, "")
     for error, told in ((expired, "aws"), (NodeError("away"), "aws"), (None, "")):
         ends.append(error)
-        guard._Tending(tmp_path, row, 0, saving=True).run()
+        daemon._Tending(tmp_path, row, 0, saving=True).run()
         assert [*guardkeys.refused(tmp_path)] == ([told] if told else [])
     assert "lab: lab-0 may still be there" in capsys.readouterr().err

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.push.restore import places_for
-from gpuops.results import RunHome
-from gpuops.results.folder import OutFolder
-from gpuops.results.inherit import inherit
-from gpuops.results.memory import Arrival
+from gpuops.sync import RunHome
+from gpuops.sync.inherit import inherit
+from gpuops.sync.memory import Arrival
+from gpuops.sync.outputs import OutFolder
+from gpuops.sync.restore import places_for
 
 LAST, OLD, NEW = "snapshots/toy/last", "snapshots/toy/step-100.pt", "snapshots/toy/step-120.pt"
 

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from gpuops import artefact, install
-from gpuops.connection import ProcessConnection
-from gpuops.errors import NodeError, NodeRefused
+from gpuops.core.errors import NodeError, NodeRefused
+from gpuops.nodes import artefact, bootstrap
+from gpuops.transport.connection import ProcessConnection
 
 GOOD = "home /root\npython /usr/bin/python3\nfree_kb 9000000\n"
 
 
 def test_a_look_tells_what_is_there() -> None:
-    assert install.read(GOOD, "box") == install.Found("/root", "/usr/bin/python3", 0)
-    assert install.read(GOOD + "gpus 4\n", "box").gpus == 4
-    assert install.read("home /a b\nold /usr/bin/python3 is Python 3.6\npython /opt/p\nfree_kb \n", "box") == (
-        install.Found("/a b", "/opt/p")
+    assert bootstrap.read(GOOD, "box") == bootstrap.Found("/root", "/usr/bin/python3", 0)
+    assert bootstrap.read(GOOD + "gpus 4\n", "box").gpus == 4
+    assert bootstrap.read("home /a b\nold /usr/bin/python3 is Python 3.6\npython /opt/p\nfree_kb \n", "box") == (
+        bootstrap.Found("/a b", "/opt/p")
     )
 
 
@@ -44,12 +44,12 @@ def test_a_look_tells_what_is_there() -> None:
 )
 def test_what_cannot_become_a_node_is_one_sentence(text: str, say: str, hint: str) -> None:
     with pytest.raises(NodeError) as error:
-        install.read(text, "box")
+        bootstrap.read(text, "box")
     assert (error.value.say, error.value.hint) == (say, hint)
 
 
 def test_a_look_at_this_machine() -> None:
-    found = install.look(ProcessConnection("here"))
+    found = bootstrap.look(ProcessConnection("here"))
     assert Path(found.home) == Path(os.environ["HOME"])
     assert Path(found.python).exists()
 
@@ -58,10 +58,10 @@ def test_the_agent_is_brought_once_and_a_node_begins(tmp_path: Path) -> None:
     root = tmp_path / "a root"
     connection = ProcessConnection("here")
     agent, sha = artefact.build(tmp_path / "cache")
-    path = install.bring(connection, str(root), agent)
+    path = bootstrap.bring(connection, str(root), agent)
     assert Path(path).read_bytes() == agent.read_bytes()
     before = Path(path).stat()
-    assert install.bring(connection, str(root), agent) == path
+    assert bootstrap.bring(connection, str(root), agent) == path
     assert Path(path).stat().st_mtime_ns == before.st_mtime_ns
     assert [one.name for one in (root / "agent").iterdir()] == [f"{sha}.pyz"]
 
@@ -69,17 +69,17 @@ def test_the_agent_is_brought_once_and_a_node_begins(tmp_path: Path) -> None:
     node = {"cluster": "lab", "owner": "0badcafe", "index": 0, "mark": "gpuops-0badcafe-lab-0", "token": "t-0",
             "end": None, "gpus": None, "artefact": sha, "host": "here"}  # fmt: skip
     document = {"node": node, "lease": {"boot_in": 600.0}}
-    install.init(connection, sys.executable, path, str(folder), document)
+    bootstrap.init(connection, sys.executable, path, str(folder), document)
     nodes = [sys.executable, "-I", path, "nodes", "--root", str(root), "--host"]
-    (seen,) = install.program(connection, [*nodes, "here"])["nodes"]
+    (seen,) = bootstrap.program(connection, [*nodes, "here"])["nodes"]
     assert (seen["mark"], seen["state"], seen["folder"]) == (node["mark"], "running", str(folder))
-    assert install.program(connection, [*nodes, "another host that shares the home"])["nodes"] == []
+    assert bootstrap.program(connection, [*nodes, "another host that shares the home"])["nodes"] == []
     with pytest.raises(NodeRefused) as refused:
-        install.init(connection, sys.executable, path, str(folder), {**document, "node": {**node, "token": "other"}})
+        bootstrap.init(connection, sys.executable, path, str(folder), {**document, "node": {**node, "token": "other"}})
     assert refused.value.kind == "foreign"
 
     end = [sys.executable, "-I", path, "end", "--node", str(folder), "--remove", "--root"]
-    install.program(connection, end)
+    bootstrap.program(connection, end)
     assert not root.exists(), "nothing is left of us"
     connection.close()
 
@@ -90,7 +90,7 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("draft", str(tmp_path / "file"))
     monkeypatch.setenv("done", "yes")
     with pytest.raises(NodeError, match=r"the agent cannot be put on here: mkdir: .*Not a directory"):
-        install.bring(ProcessConnection("here"), str(tmp_path / "file"), agent)
+        bootstrap.bring(ProcessConnection("here"), str(tmp_path / "file"), agent)
     assert (tmp_path / "file").exists(), "a variable of the user's own is no file of ours"
 
 
@@ -98,16 +98,16 @@ def test_tidying_takes_what_is_ours_alone(tmp_path: Path) -> None:
     agent, _ = artefact.build(tmp_path / "cache")
     root = tmp_path / "root"
     connection = ProcessConnection("here")
-    install.bring(connection, str(root), agent)
+    bootstrap.bring(connection, str(root), agent)
     (root / "lab").mkdir()
-    install.tidy(connection, str(root))
+    bootstrap.tidy(connection, str(root))
     assert sorted(path.name for path in root.iterdir()) == ["agent", "lab"], "a node is there, or may be"
     (root / "lab").rmdir()
-    install.tidy(connection, str(root))
-    install.tidy(connection, str(root))
+    bootstrap.tidy(connection, str(root))
+    bootstrap.tidy(connection, str(root))
     assert not root.exists()
 
 
 def test_a_program_that_says_something_else_is_said() -> None:
     with pytest.raises(NodeError, match="here gave no answer but 'login banner'"):
-        install.program(ProcessConnection("here"), ["echo", json.dumps({})[:-1] + "\nlogin banner"])
+        bootstrap.program(ProcessConnection("here"), ["echo", json.dumps({})[:-1] + "\nlogin banner"])

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops import job
-from gpuops.conclude import Conclusion
-from gpuops.errors import Interrupted, StillBilling
-from gpuops.signals import HandOver
-from gpuops.world import World
+from gpuops.commands import train
+from gpuops.core.context import World
+from gpuops.core.errors import Interrupted, StillBilling
+from gpuops.core.signals import HandOver
+from gpuops.runs.finish import Conclusion
 
 ROW = cast("Any", SimpleNamespace(name="r-1", facts={"bucket": {"place": "s3://results/lab/r-1"}}))
 LIVE = cast("Any", SimpleNamespace(row=SimpleNamespace(name="lab")))
@@ -24,7 +24,7 @@ def test_a_terminal_that_goes_while_it_is_fetched_leaves_word(world: World) -> N
         raise HandOver("the terminal is gone", "")
 
     with pytest.raises(HandOver):
-        job._completed(world, LIVE, ROW, END, rest, ours=False)
+        train._completed(world, LIVE, ROW, END, rest, ours=False)
     said = [say for _, say in world.ledger.take_notices()]
     assert said == ["what r-1 kept in its bucket is not all home: gpuops pull r-1 fetches it"]
 
@@ -37,9 +37,9 @@ def test_interrupted_while_the_nodes_end_nothing_is_fetched(world: World, monkey
         world.signals.count += 1
         return 0
 
-    monkeypatch.setattr("gpuops.job._tear_down", ended)
+    monkeypatch.setattr("gpuops.commands.train._tear_down", ended)
     with pytest.raises(Interrupted) as found:
-        job._completed(world, LIVE, ROW, END, lambda: cast("Any", fetched.append("rest")), ours=True)
+        train._completed(world, LIVE, ROW, END, lambda: cast("Any", fetched.append("rest")), ours=True)
     assert found.value.hint == "gpuops pull r-1 fetches what is in s3://results/lab/r-1"
     assert fetched == []
 
@@ -48,15 +48,15 @@ def test_a_run_that_was_stopped_by_a_signal_brings_everything_home(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.signals.count = 1
-    monkeypatch.setattr("gpuops.job._tear_down", lambda *_: 0)
+    monkeypatch.setattr("gpuops.commands.train._tear_down", lambda *_: 0)
     whole = cast("Any", object())
-    assert job._completed(world, LIVE, ROW, END, lambda: whole, ours=True) is whole
+    assert train._completed(world, LIVE, ROW, END, lambda: whole, ours=True) is whole
 
 
 def test_while_machines_may_still_bill_nothing_is_fetched(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their end is tried again at once, and not after hours."""
     fetched: list[str] = []
-    monkeypatch.setattr("gpuops.job._tear_down", lambda *_: StillBilling.exit_code)
+    monkeypatch.setattr("gpuops.commands.train._tear_down", lambda *_: StillBilling.exit_code)
     rest = lambda: cast("Any", fetched.append("rest"))  # noqa: E731
-    assert job._completed(world, LIVE, ROW, END, rest, ours=True) is END
+    assert train._completed(world, LIVE, ROW, END, rest, ours=True) is END
     assert fetched == []

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from gpuops.cli.request import key_shaped
-from gpuops.errors import UsageError
-from gpuops.push import keyscan, scan
-from gpuops.push.files import FileEntry, entry
-from gpuops.push.keynames import by_name, by_settings
-from gpuops.push.keyscan import find_keys
+from gpuops.core.errors import UsageError
+from gpuops.sync import scan, secret_scan
+from gpuops.sync.keynames import by_name, by_settings
+from gpuops.sync.project import FileEntry, entry
+from gpuops.sync.secret_scan import find_keys
 
 LETTERS = string.ascii_letters + string.digits
 
@@ -143,24 +143,24 @@ def test_other_rules_find_anew(folder: Path, tmp_path: Path, monkeypatch: pytest
     store.write_text(json.dumps({**document, "files": {path: [[0, 0, 0], None] for path in document["files"]}}))
     kept = json.loads(store.read_text())
     rules = tmp_path / "rules.yml"
-    rules.write_text(keyscan.RULES.read_text() + "# more\n")
-    monkeypatch.setattr(keyscan, "RULES", rules)
-    keyscan._version.cache_clear()
+    rules.write_text(secret_scan.RULES.read_text() + "# more\n")
+    monkeypatch.setattr(secret_scan, "RULES", rules)
+    secret_scan._version.cache_clear()
     try:
         assert find_keys(folder, entries(folder), tmp_path) == {"a.py": GITHUB}
     finally:
-        keyscan._version.cache_clear()
+        secret_scan._version.cache_clear()
     assert json.loads(store.read_text())["version"] != kept["version"]
 
 
 def test_what_is_remembered_needs_no_rules(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find_keys(folder, entries(folder), tmp_path)
-    monkeypatch.setattr(keyscan, "_scanner", lambda: pytest.fail("the rules were loaded"))
+    monkeypatch.setattr(secret_scan, "_scanner", lambda: pytest.fail("the rules were loaded"))
     assert find_keys(folder, entries(folder), tmp_path) == {"a.py": GITHUB}
 
 
 def test_of_a_huge_file_both_ends_are_searched(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyscan, "WHOLE", 1 << 20)
+    monkeypatch.setattr(secret_scan, "WHOLE", 1 << 20)
     for name, at in (("start", 0), ("end", -len(TOKEN)), ("middle", 1 << 20)):
         data = bytearray(b" " * (2 << 20))
         data[at : at + len(TOKEN) or None] = TOKEN.encode()
@@ -169,7 +169,7 @@ def test_of_a_huge_file_both_ends_are_searched(folder: Path, tmp_path: Path, mon
 
 
 def test_what_takes_too_long_stays(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyscan, "PIECE_S", 1e-9)
+    monkeypatch.setattr(secret_scan, "PIECE_S", 1e-9)
     why = "bytes that cannot be searched for keys in time"
     assert find_keys(folder, entries(folder), tmp_path) == {"a.py": why, "b.py": why}
 
@@ -177,7 +177,7 @@ def test_what_takes_too_long_stays(folder: Path, tmp_path: Path, monkeypatch: py
 def test_a_computer_without_the_search_sends_nothing_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An Intel Mac, for which the library has no build. What only its name betrays is found all the same."""
     monkeypatch.setitem(sys.modules, "kingfisher_sdk", None)
-    keyscan._scanner.cache_clear()
+    secret_scan._scanner.cache_clear()
     (tmp_path / "train.py").write_text("print()\n")
     with pytest.raises(UsageError, match="cannot be searched for keys on this computer") as refused:
         scan(tmp_path, tmp_path / "home" / "cache")

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from gpuops import artefact
 from gpuops.agent import launcher
-from gpuops.errors import UsageError
-from gpuops.launch import SCRUB, NodeFacts, node_specs, rank_command, ranks_for
-from gpuops.models import RunRequest
+from gpuops.core.errors import UsageError
+from gpuops.core.models import NodeFacts, RunRequest
+from gpuops.nodes import artefact
+from gpuops.nodes.virtual import ranks_for
+from gpuops.runs.spec import SCRUB, node_specs, rank_command
 from tests.ports import free_port
 
 TRAIN = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=None, script="train.py", argv=("50", "10"))
@@ -130,6 +131,12 @@ def test_cores_are_shared_among_ranks(cores: int, share: float, ranks: int, thre
 @pytest.mark.parametrize(("gpus", "visible"), [([0, 3], "0,3"), ([], ""), (None, None)])
 def test_a_node_sees_its_own_gpus_only(gpus: list[int] | None, visible: str | None) -> None:
     assert env(node=replace(NODES[0], gpus=gpus)).get("CUDA_VISIBLE_DEVICES") == visible
+
+
+def test_what_a_provider_says_is_under_the_users_own() -> None:
+    node = replace(NODES[0], env={"NCCL_NET": "Socket", "GLOO_SOCKET_IFNAME": "lo"})
+    assert (env(node=node)["NCCL_NET"], env(node=node)["GLOO_SOCKET_IFNAME"]) == ("Socket", "eth1")
+    assert env(replace(TRAIN, env={"NCCL_NET": "IB"}), node)["NCCL_NET"] == "IB"
 
 
 def test_the_users_variables_win_but_for_who_a_process_is() -> None:

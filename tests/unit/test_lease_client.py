@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuops.errors import UsageError
-from gpuops.lease import describe, extended, make, parse_span
-from gpuops.models import Lease
-from gpuops.output import clock_time
+from gpuops.core.errors import UsageError
+from gpuops.core.models import Lease
+from gpuops.core.output import clock_time
+from gpuops.offers.lease import describe, extended, make, parse_span
 
 NOW = 1_800_000_000.0
 

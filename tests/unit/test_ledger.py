@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.errors import UsageError
-from gpuops.ledger import FILE, Ledger, LedgerJournal, LedgerTooNew, LedgerUnwritable, RowGone
-from gpuops.ledgerfile import SCHEMA, set_aside
-from gpuops.models import Lease, Resource
-from gpuops.processes import Identity, myself, started
+from gpuops.core.errors import UsageError
+from gpuops.core.models import Lease, Resource
+from gpuops.core.processes import Identity, myself, started
+from gpuops.ledger.schema import SCHEMA, set_aside
+from gpuops.ledger.store import FILE, Ledger, LedgerJournal, LedgerTooNew, LedgerUnwritable, RowGone
 from tests.conftest import open_folder, without_root
 
 ROOT = Path(__file__).parents[2]
@@ -26,9 +26,9 @@ CLUSTERS_EACH = 3
 WRITER = """
 import sys
 from pathlib import Path
-from gpuops.ledger import Ledger, LedgerJournal
-from gpuops.models import Lease, Resource
-from gpuops.processes import myself
+from gpuops.ledger.store import Ledger, LedgerJournal
+from gpuops.core.models import Lease, Resource
+from gpuops.core.processes import myself
 home, count = Path(sys.argv[1]), int(sys.argv[2])
 for _ in range(count):
     ledger = Ledger.open(home)

@@ -10,18 +10,17 @@ from typing import cast
 
 import pytest
 
-from gpuops import unsaved
 from gpuops.agent.outs import matcher
-from gpuops.connection import ProcessChannel
-from gpuops.errors import NodeError
-from gpuops.ledger import ClusterRow
-from gpuops.models import Resource
-from gpuops.progress import Silent
-from gpuops.push import push_many, scan
-from gpuops.results.leftover import MANY, SMALL, Left, exactly, left, save, sentence, worth
-from gpuops.safefolder import SafeFolder
-from gpuops.system import System
-from gpuops.world import World
+from gpuops.core.context import World
+from gpuops.core.errors import NodeError
+from gpuops.core.models import Resource
+from gpuops.core.platform import System
+from gpuops.core.progress import Silent
+from gpuops.core.safe_folder import SafeFolder
+from gpuops.ledger.store import ClusterRow
+from gpuops.sync import push_many, scan, unsaved
+from gpuops.sync.leftovers import MANY, SMALL, Left, exactly, left, save, sentence, worth
+from gpuops.transport.connection import ProcessChannel
 from tests.fakes.inprocess import InProcessClient
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuops import artefact
 from gpuops.agent import proctable
+from gpuops.nodes import artefact
 from provisioners.base import Context
 from provisioners.local import LocalProvisioner, init_node
 from provisioners.localproc import start_of, watchdog_lives

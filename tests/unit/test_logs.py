@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuops.logs import IDLE_LOOKS, PIECE, REDRAW_LOOKS, LineMerger
+from gpuops.runs.log_lines import IDLE_LOOKS, PIECE, REDRAW_LOOKS, LineMerger
 
 
 def merger(**changed: object) -> LineMerger:

@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuops import cluster as clusters
-from gpuops import lease as leases
-from gpuops import offering
-from gpuops.clock import Clock
-from gpuops.contract import Checked
-from gpuops.errors import GpuopsError, NoCapacity, QuotaExceeded, UsageError
-from gpuops.lease import EARLIER_S, LEAST_S, Funds, back_by, beyond, doubt, ending, over_limit, spent, within
-from gpuops.models import Lease, Offer, Price, Request
-from gpuops.output import Output, clock_time
-from gpuops.teardown import tear_down
-from gpuops.terms import LeaseWish
-from gpuops.world import World
+from gpuops.clusters import up as clusters
+from gpuops.clusters.teardown import tear_down
+from gpuops.core.context import World
+from gpuops.core.errors import GpuopsError, NoCapacity, QuotaExceeded, UsageError
+from gpuops.core.models import Lease, Offer, Price, Request
+from gpuops.core.output import Output, clock_time
+from gpuops.core.polling import Clock
+from gpuops.offers import lease as leases
+from gpuops.offers import table
+from gpuops.offers.approval import LeaseWish
+from gpuops.offers.lease import EARLIER_S, LEAST_S, Funds, back_by, beyond, doubt, ending, over_limit, spent, within
+from provisioners.checked import Checked
 from tests.conftest import HANG_S
 from tests.fakes.provider import NAME, PRICE, Cloud, Fault, Scripted, surroundings
 
@@ -152,34 +152,32 @@ def offer(index: int, price: float, **data: Any) -> Offer:
 
 
 def test_offers_are_a_table_in_the_order_of_trying() -> None:
-    assert offering.lines([offer(0, 1.0), offer(1, 2.5)]) == [
+    assert table.lines([offer(0, 1.0), offer(1, 2.5)]) == [
         "OFFER      GPUS  REGION  $/H",
         "machine 0  2     moon    $1.00",
         "machine 1  2     moon    $2.50",
     ]
     own = {"gpu": "H100 80GB", "memory": "251 GB", "$/h": "$2.39"}
-    assert offering.lines([offer(0, 2.39, columns=own)]) == [
+    assert table.lines([offer(0, 2.39, columns=own)]) == [
         "GPU        MEMORY  $/H",
         "H100 80GB  251 GB  $2.39",
     ]
-    assert offering.lines([offer(0, 1.0)]) == [], "one that says no more than its sentence"
+    assert table.lines([offer(0, 1.0)]) == [], "one that says no more than its sentence"
     many = [offer(index, 1.0, columns={"gpu": f"g{index}"}) for index in range(40)]
-    assert offering.lines(many)[-2:] == ["g11  $1.00", "and 28 more"]
+    assert table.lines(many)[-2:] == ["g11  $1.00", "and 28 more"]
 
 
 def test_the_choice_is_explained() -> None:
     after = "; the next ones follow where it cannot be had"
-    assert offering.choice([offer(0, 1.0), offer(1, 2.0)]) == f"machine 0 is tried first: the cheapest{after}"
-    assert (
-        offering.choice([offer(0, 3.0), offer(1, 2.0)]) == f"machine 0 is tried first: what scripted puts first{after}"
-    )
-    told = offering.choice([offer(0, 3.0, why="the last with NVLink"), offer(1, 2.0)])
+    assert table.choice([offer(0, 1.0), offer(1, 2.0)]) == f"machine 0 is tried first: the cheapest{after}"
+    assert table.choice([offer(0, 3.0), offer(1, 2.0)]) == f"machine 0 is tried first: what scripted puts first{after}"
+    told = table.choice([offer(0, 3.0, why="the last with NVLink"), offer(1, 2.0)])
     assert told == f"machine 0 is tried first: the last with NVLink{after}"
-    assert offering.choice([offer(0, 1.0)]) == ""
+    assert table.choice([offer(0, 1.0)]) == ""
 
 
 def test_the_price_that_allows_an_offer_is_never_below_it() -> None:
-    assert [offering.allowing(offer(0, price)) for price in (2.4, 2.401, 0.1 + 0.2)] == [
+    assert [table.allowing(price) for price in (2.4, 2.401, 0.1 + 0.2)] == [
         "--max-price 2.40", "--max-price 2.41", "--max-price 0.30",
     ]  # fmt: skip
 
@@ -188,7 +186,7 @@ def test_the_price_that_allows_an_offer_is_never_below_it() -> None:
 
 
 def tells(monkeypatch: pytest.MonkeyPatch, account: Callable[[], Any], within_s: float = HANG_S) -> None:
-    for place in ("gpuops.search.SOON_S", "gpuops.terms.PATIENCE_S"):
+    for place in ("gpuops.offers.search.SOON_S", "gpuops.offers.approval.PATIENCE_S"):
         monkeypatch.setattr(place, within_s)
     monkeypatch.setattr(Scripted, "account", lambda _: account(), raising=False)
 

@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops.equip import Equipped, differences
-from gpuops.launch import NodeFacts
-from gpuops.live import Live
-from gpuops.meeting import Spot
-from gpuops.probe import notes, report
+from gpuops.core.models import NodeFacts
+from gpuops.nodes.meeting import Spot
+from gpuops.nodes.network import notes, report
+from gpuops.nodes.python import Equipped, differences
+from gpuops.nodes.session import Live
 
 
 def ring(*numbers: tuple[float | None, float | None]) -> list[dict[str, Any]]:

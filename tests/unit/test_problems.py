@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuops import cluster as clusters
-from gpuops.doctor import story
-from gpuops.errors import ProviderError
-from gpuops.models import Problem, Request
-from gpuops.output import Output
-from gpuops.terms import LeaseWish
-from gpuops.world import World
+from gpuops.clusters import up as clusters
+from gpuops.commands.doctor import doctor
+from gpuops.core.context import World
+from gpuops.core.errors import ProviderError
+from gpuops.core.models import Problem, Request
+from gpuops.core.output import Output
+from gpuops.offers.approval import LeaseWish
 from tests.fakes.provider import NAME, Cloud, surroundings
 
 WHOSE = Problem("the account is alice's", "--profile for another", note=True)
@@ -63,7 +63,7 @@ def test_what_is_fatal_stops(there: tuple[Cloud, World], monkeypatch: pytest.Mon
 def test_the_doctor_warns_of_what_is_wrong_alone(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
     _, world = there
     finds(world, monkeypatch, WHOSE, SLOW)
-    report = story.provider(world, Request(NAME), "")
+    report = doctor.provider(world, Request(NAME), "")
     theirs = [(one.level, one.what, one.say, one.hint) for one in report.findings if one.where == NAME]
     assert theirs == [
         ("note", "account", "the account is alice's", "--profile for another"),

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from gpuops.output import ERASE, Output, amount
-from gpuops.phase import Phase, beat_s, pace
-from gpuops.progress import PlainProgress, Progress, Silent, TerminalProgress, progress_on
+from gpuops.core.output import ERASE, Output, amount
+from gpuops.core.phase import Phase, beat_s, pace
+from gpuops.core.progress import PlainProgress, Progress, Silent, TerminalProgress, progress_on
 
 
 class Clock:

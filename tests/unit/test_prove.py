@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpuops.errors import AuthFailed, NoCapacity, UsageError
-from gpuops.models import Intent, Journal, Offer, Price, Request, Resource
-from gpuops.output import Output, span
-from gpuops.proof import record as records
-from gpuops.proof.prove import Proof, prove, steps
+from gpuops.commands.prove import record as records
+from gpuops.commands.prove.prove import Proof, prove, steps
+from gpuops.core.errors import AuthFailed, NoCapacity, UsageError
+from gpuops.core.models import Intent, Journal, Offer, Price, Request, Resource
+from gpuops.core.output import Output, span
 from tests.fakes.plain import Plain, world_of
 
 ROOT = Path(__file__).parents[2]
@@ -47,8 +47,8 @@ def offer(per_hour: float) -> Offer:
     [
         (0.0, 0.1, set()),
         (0.36, 0.1, set()),
-        (0.36, 0.05, {"adopted"}),
-        (0.36, 0.02, {"adopted", "killed"}),
+        (0.36, 0.055, {"adopted"}),
+        (0.36, 0.02, {"adopted", "killed", "unattended"}),
         (10.0, 3.0, set()),
     ],
 )
@@ -76,7 +76,7 @@ def test_money_is_asked_for_once(proving: Prove) -> None:
     Plain.world.out = Output(err=(said := io.StringIO()))
     with pytest.raises(UsageError, match="nobody is there to be asked"):
         proving(Nobody())
-    assert "about $0.2208 in all, at most $5.0000" in said.getvalue()
+    assert "about $0.2806 in all, at most $5.0000" in said.getvalue()
 
 
 def test_the_cheapest_is_taken_and_all_of_it_ended(proving: Prove) -> None:
@@ -101,7 +101,7 @@ def test_it_stops_before_what_would_break_the_limit(proving: Prove) -> None:
     proof = proving(Slow(), spend=0.3)
     assert outcomes(proof)["create"] == "proven"
     said = {one["name"]: one["said"] for one in proof.record["scenarios"] if one["outcome"] == "skipped"}
-    assert set(said) == {"lost-answer", "ready", "watchdog", "killed", "bill"}
+    assert set(said) == {"lost-answer", "ready", "watchdog", "killed", "bill", "boot-deadline"}
     assert re.fullmatch(
         r"\$0\.1\d+ of \$0\.3000 are spent, and its machines take about \$0\.\d+ more", said["lost-answer"]
     )

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from gpuops.connection import ProcessChannel
-from gpuops.errors import ConnectionLost, NodeRefused, UsageError
-from gpuops.progress import PlainProgress, Silent
-from gpuops.push import PushReport, Tree, push_many, scan, summary
-from gpuops.push.edits import Brought, pull_edits
-from gpuops.push.files import FileEntry
-from gpuops.push.keyscan import WHOLE
-from gpuops.push.pushed import Pushed
+from gpuops.core.errors import ConnectionLost, NodeRefused, UsageError
+from gpuops.core.progress import PlainProgress, Silent
+from gpuops.sync import PushReport, Tree, push_many, scan, summary
+from gpuops.sync.edits import Brought, pull_edits
+from gpuops.sync.project import FileEntry
+from gpuops.sync.pushed import Pushed
+from gpuops.sync.secret_scan import WHOLE
+from gpuops.transport.connection import ProcessChannel
 from tests.conftest import open_folder, without_root
 from tests.fakes.inprocess import InProcessClient
 

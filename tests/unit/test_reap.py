@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
-from gpuops import adopt, down, keep, reap, registry, status, virtual
-from gpuops.errors import LocalDisk, NodeError, StillBilling, UsageError
-from gpuops.ledger import Ledger, RowGone
-from gpuops.models import Lease, Resource
-from gpuops.orphans import note_rented
-from gpuops.output import Output
-from gpuops.progress import Silent
-from gpuops.ssh import Target
-from gpuops.world import World
+from gpuops.clusters import reap, recovery, virtual
+from gpuops.clusters.orphans import note_rented
+from gpuops.commands import down, status
+from gpuops.core.context import World
+from gpuops.core.errors import LocalDisk, NodeError, StillBilling, UsageError
+from gpuops.core.models import Lease, Resource
+from gpuops.core.output import Output
+from gpuops.core.progress import Silent
+from gpuops.guard import tend
+from gpuops.ledger.store import Ledger, RowGone
+from gpuops.transport.ssh import Target
+from provisioners import registry
 from provisioners.base import Context
 from provisioners.hostbook import HostBook, Met
 from tests.conftest import Shell
@@ -288,12 +291,12 @@ def test_what_cannot_be_taken_back_is_left_and_said(there: tuple[Cloud, World]) 
     cloud, world = there
     exists(world, "lab")
     found, _ = reap.strays(world)
-    back, failed = adopt.adopt_all(world, reap.lost(found), complete=True)
+    back, failed = recovery.adopt_all(world, reap.lost(found), complete=True)
     assert (back, [error.exit_code for error in failed]) == ([], [4])
     Scripted(Context(OWNER, world.home, world.env))._add(f"gpuops-{OWNER}-half-1")
     (half,) = [one for one in reap.lost(reap.strays(world)[0]) if one.name == "half"]
     with pytest.raises(NodeError, match="half cannot be taken back: node0 of it is not found"):
-        adopt.adopt(world, half)
+        recovery.adopt(world, half)
     assert len(cloud.machines()) == 2
     assert world.ledger.clusters(live=False) == []
 
@@ -379,11 +382,11 @@ def test_down_without_a_ledger_does_not_call_gone_what_it_saw_in_part(there: tup
 
 
 def test_of_several_nodes_the_earliest_end_counts_by_our_clock() -> None:
-    early = adopt._Node(facts={"lease": {"hard_wall": 90.0, "idle_s": 60}}, skew=20.0)
-    late = adopt._Node(facts={"lease": {"hard_wall": 100, "idle_s": 30.0}})
-    assert adopt.lease_of([early, late, adopt._Node()]) == (Lease(100.0, 30.0), False)
-    waits = adopt._Node(facts={"lease": {"boot_wall": 5.0}})
-    assert adopt.lease_of([late, waits]) == (Lease(100.0, 30.0), True)
+    early = recovery._Node(facts={"lease": {"hard_wall": 90.0, "idle_s": 60}}, skew=20.0)
+    late = recovery._Node(facts={"lease": {"hard_wall": 100, "idle_s": 30.0}})
+    assert recovery.lease_of([early, late, recovery._Node()]) == (Lease(100.0, 30.0), False)
+    waits = recovery._Node(facts={"lease": {"boot_wall": 5.0}})
+    assert recovery.lease_of([late, waits]) == (Lease(100.0, 30.0), True)
 
 
 @pytest.mark.parametrize(("kept_h", "lives_h"), [(None, 24.0), (2.0, 2.0), (240.0, 24.0)])
@@ -394,10 +397,10 @@ def test_what_is_rented_and_taken_back_lives_no_longer_than_what_is_new(
     exists(world, "lab")
     now = world.clock.now()
     lease = {} if kept_h is None else {"hard_wall": now + kept_h * 3600, "idle_s": 60.0}
-    monkeypatch.setattr(adopt, "_look", lambda *_: [adopt._Node(facts={"lease": lease})])
+    monkeypatch.setattr(recovery, "_look", lambda *_: [recovery._Node(facts={"lease": lease})])
     monkeypatch.setattr(virtual, "bearing", lambda _row, machine, _index: machine)
     (lost,) = reap.lost(reap.strays(world)[0])
-    back = adopt.adopt(world, lost)
+    back = recovery.adopt(world, lost)
     assert back.row.lease == Lease(now + lives_h * 3600, 1800.0 if kept_h is None else 60.0)
 
 
@@ -412,7 +415,7 @@ def test_the_ledger_takes_no_number_that_it_could_not_read(there: tuple[Cloud, W
 def test_without_a_machine_nothing_is_taken_back(there: tuple[Cloud, World]) -> None:
     _, world = there
     with pytest.raises(NodeError, match="no machine of it is left"):
-        adopt.adopt(world, adopt.Lost(NAME, "lab", []))
+        recovery.adopt(world, recovery.Lost(NAME, "lab", []))
     assert world.ledger.clusters() == []
 
 
@@ -452,8 +455,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, odd: Exception) -> None:
     def fails(*_: Any) -> None:
         raise odd
 
-    monkeypatch.setattr(keep, "_finish_run", fails)
-    monkeypatch.setattr(keep, "save_left", fails)
+    monkeypatch.setattr(tend, "_finish_run", fails)
+    monkeypatch.setattr(tend, "save_left", fails)
 
 
 @pytest.mark.parametrize("odd", [OverflowError("a number of 400 digits"), RowGone("it is gone"), LocalDisk("full")])
@@ -463,7 +466,7 @@ def test_a_lease_that_is_over_waits_for_no_result(
     cloud, world, row = with_a_run
     world.ledger.set_cluster(row, lease=Lease(hard_end=1.0))
     failing(monkeypatch, odd)
-    keep.tend(world, row)
+    tend.tend(world, row)
     assert cloud.machines() == []
     assert next(say for _, say in world.ledger.take_notices()).startswith("train-1 is not all home: ")
 
@@ -476,6 +479,6 @@ def test_a_lease_that_lasts_waits_for_them(
     world.ledger.set_cluster(row, ephemeral=1, lease=Lease(hard_end=world.clock.now() + 60))
     failing(monkeypatch, LocalDisk("full"))
     with pytest.raises(LocalDisk):
-        keep.tend(world, row)
+        tend.tend(world, row)
     assert cloud.machines() == [f"gpuops-{OWNER}-lab-0"]
     assert world.ledger.take_notices() == []

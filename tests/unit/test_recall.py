@@ -14,13 +14,12 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops import recall
-from gpuops.errors import GpuopsError, LocalDisk, Unknown
-from gpuops.progress import Silent
-from gpuops.recall import Brought
-from gpuops.results import RunHome
-from gpuops.results.archive import unpack
-from gpuops.signals import Signals
+from gpuops.core.errors import GpuopsError, LocalDisk, Unknown
+from gpuops.core.progress import Silent
+from gpuops.core.signals import Signals
+from gpuops.sync import RunHome, recall
+from gpuops.sync.archive import unpack
+from gpuops.sync.recall import Brought
 
 
 class Kept:
@@ -60,7 +59,7 @@ def bring(
             raise one
         return one
 
-    monkeypatch.setattr("gpuops.bucket.open_archive", opened)
+    monkeypatch.setattr("gpuops.sync.bucket.open_archive", opened)
     home = RunHome(folder / "runs" / "r-1")
     facts, request = {"bucket": {"place": "s3://results/r-1"}}, {"sink": {"bucket": "results"}}
     row = SimpleNamespace(home=home.path, name="r-1", facts=facts, request=request)
@@ -134,7 +133,7 @@ def test_a_disk_that_fills_meanwhile_keeps_what_has_come(tmp_path: Path, monkeyp
             raise LocalDisk("this computer's disk is full", "free space") from OSError(errno.ENOSPC, "full")
         return found
 
-    monkeypatch.setattr("gpuops.recall.unpack", filled)
+    monkeypatch.setattr("gpuops.sync.recall.unpack", filled)
     bad = archive({"out/b.pt": b"b"}, json.dumps({"files": [["out/b.pt", 1, "0" * 64, 0]]}))
     brought, errors, files = bring(tmp_path, monkeypatch, {**kept, 3: bad})
     assert (sorted(brought), sorted(files)) == ([0], ["out/0.pt"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.receipt import receipt, without_run
+from gpuops.runs.receipt import receipt, without_run
 
 RENTED: dict[str, Any] = {
     "run": "digits-3",

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from gpuops import registry
-from gpuops.contract import Checked
-from gpuops.errors import GpuopsError, RateLimited, Unknown, UsageError
-from gpuops.models import Payer, Request, Resource
-from gpuops.world import World
+from gpuops.core.context import World
+from gpuops.core.errors import GpuopsError, RateLimited, Unknown, UsageError
+from gpuops.core.models import Payer, Request, Resource
+from provisioners import registry
 from provisioners.base import Context, Credential
+from provisioners.checked import Checked
 from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, surroundings
 
 ROOT = Path(__file__).parents[2]
@@ -59,13 +59,15 @@ def test_to_list_names_imports_nothing(there: tuple[Cloud, World]) -> None:
     cloud, _ = there
     bring(cloud, "mars = no_such_module:nothing")
     code = (
-        f"import sys; sys.path.insert(0, {str(cloud.site)!r})\nfrom gpuops import registry\nprint(registry.names())\n"
-        "print([name for name in sys.modules if name.startswith('provisioners.')])"
+        f"import sys; sys.path.insert(0, {str(cloud.site)!r})\n"
+        "from provisioners import registry\nprint(registry.names())\n"
+        "print([name for name in sys.modules if name.startswith('provisioners.') and name not in "
+        "('provisioners.base', 'provisioners.checked', 'provisioners.registry')])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600, check=True
     )
-    assert done.stdout == "['aws', 'local', 'mars', 'runpod', 'ssh']\n['provisioners.base']\n"
+    assert done.stdout == "['aws', 'local', 'mars', 'runpod', 'ssh']\n[]\n"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_who_pays_is_never_a_reason_to_fail(there: tuple[Cloud, World], monkeypa
     _, world = there
     context, request = Context(OWNER, world.home, world.env), Request(NAME)
     assert Checked(Scripted(context)).payer(request) is None
-    monkeypatch.setattr("gpuops.contract.SPARE_S", 0.1)
+    monkeypatch.setattr("provisioners.checked.SPARE_S", 0.1)
     release = threading.Event()
     for answer, told in (
         (lambda *_: Payer("alice", "TENT_KEY"), Payer("alice", "TENT_KEY")),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gpuops.remarks import Remarks, board, how_to_look
-from gpuops.results import RunHome
+from gpuops.runs.remarks import Remarks, board, how_to_look
+from gpuops.sync import RunHome
 
 
 class Clock:

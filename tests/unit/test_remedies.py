@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuops.causes import last_words
-from gpuops.remedies import advice, last_line, wants_gpus, was_joining
+from gpuops.runs.diagnosis import last_words
+from gpuops.runs.remedies import advice, last_line, wants_gpus, was_joining
 
 GPUS = "it wants GPUs: run it on a machine that has them, with a torch built for them (`--on ssh --host USER@HOST`)"
 WORDS = [

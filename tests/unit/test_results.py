@@ -23,14 +23,14 @@ import pytest
 
 from gpuops.agent import outs
 from gpuops.agent.node import Node, Refusal, write_json
-from gpuops.agentclient import Items, Stream
-from gpuops.connection import ProcessChannel
-from gpuops.errors import ConnectionLost, GpuopsError, LocalDisk, NodeError, NodeRefused, Nonsense
-from gpuops.results import DEFAULT_OUTS, FetchReport, RunHome, fetch, mirror
-from gpuops.results import plan as outplan
-from gpuops.results.folder import MEMORY, OutFolder
-from gpuops.results.memory import Arrival, Memory, places
-from gpuops.safefolder import SPARE, SafeFolder
+from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk, NodeError, NodeRefused, Nonsense
+from gpuops.core.safe_folder import SPARE, SafeFolder
+from gpuops.sync import DEFAULT_OUTS, FetchReport, RunHome, fetch, mirror
+from gpuops.sync import download_plan as outplan
+from gpuops.sync.memory import Arrival, Memory, places
+from gpuops.sync.outputs import MEMORY, OutFolder
+from gpuops.transport.connection import ProcessChannel
+from gpuops.transport.rpc import Items, Stream
 from tests.fakes.inprocess import heard
 
 RUN = "digits-1"
@@ -735,9 +735,9 @@ def test_fetches_at_once_leave_each_file_once(scene: Scene) -> None:
 KILLED = """
 import io, os, sys
 from pathlib import Path
-from gpuops.results.folder import OutFolder
-from gpuops.results.memory import Arrival
-from gpuops.results.home import RunHome
+from gpuops.sync.outputs import OutFolder
+from gpuops.sync.memory import Arrival
+from gpuops.sync.run_folder import RunHome
 home, count = RunHome(Path(sys.argv[1])), int(sys.argv[2])
 out, real, calls = OutFolder(home), os.replace, 0
 def replace(source, target, **where):

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from gpuops import lease as leases
-from gpuops import offering, retry
-from gpuops.errors import MachineGone
-from gpuops.ledger import ClusterRow, RunRow
-from gpuops.live import was_taken
-from gpuops.models import Lease, Offer, Price, Resource
-from gpuops.receipt import receipt
-from gpuops.results import RunHome
-from gpuops.retry import Chain, Loss
-from gpuops.terms import Bargain, LeaseWish, Terms
+from gpuops.core.errors import MachineGone
+from gpuops.core.models import Lease, Offer, Price, Resource
+from gpuops.ledger.store import ClusterRow, RunRow
+from gpuops.nodes.session import was_taken
+from gpuops.offers import lease as leases
+from gpuops.offers import table
+from gpuops.offers.approval import Bargain, LeaseWish, Terms
+from gpuops.runs import retries
+from gpuops.runs.receipt import receipt
+from gpuops.runs.retries import Chain, Loss
+from gpuops.sync import RunHome
 
 NOW = 1_800_000_000.0
 H = 3600.0
@@ -32,13 +33,13 @@ def cluster(**changes: Any) -> ClusterRow:
 
 
 def test_what_a_cluster_has_cost_is_the_dearer_of_two_prices() -> None:
-    assert retry.cost(cluster(), 1.0) == pytest.approx(2.0)
-    assert retry.cost(cluster(), 3.0) == pytest.approx(3.0)
+    assert retries.cost(cluster(), 1.0) == pytest.approx(2.0)
+    assert retries.cost(cluster(), 3.0) == pytest.approx(3.0)
 
 
 def test_hours_and_money_are_the_jobs() -> None:
     row = cluster(lease=Lease(NOW + 5 * H, 1800.0, NOW + 2 * H))
-    wish, why = retry.within(LeaseWish(6.0, 10.0, 30.0), row, 4.0, NOW)
+    wish, why = retries.within(LeaseWish(6.0, 10.0, 30.0), row, 4.0, NOW)
     assert (wish, why) == (LeaseWish(6.0, 6.0, 30.0, NOW + 5 * H), "")
     made = leases.make(rented=True, per_hour=2.0, now=NOW, **dataclasses.asdict(wish))
     assert made == Lease(NOW + 5 * H, 1800.0, NOW + 3 * H), "not six hours from now"
@@ -55,7 +56,7 @@ def test_hours_and_money_are_the_jobs() -> None:
     ],
 )
 def test_what_is_not_worth_a_machine(lease: Lease, wish: LeaseWish, spent: float, said: str) -> None:
-    _, why = retry.within(wish, cluster(lease=lease), spent, NOW)
+    _, why = retries.within(wish, cluster(lease=lease), spent, NOW)
     assert said in why
     assert bool(said) is bool(why)
 
@@ -65,18 +66,19 @@ def offers(*places: str) -> list[Offer]:
 
 
 def test_the_place_that_took_them_comes_last() -> None:
-    order = offering.elsewhere_first([*offers("a", "b", "c"), Offer("aws", "x", "x", 1, 1)], ["b", "a"])
+    order = table.elsewhere_first([*offers("a", "b", "c"), Offer("aws", "x", "x", 1, 1)], ["b", "a"])
     assert [one.id for one in order] == ["c", "x", "b", "a"]
     assert order[0].data["why"] == "the best elsewhere than a"
-    assert offering.elsewhere_first(offers("a", "b"), ["b"]) == offers("a", "b"), "the first is still the first"
-    assert offering.elsewhere_first(offers("a"), ["a"]) == offers("a"), "better there than nowhere"
-    assert offering.elsewhere_first([], ["a"]) == []
+    assert table.elsewhere_first(offers("a", "b"), ["b"]) == offers("a", "b"), "the first is still the first"
+    assert table.elsewhere_first(offers("a"), ["a"]) == offers("a"), "better there than nowhere"
+    assert table.elsewhere_first([], ["a"]) == []
 
 
 class Asked:
     """A search, as far as terms look at it."""
 
     agreed, rounds = None, 0
+    asked = type("Nothing", (), {"told": lambda *_: None})()
 
     def payer(self, _: Offer) -> None:
         """Nobody who is named."""
@@ -135,9 +137,9 @@ def test_machines_that_went_before_there_was_a_run() -> None:
     row = cluster(id=2, name="aws-2", offer={**OFFER, "data": {"place": "us-east-1c"}})
     chain = Chain(3, resume="earlier-7")
     chain.add(LOSS, 1.5)
-    chain.add(retry.unready(row, error, NOW + 100.0), 0.1)
+    chain.add(retries.unready(row, error, NOW + 100.0), 0.1)
     assert (chain.left, chain.resume, chain.bargain.avoided) == (1, "toy-1", ["us-east-1b", "us-east-1c"])
-    loss = retry.unready(row, error, NOW)
+    loss = retries.unready(row, error, NOW)
     assert chain.announce(loss) == f"{error.say}; retry 2 of 3: looking for machines elsewhere than us-east-1c"
     assert chain.resumed(NOW + 340.0)
     assert [one["gap_s"] for one in chain.losses] == [340.0, 240.0], "the first step after both"
@@ -173,8 +175,8 @@ def test_a_nodes_events_on_our_clock(tmp_path: Path) -> None:
         path = RunHome(tmp_path).log(node, "events.jsonl")
         path.parent.mkdir(parents=True)
         path.write_text("\n".join(json.dumps(one) for one in lines) + '\n{"at": 17')
-    assert retry.first_step(row) == NOW + 5.0
-    assert retry.first_event(row, lambda event: event["event"] == "notice") is None
+    assert retries.first_step(row) == NOW + 5.0
+    assert retries.first_event(row, lambda event: event["event"] == "notice") is None
 
 
 def test_who_agrees_agrees_to_what_replaces_it_too() -> None:
@@ -185,7 +187,7 @@ def test_who_agrees_agrees_to_what_replaces_it_too() -> None:
     offer = Offer("aws", "x", "two of them", 1, 1, prices=(Price("m", 2.0),))
     bargain = Bargain(first=2.0, replaces=True)
     terms = Terms(world, request, LeaseWish(), True, Asked(), bargain)  # type: ignore[arg-type]
-    terms.take(offer)
+    terms.agree([offer])
     bargain.settled = True
-    terms.take(Offer("aws", "y", "two dearer ones", 1, 1, prices=(Price("m", 2.9),)))
+    terms.agree([Offer("aws", "y", "two dearer ones", 1, 1, prices=(Price("m", 2.9),))])
     assert asked == ["two of them, $2.00/h (and up to $3.00/h for what replaces it): go?"]

@@ -11,14 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops.agentclient import Items, Stream
-from gpuops.equip import Equipped, set_up, setup_command
-from gpuops.errors import NodeRefused, RunFailed
-from gpuops.launch import NodeFacts
-from gpuops.live import Live
-from gpuops.models import RunRequest
-from gpuops.progress import Silent
-from gpuops.run import Prepared, launch, stem
+from gpuops.core.errors import NodeRefused, RunFailed
+from gpuops.core.models import NodeFacts, RunRequest
+from gpuops.core.progress import Silent
+from gpuops.nodes.python import Equipped, set_up, setup_command, setup_key
+from gpuops.nodes.session import Live
+from gpuops.runs.prepare import Prepared, launch, stem
+from gpuops.transport.rpc import Items, Stream
 from tests.conftest import HANG_S
 
 TRAIN = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=None, script="train.py")
@@ -45,10 +44,10 @@ def test_a_run_is_named_after_what_it_runs(changed: dict[str, object], name: str
 @pytest.mark.parametrize(
     ("files", "asked", "rented", "command"),
     [
-        (["requirements.txt"], None, True, "python -m pip install -r requirements.txt"),
+        (["requirements.txt"], None, True, "'/a b/python3' -m pip install -r requirements.txt"),
         (["requirements.txt"], None, False, ""),
-        (["requirements.txt", "pyproject.toml"], None, True, "python -m pip install -r requirements.txt"),
-        (["pyproject.toml"], None, True, "python -m pip install ."),
+        (["requirements.txt", "pyproject.toml"], None, True, "'/a b/python3' -m pip install -r requirements.txt"),
+        (["pyproject.toml"], None, True, "'/a b/python3' -m pip install -e ."),
         ([], None, True, ""),
         (["requirements.txt"], "", True, ""),
         (["requirements.txt"], "make deps", True, "make deps"),
@@ -59,13 +58,49 @@ def test_set_up_is_what_the_project_asks_for_on_rented_nodes(
     tmp_path: Path, files: list[str], asked: str | None, rented: bool, command: str
 ) -> None:
     for name in files:
-        (tmp_path / name).write_text("")
-    assert setup_command(replace(TRAIN, setup=asked), tmp_path, rented=rented) == command
+        (tmp_path / name).write_text('[project]\nname = "a"\n' if name == "pyproject.toml" else "")
+    assert setup_command(replace(TRAIN, setup=asked), tmp_path, "/a b/python3", rented=rented) == command
+
+
+@pytest.mark.parametrize(("text", "installs"), [("[tool.ruff]\n", False), ("[build-system]\n", True), ("=", True)])
+def test_settings_of_tools_alone_are_no_package(tmp_path: Path, text: str, installs: bool) -> None:
+    (tmp_path / "pyproject.toml").write_text(text)
+    assert bool(setup_command(TRAIN, tmp_path, "python3", rented=True)) is installs
+
+
+@pytest.mark.parametrize(
+    ("command", "changed", "again"),
+    [
+        ("python3 -m pip install -r requirements.txt", "requirements.txt", True),
+        ("python3 -m pip install -r requirements.txt", "more/gpu.txt", True),
+        ("python3 -m pip install -r requirements.txt", "train.py", False),
+        ("python3 -m pip install -r requirements.txt", "pyproject.toml", False),
+        ("python3 -m pip install -e .", "pyproject.toml", True),
+        ("pip install './lib[all]'&& make", "lib/setup.py", True),
+        ("bash setup.sh", "setup.sh", True),
+        ("cat ../beside.txt /etc/hostname nothing loop", "train.py", False),
+        (" ".join(f"{number}.txt" for number in range(5000)), "train.py", False),
+    ],
+)
+def test_a_set_up_is_done_again_where_what_it_reads_has_changed(
+    tmp_path: Path, command: str, changed: str, again: bool
+) -> None:
+    folder = tmp_path / "project"
+    texts = {"requirements.txt": "numpy\n-r more/gpu.txt\n-c none.txt\n-r requirements.txt\n", "more/gpu.txt": "a\n"}
+    for name in (*texts, "train.py", "pyproject.toml", "setup.sh", "lib/setup.py", "../beside.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(texts.get(name, ""))
+    (folder / "loop").symlink_to("loop")
+    before = setup_key(command, "python3", folder)
+    assert setup_key(command, "python3", folder) == before
+    assert setup_key(command, "/opt/python3", folder) != before
+    (folder / changed).write_text("other\n")
+    assert (setup_key(command, "python3", folder) != before) is again
 
 
 def test_our_workloads_need_no_set_up(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("")
-    assert setup_command(replace(TRAIN, script=None, workload="digits"), tmp_path, rented=True) == ""
+    assert setup_command(replace(TRAIN, script=None, workload="digits"), tmp_path, "python3", rented=True) == ""
 
 
 class SettingUp:
@@ -88,7 +123,7 @@ class SettingUp:
 
 
 @pytest.mark.parametrize(("machines", "at_once"), [("aabb", 2), ("abcd", 4), ("    ", 1)])
-def test_nodes_on_one_machine_are_set_up_one_after_the_other(machines: str, at_once: int) -> None:
+def test_nodes_on_one_machine_are_set_up_one_after_the_other(machines: str, at_once: int, tmp_path: Path) -> None:
     """They share a Python. Nodes on different machines do not wait for each other: else the barrier never opens."""
     busy: list[str] = []
     barrier = threading.Barrier(at_once)
@@ -98,7 +133,7 @@ def test_nodes_on_one_machine_are_set_up_one_after_the_other(machines: str, at_o
     nodes = [Equipped(NodeFacts(index, "python", ranks=1, cores=1, address=""), None, "") for index in range(4)]
     said: list[str] = []
     world = SimpleNamespace(out=SimpleNamespace(say=said.append))
-    set_up(cast(Any, world), live, "project", "make deps", nodes, Silent())
+    set_up(cast(Any, world), live, "project", tmp_path, ["make deps"] * 4, nodes, Silent())
     assert sorted(said) == [f"node{index}: set up" for index in range(4)]
 
 
@@ -106,9 +141,23 @@ def test_nodes_on_one_machine_are_set_up_one_after_the_other(machines: str, at_o
     ("ephemeral", "index", "look"),
     [(True, 1, "with --keep it stays"), (False, 0, "gpuops ssh lab"), (False, 1, "gpuops ssh lab --node 1")],
 )
-def test_a_set_up_that_fails_says_which_and_where_to_look(ephemeral: bool, index: int, look: str) -> None:
+def test_a_set_up_that_fails_says_which_and_where_to_look(
+    ephemeral: bool, index: int, look: str, tmp_path: Path
+) -> None:
+    caught = failed_set_up(b"make: no rule\n", tmp_path, ephemeral, index)
+    say = f"the set-up command `make deps` failed on node{index} with exit code 2: make: no rule"
+    assert (caught.say, caught.hint) == (say, f"correct the command, or look at the node: {look}")
+
+
+def test_a_python_without_pip_is_named(tmp_path: Path) -> None:
+    caught = failed_set_up(b"/usr/bin/python3: No module named pip\n", tmp_path)
+    assert caught.say == "the Python of node0, python, has no pip, which the set-up command `make deps` needs"
+    assert "--setup 'apt-get install -y python3-pip" in caught.hint
+
+
+def failed_set_up(said: bytes, folder: Path, ephemeral: bool = True, index: int = 0) -> RunFailed:
     def items() -> Items:
-        yield {"b64": b"make: no rule\n"}
+        yield {"b64": said}
         return {"code": 2, "skipped": False}
 
     agent = SimpleNamespace(stream=lambda *_, **__: Stream(items()))
@@ -116,9 +165,8 @@ def test_a_set_up_that_fails_says_which_and_where_to_look(ephemeral: bool, index
     live = Live(cast(Any, row), cast(Any, [SimpleNamespace(data={})] * 2), cast(Any, [agent] * 2))
     nodes = [Equipped(NodeFacts(index, "python", ranks=1, cores=1, address=""), None, "")]
     with pytest.raises(RunFailed) as caught:
-        set_up(cast(Any, None), live, "project", "make deps", nodes, Silent())
-    say = f"the set-up command `make deps` failed on node{index} with exit code 2: make: no rule"
-    assert (caught.value.say, caught.value.hint) == (say, f"correct the command, or look at the node: {look}")
+        set_up(cast(Any, None), live, "project", folder, ["make deps"], nodes, Silent())
+    return caught.value
 
 
 class Agent:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gpuops import bucket, s3
-from gpuops.errors import AuthFailed
-from gpuops.output import Output
-from gpuops.signals import Signals
-from gpuops.world import World
+from gpuops.core.context import World
+from gpuops.core.errors import AuthFailed
+from gpuops.core.output import Output
+from gpuops.core.signals import Signals
+from gpuops.sync import bucket, object_store
 
 CONFIG = """
 [profile sso]
@@ -53,7 +53,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Wo
 ASKED: list[Callable[[World], Any]] = [
     lambda world: bucket.check(world, SINK),
     lambda world: bucket.grant(world, SINK, "r-1", 1, None),
-    lambda world: s3.session_ends(world, SINK),
+    lambda world: object_store.session_ends(world, SINK),
 ]
 
 
@@ -80,5 +80,5 @@ def test_when_they_end(world: Callable[[str], World], tmp_path: Path) -> None:
         '{"Version": 1, "AccessKeyId": "A", "SecretAccessKey": "s", "SessionToken": "t", '
         f'"Expiration": "{ends.isoformat()}"}}'
     )
-    assert s3.session_ends(world("brief"), SINK) == ends.timestamp()
-    assert s3.session_ends(world("lasting"), SINK) is None
+    assert object_store.session_ends(world("brief"), SINK) == ends.timestamp()
+    assert object_store.session_ends(world("lasting"), SINK) is None

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from gpuops.agent import runfiles
-from gpuops.errors import ConnectionLost, LocalDisk, NodeRefused
-from gpuops.salvage import salvage, stream
-from gpuops.salvage import salvaged as followed
+from gpuops.core.errors import ConnectionLost, LocalDisk, NodeRefused
+from gpuops.runs.salvage import salvage, stream
+from gpuops.runs.salvage import salvaged as followed
 
 AWAY = ConnectionLost("node1 does not answer", "try again")
 
@@ -23,8 +23,8 @@ def salvaged(monkeypatch: pytest.MonkeyPatch, answers: list[Any], home: Path = P
             raise answers[index]
         return SimpleNamespace(connection=SimpleNamespace(close=lambda: None))
 
-    monkeypatch.setattr("gpuops.salvage.nodes_of", lambda *_: [None] * len(answers))
-    monkeypatch.setattr("gpuops.salvage.programs_of", programs)
+    monkeypatch.setattr("gpuops.runs.salvage.nodes_of", lambda *_: [None] * len(answers))
+    monkeypatch.setattr("gpuops.runs.salvage.programs_of", programs)
     run = SimpleNamespace(name="r-1", home=home, request={"nodes": len(answers)})
     return salvage(cast("Any", None), cast("Any", None), cast("Any", run))
 
@@ -40,7 +40,7 @@ def test_every_stream_of_a_run_is_one_here(tmp_path: Path) -> None:
 
 
 def test_each_node_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuops.salvage._salvage", lambda _programs, _run, index: {"node": index})
+    monkeypatch.setattr("gpuops.runs.salvage._salvage", lambda _programs, _run, index: {"node": index})
     refused = NodeRefused("it knows no such thing", "", "no-run")
     assert salvaged(monkeypatch, [refused, AWAY, None]) == ({2: {"node": 2}}, {1: AWAY})
 
@@ -52,8 +52,8 @@ def test_a_full_disk_here_gives_up_nothing_there(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_folder_that_cannot_be_written_to_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("gpuops.salvage.left", lambda *_, **__: [])
-    monkeypatch.setattr("gpuops.salvage.secrets.token_hex", lambda _: "taken/by-a-file")
+    monkeypatch.setattr("gpuops.runs.salvage.left", lambda *_, **__: [])
+    monkeypatch.setattr("gpuops.runs.salvage.secrets.token_hex", lambda _: "taken/by-a-file")
     home = tmp_path / "runs" / "r-1"
     home.mkdir(parents=True)
     (home / f".salvage-{os.getpid()}-taken").touch()
@@ -66,9 +66,9 @@ def test_nodes_that_ended_while_they_were_followed(monkeypatch: pytest.MonkeyPat
     told = {0: {"node": 0, "outcome": "lost"}, 1: {"node": 1, "outcome": "lost"}}
     live = cast("Any", SimpleNamespace(row=SimpleNamespace(provider="p")))
     world = cast("Any", SimpleNamespace(provisioner=lambda _: SimpleNamespace(capabilities={"rented": rented})))
-    monkeypatch.setattr("gpuops.salvage.salvage", lambda *_: ({1: {"node": 1}}, {0: AWAY} if away else {}))
-    monkeypatch.setattr("gpuops.salvage.nodes_of", lambda *_: [])
-    monkeypatch.setattr("gpuops.salvage.absent", lambda *_: "what nobody answers for")
+    monkeypatch.setattr("gpuops.runs.salvage.salvage", lambda *_: ({1: {"node": 1}}, {0: AWAY} if away else {}))
+    monkeypatch.setattr("gpuops.runs.salvage.nodes_of", lambda *_: [])
+    monkeypatch.setattr("gpuops.runs.salvage.absent", lambda *_: "what nobody answers for")
     if rented:
         assert followed(world, live, cast("Any", None), told) == (live, told), "a machine that is gone has no disk"
     elif away:

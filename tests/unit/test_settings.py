@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuops import settings
-from gpuops.errors import UsageError
-from gpuops.settings import home, load, load_leniently, owner, read_dotenv, secret_values
+from gpuops.core import settings
+from gpuops.core.errors import UsageError
+from gpuops.core.settings import home, load, load_leniently, owner, read_dotenv, secret_values
 
 TABLES = {
     "up": {"nodes": int, "gpus": int, "spot": bool, "max-price": float, "region": str, "host": list},
@@ -179,7 +179,7 @@ def test_the_owner_is_chosen_once(tmp_path: Path) -> None:
 
 
 def test_of_many_at_once_the_first_decides(tmp_path: Path) -> None:
-    program = "import sys, pathlib; from gpuops.settings import owner; print(owner(pathlib.Path(sys.argv[1])))"
+    program = "import sys, pathlib; from gpuops.core.settings import owner; print(owner(pathlib.Path(sys.argv[1])))"
     started = [
         subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         for _ in range(6)

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuops.errors import UsageError
-from gpuops.logs import LineMerger
-from gpuops.logtimes import LogTimes, moment
-from gpuops.results import RunHome
-from gpuops.show import HomeTail, Veil
+from gpuops.core.errors import UsageError
+from gpuops.runs.log_lines import LineMerger
+from gpuops.runs.log_view import HomeTail, Veil
+from gpuops.runs.logtimes import LogTimes, moment
+from gpuops.sync import RunHome
 
 
 def write(home: Path, node: int, stream: str, text: str) -> None:

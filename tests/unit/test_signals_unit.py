@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuops.errors import GpuopsError, Interrupted, NoCapacity
-from gpuops.signals import HandOver, Signals
+from gpuops.core.errors import GpuopsError, Interrupted, NoCapacity
+from gpuops.core.signals import HandOver, Signals
 
 ALL = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 

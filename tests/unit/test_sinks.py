@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpuops import sinks
-from gpuops.errors import UsageError
-from gpuops.models import Option, Resource, RunRequest
+from gpuops.core.errors import UsageError
+from gpuops.core.models import Option, Resource, RunRequest
+from gpuops.sync import sinks
 
 OPTIONS = (Option("size", "."), Option("volume", "."))
 SINK = {"volume": "data", "mount": "/workspace", "end": True, "id": "5f0c"}

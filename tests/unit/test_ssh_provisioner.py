@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.errors import Rejected, Unknown, UsageError
-from gpuops.install import Found
-from gpuops.models import Request
-from gpuops.ssh import Target
+from gpuops.core.errors import Rejected, Unknown, UsageError
+from gpuops.core.models import Request
+from gpuops.nodes.bootstrap import Found
+from gpuops.transport.ssh import Target
 from provisioners.base import Context
 from provisioners.hostbook import HostBook, Met
 from provisioners.hostmeeting import Host, place

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpuops import status
-from gpuops.output import table
+from gpuops.commands import status
+from gpuops.core.output import table
 
 
 def document(**changed: Any) -> dict[str, Any]:
@@ -54,6 +54,14 @@ def test_what_a_rented_cluster_has_cost_and_when_it_ends() -> None:
         "lab: digits-3 runs for 12:00 min on 4 ranks, last line 3 s ago",
         "lab: ends after 30:00 min without use, too",
     ]
+
+
+def test_where_its_open_ports_are() -> None:
+    urls = {"node0": ["https://p1-6006.example.org", "https://p1-8888.example.org"], "node1": ["https://p2"]}
+    assert status.lines([document(urls=urls)])[2:] == [
+        "lab: node0 shows https://p1-6006.example.org", "lab: node0 shows https://p1-8888.example.org",
+        "lab: node1 shows https://p2",
+    ]  # fmt: skip
 
 
 def test_a_cluster_of_a_run_ends_with_it() -> None:

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuops import down
-from gpuops.errors import UsageError
-from gpuops.follow import lost
-from gpuops.ledger import RunRow
-from gpuops.models import Lease
-from gpuops.processes import Identity, started
-from gpuops.progress import Silent
-from gpuops.world import World
+from gpuops.commands import down
+from gpuops.core.context import World
+from gpuops.core.errors import UsageError
+from gpuops.core.models import Lease
+from gpuops.core.processes import Identity, started
+from gpuops.core.progress import Silent
+from gpuops.ledger.store import RunRow
+from gpuops.runs.follow import lost
 
 
 @pytest.fixture

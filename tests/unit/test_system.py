@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 
 from gpuops.agent.filestream import members
-from gpuops.errors import LocalDisk, NodeError, UsageError
-from gpuops.login import _pattern
-from gpuops.models import Request
-from gpuops.processes import start_background
-from gpuops.push.files import entry
-from gpuops.push.restore import _send
-from gpuops.results.folder import OutFolder
-from gpuops.results.home import RunHome
-from gpuops.results.memory import Arrival
-from gpuops.safefolder import SafeFolder, is_inside
-from gpuops.ssh import Target, conf, wire
-from gpuops.ssh.files import private_folder
-from gpuops.ssh.openssh import ssh_program
-from gpuops.ssh.resolving import jump_line
-from gpuops.system import HERE, System, named, obey_escapes, pass_over_current_folder, replace
+from gpuops.commands.ssh import _pattern
+from gpuops.core.errors import LocalDisk, NodeError, UsageError
+from gpuops.core.models import Request
+from gpuops.core.platform import HERE, System, named, obey_escapes, pass_over_current_folder, replace
+from gpuops.core.processes import start_background
+from gpuops.core.safe_folder import SafeFolder, is_inside
+from gpuops.sync.memory import Arrival
+from gpuops.sync.outputs import OutFolder
+from gpuops.sync.project import entry
+from gpuops.sync.restore import _send
+from gpuops.sync.run_folder import RunHome
+from gpuops.transport.ssh import Target, conf, wire
+from gpuops.transport.ssh.files import private_folder
+from gpuops.transport.ssh.openssh import ssh_program
+from gpuops.transport.ssh.resolution import jump_line
 from provisioners.base import Context
 from provisioners.local import LocalProvisioner
 from tests.conftest import TESTS

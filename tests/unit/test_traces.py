@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuops.adopt import _Node, lease_of
-from gpuops.launch import NodeFacts, node_specs
-from gpuops.models import Lease, RunRequest
-from gpuops.traces import home_of, request_of, sound
+from gpuops.clusters.recovery import _Node, lease_of
+from gpuops.clusters.traces import home_of, request_of, sound
+from gpuops.core.models import Lease, NodeFacts, RunRequest
+from gpuops.runs.spec import node_specs
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 NODES = [NodeFacts(index, "/venv/bin/python", 2, 4, address=f"10.0.0.{index}") for index in range(2)]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuops import vanished
-from gpuops.errors import ConnectionLost, NodeError
-from gpuops.ledger import LedgerJournal
-from gpuops.live import Live
-from gpuops.models import Intent, Lease, Request
-from gpuops.world import World
+from gpuops.core.context import World
+from gpuops.core.errors import ConnectionLost, NodeError
+from gpuops.core.models import Intent, Lease, Request
+from gpuops.ledger.store import LedgerJournal
+from gpuops.nodes.session import Live
+from gpuops.runs import vanished
 from tests.fakes.provider import NAME, Cloud, Fault, surroundings
 
 TWO = Request(NAME, nodes=2)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpuops.causes import last_words
-from gpuops.models import NodeResult, RunRequest, Verdict
-from gpuops.verdict import is_port_clash, judge, node_result, resume_hint
+from gpuops.core.models import NodeResult, RunRequest, Verdict
+from gpuops.runs.diagnosis import last_words
+from gpuops.runs.verdict import is_port_clash, judge, node_result, resume_hint
 
 TRAIN = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=None, script="train.py")
 COMMAND = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("make",))
@@ -441,6 +441,10 @@ OUTSIDE: dict[str, tuple[list[NodeResult], Then]] = {
         [node(0, "stopped", killed(0, 15, after_stop=True), why="stop"),
          node(1, "failed", rank(2, 1, 100.0, CLOSED), killed(3, 15))],
         Then(130, "stopped", "the run was stopped before its end", RESUME),
+    ),
+    "a node that was ended under the run, and could still say so": (
+        [gang(0, killed(0, 15, after_stop=True), origin=1), node(1, "stopped", killed(1, 15), why="end")],
+        Then(4, "lost", "node1 was ended under the run", RESUME, node=1),
     ),
     "reclaimed, with notice": (
         [taken(0, killed(0, 15, after_stop=True), progress={"step": 120, "saved": 100, "epoch": 3}),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.proof.record import KIND, line
+from gpuops.commands.prove.record import KIND, line
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "verified.md").read_text()

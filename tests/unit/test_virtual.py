@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from gpuops import live, virtual
 from gpuops.agent import watchdog
 from gpuops.agent.node import Node, write_json
-from gpuops.errors import NodeRefused, UsageError
-from gpuops.ledger import Ledger
-from gpuops.models import Lease, Resource
-from gpuops.nodes import folded, is_virtual, lots, owner, sentence, with_virtual
+from gpuops.clusters import virtual
+from gpuops.core.errors import NodeRefused, UsageError
+from gpuops.core.models import Lease, Resource
+from gpuops.ledger.store import Ledger
+from gpuops.nodes import session
+from gpuops.nodes.virtual import folded, is_virtual, lots, owner, sentence, with_virtual
 from tests.unit.test_ledger import intend
 
 
@@ -167,10 +168,10 @@ def refusing(kind: str, *indices: int) -> Any:
 def test_a_virtual_node_that_is_over_keeps_nobody_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     row: Any = SimpleNamespace(name="lab")
     nodes = with_virtual([machine()], 3)
-    monkeypatch.setattr(live, "meet", refusing("ended", 1))
-    found = live.reach(row, nodes)
+    monkeypatch.setattr(session, "meet", refusing("ended", 1))
+    found = session.reach(row, nodes)
     assert len(found.present()) == 2
-    live.send_lease(found, Lease(idle_s=60.0), 0.0)
+    session.send_lease(found, Lease(idle_s=60.0), 0.0)
     assert [client.heard for client in found.present()] == [  # type: ignore[attr-defined]
         [{"ends_in": None, "idle_s": 60.0}], [{"ends_in": None, "idle_s": None}],
     ]  # fmt: skip
@@ -179,10 +180,10 @@ def test_a_virtual_node_that_is_over_keeps_nobody_from_the_others(monkeypatch: p
 @pytest.mark.parametrize(("kind", "index"), [("ended", 0), ("protocol", 1)])
 def test_any_other_failure_is_raised(monkeypatch: pytest.MonkeyPatch, kind: str, index: int) -> None:
     row: Any = SimpleNamespace(name="lab")
-    monkeypatch.setattr(live, "meet", refusing(kind, index))
+    monkeypatch.setattr(session, "meet", refusing(kind, index))
     with pytest.raises(NodeRefused):
-        live.reach(row, with_virtual([machine()], 2))
-    assert len(live.reach(row, with_virtual([machine()], 2), some=True).present()) == 1
+        session.reach(row, with_virtual([machine()], 2))
+    assert len(session.reach(row, with_virtual([machine()], 2), some=True).present()) == 1
 
 
 def test_what_it_holds_holds_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

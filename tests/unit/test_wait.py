@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from gpuops import cluster as clusters
-from gpuops import guard
-from gpuops.clock import Clock
-from gpuops.errors import AuthFailed, Interrupted, NoCapacity, Unknown, UsageError
-from gpuops.live import Live
-from gpuops.models import Offer, Price, Request
-from gpuops.output import Output
-from gpuops.search import PAUSES
-from gpuops.teardown import tear_down
-from gpuops.terms import LeaseWish
-from gpuops.world import World
+from gpuops.clusters import up as clusters
+from gpuops.clusters.teardown import tear_down
+from gpuops.core.context import World
+from gpuops.core.errors import AuthFailed, Interrupted, NoCapacity, Unknown, UsageError
+from gpuops.core.models import Offer, Price, Request
+from gpuops.core.output import Output
+from gpuops.core.polling import Clock
+from gpuops.guard import daemon
+from gpuops.nodes.session import Live
+from gpuops.offers.approval import LeaseWish
+from gpuops.offers.search import PAUSES
 from tests.fakes.provider import NAME, Cloud, FakeClock, Fault, Scripted, surroundings
 
 HOURS = 3600.0
@@ -127,12 +127,12 @@ def test_the_guard_lets_it_wait_and_undoes_it_when_it_is_killed(there: tuple[Clo
     def look(now: float) -> None:
         for row in world.ledger.clusters():
             seen.append(row)
-            assert not guard.outlived(row, now)
+            assert not daemon.outlived(row, now)
             assert row.keeper is not None
             killed = dataclasses.replace(row, keeper=dataclasses.replace(row.keeper, start=row.keeper.start - 5.0))
             other = dataclasses.replace(world.me, pid=world.me.pid + 1)
-            assert not guard.needs_tending(row, [], now, other, guard.LOOK_S), "its keeper lives"
-            assert guard.needs_tending(killed, [], now, other, 0.0), "its keeper is dead"
+            assert not daemon.needs_tending(row, [], now, other, daemon.LOOK_S), "its keeper lives"
+            assert daemon.needs_tending(killed, [], now, other, 0.0), "its keeper is dead"
 
     world.clock = Watched(look)
     with pytest.raises(NoCapacity):

@@ -1,4 +1,4 @@
-"""gpuops.workloads: which programs come along, and where they lie in a checkout and in a wheel."""
+"""gpuops.sync.workloads: which programs come along, and where they lie in a checkout and in a wheel."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuops import workloads
-from gpuops.errors import UsageError
+from gpuops.core.errors import UsageError
+from gpuops.sync import workloads
 
 
 def package_with_train(package: Path, train: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuops.models import Request
+from gpuops.core.models import Request
 from gpuops.testing import ProvisionerContract
 from provisioners.runpod import RunpodProvisioner
 

@@ -36,6 +36,8 @@ LINKS = {
     "multi-user.target.wants/cloud-config.service": "../cloud-config.service",
     "multi-user.target.wants/cloud-final.service": "../cloud-final.service",
 }
+LOGIN = 1000
+"""The number of whoever logs in, who may install into /opt/pytorch."""
 FOLDER = "var/lib/lab"
 CONSOLE = "var/log/cloud-init-output.log"
 EMPTY = {
@@ -118,6 +120,8 @@ def lay(upper: Path, hostname: str, address: str, torch: bool, nvme: bool) -> No
         _empty(upper / "opt/dlami/nvme", 0o1777)
     if torch:
         disk.give_torch(upper)
+        for path in [(upper / "opt/pytorch"), *(upper / "opt/pytorch").rglob("*")]:
+            os.chown(path, LOGIN, LOGIN, follow_symlinks=False)
     elif os.path.lexists("/opt/pytorch"):
         disk.hide(upper, ["/opt/pytorch"])
 

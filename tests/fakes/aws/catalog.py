@@ -104,7 +104,7 @@ def offerings(world: World, request: Request) -> Any:
 def images(world: World, request: Request) -> Any:
     asked, region = request.parameters, request.region
     wanted = asked.get("ImageIds") or []
-    rows = {one.id(region): one.view(region, world.account) for one in world.pictures}
+    rows = {one.id(region): one.view(region, world.account) for one in world.pictures if one.state != "gone"}
     missing = [one for one in wanted if one not in rows]
     if missing:
         raise Refusal("InvalidAMIID.NotFound", f"The image id '[{', '.join(missing)}]' does not exist")

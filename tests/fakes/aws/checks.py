@@ -67,6 +67,8 @@ def missing_permission(request: Request, forbidden: set[str]) -> str:
     needed = [request.permission]
     if request.service == "ec2" and request.parameters.get("TagSpecifications"):
         needed.append("ec2:CreateTags")
+    if request.parameters.get("IamInstanceProfile"):
+        needed.append("iam:PassRole")
     for one in needed:
         if any(fnmatchcase(one.lower(), pattern.lower()) for pattern in forbidden):
             return one

@@ -17,6 +17,10 @@ from tests.fakes.aws.routing import answers
 from tests.fakes.aws.world import World
 
 MOST_USER_DATA = 16384
+FREE = ("t3.micro", "t3.small", "t4g.micro", "t4g.small", "c7i-flex.large", "m7i-flex.large")
+"""What an account on the Free Plan may start."""
+OURS = ("Placement.Group", "IamInstanceProfile", "CapacityReservationSpecification")
+"""Judged here, and unknown to moto."""
 TAGGED = ("instance", "volume", "network-interface", "spot-instances-request", "elastic-gpu")
 
 
@@ -39,7 +43,8 @@ def run_instances(world: World, request: Request) -> Any:
         return Kept(reservation)
     count = _count(world, request, zone, market)
     form = {**request.form, "MinCount": str(count), "MaxCount": str(count)}
-    form = {name: value for name, value in form.items() if not name.startswith("Placement.Group")}
+    ours = (*OURS, "InstanceMarketOptions") if market == "capacity-block" else OURS
+    form = {name: value for name, value in form.items() if not name.startswith(ours)}
     made = world.moto.ask(request, urlencode(form).encode())
     if made.status >= 300:
         return made
@@ -96,7 +101,7 @@ def _check(world: World, backend: Any, request: Request, market: str) -> None:
         raise Refusal("InvalidParameterValue", f"Value ({token}) for parameter clientToken is invalid.")
     image = asked.get("ImageId", "")
     picture = next((one for one in world.pictures if one.id(request.region) == image), None)
-    if picture is None:
+    if picture is None or picture.state == "gone":
         raise Refusal("InvalidAMIID.NotFound", f"The image id '[{image}]' does not exist")
     nics = asked.get("NetworkInterfaces") or []
     groups = [*asked.get("SecurityGroupIds", []), *(group for nic in nics for group in nic.get("Groups", []))]
@@ -122,8 +127,51 @@ def _check(world: World, backend: Any, request: Request, market: str) -> None:
             raise Refusal(
                 "InvalidParameterValue", f"'{kind}' is not a valid taggable resource type for this operation."
             )
+    profile = asked.get("IamInstanceProfile") or {}
+    name = str(profile.get("Name") or str(profile.get("Arn") or "").rpartition("/")[2])
+    if profile and name not in world.instance_profiles:
+        field = "name" if profile.get("Name") else "arn"
+        raise Refusal(
+            "InvalidParameterValue",
+            f"Value ({name}) for parameter iamInstanceProfile.{field} is invalid. Invalid IAM Instance Profile {field}",
+        )
+    group = asked.get("Placement", {}).get("GroupName")
+    if group and group not in world.placement_groups:
+        raise Refusal("InvalidPlacementGroup.Unknown", f"The Placement Group '{group}' is unknown.")
+    _reserve(world, request, market)
     if asked.get("DryRun"):
         raise Refusal("DryRunOperation", "Request would have succeeded, but DryRun flag is set.", 412)
+
+
+def _reserve(world: World, request: Request, market: str) -> None:
+    """Whether the reservation that is named has room for these machines, and what it lacks then."""
+    asked = request.parameters
+    target = asked.get("CapacityReservationSpecification", {}).get("CapacityReservationTarget", {})
+    if not (wanted := target.get("CapacityReservationId")):
+        return
+    there = world.reservations.get(wanted)
+    if there is None or there["region"] != request.region:
+        raise Refusal("InvalidCapacityReservationId.NotFound", f"The capacity reservation '{wanted}' does not exist")
+    if there["InstanceType"] != asked["InstanceType"] or (there["ReservationType"] == "capacity-block") != (
+        market == "capacity-block"
+    ):
+        raise Refusal("InvalidParameterCombination", f"The instance does not match the reservation '{wanted}'")
+    if there["AvailableInstanceCount"] < int(asked["MinCount"]):
+        raise Refusal("ReservationCapacityExceeded", "Insufficient capacity in the reservation.")
+    there["AvailableInstanceCount"] -= int(asked["MinCount"])
+
+
+@answers("ec2:DescribeCapacityReservations")
+def reservations(world: World, request: Request) -> Any:
+    here = {id_: one for id_, one in world.reservations.items() if one["region"] == request.region}
+    for wanted in request.parameters.get("CapacityReservationIds") or []:
+        if wanted not in here:
+            raise Refusal(
+                "InvalidCapacityReservationId.NotFound", f"The capacity reservation '{wanted}' does not exist"
+            )
+    named = request.parameters.get("CapacityReservationIds") or here
+    told = [{"CapacityReservationId": id_, **here[id_]} for id_ in named]
+    return {"CapacityReservations": [{key: one[key] for key in one if key != "region"} for one in told]}
 
 
 def _count(world: World, request: Request, zone: str, market: str) -> int:
@@ -132,6 +180,12 @@ def _count(world: World, request: Request, zone: str, market: str) -> int:
     kind, least, most = asked.get("InstanceType", "m1.small"), int(asked["MinCount"]), int(asked["MaxCount"])
     if not pricetable.known(kind):
         raise Refusal("InvalidParameterValue", f"Invalid value '{kind}' for InstanceType.")
+    if world.plan == "FREE" and kind not in FREE:
+        raise Refusal(
+            "InvalidParameterCombination",
+            "The specified instance type is not eligible for Free Tier. For a list of Free Tier instance types, run "
+            "'describe-instance-types' with the filter 'free-tier-eligible=true'.",
+        )
     zones = sorted(place for place, offered in world.offered(region) if offered == kind)
     if not zones:
         raise Refusal(
@@ -151,7 +205,8 @@ def _count(world: World, request: Request, zone: str, market: str) -> int:
             "The provided credentials do not have permission to create the service-linked role for EC2 Spot Instances.",
             403,
         )
-    _draw(world, region, kind, market, least)
+    if market != "capacity-block":
+        _draw(world, region, kind, market, least)
     price = asked.get("InstanceMarketOptions", {}).get("SpotOptions", {}).get("MaxPrice")
     place = zone or zones[0]
     if market == "spot" and price and float(price) < world.price[kind, place]:

@@ -30,6 +30,7 @@ class Picture:
     root: str = "/dev/sda1"
     architecture: str = "x86_64"
     state: str = "available"
+    """`gone`: a parameter still names it, and EC2 does not know it."""
 
     def id(self, region: str) -> str:
         return "ami-0" + hashlib.sha256(f"{region} {self.name}".encode()).hexdigest()[:16]

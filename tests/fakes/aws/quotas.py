@@ -51,6 +51,7 @@ def _view(world: World, region: str, code: str, value: float) -> dict[str, Any]:
 
 @answers("servicequotas:GetServiceQuota")
 def applied(world: World, request: Request) -> Any:
+    settle(world)
     code = _code(request)
     value = world.quota[request.region, code]
     if value is None:
@@ -66,6 +67,7 @@ def default(world: World, request: Request) -> Any:
 
 @answers("servicequotas:ListServiceQuotas")
 def listed(world: World, request: Request) -> Any:
+    settle(world)
     values = {code: world.quota[request.region, code] for code in NAMES}
     rows = [_view(world, request.region, code, value) for code, value in values.items() if value is not None]
     return _page("Quotas", rows, request)
@@ -141,14 +143,25 @@ def one_request(world: World, request: Request) -> Any:
     return {"RequestedQuota": _request_view(world, found)}
 
 
+def settle(world: World) -> None:
+    """What was granted takes effect when its time has come."""
+    for grant in list(world.grants):
+        at, region, code, value = grant
+        if world.now() >= at:
+            world.quota[region, code] = value
+            world.grants.remove(grant)
+
+
 def decide(world: World, one: str, status: str, value: float | None = None) -> None:
-    """AWS's answer to a request; APPROVED is in force at once, with another value where one is given."""
+    """AWS's answer to a request; APPROVED is in force after `grants_s`, with another value where one is given."""
     found = world.quota_requests[one]
     found.status, found.updated = status, world.now()
-    if status == "CASE_OPENED" and not found.case:
+    if status in ("CASE_OPENED", "CASE_CLOSED", "DENIED") and not found.case:
         found.case = str(secrets.randbelow(9 * 10**9) + 10**9)
     if status == "APPROVED" or value is not None:
-        world.quota[found.region, found.code] = found.desired if value is None else value
+        granted = found.desired if value is None else value
+        world.grants.append((world.now() + world.grants_s, found.region, found.code, granted))
+        settle(world)
 
 
 def _page(key: str, rows: list[dict[str, Any]], request: Request) -> dict[str, Any]:

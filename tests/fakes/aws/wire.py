@@ -6,10 +6,12 @@ import json
 import re
 import uuid
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from botocore.model import ServiceModel
 from moto.core.parse import PROTOCOL_PARSERS
 from moto.core.serialize import XFormedAttributePicker, get_serializer_class
 from moto.core.utils import get_service_model
@@ -19,9 +21,15 @@ from tests.fakes.aws.requests import Answer, Kept, Refusal, Request
 
 MODELS = {"servicequotas": "service-quotas"}
 """Where a service is not called as it signs."""
-JSON = ("servicequotas", "ssm", "pricing")
+JSON = ("servicequotas", "ssm", "pricing", "freetier")
 FORMS = ("ec2", "sts", "iam")
 _SCOPE = re.compile(r"(?:Credential=)?([^/\s=]+)/\d{8}/([^/]+)/([^/]+)/aws4_request")
+
+
+@cache
+def _model(service: str) -> ServiceModel:
+    """Read once: botocore's description of EC2 alone is megabytes, and all fakes of a process would read it at once."""
+    return get_service_model(MODELS.get(service, service))
 
 
 def read(method: str, target: str, headers: Mapping[str, str], raw: bytes) -> Request:
@@ -43,7 +51,7 @@ def read(method: str, target: str, headers: Mapping[str, str], raw: bytes) -> Re
 
 
 def _parse(request: Request, protocol: str) -> dict[str, Any]:
-    model = get_service_model(MODELS.get(request.service, request.service))
+    model = _model(request.service)
     if request.action not in model.operation_names:
         return dict(request.form)
     parser = PROTOCOL_PARSERS[protocol](model.operation_model(request.action))
@@ -84,7 +92,7 @@ _TOLD = {
 
 def result(request: Request, data: Any) -> Answer:
     """`data` is as boto3 will hand it out, or Kept."""
-    model = get_service_model(MODELS.get(request.service, request.service))
+    model = _model(request.service)
     protocol = "json" if request.service in JSON else "ec2" if request.service == "ec2" else "query"
     picker, thing = None, data
     if isinstance(data, Kept):

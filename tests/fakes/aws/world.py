@@ -43,6 +43,10 @@ class World:
 
         self.quota = Quotas()
         self.quota_requests: dict[str, QuotaRequest] = {}
+        self.grants: list[tuple[float, str, str, float]] = []
+        """(when, region, code, vCPUs): what is granted, and not in force yet."""
+        self.grants_s = 0.0
+        """From a grant until it is in force: an hour at most."""
         self.capacity: dict[tuple[str, str], int] = {}
         self.on_demand = pricetable.OnDemand()
         self.price = pricetable.Spot(self.on_demand)
@@ -50,14 +54,26 @@ class World:
         self.not_offered: set[tuple[str, str]] = set()
         self.pictures: list[Picture] = list(USUAL)
         self.opted_in: set[str] = set()
+        self.instance_profiles: set[str] = set()
+        self.placement_groups: set[str] = set()
+        self.reservations: dict[str, dict[str, Any]] = {}
+        """As DescribeCapacityReservations tells of each, and `region`."""
         self.spot_role = True
         """Whether the account has the role that spot needs, or may make it."""
+        self.plan = "PAID"
+        """FREE: nothing but the smallest types starts; "": an account from before there were plans."""
 
         self.lag_s = 0.0
         self.pending_s = 0.1
-        self.ending_s = 0.1
+        self.ending_s = 360.0
+        """From the request to terminate a machine until it is terminated: GPU machines take minutes, and meanwhile keep
+        their security group (karpenter #7019, packer-plugin-amazon #682)."""
         self.close_s = 0.0
         """From a spot machine's end until its request is closed, and draws on the quota no more."""
+        self.dry_s = 600.0
+        """From a preemption until the zone has any of that type again; before it from the notice on."""
+        self.counted_s = 120.0
+        """So long after the end of a machine that was taken back a launch counts its vCPUs, though no list shows it."""
         self.told_s = 3600.0
         """How long a terminated machine is still listed."""
         self._default_vpc = True
@@ -126,6 +142,11 @@ class World:
             for one in self.spot_requests.values()
             if one.region == region and (one.state in ("open", "active") or self._lives(one.instance))
         ]
+        spot += [
+            one.type
+            for one in self.instances.values()
+            if one.region == region and one.interrupted and one.ended and self.now() - one.ended < self.counted_s
+        ]
         return sum(
             pricetable.vcpus(kind)
             for market, kinds in (("on-demand", on_demand), ("spot", spot))
@@ -138,6 +159,9 @@ class World:
 
     def free(self, zone: str, kind: str) -> int:
         """How many machines of a type a zone still has."""
+        taken = [one for one in self.instances.values() if (one.zone, one.type) == (zone, kind) and one.interrupted]
+        if any(self.now() - (one.interrupted or 0.0) < self.dry_s for one in taken):
+            return 0
         most = self.capacity.get((zone, kind), 10_000)
         return most - sum(one.zone == zone and one.type == kind for one in self.living())
 

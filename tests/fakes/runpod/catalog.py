@@ -34,6 +34,16 @@ class GpuType:
     def price(self, cloud: str) -> float:
         return self.secure if cloud == "SECURE" else self.community
 
+    @property
+    def machines(self) -> tuple[tuple[int, int], ...]:
+        """GB of RAM and vCPUs that the machines have for one of it, the smallest first: the older interface tells."""
+        return ((self.memory * 2, 8), (self.memory * 4, 16))
+
+    @property
+    def in_cluster(self) -> float | None:
+        """$/h of one in a cluster, which the older interface alone tells: not the price of a pod."""
+        return round(self.secure * 1.1, 2) if self.clusters else None
+
 
 @dataclass(frozen=True)
 class DataCenter:

@@ -121,7 +121,8 @@ class Container(Place):
     def _argv(self) -> list[str]:
         pod = self._pod
         chosen = image(pod.request["image"])
-        start = {"env": environment(pod, chosen), "argv": chosen.argv(pod.args), "folder": "/workspace"}
+        user = int(pod.env.get("RUNPOD_POD_USER", chosen.user))
+        start = {"env": environment(pod, chosen), "argv": chosen.argv(pod.args), "folder": "/workspace", "user": user}
         (self.disk / "start.json").write_text(json.dumps(start))
         volume = str(self._landscape.volume(pod.volume["volumeId"])) if pod.volume else ""
         return [

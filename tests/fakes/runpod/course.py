@@ -38,10 +38,10 @@ class Course:
         """The way up, from `moment` on. The end that was told for it stays."""
         pod.steps = [step for step in pod.steps if step[1] in ("EXITED", "ERROR", "TERMINATED", GONE)]
         life = pod.life
+        if life.starting:
+            pod.steps.append((moment + (life.assign_s or 0.0) / 2, "STARTING"))
         if life.assign_s is None:
             return
-        if life.starting:
-            pod.steps.append((moment + life.assign_s / 2, "STARTING"))
         moment += life.assign_s
         pod.steps.append((moment, "RUNNING"))
         if life.pull_s is None:
@@ -105,16 +105,21 @@ class Course:
         pod.steps.remove(step)
         if what == "STARTING":
             pod.status = what
+            if pod.life.assign_s is None:
+                self._say(pod, moment)
         elif what == "RUNNING":
             pod.status, pod.started = what, moment
-            for line in pod.life.log or ("create container {image}", "{image} Pulling from registry"):
-                pod.say(moment, line.format(image=pod.request["image"]))
+            self._say(pod, moment)
         elif what == "runtime":
             self._start_container(pod, moment)
         elif what == "mapped":
             pod.mapped = pod.runtime is not None
         else:
             self.become(pod, what)
+
+    def _say(self, pod: Pod, moment: float) -> None:
+        for line in pod.life.log or ("create container {image}", "{image} Pulling from registry"):
+            pod.say(moment, line.format(image=pod.request["image"]))
 
     def _start_container(self, pod: Pod, moment: float) -> None:
         if pod.cuda and pod.needed_cuda and version(pod.cuda) < version(pod.needed_cuda):

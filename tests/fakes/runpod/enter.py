@@ -1,6 +1,6 @@
 """Becomes the first process of a container once its network is there: a line on stdin says so.
 
-start.json beside root/: {"env": {}, "argv": [], "folder": "/"}; what it prints goes to the file `log`.
+start.json beside root/: {"env": {}, "argv": [], "folder": "/", "user": 0}; what it prints goes to the file `log`.
 """
 
 import json
@@ -21,6 +21,9 @@ os.dup2(log, 2)
 os.closerange(3, 256)
 for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
     signal.signal(number, signal.SIG_DFL)  # Python has its own ways with these
+if start["user"]:
+    os.setgid(start["user"])
+    os.setuid(start["user"])
 try:
     os.execvpe(start["argv"][0], start["argv"], start["env"])
 except OSError as error:

@@ -49,8 +49,8 @@ class Life:
     """From there until `ssh.direct`."""
     listed_s: float = 0.0
     """From the create on, how long the list does not have it."""
-    ranked_s: float = 0.1
-    """From the create on, how long a member's rank and address are null."""
+    ranked_s: float = 3.0
+    """From the create on, how long a member's rank and address are null: they are assigned during provisioning."""
     address: str | None = None
     """Other than its own."""
     port: int | None = None
@@ -81,6 +81,18 @@ PULL_ERROR = Life(
         "error pulling image: Error response from daemon: manifest for {image} not found: manifest unknown",
     ),
 )
+LAYER_ERROR = Life(
+    assign_s=None,
+    starting=True,
+    log=(
+        "create container {image}",
+        "error creating container: failed to register layer: container ID 1000001 cannot be mapped to a host ID",
+    ),
+)
+"""Its machine cannot unpack the image, and it stays on its way."""
+NOT_MADE = Life(pull_s=None, log=("error creating container: nvidia-smi: Failed to initialize NVML",) * 3)
+CRASH_LOOP = Life(map_s=None, log=("start container for {image}: begin",) * 2)
+"""RUNNING all the time, while its container ends and is started again."""
 CUDA_ERROR = (
     "error starting container: failed to create shim task: OCI runtime create failed: nvidia-container-cli: "
     "requirement error: unsatisfied condition: cuda>={needed}, please update your driver to a newer version, or use an "
@@ -102,6 +114,9 @@ class Fault:
     """Only requests for one of these GPU types,"""
     data_centers: tuple[str, ...] = ()
     """and only those that name one of these data centers and no other."""
+
+    action: str = ""
+    """Only `terminate`, only `stop`, …"""
 
     status: int = 0
     """Answered instead; 0: what is right is answered."""
@@ -145,6 +160,8 @@ class Fault:
         body = body if isinstance(body, dict) else {}
         gpu = (body.get("gpu") or {}).get("id") or (body.get("compute") or {}).get("gpuTypeId")
         centers = set(body.get("dataCenterIds") or [])
+        if self.action and body.get("action") != self.action:
+            return False
         return (not self.gpus or gpu in self.gpus) and (
             not self.data_centers or (bool(centers) and centers <= set(self.data_centers))
         )

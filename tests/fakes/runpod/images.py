@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -38,9 +39,20 @@ class Image:
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     """Programs, by their path."""
+    user: int = 0
+    """USER: who its first process is, unless RUNPOD_POD_USER says otherwise."""
+    system_python: tuple[str, ...] = ()
+    """What its system's Python is called where torch is in that; else torch is in /opt/pytorch."""
 
     def argv(self, args: str) -> list[str]:
-        """`args` is one string; it stands for the command, and the entrypoint makes of it what it likes."""
+        """`args` is one string. As words it stands for the command, and the entrypoint makes of it what it likes; as a
+        JSON object it may replace both."""
+        try:
+            both = json.loads(args)
+        except ValueError:
+            both = None
+        if isinstance(both, dict):
+            return [*both.get("entrypoint", self.entrypoint), *both.get("cmd", self.command)]
         try:
             words = shlex.split(args) if args else self.command
         except ValueError:
@@ -51,17 +63,28 @@ class Image:
 OFFICIAL = Image(
     "runpod/*",
     command=("/start.sh",),
-    env={"CUDA_VERSION": "12.8.1", "PYTORCH_VERSION": "2.8.0", "LANG": "C.UTF-8"},
+    env={
+        "CUDA_VERSION": "12.8.1",
+        "PYTORCH_VERSION": "2.8.0",
+        "LANG": "C.UTF-8",
+        "PATH": f"/usr/local/cuda/bin:{PATH}",
+        "LD_LIBRARY_PATH": "/usr/local/cuda/lib64",
+        "HF_HOME": "/workspace/.cache/huggingface",
+        "PIP_BREAK_SYSTEM_PACKAGES": "1",
+    },
     files={"/start.sh": START.read_text()},
+    system_python=("python3", "python"),
 )
 IMAGES = (
     OFFICIAL,
+    replace(OFFICIAL, name="example/python3-only:*", system_python=("python3",)),
     Image(
         "example/own-entrypoint:*",
         entrypoint=("/usr/local/bin/serve",),
         files={"/usr/local/bin/serve": _OWN_ENTRYPOINT},
     ),
-    Image("debian:*", command=("bash",)),
+    Image("example/non-root:*", command=("bash",), user=1000),
+    Image("debian:*", command=("bash",), env={"HF_HOME": "/srv/models"}),
 )
 """The first that fits; any other is like debian."""
 
@@ -89,7 +112,10 @@ def lay(upper: Path, one: Image, hostname: str, hosts: str) -> None:
         (upper / path).chmod(mode)
         os.setxattr(upper / path, "trusted.overlay.opaque", b"y")
     disk.write(upper, {"root/.bashrc": _BASHRC})
-    disk.give_torch(upper)
+    if one.system_python:
+        disk.give_system_torch(upper, one.system_python)
+    else:
+        disk.give_torch(upper)
     for path, text in one.files.items():
         disk.write(upper, {path.lstrip("/"): text})
         (upper / path.lstrip("/")).chmod(0o755)

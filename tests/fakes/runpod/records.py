@@ -80,6 +80,8 @@ class Pod:
     """$/h of its GPUs."""
     cluster: Cluster | None = None
     rank: int | None = None
+    network: float = 0.0
+    """$/h for the cluster's own network."""
     ip: str = ""
     """In the cluster's own network."""
     id: str = field(default_factory=new_id)
@@ -140,12 +142,12 @@ class Pod:
         disk, volume_disk = int(self.request["disk"]), int(self.request["mounts"].get("persistent", {}).get("size", 0))
         if self.status == "EXITED":
             return (volume_disk or disk) * STOPPED_DISK / HOURS_OF_MONTH
-        return self.price + (disk + volume_disk) * DISK / HOURS_OF_MONTH
+        return self.price + self.network + (disk + volume_disk) * DISK / HOURS_OF_MONTH
 
     @property
     def cost(self) -> float:
-        """What the service says it costs: nothing while it is stopped."""
-        return 0.0 if self.status in ("EXITED", "TERMINATED") else self.price
+        """What the service says it costs, its disk with it (field reports); nothing while it is stopped."""
+        return 0.0 if self.status in ("EXITED", "TERMINATED") else self.per_hour
 
     @property
     def address(self) -> str:

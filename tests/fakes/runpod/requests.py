@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fakes.runpod.problems import Refusal, denied
+from tests.fakes.runpod.problems import Refusal, denied, not_found
 from tests.fakes.runpod.records import Account, Pod
 from tests.fakes.web import Heard
 
@@ -41,6 +41,8 @@ class Caller:
             own = (f"/pods/{self.pod.id}", f"/pods/{self.pod.id}/action", f"/pods/{self.pod.id}/logs")
             if path not in own or method == "PATCH":
                 raise denied()
+            if method == "DELETE":  # only the action is known to be open to it; 404 is "not accessible to the caller"
+                raise not_found()
         elif not self.may_write and method != "GET":
             raise denied()
 

@@ -7,7 +7,7 @@ from tests.fakes.runpod.problems import NOT_VALID, Refusal
 from tests.fakes.runpod.requests import Answer, Caller, Request
 from tests.fakes.runpod.routing import route
 from tests.fakes.runpod.service import Service
-from tests.fakes.runpod.views import cluster_view, pod_view, volume_view
+from tests.fakes.runpod.views import cluster_view, pod_view, template_view, volume_view
 
 # ---- pods
 
@@ -152,3 +152,18 @@ def get_keys(service: Service, caller: Caller, request: Request) -> Answer:  # n
 def put_keys(service: Service, caller: Caller, request: Request) -> Answer:  # noqa: ARG001
     caller.account.ssh_keys = list(checks.expect(checks.SSH_KEYS, request.body)["keys"])
     return Answer(200, {"keys": caller.account.ssh_keys})
+
+
+@route("GET", "/templates")
+def list_templates(service: Service, caller: Caller, request: Request) -> Answer:  # noqa: ARG001
+    return Answer(200, {"templates": [template_view(one, told) for one, told in service.templates.items()]})
+
+
+@route("GET", "/catalog/templates")
+def list_public_templates(service: Service, caller: Caller, request: Request) -> Answer:  # noqa: ARG001
+    return Answer(200, {"templates": []})
+
+
+@route("GET", "/registries")
+def list_registries(service: Service, caller: Caller, request: Request) -> Answer:  # noqa: ARG001
+    return Answer(200, {"registries": [{"id": one, "name": name} for one, name in service.registries.items()]})

@@ -13,7 +13,7 @@ from tests.fakes.runpod import catalogroutes, graphql, logstream, routes, routin
 from tests.fakes.runpod.faults import Fault
 from tests.fakes.runpod.problems import TITLES, Refusal
 from tests.fakes.runpod.records import Pod
-from tests.fakes.runpod.requests import Answer, Request
+from tests.fakes.runpod.requests import Answer, Caller, Request
 
 if TYPE_CHECKING:
     from tests.fakes.runpod.fake import FakeRunPod
@@ -85,15 +85,29 @@ class Handler(web.Handler):
                 )
             except Refusal:
                 return Answer(401, {"errors": [{"message": "Unauthorized"}]})
+            query = str((request.body or {}).get("query", ""))
+            if (pod := graphql.to_terminate(query)) and caller.pod in (None, fake.service.course.pods.get(pod)):
+                return self._terminate(caller, pod)
             if caller.pod:
                 return Answer(401, {"errors": [{"message": "Unauthorized"}]})
             try:
-                wanted = graphql.parse(str((request.body or {}).get("query", "")))
+                wanted = graphql.parse(query)
                 if fake.desk.hides_email and "email" in wanted.get("myself", {}):
                     return Answer(200, {"errors": [{"message": "Not authorized"}], "data": {"myself": None}})
-                return Answer(200, {"data": graphql.select({"myself": fake.desk.myself(caller.account)}, wanted)})
+                types = graphql.gpu_types(fake.stock, graphql.lowest_input(query))
+                told = {"myself": fake.desk.myself(caller.account), "gpuTypes": types}
+                return Answer(200, {"data": graphql.select(told, wanted)})
             except graphql.Malformed as error:
                 return Answer(400, {"errors": [{"message": str(error), "extensions": {"code": "BAD_USER_INPUT"}}]})
+
+    def _terminate(self, caller: Caller, pod: str) -> Answer:
+        data = {"podTerminate": None}
+        try:
+            caller.check("POST", f"/pods/{pod}/action")
+            self.server.fake.service.delete_pod(caller.account, pod)
+        except Refusal:
+            return Answer(200, {"errors": [{"message": "pod not found to terminate"}], "data": data})
+        return Answer(200, {"data": data})
 
     # ---- how it is sent
 

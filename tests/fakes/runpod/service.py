@@ -27,6 +27,8 @@ DEFAULTS: Mapping[str, Any] = {
     "globalNetworking": False,
 }
 MOST_ENV = 50
+NETWORK = 0.02
+"""$/h for a GPU of a cluster: what its network costs on top."""
 
 
 class Service:
@@ -41,6 +43,10 @@ class Service:
         self.clusters: dict[str, Cluster] = {}
         self.volumes: dict[str, Volume] = {}
         self.no_such_images: set[str] = set()
+        self.templates: dict[str, dict[str, Any]] = {}
+        """Their id -> what of a pod's body they stand for; their names are `named ID`."""
+        self.registries: dict[str, str] = {}
+        """Their id -> their name."""
         self.life = Life()
         """Of pods for which no fault has another."""
         self.make_body = make_body or (lambda _: Nothing())
@@ -58,9 +64,11 @@ class Service:
         return found
 
     def create_pod(self, account: Account, body: Mapping[str, Any], life: Life | None) -> Pod:
-        if "templateId" in body:
-            raise not_found()  # there are none
-        request = {**copy.deepcopy(dict(DEFAULTS)), **copy.deepcopy(dict(body))}
+        template = self.templates.get(body["templateId"]) if "templateId" in body else {}
+        if template is None or body.get("registry") not in (None, *self.registries):
+            raise not_found()
+        request = copy.deepcopy({**DEFAULTS, **template, **body})
+        request["env"] = {**template.get("env", {}), **body.get("env", {})}
         if "cpu" in request and "gpu" in request:
             raise Refusal(400, "exactly one of gpu or cpu must be provided")
         if "gpu" not in request:
@@ -168,7 +176,7 @@ class Service:
             raise no_capacity()
         volume = self._volume_of(account, request)
         place = self.shelf.place(kind, count, machines, request.get("dataCenterIds"), volume, {})
-        price = kind.secure * count
+        price = (kind.in_cluster or 0.0) * count
         self._afford(account, price * machines)
         self._add_keys(account, request)
         self._networks += 1
@@ -179,7 +187,7 @@ class Service:
             # A cluster cannot say which driver it needs: it gets the newest there is.
             newest = max(self.shelf.cuda[place], key=version)
             one["gpu"] = {"id": kind.id, "count": count, "minCudaVersion": newest}
-            more = {"cluster": cluster, "rank": rank, "ip": cluster.address(rank)}
+            more = {"cluster": cluster, "rank": rank, "ip": cluster.address(rank), "network": NETWORK * count}
             member = self._make(account, one, lives.get(rank, life or self.life), place, price, **more)
             cluster.members.append(member)
         return cluster

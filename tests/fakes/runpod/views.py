@@ -124,3 +124,9 @@ def volume_view(volume: Volume) -> dict[str, Any]:
         "dataCenter": volume.data_center,
         "type": volume.type,
     }
+
+
+def template_view(one: str, told: dict[str, Any]) -> dict[str, Any]:
+    plain = {"args": "", "disk": 50, "mounts": {}, "ports": [], "env": {}, "registry": None, "allowedCudaVersions": []}
+    flags = {"serverless": False, "public": False, "category": "NVIDIA", "startSsh": True, "startJupyter": False}
+    return {**plain, **flags, **told, "id": one, "name": f"named {one}"}

@@ -15,8 +15,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpuops.errors import Rejected, Unknown
-from gpuops.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
+from gpuops.core.errors import Rejected, Unknown
+from gpuops.core.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
 from provisioners.base import CONTRACT, Context
 
 PER_HOUR = {"small": 0.36, "large": 0.72}

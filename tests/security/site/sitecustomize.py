@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpuops import artefact
+from gpuops.nodes import artefact
 
 MAIN = Path(__file__).parents[1] / "hostile_main.py"
 honest = artefact.sources

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gpuops import artefact
 from gpuops.agent import rank
 from gpuops.agent.proctable import find
+from gpuops.nodes import artefact
 
 HANG_S = 600.0
 

@@ -25,7 +25,7 @@ from gpuops.agent import tree
 from gpuops.agent.filestream import END, head
 from gpuops.agent.node import Node, Refusal
 from gpuops.agent.tarpipe import Padded
-from gpuops.push.files import entry
+from gpuops.sync.project import entry
 from tests.fakes.inprocess import InProcessClient
 
 Files = dict[str, str | None]

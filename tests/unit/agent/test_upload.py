@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from gpuops import bucket as home
 from gpuops.agent import objects, upload, virtualtar
 from gpuops.agent.objects import Denied, Late, patiently
 from gpuops.agent.upload import Kept, Upload
 from gpuops.agent.virtualtar import Archive, Item
-from gpuops.output import Output
-from gpuops.signals import Signals
-from gpuops.world import World
+from gpuops.core.context import World
+from gpuops.core.output import Output
+from gpuops.core.signals import Signals
+from gpuops.sync import bucket as home
 from tests.conftest import HANG_S, until
 from tests.fakes.bucket import FakeBucket
 

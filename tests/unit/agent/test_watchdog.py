@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from tests.conftest import HANG_S
+from tests.conftest import HANG_S, until
 
 END = """
 import os, resource, sys
@@ -26,3 +27,37 @@ def test_a_full_disk_keeps_no_machine_alive(tmp_path: Path) -> None:
     with (tmp_path / "watchdog.log").open("wb") as log:
         subprocess.run([sys.executable, "-c", END, tmp_path], stderr=log, check=False, timeout=HANG_S)
     assert (tmp_path / "over").exists()
+
+
+REPEAT = """
+import os, sys
+from gpuops.agent import watchdog
+from gpuops.agent.node import Node
+os.chdir(sys.argv[1])
+watchdog.AGAIN_S = 0.05
+watchdog.Watchdog(Node(sys.argv[1]))._end("nothing was run on it")
+"""
+
+
+def test_what_does_not_end_the_machine_is_run_again_until_it_does(tmp_path: Path) -> None:
+    """Nobody else ends a machine whose lease has no hard end, or a far one; what came with it is told all the same."""
+    tries = tmp_path / "tries"
+    again = f'echo x >>"{tries}"; test "$(wc -l <"{tries}")" -ge 6'
+    node = {"end": ["sh", "-c", again], "boot_watch": str(tmp_path)}
+    (tmp_path / "node.json").write_text(json.dumps(node))
+    with (tmp_path / "watchdog.log").open("wb") as log:
+        subprocess.run([sys.executable, "-c", REPEAT, tmp_path], stderr=log, check=True, timeout=HANG_S)
+    assert tries.read_text() == "x\n" * 6
+    assert abs(int((tmp_path / "end").read_text()) - 120 - time.time()) < HANG_S
+
+
+def test_who_ends_the_node_ends_that(tmp_path: Path) -> None:
+    (tmp_path / "node.json").write_text(json.dumps({"end": ["false"]}))
+    with (tmp_path / "watchdog.log").open("wb") as log:
+        running = subprocess.Popen([sys.executable, "-c", REPEAT, tmp_path], stderr=log)
+    try:
+        until(lambda: (tmp_path / "watchdog.log").read_text().count("exit code 1") > 3, "it tries again and again")
+        running.terminate()
+        assert running.wait(HANG_S) == 0
+    finally:
+        running.kill()

@@ -14,6 +14,7 @@ from tests.fakes.aws.tests.renter import Renter
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[FakeAWS]:
     with FakeAWS(tmp_path / "aws") as one:
+        one.ending_s = 0.1  # what comes after the end is looked at, mostly
         yield one
 
 

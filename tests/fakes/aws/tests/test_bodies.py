@@ -53,6 +53,7 @@ def test_instances_are_machines_behind_their_group_until_they_power_off_or_are_t
         done = typed(sys.executable, "-c", LAUNCH, fake.image("pytorch-2.9"), data)
         assert done.returncode == 0, done.stderr
         group = done.stdout.strip()
+        fake.ending_s = 0.1
         one, other = fake.instances()
         until(lambda: ssh(one.address, "id -un") == "ubuntu", "somebody can log in")
         assert one.address != one.private_address

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.conftest import until
+from tests.fakes.aws import FakeAWS
 from tests.fakes.aws.tests.renter import Renter, refused
 
 
@@ -25,3 +26,15 @@ def test_a_group_that_another_speaks_of_stays(renter: Renter):
     renter.ec2.authorize_security_group_ingress(GroupId=other, IpPermissions=[own])
     renter.ec2.delete_security_group(GroupId=other)  # its own rule about itself is no hindrance
     renter.ec2.delete_security_group(GroupId=one)
+
+
+def test_a_machine_that_shuts_down_for_minutes_keeps_its_group(fake: FakeAWS, renter: Renter):
+    fake.ending_s = 360.0
+    group = renter.group()
+    ids = renter.ids(group=group)
+    renter.ec2.terminate_instances(InstanceIds=ids)
+    fake.advance(350)
+    assert renter.states(*ids) == {"shutting-down"}
+    assert refused(renter.ec2.delete_security_group, GroupId=group)[0] == "DependencyViolation"
+    fake.advance(11)
+    renter.ec2.delete_security_group(GroupId=group)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import until
 from tests.fakes.aws import FakeAWS
-from tests.fakes.aws.tests.renter import G4, G5, MINE, Renter, refused
+from tests.fakes.aws.tests.renter import G4, G5, G_SPOT, MINE, Renter, refused
 
 
 def test_a_spot_request_lives_as_long_as_its_machine(renter: Renter):
@@ -63,6 +63,20 @@ def test_aws_takes_a_machine_back_when_it_said_so(fake: FakeAWS, renter: Renter)
     assert (gone.state, gone.code) == ("closed", "instance-terminated-no-capacity")
     fake.reclaim(stays)
     until(lambda: renter.states(stays) == {"terminated"}, "the other is gone without a notice")
+
+
+def test_after_a_preemption_capacity_is_missing_and_its_vcpus_still_count(fake: FakeAWS, renter: Renter):
+    fake.quota["us-east-1", G_SPOT] = 96.0
+    for one in renter.ids("a"):
+        fake.reclaim(one)
+    assert refused(renter.launch, "b")[0] == "MaxSpotInstanceCountExceeded"
+    fake.advance(fake.ending_s)
+    assert refused(renter.launch, "b")[0] == "MaxSpotInstanceCountExceeded"
+    fake.advance(fake.counted_s)
+    assert refused(renter.launch, "a")[0] == "InsufficientInstanceCapacity"
+    assert len(renter.launch("b", count=1)) == 1
+    fake.advance(fake.dry_s)
+    assert len(renter.launch("a", count=1)) == 1
 
 
 def test_prices_of_spot_are_by_zone_and_moment(fake: FakeAWS, renter: Renter):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.fakes.runpod import FakeRunPod
 from tests.fakes.runpod.tests.client import Client, request
 
@@ -24,8 +26,10 @@ def test_what_a_key_may(fake: FakeRunPod, call: Client) -> None:
     ]  # fmt: skip
     assert [inside(*one).status for one in refused] == [403] * len(refused)
     assert inside("POST", "/graphql", {"query": "{ myself { id } }"}, version="").status == 401
-    assert inside("DELETE", f"/pods/{mine}").status == 204
-    assert inside("DELETE", f"/pods/{mine}").status == 404
+    assert inside("DELETE", f"/pods/{mine}").status == 404, "as for what is not there"
+    assert mine in [pod.id for pod in fake.running()]
+    assert inside("POST", f"/pods/{mine}/action", {"action": "terminate"}).status == 204
+    assert inside("POST", f"/pods/{mine}/action", {"action": "terminate"}).status == 404
     assert [pod.id for pod in fake.running()] == [other]
 
 
@@ -43,3 +47,17 @@ def test_a_quota(fake: FakeRunPod, call: Client) -> None:
     fake.quota = 2
     assert [call("GET", "/pods").status for _ in range(3)] == [200, 200, 429]
     assert 1 <= int(call("GET", "/pods").headers["retry-after"]) <= 60
+
+
+def test_a_pod_ends_itself_by_the_older_interface(fake: FakeRunPod, call: Client) -> None:
+    mine, other = call.create().body["id"], call.create(name="b").body["id"]
+    inside = Client(fake, fake.pods[mine].key)
+
+    def terminate(pod: str) -> dict[str, Any]:
+        query = f'mutation {{ podTerminate(input: {{podId: "{pod}"}}) }}'
+        return dict(inside("POST", "/graphql", {"query": query}, version="").body)
+
+    assert "errors" in terminate(other)
+    assert terminate(mine) == {"data": {"podTerminate": None}}
+    assert terminate(mine)["errors"][0]["message"] == "pod not found to terminate"
+    assert [pod.id for pod in fake.running()] == [other]

@@ -1,0 +1,1 @@
+"""Create machines, wait for them, tear them down, find orphans."""

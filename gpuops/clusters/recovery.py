@@ -1,0 +1,322 @@
+"""Taking back a cluster that lives and that the ledger has lost: what providers list and nodes keep becomes rows again.
+
+A node's folder holds every run's spec and, once it has ended, its result (docs/protocol.md); its watchdog holds the
+lease. They are read by programs, so that a node whose agent has ended is taken back too, and its results come home.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuops.clusters import virtual
+from gpuops.clusters.traces import Traces, home_of, read_traces, request_of
+from gpuops.core.context import World
+from gpuops.core.errors import GpuopsError, NodeError, UsageError
+from gpuops.core.models import Lease, Request, Resource, Verdict
+from gpuops.core.parallel import on_each
+from gpuops.guard import daemon
+from gpuops.ledger.store import ClusterRow, RunRow
+from gpuops.nodes import takeover
+from gpuops.nodes.session import in_order, name_hosts, open_live, programs_of, reach, send_lease
+from gpuops.nodes.virtual import folded, with_virtual
+from gpuops.offers import lease as leases
+from gpuops.offers.payer import noted, payer
+from gpuops.sync.run_folder import read_json
+
+LIVE = "running"
+OLDEST_S = 366 * 86400.0
+"""No run that is taken back began longer ago, in seconds."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A cluster of which the ledger knows nothing: what its provider lists with its mark."""
+
+    provider: str
+    name: str
+    resources: Sequence[Resource]
+    dotenv: bool = False
+    """As `Stray.dotenv`."""
+
+    @property
+    def machines(self) -> list[Resource]:
+        return in_order([one for one in self.resources if one.kind == "machine"])
+
+    @property
+    def say(self) -> str:
+        """`lab at ssh (2 nodes)`."""
+        count = len(self.machines)
+        return f"{self.name} at {self.provider} ({count} node{'s' * (count != 1)})"
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """A cluster that is in the ledger again, and a sentence for whatever a user should know."""
+
+    row: ClusterRow
+    nodes: int
+    runs: Sequence[RunRow]
+    notes: Sequence[str] = ()
+
+    @property
+    def say(self) -> list[str]:
+        count = f"{self.nodes} node{'s' * (self.nodes != 1)}"
+        until = leases.describe(self.row.lease, time.time())
+        return [f"{self.row.name} is back: {count} on {self.row.provider}; {until}", *map(_say_run, self.runs)]
+
+
+def _say_run(run: RunRow) -> str:
+    if run.state == "home":
+        return f"{run.name} had ended; its results are in {run.home}"
+    return f"{run.name} is followed again; its results come to {run.home}"
+
+
+@dataclass
+class _Node:
+    """One node as it is now."""
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Its `hello`; empty where no agent answers."""
+    skew: float = 0.0
+    runs: Mapping[str, Traces] = field(default_factory=dict)
+
+
+def live_run(world: World, lost: Lost) -> str:
+    """The run that is going on there; empty where there is none, or where nobody says."""
+    try:
+        live = reach(_draft(world, lost), _recognised(world, lost, lost.machines), some=True)
+    except GpuopsError:
+        return ""
+    live.close()
+    return next((str(facts["busy"]) for facts in live.facts if facts.get("busy")), "")
+
+
+def adopt_all(world: World, clusters: Sequence[Lost], *, complete: bool) -> tuple[list[Adopted], list[GpuopsError]]:
+    """Each for itself: those that are back, and why others are not. `complete`: every provider has told all it has."""
+    back, failed = [], []
+    for lost in clusters:
+        try:
+            back.append(adopt(world, lost, complete=complete))
+        except GpuopsError as error:
+            failed.append(error)
+            continue
+        for note in back[-1].notes:
+            world.out.say(f"note: {note}")
+    return back, failed
+
+
+def adopt(world: World, lost: Lost, *, complete: bool = True) -> Adopted:
+    """Write it into the ledger, with its runs, as a cluster of this folder; nothing on its nodes changes.
+
+    Raises NodeError where it cannot be known what it is, UsageError where a live cluster has its name, and where only
+    a key of `.env` sees it, which may be the account of whoever wrote the project.
+    """
+    if lost.dotenv:
+        raise UsageError(
+            f"{lost.name} is in the account of the key in .env, behind the key that comes first",
+            "where that account is yours, export its key; then: gpuops reap --adopt",
+        )
+    provisioner = world.provisioner(lost.provider)
+    if not lost.machines:
+        raise NodeError(f"{lost.name} cannot be taken back: no machine of it is left", "end the rest: gpuops reap")
+    machines = [provisioner.describe(one) for one in lost.machines]
+    _refuse_gaps(lost, machines)
+    machines = _recognised(world, lost, machines)
+    draft = _draft(world, lost)
+    rented = provisioner.capabilities.get("rented") is True
+    if rented:  # who lists machines knows nothing of what is beside the first node on one
+        machines = with_virtual(
+            on_each(lambda index: virtual.bearing(draft, machines[index], index), range(len(machines)))
+        )
+    nodes = _look(draft, machines)
+    lease, adrift = lease_of(nodes)
+    price = sum(one.per_hour for one in machines)
+    paid = payer(world, Request(lost.provider, region=machines[0].region)) if rented else None
+    now = world.clock.now()
+    usual = leases.make(rented=rented, per_hour=price, now=now)
+    if adrift or (lease == Lease() and rented):
+        lease = usual
+    elif rented and usual.hard_end is not None:  # what a node says does not make it live for ever
+        lease = dataclasses.replace(lease, hard_end=min(lease.hard_end or usual.hard_end, usual.hard_end))
+    runs, notes = _runs(draft, machines, nodes, complete=complete)
+    rest = [one for one in lost.resources if one.kind != "machine"]
+    machines = folded(machines)
+    row = dataclasses.replace(
+        draft, lease=lease, created=min([now, *(run.created for run in runs)]), boot_deadline=now, ready=now,
+        offer={"prices": [{"what": "machines", "per_hour": price}], **noted(paid)},
+        request=dataclasses.asdict(Request(lost.provider, nodes=len(machines))),
+    )  # fmt: skip
+    known = world.ledger.adopt(row, [*machines, *rest], runs)
+    (row,) = [one for one in world.ledger.clusters() if one.name == lost.name]
+    notes += [f"the ledger has another run named {name}; that of {lost.name} is left out" for name in known]
+    name_hosts(world, row, machines)
+    if adrift:
+        notes += _take_over(world, row, lease)
+    if daemon.wants_guard(world.ledger, row):
+        daemon.ensure(world.home)
+    return Adopted(row, len(machines), [run for run in runs if run.name not in known], notes)
+
+
+def _recognised(world: World, lost: Lost, machines: Sequence[Resource]) -> list[Resource]:
+    """With what only we ever knew of rented machines. Raises NodeError, ConnectionLost."""
+
+    def one(index: int) -> Resource:
+        machine = machines[index]
+        return takeover.recognised(machine, index, lost.name, world.owner) if takeover.wanted(machine) else machine
+
+    return on_each(one, range(len(machines)))
+
+
+def _draft(world: World, lost: Lost) -> ClusterRow:
+    """The cluster's row as far as its marks tell it."""
+    tokens = [token for one in lost.resources if (token := stem(one))]
+    return ClusterRow(
+        id=0, name=lost.name, provider=lost.provider, folder=world.folder, state="up", ephemeral=False,
+        token=tokens[0] if tokens else "", request={}, offer={}, boot_deadline=0.0, lease=Lease(), keeper=None,
+        created=0.0, ready=None, ended=None, why="",
+    )  # fmt: skip
+
+
+def stem(resource: Resource) -> str:
+    """The token of the cluster that a resource was made for; those of calls and nodes begin with it."""
+    return str(resource.data.get("token") or "").partition("-")[0]
+
+
+def _refuse_gaps(lost: Lost, machines: Sequence[Resource]) -> None:
+    """Nodes are told apart by their number: with one missing, the others would be taken for each other."""
+    there = {one.name.rpartition("-")[2] for one in machines}
+    for index in range(len(machines)):
+        if str(index) not in there:
+            raise _incomplete(lost.name, index)
+
+
+def _incomplete(name: str, index: int) -> NodeError:
+    return NodeError(
+        f"{name} cannot be taken back: node{index} of it is not found",
+        "try again when all its machines answer, or end what is there: gpuops reap",
+    )
+
+
+def _look(draft: ClusterRow, machines: Sequence[Resource]) -> list[_Node]:
+    """Every node, as far as it answers. Raises NodeError where one lets no program be started."""
+    nodes = on_each(lambda index: _Node(runs=_traces(draft, machines[index], index)), range(len(machines)))
+    try:
+        live = reach(draft, machines, some=True)
+    except NodeError:
+        return nodes  # no agent lives there any more: what it left can be had all the same
+    live.close()
+    for node, facts, skew in zip(nodes, live.facts, live.skews, strict=True):
+        node.facts, node.skew = facts, skew
+    return nodes
+
+
+def _traces(draft: ClusterRow, machine: Resource, index: int) -> dict[str, Traces]:
+    programs = programs_of(draft, machine, index)
+    try:
+        return read_traces(programs, index)
+    finally:
+        programs.connection.close()
+
+
+def lease_of(nodes: Sequence[_Node]) -> tuple[Lease, bool]:
+    """What the watchdogs keep, by our clock: the earliest end of all; and whether one still waits to be taken over."""
+    kept = [(node.facts.get("lease") or {}, node.skew) for node in nodes if node.facts]
+    ends = [one["hard_wall"] + skew for one, skew in kept if one.get("hard_wall") is not None]
+    idle = [one["idle_s"] for one, _ in kept if one.get("idle_s") is not None]
+    adrift = any(one.get("boot_wall") is not None for one, _ in kept)
+    return Lease(min(ends, default=None), min(idle, default=None)), adrift
+
+
+def _take_over(world: World, row: ClusterRow, lease: Lease) -> list[str]:
+    """Its command died before it could: else the nodes would end with their boot lease."""
+    try:
+        live = open_live(world, row)
+        try:
+            send_lease(live, lease, world.clock.now())
+        finally:
+            live.close()
+    except GpuopsError as error:
+        return [f"{row.name} cannot be told its lease and ends by itself soon: {error.say}"]
+    return []
+
+
+def _runs(
+    draft: ClusterRow, machines: Sequence[Resource], nodes: Sequence[_Node], *, complete: bool
+) -> tuple[list[RunRow], list[str]]:
+    """The runs that the nodes remember, oldest first, and what cannot be taken back. Raises NodeError where a node
+    is missing that may be on a machine that does not answer now."""
+    names = sorted({name for node in nodes for name in node.runs}, key=lambda name: _began(nodes, name))
+    runs, notes = [], []
+    for name in names:
+        spec = next(node.runs[name].spec for node in nodes if name in node.runs)
+        if spec["nodes"] > len(machines) and not complete:
+            raise _incomplete(draft.name, len(machines))
+        if spec["nodes"] > len(machines):
+            notes.append(f"{name} ran on {spec['nodes']} nodes, of which {len(machines)} are left: it is left out")
+        else:
+            runs.append(_run(draft, machines, nodes, name, spec))
+    return runs, notes
+
+
+def _began(nodes: Sequence[_Node], name: str) -> float:
+    """By our clock, in UTC seconds; a node's word, and what it has cost is reckoned from it."""
+    began = min(node.runs[name].began + node.skew for node in nodes if name in node.runs)
+    return min(max(began, time.time() - OLDEST_S), time.time())
+
+
+def _run(
+    draft: ClusterRow, machines: Sequence[Resource], nodes: Sequence[_Node], name: str, spec: Mapping[str, Any]
+) -> RunRow:
+    events = {index: node.runs[name].events for index, node in enumerate(nodes) if name in node.runs}
+    home = home_of(draft.folder, name, draft.name, events)
+    began = _began(nodes, name)
+    record = read_json(home / "run.json") if _is_over(nodes, name) else {}
+    verdict = _verdict(record)
+    facts = {
+        "provider": draft.provider,
+        "cluster": draft.name,
+        "per_hour": sum(one.per_hour for one in machines),
+        "skews": [node.skew for node in nodes],
+        "nodes": spec["nodes"],
+        "world": spec["world"],
+    }
+    return RunRow(
+        id=0, name=name, cluster=0, folder=draft.folder, home=home, tree=str(spec["tree"]),
+        request=dataclasses.asdict(request_of(spec)), state="home" if verdict else LIVE, facts=facts,
+        verdict=verdict, keeper=None, created=began, started=began, ended=_ended(record) if verdict else None,
+    )  # fmt: skip
+
+
+def _is_over(nodes: Sequence[_Node], name: str) -> bool:
+    return all(node.runs[name].result for node in nodes if name in node.runs)
+
+
+def _verdict(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """That of a run whose results were all home before the ledger was lost."""
+    try:
+        verdict = dataclasses.asdict(Verdict(**record["verdict"]))
+    except (KeyError, TypeError):
+        return None
+    return verdict if record.get("missing") == "" and isinstance(verdict["say"], str) else None
+
+
+def _ended(record: Mapping[str, Any]) -> float | None:
+    ended = record.get("ended")
+    return float(ended) if isinstance(ended, int | float) else None
+
+
+def summary(adopted: Adopted) -> dict[str, Any]:
+    """For `--json`."""
+    return {
+        "name": adopted.row.name,
+        "provider": adopted.row.provider,
+        "folder": str(adopted.row.folder),
+        "nodes": adopted.nodes,
+        "hard_end": adopted.row.lease.end,
+        "idle_s": adopted.row.lease.idle_s,
+        "runs": [{"run": run.name, "state": run.state, "home": str(run.home)} for run in adopted.runs],
+    }

@@ -1,0 +1,267 @@
+"""The end of a cluster: ask, look, ask again, until nothing of it costs money.
+
+What counts as gone: the provider lists nothing with the cluster's mark, or only machines that are leaving and what
+serves them, and knows nothing else of what the ledger knows; where an answer was lost, or something made was never seen
+yet, this must hold for as long as the provider may take to show what it has made (`settle_s`). Two may do this
+together: once the ledger calls a cluster gone its name is free, and what carries the mark may be a newer one's.
+What is leaving is the guard's to see off (`gpuops.clusters.seeoff`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from gpuops.core.context import World
+from gpuops.core.errors import AuthFailed, ProviderError, QuotaExceeded, RateLimited, Rejected, StillBilling, Unknown
+from gpuops.core.models import COSTLESS, Resource
+from gpuops.core.output import money, span
+from gpuops.core.parallel import on_each
+from gpuops.guard import daemon
+from gpuops.ledger.store import ClusterRow, LedgerUnwritable
+from gpuops.nodes.session import in_order
+from gpuops.sync import bucket, pushed
+from provisioners.base import Provisioner
+
+POLL_S = 0.2
+POLL_SLOW_S = 5.0
+FINAL = (AuthFailed, QuotaExceeded, Rejected)
+"""Answers that asking again will hardly change."""
+FINAL_TRIES = 4
+
+
+def tear_down(world: World, cluster: int, why: str, *, force: bool = False, notice: bool = False) -> None:
+    """Destroy everything of a cluster and wait until nothing of it costs money. Raises StillBilling.
+
+    With `force`, hosts of the user's own that cannot be reached are given up; what is rented never is. `notice`: `why`
+    is left for the next command to show.
+    A ledger that cannot be written (a full disk) does not keep anything alive: its error is raised afterwards.
+    """
+    began = time.monotonic()
+    row = world.ledger.cluster(cluster)
+    if row.state == "gone" and not world.ledger.resources(cluster):
+        return
+    try:
+        world.ledger.ending(cluster)
+    except LedgerUnwritable as error:
+        world.out.say(f"note: {error.say}; {row.name} is ended all the same")
+    provisioner = world.provisioner_of(row)
+    with world.progress.during(f"ending {row.name}", max(provisioner.gone_s, provisioner.settle_s)):
+        left = clear(world, provisioner, row, force=force)
+    forget_cluster(world, row)
+    bucket.abandon_all(world, cluster)
+    said = f"{why} (took {span(time.monotonic() - began)})" if notice else ""
+    world.ledger.gone(cluster, world.clock.now(), why, notice=said, left=left)
+    if left:
+        with suppress(OSError):  # the next command starts one
+            daemon.ensure(world.home)
+
+
+def what_leaves(left: Sequence[Resource]) -> str:
+    """`3 machines still shut down, which costs nothing`; empty where nothing is left."""
+    count = sum(one.kind == "machine" for one in left)
+    if not count:
+        return "what served its machines still goes, which costs nothing" if left else ""
+    return f"{count} machine{'s' * (count != 1)} still shut{'s' * (count == 1)} down, which costs nothing"
+
+
+def is_costless(left: Sequence[Resource]) -> bool:
+    """Whether nothing is left but machines that are leaving, and what cannot go before them."""
+    leaves = any(one.state == "leaving" for one in left)
+    return leaves and not any(one.bills and one.state != "leaving" for one in left)
+
+
+def forget_cluster(world: World, row: ClusterRow) -> None:
+    """Remove the record of what was pushed, and the names under which plain `ssh` and editors reached the nodes."""
+    pushed.forget(world.home, row.token)
+    if (world.home / "ssh" / f"{row.name}.conf").exists():
+        from gpuops.transport import ssh
+
+        ssh.remove_config(world.home / "ssh", row.name)
+
+
+def clear(world: World, provisioner: Provisioner, row: ClusterRow, *, force: bool = False) -> Sequence[Resource]:
+    """Destroy what carries a cluster's mark until nothing of it costs money, within `gone_s`. Returns what is still
+    there, and costs nothing. Raises StillBilling."""
+    force = force and provisioner.capabilities.get("rented") is not True
+    given_up: set[str] = set()
+    clock = world.clock
+    began = clock.monotonic()
+    deadline = began + max(provisioner.gone_s, provisioner.settle_s)
+    pause, finals, seen = POLL_S, 0, set[str]()
+    last: ProviderError | None = None
+    left: Sequence[Resource] = world.ledger.resources(row.id)
+    while True:
+        at = clock.monotonic()  # what is answered late tells of when it was asked, or of a moment after
+        wait, listed = pause, False
+        try:
+            left = remaining(world, provisioner, row, given_up)
+            listed = True
+            seen |= {one.id for one in left}
+            settled = _is_settled(world, row, seen) or at - began >= provisioner.settle_s
+            if settled and (not left or is_costless(left)):
+                return left
+            if left:
+                provisioner.destroy(left)
+            trouble, last = "", None
+        except ProviderError as error:
+            if not world.ledger.regions(row.id):
+                return []  # nothing was ever asked for, so that nobody need be asked what is left
+            trouble, last = error.say, error
+            finals += isinstance(error, FINAL)
+            if isinstance(error, RateLimited):
+                wait = error.retry_after or pause
+            if not listed:
+                _end_unlisted(world, provisioner, row)
+            if not isinstance(error, RateLimited) and (force or len(world.ledger.regions(row.id)) > 1):
+                left, silent = _end_what_answers(world, provisioner, row, given_up)
+                for region, say in silent.items() if force else ():
+                    given_up.add(region)
+                    world.out.say(f"note: {say}; what is there of {row.name} is given up: gpuops reap asks it again")
+        lists = f"still lists {len(left)} of it" if left else "lists nothing of it, and may lag"
+        world.progress.waits(trouble or f"{provisioner.name} {lists}")
+        if finals == FINAL_TRIES or at >= deadline:  # however long an answer took, what it ended is looked at again
+            left = [] if is_costless(left) else [one for one in left if one.state not in COSTLESS]
+            offer = row.offer if left or world.ledger.unanswered(row.id) else {}
+            command = retyped(f"gpuops down {row.name}", last)
+            raise still_billing(left, offer, trouble, row.name, command) from last
+        clock.pause(wait, deadline)
+        pause = min(pause * 1.5, POLL_SLOW_S)
+
+
+def _end_unlisted(world: World, provisioner: Provisioner, row: ClusterRow) -> None:
+    """A provider that lists nothing may still end what is rented and known by its id; whether it did, a list says."""
+    known = world.ledger.resources(row.id)
+    if not known or provisioner.capabilities.get("rented") is not True:
+        return
+    try:
+        provisioner.destroy(known)
+    except ProviderError:
+        pass  # it is asked again
+
+
+def _is_settled(world: World, row: ClusterRow, seen: set[str]) -> bool:
+    """Whether an empty list can be believed at once: nothing of this cluster was made so lately that it may lag."""
+    if world.ledger.unanswered(row.id):
+        return False
+    return row.ready is not None or all(one.id in seen for one in world.ledger.resources(row.id))
+
+
+def _end_what_answers(
+    world: World, provisioner: Provisioner, row: ClusterRow, given_up: Collection[str]
+) -> tuple[list[Resource], dict[str, str]]:
+    """Where one region does not answer, the others' machines need not live on for it.
+
+    Returns what is not known to have ended, and the regions that do not answer, with a sentence each.
+    """
+
+    def ask(region: str) -> Sequence[Resource] | ProviderError:
+        try:
+            return provisioner.list_owned(world.owner, [region])
+        except ProviderError as error:
+            return error
+
+    regions = [region for region in world.ledger.regions(row.id) if region not in given_up]
+    answers = dict(zip(regions, on_each(ask, regions), strict=True))
+    there = ours_of(
+        row, [one for found in answers.values() if not isinstance(found, ProviderError) for one in found], world.owner
+    )
+    known = [one for one in world.ledger.resources(row.id) if one.region not in given_up]
+    if _succeeded(world, row):
+        ours = {(one.kind, one.id) for one in known}
+        there = [one for one in there if (one.kind, one.id) in ours]
+    elif there:
+        with suppress(ProviderError):  # it is asked again
+            provisioner.destroy(there)
+    ids = {(one.kind, one.id) for one in there}
+    hidden = [one for one in known if (one.kind, one.id) not in ids]
+    unsure = [
+        one for one in hidden if isinstance(answers.get(one.region), ProviderError) or not _over(provisioner, one)
+    ]
+    # Credentials that are refused are an answer, if no list: the next look says it.
+    silent = {region: found.say for region, found in answers.items() if isinstance(found, Unknown)}
+    return [*there, *unsure], silent
+
+
+def _over(provisioner: Provisioner, resource: Resource) -> bool:
+    """Whether its provider says that something costs nothing any more."""
+    try:
+        return provisioner.describe(resource).state in COSTLESS
+    except ProviderError:
+        return False
+
+
+def remaining(
+    world: World, provisioner: Provisioner, row: ClusterRow, given_up: Collection[str] = ()
+) -> list[Resource]:
+    """What the provider lists of a cluster, and what the ledger knows of that is not listed but still there, in
+    any region but those that were given up.
+
+    Where a newer cluster has the name by now: only what the ledger knows to be this one's.
+    """
+    regions = [region for region in world.ledger.regions(row.id) if region not in given_up]
+    listed = owned(world, provisioner, row, regions) if regions or not given_up else []
+    known = [one for one in world.ledger.resources(row.id) if one.region not in given_up]
+    if _succeeded(world, row):  # asked after the list: until now the mark was this cluster's
+        ours = {(one.kind, one.id) for one in known}
+        listed = [one for one in listed if (one.kind, one.id) in ours]
+    ids = {(one.kind, one.id) for one in listed}
+    hidden = [one for one in known if (one.kind, one.id) not in ids]
+    return listed + [one for one in map(provisioner.describe, hidden) if one.state != "ended"]
+
+
+def _succeeded(world: World, row: ClusterRow) -> bool:
+    """Whether this cluster is gone, and a newer one of the same name is there."""
+    return any(other.name == row.name and other.id != row.id for other in world.ledger.clusters())
+
+
+def owned(
+    world: World, provisioner: Provisioner, row: ClusterRow, regions: Sequence[str] | None = None
+) -> list[Resource]:
+    """What the provider lists of one cluster, by its mark; machines in node order. `regions`: all of its own."""
+    listed = provisioner.list_owned(world.owner, world.ledger.regions(row.id) if regions is None else regions)
+    return ours_of(row, listed, world.owner)
+
+
+def ours_of(row: ClusterRow, listed: Sequence[Resource], owner: str) -> list[Resource]:
+    """Those of this cluster. One that tells its token and was made by another attempt is another's of the same name."""
+    named = belonging(listed, owner, row.name)
+    return [one for one in named if str(one.data.get("token") or row.token).startswith(row.token)]
+
+
+def belonging(resources: Sequence[Resource], owner: str, cluster: str) -> list[Resource]:
+    """Those whose mark is `gpuops-<owner>-<cluster>-<part>`; a part has no dash, so that
+    cluster `a` never takes what is cluster `a-b`'s."""
+    prefix = f"gpuops-{owner}-{cluster}-"
+    ours = [one for one in resources if one.name.startswith(prefix) and "-" not in one.name[len(prefix) :]]
+    return in_order(ours)
+
+
+def refusal(error: BaseException | None) -> AuthFailed | None:
+    """The refused credentials that an error comes from, if it does."""
+    while error is not None and not isinstance(error, AuthFailed):
+        error = error.__cause__
+    return error
+
+
+def retyped(command: str, error: BaseException | None, otherwise: str = "") -> str:
+    """What to type next; first what makes a provider take the credentials, where it is these that it refuses."""
+    refused = refusal(error)
+    return f"{refused.hint}; then: {command}" if refused and refused.hint else otherwise or command
+
+
+def still_billing(
+    left: Sequence[Resource], offer: Mapping[str, Any], trouble: str, otherwise: str, command: str
+) -> StillBilling:
+    """The error that names what may still be there, its price per hour, why, and the next command.
+
+    `otherwise`: what to name where nothing is known by name. The price is the resources' own, else their offer's.
+    """
+    names = ", ".join(one.name for one in left) or otherwise
+    price = sum(one.per_hour for one in left if one.bills)
+    if not price and (any(one.bills for one in left) or not left):
+        price = sum(line["per_hour"] for line in offer.get("prices") or ())
+    bill = f" and bill {money(price)}/h" if price else ""
+    return StillBilling(f"{names} may still be there{bill}" + (f": {trouble}" if trouble else ""), command)

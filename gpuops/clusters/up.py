@@ -1,0 +1,273 @@
+"""The first story: a cluster comes to be, is reached, and is gone again.
+
+Waiting, retrying, journalling and marking live here, once, for every provider.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import uuid
+from collections.abc import Callable, Sequence
+
+from gpuops.clusters.creating import because, create_once, serves_the_next, undo
+from gpuops.clusters.orphans import note_rented
+from gpuops.clusters.teardown import tear_down, what_leaves
+from gpuops.clusters.wait import wait_ready
+from gpuops.core.context import World
+from gpuops.core.errors import (
+    GpuopsError,
+    Interrupted,
+    NoCapacity,
+    ProviderError,
+    QuotaExceeded,
+    StillBilling,
+    UsageError,
+)
+from gpuops.core.models import Intent, Offer, Payer, Problem, Request, Resource
+from gpuops.core.output import money
+from gpuops.guard import daemon
+from gpuops.ledger.store import ClusterRow
+from gpuops.nodes import artefact
+from gpuops.nodes.session import Live, machines_of, send_lease
+from gpuops.offers import table
+from gpuops.offers.approval import ROUNDING, Bargain, LeaseWish, Terms, within
+from gpuops.offers.lease import LEAST_S
+from gpuops.offers.payer import noted
+from gpuops.offers.refusals import Refusals
+from gpuops.offers.search import Plan, Search
+from provisioners.base import Provisioner
+
+
+def plan(world: World, request: Request, said: set[str] | None = None) -> tuple[Provisioner, list[Offer]]:
+    """Check the request and get its offers; nothing is created. Raises ProviderError, UsageError.
+
+    `said`: notes that were given before, which are not given again.
+    """
+    said = set() if said is None else said
+    provisioner = world.provisioner(request.provider)
+    _check_capabilities(provisioner, request)
+    problems = _preflight(world, provisioner, request)
+    settled = _settled(world, request, problems)
+    if settled != request:
+        request, problems = settled, _preflight(world, provisioner, settled)
+    for note in [_remark(problem) for problem in problems if not problem.fatal]:
+        if note not in said:
+            said.add(note)
+            world.out.say(note)
+    fatal = [problem for problem in problems if problem.fatal]
+    if fatal:
+        raise ProviderError("; ".join(dict.fromkeys(problem.say for problem in fatal)), fatal[0].hint)
+    with world.progress.during(f"asking {request.provider} what it has"):
+        found = provisioner.offers(request)
+    offers = [
+        offer
+        for offer in found
+        if offer.nodes == request.nodes and (request.max_price is None or offer.per_hour <= request.max_price)
+    ]
+    if not offers:
+        fitting = [offer.per_hour for offer in found if offer.nodes == request.nodes]
+        if fitting and request.max_price is not None:
+            raise NoCapacity(
+                f"{request.provider} offers nothing at {money(request.max_price)}/h or less: the cheapest that fits "
+                f"is {money(min(fitting))}/h",
+                "raise --max-price, or ask for less",
+            )
+        raise NoCapacity(
+            f"{request.provider} offers nothing that fits this request", "ask for less, or try another provider"
+        )
+    if provisioner.capabilities.get("rented") is True:
+        for offer in offers:
+            if not 0 < offer.per_hour < math.inf:
+                raise ProviderError(f"{request.provider} says no price for {offer.say}", "nothing was created")
+    return provisioner, offers
+
+
+def _remark(problem: Problem) -> str:
+    return f"{'note' if problem.note else 'warning'}: {problem.say}; {problem.hint}"
+
+
+def _preflight(world: World, provisioner: Provisioner, request: Request) -> list[Problem]:
+    with world.progress.during(f"looking whether {request.provider} is ready"):
+        return list(provisioner.preflight(request))
+
+
+def _settled(world: World, request: Request, problems: Sequence[Problem]) -> Request:
+    """The request with what only a person can settle (a host's key), asked where there is one: all, or nothing."""
+    open_ones = [problem for problem in problems if problem.settle]
+    asked = world.out.interactive and not world.yes
+    if asked and open_ones and all(world.out.confirm(f"{problem.say}: go on?") for problem in open_ones):
+        settled = {problem.settle: True for problem in open_ones}
+        return dataclasses.replace(request, options={**request.options, **settled})
+    return request
+
+
+def _check_capabilities(provisioner: Provisioner, request: Request) -> None:
+    for wanted, capability in ((request.nodes > 1, "multinode"), (request.spot, "spot")):
+        able = provisioner.capabilities.get(capability, f"{provisioner.name} does not say that it can")
+        if wanted and able is not True:
+            raise UsageError(
+                f"{provisioner.name} cannot do {capability}: {able}", "leave that out, or name another provider"
+            )
+
+
+def rehearse(world: World, request: Request, wish: LeaseWish) -> tuple[Sequence[Offer], Payer | None]:
+    """The offers of a dry run, and who would pay; what there is to say of the money is said. Raises ProviderError,
+    UsageError."""
+    rented = world.provisioner(request.provider).capabilities.get("rented") is True
+    search = Search(world, dataclasses.replace(request, wait_s=0.0), _planned(world))
+    offers = search.offers()
+    terms = Terms(world, request, wish, rented, search)
+    terms.foresee(offers[0])
+    return offers, terms.payer(offers[0])
+
+
+def _planned(world: World, avoided: Sequence[str] = ()) -> Plan:
+    return lambda request, said: table.elsewhere_first(plan(world, request, said)[1], avoided)
+
+
+def bring_up(
+    world: World,
+    request: Request,
+    *,
+    name: str | None,
+    ephemeral: bool,
+    wish: LeaseWish,
+    foreword: Callable[[Offer], str] = lambda _: "",
+    bargain: Bargain | None = None,
+) -> Live:
+    """Create a cluster and wait until every node answers. What fails is undone before it is raised.
+
+    `foreword`: what is said of the offer before anybody is asked to agree to it. Where nothing can be had it is asked
+    for again, as long as the request says (`wait_s`). `bargain`: what was agreed to for machines that these replace.
+    """
+    bargain = bargain or Bargain()
+    if name is not None:
+        world.ledger.check_free(name)  # before others are asked, who may say no for reasons that then matter less
+    provisioner = world.provisioner(request.provider)
+    rented = provisioner.capabilities.get("rented") is True
+    search = Search(
+        world,
+        request,
+        _planned(world, bargain.avoided),
+        bargain.agreed or None,
+        replaces=bargain.settled,
+        until=None if wish.until is None else wish.until - LEAST_S,
+    )
+    offers = search.offers()
+    if rented:
+        table.show(world, offers)
+    if said := foreword(offers[0]):
+        world.out.say(said)
+    terms = Terms(world, request, within(wish, offers[0]), rented, search, bargain)
+    terms.agree(offers)
+    agent, _ = artefact.build(world.home / "cache")
+    now = world.clock.now()
+    row = world.ledger.intend(
+        provider=request.provider,
+        name=name,
+        folder=world.folder,
+        ephemeral=ephemeral,
+        token=uuid.uuid4().hex,
+        request=dataclasses.asdict(request),
+        boot_deadline=terms.boot_end(offers[0], now),
+        lease=terms.lease(offers[0].per_hour, now),
+        keeper=world.me,
+        now=now,
+    )
+    try:
+        daemon.ensure(world.home, request.provider if rented else None)
+        if rented:
+            note_rented(world.home, request.provider)
+        intent = Intent(world.owner, row.name, row.token, row.boot_deadline, agent)
+        while True:
+            try:
+                with world.progress.during(f"creating {row.name}"):
+                    offer = _create(world, provisioner, offers, row, intent, terms)
+                break
+            except (NoCapacity, QuotaExceeded) as error:
+                offers = search.offers(error, row)
+        row = world.ledger.cluster(row.id)
+        terms.check(row.name, offer, _told(machines_of(world, row)))
+        if rented:
+            world.out.say("not yet protected: keep this computer on until the nodes are ready")
+        with world.progress.during(f"waiting for {row.name}", request.timeout_min * 60):
+            live = wait_ready(
+                world, provisioner, row, request, lambda machines: terms.check(row.name, offer, _told(machines))
+            )
+        try:
+            _start_lease(world, live, terms, provisioner, offer)
+        except BaseException:
+            live.close()
+            raise
+    except StillBilling:
+        world.ledger.ending(row.id)  # the guard, or `down`, goes on with it
+        raise
+    except BaseException as error:
+        world.signals.backward()
+        why = error.say if isinstance(error, (GpuopsError, Interrupted)) else f"an error in gpuops: {error!r}"
+        world.out.say(f"undoing {row.name}")
+        with because(world, row, why):
+            tear_down(world, row.id, why)
+        world.out.say(f"{row.name} is undone, {what_leaves(world.ledger.left(row.id)) or 'nothing of it is left'}")
+        raise
+    return live
+
+
+def _create(
+    world: World, provisioner: Provisioner, offers: Sequence[Offer], row: ClusterRow, intent: Intent, terms: Terms
+) -> Offer:
+    """Try offer after offer. A failed one leaves nothing behind before the next is tried. Raises NoCapacity, and
+    QuotaExceeded where each of them was refused for its quota."""
+    refusals = Refusals()
+    for offer in offers:
+        if refusals.passes(offer):
+            continue
+        if why := terms.too_dear(offer):
+            refusals.too_dear(offer, why)
+            continue
+        terms.announce(row, offer)
+        now = world.clock.now()
+        bounded = dataclasses.replace(intent, boot_deadline=terms.boot_end(offer, now))
+        # What came to nothing has cost nothing: time and money count from this attempt on.
+        world.ledger.set_cluster(
+            row.id,
+            offer=dataclasses.asdict(offer) | noted(terms.payer(offer)),
+            boot_deadline=bounded.boot_deadline,
+            lease=terms.lease(offer.per_hour, now),
+            created=now,
+        )
+        try:
+            create_once(world, provisioner, offer, row, bounded)
+            return offer
+        except (NoCapacity, QuotaExceeded) as error:
+            refusals.refused(offer, error)
+            if not serves_the_next(world, row):
+                undo(world, provisioner, row, error.say)
+    raise refusals.error()
+
+
+def _told(machines: Sequence[Resource]) -> float:
+    """$/h of all, as their provider tells it."""
+    return sum(machine.per_hour for machine in machines)
+
+
+def _start_lease(world: World, live: Live, terms: Terms, provisioner: Provisioner, offer: Offer) -> None:
+    """The run lease replaces the boot lease. Money is counted from the intent on, at the dearer of the two prices."""
+    now = world.clock.now()
+    rented = provisioner.capabilities.get("rented") is True
+    told = _told(live.machines)
+    terms.check(live.row.name, offer, told)
+    if told > offer.per_hour * (1 + ROUNDING):
+        world.out.say(f"note: {live.row.name} costs {money(told)}/h, and {money(offer.per_hour)}/h was offered")
+    able = provisioner.capabilities.get("self_destruct", "nothing is known of that")
+    if rented and able is not True:
+        world.out.say(
+            f"note: these machines cannot end themselves ({able}): the guard on this computer does it, while it is on"
+        )
+    price = max(offer.per_hour, told)
+    lease = terms.lease(price, now, since=live.row.created)
+    send_lease(live, lease, now)
+    if not world.ledger.ready(live.row.id, lease, now):
+        raise Interrupted(f"another command ends {live.row.name} while it is being created", "gpuops status")
+    live.row = world.ledger.cluster(live.row.id)

@@ -1,0 +1,258 @@
+"""From a machine that was created to a node that answers: one loop and one deadline for every provider."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from gpuops.clusters.teardown import POLL_S, POLL_SLOW_S, owned
+from gpuops.core.context import World
+from gpuops.core.errors import (
+    ConnectionLost,
+    GpuopsError,
+    Interrupted,
+    MachineGone,
+    NodeError,
+    NodeRefused,
+    RateLimited,
+    Unknown,
+)
+from gpuops.core.models import COSTLESS, Request, Resource
+from gpuops.core.output import amount, money, span
+from gpuops.core.parallel import on_each
+from gpuops.ledger.store import ClusterRow
+from gpuops.nodes import artefact, takeover
+from gpuops.nodes.session import Live, how_ended, machines_of, name_hosts, reach, was_taken
+from gpuops.offers import lease as leases
+from provisioners.base import Provisioner
+
+EAGER_S = 10.0
+"""So long a new node is looked at often."""
+POLL_RENTED_S = 2.0
+"""But a provider counts how often it is asked: RunPod's own example of a limit is 60 in a minute."""
+DENIED_S = 120.0
+"""So long a machine that was just rented may not know our key, or show a host key that is not the one it was given."""
+BOOTING = frozenset({"no-node", "no-agent"})
+"""Refusals of a machine that can be logged in to before its node has come to life."""
+AGAIN = "try again, or look at the provider's console"
+UNWATCHED = (
+    "note: {names}: no watchdog came with this machine, since its image starts something of its own; until now only "
+    "the guard on this computer would have ended it. From here on its agent does"
+)
+
+
+def wait_ready(
+    world: World,
+    provisioner: Provisioner,
+    row: ClusterRow,
+    request: Request,
+    check: Callable[[Sequence[Resource]], None] = lambda _: None,
+) -> Live:
+    """One loop, one deadline: described, addressed, connected, answering. Raises NodeError, ProviderError.
+
+    `check`: hears of the machines whenever they were looked at, and raises where they are not to be waited for.
+    """
+    clock = world.clock
+    started = clock.monotonic()
+    deadline = started + min(request.timeout_min * 60, row.boot_deadline - clock.now())
+    longer = "raise --timeout if it only needs longer"
+    if deadline < started + request.timeout_min * 60:
+        longer = "raise --max-cost if it only needs longer"
+    rented = provisioner.capabilities.get("rented") is True
+    borne_until: float | None = None
+    seen: set[str] = set()
+    machines = world.ledger.resources(row.id)
+    while True:
+        eager = clock.monotonic() - started < EAGER_S
+        wait = (POLL_RENTED_S if rented else POLL_S) if eager else POLL_SLOW_S
+        settled = clock.monotonic() - started >= provisioner.settle_s  # before it is asked: an answer may come late
+        try:
+            there, late = _there(world, provisioner, row, request.nodes, machines)
+            machines = on_each(partial(_look, provisioner), there)
+            seen |= {machine.id for machine in machines if machine.state != "ended"}
+            check(machines)
+            why = _not_yet(provisioner, machines, seen, settled=settled)
+            why = f"{provisioner.name} has not numbered its machines yet" if late else why
+            if not why:
+                machines = _nodes(world, provisioner, row, machines)
+                live = reach(row, machines)
+                name_hosts(world, row, machines)
+                for machine in machines:
+                    world.ledger.update_resource(row.id, machine)
+                if said := local_disks(live.facts):
+                    world.out.say(said)
+                return live
+        except RateLimited as error:
+            why, wait = error.say, error.retry_after or wait
+        except (Unknown, ConnectionLost) as error:
+            why = error.say
+        except NodeRefused as refusal:
+            if refusal.kind not in BOOTING:
+                raise
+            why = refusal.say
+        except MachineGone as error:
+            _check_wanted(world, row, error)
+            error.cluster = row.id
+            raise
+        except NodeError as error:
+            if not _may_pass(provisioner, error):
+                raise
+            borne_until = borne_until or clock.monotonic() + DENIED_S
+            if clock.monotonic() >= borne_until:
+                raise _given_up(machines, error) from error
+            why = error.say
+        world.progress.waits(why + _so_far(world, row, machines))
+        if clock.monotonic() >= deadline:
+            words = _last_words(provisioner, machines_of(world, row) or machines)
+            raise NodeError(
+                f"{row.name} was not ready after {span(clock.monotonic() - started)}: {why}{words}",
+                longer,
+            )
+        clock.pause(wait, deadline)
+
+
+def _there(
+    world: World, provisioner: Provisioner, row: ClusterRow, nodes: int, before: Sequence[Resource]
+) -> tuple[list[Resource], bool]:
+    """The machines in node order; the ledger gets to know those that their provider numbers late.
+
+    True beside them while some have no number: then they are whatever is listed, and what was before and may have
+    ended meanwhile.
+    """
+    known = machines_of(world, row)
+    if len(known) >= nodes:
+        return known, False
+    listed = [one for one in owned(world, provisioner, row) if one.state != "ended"]
+    found = [one for one in listed if one.kind == "machine" and one.state not in COSTLESS]
+    if len(found) != nodes:
+        _check_wanted(world, row)
+        ids = {one.id for one in listed}
+        return [*listed, *(one for one in before if one.id not in ids)], True
+    for one in found:
+        world.ledger.got(row.id, one)
+    return machines_of(world, row), False
+
+
+def _check_wanted(world: World, row: ClusterRow, error: NodeError | None = None) -> None:
+    """Raises Interrupted where another command has begun to end the cluster."""
+    if world.ledger.cluster(row.id).state != "creating":
+        raise Interrupted(f"another command ends {row.name} while it is being created", "gpuops status") from error
+
+
+def _look(provisioner: Provisioner, known: Resource) -> Resource:
+    return takeover.merged(known, provisioner.describe(known))
+
+
+def _nodes(world: World, provisioner: Provisioner, row: ClusterRow, machines: Sequence[Resource]) -> list[Resource]:
+    """The machines as nodes: those that are none yet are taken over. The ledger knows each step's result."""
+    if not any(takeover.wanted(machine) for machine in machines):
+        return list(machines)
+    agent, _ = artefact.build(world.home / "cache")
+
+    def first(index: int) -> Resource:
+        machine = machines[index]
+        world.progress.waits("logging in", f"node{index}")
+        return takeover.met(machine, index) if takeover.wanted(machine) else machine
+
+    def then(index: int) -> Resource:
+        machine = known[index]
+        world.progress.waits("bringing the agent", f"node{index}")
+        if not takeover.wanted(machine):
+            return machine
+        return takeover.taken_over(provisioner, row, world.owner, agent, index, machine)
+
+    try:
+        known = on_each(first, range(len(machines)))
+        for machine in known:
+            world.ledger.update_resource(row.id, machine)
+        nodes = on_each(then, range(len(machines)))
+    finally:
+        for index in range(len(machines)):
+            world.progress.waits("", f"node{index}")
+    for machine in nodes:
+        world.ledger.update_resource(row.id, machine)
+    if bare := [machine.name for machine in nodes if machine.data.get("watched") is False]:
+        world.out.say(UNWATCHED.format(names=", ".join(bare)))
+    return nodes
+
+
+def local_disks(facts: Sequence[Mapping[str, Any]]) -> str:
+    """Where data and environments lie, as a sentence; empty where that is the disk that everything lies on."""
+    found = {f"node{index}": one["scratch"] for index, one in enumerate(facts) if one.get("scratch")}
+    if not found:
+        return ""
+    whose = "each machine's local disk" if len(found) == len(facts) else f"the local disk of {', '.join(found)} alone"
+    path, free = next(iter(found.values()))["path"], min(disk["free"] for disk in found.values())
+    return f"data and environments are on {whose} ({path}, {amount(free)} free)"
+
+
+def _so_far(world: World, row: ClusterRow, machines: Sequence[Resource]) -> str:
+    """What waiting has cost, where it costs something."""
+    per_hour = sum(machine.per_hour for machine in machines if machine.bills)
+    spent = leases.spent(per_hour, row.created, world.clock.now())
+    return f", {money(spent)} so far" if spent >= 0.005 else ""
+
+
+def _may_pass(provisioner: Provisioner, error: NodeError) -> bool:
+    """Whether this may be a rented machine whose sshd was up before our key, or its own, had come to it."""
+    from gpuops.transport import ssh
+
+    strange = isinstance(error, ssh.Denied | ssh.HostKeyChanged)
+    return strange and provisioner.capabilities.get("rented") is True
+
+
+def _given_up(machines: Sequence[Resource], error: NodeError) -> NodeError:
+    from gpuops.transport import ssh
+
+    if isinstance(error, ssh.HostKeyChanged) and any(one.data.get("throwaway_key") for one in machines):
+        return NodeError(
+            f"{error.say}; its image seems to start an SSH server of its own, with a key that nobody can vouch for",
+            "choose an image that runs the start command it is given, as the provider's own do",
+        )
+    return error
+
+
+def _not_yet(provisioner: Provisioner, machines: Sequence[Resource], seen: set[str], *, settled: bool) -> str:
+    """Why no connection is tried yet; empty when there is no reason. Raises NodeError for a machine that has ended,
+    or will never be ready; MachineGone where another one may be.
+
+    `seen`: machines that their provider has known; of another one `ended` may still mean `not known yet`.
+    """
+    for index, machine in enumerate(machines):
+        hopeless = str(machine.data.get("hopeless") or "")
+        ended = machine.state == "ended" and (settled or machine.id in seen)
+        ended = ended or (machine.state == "leaving" and not hopeless)
+        if ended or machine.data.get("reclaimed") is True:
+            told = how_ended(machine).get("say")
+            why = f": {told}" if told else ""
+            say = f"{machine.name} ended before it was ready{why}"
+            raise MachineGone(say, AGAIN, index) if was_taken(machine) else NodeError(say, AGAIN)
+        if hopeless:
+            part = machine.name.rpartition("-")[2]
+            who = f"node{part}" if part.isdigit() else machine.name
+            say = f"{who} will never be ready: {hopeless}{_last_words(provisioner, [machine])}"
+            if was_taken(machine):
+                raise MachineGone(say, AGAIN, index)
+            raise NodeError(say, "try another machine or image")
+    for index, machine in enumerate(machines):
+        phase = str(machine.data.get("phase") or "")
+        if machine.state in ("starting", "ended"):
+            return f"node{index}: {phase}" if phase else f"node{index} is still starting"
+        if not machine.address:
+            return f"node{index}: {phase}" if phase else f"node{index} has no address yet"
+    return ""
+
+
+def _last_words(provisioner: Provisioner, machines: Sequence[Resource]) -> str:
+    """What a machine's own log says, where its provider tells; empty otherwise."""
+    tell: Callable[[Resource], str] = getattr(provisioner, "last_words", lambda _: "")
+    for machine in machines:
+        if machine.state == "running" and takeover.is_node(machine):
+            continue
+        try:
+            if words := tell(machine).strip():
+                return f"; its own log ends with: {' / '.join(words.splitlines()[-3:])}"
+        except GpuopsError:
+            continue
+    return ""

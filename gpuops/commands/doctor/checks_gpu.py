@@ -1,0 +1,219 @@
+"""What is wrong with a place's GPUs, and with the torch that is to use them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpuops.commands.doctor.finding import Examined, Finding, error, megabytes, note, plural, warning
+from gpuops.nodes import cuda as compat
+
+USED_MB = 1000
+"""So much memory of a GPU may be in use (a desktop, a monitor) before it counts as somebody's."""
+BROKEN = ("ERR!", "Unknown Error", "requires reset", "GPU is lost")
+OLDEST_TORCH = (2, 4)
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+ENVIRONMENT = "leave it: the first run makes an environment with torch; or name one that has it: --python PATH"
+
+
+def gpu_findings(place: Examined) -> Iterator[Finding]:
+    """Everything about GPUs and torch."""
+    nvidia = place.part("nvidia")
+    if nvidia:
+        yield from _unusable(place, nvidia)
+        for gpu in place.gpus:
+            yield from _one(gpu, busy=bool(place.facts.get("busy")))
+        yield from _together(place, nvidia)
+    yield from _torch(place)
+
+
+def _unusable(place: Examined, nvidia: Mapping[str, Any]) -> Iterator[Finding]:
+    """Why GPUs that are there cannot be used."""
+    smi, files, gpus = nvidia.get("smi"), len(nvidia.get("files") or ()), len(place.gpus)
+    if smi is None:
+        yield from _without_smi(place, nvidia, files)
+    elif smi.get("slow"):
+        yield error(
+            "gpu-hangs",
+            "nvidia-smi does not answer: the GPU or its driver hangs",
+            "reboot this machine, or rent another",
+        )
+    elif not gpus:
+        yield _complaint(place, nvidia, str(smi.get("said") or "it shows no GPU"))
+    elif files < gpus and not nvidia.get("wsl"):
+        yield error(
+            "gpu-files",
+            f"nvidia-smi shows {plural(gpus, 'GPU')}, and /dev has the files of {files}: CUDA cannot open the others",
+            "start the container with --gpus all; on a machine of your own: sudo nvidia-modprobe -u -c=0",
+        )
+
+
+def _without_smi(place: Examined, nvidia: Mapping[str, Any], files: int) -> Iterator[Finding]:
+    if files or (nvidia.get("loaded") and not place.part("machine").get("container")):
+        yield error(
+            "gpu-no-smi",
+            "there are NVIDIA GPUs but no nvidia-smi, by which gpuops finds them",
+            "start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install nvidia-utils",
+        )
+    elif nvidia.get("loaded"):
+        yield warning(
+            "gpu-not-given", "this container was not given the GPUs of its machine", "start it with --gpus all"
+        )
+    elif nvidia.get("cards"):
+        yield warning(
+            "gpu-no-driver",
+            f"{plural(int(nvidia['cards']), 'NVIDIA GPU')} in this machine and no driver: runs train on the CPU",
+            "install NVIDIA's driver: sudo ubuntu-drivers install, or your distribution's way",
+        )
+
+
+def _complaint(place: Examined, nvidia: Mapping[str, Any], said: str) -> Finding:
+    """What nvidia-smi's own words mean."""
+    last = (said.strip().splitlines() or [""])[0][:200]
+    if not (nvidia.get("cards") or nvidia.get("files") or nvidia.get("loaded") or nvidia.get("wsl")):
+        return note(
+            "gpu-none", "nvidia-smi is installed, and this machine has no NVIDIA GPU", "nothing, if that is meant so"
+        )
+    if "version mismatch" in said:
+        return error(
+            "gpu-mismatch",
+            "the NVIDIA driver was updated and the old one is still loaded (Driver/library version mismatch)",
+            "reboot this machine",
+        )
+    if "communicate with the NVIDIA driver" in said:
+        return error(
+            "gpu-driver-away",
+            "nvidia-smi cannot reach the NVIDIA driver: its kernel module is not loaded",
+            "sudo modprobe nvidia; where that fails, install the driver again for this kernel and reboot",
+        )
+    if "No devices were found" in said:
+        return error(
+            "gpu-gone",
+            "the NVIDIA driver finds no GPU it can use (No devices were found)",
+            "see why: sudo dmesg | grep -i nvrm; then reboot, or rent another machine",
+        )
+    if "NVML" in said and place.part("machine").get("container"):
+        return error(
+            "gpu-lost", f"this container has lost its GPUs ({last})", "start the container anew (a restart is enough)"
+        )
+    return error("gpu-smi-fails", f"nvidia-smi fails: {last}", "run nvidia-smi there and look; often a reboot helps")
+
+
+def _one(gpu: Mapping[str, Any], *, busy: bool) -> Iterator[Finding]:
+    called = f"GPU {gpu.get('index')} ({gpu.get('name')})"
+    if any(word in str(value) for value in gpu.values() for word in BROKEN):
+        yield error("gpu-fault", f"{called} reports an error instead of its state", "reboot, or leave this GPU out")
+    errors = megabytes(gpu.get("ecc.errors.uncorrected.volatile.total"))
+    if errors:
+        yield warning(
+            "gpu-ecc",
+            f"{called} has met {plural(errors, 'memory error')} that it could not correct since the last boot",
+            "reboot; where they come back, have the GPU replaced, or rent another machine",
+        )
+    used = megabytes(gpu.get("memory.used"))
+    if used >= USED_MB and not busy:
+        yield warning(
+            "gpu-used",
+            f"{called} has {used / 1024:.0f} of {gpu['memory_mb'] / 1024:.0f} GB in use by other programs",
+            "see whose: nvidia-smi; end them, or wait",
+        )
+    if gpu.get("mig.mode.current") == "Enabled":
+        yield warning(
+            "gpu-mig",
+            f"{called} is divided by MIG: a rank sees one slice, and NCCL cannot join slices",
+            "turn it off for training: sudo nvidia-smi -mig 0",
+        )
+
+
+def _together(place: Examined, nvidia: Mapping[str, Any]) -> Iterator[Finding]:
+    kinds = sorted({str(gpu.get("name")) for gpu in place.gpus})
+    if len(kinds) > 1:
+        yield warning(
+            "gpu-kinds",
+            f"GPUs of different kinds on one node: {', '.join(kinds)}; the slowest sets the pace",
+            "train on one kind: CUDA_VISIBLE_DEVICES, or --gpus",
+        )
+    if place.gpus and any("compute_cap" not in gpu for gpu in place.gpus):
+        yield warning(
+            "gpu-old-smi",
+            f"driver {place.gpus[0]['driver']} does not tell a GPU's generation: "
+            "whether torch has kernels for it is not known",
+            "update NVIDIA's driver to 525 or later",
+        )
+    hidden = place.part("variables").get("visible")
+    if nvidia.get("gpus") and hidden is not None:
+        yield note(
+            "gpu-visible",
+            f"CUDA_VISIBLE_DEVICES is '{hidden}' here: programs see those GPUs only",
+            "unset it, if that is not meant so",
+        )
+    memory = int(place.part("machine").get("memory") or 0) // 2**20
+    largest = max((gpu["memory_mb"] for gpu in place.gpus), default=0)
+    if 0 < memory < largest:
+        yield note(
+            "memory-little",
+            f"{memory / 1024:.0f} GB of memory beside a GPU with {largest / 1024:.0f} GB: "
+            "a snapshot of a large model may not fit",
+            "load snapshots straight to the GPU (map_location), one rank after the other",
+        )
+
+
+def _torch(place: Examined) -> Iterator[Finding]:
+    pythons, python = place.part("pythons"), place.python
+    if not pythons:
+        return
+    asked = pythons.get("asked")
+    if asked and python is None and "inner" in pythons:
+        yield error(
+            "python-asked", f"'{asked}' is a folder", f"name the Python in it: --python {pythons['inner'] or 'PATH'}"
+        )
+    elif asked and python is None:
+        yield error(
+            "python-asked", f"'{asked}' is no Python that runs here", "name a Python of this place: --python PATH"
+        )
+    elif python is None or not python.get("torch"):
+        yield _no_torch(place, pythons, str(asked or ""))
+    else:
+        yield from _fits(place, python)
+
+
+def _no_torch(place: Examined, pythons: Mapping[str, Any], asked: str) -> Finding:
+    if asked:
+        nvidia = place.part("nvidia")
+        none = not any(nvidia.get(sign) for sign in ("gpus", "cards", "files", "loaded", "wsl"))
+        # On Linux PyPI's own torch brings gigabytes of CUDA.
+        cpu = f" --index-url {CPU_INDEX}" if none and place.part("machine").get("system") == "Linux" else ""
+        return error("python-asked", f"'{asked}' has no torch", f"install it there: {asked} -m pip install torch{cpu}")
+    if not any(one.get("ensurepip") or one.get("uv") for one in pythons.get("found") or []):
+        return warning(
+            "torch-unmakeable",
+            "no Python here has torch, and none can make an environment",
+            "sudo apt-get install python3-venv, or install uv",
+        )
+    return note("torch-none", "no Python here has torch", ENVIRONMENT)
+
+
+def _fits(place: Examined, python: Mapping[str, Any]) -> Iterator[Finding]:
+    torch, cuda = str(python["torch"]), python.get("cuda")
+    against = compat.misfit(torch, cuda, place.gpus, str(python.get("path") or "python"))
+    if against is not None and against.kind == "cpu":
+        yield error("torch-cpu", against.say, against.hint)
+    elif against is not None and against.kind == "kernels":
+        yield error("torch-kernels", against.say, against.hint)
+    elif against is not None and place.part("nvidia").get("compat"):
+        say = f"{against.say}, unless NVIDIA's compat package in /usr/local/cuda/compat is used"
+        yield warning("torch-driver", say, "have it used: --env LD_LIBRARY_PATH=/usr/local/cuda/compat")
+    elif against is not None:
+        yield error("torch-driver", against.say, against.hint)
+    if (0,) < compat.numbers(torch)[:2] < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        yield note(
+            "torch-old", f"torch {torch} is older than what gpuops is tested with", f"use torch {oldest} or later"
+        )
+    nvcc = place.facts.get("nvcc")
+    if nvcc and cuda and compat.numbers(nvcc)[:2] != compat.numbers(cuda)[:2]:
+        yield note(
+            "nvcc",
+            f"nvcc is of CUDA {nvcc}, torch of CUDA {cuda}; only compiling extensions needs both to agree",
+            "leave it, unless a package is compiled at installation (flash-attn, apex)",
+        )

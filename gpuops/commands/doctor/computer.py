@@ -1,0 +1,135 @@
+"""The user's side: the programs, keys and key agent that logins need, and gpuops' own folder."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from gpuops.commands.doctor.finding import Finding, error, note, warning
+from gpuops.core.platform import HERE, System
+from gpuops.transport.ssh import keyfiles
+
+AGENT_S = 5.0
+"""How long a key agent may take: one whose forwarded socket is stale never answers."""
+NO_AGENT = 2
+"""Exit code of `ssh-add -L` where no agent answers."""
+
+Which = Callable[[str], str | None]
+
+
+def computer_findings(
+    home: Path, env: Mapping[str, str], user_home: Path, system: System = HERE, which: Which = shutil.which
+) -> Iterator[Finding]:
+    """`home` is gpuops' own folder, `user_home` the user's."""
+    yield from _programs(system, which)
+    held = _held(env, which)
+    yield from _agent(held)
+    yield from _keys(user_home / ".ssh", held or (), system)
+    yield from _own_folder(home)
+    if not system.local_nodes:
+        yield note(
+            "local-nodes",
+            "nodes on this computer need Linux or macOS; hosts and rented nodes work from here",
+            "use WSL for local nodes",
+        )
+
+
+def _programs(system: System, which: Which) -> Iterator[Finding]:
+    if which("ssh") is None:
+        yield warning(
+            "ssh", "there is no ssh here: jump hosts, security keys, gpuops ssh and editors need it", system.install_ssh
+        )
+    if which("rsync") is None:
+        yield note("rsync", "there is no rsync here, and gpuops needs none", "nothing")
+    if which("git") is None:
+        yield note("git", "there is no git here: a run does not record its commit", "install git, if you use it")
+
+
+def _held(env: Mapping[str, str], which: Which) -> list[bytes] | None:
+    """The public keys that the key agent holds; None where there should be one, and it does not answer."""
+    program = which("ssh-add")
+    if program is None or not env.get("SSH_AUTH_SOCK"):
+        return []
+    try:
+        done = subprocess.run(
+            [program, "-L"], stdin=subprocess.DEVNULL, capture_output=True, env=dict(env), timeout=AGENT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode == NO_AGENT:
+        return None
+    return [blob for line in done.stdout.splitlines() if (blob := _blob(line))]
+
+
+def _blob(line: bytes) -> bytes:
+    words = line.split()
+    try:
+        return base64.b64decode(words[1], validate=True)
+    except (IndexError, ValueError):
+        return b""
+
+
+def _agent(held: list[bytes] | None) -> Iterator[Finding]:
+    if held is None:
+        yield note(
+            "key-agent",
+            "SSH_AUTH_SOCK is set, and no key agent answers there",
+            'start one: eval "$(ssh-agent)"; or log in again where it was forwarded',
+        )
+
+
+def _keys(folder: Path, held: Sequence[bytes], system: System) -> Iterator[Finding]:
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        names = []
+    except OSError as wrong:
+        say = f"{folder} cannot be read ({wrong.strerror}), and so no key in it"
+        yield warning("ssh-folder", say, f"sudo chown -R $USER {folder} && chmod 700 {folder}")
+        return
+    keys = sorted(folder / name for name in names if name.startswith("id_") and not name.endswith(".pub"))
+    if not keys and not held:
+        yield note("key-none", "there is no SSH key here; hosts need one", "ssh-keygen -t ed25519")
+    for path in keys:
+        yield from _key(path, held, system)
+    if "config" in names and not system.windows and _mode(folder / "config") & 0o022:
+        path = folder / "config"
+        yield warning("ssh-config", f"{path} can be written by others, and ssh refuses it", f"chmod 600 {path}")
+
+
+def _mode(path: Path) -> int:
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return 0
+
+
+def _key(path: Path, held: Sequence[bytes], system: System) -> Iterator[Finding]:
+    try:
+        path.open("rb").close()
+    except OSError as wrong:
+        yield warning(
+            "key-unreadable",
+            f"the key {path} cannot be read: {wrong.strerror}",
+            f"sudo chown $USER {path}; chmod 600 {path}",
+        )
+        return
+    if not system.windows and _mode(path) & 0o077:
+        yield warning("key-open", f"the key {path} is open to others, and ssh does not use it", f"chmod 600 {path}")
+    if keyfiles.is_locked(str(path)) and keyfiles.public_blob(str(path)) not in held:
+        yield warning(
+            "key-locked",
+            f"the key {path} has a passphrase, no key agent holds it, and gpuops cannot ask for it",
+            f"ssh-add {path}",
+        )
+
+
+def _own_folder(home: Path) -> Iterator[Finding]:
+    """gpuops writes down what it asks for before it asks: without its folder it creates nothing."""
+    nearest = next(folder for folder in (home, *home.parents) if os.path.exists(folder))
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        yield error("own-folder", f"gpuops' folder {home} cannot be written", "make it writable, or set GPUOPS_HOME")

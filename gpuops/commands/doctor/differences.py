@@ -1,0 +1,122 @@
+"""What is unlike between places that are to train together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from gpuops.commands.doctor.checks_host import NETWORK
+from gpuops.commands.doctor.finding import Examined, Finding, error, note, plural, size, warning
+
+BETWEEN = "between them"
+SKEW_S = 1.0
+MEMORY = 0.1
+"""Less than this part of difference in memory is the machine's own affair."""
+NAMED = 4
+
+
+def differences(places: Sequence[Examined]) -> Iterator[Finding]:
+    """Findings about all of them together; nothing where there is one."""
+    if len(places) < 2:
+        return
+    yield from _software(places)
+    yield from _hardware(places)
+    yield from _clocks(places)
+    yield from _shared(places)
+
+
+def _software(places: Sequence[Examined]) -> Iterator[Finding]:
+    same = "name one that is the same on all nodes with --python PATH, or install the same torch"
+    if unlike := _unlike(places, _torch):
+        yield error("torch-differs", f"torch differs: {unlike}; they cannot train together", same)
+    elif unlike := _unlike(places, lambda place: f"CUDA {(place.python or {}).get('cuda') or 'none'}"):
+        yield error("torch-differs", f"torch is built for different CUDA: {unlike}", same)
+    if unlike := _unlike(places, _python):
+        yield warning("python-differs", f"Python differs: {unlike}; what one pickles the other may not read", same)
+    if unlike := _unlike(places, lambda place: f"driver {place.gpus[0]['driver']}" if place.gpus else ""):
+        yield note("driver-differs", f"NVIDIA's driver differs: {unlike}", "nothing, as long as torch runs with both")
+    if unlike := _unlike(places, lambda place: place.artefact):
+        yield note(
+            "agent-differs", f"gpuops' agents differ: {unlike}", "bring the cluster up anew at the next occasion"
+        )
+
+
+def _torch(place: Examined) -> str:
+    python = place.python
+    return f"torch {python['torch']}" if python and python.get("torch") else "no torch"
+
+
+def _python(place: Examined) -> str:
+    version = (place.python or place.part("pythons").get("agent") or {}).get("version") or []
+    return f"Python {'.'.join(str(part) for part in version[:2])}" if version else ""
+
+
+def _hardware(places: Sequence[Examined]) -> Iterator[Finding]:
+    alike = "train on nodes that are alike, or give every rank less to do than its GPU can"
+    if unlike := _unlike(places, lambda place: ", ".join(sorted({str(gpu.get("name")) for gpu in place.gpus}))):
+        yield warning(
+            "gpu-kind-differs", f"the GPUs are of different kinds: {unlike}; the slowest sets the pace", alike
+        )
+    if unlike := _unlike(places, lambda place: plural(len(place.gpus), "GPU")):
+        yield warning(
+            "gpu-count-differs",
+            f"the number of GPUs differs: {unlike}; a script that takes all nodes for alike may fail",
+            "run as many ranks on each: --gpus",
+        )
+    if unlike := _unlike(places, lambda place: plural(int(place.part("machine").get("cores") or 0), "core")):
+        yield note(
+            "cores-differ", f"the number of cores differs: {unlike}", "nothing; reading data may be slower on some"
+        )
+    amounts = [int(place.part("machine").get("memory") or 0) for place in places]
+    if min(amounts) and max(amounts) > min(amounts) * (1 + MEMORY):
+        unlike = _unlike(places, lambda place: size(int(place.part("machine").get("memory") or 0)))
+        yield note("memory-differs", f"memory differs: {unlike}", "what fits the smallest fits all")
+
+
+def _clocks(places: Sequence[Examined]) -> Iterator[Finding]:
+    """Only what is certain: the bounds must not meet."""
+    timed = [(place.where, *place.clock) for place in places if place.clock is not None]
+    if len(timed) < 2:
+        return
+    slow = max(timed, key=lambda one: one[1])
+    fast = min(timed, key=lambda one: one[2])
+    by = slow[1] - fast[2]
+    if by > SKEW_S:
+        yield warning(
+            "clock-differs",
+            f"the clock of {slow[0]} is {by:.1f} s behind that of {fast[0]}: times in their logs do not compare",
+            "turn NTP on where it is off: sudo timedatectl set-ntp true",
+        )
+
+
+def _shared(places: Sequence[Examined]) -> Iterator[Finding]:
+    homes: dict[tuple[str, str], list[str]] = {}
+    for place in places:
+        home = place.disk("home")
+        if home.get("kind") in NETWORK:
+            homes.setdefault((str(home["source"]), str(home["path"])), []).append(place.where)
+    for (source, _), names in homes.items():
+        if len(names) > 1:
+            yield note(
+                "home-shared",
+                f"{_names(names)} share their home folder ({source})",
+                "nothing for gpuops; a script that writes there must not do it on every node",
+            )
+
+
+def _unlike(places: Sequence[Examined], fact: Callable[[Examined], str]) -> str:
+    """`node0 and node2 have A, node1 has B`; empty where all agree, or all but those that do not say."""
+    groups: dict[str, list[str]] = {}
+    for place in places:
+        if value := fact(place):
+            groups.setdefault(value, []).append(place.where)
+    if len(groups) < 2:
+        return ""
+    return ", ".join(
+        f"{_names(names)} {'has' if len(names) == 1 else 'have'} {value}" for value, names in groups.items()
+    )
+
+
+def _names(names: Sequence[str]) -> str:
+    if len(names) > NAMED:
+        return f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} more"
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

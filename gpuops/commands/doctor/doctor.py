@@ -1,0 +1,230 @@
+"""Examining this computer, a provider's set-up, or every node of a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuops.commands.doctor.checks_gpu import gpu_findings
+from gpuops.commands.doctor.checks_host import host_findings
+from gpuops.commands.doctor.computer import computer_findings
+from gpuops.commands.doctor.differences import BETWEEN, differences
+from gpuops.commands.doctor.examine import examine
+from gpuops.commands.doctor.finding import SETUP, Examined, Finding, error, note, warning
+from gpuops.commands.doctor.listing import Report, well
+from gpuops.core.context import World
+from gpuops.core.errors import NodeError, ProviderError, UsageError
+from gpuops.core.models import Problem, Request, Resource
+from gpuops.core.output import money
+from gpuops.core.parallel import on_each
+from gpuops.core.platform import HERE
+from gpuops.ledger.store import ClusterRow
+from gpuops.nodes.python import own_pythons
+from gpuops.nodes.session import nodes_of, programs_of
+from gpuops.offers.payer import ORDER, payer, refuse_tracked
+from gpuops.transport.connection import Connection, ProcessConnection, connect
+from provisioners import registry
+from provisioners.checked import Checked
+
+COMPUTER = "this computer"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where to look, and how to get there."""
+
+    where: str
+    connect: Callable[[], Connection]
+    python: str
+    """What runs the checkup there."""
+    reached: bool = True
+    options: Sequence[str] = ()
+    artefact: str = ""
+
+
+def computer(world: World, python: str) -> Report:
+    """This machine: the computer gpuops is typed on, and one that may train."""
+    return Report([*_users_side(world), *_examined(world, [_here(world, python)] if HERE.local_nodes else [])])
+
+
+def provider(world: World, request: Request, python: str) -> Report:
+    """What a provider says of its set-up, and the machines that stand there without us."""
+    provisioner = world.provisioner(request.provider)
+    problems: list[Finding] = []
+    try:
+        problems = [_said(problem) for problem in provisioner.preflight(request)]
+        if not any(problem.level == "error" for problem in problems):
+            problems += _quotas(world, request)
+    except ProviderError as refused:
+        problems = [error(SETUP, refused.say, refused.hint)]
+    except UsageError:
+        if not _standing(world, request):
+            raise
+    if provisioner.capabilities.get("rented") is True:
+        if not problems:
+            problems = [_account(world, request.provider)]
+        problems += _payer(world, request, named=not any(problem.level == "error" for problem in problems))
+    if provisioner.capabilities.get("shares_disk") is True and HERE.local_nodes:
+        places = [_here(world, python)]
+    else:
+        places = [_standing_place(machine, python) for machine in _standing(world, request)]
+    return Report([*_users_side(world), *_at(request.provider, problems), *_examined(world, places)])
+
+
+def _said(problem: Problem) -> Finding:
+    """What a provider's own look came to."""
+    if problem.note:
+        return note("account", problem.say, problem.hint)
+    if problem.fatal:
+        return error(SETUP, problem.say, problem.hint)
+    return warning(SETUP, problem.say, problem.hint)
+
+
+def _account(world: World, provider: str) -> Finding:
+    """What there is to say of a provider that has no objection."""
+    provisioner = world.provisioner(provider)
+    told = provisioner.account() if isinstance(provisioner, Checked) else None
+    balance = (told or {}).get("balance")
+    money_left = "its balance is unknown" if balance is None else f"its balance is {money(balance)}"
+    return note("account", f"the account answers; {money_left}", f"what there is: gpuops up {provider} --dry-run")
+
+
+def _payer(world: World, request: Request, *, named: bool) -> list[Finding]:
+    """Who would pay, where that is to be said, and a `.env` whose keys are not used."""
+    paid = payer(world, request) if named else None
+    told = [note("account", f"what is rented here: {paid}", f"keys are looked for in this order: {ORDER}")]
+    found = told if paid else []
+    try:
+        refuse_tracked(world.folder)
+    except UsageError as refused:
+        found.append(error(SETUP, refused.say, refused.hint))
+    return found
+
+
+def _quotas(world: World, request: Request) -> list[Finding]:
+    """What to say of an account that may have nothing yet, as a new one. Raises ProviderError."""
+    provisioner = world.provisioner(request.provider)
+    report = provisioner.quota(request) if isinstance(provisioner, Checked) else None
+    if report is None or not report.quotas or any(quota.limit != 0 for quota in report.quotas):
+        return []
+    regions = ", ".join(dict.fromkeys(quota.region.partition("@")[0] for quota in report.quotas))
+    say = f"all quotas of the account are 0 in {regions}: nothing can be rented there yet"
+    return [error(SETUP, say, f"what to ask for: gpuops quota {request.provider}")]
+
+
+def live(world: World, name: str) -> ClusterRow:
+    """The live cluster of that name. Raises UsageError."""
+    rows = world.ledger.clusters() if (world.home / "ledger.db").exists() else []
+    for row in rows:
+        if row.name == name:
+            return row
+    known = ", ".join([*registry.names(), *(row.name for row in rows)])
+    raise UsageError(f"'{name}' is no provider and no live cluster", f"there are: {known}")
+
+
+def cluster(world: World, row: ClusterRow, python: str) -> Report:
+    """Every machine of a live cluster, and what is unlike between them. Raises NodeError."""
+    machines = nodes_of(world, row)
+    if not machines:
+        raise NodeError(f"{row.name} has no machines", f"gpuops down {row.name}")
+    places = []
+    for nodes in _by_machine(machines):
+        first = machines[nodes[0]]
+        programs = programs_of(row, first, nodes[0])
+        here = first.data.get("connection") == "process"
+        own = own_pythons(world) if here else []
+        options = [*_options(python, own), "--node", programs.paths.node]
+        where = ", ".join(f"node{index}" for index in nodes)
+        places.append(
+            Place(
+                where,
+                lambda programs=programs: programs.connection,  # type: ignore[misc]
+                programs.paths.python,
+                not here,
+                options,
+                str(first.data.get("artefact", "")),
+            )
+        )
+    return Report(_examined(world, places))
+
+
+def _by_machine(machines: Sequence[Resource]) -> list[list[int]]:
+    """The nodes of each machine: virtual nodes share one, local nodes this computer."""
+    groups: dict[str, list[int]] = {}
+    for index, machine in enumerate(machines):
+        groups.setdefault(json.dumps(machine.data.get("target"), sort_keys=True), []).append(index)
+    return list(groups.values())
+
+
+def _standing(world: World, request: Request) -> list[Resource]:
+    provisioner = world.provisioner(request.provider)
+    return list(provisioner.standing(request)) if isinstance(provisioner, Checked) else []
+
+
+def _standing_place(machine: Resource, python: str) -> Place:
+    return Place(machine.region, lambda: connect(machine, 0), str(machine.data["python"]), options=_options(python))
+
+
+def _here(world: World, python: str) -> Place:
+    options = _options(python, own_pythons(world))
+    return Place(COMPUTER, lambda: ProcessConnection(COMPUTER), sys.executable, reached=False, options=options)
+
+
+def _options(python: str, first: Sequence[str] = ()) -> list[str]:
+    return [*(["--python", python] if python else []), *(word for path in first for word in ("--first", path))]
+
+
+def _users_side(world: World) -> list[Finding]:
+    return _at(COMPUTER, computer_findings(world.home, world.env, Path.home()))
+
+
+def _at(where: str, findings: Iterable[Finding]) -> list[Finding]:
+    """Findings with their place, a line each: a host's words may be in them."""
+    return [
+        dataclasses.replace(one, say=" ".join(one.say.split()), hint=" ".join(one.hint.split()), where=where)
+        for one in findings
+    ]
+
+
+def _examined(world: World, places: Sequence[Place]) -> list[Finding]:
+    """All findings about some places, examined at once, and about what is unlike between them."""
+    if not places:
+        return []
+    with world.progress.during(f"examining {', '.join(place.where for place in places)}"):
+        answers = on_each(_examine, places)
+    seen = [answer for answer in answers if isinstance(answer, Examined)]
+    lost = [answer for answer in answers if isinstance(answer, Finding)]
+    judged = [finding for place in seen for finding in _judged(place.where, lambda place=place: _place(place))]  # type: ignore[misc]
+    return [*lost, *judged, *_judged(BETWEEN, lambda: differences(seen))]
+
+
+def _examine(place: Place) -> Examined | Finding:
+    try:
+        connection = place.connect()
+        connection.label = place.where
+        try:
+            found = examine(connection, place.where, place.python, place.options, reached=place.reached)
+        finally:
+            connection.close()
+        return dataclasses.replace(found, artefact=place.artefact)
+    except NodeError as lost:
+        return dataclasses.replace(error("unreached", lost.say, lost.hint), where=place.where)
+
+
+def _place(place: Examined) -> Iterator[Finding]:
+    yield well(place)
+    yield from gpu_findings(place)
+    yield from host_findings(place)
+
+
+def _judged(where: str, judge: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """What a place says of itself may be anything: it is not ours to trust."""
+    try:
+        return _at(where, judge())
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as strange:
+        say = f"what it answers to a checkup makes no sense ({type(strange).__name__}: {strange})"
+        return _at(where, [error("nonsense", say, "check that this machine is yours")])

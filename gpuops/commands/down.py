@@ -1,0 +1,265 @@
+"""Ending clusters and runs by hand: nothing is destroyed unsaved without the user's word."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gpuops.clusters import select
+from gpuops.clusters.orphans import orphans
+from gpuops.clusters.teardown import tear_down, what_leaves
+from gpuops.core.context import World
+from gpuops.core.errors import GpuopsError, Interrupted, NodeError, Nonsense, StillBilling, UsageError, worst
+from gpuops.core.progress import Progress
+from gpuops.guard import daemon
+from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
+from gpuops.nodes.session import Live, all_ended, open_live
+from gpuops.runs.finish import Conclusion, conclude, follower
+from gpuops.runs.prepare import find_run
+from gpuops.runs.salvage import conclude_without
+from gpuops.runs.stop import halt, stopping
+from gpuops.sync import recall
+from gpuops.sync.unsaved import save_left
+
+STOP_S = 60.0
+"""How long a run may take to stop on top of its own grace."""
+LOOK_S = 0.2
+Rest = Callable[[], Conclusion]
+"""Brings home what a run kept in a bucket, once no machine bills any more."""
+
+
+def pick(world: World, names: Sequence[str], everything: bool) -> list[ClusterRow]:
+    """The clusters `down` means; a named one may be gone already, and there may be none. Raises UsageError."""
+    history = world.ledger.clusters(live=False)
+    live = [row for row in history if row.state != "gone"]
+    if everything:
+        return live
+    if names:
+        return [select.to_end(history, name) for name in names]
+    return [select.the_one(live, world.folder, "gpuops down")] if live else []
+
+
+def lost(world: World, names: Sequence[str]) -> list[str]:
+    """Clusters among those meant that this computer has traces of and its ledger does not know."""
+    left = orphans(world.home, lambda: [row.name for row in world.ledger.clusters()])
+    return [name for name in left if name in names or not names]
+
+
+def down(world: World, rows: Sequence[ClusterRow], progress: Progress, *, force: bool) -> list[str]:
+    """End clusters, their runs first. Returns a sentence each.
+
+    One that cannot be ended keeps no other alive: all are tried, then the worst error is raised
+    (StillBilling, NodeError).
+    """
+    said: list[str] = []
+    failed: list[GpuopsError] = []
+    rests: list[Rest] = []
+    names = ", ".join(row.name for row in rows)
+    world.signals.insist(lambda: world.out.say(f"\nstill ending {names}; once more leaves that to the guard"))
+    for row in rows:
+        try:
+            if row.state != "gone":
+                rests += _end(world, row, progress, force, failed)
+        except Interrupted:
+            raise _left(world, rows) from None
+        except GpuopsError as error:
+            failed.append(error)
+            continue
+        except Exception as error:  # a bug of ours, or a node's odd answer: it keeps no other cluster alive
+            say = f"{row.name} could not be ended: {type(error).__name__}: {error}"
+            failed.append(
+                StillBilling(say, f"please report this, and give its results up: gpuops down {row.name} --force")
+            )
+            continue
+        why = f" ({row.why})" if row.why else ""
+        leaves = what_leaves(world.ledger.left(row.id)) if row.state != "gone" else ""
+        said.append(f"{row.name} is gone" + (f" already{why}" if row.state == "gone" else leaves and f": {leaves}"))
+        world.out.say(said[-1])
+    if failed:
+        failed.sort(key=lambda error: error.exit_code == worst(*(one.exit_code for one in failed)))
+        for other in failed[:-1]:
+            world.out.say(f"error: {other.say}\nhint: {other.hint}")
+        raise failed[-1]
+    if rests:
+        world.signals.insist(lambda: world.out.say("\nstill fetching what is in a bucket; once more leaves it there"))
+    for rest in rests:
+        if missing := rest().missing:
+            world.out.say(f"note: {missing}")
+    return said
+
+
+def _left(world: World, rows: Sequence[ClusterRow]) -> Interrupted:
+    """What is not ended yet becomes the guard's, which brings results home before it ends anything."""
+    left = [row for row in map(world.ledger.cluster, (row.id for row in rows)) if row.state != "gone"]
+    for row in left:
+        if row.state == "creating":
+            world.ledger.ending(row.id)
+        for run in world.ledger.runs(cluster=row.id):
+            if run.keeper == world.me:
+                world.ledger.set_run(run.id, keeper=None)
+        world.ledger.set_cluster(row.id, ephemeral=1, keeper=None)
+    daemon.ensure(world.home)
+    names = ", ".join(row.name for row in left)
+    return Interrupted(f"interrupted: the guard goes on ending {names}", "gpuops status shows what is left")
+
+
+def _end(world: World, row: ClusterRow, progress: Progress, force: bool, failed: list[GpuopsError]) -> list[Rest]:
+    """Returns what brings home the rest of its runs, which needs no machine.
+
+    Nodes that answer nonsense are ended like others, since asking again would not help: what they did not give is
+    told in `failed`.
+    """
+    try:
+        world.ledger.set_cluster(row.id, keeper=world.me)
+    except LedgerUnwritable:
+        pass  # a full disk keeps nothing alive; tear_down says it
+    rests: list[Rest] = []
+    if row.state == "up" and force:
+        _save_what_answers(world, row, progress)
+    elif row.state == "up":
+        rests = _save_runs(world, row, progress, failed)
+        _save_left(world, row, progress, failed)
+    tear_down(world, row.id, "gpuops down", force=force)
+    return rests
+
+
+def _save_runs(world: World, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> list[Rest]:
+    """Stop what runs and bring home what is not, but for what is returned; a failure stops the teardown."""
+    runs = [run for run in world.ledger.runs(cluster=row.id) if run.state in ("running", "ended")]
+    if not runs:
+        return []
+    try:
+        live = open_live(world, row, some=True)
+    except NodeError as error:
+        if isinstance(error, Nonsense) or _have_ended(world, row):
+            for run in runs:
+                end = conclude_without(world, row, run, error, gone=not isinstance(error, Nonsense))
+                world.out.say(f"{run.name}: {end.verdict.say}; what came home is in {run.home}")
+                if end.nonsense:
+                    failed.append(_given_up(row, run.name, end.nonsense))
+            return []
+        raise _unsaved(row, f"results of {runs[-1].name}", error) from error
+    try:
+        return [rest for run in runs if (rest := _save(world, live, run, progress, failed))]
+    finally:
+        live.close()
+
+
+def _save_left(world: World, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> None:
+    """Bring home what was edited or made outside of runs; a failure stops the teardown."""
+    try:
+        for said in save_left(world, row, progress):
+            world.out.say(said)
+    except Nonsense as error:
+        failed.append(_given_up(row, "what was edited or made there", error.say))
+    except NodeError as error:
+        if not _have_ended(world, row):
+            raise _unsaved(row, "files that were edited there", error) from error
+
+
+def _save_what_answers(world: World, row: ClusterRow, progress: Progress) -> None:
+    """`--force` gives up what cannot be had, and nothing else."""
+    try:
+        for said in save_left(world, row, progress):
+            world.out.say(said)
+    except Exception as error:  # whatever a node answers
+        why = error.say if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
+        world.out.say(f"note: {why}; what is there is given up")
+
+
+def _have_ended(world: World, row: ClusterRow) -> bool:
+    """Whether the machines are gone, and with them whatever was on them; a provider that is silent says nothing."""
+    try:
+        return all_ended(world, row)
+    except GpuopsError:
+        return False
+
+
+def _unsaved(row: ClusterRow, what: str, error: NodeError) -> NodeError:
+    return NodeError(
+        f"{what} may not be home: {error.say}",
+        f"try again, or give them up: gpuops down {row.name} --force",
+    )
+
+
+def _given_up(row: ClusterRow, what: str, why: str) -> NodeError:
+    return NodeError(
+        f"{what} is not all home: {why}", f"{row.name} was ended all the same: `gpuops status` looks again"
+    )
+
+
+def _save(world: World, live: Live, run: RunRow, progress: Progress, failed: list[GpuopsError]) -> Rest | None:
+    world.ledger.set_run(run.id, keeper=world.me)
+    world.out.say(f"stopping {run.name} and bringing its results home")
+    results = stop_and_wait(world, live, run, "gpuops down")
+    end = conclude(world, live, run, results, progress, ending=True)
+    if end.unsaved:
+        raise NodeError(
+            f"results of {run.name} are not home: {end.unsaved}",
+            f"try again, or give them up: gpuops down {live.row.name} --force",
+        )
+    if end.nonsense:
+        failed.append(_given_up(live.row, run.name, end.nonsense))
+    if end.rest:
+        world.out.say(recall.announced(run, live.row.name))
+    return end.rest
+
+
+def stop_and_wait(world: World, live: Live, run: RunRow, why: str) -> dict[int, Mapping[str, Any]]:
+    """Stop a run on all its nodes and wait for their results. Raises NodeError past the deadline."""
+    following = follower(world, live, run, lambda *_: None, world.out.say)
+    following.start()
+    halt(live, run.name, "graceful", why)
+    deadline = time.monotonic() + STOP_S + 2 * float(run.request.get("grace_s", 10.0))
+    with stopping(world.progress, run):
+        while not following.wait(LOOK_S):
+            if time.monotonic() > deadline:
+                following.quit()
+                raise NodeError(f"{run.name} did not stop", f"gpuops down {live.row.name} --force")
+    return dict(following.results)
+
+
+def pick_run(world: World, name: str | None, *, running: bool) -> RunRow:
+    """The run a command means: the named one, else the latest of this folder. Raises UsageError."""
+    if name is not None:
+        return find_run(world, name)
+    rows = [row for row in world.ledger.runs() if row.folder == world.folder]
+    if running:
+        rows = [row for row in rows if row.state in ("starting", "running")]
+    if not rows:
+        raise UsageError(
+            "no run of this folder is going on" if running else "this folder has had no run yet",
+            "`gpuops runs` lists all runs" if running else "start one: gpuops train multinode --nodes 2",
+        )
+    if running and len(rows) > 1:
+        names = ", ".join(row.name for row in rows)
+        raise UsageError(f"several runs of this folder are going on: {names}", f"name one: gpuops stop {rows[-1].name}")
+    return rows[-1]
+
+
+def stop(world: World, run: RunRow, progress: Progress) -> str:
+    """Stop a run in good order; its results come home; the cluster stays, unless it was the run's own."""
+    if run.state not in ("starting", "running"):
+        return f"{run.name} has ended already"
+    if run.state == "starting":
+        if _has_keeper(world, run):
+            raise UsageError(f"{run.name} is still being prepared", "press Ctrl-C where it was started")
+        return f"{run.name} was never started: the guard clears it away"
+    row = world.ledger.cluster(run.cluster)
+    live = open_live(world, row, some=True)
+    try:
+        results = stop_and_wait(world, live, run, "gpuops stop")
+        if world.ledger.take_run(run.id, world.me):
+            conclude(world, live, run, results, progress)
+        elif _has_keeper(world, run) and all(one["reason"].get("kind") == "no-run" for one in results.values()):
+            raise UsageError(f"{run.name} is only just being started", f"try again: gpuops stop {run.name}")
+    finally:
+        live.close()
+    return f"{run.name} is stopped; its results are in {run.home}"
+
+
+def _has_keeper(world: World, run: RunRow) -> bool:
+    """Whether the command that started it, or the guard, is there to conclude it."""
+    keeper = world.ledger.run(run.id).keeper
+    return keeper is not None and keeper != world.me and keeper.alive()

@@ -1,0 +1,222 @@
+"""`logs`: a run's output from its files at home, fetched first where nodes still have more."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from gpuops.commands.down import pick_run
+from gpuops.core.context import World
+from gpuops.core.errors import GpuopsError, Interrupted, UsageError
+from gpuops.core.output import ago
+from gpuops.core.signals import Signals
+from gpuops.ledger.store import RunRow
+from gpuops.nodes.session import Live, open_live
+from gpuops.runs.finish import request_of
+from gpuops.runs.log_lines import LineMerger
+from gpuops.runs.log_view import Filter, HomeTail, last_heard
+from gpuops.runs.logtimes import LogTimes
+from gpuops.runs.monitor import awaited, ending, followed
+from gpuops.sync import RunHome, mirror
+
+LOOK_S = 0.2
+NOTED_S = 5.0
+"""Within it a node's note of when it wrote what comes home after the bytes themselves."""
+NOT_STARTED = "not started: "
+"""How the verdict on a run begins that was given up before its start (`run.give_up`)."""
+VERDICT_S = 30.0
+"""How long the end of `logs -f` waits for whoever concludes the run."""
+
+
+def watch(world: World, name: str | None, wanted: Filter, *, follow: bool) -> None:
+    """Print a run's lines; with `follow`, until it ends."""
+    row = pick_run(world, name, running=False)
+    if follow and row.state == "starting":
+        waited = _wait_for_start(world, row)
+        if waited is None:
+            return
+        row = waited
+    if why := _not_started(row):
+        world.out.say(why)
+        return
+    check(row, wanted)
+    if row.state == "running" and world.ledger.cluster(row.cluster).state == "up":
+        _live(world, row, wanted, follow)
+        return
+    _print_all(world, row, wanted)
+    if follow:
+        _say_verdict(world, row)
+
+
+def _wait_for_start(world: World, row: RunRow) -> RunRow | None:
+    """The row once the run is no longer being prepared; None where somebody has seen enough."""
+    world.out.say(f"{row.name} is still being prepared")
+    try:
+        with Signals():
+            while row.state == "starting":
+                time.sleep(LOOK_S)
+                row = world.ledger.run(row.id)
+    except Interrupted:
+        world.out.say(f"detached; {row.name} goes on")
+        return None
+    return row
+
+
+def _not_started(row: RunRow) -> str:
+    """Why there can be no line of it yet, or ever; empty where there can."""
+    if row.state == "starting" and row.keeper is not None and row.keeper.alive():
+        return f"{row.name} is still being prepared"
+    say = str((row.verdict or {}).get("say") or "")
+    left = say.startswith(NOT_STARTED) or (row.started is None and not row.home.is_dir())
+    if row.state == "starting" or (row.state == "home" and left):
+        return f"{row.name} was not started: {say.removeprefix(NOT_STARTED) or 'its command died first'}"
+    return ""
+
+
+def check(row: RunRow, wanted: Filter) -> None:
+    """Raises UsageError for a node or rank that the run never had: nothing shown would look like nothing said."""
+    if wanted.rank is not None and request_of(row).kind == "command":
+        raise UsageError(
+            f"{row.name} is a plain command: it has no ranks", f"gpuops logs {row.name} shows all that it says"
+        )
+    nodes, ranks = request_of(row).nodes, int(row.facts.get("world") or 0)
+    for what, asked, count in (("node", wanted.node, nodes), ("rank", wanted.rank, ranks)):
+        if asked is not None and not 0 <= asked < count:
+            there = f"{what}s 0 to {count - 1}" if count > 1 else f"{what} 0 alone" if count else f"no {what}s"
+            raise UsageError(f"{row.name} has {there}, not {what} {asked}", f"gpuops logs {row.name} shows all of them")
+
+
+def _tail(world: World, row: RunRow, wanted: Filter) -> HomeTail:
+    """What is home by now, and what comes. Raises UsageError where nobody noted when it was written."""
+    home = RunHome(row.home)
+    times = LogTimes(home, row.facts.get("skews") or ())
+    if wanted.since is not None and not times and (row.started or 0.0) < wanted.since and _is_old(row):
+        raise UsageError(
+            f"nobody noted when {row.name} wrote what: an older gpuops started it", "leave out --since; --tail 50 works"
+        )
+    return HomeTail(home, merger_for(world, row, wanted), times=times, since=wanted.since)
+
+
+def _is_old(row: RunRow) -> bool:
+    """Whether it has written something whose time will not be noted any more."""
+    heard = last_heard(row.home)
+    return heard is not None and (row.state != "running" or time.time() - heard > NOTED_S)
+
+
+def merger_for(world: World, row: RunRow, wanted: Filter) -> LineMerger:
+    """How this run's lines look: prefixed where there are several ranks, with the filters asked for."""
+    request = request_of(row)
+    return LineMerger(
+        nodes=request.nodes,
+        ranks=int(row.facts.get("world") or 1),
+        kind=request.kind,
+        node=wanted.node,
+        rank=wanted.rank,
+        colour=world.out.colour,
+        launcher=wanted.launcher,
+        grep=wanted.grep,
+    )
+
+
+def _print(world: World, lines: Iterator[str], last: int | None = None) -> int:
+    """Lines, or the last so many; how many there were."""
+    count = 0
+    for line in lines if last is None else deque(lines, last):
+        count += 1
+        if world.out.as_json:
+            world.out.result("log", {"line": line}, [])
+        else:
+            world.out.line(line)
+    return count
+
+
+def _print_all(world: World, row: RunRow, wanted: Filter) -> None:
+    """What is home; a word where that is nothing."""
+    if not _print(world, _tail(world, row, wanted).rest(), wanted.tail):
+        world.out.say(_nothing(world, row, wanted))
+
+
+def _nothing(world: World, row: RunRow, wanted: Filter) -> str:
+    """Whether those asked for said nothing at all, or nothing that fits."""
+    merger = merger_for(world, row, dataclasses.replace(wanted, grep=None, since=None))
+    if any(True for _ in HomeTail(RunHome(row.home), merger).rest()):
+        latest = LogTimes(RunHome(row.home), row.facts.get("skews") or ()).latest()
+        last = f"; its last line is from {ago(latest)}" if latest is not None else ""
+        return f"no line of {row.name} fits{last}"
+    rank = f"rank {wanted.rank} of " if wanted.rank is not None else ""
+    node = f" on node{wanted.node}" if wanted.node is not None else ""
+    return f"{rank}{row.name}{node} " + ("has printed no line yet" if row.state == "running" else "printed nothing")
+
+
+def _live(world: World, row: RunRow, wanted: Filter, follow: bool) -> None:
+    """With signals of its own: here they only mean that somebody has seen enough."""
+    try:
+        with Signals():
+            _look(world, row, wanted, follow)
+    except Interrupted:
+        world.out.say(f"detached; {row.name} goes on")
+
+
+def _look(world: World, row: RunRow, wanted: Filter, follow: bool) -> None:
+    try:
+        live = open_live(world, world.ledger.cluster(row.cluster), some=True)
+    except GpuopsError as error:
+        return _at_home(world, row, wanted, follow, error)
+    try:
+        for index in range(request_of(row).nodes):
+            try:
+                mirror(live.clients[index], row.name, index, RunHome(row.home), False, lambda *_: None)
+            except GpuopsError as error:
+                world.out.say(f"note: {error.say}; its lines so far are those at home")
+        if not follow:
+            return _print_all(world, row, wanted)
+        tail = _tail(world, row, wanted)
+        with awaited(world, row, wanted) as first:
+            _print(world, ending(first, tail.new()), wanted.tail)
+            _follow(world, live, row, tail, first)
+        _print(world, tail.rest())
+        _say_verdict(world, row)
+    finally:
+        live.close()
+
+
+def _at_home(world: World, row: RunRow, wanted: Filter, follow: bool, error: GpuopsError) -> None:
+    """No node can be asked from here: what is home is shown, and what whoever keeps the run brings."""
+    world.out.say(f"note: {error.say}; its lines so far are those at home")
+    if not follow:
+        return _print_all(world, row, wanted)
+    tail = _tail(world, row, wanted)
+    with awaited(world, row, wanted) as first:
+        _print(world, ending(first, tail.new()), wanted.tail)
+        while world.ledger.run(row.id).state == "running":
+            time.sleep(LOOK_S)
+            _print(world, ending(first, tail.new()))
+    _print(world, tail.rest())
+    _say_verdict(world, row)
+    return None
+
+
+def _follow(world: World, live: Live, row: RunRow, tail: HomeTail, first: ExitStack) -> None:
+    following, remarks = followed(world, live, row)
+    while not following.watch(LOOK_S):
+        _print(world, ending(first, tail.new()))
+        remarks.look()
+        if world.ledger.run(row.id).state == "home":  # somebody else saw it to its end
+            following.quit()
+            break
+    remarks.news()
+
+
+def _say_verdict(world: World, row: RunRow) -> None:
+    """The verdict is written by whoever concludes the run: its own command, or the guard."""
+    deadline = time.monotonic() + VERDICT_S
+    while time.monotonic() < deadline:
+        verdict = world.ledger.run(row.id).verdict
+        if verdict:
+            world.out.say(str(verdict["say"]))
+            return
+        time.sleep(LOOK_S)
+    world.out.say(f"{row.name} has ended on its nodes; `gpuops runs` shows what came of it")

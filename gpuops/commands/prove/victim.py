@@ -1,0 +1,39 @@
+"""A command that is killed on purpose: it creates what the ledger intends, and dies before it can tell of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpuops.commands.prove.bench import Bench
+from gpuops.commands.prove.faults import Fatal
+from gpuops.core.context import World
+from gpuops.core.errors import GpuopsError
+from gpuops.core.models import Request
+from gpuops.core.output import Output
+from gpuops.core.signals import Signals
+from gpuops.ledger.store import LedgerJournal
+
+
+def main(question: Mapping[str, Any]) -> int:
+    """`{"home", "owner", "cluster"}`: the ledger's, whose keeper is whoever asks. Returns where it was not killed."""
+    world = World(home=Path(question["home"]), owner=question["owner"], folder=Path.cwd(), env=os.environ,
+                  out=Output(), signals=Signals())  # fmt: skip
+    row = world.ledger.cluster(question["cluster"])
+    bench = Bench(world, Request(**row.request))
+    try:
+        bench.ask("preflight", bench.request)
+        bench.create(bench.offers()[0], bench.intent(row), Fatal(LedgerJournal(world.ledger, row.id)))
+    except GpuopsError as error:
+        world.out.say(f"{error.say}; {error.hint}")
+        return error.exit_code
+    world.out.say("create told of no machine")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.load(sys.stdin)))

@@ -1,0 +1,203 @@
+"""Logging in to a node by hand: a shell, one command, a forwarded port; and plain `ssh` for everything else."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+from gpuops.clusters import select
+from gpuops.commands import forwarded
+from gpuops.core.context import World
+from gpuops.core.errors import ConnectionLost, UsageError
+from gpuops.core.models import Resource
+from gpuops.core.platform import HERE, System
+from gpuops.ledger.store import ClusterRow
+from gpuops.nodes.session import admitted, explained, nodes_of
+from gpuops.nodes.virtual import owner
+from gpuops.transport.connection import connect
+
+SHELL = r"""
+cd "$1" 2>/dev/null
+[ -r "$2" ] || exec "${SHELL:-/bin/sh}" -l
+export GPUOPS_IMAGE="$2"
+exec "${SHELL:-/bin/sh}" -l -c '. "$GPUOPS_IMAGE"; unset GPUOPS_IMAGE; exec "${SHELL:-/bin/sh}"'
+"""
+"""A login shell; where there is an image's environment it comes after what /etc/profile does, which sets the PATH."""
+COMMAND = 'cd "$1" 2>/dev/null; [ ! -r "$2" ] || . "$2"; shift 2; exec "$@"'
+DIRECTIVE = re.compile(r'\s*(?P<word>\w+)(?:\s*=\s*|\s+)(?:"(?P<quoted>[^"]+)"|(?P<plain>[^\s"#]\S*))')
+"""A line of ssh_config: its keyword and its first value."""
+SSH_FAILED = 255
+
+
+def pick(world: World, name: str | None, node: int, verb: str) -> tuple[ClusterRow, Resource]:
+    """The cluster and the machine of one node, which may be virtual. Raises UsageError."""
+    live = world.ledger.clusters()
+    row = select.by_name(live, name) if name else select.the_one(live, world.folder, f"gpuops {verb}")
+    machines = nodes_of(world, row)
+    if not 0 <= node < len(machines):
+        raise UsageError(f"{row.name} has {_nodes(len(machines))}, not node {node}", f"--node 0 to {len(machines) - 1}")
+    return row, machines[node]
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' * (count != 1)}"
+
+
+def enter(world: World, row: ClusterRow, machine: Resource, node: int, command: Sequence[str]) -> int:
+    """A shell on a node, or one command, in the project's folder there; its exit code."""
+    folder = f"{machine.data['root']}/{row.name}/n{node}"
+    argv = ["sh", "-c", COMMAND if command else SHELL, "sh", f"{folder}/project", f"{folder}/image.sh", *command]
+    if machine.data.get("connection") == "process":
+        return _run(argv)
+    from gpuops.transport import ssh
+
+    host, terminal = owner(machine, node), not command and world.out.interactive
+    line = ssh.command_line(world.home / "ssh", row.name, host, argv, tty=terminal, quiet=True)
+    return _reaching(world, row, machine, node, lambda: _run(line))
+
+
+def _reaching(world: World, row: ClusterRow, machine: Resource, node: int, run: Callable[[], int]) -> int:
+    """What `ssh` came to. It ends alike when it cannot log in and when the command says 255: a login of our own tells
+    which it was, in a sentence. A provider that lets this computer's address alone in is told a new one, and it is
+    tried again. Raises NodeError."""
+    code = run()
+    if code != SSH_FAILED:
+        return code
+    try:
+        _log_in(machine, node)
+    except ConnectionLost as error:
+        if not admitted(world, row, world.ledger.resources(row.id)):
+            raise explained(world, row, error) from error
+        _log_in(machine, node)
+        return run()
+    return code
+
+
+def _log_in(machine: Resource, node: int) -> None:
+    connection = connect(machine, node)
+    try:
+        connection.open(["true"]).close()
+    finally:
+        connection.close()
+
+
+def forward(world: World, row: ClusterRow, machine: Resource, node: int, port: int, here: int) -> int:
+    """Hold a port of the node open on this computer until Ctrl-C; the exit code of `ssh`."""
+    if machine.data.get("connection") == "process":
+        raise UsageError(f"the nodes of {row.name} are this machine", f"open http://127.0.0.1:{port} as it is")
+    from gpuops.transport import ssh
+
+    _check_free(here, port)
+    program, *rest = ssh.command_line(
+        world.home / "ssh", row.name, owner(machine, node), (), forwards=(f"{here}:127.0.0.1:{port}",)
+    )
+    url = f"http://127.0.0.1:{here}"
+
+    def beside(process: subprocess.Popen[bytes]) -> None:
+        forwarded.tell(
+            here,
+            world.out.say,
+            open_=f"{url} is port {port} of node{node} of {row.name}; Ctrl-C ends it",
+            closed=f"nothing listens on port {port} of node{node} yet; {url} is it as soon as something does",
+            alive=lambda: process.poll() is None,
+        )
+
+    # What `ssh` says of each attempt to reach a port where nothing listens is said once, by us.
+    return _run([program, "-o", "LogLevel=ERROR", *rest], beside)
+
+
+def _check_free(here: int, port: int) -> None:
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", here))
+    except OSError as error:
+        raise UsageError(
+            f"port {here} of this computer cannot be had: {error.strerror}",
+            f"name another: gpuops forward {port} --local 6007",
+        ) from error
+
+
+def _run(argv: Sequence[str], beside: Callable[[subprocess.Popen[bytes]], None] | None = None) -> int:
+    """In the foreground, with the terminal. Ctrl-C is the program's own; a signal's code is the shell's.
+
+    `beside` is called with the process, in a thread.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "GPUOPS_RUN"}
+    try:
+        process = subprocess.Popen(list(argv), env=environment)
+    except OSError as error:
+        raise UsageError(f"{argv[0]} cannot be started: {error.strerror}", "install it") from error
+    if beside is not None:
+        threading.Thread(target=beside, args=(process,), daemon=True, name="beside").start()
+    for name in ("SIGTERM", HERE.hang_up):  # ours to pass on: else it would go on without us
+        signal.signal(getattr(signal, name), lambda *_: process.terminate())
+    while True:
+        try:
+            code = process.wait()
+            return code if code >= 0 else 128 - code
+        except KeyboardInterrupt:
+            continue  # it got the same signal, and decides
+
+
+def names(world: World, row: ClusterRow, machines: Sequence[Resource]) -> list[str]:
+    """Sentences: how the nodes of a cluster are reached by plain `ssh` and by editors; none for local nodes."""
+    if any(machine.data.get("connection") != "ssh" for machine in machines):
+        return []
+    folder = world.home / "ssh"
+    hosts = f"gpuops-{row.name}-0" + (f" to gpuops-{row.name}-{len(machines) - 1}" if len(machines) > 1 else "")
+    include = _how_to_include(_users_config(), folder, row.name)
+    urls = [f"node{index}: {url}" for index, one in enumerate(machines) for url in one.data.get("urls") or ()]
+    return [f"log in: gpuops ssh {row.name}", f"plain ssh and VS Code: {hosts}{include}", *urls]
+
+
+def _users_folder() -> str:
+    return os.path.expanduser("~/.ssh")
+
+
+def _users_config() -> str:
+    try:
+        return Path(_users_folder(), "config").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _how_to_include(config: str, folder: Path, cluster: str) -> str:
+    """What is left to do, in the user's own file, for plain `ssh` to know a cluster's hosts; empty where it does.
+
+    `ssh` takes the first value that it meets. So our file has to be the first thing in theirs: what stands above it
+    counts for our nodes as well (`Host *`, `ForwardAgent yes`), or leaves it out (`Host work`).
+    """
+    ours = f"Include {_pattern(folder)}"
+    for number, line in enumerate(config.splitlines()):
+        if not _includes(line, folder / f"{cluster}.conf"):
+            continue
+        above = [one.strip() for one in config.splitlines()[:number] if one.strip() and not one.strip().startswith("#")]
+        if not above:
+            return ""
+        return (
+            f", once the line {ours} is the first in ~/.ssh/config: what stands above it ({above[0]}) counts there too"
+        )
+    return f", once ~/.ssh/config begins with the line: {ours}"
+
+
+def _includes(line: str, file: Path) -> bool:
+    """Whether a line of ssh_config includes a file before any other."""
+    found = DIRECTIVE.match(line)
+    if not found or found["word"].lower() != "include":
+        return False
+    path = os.path.expanduser(found["quoted"] or found["plain"])
+    return fnmatch(os.path.normpath(file), os.path.normpath(os.path.join(_users_folder(), path)))
+
+
+def _pattern(folder: Path, system: System = HERE) -> str:
+    """Our files of hosts, as ssh_config names them."""
+    text = f"{system.config_path(str(folder))}/*.conf"
+    return f'"{text}"' if " " in text else text

@@ -1,0 +1,224 @@
+"""What is live, and until when: a table for people, a document for programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpuops.core.context import World
+from gpuops.core.errors import GpuopsError
+from gpuops.core.models import COSTLESS, Resource
+from gpuops.core.output import money, span, table
+from gpuops.core.parallel import on_each
+from gpuops.ledger.store import ClusterRow, RunRow
+from gpuops.nodes.session import how_ended, is_dead
+from gpuops.nodes.virtual import owner, with_virtual
+from gpuops.offers.lease import describe, spent
+from gpuops.runs.log_view import last_heard
+
+if TYPE_CHECKING:
+    from gpuops.clusters.reap import Unasked
+
+SPARE = ("$/H", "PROVIDER", "AGE")
+"""What a narrow terminal is spared, in this order: names are typed again, so they are never cut."""
+SPARE_OUTSIDE = ("$/H", "KIND", "PROVIDER", "STATE")
+"""The same of what the providers list."""
+
+
+def look(world: World) -> list[dict[str, Any]]:
+    """One document per live cluster: what the ledger says, and whether its machines are there."""
+    with world.progress.during("asking the nodes how they are"):
+        return [_cluster(world, row) for row in world.ledger.clusters()]
+
+
+def _cluster(world: World, row: ClusterRow) -> dict[str, Any]:
+    machines = [machine for machine in world.ledger.resources(row.id) if machine.kind == "machine"]
+    seen = _seen(world, row, machines)
+    states = [one.state if one else "unknown" for one in seen]
+    nodes = [states[owner(one, index)] for index, one in enumerate(with_virtual(machines))] if machines else []
+    runs = [run for run in world.ledger.runs(cluster=row.id) if run.state in ("starting", "running")]
+    now = time.time()
+    per_hour = sum(machine.per_hour for machine in machines if machine.bills)
+    return {
+        "name": row.name,
+        "provider": row.provider,
+        "state": _state(row, nodes),
+        "nodes": nodes,
+        "virtual": len(nodes) - len(machines),
+        "why_ended": {f"node{index}": say for index, one in enumerate(seen) if one and (say := _why_ended(one))},
+        "urls": {
+            f"node{index}": list(found)
+            for index, one in enumerate(machines)
+            if (found := one.data.get("urls")) and states[index] not in COSTLESS
+        },
+        "run": runs[-1].name if runs else None,
+        "folder": str(row.folder),
+        "created": row.created,
+        "age_s": now - row.created,
+        "ephemeral": row.ephemeral,
+        "per_hour": per_hour,
+        "spent": spent(per_hour, row.created, now),
+        "hard_end": row.lease.end,
+        "idle_s": row.lease.idle_s,
+        "lease": describe(row.lease, now, ephemeral=row.ephemeral),
+        "doing": _doing(runs[-1], now) if runs else None,
+    }
+
+
+def _doing(run: RunRow, now: float) -> dict[str, Any]:
+    """What a live run is at. `silent_s`: since its last byte came home; None where none has."""
+    heard = last_heard(run.home)
+    return {
+        "run": run.name,
+        "state": run.state,
+        "ranks": run.facts.get("world") if run.request["kind"] == "torchrun" else None,
+        "for_s": now - (run.started or run.created),
+        "silent_s": None if heard is None else max(0.0, now - heard),
+    }
+
+
+def _why_ended(machine: Resource) -> str:
+    return str(how_ended(machine).get("say") or "") if is_dead(machine) else ""
+
+
+def _seen(world: World, row: ClusterRow, machines: Sequence[Resource]) -> list[Resource | None]:
+    """Each machine as its provider knows it; None where it says nothing."""
+    try:
+        provisioner = world.provisioner_of(row)
+    except GpuopsError:  # the package that brings it is no longer installed
+        return [None] * len(machines)
+
+    def one(index: int) -> Resource | None:
+        who = f"node{index} of {row.name}"
+        world.progress.waits("no answer yet", who)
+        try:
+            return provisioner.describe(machines[index])
+        except GpuopsError:
+            return None
+        finally:
+            world.progress.waits("", who)
+
+    return on_each(one, range(len(machines)))
+
+
+def _state(row: ClusterRow, nodes: list[str]) -> str:
+    """The ledger's state, unless the machines tell another story."""
+    if row.state == "up" and nodes and all(state in COSTLESS for state in nodes):
+        return "ended"
+    if row.state == "up" and nodes and all(state == "unknown" for state in nodes):
+        return "out of reach"
+    if row.state == "up" and any(state != "running" for state in nodes):
+        return "partly up"
+    return row.state
+
+
+def lines(documents: list[dict[str, Any]], width: int | None = None) -> list[str]:
+    """One calm table, and under it what runs and which nodes are not as they should be; a sentence when nothing is."""
+    if not documents:
+        return ["nothing is up"]
+    rows = [_row(one) for one in documents]
+    notes = [f"{one['name']}: {note}" for one in documents for note in _notes(one)]
+    shown = [heading for heading in rows[0] if heading != "$/H" or any(one["per_hour"] for one in documents)]
+    return [*table([shown, *([row[heading] for heading in shown] for row in rows)], width, spare=SPARE), *notes]
+
+
+def _row(document: dict[str, Any]) -> dict[str, str]:
+    """One cluster's cells, by their headings."""
+    per_hour = document["per_hour"]
+    return {
+        "NAME": document["name"],
+        "PROVIDER": document["provider"],
+        "NODES": str(len(document["nodes"])),
+        "STATE": document["state"],
+        "AGE": span(document["age_s"]),
+        "$/H": money(per_hour) if per_hour else "-",
+        "COST": money(document["spent"]) if per_hour else "free",
+        "ENDS": _ends(document),
+    }
+
+
+def _ends(document: dict[str, Any]) -> str:
+    """The next end that is sure, as short as a table wants it."""
+    if document["hard_end"] is not None:
+        return f"in {span(document['hard_end'] - document['created'] - document['age_s'])}"
+    if document["idle_s"]:
+        return f"{span(document['idle_s'])} idle"
+    return "with its run" if document["ephemeral"] else "by hand"
+
+
+def _notes(document: dict[str, Any]) -> Iterator[str]:
+    """`digits-3 runs for 12:00 min on 4 ranks, last line 3 s ago`; `node1 does not answer`."""
+    doing = document["doing"]
+    if doing and doing["state"] == "starting":
+        yield f"{doing['run']} is being prepared for {span(doing['for_s'])}"
+    elif doing:
+        ranks = f" on {doing['ranks']} rank{'s' * (doing['ranks'] != 1)}" if doing["ranks"] else ""
+        silent = doing["silent_s"]
+        last = "no line yet" if silent is None else f"last line {span(silent)} ago"
+        yield f"{doing['run']} runs for {span(doing['for_s'])}{ranks}, {last}"
+    if document["hard_end"] is not None and document["idle_s"]:
+        yield f"ends after {span(document['idle_s'])} without use, too"
+    if document["virtual"]:
+        count, virtual = len(document["nodes"]), document["virtual"]
+        machines = f"{count - virtual} machine{'s' * (count - virtual != 1)}"
+        yield f"{count} nodes on {machines}, {virtual} of them virtual"
+    if document["state"] == "partly up":
+        words = {"unknown": "does not answer", "ended": "has ended", "starting": "is starting", "leaving": "shuts down"}
+        nodes = enumerate(document["nodes"])
+        yield ", ".join(f"node{index} {words.get(state, state)}" for index, state in nodes if state != "running")
+    for node, urls in (document.get("urls") or {}).items():
+        yield from (f"{node} shows {url}" for url in urls)
+    for node, why in (document.get("why_ended") or {}).items():
+        yield f"{node} is gone: {why}"
+
+
+def cloud(world: World) -> tuple[list[dict[str, Any]], list[Unasked], list[Unasked]]:
+    """What the providers themselves list as ours, and whether the ledger knows it; who could not be asked; and who was
+    not, being not set up and never used. Works without a ledger."""
+    from gpuops.clusters.reap import owned, unknown
+
+    idle: list[Unasked] = []
+    found, unasked = owned(world, idle)
+    strays = unknown(world, found)
+    documents = [
+        {
+            "provider": stray.provider,
+            "mark": stray.resource.name,
+            "id": stray.resource.id,
+            "kind": stray.resource.kind,
+            "state": stray.resource.state,
+            "per_hour": stray.resource.per_hour,
+            "bills": stray.resource.bills,
+            "known": stray not in strays,
+        }
+        for stray in found
+    ]
+    return documents, unasked, idle
+
+
+def cloud_lines(
+    documents: list[dict[str, Any]],
+    width: int | None = None,
+    unasked: Sequence[Unasked] = (),
+    idle: Sequence[Unasked] = (),
+) -> list[str]:
+    """A table; where nothing is listed, what that is worth: who lists nothing is not who was not asked."""
+    if not documents:
+        who = "no provider that is set up here" if idle else "no provider"
+        return [*([] if unasked else [f"{who} lists anything of ours"]), *map(str, idle)]
+    rows = [["MARK", "PROVIDER", "KIND", "STATE", "$/H", "IN THE LEDGER"]]
+    for one in documents:
+        rows.append(
+            [
+                one["mark"],
+                one["provider"],
+                one["kind"],
+                one["state"],
+                money(one["per_hour"]) if one["bills"] else "free",
+                "yes" if one["known"] else "no",
+            ]
+        )
+    lost = not all(one["known"] for one in documents)
+    listed = table(rows, width, spare=SPARE_OUTSIDE)
+    return [*listed, *(["not in the ledger: `gpuops reap --adopt` takes it back, `gpuops reap` ends it"] * lost)]

@@ -1,0 +1,330 @@
+"""`run` and `train` from keyboard to receipt: where, up, prepare, launch, follow, conclude, down.
+
+Whatever this brought up it takes down, in every case, unless told to keep it. The verdict is the
+last thing said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuops.clusters import select
+from gpuops.clusters import up as clusters
+from gpuops.clusters.teardown import tear_down, what_leaves
+from gpuops.commands.logs import merger_for
+from gpuops.core.context import World
+from gpuops.core.errors import GpuopsError, Interrupted, MachineGone, NodeError, worst
+from gpuops.core.models import Offer, Request, RunRequest
+from gpuops.core.output import span
+from gpuops.core.progress import Progress
+from gpuops.core.settings import Settings
+from gpuops.core.signals import HandOver
+from gpuops.guard import daemon
+from gpuops.ledger.store import LedgerUnwritable, RunRow
+from gpuops.nodes.session import Live, open_live
+from gpuops.offers import lease as leases
+from gpuops.offers.approval import Bargain, LeaseWish
+from gpuops.runs import again, retention, vanished
+from gpuops.runs import retries as retry
+from gpuops.runs.again import Outcome
+from gpuops.runs.finish import Conclusion, conclude, release
+from gpuops.runs.log_view import Filter, HomeTail, Veil
+from gpuops.runs.monitor import attend
+from gpuops.runs.prepare import Prepared, Sending, check, give_up, launch, prepare, secrets_sent, tree_of
+from gpuops.runs.receipt import receipt
+from gpuops.runs.remarks import board
+from gpuops.runs.retries import Chain
+from gpuops.runs.verdict import BY_ITSELF, is_port_clash
+from gpuops.sync import RunHome, bucket, inputs, recall, sinks, uplink
+
+HOLD_S = 5.0
+"""How long a traceback waits to be shown: by then it is known whether a rank failed."""
+RELAUNCHES = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One `run` or `train` as typed."""
+
+    request: RunRequest
+    machines: Request
+    """What to bring up, where a fresh cluster is needed; its provider is replaced by the choice."""
+    cluster: str | None = None
+    on: str | None = None
+    keep: bool = False
+    detach: bool = False
+    retries: int = 0
+    """How often machines that their provider took back are replaced."""
+    wish: LeaseWish = field(default_factory=LeaseWish)
+    sending: Sending = field(default_factory=Sending)
+
+
+def execute(world: World, settings: Settings, job: Job, progress: Progress) -> Outcome:
+    """The whole story. Raises GpuopsError for what ended it before there was a run to judge."""
+    choice = select.for_run(world.ledger.clusters(live=False), world.folder, cluster=job.cluster, on=job.on)
+    job = on_all(world, job, choice)
+    check(world, job.request, job.sending)
+    if job.request.sink and not choice.row:
+        sinks.implied(choice.provider, world.provisioner(choice.provider).options, {}, job.request.sink)
+    if job.request.sink and sinks.is_bucket(job.request.sink):
+        options = choice.row.request.get("options") or {} if choice.row else job.machines.options
+        provider = choice.row.provider if choice.row else choice.provider
+        sink = bucket.check(world, sinks.owned(job.request.sink, provider, options))
+        job = dataclasses.replace(job, request=dataclasses.replace(job.request, sink=sink))
+    for said in filter(None, (choice.say, secrets_sent(world, job.request))):
+        world.out.say(said)
+    if choice.row and job.detach:
+        row = choice.row
+        retention.agree(world, job.request, row.provider, retention.price(world, row.id), row.lease)
+    if choice.row and job.wish != LeaseWish():
+        world.out.say(
+            f"note: limits belong to a new cluster, {choice.row.name} keeps its own: gpuops lease {choice.row.name}"
+        )
+    world.out.hold_up_nothing()
+    chain = Chain(job.retries, Bargain(replaces=job.retries > 0), resume=job.request.resume)
+
+    def attempt(wish: LeaseWish, resume: str | None) -> Outcome:
+        request = dataclasses.replace(job.request, resume=resume)
+        return _attempt(world, settings, dataclasses.replace(job, request=request, wish=wish), choice, progress, chain)
+
+    with world.signals:
+        return again.until_it_ends(world, chain, job.wish, attempt)
+
+
+def _attempt(
+    world: World, settings: Settings, job: Job, choice: select.Choice, progress: Progress, chain: Chain
+) -> Outcome:
+    """One run on one cluster, which is gone afterwards where it was brought up for it. What is to be replaced (`loss`)
+    is gone in any case."""
+    live = _reach(world, job, choice, chain.bargain)
+    ours = choice.row is None and not job.keep
+    try:
+        outcome = _run_on(world, settings, live, job, progress, ours, chain)
+    except HandOver:
+        _hand_over(world, live)
+        raise
+    except BaseException as error:
+        world.signals.backward()
+        if ours or isinstance(error, MachineGone):
+            why = "interrupted" if isinstance(error, Interrupted) else "the run could not be started"
+            code = _tear_down(world, live, why)
+            if isinstance(error, GpuopsError | Interrupted):
+                error.exit_code = worst(error.exit_code, code)
+        raise
+    finally:
+        live.close()
+    if world.signals.count or choice.row is not None or (job.keep and chain.left <= 0):
+        outcome.loss = None
+    if outcome.loss is not None:
+        _clear_away(world, live, outcome)
+    elif ours and not (job.detach and outcome.document.get("detached")):
+        outcome.exit_code = worst(outcome.exit_code, _tear_down(world, live, "its run ended"))
+    elif choice.row is None and not outcome.document.get("detached"):
+        world.ledger.set_cluster(live.row.id, keeper=None)
+        world.out.say(f"{live.row.name} is kept: `gpuops down {live.row.name}` ends it")
+    return outcome
+
+
+def _clear_away(world: World, live: Live, outcome: Outcome) -> None:
+    """End what is left of machines that were taken back; where that fails, nothing replaces them."""
+    per_hour = sum(machine.per_hour for machine in live.machines)
+    code = _tear_down(world, live, "its provider took machines back")
+    outcome.exit_code = worst(outcome.exit_code, code)
+    outcome.gone = world.ledger.cluster(live.row.id)
+    outcome.cost = retry.cost(outcome.gone, per_hour)
+    if code:
+        outcome.loss = None
+
+
+def on_all(world: World, job: Job, choice: select.Choice) -> Job:
+    """The job with its number of nodes: as asked for, else all that the cluster has, or will have."""
+    there = [one for one in world.ledger.resources(choice.row.id) if one.kind == "machine"] if choice.row else []
+    least = 2 if job.request.mode == "multinode" else 1
+    nodes = job.request.nodes or (max(least, len(there)) if choice.row else job.machines.nodes)
+    return dataclasses.replace(job, request=dataclasses.replace(job.request, nodes=nodes))
+
+
+def _reach(world: World, job: Job, choice: select.Choice, bargain: Bargain) -> Live:
+    if choice.row is not None:
+        return open_live(world, choice.row)
+    request = dataclasses.replace(job.machines, provider=choice.provider)
+    return clusters.bring_up(
+        world,
+        request,
+        name=None,
+        ephemeral=not job.keep,
+        wish=job.wish,
+        foreword=lambda offer: _foreword(world, job, offer),
+        bargain=bargain,
+    )
+
+
+def _foreword(world: World, job: Job, offer: Offer) -> str:
+    """What is settled and said before anything is rented. Raises UsageError."""
+    if job.detach:
+        wish = dataclasses.asdict(job.wish)
+        rented = world.provisioner(offer.provider).capabilities.get("rented") is True
+        lease = leases.make(rented=rented, per_hour=offer.per_hour, now=time.time(), **wish)
+        retention.agree(world, job.request, offer.provider, offer.per_hour, lease)
+    return upload(world, job, offer)
+
+
+def upload(world: World, job: Job, offer: Offer) -> str:
+    """What is to be sent, how long that will take and cost: said before anything is rented. Raises UsageError."""
+    if world.provisioner(offer.provider).capabilities.get("rented") is not True:
+        return ""
+    tree = inputs.scan_project(world, tree_of(job.request, world.folder)[1], job.sending.send_anyway)
+    size = tree.size + (inputs.scan(world, job.request.data, job.sending.send_anyway).size if job.request.data else 0)
+    return uplink.estimate(size, offer.nodes, offer.per_hour, uplink.recall(world.home / "cache"))
+
+
+def _run_on(
+    world: World, settings: Settings, live: Live, job: Job, progress: Progress, ours: bool, chain: Chain
+) -> Outcome:
+    request = retention.arranged(world, live, job.request)
+    try:
+        prepared = prepare(world, settings, live, request, job.sending, progress)
+        if chain.losses:  # so that the record has them, whoever writes it
+            facts = world.ledger.run(prepared.row.id).facts
+            world.ledger.set_run(prepared.row.id, facts={**facts, "retries": chain.losses})
+        _launch(world, live, prepared)
+    except NodeError as error:
+        if not job.retries or world.signals.count:
+            raise
+        gone = vanished.explained(world, live, error)
+        if gone is None:
+            raise
+        raise gone from error
+    row = world.ledger.run(prepared.row.id)
+    world.out.say(f"{row.name} runs on {_where(prepared)}; results come to {row.home}")
+    if said := retention.said(world, live, row, request):
+        world.out.say(f"note: {said}")
+    if job.detach:
+        return _detached(world, live, row, ours)
+    tail = HomeTail(RunHome(row.home), merger_for(world, row, Filter()), Veil(HOLD_S))
+    while True:
+        following = attend(world, live, row, tail)
+        if world.signals.count or prepared.attempt > RELAUNCHES or not clashed(prepared.request, following.results):
+            break
+        world.out.say("the port was taken by another program in the meantime: launching once more")
+        _launch(world, live, prepared)
+    end = conclude(world, live, world.ledger.run(row.id), following.results, progress, ending=True)
+    if end.rest:
+        end = _completed(world, live, row, end, end.rest, ours)
+    if chain.resumed(retry.first_step(row)):
+        end.document = {**end.document, "retries": chain.losses}
+        end.home.write_record(end.document)
+    if job.retries:  # they were asked for, so that nobody need be told of them
+        end.verdict = dataclasses.replace(end.verdict, hint=end.verdict.hint.removesuffix(BY_ITSELF))
+    outcome = _told(world, end)
+    outcome.loss = retry.loss_of(row, live.row, end) if job.retries else None
+    return outcome
+
+
+def _completed(
+    world: World, live: Live, row: RunRow, end: Conclusion, rest: Callable[[], Conclusion], ours: bool
+) -> Conclusion:
+    """What is in a bucket comes home when nothing bills any more, and stays there while something may. Raises
+    Interrupted, which loses nothing."""
+    stopped = world.signals.count
+    if ours:
+        world.out.say(recall.announced(row, live.row.name))
+        if _tear_down(world, live, "its run ended"):
+            return end  # their end is tried again, by this command and then by the guard: a fetch may take hours
+        if not stopped:
+            try:
+                world.signals.forward()
+            except Interrupted as error:
+                error.hint = f"gpuops pull {row.name} fetches what is in {row.facts['bucket']['place']}"
+                raise
+    try:
+        return rest()
+    except HandOver:
+        world.ledger.notice(f"what {row.name} kept in its bucket is not all home: gpuops pull {row.name} fetches it")
+        raise
+
+
+def _launch(world: World, live: Live, prepared: Prepared) -> None:
+    try:
+        launch(world, live, prepared)
+    except BaseException as error:
+        give_up(world, prepared.row, error)
+        release(live, prepared.row)
+        raise
+
+
+def clashed(request: RunRequest, results: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Whether the rendezvous port was taken between our look and torchrun's; a plain command's ports are its own."""
+    return request.kind == "torchrun" and is_port_clash(results.values())
+
+
+def _where(prepared: Prepared) -> str:
+    ranks, nodes = prepared.world_size, len(prepared.nodes)
+    on = f"{nodes} node{'s' * (nodes != 1)}"
+    return f"{on}, {ranks} rank{'s' * (ranks != 1)}" if prepared.request.kind == "torchrun" else on
+
+
+def _told(world: World, end: Conclusion) -> Outcome:
+    code = Interrupted.exit_code if world.signals.count else end.verdict.exit_code
+    document = {**end.document, "exit_code": code}
+    last = [*receipt(dict(end.document)), *filter(None, [board(end.home, world.folder)])]
+    if end.verdict.tail and end.verdict.exit_code:
+        last += ["", *end.verdict.tail.splitlines()]
+    last += [end.verdict.say + (f"\nhint: {end.verdict.hint}" if end.verdict.hint else "")]
+    return Outcome(code, document, last)
+
+
+def _detached(world: World, live: Live, row: RunRow, ours: bool) -> Outcome:
+    """Leave the run to the guard, which brings results home and, where the cluster is the run's own, ends it."""
+    world.ledger.set_run(row.id, keeper=None)
+    world.ledger.set_cluster(live.row.id, keeper=None)
+    daemon.ensure(world.home)
+    after = "then ends the nodes" if ours else f"{live.row.name} stays up"
+    say = f"detached: the guard brings the results home, {after}; follow it with: gpuops logs {row.name} -f"
+    return Outcome(
+        0,
+        {"run": row.name, "home": str(row.home), "cluster": live.row.name, "detached": True, "exit_code": 0},
+        [say],
+    )
+
+
+def _hand_over(world: World, live: Live) -> None:
+    """The guard goes on with what this command had in hand."""
+    try:
+        for run in world.ledger.runs(cluster=live.row.id):
+            if run.keeper == world.me:
+                world.ledger.set_run(run.id, keeper=None)
+        world.ledger.set_cluster(live.row.id, keeper=None)
+    except LedgerUnwritable:
+        pass  # this command ends now, and a keeper that is dead says the same
+    daemon.ensure(world.home)
+
+
+def _tear_down(world: World, live: Live, why: str) -> int:
+    """End what this command brought up. Returns an exit code; what could not be ended is said."""
+    world.signals.backward()
+    if world.ledger.cluster(live.row.id).state == "gone":
+        return 0  # before what was in a bucket was fetched, or by another command
+    began = time.monotonic()
+    if any(run.state in ("running", "ended") for run in world.ledger.runs(cluster=live.row.id)):
+        _hand_over(world, live)
+        world.out.say(
+            f"{live.row.name} is kept for now: the guard brings the results home and ends {live.row.name}; "
+            f"`gpuops down {live.row.name} --force` gives them up"
+        )
+        return NodeError.exit_code
+    nodes = len(live.machines)
+    live.close()
+    try:
+        tear_down(world, live.row.id, why)
+    except GpuopsError as error:
+        world.out.say(f"error: {error.say}\nhint: {error.hint}")
+        return error.exit_code
+    left = what_leaves(world.ledger.left(live.row.id)) or "nothing left"
+    ended = f"{nodes} node{'s' * (nodes != 1)} of {live.row.name} ended"
+    world.out.say(f"{ended}, {left} ({span(time.monotonic() - began)})")
+    return 0

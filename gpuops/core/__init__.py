@@ -1,0 +1,1 @@
+"""Types, errors, context, settings, platform, polling: what every other room stands on."""

@@ -1,0 +1,102 @@
+"""What every story needs: where we are, who we are, the ledger, the voice. Built once per command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuops.core.output import Output
+from gpuops.core.polling import Clock
+from gpuops.core.processes import Identity, myself
+from gpuops.core.progress import Progress, Silent
+from gpuops.core.signals import Signals
+
+if TYPE_CHECKING:
+    from gpuops.ledger.store import ClusterRow, Ledger
+    from provisioners.base import Provisioner
+
+
+@dataclass
+class World:
+    """One command's surroundings. The ledger is opened at first use."""
+
+    home: Path
+    """gpuops' own folder, `~/.gpuops` or `$GPUOPS_HOME`."""
+    owner: str
+    folder: Path
+    """The folder the command was typed in: the project."""
+    env: Mapping[str, str]
+    """The real environment joined with the known names of `.env`, but for keys."""
+    out: Output
+    signals: Signals
+    yes: bool = False
+    """Questions are answered in advance."""
+    clock: Clock = field(default_factory=Clock)
+    progress: Progress = field(default_factory=Silent, repr=False)
+    """Where stories say what they are at and what they wait for."""
+    provisioners: dict[object, Provisioner] = field(default_factory=dict, repr=False)
+    """Those that were asked for, by name: one connection to a provider serves the whole command."""
+    dotenv: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Keys to providers in the project's `.env`."""
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        from gpuops.ledger.store import Ledger
+
+        return Ledger.open(self.home)
+
+    @cached_property
+    def me(self) -> Identity:
+        return myself()
+
+    def provisioner(self, name: str) -> Provisioner:
+        """The provisioner of that name, with the first key there is. Raises UsageError."""
+        return self._load(name, name, self.env, self.dotenv)
+
+    def provisioner_of(self, row: ClusterRow) -> Provisioner:
+        """The provisioner of a cluster, with the key that it was rented with, wherever this command is typed: one of
+        `.env` is that of the cluster's own project, and goes before what is exported by now. Raises UsageError.
+
+        Of a cluster of which that was not noted, a key of `.env` goes before all that is not exported.
+        """
+        from gpuops.core.models import DOTENV
+        from gpuops.core.settings import dotenv_values, keys_for, with_keys
+
+        keys = keys_for(row.provider, self.dotenv if row.folder == self.folder else dotenv_values(row.folder))
+        source = row.payer.get("source")
+        ahead = bool(keys) and source in (None, DOTENV) and source != self._source(row.provider)
+        if not ahead and keys == keys_for(row.provider, self.dotenv):
+            return self.provisioner(row.provider)
+        env = with_keys(self.env, keys, insist=source == DOTENV) if ahead else self.env
+        return self._load((row.provider, row.folder, source), row.provider, env, keys)
+
+    def from_dotenv(self, name: str) -> Provisioner | None:
+        """The provisioner with the key that the project's `.env` has for it; None where there is none, or where it is
+        the first there is anyhow. Raises UsageError."""
+        from gpuops.core.models import DOTENV
+        from gpuops.core.settings import keys_for, with_keys
+
+        keys = keys_for(name, self.dotenv)
+        if not keys or self._source(name) == DOTENV:
+            return None
+        return self._load((name, DOTENV), name, with_keys(self.env, keys, insist=True), keys)
+
+    def _source(self, name: str) -> str | None:
+        """Where the first key for a provider comes from; None where it does not tell. Nobody is asked."""
+        from gpuops.core.models import Request
+
+        tell = getattr(self.provisioner(name), "payer", None)
+        payer = tell(Request(name), 0.0) if tell else None
+        return payer.source if payer else None
+
+    def _load(self, key: object, name: str, env: Mapping[str, str], dotenv: Mapping[str, str]) -> Provisioner:
+        if key not in self.provisioners:
+            from provisioners import registry
+            from provisioners.base import Context
+
+            context = Context(owner=self.owner, home=self.home, env=env, dotenv=dotenv)
+            self.provisioners[key] = registry.load(name, context)
+        return self.provisioners[key]

@@ -1,0 +1,431 @@
+"""The nouns of gpuops as plain data: what the user asked for, what a provider offers, what exists.
+
+Everything here is frozen and JSON-able (`dataclasses.asdict`), so that a plan can be printed,
+stored in the ledger and compared in a test. Money is in US dollars, prices in $/h, times are
+absolute UTC seconds since the epoch (`float`) unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+NAME = re.compile(r"[a-z][a-z0-9-]{0,23}")
+"""What a cluster, a run and a workload may be called."""
+
+STATES = ("starting", "running", "leaving", "ended", "unknown")
+"""What a resource may be. `ended`: it will never run again and costs nothing; a machine that is merely
+stopped, and whose disk still costs, is `unknown`. `leaving`: the same as `ended` for money, since it cannot come back
+and costs nothing more, but it is still listed, and what serves it cannot go before it has."""
+COSTLESS = ("leaving", "ended")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for. `gpus` is per machine; None means all there are."""
+
+    provider: str
+    nodes: int = 1
+    gpus: int | None = None
+    gpu_type: str | None = None
+    gpu_mem: int | None = None
+    spot: bool = False
+    region: str | None = None
+    max_price: float | None = None
+    image: str | None = None
+    timeout_min: float = 20.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The provider's own options (`Provisioner.options`), by name."""
+    wait_s: float | None = None
+    """How long the core goes on asking while nothing can be had. None: half an hour for what replaces machines that
+    were taken back (`search.REPLACING_S`), else not at all."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """One line of an offer's price: `per_hour` $ for `what`."""
+
+    what: str
+    per_hour: float
+
+
+DATA = "GPUOPS_DATA"
+"""Tells a program where its data are."""
+DOTENV = ".env"
+"""The source of a key that the project's `.env` holds."""
+
+
+@dataclass(frozen=True)
+class Payer:
+    """Who pays for what is rented."""
+
+    account: str
+    """The account as its owner knows it: `alice@example.com`, `AWS account 123456789012 as alice`; empty: not known."""
+    source: str
+    """Where the key to it came from: `RUNPOD_API_KEY`, `profile work`, `~/.runpod/config.toml`, DOTENV."""
+
+    def __str__(self) -> str:
+        whose = f"paid by {self.account}" if self.account else "account unknown"
+        return whose + (f" (key from {self.source})" if self.source else "")
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One concrete way to satisfy a request; all its nodes together."""
+
+    provider: str
+    id: str
+    say: str
+    """What it is, for people: `2 local nodes, 1 core each`."""
+    nodes: int
+    gpus: int
+    """GPUs per node."""
+    region: str = ""
+    prices: Sequence[Price] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """The provider's own, given back to `create`. The core reads, where it is there: `columns` (heading to text, for
+    the table), `ends` (UTC seconds: when its machines end at the latest, whatever the lease says), `why`
+    (why the first is first), `place` (where its machines would be: once such were taken back, offers
+    elsewhere come first) and `quota` (its name: where QuotaExceeded is raised for one offer, others under the same
+    quota are not asked for, and the rest still are)."""
+    notes: Sequence[str] = ()
+    """Sentences the user should read before accepting (`2 nodes but 1 GPU: ranks run on CPU`)."""
+
+    @property
+    def per_hour(self) -> float:
+        return sum(price.per_hour for price in self.prices)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What preflight found: what is wrong, whether it stops us, and what to do."""
+
+    say: str
+    hint: str
+    fatal: bool = True
+    settle: str = ""
+    """The provider's own yes-or-no option by which the user may settle it: asked for where somebody can answer."""
+    note: bool = False
+    """Something to know (whose account this is), and nothing is wrong: it stops nobody, whatever `fatal` says."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fatal", self.fatal and not self.note)
+
+
+@dataclass(frozen=True)
+class Resource:
+    """Anything of ours at a provider. A machine is a resource of kind `machine`.
+
+    `data` (JSON-able) holds what the provider needs to find it again and, for a machine from
+    `running` on, how it is reached:
+
+    - `connection`: `process` (the node is this computer) or `ssh`.
+    - `root`: the folder for gpuops on the node. The agent is `<root>/agent/<artefact>.pyz`, the node
+      itself `<root>/<cluster>/n<index>`, where `init` has made it (docs/protocol.md).
+    - `python`: the interpreter there that runs the agent. `artefact`: stem of `Intent.agent`.
+    - `token`: the token of its `will`. What tells one is this cluster's only where it begins with the
+      cluster's own: a machine of an earlier attempt with the same name is not taken for it.
+    - `gpus`: indices this node may use, None (the default) for all; `cores_share`: fraction of the
+      machine's cores, default 1, for nodes that share a machine.
+
+    By `ssh` also `target`: how to log in, as `gpuops.transport.ssh.Target.document` gives it (`host`, `port`,
+    `user`, `identities` as paths on this computer, `host_keys` as `ssh-ed25519 AAAA…`; without a host
+    key nothing is ever logged in to), `ssh_folder`: `<Context.home>/ssh`, where names and sockets are
+    kept, and `revives`: True where a node without its agent may be started again (it was rebooted).
+
+    A machine by `ssh` without `artefact` is no node yet: gpuops logs in and makes it one (`gpuops.nodes.takeover`),
+    which finds out `root` (else `<home>/.gpuops-<owner>`), `python` and `artefact`. What it found is kept under what
+    `describe` says later. For such a machine there may also be:
+
+    - `urls`: addresses at which its provider shows what listens there, for people: `up` and `status` tell them.
+    - `throwaway_key`: True where the private half of its host key went through the provider; it is replaced.
+    - `boot_watch`: the folder of a watchdog that starts with the machine: `pid` or `beat`, `end` (absolute UTC
+      seconds, or `none`) and `revive`, which it runs while the node's own watchdog is not there (docs/protocol.md).
+    - `scratch`: the folder where a local disk is mounted on machines that have one: data and environments go there
+      (`gpuops.agent.scratch`). For rented machines alone.
+    - `env`: variables for every process of a run there, which the user's own go before.
+    - `notices`: `{"kind", "url"}`, where the machine hears that its provider takes it back (docs/protocol.md).
+    - `reclaimed`: True of one that ends because its provider took it back, also before it is ready; `by`: the
+      provider as people call it; `why_ended`: that, in words.
+    - `ends_itself`: False where this one cannot be trusted to, though its provider's others can.
+    - `machines`, of what is no machine: how many it stands for (a provider's own cluster). `create` may leave them out
+      until their provider has numbered them; `list_owned` then has them by their marks, and gpuops waits for that.
+    - `phase`: what it is at until it is ready, in words; `hopeless`: why it will never be; `stopped`: True where that
+      lies with the machine and not with its image, so that another one may do.
+    """
+
+    kind: str
+    id: str
+    region: str
+    name: str
+    """Our mark, as `Intent.mark` gives it; where names may be doubled, it is still this one."""
+    bills: bool
+    parent: str = ""
+    state: str = ""
+    """One of STATES; a provider's own words go to `data`."""
+    address: str = ""
+    port: int = 0
+    private_address: str = ""
+    per_hour: float = 0.0
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Intent:
+    """What the ledger has committed to disk before a provider is asked for anything."""
+
+    owner: str
+    cluster: str
+    token: str
+    """Client token (at most 48 letters, digits and dashes), fresh for each call of `create`. A call at the
+    provider that is made several times derives its own from it: `<token>-<part>`."""
+    boot_deadline: float
+    """Absolute UTC end of the boot lease; travels with the create call."""
+    agent: Path
+    """The agent artefact (a zipapp) on this computer."""
+
+    def mark(self, part: int | str) -> str:
+        """The name of one resource: a node's index, or a word without a dash (`keys`) for what serves them all."""
+        return f"gpuops-{self.owner}-{self.cluster}-{part}"
+
+
+class Journal(Protocol):
+    """How a provisioner tells the ledger what it is about to do and what came of it.
+
+    Both calls return only when the line is on disk. `will` before, `got` after each effect; to be
+    called from the thread that `create` was called in. `will` raises Interrupted when another
+    command has begun to end this cluster: let it pass, and create nothing more.
+    """
+
+    def will(self, kind: str, mark: str, token: str, region: str) -> None: ...
+
+    def got(self, resource: Resource) -> None: ...
+
+
+@dataclass(frozen=True)
+class Option:
+    """A provider's own flag: appears in `up NAME --help` and in the request's `options`."""
+
+    name: str
+    """As typed, without dashes: `host`."""
+    help: str
+    type: Literal["str", "int", "float", "bool", "path", "list", "lines"] = "str"
+    """`list`: may be given several times; `lines`: the file whose lines are the list, `#` begins a comment."""
+    default: Any = None
+    counts: bool = False
+    """Each value stands for a machine: without `--nodes` there are as many nodes."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Until when a cluster may live. None means: no such end."""
+
+    hard_end: float | None = None
+    idle_s: float | None = None
+    money_end: float | None = None
+    """When the spending limit is reached at the present price; a hard end by another name."""
+
+    @property
+    def end(self) -> float | None:
+        ends = [end for end in (self.hard_end, self.money_end) if end is not None]
+        return min(ends) if ends else None
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What `train` or `run` was asked to launch, before any node is known."""
+
+    kind: Literal["torchrun", "command"]
+    mode: Literal["single", "multigpu", "multinode", "run"]
+    nodes: int
+    """0 as typed without a number: all that the cluster has."""
+    gpus: int | None
+    """Ranks per node; None: one per GPU, or the default for a machine without."""
+    script: str | None = None
+    """Path relative to the project, for torchrun."""
+    module: str | None = None
+    workload: str | None = None
+    argv: Sequence[str] = ()
+    """Arguments of the script, or the whole command."""
+    all_nodes: bool = False
+    """`run --all-nodes`: the command runs on every node, not on node0 alone."""
+    data: str | None = None
+    outs: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Sequence[str] = ()
+    """Names only; the values are read when the run starts and are never stored."""
+    prelude: Sequence[str] = ()
+    python: str | None = None
+    setup: str | None = None
+    """A shell command on every node; None: the provider's default, empty: none."""
+    resume: str | None = None
+    grace_s: float = 10.0
+    """How long a graceful stop waits before SIGTERM, and again before SIGKILL."""
+    hold_s: float | None = None
+    """How long its nodes wait after its end for somebody to fetch what it made (`--grace`), instead of their idle end;
+    None: as long as they may stand idle."""
+    sink: Mapping[str, Any] | None = None
+    """Where else its results are kept: `bucket`, `prefix`, `region` and `profile` (a name in ~/.aws, or empty), or
+    `volume` (its name);
+    once there are nodes also `mount` (where they have it),
+    `end` (whether they end once everything is there) and `id` (fresh for each run, for nobody's folder is taken)."""
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """How one rank ended. Times are on its node's clock, corrected to ours by the client."""
+
+    rank: int
+    node: int
+    local: int
+    code: int | None
+    """Exit code, or None when a signal ended it or it never reported."""
+    signal: int | None
+    started: float | None
+    ended: float | None
+    joined: bool | None
+    """Whether it was seen connected to the rendezvous store; None: could not tell."""
+    oom: bool = False
+    after_stop: bool = False
+    """Ended because we had begun to stop this node."""
+    tail: str = ""
+    """The last lines of its stderr."""
+    error: Mapping[str, Any] | None = None
+    """torch's error.json, when the script uses `@record`."""
+    out: str = ""
+    """The last lines of its stdout, fewer of them."""
+
+
+@dataclass(frozen=True)
+class NodeResult:
+    """How a run ended on one node."""
+
+    node: int
+    outcome: Literal["done", "failed", "stopped", "lost"]
+    reason: Mapping[str, Any]
+    """`{"kind": "rank" | "launcher" | "command" | "stop" | "gang" | "lease" | "end" | "reclaim" | "agent" |
+    "watchdog" | "start", "say": …}`; see docs/protocol.md."""
+    started: float | None
+    ended: float | None
+    launcher_code: int | None
+    ranks: Sequence[RankResult] = ()
+    tail: str = ""
+    """The last lines of the launcher's (or the command's) stderr."""
+    out: str = ""
+    """The last lines of its stdout, fewer of them."""
+    disk_free: int | None = None
+    """Bytes that were free where the run had been, when it had ended; None: not known."""
+    progress: Mapping[str, float] = field(default_factory=dict)
+    """What its program last said of how far it is: `step`, `epoch`, `saved`, …"""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said last, and the exit code."""
+
+    outcome: Literal["done", "failed", "stopped", "reclaimed", "lost", "unformed", "unclear"]
+    exit_code: int
+    say: str
+    """One sentence: `rank 3 on node1 failed with exit code 3`."""
+    hint: str = ""
+    rank: int | None = None
+    node: int | None = None
+    tail: str = ""
+    """The first failing rank's last words, printed before `say`."""
+
+
+@dataclass(frozen=True)
+class Increase:
+    """A request for more of a quota, as the provider tells of it."""
+
+    id: str
+    status: str
+    """The provider's own word."""
+    wanted: float
+    """The new total, not what is added."""
+    created: float | None = None
+    open: bool = True
+    """Whether it is still to be decided."""
+    granted: bool | None = None
+    """How it was decided; None: not yet, or the provider does not say (the limit itself tells)."""
+    case: str = ""
+    """The number of the provider's support case for it."""
+    decided: float | None = None
+    """When the provider last changed it (UTC seconds)."""
+    advice: Sequence[str] = ()
+    """What to do about it now, in plain lines."""
+
+
+@dataclass(frozen=True)
+class Quota:
+    """How much of something an account may have at once in a region, and what a request would take of it."""
+
+    region: str
+    code: str
+    """The provider's name for it; empty where it has none, and then nothing is known of it."""
+    name: str
+    unit: str
+    limit: float | None
+    """None: not known (no permission to look, no answer)."""
+    used: float | None
+    need: float | None = None
+    """What the request takes, in its smallest form; None: nothing of this one."""
+    sum: str = ""
+    """How `need` comes about: `2 x 48 vCPU`."""
+    machines: str = ""
+    """What it is for: `2 x g5.12xlarge`."""
+    asked: bool = False
+    """Whether the request, as it stands, is counted against this one: spot or not."""
+    usual: bool = False
+    """Whether this is the one that is meant, mostly, where spot or not is all that is said."""
+    increases: Sequence[Increase] | None = ()
+    """The open requests for more; None: not known."""
+    why: str = ""
+    """Why something is not known."""
+
+    @property
+    def free(self) -> float | None:
+        return None if self.limit is None or self.used is None else max(self.limit - self.used, 0.0)
+
+    @property
+    def missing(self) -> float | None:
+        """How much more would do; None: not known, or nothing is needed."""
+        return None if self.need is None or self.free is None else max(self.need - self.free, 0.0)
+
+
+@dataclass(frozen=True)
+class QuotaReport:
+    """An account's quotas, and what follows from them for a request."""
+
+    quotas: Sequence[Quota]
+    advice: Sequence[str] = ()
+    """Plain sentences, the most useful first; commands to copy stand at their ends, after a colon."""
+    notes: Sequence[str] = ()
+    """What could not be learnt, and why."""
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What a launch has to know about one node."""
+
+    index: int
+    python: str
+    """The interpreter that runs the user's script."""
+    ranks: int
+    cores: int
+    """Cores of the machine that this node may use."""
+    cores_share: float = 1.0
+    """Fraction of them that is this node's; several nodes may share one machine."""
+    gpus: Sequence[int | str] | None = None
+    """Indices of this node's GPUs; None: whatever there is, empty: none."""
+    interface: str = ""
+    """The network interface that routes to the other nodes."""
+    address: str = ""
+    """Where the other nodes reach it; node0's is the head's."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What its provider says that processes there need; the user's own variables come after it."""
+    data: str | None = None
+    """Where it has what `--data` names; None: where the request says."""

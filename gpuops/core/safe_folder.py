@@ -1,0 +1,394 @@
+"""A folder of this computer that receives files which a node has named, and the one piece of code that writes them.
+
+Every path is resolved below the folder component by component, at the moment of the act, and no link is followed:
+what a node sent a moment ago, or a cloned repository brought along, leads nowhere. Reading is the same: what lies
+elsewhere must not be sent to a node.
+
+The folder itself (`root`) is the user's own choice and may be a link to another disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpuops.agent.whole import Whole
+from gpuops.core.errors import LocalDisk, NodeError
+from gpuops.core.platform import HERE, System, replace
+
+SPARE = 16 << 20
+"""Bytes of this computer's disk that nothing of a node's takes: the record of the run must find room, too."""
+BLOCK = 1 << 20
+LONGEST, LONGEST_NAME, DEEPEST = 2048, 255, 100
+"""Of a node's path: characters, bytes of one name, folders. More can be made here, and hardly be read or removed."""
+LINK = "a link is in the way"
+HAS_HANDLES = {os.open, os.mkdir, os.unlink, os.rmdir, os.rename, os.stat} <= os.supports_dir_fd
+"""Whether a file can be named relative to an open folder. Windows cannot: there each folder on the way is looked at
+just before the act, which a process of the user's own could outrun, and a node could not."""
+FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+JUNCTION = 0xA0000003
+"""Windows' other kind of link (`IO_REPARSE_TAG_MOUNT_POINT`)."""
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # a pipe in a file's place must not make us wait for its other end
+
+
+class Readable(Protocol):
+    def read(self, count: int, /) -> bytes:
+        """At most `count` bytes; none at the end."""
+
+
+def is_inside(path: str) -> bool:
+    """Whether a node's path stays below the folder it is put in and is nothing of git's, however a disk would read it.
+    A backslash is part of a name there; where it is none here, `System.stored` gives the file another."""
+    try:
+        os.fsencode(path)
+    except ValueError:
+        return False  # what no disk here can write
+    return "\0" not in path and not any(part in ("", ".", "..") or is_gits(part) for part in path.split("/"))
+
+
+def may_come(path: str) -> bool:
+    """Whether a file of a node can lie here under that path, and be read and removed again."""
+    if not is_inside(path) or len(path) > LONGEST:
+        return False
+    parts = os.fsencode(path).split(b"/")
+    return len(parts) <= DEEPEST and max(map(len, parts)) <= LONGEST_NAME
+
+
+def is_gits(part: str) -> bool:
+    """Whether some disk takes this name for `.git`: what Windows or a Mac would is refused on every system, as by git.
+
+    They ignore case, dots and blanks at the end, what follows a colon, and (HFS+) some invisible characters.
+    """
+    seen = part.lower()
+    if not part.isascii():
+        import unicodedata
+
+        seen = unicodedata.normalize("NFC", "".join(char for char in part if char not in INVISIBLE)).casefold()
+    return seen.partition(":")[0].rstrip(" .") in (".git", "git~1")
+
+
+INVISIBLE = frozenset(
+    "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
+)
+"""Those that git knows of (its `utf8.c`, `is_hfs_dotgit`)."""
+
+
+@contextmanager
+def local_errors(path: Path) -> Iterator[None]:
+    """Turn what this computer's disk says into one sentence. Raises LocalDisk."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or path
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise LocalDisk(
+                f"this computer's disk is full: cannot write to {where}", "free space, then run `gpuops pull`"
+            ) from error
+        fix = "remove it" if error.strerror == LINK else "free space or fix the permissions"
+        raise LocalDisk(
+            f"cannot write to {where}: {error.strerror or error}", f"{fix}, then run `gpuops pull`"
+        ) from error
+
+
+class SafeFolder:
+    """Construction touches nothing. Every path below is relative, with `/`; one that `is_inside` refuses raises
+    NodeError, and what the disk says, a link on the way included (ELOOP), OSError."""
+
+    def __init__(self, root: Path, inside: str = "", system: System = HERE) -> None:
+        self.root = root
+        self.system = system
+        self._inside = inside
+
+    @property
+    def path(self) -> Path:
+        """Where it is, for people and for programs that only read."""
+        return self.root / self._inside
+
+    def below(self, path: str) -> SafeFolder:
+        """The folder `path` in this one, whether it is there or not."""
+        return SafeFolder(self.root, self._joined(path), self.system)
+
+    def _joined(self, path: str) -> str:
+        if not is_inside(path) or self.system.stored(path) != path:  # which would lie elsewhere, or nowhere
+            raise NodeError(f"a node names a file {path[:200]!r}", "check that this node is yours")
+        return f"{self._inside}/{path}" if self._inside else path
+
+    @contextmanager
+    def _parent(self, path: str, make: bool = False) -> Iterator[tuple[int | None, str]]:
+        """The open folder that `path` lies in, and its name there; without handles, None and the whole path.
+
+        `make`: folders on the way that are missing. Raises OSError, with the place that is none of a folder.
+        """
+        *folders, name = self._joined(path).split("/")
+        place = str(self.root)
+        if make:
+            os.makedirs(place, exist_ok=True)
+        handle = os.open(place, FOLDER & ~getattr(os, "O_NOFOLLOW", 0)) if HAS_HANDLES else None
+        try:
+            for folder in folders:
+                place = os.path.join(place, folder)
+                at = folder if HAS_HANDLES else place
+                if make:
+                    with suppress(FileExistsError):
+                        os.mkdir(at, dir_fd=handle)
+                inner = _entered(at, handle, place)
+                if handle is not None:
+                    os.close(handle)
+                handle = inner
+            yield handle, name if HAS_HANDLES else os.path.join(place, name)
+        except OSError as error:
+            if not error.filename or error.filename == name:
+                error.filename = os.path.join(place, name)
+            raise
+        finally:
+            if handle is not None:
+                os.close(handle)
+
+    def make(self) -> SafeFolder:
+        """Make this folder, and those above it that are missing."""
+        if self._inside:
+            with SafeFolder(self.root, "", self.system)._parent(f"{self._inside}/x", make=True):
+                pass
+        else:
+            os.makedirs(self.root, exist_ok=True)
+        return self
+
+    def look(self, path: str) -> os.stat_result | None:
+        """What lies there, a link for itself; None where nothing does, or a link or file is in a folder's place."""
+        try:
+            with self._parent(path) as (folder, name):
+                return os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in NOTHING_THERE:
+                return None
+            raise
+
+    def size(self, path: str) -> int | None:
+        """Of a plain file, in bytes; None where there is none."""
+        seen = self.look(path)
+        return seen.st_size if seen and stat.S_ISREG(seen.st_mode) else None
+
+    def target(self, path: str) -> str | None:
+        """Where a link leads; None where none lies there."""
+        seen = self.look(path)
+        if not seen or not stat.S_ISLNK(seen.st_mode):
+            return None
+        with self._parent(path) as (folder, name):
+            return os.readlink(name, dir_fd=folder)
+
+    def names(self) -> list[str]:
+        """What lies in this folder; nothing where it is none."""
+        try:
+            with self._parent("x") as (folder, name):
+                return os.listdir(os.path.dirname(name) if folder is None else folder)
+        except OSError:
+            return []
+
+    def reading(self, path: str) -> BufferedReader:
+        """A plain file, to read from. Raises OSError for anything else."""
+        with self._parent(path) as (folder, name):
+            return open(_plain(name, os.O_RDONLY, folder), "rb")
+
+    def sha256(self, path: str) -> str | None:
+        """The checksum of the bytes that lie there now, or None."""
+        try:
+            with self.reading(path) as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:
+            return None
+
+    def room(self) -> int:
+        """How many bytes of a node's this disk can still take; at least none."""
+        place = self.path
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        return max(0, shutil.disk_usage(place).free - SPARE)
+
+    def create(
+        self,
+        path: str,
+        content: Readable,
+        size: int,
+        *,
+        mtime_ns: int | None = None,
+        mode: int = 0o666,
+        told: Callable[[int], None] = lambda _: None,
+    ) -> str:
+        """A new file, to the disk (the node may be gone next); its SHA-256. One that fails leaves nothing.
+
+        `size`: what the node has announced, which must find room. `told` hears of bytes; what it or `content` raises
+        goes through. Without `mode` the file has the one that the user's umask says; with one, just that.
+        """
+        if size > self.room():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path / path))
+        digest = hashlib.sha256()
+        with self._parent(path, make=True) as (folder, name):
+            made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | PLAIN, mode, dir_fd=folder)
+            try:
+                with open(made, "wb") as file:
+                    while block := content.read(BLOCK):
+                        digest.update(block)
+                        file.write(block)
+                        told(len(block))
+                    file.flush()
+                    os.fsync(file.fileno())
+                    if mode != 0o666 and hasattr(os, "fchmod"):
+                        os.fchmod(file.fileno(), mode)
+                if mtime_ns is not None:
+                    _date(name, folder, mtime_ns)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
+                raise
+        return digest.hexdigest()
+
+    def write(self, path: str, content: Readable, size: int, *, mtime_ns: int | None = None, draft: str = "") -> None:
+        """The same over what lies there: a reader sees the old file or the new. `draft`: its name until then, if not
+        just any; what lies there goes."""
+        draft = draft or self.draft(path)
+        self.remove(draft)
+        try:
+            self.create(draft, content, size, mtime_ns=mtime_ns)
+            self.move(self, draft, path)
+        finally:
+            self.remove(draft)
+
+    def write_json(self, path: str, value: Mapping[str, Any], draft: str = "") -> None:
+        """A document of ours, in the room that nodes leave."""
+        self.write(path, io.BytesIO(json.dumps(value, indent=1).encode()), 0, draft=draft)
+
+    def draft(self, path: str) -> str:
+        """A name beside `path` that nothing has."""
+        folder, _, _ = path.rpartition("/")
+        return f"{folder}{'/' * bool(folder)}.gpuops-{secrets.token_hex(8)}.part"
+
+    def date(self, path: str, mtime_ns: int) -> None:
+        """Give a file of ours the node's time, where a file here can have it."""
+        with self._parent(path) as (folder, name):
+            _date(name, folder, mtime_ns)
+
+    def link(self, path: str, target: str) -> None:
+        """A new symbolic link. That `target` leads nowhere else is the caller's to see to (`stays_inside`)."""
+        with self._parent(path, make=True) as (folder, name):
+            os.symlink(target, name, dir_fd=folder)
+
+    def stays_inside(self, path: str, target: str) -> bool:
+        """Whether a link at `path` with this target leads to something in this folder, through no other link."""
+        up = path.split("/")[:-1]
+        parts = target.split("/")
+        while parts and parts[0] in ("..", "."):
+            if parts.pop(0) == ".." and not (up and up.pop()):
+                return False
+        place = "/".join([*up, *parts])
+        if not place or not is_inside(place) or self.system.stored(place) != place:
+            return False
+        folders = place.split("/")[:-1]
+        return all(self.target("/".join(folders[: count + 1])) is None for count in range(len(folders)))
+
+    def share(self, path: str, other: SafeFolder, name: str) -> None:
+        """The same file under a second name, in another folder of this disk; else a copy of it."""
+        with self._parent(path) as (folder, ours), other._parent(name, make=True) as (there, theirs):
+            try:
+                return os.link(ours, theirs, src_dir_fd=folder, dst_dir_fd=there, follow_symlinks=False)
+            except (OSError, NotImplementedError):
+                pass  # a disk without second names
+        with self.reading(path) as file:
+            seen = os.fstat(file.fileno())
+            other.create(name, file, seen.st_size, mtime_ns=seen.st_mtime_ns)
+        return None
+
+    def move(self, source: SafeFolder, name: str, path: str) -> None:
+        """A file or link of `source` to its place here, over a file or link that lies there."""
+        with source._parent(name) as (there, theirs), self._parent(path, make=True) as (folder, ours):
+            rename = partial(os.replace, src_dir_fd=there, dst_dir_fd=folder) if HAS_HANDLES else os.replace
+            replace(theirs, ours, self.system, rename)
+
+    def write_at(self, path: str, offset: int, data: bytes) -> bool:
+        """Bytes at their place in a file that only grows; False where it is shorter than that."""
+        if len(data) > self.room():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path / path))
+        with (
+            self._parent(path, make=True) as (folder, name),
+            open(_plain(name, os.O_RDWR | os.O_CREAT, folder), "r+b", buffering=0) as file,
+        ):
+            if os.fstat(file.fileno()).st_size < offset:
+                return False
+            file.seek(offset)
+            Whole(file).write(data)
+        return True
+
+    def remove(self, path: str) -> None:
+        """A file or link; gone already is success."""
+        try:
+            with self._parent(path) as (folder, name):
+                os.unlink(name, dir_fd=folder)
+        except OSError as error:
+            if error.errno not in NOTHING_THERE:
+                raise
+
+    def remove_tree(self, path: str) -> None:
+        """A folder and all that is in it; what cannot be removed stays."""
+        with suppress(OSError), self._parent(path) as (folder, name):
+            shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+
+    def remove_empty(self, path: str) -> None:
+        """A folder, and those above it up to this one, as far as nothing is in them."""
+        while path:
+            try:
+                with self._parent(path) as (folder, name):
+                    os.rmdir(name, dir_fd=folder)
+            except OSError:
+                return
+            path = path.rpartition("/")[0]
+
+
+def _entered(at: str, above: int | None, place: str) -> int | None:
+    """A folder's handle; None where there are none. Raises OSError for a link, and for what is no folder."""
+    try:
+        if HAS_HANDLES:
+            return os.open(at, FOLDER, dir_fd=above)
+        seen = os.lstat(at)
+        if stat.S_ISDIR(seen.st_mode) and getattr(seen, "st_reparse_tag", 0) != JUNCTION:
+            return None
+        raise OSError(errno.ELOOP if stat.S_ISDIR(seen.st_mode) else errno.ENOTDIR, "it is no folder")
+    except OSError as error:
+        is_link = error.errno == errno.ELOOP or os.path.islink(place)
+        raise OSError(errno.ELOOP if is_link else error.errno, LINK if is_link else error.strerror, place) from error
+
+
+def _plain(name: str, flags: int, folder: int | None) -> int:
+    """A descriptor of a plain file. Raises OSError for a link, a pipe, a device."""
+    if not HAS_HANDLES and os.path.islink(name):
+        raise OSError(errno.ELOOP, LINK, name)
+    try:
+        found = os.open(name, flags | PLAIN | NO_WAIT, 0o666, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            error.strerror = LINK
+        raise
+    if not stat.S_ISREG(os.fstat(found).st_mode):
+        os.close(found)
+        raise OSError(errno.EINVAL, "it is no plain file", name)
+    return found
+
+
+def _date(name: str, folder: int | None, mtime_ns: int) -> None:
+    with suppress(OverflowError, ValueError, OSError, NotImplementedError):  # a time that no file can have
+        if HAS_HANDLES:
+            os.utime(name, ns=(mtime_ns, mtime_ns), dir_fd=folder, follow_symlinks=False)
+        else:
+            os.utime(name, ns=(mtime_ns, mtime_ns))

@@ -1,0 +1,385 @@
+"""Settings: flags > `gpuops.toml` > the environment > `.env`, and what each of them may say.
+
+Keys to providers are no settings: those of `.env` are kept apart, and used where nothing else is there
+(`provisioners.base.credential`).
+
+A project is often a repository that somebody else wrote. So its `.env` and `gpuops.toml` may choose
+sizes and versions, but not where keys are sent nor what runs on this computer: endpoints,
+identities, proxies and gpuops' own folder come from the real environment and from flags alone, and what
+else of `gpuops.toml` reaches beyond the project counts once the user trusts it (`gpuops.core.trust`).
+Nothing read here is put into `os.environ`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuops.core.errors import LocalDisk, UsageError
+from gpuops.core.once import create_once
+from gpuops.core.platform import HERE
+from gpuops.core.smallfile import read_small
+
+if TYPE_CHECKING:
+    from dotenv.parser import Binding
+
+CREDENTIALS = (
+    ("RUNPOD_API_KEY",),
+    ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+)
+"""Keys to a provider, those of one account together: they are taken from one place. An empty one counts as none."""
+KEYS = tuple(name for together in CREDENTIALS for name in together)
+FROM_DOTENV = ("GPUOPS_TORCH_SPEC", "GPUOPS_TORCH_INDEX", *KEYS, "AWS_REGION", "AWS_DEFAULT_REGION")
+"""What may stand in `.env` as well as in the environment."""
+FROM_ENVIRONMENT = (
+    "GPUOPS_HOME",
+    "GPUOPS_CHECKIP_URL",
+    "RUNPOD_API_URL",
+    "RUNPOD_API_BASE_URL",
+    "AWS_PROFILE",
+    "AWS_CONFIG_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_ENDPOINT_URL",
+)
+"""What only the real environment may say. Together: the variables of `.env.example`."""
+ACCOUNTS: Mapping[str, tuple[str, ...]] = {
+    "runpod": tuple(name for name in (*KEYS, *FROM_ENVIRONMENT) if name.startswith("RUNPOD_")),
+    "aws": tuple(
+        name
+        for name in (*KEYS, *FROM_DOTENV[-2:], *FROM_ENVIRONMENT)
+        if name.startswith("AWS_") or name == "GPUOPS_CHECKIP_URL"
+    ),
+}
+"""Provider to all that says which account it is asked for, and where: handed on together, or not at all."""
+LARGEST_NUMBER = 10**12
+"""No whole number of ours is larger."""
+TOML_LARGEST = 10_000
+"""A `gpuops.toml` is a few lines; the time that reading one takes may grow much faster than its length. Bytes."""
+NOT_IN_FILES = re.compile(r"(.*-)?(identity|proxy|endpoint|url)")
+"""Options that `gpuops.toml` may not carry."""
+
+TYPES: Mapping[type, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list of texts",
+}
+
+Tables = Mapping[str, Mapping[str, type]]
+"""Tables of `gpuops.toml`, each with its options (as flags without dashes in front) and their type."""
+
+
+@dataclass(frozen=True)
+class Toml:
+    """A `gpuops.toml`, checked."""
+
+    path: Path = Path()
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Table to option to value."""
+    sha256: str = ""
+    """Of the very bytes that the tables were read from; empty where there is no file."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What files and environment say; flags are laid over it by who has them."""
+
+    env_values: Mapping[str, str] = field(default_factory=dict)
+    """Known variables but for keys, the environment's word before `.env`'s. A name that is set nowhere is absent."""
+    toml: Toml = field(default_factory=Toml)
+    dotenv: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Keys to providers that `.env` holds."""
+
+
+def load(folder: Path, environ: Mapping[str, str], tables: Tables) -> Settings:
+    """Settings for the project in `folder`. Raises UsageError naming file, and key or line."""
+    in_file = read_dotenv(folder / ".env")
+    for name in in_file:
+        _check_variable(name)
+    return Settings(_known(in_file, environ), read_toml(folder / "gpuops.toml", tables), _keys(in_file))
+
+
+def load_leniently(folder: Path, environ: Mapping[str, str], tables: Tables) -> tuple[Settings, list[str]]:
+    """As `load`, for who must go on: what can be read, and a sentence for each file that is not as it should be.
+
+    The lines of `.env` that can be read count, since a credential may stand there; a `gpuops.toml` counts whole.
+    """
+    wrong: list[str] = []
+    try:
+        return load(folder, environ, tables), wrong
+    except UsageError as error:
+        wrong.append(error.say)
+    found = Toml()
+    try:
+        found = read_toml(folder / "gpuops.toml", tables)
+    except UsageError as error:
+        wrong += [error.say] if error.say not in wrong else []
+    try:
+        in_file = _values(_bindings(folder / ".env"))
+    except UsageError:
+        in_file = {}
+    allowed = {name: value for name, value in in_file.items() if name in FROM_DOTENV}
+    return Settings(_known(allowed, environ), found, _keys(allowed)), wrong
+
+
+def _known(in_file: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are ours and no keys, the environment's word before the file's."""
+    joined = {**in_file, **environ}
+    return {name: joined[name] for name in (*FROM_DOTENV, *FROM_ENVIRONMENT) if name in joined and name not in KEYS}
+
+
+def _keys(in_file: Mapping[str, str], names: Collection[str] = KEYS) -> dict[str, str]:
+    """The keys that a `.env` holds. An empty one counts as none: it is what a copied `.env.example` has."""
+    return {name: value for name, value in in_file.items() if name in names and value.strip()}
+
+
+def dotenv_values(folder: Path, names: Collection[str] = KEYS) -> dict[str, str]:
+    """What a folder's `.env` has of these, as far as it can be read."""
+    try:
+        return _keys(_values(_bindings(folder / ".env")), names)
+    except UsageError:
+        return {}
+
+
+def keys_for(provider: str, keys: Mapping[str, str]) -> dict[str, str]:
+    """Those of a provider."""
+    return {name: value for name, value in keys.items() if name in ACCOUNTS.get(provider, ())}
+
+
+def surroundings(found: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment as providers and stories see it: the real one, joined with what `.env` may say but for keys."""
+    return {**{name: value for name, value in environ.items() if value or name not in KEYS}, **found.env_values}
+
+
+def with_keys(env: Mapping[str, str], keys: Mapping[str, str], *, insist: bool) -> dict[str, str]:
+    """These surroundings with keys of a `.env` as if they were exported, account by account; without `insist` where
+    none of that account is exported."""
+    found = dict(env)
+    for together in CREDENTIALS:
+        mine = {name: keys[name] for name in together if keys.get(name)}
+        if mine and (insist or not any(env.get(name) for name in together)):
+            found = {**{name: value for name, value in found.items() if name not in together}, **mine}
+    return found
+
+
+def _check_variable(name: str) -> None:
+    """Raises UsageError for a variable of ours that `.env` may not set, or that is none."""
+    if name in FROM_ENVIRONMENT:
+        raise UsageError(f"{name} has no effect in .env", f"remove it there, and export {name} in your shell instead")
+    if name.startswith("GPUOPS_") and name not in FROM_DOTENV:
+        raise UsageError(f".env sets {name}, which gpuops does not know", _nearest(name, FROM_DOTENV, "{}"))
+
+
+def read_dotenv(path: Path) -> dict[str, str]:
+    """The values of a `.env`, as written (`$NAME` is not expanded). {} where there is none. Raises UsageError."""
+    bindings = _bindings(path)
+    for binding in bindings:
+        if binding.error:
+            line = binding.original.line + _blank_lines(binding.original.string)
+            raise UsageError(
+                f"{path}, line {line}: this is not NAME=value",
+                "correct the line, or put a # before it",
+            )
+    return _values(bindings)
+
+
+def _bindings(path: Path) -> list[Binding]:
+    """A `.env`, line by line. Raises UsageError where it is no text."""
+    if not os.path.isfile(path):
+        return []
+    from dotenv.parser import parse_stream
+
+    try:
+        return list(parse_stream(io.StringIO(read_small(path).decode("utf-8-sig"), newline=None)))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {_reason(error)}", "make it a text file in UTF-8") from error
+
+
+def _values(bindings: Iterable[Binding]) -> dict[str, str]:
+    return {binding.key: binding.value for binding in bindings if binding.key and binding.value is not None}
+
+
+def _blank_lines(text: str) -> int:
+    """How many lines pass before the first word: the parser counts from the end of the previous one."""
+    return text[: len(text) - len(text.lstrip())].count("\n")
+
+
+def read_toml(path: Path, tables: Tables) -> Toml:
+    """A `gpuops.toml`, every option known and of its type; without tables where there is none. Raises UsageError."""
+    if os.path.isdir(path):  # which, unlike Path's own, says no where nobody may look
+        raise UsageError(f"{path} is a folder", "settings stand in a file of that name: rename the folder")
+    if not os.path.isfile(path):
+        return Toml(path)
+    import hashlib
+    import tomllib
+
+    try:
+        content = read_small(path, TOML_LARGEST)
+        document = tomllib.loads(content.decode())
+    except (OSError, ValueError, RecursionError) as error:  # no UTF-8, or no TOML
+        raise UsageError(f"{path} cannot be read: {_reason(error)}", "correct the file, or remove it") from error
+    for table, options in document.items():
+        if not isinstance(options, dict):
+            raise UsageError(f"{path}: {table} stands in no table", _where_to(table, tables))
+        if table not in tables:
+            raise UsageError(f"{path}: there is no table [{table}]", _nearest(table, tables, "[{}]"))
+    checked = {
+        table: {name: _checked(f"{path}, [{table}]", name, value, tables[table]) for name, value in options.items()}
+        for table, options in document.items()
+    }
+    return Toml(path, checked, hashlib.sha256(content).hexdigest())
+
+
+def _where_to(name: str, tables: Tables) -> str:
+    """What to do about an option, or a table's name, at the top of the file."""
+    if name in tables:
+        return f"write [{name}] on a line of its own"
+    knowing = [table for table in sorted(tables) if name in tables[table]] or sorted(tables)
+    return "put it under " + " or ".join(f"[{table}]" for table in knowing)
+
+
+def _checked(where: str, name: str, value: Any, options: Mapping[str, type]) -> Any:
+    if NOT_IN_FILES.fullmatch(name.replace("_", "-")):
+        raise UsageError(f"{where}: {name} may not be set in a file", f"use the flag --{name.replace('_', '-')}")
+    if name not in options:
+        raise UsageError(f"{where}: there is no option {name}", _nearest(name, options, "{}"))
+    wanted = options[name]
+    texts = not isinstance(value, list) or all(isinstance(item, str) for item in value)
+    if type(value) is int and abs(value) > LARGEST_NUMBER:
+        raise UsageError(f"{where}: {name} is a number without end", "correct the value")
+    if wanted is float and type(value) is int:
+        return float(value)
+    if type(value) is not wanted or not texts:
+        raise UsageError(f"{where}: {name} must be {TYPES[wanted]}, not {_shown(value)}", "correct the value")
+    return value
+
+
+def _shown(value: Any) -> str:
+    """As it may stand in the file: `true`, not `True`."""
+    try:
+        return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, str) else str(value)
+    except ValueError:  # Python refuses to write numbers of thousands of digits
+        return "that"
+
+
+def _nearest(name: str, known: Iterable[str], form: str) -> str:
+    """`did you mean gpus?`, or all there are."""
+    import difflib
+
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, 1)
+    if close:
+        return f"did you mean {form.format(close[0])}?"
+    return "use one of " + ", ".join(form.format(one) for one in known)
+
+
+def secret_values(names: Iterable[str], folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The values of `--secret NAME`…, from the environment, else `.env`. Raises UsageError."""
+    return {name: value for name, (value, _) in _secrets(names, folder, environ).items()}
+
+
+def secret_origins(names: Iterable[str], folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Where each of these secrets comes from, for people. Raises UsageError."""
+    return {name: origin for name, (_, origin) in _secrets(names, folder, environ).items()}
+
+
+def _secrets(names: Iterable[str], folder: Path, environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Value and origin of each secret. An empty value counts as none: it is what a copied `.env.example` holds."""
+    names = list(names)
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            # What follows a "=" may be the secret itself, and is not repeated.
+            raise UsageError(
+                f"--secret takes a variable's name, not '{name.partition('=')[0]}…'",
+                "give the name alone: its value is read from the environment or .env",
+            )
+    in_file = read_dotenv(folder / ".env") if names else {}
+    found: dict[str, tuple[str, str]] = {}
+    for name in names:
+        value = environ.get(name) or in_file.get(name)
+        if not value:
+            raise UsageError(
+                f"the secret {name} is neither in the environment nor in {folder / '.env'}",
+                f"`{HERE.set_variable(name)}`, or add it to .env",
+            )
+        # What may stand in `.env` has been joined with the environment already.
+        found[name] = (value, ".env" if value == in_file.get(name) else "the environment")
+    return found
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """gpuops' own folder, `$GPUOPS_HOME` or `~/.gpuops`, made (0700) when absent. Raises UsageError.
+
+    Keys and programs lie in it: one that another user could change (`System.open_to_others`) is refused.
+    """
+    given = environ.get("GPUOPS_HOME")
+    path = Path(given) if given else _users_home(environ) / ".gpuops"
+    if not path.is_absolute():
+        name, value = ("GPUOPS_HOME", given) if given else ("HOME", environ.get("HOME"))
+        raise UsageError(f"{name} is '{value}', which is not an absolute path", "give the whole path, from / on")
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        opened = HERE.open_to_others(path)
+    except OSError as error:
+        raise UsageError(
+            f"gpuops cannot make its folder {path}: {_reason(error)}",
+            "set GPUOPS_HOME to a folder that you may write to",
+        ) from error
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise UsageError(
+            f"gpuops may not write to its folder {path}",
+            "make it yours (chown, chmod 700), or set GPUOPS_HOME to another",
+        )
+    if opened == path:
+        raise UsageError(
+            f"another user may change what lies in gpuops' folder {path}",
+            f"see that it is yours and nothing in it is another's, then: chmod 700 {path}",
+        )
+    if opened is not None:
+        raise UsageError(
+            f"another user may replace gpuops' folder {path}: others may write to {opened}",
+            f"chmod go-w {opened}, or set GPUOPS_HOME to a folder elsewhere",
+        )
+    return path
+
+
+def _users_home(environ: Mapping[str, str]) -> Path:
+    try:
+        return Path(environ.get("HOME") or Path.home())
+    except RuntimeError:
+        raise UsageError("no home folder is known for this user", "set HOME, or GPUOPS_HOME to a folder") from None
+
+
+def owner(home: Path, new: Callable[[], str] = lambda: os.urandom(4).hex()) -> str:
+    """8 hex digits that mark everything this user rents; chosen once, whoever comes first.
+
+    Raises UsageError for a damaged file (another mark would hide what carries the old one), LocalDisk.
+    """
+    path = home / "owner"
+    try:
+        if not path.exists():
+            create_once(path, new() + "\n")
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError as error:
+        raise LocalDisk(
+            f"gpuops cannot keep its mark in {path}: {_reason(error)}",
+            "it is a file: see that it can be written and the disk has space",
+        ) from error
+    if not re.fullmatch(r"[0-9a-f]{8}", text):
+        raise UsageError(
+            f"{path} is damaged: it should hold 8 hex digits",
+            "restore it: what you rent carries these digits in its name, gpuops-<digits>-…",
+        )
+    return text
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,56 @@
+"""Which contents of which `gpuops.toml` the user trusts: a file of our own for each, named after both.
+
+A project may come from anybody, and its file may name what sends keys away or runs here. So the user's word is for one
+content at one place: whoever changes the file, or moves it, asks anew. The place is the project's own, also where the
+file is a link: what it says means something else elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from gpuops.core.errors import LocalDisk
+from gpuops.core.once import create_once
+from gpuops.core.settings import Toml
+
+
+def place(toml: Path) -> Path:
+    """The file in its project's real folder."""
+    return Path(os.path.realpath(toml.parent)) / toml.name
+
+
+def is_trusted(home: Path, toml: Toml) -> bool:
+    """`home`: gpuops' own folder."""
+    return _word(home, toml.path, toml.sha256).is_file()
+
+
+def trust(home: Path, toml: Toml) -> None:
+    """Raises LocalDisk."""
+    word = _word(home, toml.path, toml.sha256)
+    try:
+        word.parent.mkdir(mode=0o700, exist_ok=True)
+        create_once(word, f"{os.fsencode(place(toml.path))!r}\n")
+    except OSError as error:
+        raise LocalDisk(
+            f"gpuops cannot keep your word in {word.parent}: {error.strerror or error}",
+            "see that it can be written and the disk has space",
+        ) from error
+
+
+def revoke(home: Path, toml: Path) -> int:
+    """Trust no content of this file any more. How many there were; raises LocalDisk."""
+    try:
+        words = list(_word(home, toml, "").parent.glob(f"{_word(home, toml, '').name}*"))
+        for word in words:
+            word.unlink(missing_ok=True)
+    except OSError as error:
+        raise LocalDisk(
+            f"{error.filename} cannot be removed: {error.strerror}", "see that it can be written"
+        ) from error
+    return len(words)
+
+
+def _word(home: Path, toml: Path, sha256: str) -> Path:
+    return home / "trusted" / f"{hashlib.sha256(os.fsencode(place(toml))).hexdigest()[:32]}-{sha256}"

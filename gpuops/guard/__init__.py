@@ -1,0 +1,1 @@
+"""The background process that finishes what a dead command left."""

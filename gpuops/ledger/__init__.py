@@ -1,0 +1,1 @@
+"""The SQLite record of what was intended, and of what is."""

@@ -1,0 +1,159 @@
+"""A cluster and a run as the ledger knows them: rows as objects, objects as columns."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from gpuops.core.models import Lease
+from gpuops.core.processes import Identity
+
+
+@dataclass(frozen=True)
+class ClusterRow:
+    """A cluster as the ledger knows it. `state`: creating, up, ending, gone."""
+
+    id: int
+    name: str
+    provider: str
+    folder: Path
+    state: str
+    ephemeral: bool
+    """Brought up by a command for itself: its end is that command's, or the guard's, duty."""
+    token: str
+    request: Mapping[str, Any]
+    offer: Mapping[str, Any]
+    boot_deadline: float
+    lease: Lease
+    keeper: Identity | None
+    created: float
+    ready: float | None
+    ended: float | None
+    why: str
+
+    @property
+    def payer(self) -> Mapping[str, Any]:
+        """Who pays for it (`models.Payer`); {} where that was not noted."""
+        found = self.offer.get("payer")
+        return found if isinstance(found, Mapping) else {}
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run as the ledger knows it. `state`: starting, running, ended (nodes are done), home."""
+
+    id: int
+    name: str
+    cluster: int
+    folder: Path
+    home: Path
+    """Where its results go: `<folder>/runs/<run>`, absolute."""
+    tree: str
+    request: Mapping[str, Any]
+    state: str
+    facts: Mapping[str, Any]
+    """What the receipt needs: commit, torch, driver, nodes, …"""
+    verdict: Mapping[str, Any] | None
+    keeper: Identity | None
+    created: float
+    started: float | None
+    ended: float | None
+
+
+def fields_of(row: ClusterRow | RunRow) -> dict[str, Any]:
+    return {field.name: getattr(row, field.name) for field in fields(row) if field.name != "id"}
+
+
+def flat(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns as SQLite takes them: documents as JSON, a lease in its three columns, a keeper in its two."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name == "lease":
+            found |= {"hard_end": value.hard_end, "idle_s": value.idle_s, "money_end": value.money_end}
+        elif name == "keeper":
+            found |= {"keeper_pid": value.pid if value else None, "keeper_start": value.start if value else None}
+        elif name in ("request", "offer", "verdict", "facts", "resource"):
+            found[name] = None if value is None else json.dumps(value)
+        elif isinstance(value, Path):
+            found[name] = str(value)
+        else:
+            found[name] = value
+    for value in found.values():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{value} would make the row unreadable")
+    return found
+
+
+def identity(pid: int | None, start: float | None) -> Identity | None:
+    if pid is None:
+        return None
+    if type(pid) is not int or not 0 < pid < 1 << 31:
+        raise ValueError(pid)
+    return Identity(pid, number(start) or 0.0)
+
+
+def number(value: Any) -> Any:
+    """Raises ValueError for what is neither a number nor nothing."""
+    if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
+        raise ValueError(value)
+    return value
+
+
+def word(value: Any) -> Any:
+    """Raises ValueError for what is no text."""
+    if not isinstance(value, str):
+        raise ValueError(value)
+    return value
+
+
+def _object(text: Any) -> Any:
+    """Raises ValueError for what is no JSON object."""
+    found = json.loads(word(text))
+    if not isinstance(found, dict):
+        raise ValueError(text)
+    return found
+
+
+def cluster_of(row: sqlite3.Row) -> ClusterRow:
+    return ClusterRow(
+        id=row["id"],
+        name=word(row["name"]),
+        provider=word(row["provider"]),
+        folder=Path(row["folder"]),
+        state=word(row["state"]),
+        ephemeral=bool(row["ephemeral"]),
+        token=word(row["token"]),
+        request=_object(row["request"]),
+        offer=_object(row["offer"] or "{}"),
+        boot_deadline=number(row["boot_deadline"]),
+        lease=Lease(number(row["hard_end"]), number(row["idle_s"]), number(row["money_end"])),
+        keeper=identity(row["keeper_pid"], row["keeper_start"]),
+        created=number(row["created"]),
+        ready=number(row["ready"]),
+        ended=number(row["ended"]),
+        why=row["why"] or "",
+    )
+
+
+def run_of(row: sqlite3.Row) -> RunRow:
+    return RunRow(
+        id=row["id"],
+        name=word(row["name"]),
+        cluster=row["cluster"],
+        folder=Path(row["folder"]),
+        home=Path(row["home"]),
+        tree=word(row["tree"]),
+        request=_object(row["request"]),
+        state=word(row["state"]),
+        facts=_object(row["facts"]),
+        verdict=_object(row["verdict"]) if row["verdict"] else None,
+        keeper=identity(row["keeper_pid"], row["keeper_start"]),
+        created=number(row["created"]),
+        started=number(row["started"]),
+        ended=number(row["ended"]),
+    )

@@ -1,0 +1,1 @@
+"""A machine becomes a node, and is talked to."""

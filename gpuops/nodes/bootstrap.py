@@ -1,0 +1,149 @@
+"""A machine that can be logged in to becomes a node: a look at it, the agent brought there, `init`.
+
+Nothing is needed there but a shell and a Python of 3.8 or later. Whatever is left half-done is done again
+by the next try: the agent is named by its content and moved into place whole, and `init` changes nothing
+where a node is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from gpuops.core.errors import ConnectionLost, NodeError
+from gpuops.transport.bulk import exchange
+from gpuops.transport.connection import Connection
+
+if TYPE_CHECKING:
+    from gpuops.transport import answers
+
+PYTHONS = (
+    *("python3", "/usr/bin/python3", "/usr/local/bin/python3", "/opt/pytorch/bin/python3", "/opt/conda/bin/python3"),
+    *(f"python3.{minor}" for minor in range(14, 7, -1)),
+)
+"""Where a Python for the agent is looked for, in this order; what trains is chosen later."""
+LIMIT_S = 55.0
+"""How long each step may be silent, in seconds."""
+
+LOOK = r"""
+home=${HOME:-$(cd && pwd)}
+printf 'home %s\n' "$home"
+for name in "$@"; do
+    found=$(command -v "$name" 2>/dev/null) || continue
+    version=$("$found" -c 'import sys; print("%d %d" % sys.version_info[:2])' 2>/dev/null) || continue
+    case $version in
+        "3 "[89] | "3 "[1-9][0-9]) printf 'python %s\n' "$("$found" -c 'import sys; print(sys.executable)')"; break ;;
+        *) printf 'old %s is Python %s\n' "$found" "$(printf %s "$version" | tr ' ' .)" ;;
+    esac
+done
+command -v nvidia-smi >/dev/null 2>&1 && printf 'gpus %s\n' "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')"
+boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
+printf 'machine %s %s\n' "$boot" "$(readlink /proc/self/ns/net 2>/dev/null)"
+[ -w "$home" ] || printf 'unwritable %s\n' "$home"
+printf 'free_kb %s\n' "$(df -Pk "$home" 2>/dev/null | awk 'END { print $4 }')"
+"""
+BRING = r"""
+exec 2>&1
+umask 077
+draft= done=
+if [ -f "$1/$2" ]; then cat >/dev/null; printf 'there\n'; exit 0; fi
+mkdir -p "$1" && draft=$(mktemp "$1/$2.XXXXXX") && cat >"$draft" && mv -f "$draft" "$1/$2" && done=yes
+cat >/dev/null
+[ -z "$draft" ] || rm -f "$draft"
+[ -z "$done" ] || printf 'there\n'
+exit 0
+"""
+TIDY = r"""
+cd "$1" 2>/dev/null || exit 0
+[ -z "$(ls -A | grep -vx -e agent -e env)" ] && rm -rf agent env && cd / && rmdir "$1"
+exit 0
+"""
+DIGITS = 18
+LITTLE_KB = 50_000
+"""Below so much free disk (kB) nothing can be brought to a machine."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a look at a machine told."""
+
+    home: str
+    python: str
+    """The interpreter that is to run the agent."""
+    gpus: int = 0
+    machine: str = ""
+    """The same for two names of one machine; empty where that is not told."""
+
+
+def look(connection: Connection) -> Found:
+    """Raises NodeError in one sentence where the machine cannot become a node; ConnectionLost."""
+    said = exchange(connection.open(["sh", "-c", LOOK, "sh", *PYTHONS]), connection.label, silence_s=LIMIT_S)
+    return read(said.decode(errors="replace"), connection.label)
+
+
+def read(text: str, label: str) -> Found:
+    """The answer of LOOK. Raises NodeError."""
+    said: dict[str, str] = {}
+    for line in text.splitlines():
+        word, _, rest = line.partition(" ")
+        said.setdefault(word, rest.strip())
+    if not said.get("python"):
+        old = said.get("old")
+        raise NodeError(
+            f"{label} has no Python 3.8 or later" + (f" ({old})" if old else ""), f"install python3 on {label}"
+        )
+    if "unwritable" in said:
+        raise NodeError(f"the home folder {said['unwritable']} of {label} cannot be written", "log in as another user")
+    free_kb = _count(said.get("free_kb", ""))
+    if free_kb is not None and free_kb < LITTLE_KB:
+        free, least = free_kb // 1000, LITTLE_KB // 1000
+        say = f"{label} has {free} MB of free disk, at least {least} MB are needed"
+        raise NodeError(say, f"free some space under {said['home']} there")
+    return Found(said.get("home", ""), said["python"], _count(said.get("gpus", "")) or 0, said.get("machine", ""))
+
+
+def _count(text: str) -> int | None:
+    """What a machine says is a number; None where it is none."""
+    return int(text) if text.isdecimal() and len(text) <= DIGITS else None
+
+
+def bring(connection: Connection, root: str, artefact: Path) -> str:
+    """Put the agent into `<root>/agent/`, unless it is there; its path. Raises NodeError, ConnectionLost."""
+    folder = str(PurePosixPath(root) / "agent")
+    argv = ["sh", "-c", BRING, "sh", folder, artefact.name]
+    said = exchange(connection.open(argv), connection.label, artefact.read_bytes(), LIMIT_S)
+    last = (said.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+    if last != "there":
+        raise NodeError(f"the agent cannot be put on {connection.label}: {last}", f"look at {folder} there")
+    return str(PurePosixPath(folder) / artefact.name)
+
+
+def tidy(connection: Connection, root: str) -> None:
+    """Take away what was brought to a machine on which no node came to be. Raises ConnectionLost."""
+    exchange(connection.open(["sh", "-c", TIDY, "sh", root]), connection.label, silence_s=LIMIT_S)
+
+
+def init(connection: Connection, python: str, agent: str, folder: str, document: Mapping[str, Any]) -> None:
+    """Start a node's watchdog and agent. Raises NodeRefused with the agent's own words, ConnectionLost."""
+    program(connection, [python, "-I", agent, "init", "--node", folder], json.dumps(document).encode())
+
+
+def revive(connection: Connection, python: str, agent: str, folder: str) -> None:
+    """Start them again where a reboot, or somebody, has ended both. Raises NodeRefused, ConnectionLost."""
+    program(connection, [python, "-I", agent, "init", "--node", folder, "--revive"])
+
+
+def program(connection: Connection, argv: Sequence[str], question: bytes = b"") -> answers.Told:
+    """One of the agent's modes that answers with one line of JSON. Raises NodeRefused, ConnectionLost."""
+    from gpuops.transport import answers
+
+    said = exchange(connection.open(argv), connection.label, question, LIMIT_S)
+    try:
+        answer: answers.Told = answers.shaped(answers.parsed(said), answers.Told)
+    except ValueError as error:
+        last = (said.decode(errors="replace").strip().splitlines() or ["nothing"])[-1][:200]
+        raise ConnectionLost(f"{connection.label} gave no answer but '{last}'", "try again") from error
+    return answer

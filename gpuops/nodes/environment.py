@@ -1,0 +1,187 @@
+"""What a Python environment for a project must hold, and which build of torch fits the GPUs.
+
+Pure but for reading the project's own files: the node makes the environment (verb `python`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuops.core.errors import UsageError
+from gpuops.core.settings import Settings
+from gpuops.core.smallfile import read_small
+from gpuops.nodes import cuda
+
+TORCH = "torch>=2.4,<2.14"
+"""The torch that gpuops is tested with; also in the package's extra `train`."""
+WORKLOAD = ("numpy>=1.26,<3",)
+"""What the reference workloads need beside torch."""
+IS_TORCH = re.compile(r"(?i)torch\b(?![-.])")
+"""Matches a requirement of torch itself, not of torch-geometric."""
+WHEELS = cuda.INDEX
+BUILDS = ("pyproject.toml", "setup.py", "setup.cfg")
+"""What says how a folder is built and what it requires."""
+NAMED = re.compile(r"(?m)^[ \t]*(?:(?:-[rce]|--requirement|--constraint|--editable)[ \t=]*|(?=\.))(\S+)")
+"""Matches a line of requirements that names a file or a folder."""
+MOST_NAMED = 1000
+"""So many names are looked at: a file of a project keeps no command waiting."""
+
+
+def torch_choice(gpus: Sequence[Mapping[str, Any]], settings: Settings, asked: str = "") -> tuple[str, str]:
+    """What to ask pip for, and the index ("": pip's own) it comes from.
+
+    gpus: as in `hello`, of every node that shall run the same torch; empty for the CPU.
+    asked: the project's own requirement of torch. Raises UsageError when no build fits.
+    """
+    spec = settings.env_values.get("GPUOPS_TORCH_SPEC") or asked or TORCH
+    if not IS_TORCH.match(spec):
+        raise UsageError(f"GPUOPS_TORCH_SPEC is '{spec}', which does not ask for torch", "write it as in torch==2.11.0")
+    if "GPUOPS_TORCH_INDEX" in settings.env_values:
+        return spec, settings.env_values["GPUOPS_TORCH_INDEX"]
+    pinned = re.match(r"(?i)torch\s*(?:\[[^]]*\]\s*)?===?\s*(\d+)\.(\d+)[.*\w]*(?:\+(\w+))?", spec)
+    if pinned and pinned[3]:
+        return spec, WHEELS + pinned[3]  # torch==2.5.1+cu121 is to be had in one place only
+    if not gpus:
+        return spec, WHEELS + "cpu"
+    version = (int(pinned[1]), int(pinned[2])) if pinned else None
+    return spec, WHEELS + _tag(gpus, spec, version)
+
+
+def _tag(gpus: Sequence[Mapping[str, Any]], spec: str, version: tuple[int, int] | None) -> str:
+    driver = min(int(_number(gpu, "driver")) for gpu in gpus)
+    generations = [cuda.capability(_number(gpu, "compute_cap")) or (0, 0) for gpu in gpus]
+    tag = cuda.choose(driver, generations, version)
+    if tag is not None:
+        return tag
+    names = " and ".join(sorted({str(gpu.get("name") or "GPU") for gpu in gpus}))
+    raise UsageError(
+        f"no build of {spec} is known for {names} with driver {driver}",
+        "ask for another torch, or name the index that has it: GPUOPS_TORCH_INDEX",
+    )
+
+
+def _number(gpu: Mapping[str, Any], name: str) -> str:
+    """The leading number of a fact: 550.54.15 is driver 550, 8.0 compute capability 8.0. Raises UsageError."""
+    match = re.match(r"\d+" if name == "driver" else r"\d+\.\d+", str(gpu.get(name) or ""))
+    if match is None:
+        raise UsageError(
+            f"the node does not say which {'driver' if name == 'driver' else 'generation'} its GPU has",
+            "name the index that torch shall come from: GPUOPS_TORCH_INDEX",
+        )
+    return match[0]
+
+
+def make_plan(folder: Path, gpus: Sequence[Mapping[str, Any]], settings: Settings, workload: bool) -> dict[str, Any]:
+    """The argument `make` of verb `python`: requirements without torch, torch, index, name by content.
+
+    workload: for one of gpuops' own programs, to which the folder's files do not matter.
+    """
+    lines = list(WORKLOAD) if workload else wants(folder)
+    asked = [line for line in lines if IS_TORCH.match(line)]
+    spec, index = torch_choice(gpus, settings, asked[0] if asked else "")
+    rest = [line for line in lines if line not in asked]
+    content = json.dumps([rest, spec, index]).encode()
+    return {"requirements": rest, "torch": spec, "index": index, "name": hashlib.sha256(content).hexdigest()[:12]}
+
+
+def wants(folder: Path) -> list[str]:
+    """The project's requirements as pip takes them: `requirements.txt`, else `pyproject.toml`.
+
+    What only exists inside the project (`-e .`, `./wheels/x.whl`, `-c file`) is left out: it is not
+    there when the environment is made, and a set-up command deals with it. Raises UsageError.
+    """
+    requirements = folder / "requirements.txt"
+    if requirements.is_file():
+        return list(_lines(_own(requirements), folder, set()))
+    project = folder / "pyproject.toml"
+    return _dependencies(_own(project)) if project.is_file() else []
+
+
+def is_package(folder: Path) -> bool:
+    """Whether pip can install the project: its `pyproject.toml` may also hold nothing but settings of tools."""
+    try:
+        found = tomllib.loads(_text(folder / "pyproject.toml")).keys()
+    except (UsageError, ValueError, RecursionError):
+        return (folder / "pyproject.toml").is_file()  # pip says what is wrong with it
+    return not found.isdisjoint({"project", "build-system"})
+
+
+def read_by(command: str, folder: Path) -> list[bytes]:
+    """Of the project's files, the contents of those that a shell command names, and of what requirements name in turn.
+
+    `pip install .` names a folder: that is, what says how it is built. What cannot be read is left out.
+    """
+    base, seen = folder.resolve(), dict[Path, bytes]()
+    waiting = [(base, word) for word in re.split(r"[][\s'\"=;&|<>()]+", command) if word][:MOST_NAMED]
+    for within, word in waiting:
+        try:
+            path = (within / word).resolve()
+            if path in seen or not path.is_relative_to(base):
+                continue
+            more = BUILDS if path.is_dir() else _named(seen.setdefault(path, read_small(path)), path)
+        except (OSError, ValueError, RuntimeError):  # the last: links that lead to themselves
+            continue
+        inside = path if path.is_dir() else path.parent
+        waiting += [(inside, name) for name in more][: max(0, MOST_NAMED - len(waiting))]
+    return [seen[path] for path in sorted(seen)]
+
+
+def _named(content: bytes, path: Path) -> Sequence[str]:
+    return NAMED.findall(content.decode(errors="replace")) if path.suffix == ".txt" else ()
+
+
+def _own(path: Path) -> Path:
+    """A file of the project, whose lines go to nodes. Raises UsageError where it is a link that leads out of it."""
+    if not path.resolve().is_relative_to(path.parent.resolve()):
+        raise UsageError(f"{path.name} is a link that leads out of the project", "put the file itself in its place")
+    return path
+
+
+def _lines(path: Path, folder: Path, seen: set[Path]) -> Iterator[str]:
+    """Lines of one requirements file and, in their place, of those that it includes."""
+    path = path.resolve()
+    if path in seen:
+        return
+    seen.add(path)
+    # Comments go first, as pip has it: a backslash that ends a comment joins nothing.
+    bare = "\n".join(re.sub(r"(^|\s)#.*$", "", line) for line in _text(path).splitlines())
+    for line in bare.replace("\\\n", " ").splitlines():
+        line = " ".join(line.split())
+        include = re.fullmatch(r"(?:-r|--requirement)[ =]?(.+)", line)
+        if include:
+            yield from _lines(_inside(path, include[1], folder), folder, seen)
+        elif line and not re.match(r"(-e|--editable|-c|--constraint)\b|[./~]|file:", line):
+            yield line
+
+
+def _inside(path: Path, named: str, folder: Path) -> Path:
+    """The file that a `-r` names. Raises UsageError when it is outside the project, or absent."""
+    target = (path.parent / named).resolve()
+    if not target.is_relative_to(folder.resolve()):
+        raise UsageError(
+            f"{path.name} includes {named}, which is outside the project", "copy that file into the project"
+        )
+    if not target.is_file():
+        raise UsageError(f"{path.name} includes {named}, which does not exist", "correct the line, or add the file")
+    return target
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_small(path).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "make it a text file in UTF-8") from error
+
+
+def _dependencies(path: Path) -> list[str]:
+    try:
+        project = tomllib.loads(_text(path)).get("project", {})
+        return [str(line) for line in project.get("dependencies", [])]
+    except (ValueError, RecursionError, AttributeError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "correct [project] and its dependencies") from error

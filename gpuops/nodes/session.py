@@ -1,0 +1,333 @@
+"""A cluster that answers: a conversation with each node's agent, and what is asked of machines that are known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpuops.agent.node import PROTOCOL
+from gpuops.core.context import World
+from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, Nonsense
+from gpuops.core.models import COSTLESS, Lease, Resource
+from gpuops.core.parallel import on_each
+from gpuops.core.progress import Progress, Silent
+from gpuops.ledger.store import ClusterRow
+from gpuops.nodes.bootstrap import revive
+from gpuops.nodes.virtual import is_virtual, with_virtual
+from gpuops.transport.connection import connect
+from gpuops.transport.rpc import Absent, AgentClient, NodePaths, Programs
+
+if TYPE_CHECKING:
+    from gpuops.transport.answers import Hello, Pong
+
+T = TypeVar("T")
+
+Met = tuple[AgentClient, Mapping[str, Any], float]
+"""A node's agent, its `hello`, and what makes its clock ours."""
+PINGS, PROMPT_S = 3, 0.5
+"""So often a node's clock is asked for until an answer is prompt, and how prompt."""
+OVER = ("ended", "no-node")
+"""Refusals of a node that is not there any more."""
+
+
+@dataclass
+class Live:
+    """A cluster that answers: its row, its nodes' machines and a conversation with each node's agent."""
+
+    row: ClusterRow
+    machines: list[Resource]
+    """Each node's, in node order; virtual nodes share some of them (`gpuops.nodes.virtual`)."""
+    clients: list[AgentClient] = field(default_factory=list)
+    facts: list[Mapping[str, Any]] = field(default_factory=list)
+    """Each node's `hello`."""
+    skews: list[float] = field(default_factory=list)
+    """Seconds to add to a node's clock to get ours."""
+
+    def each(self, action: Callable[[int, AgentClient], T]) -> list[T]:
+        """Do something on every node at once; the first error wins, after all have ended."""
+        return on_each(lambda index: action(index, self.clients[index]), range(len(self.clients)))
+
+    def present(self) -> list[AgentClient]:
+        """Without nodes that do not answer."""
+        return [client for client in self.clients if not isinstance(client, Absent)]
+
+    def reconnect(self, index: int) -> AgentClient:
+        """A new conversation with one node. Raises ConnectionLost."""
+        self.clients[index].close()
+        self.clients[index] = _client(self.clients[index].paths, self.machines[index], index)
+        return self.clients[index]
+
+    def join(self, index: int, machine: Resource, met: Met) -> None:
+        """Another node, the next one, or one in the place of a node that is over."""
+        columns: list[list[Any]] = [self.machines, self.clients, self.facts, self.skews]
+        for column, value in zip(columns, (machine, *met), strict=True):
+            column[index : index + 1] = [value]
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+            client.connection.close()
+
+
+def reach(
+    row: ClusterRow, machines: Sequence[Resource], *, some: bool = False, progress: Progress | None = None
+) -> Live:
+    """Converse with every node of a cluster; with `some`, with those that answer, at least one.
+
+    A virtual node that is over keeps nobody from the others: a run that needs it makes it anew.
+    Who has not answered yet is told to `progress`. Raises ConnectionLost, NodeRefused.
+    """
+    told = progress or Silent()
+    if not machines:
+        raise NodeError(f"{row.name} has no machines", f"gpuops down {row.name}")
+
+    def one(index: int) -> Met:
+        told.waits("no answer yet", f"node{index}")
+        try:
+            return meet(row, machines[index], index)
+        except NodeError as error:
+            failed[index] = error
+            return Absent(f"node{index}", _paths(row.name, machines[index], index), error), {}, 0.0
+        finally:
+            told.waits("", f"node{index}")
+
+    failed: dict[int, NodeError] = {}
+    nodes = on_each(one, range(len(machines)))
+    live = Live(row, list(machines), *(list(column) for column in zip(*nodes, strict=True)))
+    missed = [index for index, error in failed.items() if not (is_virtual(machines[index]) and _says_over(error))]
+    if len(failed) == len(machines) or (missed and not some):
+        live.close()
+        raise _in_its_words(row, failed[min(missed)])
+    return live
+
+
+def meet(row: ClusterRow, machine: Resource, index: int) -> Met:
+    """A conversation with one node. Raises ConnectionLost, NodeRefused."""
+    client = _client(_paths(row.name, machine, index), machine, index)
+    try:
+        return client, *_hello(row.name, client)
+    except BaseException:
+        client.close()
+        client.connection.close()
+        raise
+
+
+def is_over(row: ClusterRow, machine: Resource, index: int) -> bool:
+    """Whether a virtual node is no more, while its machine goes on. Raises NodeError where nobody can say."""
+    if not is_virtual(machine):
+        return False
+    try:
+        client, *_ = meet(row, machine, index)
+    except NodeRefused as refusal:
+        return _says_over(refusal)
+    client.close()
+    client.connection.close()
+    return False
+
+
+def _says_over(error: NodeError) -> bool:
+    return isinstance(error, NodeRefused) and error.kind in OVER
+
+
+def open_live(world: World, row: ClusterRow, *, some: bool = False) -> Live:
+    """Reach a cluster that the ledger says is up; with `some`, as much of it as answers. Raises NodeError."""
+    with world.progress.during(f"reaching {row.name}"):
+        try:
+            return reach(row, nodes_of(world, row), some=some, progress=world.progress)
+        except ConnectionLost as error:
+            if not admitted(world, row, world.ledger.resources(row.id)):
+                raise (error if some else explained(world, row, error)) from error.__cause__
+        return reach(row, nodes_of(world, row), some=some, progress=world.progress)
+
+
+def explained(world: World, row: ClusterRow, error: ConnectionLost) -> ConnectionLost:
+    """A rented machine that is no more answers nobody, and its provider knows why."""
+    gone = [index for index, machine in enumerate(nodes_of(world, row)) if has_gone(world, row, machine)]
+    if not gone:
+        return error
+    names = " and ".join(f"node{index}" for index in gone)
+    return ConnectionLost(
+        f"{names} of {row.name} {'has' if len(gone) == 1 else 'have'} ended: gpuops status says why",
+        f"gpuops down {row.name} brings home what there is; then bring up another",
+    )
+
+
+def admitted(world: World, row: ClusterRow, resources: Sequence[Resource]) -> bool:
+    """Whether a provider that lets this computer alone in had to be told its new address; said where that is so."""
+    try:
+        admit: Callable[[Sequence[Resource]], bool] | None = getattr(world.provisioner_of(row), "admit", None)
+        if admit is None or not admit(resources):
+            return False
+    except GpuopsError:
+        return False  # that nothing answers is the better sentence
+    world.out.say(f"note: this computer's address has changed: {row.name} lets it in now")
+    return True
+
+
+def _client(paths: NodePaths, machine: Resource, index: int) -> AgentClient:
+    connection = connect(machine, index)
+    try:
+        return AgentClient(connection, paths)
+    except NodeRefused as refusal:
+        if refusal.kind != "no-agent" or not machine.data.get("revives"):
+            raise
+        revive(connection, paths.python, paths.agent, paths.node)  # the machine was started anew
+        return AgentClient(connection, paths)
+
+
+def _in_its_words(row: ClusterRow, error: NodeError) -> NodeError:
+    """A node that has ended does not know what its cluster is called here."""
+    if isinstance(error, NodeRefused) and error.kind == "ended":
+        hint = f"what it left comes home with: gpuops down {row.name}; then bring up another"
+        return NodeRefused(error.say, hint, error.kind, error.data)
+    return error
+
+
+def absent(row: ClusterRow, machines: Sequence[Resource], error: NodeError) -> Live:
+    """A cluster none of whose nodes answers: asked anything, they say why."""
+    nodes = [Absent(f"node{index}", _paths(row.name, one, index), error) for index, one in enumerate(machines)]
+    return Live(row, list(machines), [*nodes], [{} for _ in nodes], [0.0 for _ in nodes])
+
+
+def programs_of(row: ClusterRow, machine: Resource, index: int) -> Programs:
+    """The agent's bulk programs on one node, whether its agent lives or not. Close its `connection` at the end."""
+    return Programs(connect(machine, index), _paths(row.name, machine, index))
+
+
+def _paths(cluster: str, machine: Resource, index: int) -> NodePaths:
+    return NodePaths(machine, cluster, index, str(machine.data.get("artefact", "")))
+
+
+def _hello(cluster: str, client: AgentClient) -> tuple[Mapping[str, Any], float]:
+    """A node's facts, and its clock's distance from ours (the middle of the round trip is the moment).
+
+    The clock is asked by `ping`: `hello` waits for the GPUs' driver. Raises NodeRefused (`protocol`) for
+    an agent that speaks another version, Nonsense.
+    """
+    pong, moment = _ping(client)
+    facts: Hello = client.call("hello")
+    if facts["protocol"] != PROTOCOL:
+        raise NodeRefused(
+            f"{client.label} was started by another version of gpuops", f"gpuops down {cluster}", "protocol"
+        )
+    said = pong.get("time", facts.get("time"))  # an agent from before says it in `hello` only
+    if said is None:
+        raise Nonsense(client.label, "it does not say what time it is")
+    return facts, moment - said
+
+
+def _ping(client: AgentClient) -> tuple[Pong, float]:
+    """An answer, and the moment here that belongs to it; the promptest of some, for the middle of a long round trip may
+    be seconds off."""
+    found: list[tuple[float, float, Pong]] = []
+    while len(found) < PINGS:
+        before, began = time.time(), time.monotonic()
+        said = client.call("ping")
+        found.append((time.monotonic() - began, (before + time.time()) / 2, said))
+        if found[-1][0] < PROMPT_S:
+            break
+    _, moment, pong = min(found, key=lambda one: one[0])
+    return pong, moment
+
+
+def machines_of(world: World, row: ClusterRow) -> list[Resource]:
+    """The cluster's machines as the ledger knows them, in node order."""
+    return in_order([one for one in world.ledger.resources(row.id) if one.kind == "machine"])
+
+
+def nodes_of(world: World, row: ClusterRow) -> list[Resource]:
+    """The machine of each of the cluster's nodes, as the ledger knows them; virtual ones are among them."""
+    return with_virtual(machines_of(world, row))
+
+
+def all_ended(world: World, row: ClusterRow) -> bool:
+    """Whether a cluster's provider says that none of its machines runs any more. Raises ProviderError."""
+    provider = world.provisioner_of(row)
+    machines = machines_of(world, row)
+    return bool(machines) and all(is_dead(provider.describe(machine)) for machine in machines)
+
+
+def is_dead(machine: Resource) -> bool:
+    """Whether nothing runs on a machine any more, as its provider tells; it may still be there, and cost money."""
+    return machine.state in COSTLESS or any(machine.data.get(name) for name in ("hopeless", "reclaimed"))
+
+
+def has_gone(world: World, row: ClusterRow, machine: Resource) -> bool:
+    """Whether a rented machine is no more, and nothing can come from it, as its provider tells; a silent one tells
+    nothing."""
+    try:
+        provider = world.provisioner_of(row)
+        return provider.capabilities.get("rented") is True and is_dead(provider.describe(machine))
+    except GpuopsError:
+        return False
+
+
+def how_ended(machine: Resource) -> dict[str, Any]:
+    """What its provider tells of a machine's end, for the reason of a lost run: `say`, and `reclaimed` with `by`, its
+    provider's name where it tells; {}: nothing."""
+    reclaimed = machine.data.get("reclaimed") is True
+    say = str(machine.data.get("why_ended") or ("its provider took it back" if reclaimed else ""))
+    by = {"by": str(machine.data["by"])} if machine.data.get("by") else {}
+    if reclaimed:
+        return {"reclaimed": True, **by, "say": say}
+    return {"say": say} if say else {}
+
+
+def was_taken(machine: Resource) -> bool:
+    """Whether a machine went by nobody's wish: its provider took it back or stopped it, or it is no more and nobody
+    says why."""
+    told = how_ended(machine)
+    if told.get("reclaimed") is True or machine.data.get("stopped") is True:
+        return True
+    return machine.state in COSTLESS and not told
+
+
+def watchdogs_ended(world: World, row: ClusterRow) -> bool:
+    """Whether every node says that its watchdog has ended it; its machine may go on, and cost money."""
+    machines = machines_of(world, row)
+
+    def one(index: int) -> bool:
+        try:
+            programs = programs_of(row, machines[index], index)
+            try:
+                AgentClient(programs.connection, programs.paths).close()
+            finally:
+                programs.connection.close()
+        except NodeRefused as refusal:
+            return refusal.kind == "ended"
+        except NodeError:
+            return False
+        return False
+
+    return bool(machines) and all(on_each(one, range(len(machines))))
+
+
+def send_lease(live: Live, lease: Lease, now: float) -> None:
+    """Tell every watchdog; clocks differ, so what travels is the time left.
+
+    A virtual node has no idle end of its own: it goes with its machine's own node.
+    """
+    ends_in = max(0.0, lease.end - now) if lease.end is not None else None
+
+    def tell(index: int, client: AgentClient) -> None:
+        virtual = is_virtual(live.machines[index])
+        if not (virtual and isinstance(client, Absent)):
+            client.call("lease", ends_in=ends_in, idle_s=None if virtual else lease.idle_s)
+
+    live.each(tell)
+
+
+def name_hosts(world: World, row: ClusterRow, machines: Sequence[Resource]) -> None:
+    """Write the names under which plain `ssh`, rsync and editors reach nodes that have an sshd."""
+    targets = [machine.data["target"] for machine in machines if machine.data.get("connection") == "ssh"]
+    if targets and len(targets) == len(machines):
+        from gpuops.transport import ssh
+
+        ssh.write_config(world.home / "ssh", row.name, [ssh.Target.from_document(one) for one in targets])
+
+
+def in_order(resources: Sequence[Resource]) -> list[Resource]:
+    """By the last part of the mark: machines in node order."""
+    return sorted(resources, key=lambda one: one.name.rpartition("-")[2].zfill(6))

@@ -1,0 +1,148 @@
+"""A cluster's nodes, told from its machines: virtual ones beside a machine's own, and what each has of it. Pure.
+
+`train --nodes 2` on one machine makes a second node there: another folder, watchdog and agent, reached the same way.
+The ledger's copy of a machine lists them (`data["virtual"]`); in a node's own copy `on` is the node whose machine it
+shares. GPUs and cores are divided anew for every run, so that one on node0 alone has all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuops.core.errors import Rejected, UsageError
+from gpuops.core.models import Resource, RunRequest
+from gpuops.core.shares import divide
+
+CPU_RANKS = 2
+"""Ranks per node on a machine without GPUs: the fewest that show what several do."""
+
+
+def with_virtual(machines: Sequence[Resource], nodes: int = 0) -> list[Resource]:
+    """The machine of each node: machines, then the virtual nodes that they list, or as many as `nodes` asks for. The
+    machines bear them in turn."""
+    listed = [index for machine in machines for index in machine.data.get("virtual") or ()]
+    more = range(len(machines), max([nodes, *(index + 1 for index in listed)]))
+    if not machines:
+        return []
+    return [*machines, *(_virtual(machines[index % len(machines)], index % len(machines), index) for index in more)]
+
+
+def _virtual(machine: Resource, owner: int, index: int) -> Resource:
+    """A node on the machine of node `owner`, reached as that one is and paid with it. Its processes may be started
+    again where somebody killed them: the machine's life does not hang on them."""
+    data = {name: value for name, value in machine.data.items() if name not in ("virtual", "gpus", "cores_share")}
+    name = f"{machine.name.rpartition('-')[0]}-{index}"
+    data |= {"on": owner, "revives": True}
+    return dataclasses.replace(machine, name=name, bills=False, per_hour=0.0, data=data)
+
+
+def is_virtual(machine: Resource) -> bool:
+    return machine.data.get("on") is not None
+
+
+def owner(machine: Resource, index: int) -> int:
+    """Whose machine a node is on: its own, or that of another node."""
+    return int(machine.data["on"]) if is_virtual(machine) else index
+
+
+def folded(found: Sequence[Resource]) -> list[Resource]:
+    """Machines that list their virtual nodes, of every node that a provider has found, in node order."""
+    machines = [one for one in found if not is_virtual(one)]
+    more: dict[int, list[int]] = {}
+    for index, one in enumerate(found):
+        if is_virtual(one):
+            more.setdefault(owner(one, index), []).append(index)
+    return [
+        dataclasses.replace(one, data={**one.data, "virtual": more[index]}) if index in more else one
+        for index, one in enumerate(machines)
+    ]
+
+
+@dataclass(frozen=True)
+class Lot:
+    """What one node of a run has of its machine."""
+
+    gpus: Sequence[str] | None
+    """None: whatever there is."""
+    count: int
+    """Of GPUs."""
+    cores_share: float
+
+
+def lots(
+    machines: Sequence[Resource], facts: Sequence[Mapping[str, Any]], wanted: int | None
+) -> tuple[list[Lot], list[str]]:
+    """What each node of a run has, and sentences that a user should know. `machines`: each node's; `facts`: what
+    these say of themselves, where a virtual node may still be missing; `wanted`: ranks per node, where asked for.
+
+    Raises UsageError where GPUs are wanted that are not there.
+    """
+    groups: dict[int, list[int]] = {}
+    for index, machine in enumerate(machines):
+        groups.setdefault(owner(machine, index), []).append(index)
+    found: dict[int, Lot] = {}
+    notes: list[str] = []
+    for first, members in groups.items():
+        there = _gpus(machines[first], facts[first])
+        share = float(machines[first].data.get("cores_share") or 1.0)
+        if len(members) == 1:
+            limited = machines[first].data.get("gpus") is not None
+            found[first] = Lot(there if limited else None, len(there), share)
+            continue
+        parts, said = _divided(there, len(members), wanted, f"the machine of node{first}")
+        notes += said
+        found |= {index: Lot(part, len(part), share / len(members)) for index, part in zip(members, parts, strict=True)}
+    return [found[index] for index in range(len(machines))], notes
+
+
+def _gpus(machine: Resource, facts: Mapping[str, Any]) -> list[str]:
+    """Those of a machine that this cluster may use."""
+    known = machine.data.get("gpus")
+    return [str(gpu["index"]) for gpu in facts.get("gpus") or ()] if known is None else [str(gpu) for gpu in known]
+
+
+def _divided(gpus: Sequence[str], nodes: int, wanted: int | None, where: str) -> tuple[list[list[str]], list[str]]:
+    try:
+        parts, note = divide(gpus, nodes, wanted, where)
+    except Rejected as refused:
+        raise UsageError(refused.say, refused.hint) from refused
+    spare = len(gpus) - sum(map(len, parts))
+    if spare and not note and wanted is None:
+        note = f"{len(gpus)} GPUs do not divide among {nodes} nodes: {spare} of {where} {_are(spare)} not used"
+    return parts, [note] if note else []
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def sentence(given: Sequence[Lot], machines: int) -> str:
+    """`2 nodes on 1 machine: virtual nodes, 2 GPUs each`."""
+    counts = [lot.count for lot in given]
+    each = f"{counts[0]} GPU{'s' * (counts[0] != 1)} each" if len(set(counts)) == 1 else f"{_listed(counts)} GPUs"
+    what = each if any(counts) else "which share cores, memory and disk"
+    return f"{len(given)} nodes on {machines} machine{'s' * (machines != 1)}: virtual nodes, {what}"
+
+
+def _listed(counts: Sequence[int]) -> str:
+    return f"{', '.join(map(str, counts[:-1]))} and {counts[-1]}"
+
+
+def ranks_for(request: RunRequest, gpus: int) -> int:
+    """How many ranks a node with `gpus` GPUs runs. Raises UsageError when it has too few.
+
+    Its cores do not change that: two ranks show what several do even where they share one.
+    """
+    if request.mode == "single":
+        return 1
+    if request.gpus is None:
+        return gpus or CPU_RANKS
+    if 0 < gpus < request.gpus:
+        raise UsageError(
+            f"--gpus {request.gpus} was asked for, but a node has {gpus} GPU{'s' if gpus > 1 else ''}",
+            f"ask for --gpus {gpus} or fewer, or leave --gpus out",
+        )
+    return request.gpus

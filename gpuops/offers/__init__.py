@@ -1,0 +1,1 @@
+"""What to rent, for how much, and for how long."""

@@ -1,0 +1,298 @@
+"""`gpuops quota`: what an account may have at once, what a request would take of it, and asking for more.
+
+Which quotas there are, and what to advise, is the provider's to say (`base.TellsQuota`). Here it is shown, asked for
+after a question, and watched until it is decided.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuops.core.context import World
+from gpuops.core.errors import Interrupted, RateLimited, Unknown, UsageError, worst
+from gpuops.core.models import Increase, Quota, QuotaReport, Request
+from gpuops.core.output import ago, columns, span, table
+from gpuops.core.signals import Signals
+from gpuops.offers.payer import refuse_dotenv
+from provisioners.checked import Checked
+
+KIND = "quota"
+NO = 3
+"""Exit code where what is asked for does not fit: the provider would say no."""
+LOOKS = (15.0, 30.0, 60.0, 120.0)
+"""How long is waited before each look at a request; the last for ever. People decide on some, in days."""
+UNKNOWN = "unknown"
+FEW = 3
+"""In so many regions every quota is shown."""
+
+
+@dataclass
+class Outcome:
+    """What a command came to."""
+
+    report: QuotaReport
+    filed: Increase | None = None
+    decided: list[tuple[Quota, Increase]] = field(default_factory=list)
+    """What was watched, as it was seen last."""
+    said: list[str] = field(default_factory=list)
+    """What came of asking for more."""
+
+    @property
+    def exit_code(self) -> int:
+        if self.decided:
+            return worst(*(NO for _, one in self.decided if one.granted is False))
+        if self.said:
+            return 0
+        return NO if fits(self.report) is False else 0
+
+
+def fits(report: QuotaReport) -> bool | None:
+    """Whether the request fits somewhere; None: not known. True where nothing was asked for."""
+    asked = [quota for quota in report.quotas if quota.asked]
+    if not asked or any(quota.missing == 0 for quota in asked):
+        return True
+    return None if any(quota.missing is None for quota in asked) else False
+
+
+def look(world: World, request: Request) -> QuotaReport:
+    """Raises ProviderError, UsageError."""
+    refuse_dotenv(world, request.provider)
+    with world.progress.during(f"asking {request.provider} for its quotas"):
+        report = _teller(world, request.provider).quota(request)
+    if report is None:
+        raise UsageError(
+            f"{request.provider} tells of no quotas", f"see what it has: gpuops up {request.provider} --dry-run"
+        )
+    return report
+
+
+def ask(
+    world: World, request: Request, outcome: Outcome, wanted: float, code: str | None, *, market_said: bool = False
+) -> Quota:
+    """Have more asked for, unless that is needless, or nobody agrees. Raises UsageError, ProviderError.
+
+    market_said   whether spot or not was said, and is no default.
+    """
+    quota = _meant(outcome.report, request, wanted, code, market_said)
+    where = f"{quota.name} ({quota.code}) in {_name(quota.region)}"
+    total = f"{wanted:g} {quota.unit}"
+    if quota.limit is not None and wanted <= quota.limit:
+        outcome.said.append(f"{quota.limit:g} {quota.unit} of {where} are allowed already: nothing was asked for")
+        return quota
+    if quota.increases:
+        told = ", ".join(_told(one, quota, world.clock.now()) for one in quota.increases)
+        outcome.said.append(f"more of {where} is asked for already: {told}; nothing was asked for now")
+        return quota
+    _agree(world, f"ask {request.provider} for {total} of {where}{_sum(quota, wanted)}: go?")
+    filed = _teller(world, request.provider).request_quota(quota, wanted)
+    outcome.filed = filed
+    if filed.wanted == wanted:
+        outcome.said.append(f"asked for {total} of {where}: request {filed.id}, {filed.status}")
+        if quota.need is not None and wanted < quota.need + (quota.used or 0.0):
+            outcome.said.append(f"note: that would not do for what is wanted{_sum(quota, wanted)}")
+    else:
+        told = _told(filed, quota, world.clock.now())
+        outcome.said.append(f"more of {where} is asked for already: {told}; nothing was asked for now")
+    return dataclasses.replace(quota, increases=(filed,))
+
+
+def _sum(quota: Quota, wanted: float) -> str:
+    """How the number comes about: ` (2 x 48 vCPU + 16 in use; now 32)`."""
+    known = [] if quota.limit is None else [f"now {quota.limit:g}"]
+    if quota.need is not None:
+        total = quota.need + (quota.used or 0.0)
+        in_use = f" + {quota.used:g} in use" if quota.used else ""
+        less = "" if wanted >= total else ", which is more"
+        known = [f"{quota.sum}{in_use} = {total:g}{less}", *known]
+    return f" ({'; '.join(known)})" if known else ""
+
+
+def _agree(world: World, question: str) -> None:
+    if world.yes:
+        return
+    if not world.out.interactive:
+        raise UsageError("nobody is there to be asked whether to file a request", "say --yes")
+    if not world.out.confirm(question):
+        raise UsageError("not confirmed: nothing was asked for", "say --yes to skip the question")
+
+
+def _meant(report: QuotaReport, request: Request, wanted: float, code: str | None, market_said: bool) -> Quota:
+    """The one quota that more is wanted of. Raises UsageError where that is unclear."""
+    regions = list(dict.fromkeys(quota.region for quota in report.quotas))
+    if len(regions) > 1:
+        raise UsageError("more is asked for in one region at a time", f"name one: --region {_name(regions[0])}")
+    if code is None:
+        asked = [quota for quota in report.quotas if quota.asked or (market_said and quota.usual)]
+        found = [quota for quota in asked if quota.code]
+        if asked and not found:
+            raise UsageError(
+                f"there is nothing that more could be asked of ({asked[0].name}: {asked[0].why})",
+                next(iter(report.advice), f"try it: gpuops up {request.provider}"),
+            )
+    else:
+        found = [quota for quota in report.quotas if quota.code.lower() == code.lower()]
+    if len(found) == 1:
+        return found[0]
+    known = [quota for quota in (found or report.quotas) if quota.code]
+    names = ", ".join(f"{quota.code} ({quota.name})" for quota in known)
+    if code is not None:
+        raise UsageError(f"there is no quota {code} for that request", f"there are {names}")
+    raise UsageError(
+        f"which quota is to be {wanted:g}?",
+        f"say what for (gpuops quota {request.provider} --gpus 4 --spot), or name it with --code: {names}",
+    )
+
+
+def watch(world: World, provider: str, outcome: Outcome, targets: Sequence[tuple[Quota, Increase]]) -> None:
+    """Look at open requests until all are decided, or somebody has seen enough."""
+    outcome.decided = list(targets)
+    for quota, one in targets:
+        for line in (f"{_what(quota, one)}: {one.status}{_since(one, world.clock.now())}", *one.advice):
+            world.out.say(line)
+    try:
+        with Signals(), world.progress.during(f"{provider} decides", aside=True):
+            _until_decided(world, provider, outcome)
+    except Interrupted:
+        world.out.say("no longer watching; what was asked for stays so")
+
+
+def _until_decided(world: World, provider: str, outcome: Outcome) -> None:
+    looks = 0
+    teller = _teller(world, provider)
+    troubled = ""
+    while any(one.open for _, one in outcome.decided):
+        pause = LOOKS[min(looks, len(LOOKS) - 1)]
+        looks += 1
+        world.progress.waits(f"looking again in {span(pause)}")
+        world.clock.sleep(pause)
+        for at, (quota, before) in enumerate(outcome.decided):
+            if not before.open:
+                continue
+            try:
+                now = teller.requested_quota(quota, before.id)
+            except (RateLimited, Unknown) as error:  # one bad look is not the end of a long wait
+                if error.say != troubled:
+                    world.out.say(f"note: {error.say}")
+                troubled = error.say
+                continue
+            outcome.decided[at] = (quota, now)
+            if now.status != before.status and any(one.open for _, one in outcome.decided):  # the last is the result
+                for line in (f"{_what(quota, now)}: {_status(now)}", *(now.advice if now.open else ())):
+                    world.out.say(line)
+
+
+def open_ones(report: QuotaReport) -> list[tuple[Quota, Increase]]:
+    """Open requests; where something was asked for, those of quotas that it is counted against."""
+    asked = [quota for quota in report.quotas if quota.asked] or report.quotas
+    return [(quota, one) for quota in asked for one in quota.increases or ()]
+
+
+def _teller(world: World, provider: str) -> Checked:
+    found = world.provisioner(provider)
+    return found if isinstance(found, Checked) else Checked(found)
+
+
+def document(provider: str, outcome: Outcome) -> dict[str, Any]:
+    """For programs."""
+    filed = outcome.filed
+    return {
+        "provider": provider,
+        "fits": fits(outcome.report),
+        "quotas": [_row_document(quota) for quota in outcome.report.quotas],
+        "advice": list(outcome.report.advice),
+        "notes": list(outcome.report.notes),
+        "filed": None if filed is None else dataclasses.asdict(filed),
+        "watched": [
+            {"region": quota.region, "code": quota.code, **dataclasses.asdict(one)} for quota, one in outcome.decided
+        ],
+        "said": outcome.said,
+    }
+
+
+def _row_document(quota: Quota) -> Mapping[str, Any]:
+    return {**dataclasses.asdict(quota), "missing": quota.missing, "free": quota.free}
+
+
+def lines(world: World, outcome: Outcome) -> list[str]:
+    """For people: how what was watched ended, what came of asking for more, or all there is to say."""
+    if outcome.decided:
+        told = [
+            line for quota, one in outcome.decided for line in (f"{_what(quota, one)}: {_status(one)}", *one.advice)
+        ]
+        denied = any(one.granted is False for _, one in outcome.decided)
+        return [*told, *(["what runs without it: the same line without --watch and --request"] if denied else [])]
+    if outcome.said:
+        return outcome.said
+    report = outcome.report
+    told = shown(worth_showing(report.quotas), world.clock.now(), columns(world.out.out))
+    verdict = {True: [], False: ["it does not fit"], None: ["whether it fits is not known"]}[fits(report)]
+    return [*told, *verdict, *report.advice]
+
+
+def worth_showing(quotas: Sequence[Quota]) -> Sequence[Quota]:
+    """All, or in many regions those that the request is counted against: their twins would double a long table."""
+    asked = [quota for quota in quotas if quota.asked]
+    return asked if asked and len({quota.region for quota in quotas}) > FEW else quotas
+
+
+def shown(quotas: Sequence[Quota], now: float, width: int | None = None) -> list[str]:
+    """The table."""
+    if not quotas:
+        return []
+    heading = ["REGION", "QUOTA", "CODE", "LIMIT", "IN USE", "NEED", "MISSING", "OPEN REQUESTS"]
+    rows = [
+        [
+            _name(quota.region),
+            quota.name,
+            quota.code or "-",
+            _number(quota.limit, quota.unit),
+            _number(quota.used),
+            "-" if quota.need is None else f"{quota.need:g}",
+            "-" if quota.need is None else _number(quota.missing),
+            _open(quota, now),
+        ]
+        for quota in quotas
+    ]
+    if all(quota.need is None for quota in quotas):
+        heading, rows = (
+            [*heading[:5], heading[7]],
+            [[*row[:5], row[7]] for row in rows],
+        )
+    return table([heading, *rows], width, gives=1, spare=("CODE",))
+
+
+def _number(value: float | None, unit: str = "") -> str:
+    return UNKNOWN if value is None else f"{value:g} {unit}".rstrip()
+
+
+def _open(quota: Quota, now: float) -> str:
+    if quota.increases is None:
+        return UNKNOWN
+    return ", ".join(_told(one, quota, now) for one in quota.increases) or "none"
+
+
+def _told(one: Increase, quota: Quota, now: float) -> str:
+    return f"{one.wanted:g} {quota.unit}, {one.status}{_since(one, now)}"
+
+
+def _since(one: Increase, now: float) -> str:
+    return "" if one.created is None else f", {ago(one.created, now)}"
+
+
+def _what(quota: Quota, one: Increase) -> str:
+    return f"{one.wanted:g} {quota.unit} of {quota.name} in {_name(quota.region)}"
+
+
+def _status(one: Increase) -> str:
+    if one.open:
+        return one.status
+    ended = {True: "granted", False: "not granted", None: "closed"}[one.granted]
+    return f"{ended} ({one.status})"
+
+
+def _name(region: str) -> str:
+    """A region without what a provider may have put behind it."""
+    return region.partition("@")[0]

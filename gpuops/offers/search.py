@@ -1,0 +1,152 @@
+"""Offers, asked for until there are some: `--wait`. What waits is in the ledger, and the guard knows until when.
+
+Right after machines were taken back it is usual that none can be had, and that those which went are still counted
+against a quota (field report: MaxSpotInstanceCountExceeded after an interruption): what replaces them waits for both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from gpuops.core.context import World
+from gpuops.core.errors import Interrupted, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Unknown, UsageError
+from gpuops.core.models import Offer, Payer, Request
+from gpuops.core.output import money, span
+from gpuops.ledger.store import ClusterRow
+from gpuops.offers import lease as leases
+from gpuops.offers import table
+from gpuops.offers.funds import Asked
+from gpuops.offers.payer import payer, refuse_dotenv
+
+PAUSES = (60.0, 60.0, 90.0, 120.0)
+"""How long nothing is asked after one look in vain; the last for ever."""
+REPLACING_S = 1800.0
+"""How long machines that replace others are asked for, where nobody has said (`--wait`)."""
+ROUND_S = 600.0
+"""So long a look and its attempts may take: until then the guard lets a waiting command be."""
+SOON_S = 2.0
+"""So long the account's answer is waited for once the offers are there."""
+
+Plan = Callable[[Request, set[str]], Sequence[Offer]]
+
+
+class Search:
+    """One hunt for machines: its offers, what the account can pay, the price that was agreed to."""
+
+    def __init__(
+        self,
+        world: World,
+        request: Request,
+        plan: Plan,
+        agreed: float | None = None,
+        *,
+        replaces: bool = False,
+        until: float | None = None,
+    ) -> None:
+        """`replaces`: machines that were taken back; `until`: when nothing is worth renting any more (UTC seconds)."""
+        self.agreed = agreed
+        """$/h that somebody has agreed to; None: nobody was asked yet."""
+        self.rounds = 0
+        """How often nothing could be had."""
+        self._world = world
+        self._request = request
+        self._plan = plan
+        self._notes: set[str] = set()
+        self._replaces = replaces
+        wait_s = (REPLACING_S if replaces else 0.0) if request.wait_s is None else request.wait_s
+        self._wait_s = wait_s if until is None else max(0.0, min(wait_s, until - world.clock.now()))
+        self._end = world.clock.monotonic() + self._wait_s
+        refuse_dotenv(world, request.provider)
+        self.asked = self._ask()
+
+    def payer(self, offer: Offer) -> Payer | None:
+        """Who would pay for an offer."""
+        return payer(self._world, dataclasses.replace(self._request, region=offer.region))
+
+    def offers(self, refused: ProviderError | None = None, row: ClusterRow | None = None) -> Sequence[Offer]:
+        """What can be had and paid, best first. `refused`: why nothing came of the last ones; waits before it asks
+        again, and raises it where there is no time left, or waiting does not help. `row`: the cluster that is to be.
+        """
+        while True:
+            if refused is not None:
+                self._pause(refused, row)
+                self.asked = self._ask()
+            try:
+                return self._payable(self._plan(self._request, self._notes))
+            except (NoCapacity, QuotaExceeded) as error:
+                refused = error
+            except (RateLimited, Unknown) as error:
+                if not self.rounds and not self._replaces:
+                    raise
+                refused = error  # one bad look is not the end of a long wait
+
+    def _ask(self) -> Asked:
+        return Asked(self._world, self._world.provisioner(self._request.provider))
+
+    def _payable(self, offers: Sequence[Offer]) -> Sequence[Offer]:
+        """Those that the account may have. Raises QuotaExceeded where that is none."""
+        funds = self.asked.told(SOON_S)
+        if funds is None:
+            return offers
+        payable = [offer for offer in offers if not leases.over_limit(funds, offer.per_hour)]
+        if not payable:
+            raise QuotaExceeded(
+                leases.over_limit(funds, min(offer.per_hour for offer in offers)),
+                "end something, at the provider's console if need be, ask for less, or have the limit raised there",
+            )
+        return payable
+
+    def _pause(self, refused: ProviderError, row: ClusterRow | None) -> None:
+        """Wait for the next look. Raises `refused` when the time is over, Interrupted when another command ends it."""
+        world, clock = self._world, self._world.clock
+        left = self._end - clock.monotonic()
+        quota = isinstance(refused, QuotaExceeded)
+        if left <= 0 or (quota and not self._replaces):
+            raise self._in_vain(refused)
+        if not self.rounds:
+            counted = " (what was taken back may still be counted)" if quota else ""
+            world.out.say(f"{refused.say}{counted}: asking again for {span(left)}")
+            if row is None:
+                self._agree_ahead(left)
+        wait = min(PAUSES[min(self.rounds, len(PAUSES) - 1)], left)
+        if isinstance(refused, RateLimited) and refused.retry_after is not None:
+            wait = min(max(wait, refused.retry_after), left)
+        self.rounds += 1
+        if row is not None:
+            self._put_off(row, wait)
+        with world.progress.during("nothing can be had yet", aside=True):
+            world.progress.waits(f"asking again in {span(wait)}, {span(left)} left")
+            clock.pause(wait, self._end)
+        if row is not None:
+            self._put_off(row, 0.0)
+
+    def _in_vain(self, refused: ProviderError) -> ProviderError:
+        if self.rounds:
+            refused.say = f"{refused.say}; asked {self.rounds + 1} times in {span(self._wait_s)}"
+        return refused
+
+    def _put_off(self, row: ClusterRow, wait: float) -> None:
+        """The guard undoes what is not ready at its boot deadline, and what waits is not late."""
+        now = self._world.ledger.cluster(row.id)
+        if now.state != "creating":
+            raise Interrupted(f"another command ends {row.name} while it waits", "gpuops status")
+        self._world.ledger.set_cluster(row.id, boot_deadline=self._world.clock.now() + wait + ROUND_S)
+
+    def _agree_ahead(self, left: float) -> None:
+        """The one question, before there is an offer. Raises UsageError."""
+        world, most = self._world, self._request.max_price
+        rented = world.provisioner(self._request.provider).capabilities.get("rented") is True
+        if world.yes or not rented or self.agreed is not None:
+            return
+        if not world.out.interactive:
+            raise UsageError("this costs money, and nobody is there to be asked", "say --yes")
+        if most is None:
+            world.out.say("note: stay near: you are asked when there is an offer; with --max-price you are asked now")
+        elif world.out.confirm(
+            f"wait for {span(left)} at most, then rent for up to {money(most)}/h"
+            f"{table.paid(payer(world, self._request))}: go?"
+        ):
+            self.agreed = most
+        else:
+            raise UsageError("not confirmed: nothing was created", "say --yes to skip the question")

@@ -1,0 +1,100 @@
+"""What a provider offers, as people read it, and how much dearer than agreed may be taken: pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from gpuops.core.context import World
+from gpuops.core.models import Offer, Payer
+from gpuops.core.output import columns, money, table
+
+SHOWN = 12
+"""So many offers are shown: of fifty nobody reads the fortieth."""
+DEARER = 1.5
+"""Without `--max-price` no offer is taken that costs more than this times the first."""
+PLAIN = ("OFFER", "GPUS", "REGION", "$/H")
+"""The columns of an offer that has none of its own."""
+
+
+def show(world: World, offers: Sequence[Offer]) -> None:
+    """Say what there is to be rented, and what will be tried first."""
+    for line in lines(offers, columns(world.out.err)):
+        world.out.say(line)
+    if chosen := choice(offers):
+        world.out.say(chosen)
+
+
+def lines(offers: Sequence[Offer], width: int | None = None) -> list[str]:
+    """A table in the order in which they are tried; one alone needs none, unless it has columns of its own."""
+    if len(offers) < 2 and not any(offer.data.get("columns") for offer in offers):
+        return []
+    cells = [_cells(offer) for offer in offers[:SHOWN]]
+    headings = list(dict.fromkeys(heading for one in cells for heading in one))
+    headings = [heading for heading in headings if any(one.get(heading) for one in cells)]
+    rows = [headings, *([one.get(heading, "") for heading in headings] for one in cells)]
+    more = len(offers) - SHOWN
+    return [*table(rows, width, gives=0), *([f"and {more} more"] if more > 0 else [])]
+
+
+def would_create(offers: Sequence[Offer], payer: Payer | None = None, width: int | None = None) -> list[str]:
+    """A dry run's lines: all there are, and the one that is tried first."""
+    first = offers[0]
+    price = f"{money(first.per_hour)}/h" if first.per_hour else "free"
+    why = [choice(offers)] if len(offers) > 1 else []
+    notes = [f"note: {note}" for note in first.notes]
+    return [*lines(offers, width), f"would create: {first.say}, {price}{paid(payer)}", *notes, *why]
+
+
+def paid(payer: Payer | None) -> str:
+    """What follows a price: whose account it is."""
+    return f", {payer}" if payer else ""
+
+
+def _cells(offer: Offer) -> dict[str, str]:
+    """One offer's cells, by their headings: the provider's own, and always the price."""
+    own = offer.data.get("columns")
+    price = money(offer.per_hour) if offer.per_hour else "free"
+    if isinstance(own, Mapping) and own:
+        told = {str(heading).upper(): str(text) for heading, text in own.items()}
+        return told if "$/H" in told else {**told, "$/H": price}
+    gpus = str(offer.gpus) if offer.gpus else ""
+    return dict(zip(PLAIN, (offer.say, gpus, offer.region, price), strict=True))
+
+
+def choice(offers: Sequence[Offer]) -> str:
+    """Why the first is tried first, and what comes after it; empty where there is only one."""
+    if len(offers) < 2:
+        return ""
+    first = offers[0]
+    cheapest = first.per_hour <= min(offer.per_hour for offer in offers)
+    why = str(first.data.get("why") or ("the cheapest" if cheapest else f"what {first.provider} puts first"))
+    return f"{first.say} is tried first: {why}; the next ones follow where it cannot be had"
+
+
+def elsewhere_first(offers: Sequence[Offer], avoided: Sequence[str]) -> list[Offer]:
+    """The same offers, those in the places that are `avoided` last; the last of these at the very end."""
+    later = {place: number for number, place in enumerate(avoided, 1)}
+    order = sorted(offers, key=lambda offer: later.get(str(offer.data.get("place") or ""), 0))
+    if order and order[0] != offers[0]:
+        why = f"the best elsewhere than {avoided[-1]}"
+        order[0] = dataclasses.replace(order[0], data={**order[0].data, "why": why})
+    return order
+
+
+def ceiling(first: float, max_price: float | None) -> float:
+    """The dearest price in $/h that is taken where the first offer costs `first`: people are asked once."""
+    if max_price is not None:
+        return max_price
+    return first * DEARER if first > 0 else math.inf
+
+
+def too_dear(offer: Offer, first: float) -> str:
+    """Why an offer was not taken."""
+    return f"the next offer is {offer.say} at {money(offer.per_hour)}/h, more than {DEARER:g} times {money(first)}/h"
+
+
+def allowing(per_hour: float) -> str:
+    """The flag that allows a price."""
+    return f"--max-price {math.ceil(round(per_hour * 100, 6)) / 100:.2f}"

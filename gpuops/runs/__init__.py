@@ -1,0 +1,1 @@
+"""One launch: prepare, start, follow, stop, finish, judge."""

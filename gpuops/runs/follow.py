@@ -1,0 +1,239 @@
+"""Following a run: a mirror per node that survives any number of cuts, until every node has ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, Nonsense
+from gpuops.core.output import span
+from gpuops.nodes.session import Live
+from gpuops.sync import RunHome, mirror
+
+OnBytes = Callable[[int, str, int, bytes], None]
+
+ALONE_S = 3600.0
+"""How long an unreachable node is sought while nothing else says that the run is over."""
+OTHERS_ENDED_S = 30.0
+"""How long it is sought once every other node has ended."""
+CONDEMNED_S = 10.0
+"""The same where these say that they were stopped because of it."""
+RETRY_S = 0.5
+RETRY_SLOW_S = 5.0
+GATHER_S = 0.02
+"""How long what comes at the same time is gathered, to be shown together; it bounds how often is looked, too."""
+REMIND_S = 60.0
+"""How often it is said that a node does not answer."""
+NONSENSE_TRIES = 3
+"""So often a node may answer nonsense before its result is given up."""
+FINAL = ("ended", "no-node", "no-run")
+"""Refusals that asking again will not change; any other may be a node that is just getting up."""
+
+
+class Follower:
+    """Threads that bring every byte of a run's logs home and wait for each node's result.
+
+    `nodes` is how many of the cluster's nodes the run uses. `gone(i)` is asked when node i cannot be
+    reached: True means that its provider says it no longer exists, and `how_ended(i)` then what more
+    it says of that (`say`, `reclaimed`). `admit` is asked when one is away for a while: this computer
+    may have another address by now.
+    """
+
+    def __init__(
+        self,
+        live: Live,
+        run: str,
+        home: RunHome,
+        nodes: int,
+        *,
+        on_bytes: OnBytes,
+        say: Callable[[str], None],
+        gone: Callable[[int], bool],
+        how_ended: Callable[[int], Mapping[str, Any]] = lambda _: {},
+        admit: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.live = live
+        self.run = run
+        self.home = home
+        self.results: dict[int, Mapping[str, Any]] = {}
+        self._nodes = nodes
+        self._on_bytes = on_bytes
+        self._say = say
+        self._gone = gone
+        self._how_ended = how_ended
+        self._admit = admit
+        self._quit = threading.Event()
+        self._changed = threading.Condition()
+        self._news = False
+        """Whether bytes have come since the last `watch`."""
+        self._ended_at = 0.0
+        """When a node's result came last (monotonic)."""
+        self._away: dict[int, float] = {}
+        """Since when a node cannot be followed (monotonic)."""
+        self._told: dict[int, float] = {}
+        self._nonsense: dict[int, int] = {}
+        """How often a node has answered nonsense."""
+        self._threads = [
+            threading.Thread(target=self._follow, args=(index,), daemon=True, name=f"follow node{index}")
+            for index in range(nodes)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def quit(self) -> None:
+        """Stop following; the run goes on. The threads end with their connections."""
+        self._quit.set()
+
+    def wait(self, timeout: float) -> bool:
+        """Whether every node has ended, after at most `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(self._all_ended, timeout)
+
+    def watch(self, timeout: float) -> bool:
+        """As `wait`, and back sooner when bytes have come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._news or self._all_ended(), timeout)
+            news, self._news = self._news, False
+        if news:
+            time.sleep(GATHER_S)
+        return self._all_ended()
+
+    def _all_ended(self) -> bool:
+        return len(self.results) == self._nodes
+
+    def _hear(self, index: int, stream: str, offset: int, data: bytes) -> None:
+        self._on_bytes(index, stream, offset, data)
+        with self._changed:
+            self._news = True
+            self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """Wait no longer for the nodes that cannot be reached now."""
+        for index in list(self._away):
+            self._ended(index, lost(index, f"node{index} could not be reached", "node"))
+
+    def _follow(self, index: int) -> None:
+        try:
+            self._seek(index)
+        except Exception as error:  # a thread that died in silence would be waited for for ever
+            say = f"following node{index} failed: {type(error).__name__}: {error}"
+            self._ended(index, lost(index, say, "node"))
+
+    def _seek(self, index: int) -> None:
+        while not (self._quit.is_set() or index in self.results):
+            try:
+                result = mirror(self.live.clients[index], self.run, index, self.home, True, self._hear)
+                if result is not None:
+                    self._answers(index)
+                    return self._ended(index, result)
+                # The stream ended without the run having ended: look again.
+                trouble: GpuopsError = NodeError(f"node{index} stopped talking")
+            except GpuopsError as error:
+                trouble = error
+            if self._quit.is_set():
+                return None
+            since = self._away.setdefault(index, time.monotonic())
+            if verdict := self._given_up(index, since, trouble) or self._reconnect(index, since, trouble):
+                return self._ended(index, verdict)
+        return None
+
+    def _given_up(self, index: int, since: float, trouble: GpuopsError) -> Mapping[str, Any] | None:
+        if final := self._final(index, trouble):
+            return final
+        now = time.monotonic()
+        away = now - since
+        others_ended = len(self.results) == self._nodes - 1 and self._nodes > 1
+        if away > 2 * RETRY_S and self._gone(index):
+            return self._over(index, f"node{index} ended without a word")
+        patience = CONDEMNED_S if self._is_condemned(index) else OTHERS_ENDED_S
+        if away > ALONE_S or (others_ended and now - max(since, self._ended_at) > patience):
+            return lost(index, f"node{index} could not be reached for {span(away)}: {trouble.say}", "node")
+        return None
+
+    def _is_condemned(self, index: int) -> bool:
+        reasons = [result.get("reason") or {} for result in list(self.results.values())]
+        return any(reason.get("kind") == "gang" and reason.get("from") == index for reason in reasons)
+
+    def _final(self, index: int, trouble: GpuopsError) -> Mapping[str, Any] | None:
+        """The result of a node whose agent will never give one; what lies on a machine that lives may be saved yet."""
+        if isinstance(trouble, Nonsense):
+            self._nonsense[index] = self._nonsense.get(index, 0) + 1
+            return lost(index, trouble.say, "nonsense") if self._nonsense[index] >= NONSENSE_TRIES else None
+        if not isinstance(trouble, NodeRefused) or trouble.kind not in FINAL:
+            return None
+        if trouble.kind == "no-run":
+            return lost(index, trouble.say, trouble.kind)
+        if not self._gone(index):
+            return lost(index, trouble.say, "node")
+        return self._over(index, f"node{index} ended without a word" if trouble.kind == "no-node" else trouble.say)
+
+    def _over(self, index: int, say: str) -> Mapping[str, Any]:
+        """The result of a node whose machine is no more; its provider's own words come before ours."""
+        told = self._how_ended(index)
+        if told:
+            self._say(f"node{index} is gone: {told['say']}")
+        return lost(index, say, "gone", told)
+
+    def _reconnect(self, index: int, since: float, trouble: GpuopsError) -> Mapping[str, Any] | None:
+        """Wait a little, and begin another conversation where the last one was lost."""
+        away = time.monotonic() - since
+        self._remind(index, away, trouble)
+        self._quit.wait(RETRY_S if away < RETRY_SLOW_S else RETRY_SLOW_S)
+        if not isinstance(trouble, NodeError):
+            return None  # the node is well: it is this computer that cannot go on
+        try:
+            self.live.reconnect(index).call("ping")
+        except GpuopsError as error:
+            return self._final(index, error)  # another one: the next look decides
+        if isinstance(trouble, ConnectionLost):
+            self._answers(index)
+        return None
+
+    def _remind(self, index: int, away: float, trouble: GpuopsError) -> None:
+        now = time.monotonic()
+        if away > RETRY_SLOW_S and now - self._told.get(index, -REMIND_S) >= REMIND_S:
+            self._told[index] = now
+            if isinstance(trouble, ConnectionLost):
+                self._admit()
+            self._say(
+                f"node{index} does not answer; the run goes on without this computer, trying again"
+                if isinstance(trouble, NodeError)
+                else f"node{index} cannot be followed: {trouble.say}; trying again"
+            )
+
+    def _answers(self, index: int) -> None:
+        self._away.pop(index, None)
+        if self._told.pop(index, None) is not None:
+            self._say(f"node{index} answers again")
+
+    def _ended(self, index: int, result: Mapping[str, Any]) -> None:
+        with self._changed:
+            if index not in self.results:
+                self.results[index] = result
+                self._ended_at = time.monotonic()
+            self._away.pop(index, None)
+            self._changed.notify_all()
+
+
+def lost(node: int, say: str, kind: str, told: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A result for a node that cannot give its own. `told`: what its provider says (`live.how_ended`).
+
+    `kind`: `node` (out of reach; it may live, and hold results), `gone` (its provider says that the machine has
+    ended), `nonsense` (it answers, and nothing that it says of the run can be believed) or `no-run` (it was never
+    started there).
+    """
+    return {
+        "node": node,
+        "outcome": "lost",
+        "reason": {"kind": kind, "say": say, **(told or {})},
+        "started": None,
+        "ended": None,
+        "launcher": {"code": None, "signal": None},
+        "ranks": [],
+        "tail": "",
+        "left": None,
+    }

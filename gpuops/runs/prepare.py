@@ -1,0 +1,395 @@
+"""The second story: from a cluster that answers to a run that needs this computer no more.
+
+Push, choose a Python, agree on addresses and ports, and give each agent its spec. What happens
+afterwards is `gpuops.runs.follow` and `gpuops.runs.finish`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuops import __version__, sync
+from gpuops.clusters.virtual import widen
+from gpuops.core.context import World
+from gpuops.core.errors import BUG, ConnectionLost, GpuopsError, Interrupted, NodeRefused, UsageError
+from gpuops.core.models import NodeFacts, RunRequest, Verdict
+from gpuops.core.parallel import on_each
+from gpuops.core.progress import Progress
+from gpuops.core.settings import Settings, secret_origins, secret_values
+from gpuops.guard import daemon
+from gpuops.ledger.store import RunRow
+from gpuops.nodes.network import meet
+from gpuops.nodes.python import capable, equip, set_up, setup_command, versions
+from gpuops.nodes.session import Live
+from gpuops.offers.payer import refuse_tracked
+from gpuops.runs.spec import Place, node_specs
+from gpuops.sync import DEFAULT_OUTS, RunHome, bucket, inputs, sinks, uplink, workloads
+from gpuops.sync.pushed import Pushed
+from gpuops.sync.restore import put_back
+from gpuops.transport.rpc import Absent, AgentClient
+
+if TYPE_CHECKING:
+    from gpuops.transport.answers import PortFound
+
+QUEUE_POLL_S = 2.0
+START_S = 600.0
+"""How long a node may take to start a run: it takes stock of what lies in the tree first."""
+
+
+@dataclass(frozen=True)
+class Sending:
+    """How the project travels."""
+
+    overwrite: bool = False
+    send_anyway: Sequence[str] = ()
+    queue: bool = False
+
+
+@dataclass
+class Prepared:
+    """A run ready for launch on each of its nodes."""
+
+    row: RunRow
+    home: RunHome
+    request: RunRequest
+    nodes: list[NodeFacts]
+    ports: Sequence[int] = ()
+    """Of node0, known to be reached by all: for the first launch."""
+    secrets: Mapping[str, str] = field(repr=False, default_factory=dict)
+    attempt: int = 0
+
+    @property
+    def world_size(self) -> int:
+        return sum(node.ranks for node in self.nodes)
+
+
+def stem(request: RunRequest) -> str:
+    """What a run's name starts with: the workload's, script's, module's or command's own, in our alphabet."""
+    source = (
+        request.workload
+        or Path(request.script or "").stem
+        or (request.module or "").rpartition(".")[2]
+        or (Path(request.argv[0]).stem if request.argv else "run")
+    )
+    letters = "".join(char if char.isascii() and char.isalnum() else "-" for char in source.lower()).strip("-")
+    return (letters if letters[:1].isalpha() else f"run-{letters}").rstrip("-")[:18].rstrip("-") or "run"
+
+
+def patterns(outs: Sequence[str]) -> Sequence[str]:
+    """What is a result: as asked for; the default where only exceptions (`!GLOB`) were named."""
+    return outs if any(not one.startswith("!") for one in outs) else (*DEFAULT_OUTS, *outs)
+
+
+def tree_of(request: RunRequest, folder: Path) -> tuple[str, Path]:
+    """Which tree a run works in, and where it comes from: our workloads' or the user's project."""
+    return ("train", workloads.folder()) if request.workload else ("project", folder)
+
+
+def check(world: World, request: RunRequest, sending: Sending) -> None:
+    """What can be known to fail before anything is created. Raises UsageError."""
+    secret_values(request.secrets, world.folder, world.env)
+    refuse_tracked(world.folder, [name for name in request.secrets if not world.env.get(name)])
+    _, folder = tree_of(request, world.folder)
+    _check_script(request, inputs.scan_project(world, folder, _allowed(request, sending)))
+
+
+def secrets_sent(world: World, request: RunRequest) -> str:
+    """Which secrets the nodes are sent, by name, and where those are from; empty for none. Raises UsageError."""
+    origins = secret_origins(request.secrets, world.folder, world.env)
+    return f"secrets: {', '.join(f'{name} (from {origin})' for name, origin in origins.items())}" if origins else ""
+
+
+def _allowed(request: RunRequest, sending: Sending) -> Sequence[str]:
+    return () if request.workload else sending.send_anyway
+
+
+def prepare(
+    world: World, settings: Settings, live: Live, request: RunRequest, sending: Sending, progress: Progress
+) -> Prepared:
+    """Bring everything a run needs to its nodes. Nothing is started yet. Raises GpuopsError."""
+    # The agents take stock of these files at the start, to tell what the run made from what was there.
+    request = dataclasses.replace(request, outs=patterns(request.outs))
+    values = secret_values(request.secrets, world.folder, world.env)
+    if not sending.queue:
+        _refuse_second(world, live, None)
+    widen(world, live, request)
+    row = world.ledger.add_run(
+        stem=stem(request),
+        cluster=live.row.id,
+        folder=world.folder,
+        tree=tree_of(request, world.folder)[0],
+        request=dataclasses.asdict(request),
+        facts={
+            "gpuops": __version__,
+            "provider": live.row.provider,
+            "cluster": live.row.name,
+            "per_hour": sum(machine.per_hour for machine in live.machines),
+            "skews": live.skews,
+        },
+        keeper=world.me,
+        now=time.time(),
+    )
+    daemon.ensure(world.home)
+    try:
+        row = _wait_for_turn(world, live, sending, row)
+        return _prepared(world, settings, live, request, sending, row, values, progress)
+    except BaseException as error:
+        give_up(world, row, error)
+        raise
+
+
+def give_up(world: World, row: RunRow, error: BaseException) -> None:
+    """Note a run that never started, and why; the folder that was to hold its results goes."""
+    if isinstance(error, Interrupted):
+        verdict = Verdict("stopped", error.exit_code, "stopped before it was started")
+    else:
+        say = error.say if isinstance(error, GpuopsError) else type(error).__name__
+        verdict = Verdict("failed", getattr(error, "exit_code", BUG), f"not started: {say}")
+    world.ledger.set_run(row.id, state="home", keeper=None, ended=time.time(), verdict=dataclasses.asdict(verdict))
+    for folder in (RunHome(row.home).out, row.home):
+        try:
+            folder.rmdir()
+        except OSError:
+            return  # something lies in it, or it was never made
+
+
+def _prepared(
+    world: World,
+    settings: Settings,
+    live: Live,
+    request: RunRequest,
+    sending: Sending,
+    row: RunRow,
+    values: Mapping[str, str],
+    progress: Progress,
+) -> Prepared:
+    """The part of `prepare` that a run in the ledger stands for."""
+    name, folder = tree_of(request, world.folder)
+    shared = capable(world, live, "shares_disk")
+    with progress.during("looking through the project"):
+        tree = _scanned(world, request, sending, folder, shared)
+    home = RunHome(row.home)
+    home.create()
+    clients = live.clients[: request.nodes]
+    alone = shared or not (request.kind == "torchrun" or request.all_nodes)
+    with progress.during(f"trying the network between {request.nodes} nodes"):
+        meeting = meet(world, live, request.nodes, alone=alone)
+    began = time.monotonic()
+    with progress.during("comparing the project with what the nodes have"):
+        record = Pushed(world.home, live.row.token, name)
+        reports = sync.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress, record=record)
+    if not shared:
+        uplink.remember(world.home / "cache", sum(one.bytes_sent for one in reports), time.monotonic() - began)
+    _say_kept(world, reports)
+    places = inputs.provide(world, live, request, allow=sending.send_anyway, overwrite=sending.overwrite)
+    if request.resume:
+        with progress.during(f"putting back what {request.resume} made"):
+            count = put_back(clients, name, find_run(world, request.resume))
+        world.out.say(f"{count} file{'s' * (count != 1)} of {request.resume} put back on every node")
+    with progress.during("looking for a Python with torch" if request.kind == "torchrun" else "looking for a Python"):
+        nodes = equip(world, settings, live, request, folder, meeting.spots, progress)
+    rented = capable(world, live, "rented")
+    commands = [setup_command(request, folder, node.facts.python, rented=rented) for node in nodes]
+    if any(commands):
+        with progress.during("running the set-up command"):
+            set_up(world, live, name, folder, commands, nodes, progress)
+    size = sum(node.facts.ranks for node in nodes)
+    origin = {"commit": None, "dirty": False} if request.workload else {"commit": tree.commit, "dirty": tree.dirty}
+    held = [one.path for one in tree.held]
+    facts = {**row.facts, **origin, "held": held, "nodes": request.nodes, "world": size, **versions(live, nodes)}
+    world.ledger.set_run(row.id, facts=facts)
+    parts = [dataclasses.replace(node.facts, data=places.get(node.facts.index)) for node in nodes]
+    return Prepared(world.ledger.run(row.id), home, request, parts, meeting.ports, values)
+
+
+def _scanned(world: World, request: RunRequest, sending: Sending, folder: Path, shared: bool) -> sync.Tree:
+    """What is sent, as it is now, and said. Raises UsageError."""
+    tree = inputs.scan_project(world, folder, _allowed(request, sending))
+    first, *more = sync.summary(tree)
+    for sentence in (f"code: {first}", *more):
+        world.out.say(sentence)
+    _check_script(request, tree)
+    if request.data and not request.workload:
+        tree = inputs.with_link(tree, world.folder, Path(request.data), shared=shared)
+    return tree
+
+
+def _wait_for_turn(world: World, live: Live, sending: Sending, row: RunRow) -> RunRow:
+    """One run at a time on a node: refuse, or with --queue wait until all that came before have ended.
+
+    The ledger says who came first, so that of two that wait only one goes on. What is billed counts from the turn.
+    """
+    if not sending.queue:
+        _refuse_second(world, live, row)
+        return row
+    told = ""
+    with world.progress.during(f"waiting for {live.row.name}"):
+        while busy := _busy(world, live, row):
+            if busy != told:
+                world.out.say(f"waiting for {busy} on {live.row.name}")
+                world.progress.waits(f"{busy} goes on")
+                told = busy
+            time.sleep(QUEUE_POLL_S)
+    if told:
+        world.ledger.set_run(row.id, created=time.time())
+    return world.ledger.run(row.id)
+
+
+def _refuse_second(world: World, live: Live, row: RunRow | None) -> None:
+    if busy := _busy(world, live, row):
+        raise UsageError(
+            f"{busy} is running on {live.row.name}", f"wait for it with --queue, or end it: gpuops stop {busy}"
+        )
+
+
+def _busy(world: World, live: Live, row: RunRow | None) -> str:
+    """A run that a new one, or that of `row`, has to wait for; empty when there is none."""
+    for run in world.ledger.runs(cluster=live.row.id):
+        before = row is None or run.id < row.id
+        if before and run.state in ("starting", "running") and run.keeper is not None and run.keeper.alive():
+            return run.name
+    # What the nodes have just said of themselves will do for a first look, before there is a row.
+    facts = live.facts if row is None else live.each(lambda _i, client: _hello(client))
+    return next((str(one["busy"]) for one in facts if one.get("busy")), "")
+
+
+def _hello(client: AgentClient) -> Mapping[str, Any]:
+    """A node that is over, and that no run needs, is not busy."""
+    said: Mapping[str, Any] = {} if isinstance(client, Absent) else client.call("hello")
+    return said
+
+
+def _check_script(request: RunRequest, tree: sync.Tree) -> None:
+    """A script that will not be on the nodes is told now, not by torchrun on each of them."""
+    if request.kind != "torchrun" or request.script is None or request.workload:
+        return
+    if any(entry.path == request.script for entry in tree.files):
+        return
+    held = [held for held in tree.held if held.path == request.script]
+    if held:
+        raise UsageError(f"{request.script} is not sent: {held[0].why}", f"send it: --send-anyway {request.script}")
+    raise UsageError(
+        f"{request.script} is not sent, since git or .gpuopsignore ignores it", "take it out of the ignore file"
+    )
+
+
+def _say_kept(world: World, reports: Sequence[sync.PushReport]) -> None:
+    for report in reports:
+        if report.kept:
+            first = ", ".join(report.kept[:3]) + (f" and {len(report.kept) - 3} more" if len(report.kept) > 3 else "")
+            world.out.say(f"kept as edited on {report.node}: {first} (`gpuops pull --edits` brings them home)")
+
+
+def find_run(world: World, name: str) -> RunRow:
+    """A run by its name. Raises UsageError."""
+    import difflib
+
+    rows = world.ledger.runs()
+    for row in rows:
+        if row.name == name:
+            return row
+    near = difflib.get_close_matches(name, [row.name for row in rows], 1)
+    raise UsageError(
+        f"there is no run named {name}" + (f"; did you mean {near[0]}?" if near else ""), "`gpuops runs` lists them"
+    )
+
+
+def launch(world: World, live: Live, prepared: Prepared) -> None:
+    """Start the run on every node, the head first. Other ports each time it is called. Raises GpuopsError."""
+    prepared.attempt += 1
+    try:
+        _start(world, live, prepared)
+    except NodeRefused as refusal:
+        if refusal.kind != "gang" or prepared.attempt > 1:
+            raise
+        launch(world, live, prepared)  # the gang link's port was taken in the meantime; nothing has begun
+
+
+def _start(world: World, live: Live, prepared: Prepared) -> None:
+    master, gang = _places(live, prepared)
+    request, granted = _granted(world, live, prepared)
+    specs = node_specs(
+        request,
+        run=prepared.row.name,
+        cluster=live.row.name,
+        tree=prepared.row.tree,
+        nodes=prepared.nodes,
+        master=master,
+        gang=gang,
+        attempt=prepared.attempt,
+    )
+    gang_secret = secrets.token_hex(32)
+    # Before the first node is asked: killed in between, the run is one that the guard and `gpuops stop` know of.
+    world.ledger.set_run(prepared.row.id, state="running", started=time.time())
+    asked = 1
+
+    def start(index: int) -> None:
+        world.progress.waits("takes stock of its files", f"node{index}")
+        words = {"spec": specs[index], "secrets": dict(prepared.secrets), "gang_secret": gang_secret}
+        if granted:
+            words["urls"] = granted.urls[index]
+        live.clients[index].call("start", timeout=START_S, **words)
+        world.progress.waits("", f"node{index}")
+
+    try:
+        with world.progress.during(f"starting {prepared.row.name}"):
+            start(0)  # alone: where its port for the gang link is taken, nothing else has begun
+            asked = len(specs)
+            on_each(start, range(1, len(specs)))
+    except BaseException:
+        for index in range(asked):
+            _call_off(live, index, prepared.row.name)
+        world.ledger.set_run(prepared.row.id, state="starting", started=None)
+        bucket.abandon(world, world.ledger.run(prepared.row.id))
+        raise
+
+
+def _granted(world: World, live: Live, prepared: Prepared) -> tuple[RunRequest, bucket.Grant | None]:
+    """What the nodes may write to in a bucket, anew for each launch, and the request with the place it is."""
+    request = prepared.request
+    if not request.sink or not sinks.is_bucket(request.sink):
+        return request, None
+    row = world.ledger.run(prepared.row.id)
+    bucket.abandon(world, row)
+    lease = world.ledger.cluster(live.row.id).lease
+    with world.progress.during(f"opening the bucket {request.sink['bucket']} to the nodes"):
+        granted = bucket.grant(world, request.sink, row.name, len(prepared.nodes), lease.end)
+    kept = {"bucket": {"place": granted.place, "until": granted.until}, "uploads": granted.uploads}
+    world.ledger.set_run(row.id, facts={**world.ledger.run(row.id).facts, **kept})
+    return dataclasses.replace(request, sink={**request.sink, "place": granted.place}), granted
+
+
+def _places(live: Live, prepared: Prepared) -> tuple[Place, Place | None]:
+    """Where torchrun and the gang link meet: on the ports that the probe has found to be reached, once; then on fresh
+    ones."""
+    several = len(prepared.nodes) > 1
+    address = prepared.nodes[0].address if several else "127.0.0.1"
+    if several and prepared.ports and prepared.attempt == 1:
+        master, gang = prepared.ports
+        return (address, master), (address, gang)
+
+    def fresh() -> Place:
+        found: PortFound = live.clients[0].call("port", address=address)
+        return address, found["port"]
+
+    return fresh(), fresh() if several else None
+
+
+def _call_off(live: Live, index: int, run: str) -> None:
+    """Stop what one node may have started of a run that does not start everywhere."""
+    why: dict[str, Any] = {"run": run, "how": "now", "why": "the run could not be started on every node"}
+    try:
+        live.clients[index].call("stop", **why)
+    except ConnectionLost:
+        try:
+            live.reconnect(index).call("stop", **why)
+        except GpuopsError:
+            pass  # out of reach: the gang link, or the lease, ends it there
+    except GpuopsError:
+        pass  # it knows of no such run

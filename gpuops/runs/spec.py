@@ -1,0 +1,168 @@
+"""Which command line each node runs. Pure: a request and facts about nodes in, launch specs out.
+
+The recipe (static rendezvous, a fresh port and id for every attempt, no restarts by torchrun, a
+rank wrapper that keeps each rank's bytes) is explained in docs/architecture.md, section 5; the
+spec's fields in docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpuops.core.models import DATA, NodeFacts, RunRequest
+from gpuops.sync import sinks
+from gpuops.sync.workloads import WORKLOADS
+
+JOIN_S = 300
+"""How long torchrun waits for the other nodes, in seconds: a cold import of torch from a network
+file system takes minutes."""
+
+
+SCRUB = (
+    "PET_", "MASTER_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME",
+    "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "GPUOPS_HOST_KEY", "RUNPOD_API_KEY",
+)  # fmt: skip
+"""What a provider's image or an outer launcher may have set, and torchrun would believe; and the machine's own keys."""
+
+IDENTITY = re.compile(
+    r"PET_.*|MASTER_(ADDR|PORT)|TORCHELASTIC_(RUN_ID|ERROR_FILE)|((LOCAL|NODE|GROUP|ROLE)_)?RANK"
+    r"|((LOCAL|GROUP|ROLE)_)?WORLD_SIZE|GPUOPS_(RUN|NODE|NODES|NODE_RANK|HEAD|(STOP|SNAPSHOT)_FILE|PROGRESS)"
+)
+"""Who a process is: refused in the user's `--env`, and never taken from it."""
+
+
+Place = tuple[str, int]
+"""Address and port."""
+
+
+def torchrun_command(
+    node: NodeFacts,
+    *,
+    nodes: int,
+    master: Place,
+    rendezvous: str,
+    command: Sequence[str],
+) -> list[str]:
+    """The torchrun line of one node; `command` is what a rank runs, byte for byte.
+
+    `{python}`, `{agent}` and `{run}` are filled in by the node's agent, up to the first `--`.
+    """
+    return [
+        node.python, "-m", "torch.distributed.run",
+        f"--nnodes={nodes}", f"--node-rank={node.index}", f"--nproc-per-node={node.ranks}",
+        f"--master-addr={master[0]}", f"--master-port={master[1]}",
+        f"--rdzv-id={rendezvous}", f"--rdzv-conf=timeout={JOIN_S}", "--max-restarts=0", "--log-dir={run}/elastic",
+        "--no-python", "{python}", "-I", "{agent}", "rank", "--node-run", "{run}", "--",
+        *command,
+    ]  # fmt: skip
+
+
+def rank_command(request: RunRequest, python: str) -> list[str]:
+    """What one rank runs: the user's script or module, with its arguments byte for byte."""
+    if request.module is not None:
+        return [python, "-m", request.module, *request.argv]
+    script = request.script or ""
+    # Python would take a script whose name starts with a dash for an option.
+    return [python, f"./{script}" if script.startswith("-") else script, *request.argv]
+
+
+def _here(node: NodeFacts, parts: Sequence[NodeFacts]) -> dict[str, int]:
+    """How much of the run is on this node's machine."""
+    beside = [other for other in parts if other.address == node.address]
+    return {"nodes": len(beside), "ranks": sum(other.ranks for other in beside)}
+
+
+def node_specs(
+    request: RunRequest,
+    *,
+    run: str,
+    cluster: str,
+    tree: str,
+    nodes: Sequence[NodeFacts],
+    master: Place | None,
+    gang: Place | None,
+    attempt: int,
+) -> list[dict[str, Any]]:
+    """The launch spec of each node that takes part, in node order (docs/protocol.md).
+
+    A plain command runs on the first node alone unless `request.all_nodes`, and needs no
+    `master`; a run of one node needs no `gang`.
+    """
+    torchrun = request.kind == "torchrun"
+    parts = [node if torchrun else replace(node, ranks=0) for node in nodes]
+    if not (torchrun or request.all_nodes):
+        parts = parts[:1]
+    shared: dict[str, Any] = {
+        "schema": 1,
+        "run": run,
+        "attempt": attempt,
+        "cluster": cluster,
+        "nodes": len(parts),
+        "tree": tree,
+        "kind": request.kind,
+        "scrub": list(SCRUB),
+        "world": sum(node.ranks for node in parts),
+        "master": _place(master),
+        "gang": _place(gang) if len(parts) > 1 else None,
+        "prelude": list(request.prelude),
+        "outs": list(request.outs),
+        "grace_s": request.grace_s,
+    }
+    if request.hold_s is not None:
+        shared["hold_s"] = request.hold_s
+    if sink := sinks.of_spec(request, run):
+        shared["sink"] = sink
+    if request.workload and WORKLOADS[request.workload].reads and request.data is None:
+        shared["data"] = request.workload
+    return [
+        shared
+        | {
+            "node": node.index,
+            "argv": _argv(request, node, len(parts), master, f"{run}-a{attempt}"),
+            "env": _environment(request, node, parts),
+            "user_env": _users(request, node),
+            "path_first": [folder] if (folder := posixpath.dirname(node.python)) else [],
+            "ranks": node.ranks,
+            "rank_base": sum(before.ranks for before in parts[:position]),
+            "here": _here(node, parts),
+        }
+        for position, node in enumerate(parts)
+    ]
+
+
+def _argv(request: RunRequest, node: NodeFacts, nodes: int, master: Place | None, rendezvous: str) -> list[str]:
+    if request.kind == "command":
+        return list(request.argv)
+    assert master is not None, "torchrun needs a place to meet"
+    command = rank_command(request, node.python)
+    return torchrun_command(node, nodes=nodes, master=master, rendezvous=rendezvous, command=command)
+
+
+def _environment(request: RunRequest, node: NodeFacts, nodes: Sequence[NodeFacts]) -> dict[str, str]:
+    """What we set, with tokens for what only the node knows."""
+    env = {"PYTHONUNBUFFERED": "1", "SPT_NOENV": "1", **node.env}
+    if node.interface:
+        env["GLOO_SOCKET_IFNAME"] = node.interface
+        env["NCCL_SOCKET_IFNAME"] = "=" + node.interface  # `=`: exactly this one, not a prefix
+    if node.gpus is not None:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpus))
+    if request.kind == "torchrun":
+        env["OMP_NUM_THREADS"] = str(max(1, int(node.cores * node.cores_share) // node.ranks))
+        env["TORCHELASTIC_ERROR_FILE"] = "{run}/agent_error.json"
+    else:
+        env.update(GPUOPS_NODE_RANK=str(node.index), GPUOPS_NODES=str(len(nodes)), GPUOPS_HEAD=nodes[0].address)
+    return env
+
+
+def _users(request: RunRequest, node: NodeFacts) -> dict[str, str]:
+    """What the user set, over ours and taken literally, except for who a process is."""
+    data = {DATA: node.data or request.data} if request.data is not None else {}
+    return data | {name: value for name, value in request.env.items() if not IDENTITY.fullmatch(name)}
+
+
+def _place(place: Place | None) -> dict[str, Any] | None:
+    return {"address": place[0], "port": place[1]} if place else None

@@ -1,0 +1,261 @@
+"""What came of a run: one sentence, one thing to do, one exit code. Pure.
+
+`node_result` reads what a node says (`result.json`, docs/protocol.md), `judge` weighs what all
+nodes say. The order: a rank or a launcher with a cause of its own; then what ended the run from
+outside (lease, a machine taken back, a lost node, a stop); then deaths that only echo a peer's; then, when every
+process ended well, whether the ranks had formed the world that was asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gpuops.core.models import NodeResult, RankResult, RunRequest, Verdict
+from gpuops.runs import remedies
+from gpuops.runs.diagnosis import OWN, PEER, WINDOW_S, Death, culprit, deaths, hint, last_words, logs, sentence
+
+STOPPED = 130
+"""Also for a run that `gpuops stop` ended from another terminal: nothing failed, and it is not done."""
+FAILED = 1
+NODE_FAILED = 4
+
+RESUME = "run it again with `--resume` to continue from the newest snapshot that came home"
+ALONE = (
+    "check that the script calls `torch.distributed.init_process_group` on this kind of machine; "
+    "one that starts its ranks itself is for `gpuops run -- python SCRIPT`"
+)
+QUOTE = 100
+"""How much of a program's last line is quoted, in characters."""
+BY_ITSELF = "; with `--retries 2` it would have gone on by itself"
+AGAIN = "run it again: it left no snapshot to continue from"
+
+
+def node_result(node: int, raw: Mapping[str, Any], skew: float) -> NodeResult:
+    """A node's result.json as a value. `skew` seconds are added to its times to make them ours."""
+    launcher = raw.get("launcher") or {}
+    reason = dict(raw.get("reason") or {})
+    if launcher.get("signal"):
+        reason.setdefault("signal", launcher["signal"])
+    return NodeResult(
+        node=node,
+        outcome=raw["outcome"],
+        reason=reason,
+        started=_ours(raw.get("started"), skew),
+        ended=_ours(raw.get("ended"), skew),
+        launcher_code=launcher.get("code"),
+        ranks=tuple(_rank_result(node, rank, skew) for rank in raw.get("ranks") or ()),
+        tail=raw.get("tail") or "",
+        out=raw.get("out") or "",
+        disk_free=raw.get("disk_free"),
+        progress=dict(raw.get("progress") or {}),
+    )
+
+
+def how_far(results: Iterable[NodeResult]) -> dict[str, int]:
+    """How far the run's program says it got: `step`, and `saved`, the step of its newest snapshot, where known."""
+    found: dict[str, int] = {}
+    for result in results:
+        for name in ("step", "saved"):
+            if name in result.progress:
+                found[name] = max(int(result.progress[name]), found.get(name, 0))
+    return found
+
+
+def resume_hint(run: str, saved: bool) -> str:
+    """How to go on after a run that did not end by itself. `saved`: something it had made is home."""
+    return f"run it again with `--resume {run}` to continue from the newest snapshot that came home" if saved else AGAIN
+
+
+def judge(
+    request: RunRequest, world: int, results: Sequence[NodeResult], again: str = RESUME, run: str = ""
+) -> Verdict:
+    """The verdict over all nodes' results; `world` is the number of ranks that was asked for.
+
+    `again`: the hint for a run that was ended from outside. `run`: its name, for what a hint tells to type.
+    """
+    if not results:
+        return Verdict("lost", NODE_FAILED, "no node could say how the run ended", again)
+    several = len(results) > 1
+    blamed = culprit(death for result in results for death in deaths(request.kind, result, several))
+    outside = _ended_from_outside(results, again)
+    if blamed and blamed.weight == OWN and not (outside and _came_before(outside[0], blamed)):
+        return _failed(blamed, results, run)
+    if outside:
+        return outside[1]
+    if blamed:
+        return _failed(blamed, results, run)
+    return _formed(request, world, results, run)
+
+
+def is_port_clash(results: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a run failed only because its port was taken: a relaunch with a fresh one helps.
+
+    `results`: the nodes' result.json. Torchrun finds out before it starts any rank; a port that
+    the user's program opens is the user's.
+    """
+    known = list(results)
+    started = any(rank.get("started") for result in known for rank in result.get("ranks") or ())
+    return not started and any(
+        result["outcome"] == "failed" and remedies.is_port_taken(result.get("tail") or "") for result in known
+    )
+
+
+def _rank_result(node: int, raw: Mapping[str, Any], skew: float) -> RankResult:
+    return RankResult(
+        rank=raw["rank"],
+        node=node,
+        local=raw.get("local", 0),
+        code=raw.get("code"),
+        signal=raw.get("signal"),
+        started=_ours(raw.get("started"), skew),
+        ended=_ours(raw.get("ended"), skew),
+        joined=raw.get("joined"),
+        oom=bool(raw.get("oom")),
+        after_stop=bool(raw.get("after_stop")),
+        tail=raw.get("tail") or "",
+        error=raw.get("error") if isinstance(raw.get("error"), Mapping) else None,
+        out=raw.get("out") or "",
+    )
+
+
+def _ours(at: float | None, skew: float) -> float | None:
+    return None if at is None else at + skew
+
+
+def _ended_from_outside(results: Sequence[NodeResult], again: str) -> tuple[NodeResult, Verdict] | None:
+    """What ended the run although no process of it failed: lease, reclaim, loss, stop, in this order."""
+    first = sorted(results, key=lambda result: float("inf") if result.ended is None else result.ended)
+    for result in first:
+        if result.reason.get("kind") == "lease":
+            say = f"the lease of node{result.node} ended the run"
+            longer = f"give it longer (--max-hours, --max-cost, or in time `gpuops lease NAME --extend 2h`) and {again}"
+            return result, Verdict("stopped", NODE_FAILED, say, longer, node=result.node)
+    if taken := _taken_back(first):
+        return taken, _reclaimed(taken, results, again)
+    # A node that heard of the loss by the gang link is a witness only: the lost one itself speaks first.
+    for result in sorted(first, key=lambda result: result.reason.get("kind") == "gang"):
+        if result.outcome == "lost":
+            return result, _lost(result, again)
+    for result in first:
+        if result.reason.get("kind") == "end":  # by whom nobody knows: whoever stops a run first says so
+            return result, Verdict(
+                "lost", NODE_FAILED, f"node{result.node} was ended under the run", again, node=result.node
+            )
+    for result in first:
+        if result.outcome == "stopped" and result.reason.get("kind") != "gang":
+            return result, Verdict("stopped", STOPPED, "the run was stopped before its end", again)
+    for result in first:
+        if result.reason.get("kind") == "gang" and all(other.outcome != "failed" for other in results):
+            return result, _lost(result, again)
+    return None
+
+
+def _taken_back(results: Sequence[NodeResult]) -> NodeResult | None:
+    """A node of those whose provider took a machine back: with notice, which all of them then know of, or without."""
+    told = [result for result in results if result.reason.get("kind") == "reclaim"]
+    if told or any(result.reason.get("kind") == "stop" for result in results):
+        return min(told, key=lambda result: "from" in result.reason, default=None)
+    return next((result for result in results if result.reason.get("reclaimed")), None)
+
+
+def _reclaimed(result: NodeResult, results: Sequence[NodeResult], again: str) -> Verdict:
+    """`reclaimed by AWS at step 120 (node1 at 08:22:00Z); the newest snapshot is of step 100`."""
+    reason, got = result.reason, how_far(results)
+    node, at = int(reason.get("node", result.node)), reason.get("at")
+    step = f" at step {got['step']}" if "step" in got else ""
+    when = time.strftime(" at %H:%M:%SZ", time.gmtime(at)) if at is not None else ""
+    say = f"reclaimed by {reason.get('by') or 'its provider'}{step} (node{node}{when})"
+    if "saved" in got:
+        say += f"; the newest snapshot is of step {got['saved']}"
+    return Verdict("reclaimed", NODE_FAILED, say, again + BY_ITSELF, node=node)
+
+
+def _lost(result: NodeResult, again: str) -> Verdict:
+    why = str(result.reason.get("say") or "it was gone")
+    node = int(result.reason.get("from", result.node))
+    say = why if why.startswith(f"node{node}") else f"the run was lost on node{node}: {why}"
+    return Verdict("lost", NODE_FAILED, say, again, node=node)
+
+
+def _came_before(result: NodeResult, death: Death) -> bool:
+    """Whether a lost node explains a death elsewhere that has its own words (a caught error)."""
+    if result.outcome != "lost" or death.oom:
+        return False
+    if result.reason.get("kind") in ("node", "gone"):
+        return True  # it vanished and can say nothing; what its peers say then, they say of that
+    if result.ended is None or death.ended is None:
+        return False
+    return result.ended <= death.ended + WINDOW_S
+
+
+def _failed(death: Death, results: Sequence[NodeResult], run: str) -> Verdict:
+    advice = hint(death, run)
+    if death.weight == PEER:
+        advice = _left_early(death, results) or advice
+    return Verdict("failed", FAILED, sentence(death), advice, death.rank, death.node, death.tail)
+
+
+def _left_early(death: Death, results: Sequence[NodeResult]) -> str:
+    """A rank that ended well while its peers still needed it: nothing else would name it.
+
+    One that leaves the world closes its connections before it ends, so its end may be the later one.
+    """
+    joining = remedies.was_joining(last_words(death.tail))
+    for rank in (rank for result in results for rank in result.ranks):
+        if joining and rank.code == 0 and rank.joined is not False:
+            return f"rank {rank.rank} on node{rank.node} left while others still joined: {remedies.BARRIER}"
+        if rank.code == 0 and rank.ended and death.ended and rank.ended <= death.ended:
+            return (
+                f"rank {rank.rank} on node{rank.node} had ended before, with exit code 0: "
+                "let every rank take part in the same steps"
+            )
+    return ""
+
+
+def _formed(request: RunRequest, world: int, results: Sequence[NodeResult], run: str) -> Verdict:
+    """All ended well; did they train together?"""
+    if request.kind != "torchrun":
+        return _alone("the command ended well", [_last(result) for result in results])
+    ranks = [rank for result in results for rank in result.ranks]
+    if world <= 1:
+        return _alone("the run ended well", [_last(rank) for rank in ranks])
+    together = sum(rank.joined is True for rank in ranks)
+    unwilling = not together and all(remedies.wants_gpus(_last(rank)) for rank in ranks)
+    well = f"all {world} ranks ended well"
+    if unwilling or any(rank.joined is False for rank in ranks):
+        formed = f"only {together} of them joined" if together else "none of them joined"
+        say = f"{well}, but {formed} the world of {world} that was asked for"
+        apart = {rank.rank: _last(rank) for rank in ranks if not rank.joined}
+        return Verdict("unformed", FAILED, f"{say}: {_saying(apart)}", remedies.GPUS if unwilling else ALONE)
+    if together < world:
+        say = f"{well}, but too soon: gpuops could not tell whether they formed one world of {world}"
+        return Verdict("unclear", 0, say, f"look for the world size in what rank 0 printed (`{logs(run)} --rank 0`)")
+    return Verdict("done", 0, well)
+
+
+def _alone(well: str, last: Sequence[str]) -> Verdict:
+    """Of what ran alone nothing is known but its exit code, 0, and its last line."""
+    unwilling = next(filter(remedies.wants_gpus, last), "")
+    if not unwilling:
+        return Verdict("done", 0, well if any(last) else f"{well}, and printed nothing")
+    return Verdict("unclear", 0, f"{well}, but it says {_quoted(unwilling)}", remedies.GPUS)
+
+
+def _last(one: RankResult | NodeResult) -> str:
+    """The last line that it printed."""
+    return remedies.last_line(one.out) or remedies.last_line(one.tail)
+
+
+def _saying(last: Mapping[int, str]) -> str:
+    """What these ranks printed last, by rank."""
+    rank, line = next(((rank, line) for rank, line in last.items() if line), (None, ""))
+    if rank is None:
+        return "they printed nothing"
+    who = "they say" if len(last) > 1 and set(last.values()) == {line} else f"rank {rank} says"
+    return f"{who} {_quoted(line)}"
+
+
+def _quoted(line: str) -> str:
+    return f'"{line}"' if len(line) <= QUOTE else f'"{line[:QUOTE]}…"'

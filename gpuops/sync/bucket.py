@@ -1,0 +1,261 @@
+"""A bucket (S3, or what speaks like it) that a run's nodes keep their results in: asked, opened to them, cleared.
+
+Keys stay on this computer. What a node gets are addresses that are signed here, each for one request on one object of
+this run, until its lease ends and for seven days at most.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuops.core.context import World
+from gpuops.core.errors import GpuopsError, Unknown, UsageError
+from gpuops.core.output import clock_time
+from gpuops.ledger.store import RunRow
+from gpuops.sync.object_store import (
+    OVER,
+    WRONG,
+    Absent,
+    Denied,
+    ask,
+    client,
+    failure,
+    from_dotenv,
+    key_of,
+    session_ends,
+    whose,
+)
+
+PARTS = 400
+"""How many parts a node may send: of 5 GB each at most, that is 1 TB."""
+LONGEST_S = 7 * 86400.0
+"""No signature holds longer."""
+AFTER_S = 900.0
+"""What a node may need after its lease's end, at most."""
+TRIAL_S = 30.0
+"""How long the trial of an address is repeated where the bucket, or the way to it, is in trouble."""
+MARK = ".gpuops"
+"""An empty object under the prefix: that it can be written and read is the proof that others can."""
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a run's nodes may do. `urls`: of each node, secrets; `uploads`: [key, upload's id]."""
+
+    place: str
+    until: float
+    urls: list[dict[str, Any]] = field(repr=False)
+    uploads: list[list[str]] = field(repr=False)
+
+
+def check(world: World, sink: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether results can be kept there, before anything is rented: the sink with its `region`, and with the `profile`
+    that it was asked with, by its name, or `dotenv` where the key was the project's: whoever comes back for the results
+    asks with the same.
+
+    Raises UsageError, AuthFailed, Unknown.
+    """
+    sink = {**sink, "profile": whose(world.env, str(sink.get("profile") or "")), "dotenv": False}
+    sink["dotenv"] = from_dotenv(world, sink)
+    with world.progress.during(f"asking for the bucket {sink['bucket']}"):
+        found = {**sink, "region": _region(world, sink)}
+        s3 = client(world, found)
+        mark = key_of(found, MARK)
+        ask(found, "s3:PutObject", s3.put_object, Key=mark, Body=b"")
+        ask(found, "s3:GetObject", s3.get_object, Key=mark)["Body"].close()  # HEAD says nothing of why it is denied
+        begun = ask(found, "s3:PutObject", s3.create_multipart_upload, Key=mark)
+        try:
+            _try_address(world, s3, found, {"Key": mark, "UploadId": begun["UploadId"], "PartNumber": 1})
+        finally:
+            ask(found, "s3:AbortMultipartUpload", s3.abort_multipart_upload, Key=mark, UploadId=begun["UploadId"])
+    if (ends := session_ends(world, sink)) is not None:
+        say = "until the session of these temporary credentials ends"
+        at = f", at {clock_time(ends, time.time())} (local time)" if ends else ""
+        world.out.say(f"note: the nodes can write to the bucket {say}{at}")
+    return found
+
+
+def _try_address(world: World, s3: Any, sink: Mapping[str, Any], part: Mapping[str, Any]) -> None:
+    """Send one byte as a node will: by an address, and not as boto3 does, which follows redirects. Raises Denied.
+
+    That this computer has no way there, or does not trust it without boto3's help, says nothing of a node.
+    """
+    from gpuops.agent import objects  # brings http and ssl, which most commands do without
+
+    url = s3.generate_presigned_url("upload_part", Params={"Bucket": sink["bucket"], **part}, ExpiresIn=600)
+    try:
+        objects.patiently(lambda: objects.ask("PUT", url, [b"."], 1), time.time() + TRIAL_S)
+    except objects.Denied as error:
+        say = f"the bucket {sink['bucket']} takes nothing from its nodes: an address that is signed for them is refused"
+        raise Denied(f"{say} ({error.code})", "try again later, or name another bucket with --sink") from error
+    except OSError as error:
+        world.out.say(f"note: whether nodes can write to the bucket {sink['bucket']} could not be tried: {error}")
+
+
+def grant(world: World, sink: Mapping[str, Any], run: str, nodes: int, lease_end: float | None) -> Grant:
+    """Open a place of its own for each node. Raises ProviderError. `lease_end`: UTC seconds."""
+    s3 = client(world, sink)
+    folder = key_of(sink, run)
+    if _size(s3, sink, f"{folder}/node0.json") is not None:  # an earlier attempt's, or another user's
+        folder = f"{folder}-{uuid.uuid4().hex[:8]}"
+    uploads = []
+    for index in range(nodes):
+        key = f"{folder}/node{index}.tar"
+        begun = ask(sink, "s3:PutObject", s3.create_multipart_upload, Key=key)
+        uploads.append([key, begun["UploadId"]])
+    return renewed(world, sink, f"s3://{sink['bucket']}/{folder}", uploads, lease_end)
+
+
+def renewed(
+    world: World, sink: Mapping[str, Any], place: str, uploads: list[list[str]], lease_end: float | None
+) -> Grant:
+    """Addresses for the same uploads, signed now. Raises UsageError, AuthFailed."""
+    now = time.time()
+    until = min(wanted(now, lease_end), session_ends(world, sink) or now + LONGEST_S)
+    s3 = client(world, sink)
+    folder = place.removeprefix(f"s3://{sink['bucket']}/")
+
+    def signed(operation: str, key: str, **more: Any) -> str:
+        parameters = {"Bucket": sink["bucket"], "Key": key, **more}
+        return str(s3.generate_presigned_url(operation, Params=parameters, ExpiresIn=max(1, int(until - now))))
+
+    heads = [signed("head_object", key) for key, _ in uploads]
+    states = [signed("head_object", f"{folder}/node{index}.json") for index in range(len(uploads))]
+    urls = [
+        {
+            "parts": [signed("upload_part", key, UploadId=id, PartNumber=part + 1) for part in range(PARTS)],
+            "complete": signed("complete_multipart_upload", key, UploadId=id),
+            "head": heads[index],
+            "state": signed("put_object", f"{folder}/node{index}.json"),
+            "heads": heads,
+            "states": states,
+            "until": until,
+        }
+        for index, (key, id) in enumerate(uploads)
+    ]
+    return Grant(place, until, urls, uploads)
+
+
+def wanted(now: float, lease_end: float | None) -> float:
+    """Until when nodes should be able to write, as long as a signature may hold (UTC seconds)."""
+    return min(now + LONGEST_S, (lease_end or now + LONGEST_S) + AFTER_S)
+
+
+def abandon(world: World, row: RunRow) -> None:
+    """End a run's uploads that nobody has completed: their parts bill until then. What cannot be ended is said."""
+    uploads = row.facts.get("uploads") or []
+    sink = row.request.get("sink") or {}
+    if not uploads or not sink.get("bucket"):
+        return
+    try:
+        s3 = client(world, sink)
+        for key, upload in uploads:
+            with suppress(Absent):
+                ask(sink, "s3:AbortMultipartUpload", s3.abort_multipart_upload, Key=key, UploadId=upload)
+    except GpuopsError as error:
+        name = f"s3://{sink['bucket']}/{uploads[0][0].rpartition('/')[0]}"
+        world.out.say(f"note: parts of {row.name} may be left in {name}, and cost there: {error.say}")
+        return
+    world.ledger.set_run(row.id, facts={**world.ledger.run(row.id).facts, "uploads": []})
+
+
+def abandon_all(world: World, cluster: int) -> None:
+    """The same for every run of a cluster whose machines are gone."""
+    for row in world.ledger.runs(cluster=cluster):
+        abandon(world, row)
+
+
+class Download:
+    """One object, read from its beginning to its end however often the connection breaks. Reading raises Unknown."""
+
+    TRIES = 8
+    STALL_S = 300.0
+    """After so long without a byte it is given up: nodes that are still there cost money meanwhile."""
+
+    def __init__(self, world: World, sink: Mapping[str, Any], key: str) -> None:
+        self._sink = sink
+        self._key = key
+        self._s3 = client(world, sink)
+        # Not by HEAD: its answer says nothing of why it is none.
+        first = ask(sink, "s3:GetObject", self._s3.get_object, Key=key, Range="bytes=0-0")
+        first["Body"].close()
+        self.size = int(first["ContentRange"].rpartition("/")[2])
+        self._tag = first["ETag"]
+        self.at = 0
+        self._body: Any = None
+
+    def read(self, count: int, /) -> bytes:
+        count = min(count, self.size - self.at)
+        if count <= 0:
+            return b""
+        since = time.monotonic()
+        for attempt in range(self.TRIES):
+            try:
+                data = self._open().read(count)
+                if data:
+                    self.at += len(data)
+                    return bytes(data)
+                why = "it ends early"
+            except GpuopsError as error:
+                if not isinstance(error, Unknown):
+                    raise
+                why = error.say
+            except Exception as error:  # urllib3's and botocore's, of which there are many
+                why = f"{type(error).__name__}: {error}"
+            self._body = None
+            if time.monotonic() - since > self.STALL_S:
+                break
+            time.sleep(min(0.2 * 2**attempt, 10.0))
+        raise Unknown(f"s3://{self._sink['bucket']}/{self._key} cannot be read: {why}", "try again: gpuops pull")
+
+    def _open(self) -> Any:
+        if self._body is None:
+            where = {"Range": f"bytes={self.at}-", "IfMatch": self._tag}
+            self._body = ask(self._sink, "s3:GetObject", self._s3.get_object, Key=self._key, **where)["Body"]
+        return self._body
+
+
+def open_archive(world: World, sink: Mapping[str, Any], place: str, node: int) -> Download | None:
+    """What a node has kept; None where it is not there. Raises ProviderError."""
+    key = place.removeprefix(f"s3://{sink['bucket']}/") + f"/node{node}"
+    try:
+        return Download(world, sink, f"{key}.tar")
+    except Absent:
+        return None
+    except Denied:
+        # Who may not list a bucket is not told what is not in it; what the node said before its run began is.
+        if _size(client(world, sink), sink, f"{key}.json") is None:
+            raise
+        return None
+
+
+def _size(s3: Any, sink: Mapping[str, Any], key: str) -> int | None:
+    try:
+        return int(ask(sink, "s3:GetObject", s3.head_object, Key=key)["ContentLength"])
+    except (Absent, Denied):
+        return None
+
+
+def _region(world: World, sink: Mapping[str, Any]) -> str:
+    """Where a bucket is: the service tells even who may do nothing else with it. Raises UsageError, ProviderError."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    s3 = client(world, sink)
+    try:
+        answer = s3.head_bucket(Bucket=sink["bucket"])
+    except ClientError as error:
+        answer = error.response
+        if str(answer.get("Error", {}).get("Code")) in ("404", "NoSuchBucket"):
+            hint = f"make it (aws s3 mb s3://{sink['bucket']}), or name another"
+            raise UsageError(f"there is no bucket {sink['bucket']}", hint) from error
+        if str(answer.get("Error", {}).get("Code")) in (*WRONG, *OVER):
+            raise failure(error, sink, "s3:ListBucket") from error
+    except BotoCoreError as error:
+        raise failure(error, sink, "s3:ListBucket") from error
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return str(headers.get("x-amz-bucket-region") or s3.meta.region_name)

@@ -1,0 +1,334 @@
+"""How results come home: logs as they are written, files as they change, and checksums at the end.
+
+`mirror` follows one node's logs; `fetch` brings what all nodes of a run have made. Both may be cut
+anywhere and called again, and may run twice at once (a terminal and the guard).
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from gpuops.core.errors import ConnectionLost, LocalDisk, NodeError, Nonsense
+from gpuops.core.output import amount
+from gpuops.core.parallel import on_each
+from gpuops.core.safe_folder import SafeFolder, local_errors, may_come
+from gpuops.sync.download_plan import Listing, Sums, Todo, arrivals, batches, in_turn, picks, twins
+from gpuops.sync.memory import Stamp
+from gpuops.sync.outputs import OutFolder
+from gpuops.sync.project import shown
+from gpuops.sync.receive import Received, receive
+from gpuops.sync.run_folder import RunHome
+from gpuops.transport.rpc import AgentClient
+
+if TYPE_CHECKING:
+    from gpuops.core.progress import Progress
+    from gpuops.transport.answers import Outs, Piece, Result, Sum, Tail
+
+
+DEFAULT_OUTS = (
+    "*.pt",
+    "*.pth",
+    "*.ckpt",
+    "*.safetensors",
+    "*.distcp",
+    ".metadata",  # written last by torch's distributed checkpoint: without it the shards cannot be read
+    "**/checkpoints/**",
+    "**/snapshots/**",
+    "**/outputs/**",
+    "**/results/**",
+    "**/lightning_logs/**",
+    "**/events.out.tfevents*",
+)
+"""What is a result unless `--out` says otherwise."""
+
+SILENCE_S = 30.0
+"""`tail` and `sums` say something every 5 s; this much silence in seconds is a lost connection."""
+LIST_S = 600.0
+"""How long a node may take to walk through its tree, in seconds."""
+SLOWEST = 20_000_000
+"""Bytes per second that any node reads: checksums that take longer are not waited for."""
+
+SHOWN = 200
+"""How much of a stranger's file name goes into a message, in characters."""
+
+STREAMS = 10_000
+"""So many logs of one node are borne: each is a file here."""
+
+OnBytes = Callable[[int, str, int, bytes], None]
+T = TypeVar("T")
+
+
+def mirror(client: AgentClient, run: str, node: int, home: RunHome, follow: bool, on_bytes: OnBytes) -> Result | None:
+    """Bring a node's logs home, from where they end here; the node's result, or None while it runs.
+
+    Bytes are written at their own offset, so that two mirrors at once write the same bytes to the
+    same place. `on_bytes(node, stream, offset, data)` follows each writing. Raises ConnectionLost
+    for the caller to reconnect, NodeRefused, Nonsense, and LocalDisk when this computer cannot write: the
+    node is well then, and reconnecting to it does not help.
+    """
+    offsets = home.offsets(node)
+    stream = client.stream("tail", timeout=SILENCE_S, run=run, offsets=dict(offsets), follow=follow)
+    piece: Piece
+    for piece in stream:
+        name, offset, data = piece["s"], piece["o"], piece["b64"]
+        if name not in offsets and len(offsets) >= STREAMS:
+            raise Nonsense(client.label, "to 'tail': more logs than ranks can have")
+        if offset != offsets.get(name, 0):
+            raise Nonsense(client.label, f"{name} from {offset} on, where {offsets.get(name, 0)} was asked for")
+        _write_at(home, home.log_name(node, name), offset, data, client.label)
+        on_bytes(node, name, offset, data)
+        offsets[name] = offset + len(data)
+    last: Tail = stream.answer
+    return last["result"]
+
+
+def _write_at(home: RunHome, log: str, offset: int, data: bytes, label: str) -> None:
+    with local_errors(home.path / log):
+        if not home.folder.write_at(log, offset, data):
+            raise ConnectionLost(f"{log} of {label} became shorter on this computer", "following it anew")
+
+
+@dataclass(frozen=True)
+class FetchReport:
+    """What one fetch brought: how many files and bytes travelled, and a sentence for each file that
+    lies under another name than its own: beside one that a person had changed, as a rule."""
+
+    files: int
+    bytes: int
+    conflicts: Sequence[str]
+
+
+def fetch(
+    clients: Mapping[int, AgentClient],
+    run: str,
+    tree: str,
+    patterns: Sequence[str],
+    home: RunHome,
+    *,
+    final: bool,
+    progress: Progress,
+) -> FetchReport:
+    """Bring home what a run has made and is not home yet, in its latest version.
+
+    While the run lives (`final=False`), a file that changes during its transfer stays away until the
+    next call. `final=True` compares checksums of everything with the bytes that are home and raises
+    NodeError, naming files, when that fails twice. A node that is lost does not keep the others'
+    files away: its error is raised after they are home. LocalDisk, when this computer cannot write,
+    is raised at once: it says nothing about any node; what finds no room at all is said after the rest is home.
+    """
+    home.create()
+    work = _Fetch(clients, run, tree, patterns, home, progress)
+    work.out.clear_dead()
+    listing = work.round(live=not final)
+    if final:
+        wrong = work.unverified(listing)
+        if wrong:
+            progress.say(f"{_count(wrong)} changed on the way home: fetching again")
+            work.out.forget(wrong)
+            again = work.round(live=False, only=wrong)
+            wrong = work.unverified(again, only=wrong)
+        if wrong and all(isinstance(error, Nonsense) for error in work.errors.values()):
+            names = ", ".join(f"{path} (node{node})" for node, path in sorted(wrong)[:3])
+            raise NodeError(
+                f"{_count(wrong)} could not be verified: {names}" + (", …" if len(wrong) > 3 else ""),
+                "`gpuops pull` tries again; nothing is deleted on the nodes before that",
+            )
+    for error in sorted(work.errors.values(), key=lambda error: isinstance(error, Nonsense)):
+        raise error  # first one that another try may help with
+    if final and work.too_big:
+        raise _no_room(work.too_big, home)
+    return FetchReport(work.files, work.bytes, tuple(work.conflicts))
+
+
+def _count(files: Iterable[object]) -> str:
+    number = len(list(files))
+    return f"{number} file" + "s" * (number != 1)
+
+
+def _no_room(files: Mapping[tuple[int, str], int], home: RunHome) -> LocalDisk:
+    (_, path), largest = max(files.items(), key=lambda one: one[1])
+    return LocalDisk(
+        f"this computer's disk has no room for {_count(files)} of {home.path.name} ({amount(sum(files.values()))}; "
+        f"the largest is {shown(path[:SHOWN])}, {amount(largest)})",
+        "free some space, then run `gpuops pull`",
+    )
+
+
+def _refused(label: str, paths: Sequence[str]) -> str:
+    """Files that no agent of ours offers: outside of the run's folder, or git's own."""
+    return (
+        f"{label} offers {shown(paths[0][:SHOWN])}{f' and {len(paths) - 1} more' * (len(paths) > 1)}: not brought home"
+    )
+
+
+class _Fetch:
+    """One call of `fetch`: what it has brought so far, and the nodes it lost on the way."""
+
+    def __init__(
+        self,
+        clients: Mapping[int, AgentClient],
+        run: str,
+        tree: str,
+        patterns: Sequence[str],
+        home: RunHome,
+        progress: Progress,
+    ) -> None:
+        self.clients = clients
+        self.run = run
+        self.tree = tree
+        self.patterns = list(patterns)
+        self.progress = progress
+        self.out = OutFolder(home)
+        self.errors: dict[int, NodeError] = {}
+        self.files = 0
+        self.bytes = 0
+        self.conflicts: list[str] = []
+        self.too_big: dict[tuple[int, str], int] = {}
+        """What finds no room on this disk, by node and path, in bytes."""
+        self._listing: Listing = {}
+        self._disk = shutil.disk_usage(home.path).total
+        """No more can come home, whatever a node says of the size of its files."""
+        self._total = 0
+        self._lock = threading.Lock()
+
+    def round(self, live: bool, only: set[tuple[int, str]] | None = None) -> Listing:
+        """Bring everything that is not home, or only some of it; what the nodes have."""
+        listing = self._listing = self._sound(self._list(self.clients))
+        todo = self._todo(listing, live, only)
+        self._total = sum(stamp[0] for stamps in todo.values() for stamp in stamps.values()) + self.bytes
+        if todo:
+            self.progress.phase("fetching results")
+        for part in in_turn(todo, self.out.folder.room()):
+            for batch in batches(part):
+                with self.out.staging() as staging:
+                    self._bring(batch, live, staging)
+        if self.bytes:
+            self.progress.advance(self.bytes, self.bytes, "results")
+        return listing
+
+    def _sound(self, listing: Listing) -> Listing:
+        """Without what nothing here can be named."""
+        found = {}
+        for node, files in listing.items():
+            found[node] = {path: stamp for path, stamp in files.items() if may_come(path)}
+            refused = [path for path in files if path not in found[node]]
+            if refused and (said := _refused(self.clients[node].label, refused)) not in self.conflicts:
+                self.conflicts.append(said)
+        return found
+
+    def unverified(self, listing: Listing, only: set[tuple[int, str]] | None = None) -> set[tuple[int, str]]:
+        """(node, path) pairs whose bytes at home are not what the node has, both read anew."""
+        wanted = {n: [p for p in files if only is None or (n, p) in only] for n, files in listing.items()}
+        if any(wanted.values()):
+            self.progress.phase("comparing checksums")
+        theirs = self._sums(wanted)
+        memory = self.out.memory()
+        ours: dict[str, str | None] = {}
+        wrong = set()
+        for node, path in ((node, path) for node, paths in wanted.items() for path in paths):
+            held = memory.held.get(path, {}).get(node)
+            if held and held.at not in ours:
+                ours[held.at] = self.out.sha256(held.at)
+            if (
+                node not in self.errors
+                and (node, path) not in self.too_big
+                and (held is None or theirs.get((node, path)) != ours[held.at])
+            ):
+                wrong.add((node, path))
+        return wrong
+
+    def _todo(self, listing: Listing, live: bool, only: set[tuple[int, str]] | None) -> Todo:
+        memory = self.out.memory()
+        todo: Todo = {}
+        for node, files in listing.items():
+            for path, stamp in files.items():
+                # An empty file of a living run has mostly just been opened for writing: it must not
+                # replace the version before, which may be the last good one.
+                skipped = (only is not None and (node, path) not in only) or (live and stamp[0] == 0)
+                if not skipped and not self.out.is_home(memory, node, path, stamp):
+                    todo.setdefault(path, {})[node] = stamp
+        return todo
+
+    def _bring(self, batch: Todo, live: bool, staging: SafeFolder) -> None:
+        memory = self.out.memory()
+        sums = self._sums(twins(batch, memory))
+        received = self._receive(batch, self._fitting(batch, picks(batch, sums, memory)), staging)
+        whole = arrivals(batch, sums, received)
+        if live:
+            now = self._list({arrival.node for arrival in whole})
+            whole = [arrival for arrival in whole if now.get(arrival.node, {}).get(arrival.path) == arrival.stamp]
+        self.conflicts += self.out.publish(whole, staging)
+
+    def _fitting(self, batch: Todo, chosen: Mapping[int, Sequence[str]]) -> dict[int, list[str]]:
+        """Of what has to travel, what finds room on this disk: the smallest first, so that most of it comes."""
+        room = self.out.folder.room()
+        found: dict[int, list[str]] = {}
+        offered = ((batch[path][node][0], node, path) for node, paths in chosen.items() for path in paths)
+        for size, node, path in sorted(offered):
+            room -= size
+            if room < 0:
+                self.too_big[node, path] = size
+            else:
+                found.setdefault(node, []).append(path)
+        return found
+
+    def _receive(self, batch: Todo, chosen: Mapping[int, Sequence[str]], staging: SafeFolder) -> Received:
+        received: Received = {}  # whole files only, also of a node that is lost meanwhile
+
+        def one(node: int) -> None:
+            files = {path: batch[path][node] for path in chosen[node]}
+            receive(self.clients[node], self.run, node, files, staging, self._count, received)
+
+        self._each(chosen, one)
+        self.files += len(received)
+        return received
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self.bytes += size
+            self.progress.advance(self.bytes, max(self._total, self.bytes), "results")
+
+    def _list(self, nodes: Iterable[int]) -> dict[int, dict[str, Stamp]]:
+        def one(node: int) -> dict[str, Stamp]:
+            client = self.clients[node]
+            answer: Outs = client.call("outs", timeout=LIST_S, run=self.run, patterns=self.patterns)
+            return {path: (size, mtime_ns) for path, size, mtime_ns in answer["files"]}
+
+        return self._each(nodes, one)
+
+    def _sums(self, wanted: Mapping[int, Sequence[str]]) -> Sums:
+        def one(node: int) -> Sums:
+            if not wanted[node]:
+                return {}
+            client, asked = self.clients[node], set(wanted[node])
+            size = sum(self._listing[node][path][0] for path in asked)
+            within = LIST_S + min(size, self._disk) / SLOWEST
+            stream = client.stream("sums", timeout=SILENCE_S, within=within, tree=self.tree, paths=list(wanted[node]))
+            found: Sums = {}
+            item: Sum
+            for item in stream:
+                if item["path"] not in asked:
+                    raise Nonsense(client.label, "to 'sums': what was not asked for, or twice")
+                asked.remove(item["path"])
+                found[node, item["path"]] = item["sha256"]
+            return found
+
+        return {key: sha256 for sums in self._each(wanted, one).values() for key, sha256 in sums.items()}
+
+    def _each(self, nodes: Iterable[int], work: Callable[[int], T]) -> dict[int, T]:
+        """`work` on all nodes at once; a node that fails is remembered and asked no more."""
+        alive = [node for node in nodes if node not in self.errors]
+
+        def safely(node: int) -> tuple[T] | None:
+            try:
+                return (work(node),)
+            except NodeError as error:
+                self.errors[node] = error
+                return None
+
+        found = on_each(safely, alive)
+        return {node: one[0] for node, one in zip(alive, found, strict=True) if one}

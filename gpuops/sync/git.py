@@ -1,0 +1,130 @@
+"""Git is asked so that nothing runs which a repository's own configuration names.
+
+Somebody else may have written it: an archive holds `.git/config`, a nested clone has one, too. Two ways, and no other:
+
+- Commands that only read names (`rev-parse`, `ls-files`, `check-ignore`, `config`): of them the configuration can make
+  git run a file monitor, and programs that fetch objects left out of a partial clone. Both are switched off.
+- Whether files differ from the commit: that runs filters of any name, at will. So it is asked in an empty repository of
+  ours that borrows index and objects, and reads nothing else of theirs but the settings named in `TAKEN_OVER`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpuops.core.errors import UsageError
+
+ANSWER_S = 600.0
+"""How long git may look through a large repository on a slow disk."""
+RUNS_NOTHING = ("-c", "core.fsmonitor=", "-c", f"core.hooksPath={os.devnull}")
+"""An empty monitor is none for every version of git; the word `false` names a program to those before 2.36."""
+ELSEWHERE = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR"}
+"""What points git at another repository: a hook that runs gpuops has it set."""
+TAKEN_OVER = "autocrlf|checkstat|eol|filemode|ignorecase|precomposeunicode|symlinks|trustctime"
+"""Of a repository's `core`: how files lie on this disk. None of them names a program or a place."""
+
+
+def git(folder: Path, *command: str) -> str | None:
+    """What git says to a command that reads names, or None when it fails. Raises UsageError for a repository that it
+    cannot read."""
+    done = _run(folder, command, {})
+    if done is None:
+        return None
+    if done.returncode == 128 and command[0] == "rev-parse" and _has_repository(folder):
+        words = os.fsdecode(done.stderr).strip().splitlines() or ["no reason given"]
+        say = f"git cannot read this repository: {words[0].removeprefix('fatal: ')}"
+        raise UsageError(say, "make `git status` work here first")
+    return os.fsdecode(done.stdout) if done.returncode == 0 else None
+
+
+def _run(
+    folder: Path, command: Sequence[str], more: Mapping[str, str], options: Sequence[str] = ()
+) -> subprocess.CompletedProcess[bytes] | None:
+    """None where there is no git, or nobody may enter the folder. Raises UsageError where it does not end."""
+    kept = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
+    # No object is fetched: newer versions are told so, to all others no way of fetching is allowed.
+    ours = {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
+    try:
+        return subprocess.run(
+            ["git", *RUNS_NOTHING, *options, *command],
+            cwd=folder,
+            env={**kept, **ours, **more},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=ANSWER_S,
+        )
+    except (FileNotFoundError, PermissionError):
+        return None
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"git does not answer in {folder}", "make `git status` work here first") from None
+
+
+def _has_repository(folder: Path) -> bool:
+    here = folder.resolve()
+    return any((above / ".git").exists() for above in (here, *here.parents))
+
+
+def commit_of(folder: Path) -> tuple[str | None, bool]:
+    """The commit that is checked out and whether this folder differs from it; (None, False) without git.
+
+    What cannot be told counts as a difference.
+    """
+    commit = (git(folder, "rev-parse", "--verify", "--quiet", "HEAD") or "").strip() or None
+    if commit is None:
+        return None, False
+    new = git(folder, "ls-files", "--others", "--exclude-standard", "--directory", "--no-empty-directory")
+    return commit, new != "" or _has_changed(folder, commit) or any(commit_of(one)[1] for one in _submodules(folder))
+
+
+def _submodules(folder: Path) -> list[Path]:
+    """Those that are checked out below this folder."""
+    listed = (git(folder, "ls-files", "--stage", "-z") or "").split("\0")
+    paths = [line.partition("\t")[2] for line in listed if line.startswith("160000 ")]
+    return [folder / path for path in paths if lies_here(folder, path) and (folder / path / ".git").exists()]
+
+
+def lies_here(folder: Path, path: str) -> bool:
+    """Whether a file or folder is there and no link leads to it: git does not look behind links either."""
+    straight = os.path.join(os.path.realpath(folder), *path.split("/"))
+    return os.path.normcase(os.path.realpath(folder / path)) == os.path.normcase(straight)
+
+
+def _has_changed(folder: Path, commit: str) -> bool:
+    """Whether a tracked file below the folder is not as the commit has it, in the index or on the disk.
+
+    Filters are nobody's here: a file that one made counts by its times and size, which the index knows.
+    """
+    top = git(folder, "rev-parse", "--show-toplevel")
+    index, objects = (git(folder, "rev-parse", "--git-path", name) for name in ("index", "objects"))
+    if top is None or index is None or objects is None:
+        return True
+    listed = git(folder, "config", "--null", "--get-regexp", rf"^core\.({TAKEN_OVER})$") or ""
+    options = [word for pair in listed.split("\0") if pair for word in ("-c", pair.replace("\n", "=", 1))]
+    with tempfile.TemporaryDirectory(prefix="gpuops-git-") as empty:
+        _make_empty(Path(empty), commit)
+        borrowed = {
+            "GIT_DIR": empty,
+            "GIT_WORK_TREE": _line(top),
+            "GIT_INDEX_FILE": os.path.abspath(folder / _line(index)),
+            "GIT_OBJECT_DIRECTORY": os.path.abspath(folder / _line(objects)),
+        }
+        nobodys = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "HOME": empty, "XDG_CONFIG_HOME": empty}
+        status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty", "--no-renames")
+        done = _run(folder, (*status, "--", "."), {**borrowed, **nobodys}, options)
+    return done is None or done.returncode != 0 or bool(done.stdout)
+
+
+def _line(said: str) -> str:
+    return said.removesuffix("\n")
+
+
+def _make_empty(place: Path, commit: str) -> None:
+    """The least that git takes for a repository, with that commit checked out."""
+    (place / "refs").mkdir()
+    (place / "HEAD").write_text(f"{commit}\n")
+    kind = "[extensions]\nobjectformat = sha256\n" if len(commit) == 64 else ""
+    (place / "config").write_text(f"[core]\nrepositoryformatversion = {int(bool(kind))}\n{kind}")

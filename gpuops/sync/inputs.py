@@ -1,0 +1,111 @@
+"""What a run reads and does not make: the project as it is sent, `--data` on its way, what workloads download there.
+
+Nodes that are this computer read the original. To others it goes once, however many runs read it: beside their trees,
+in one of its own for every path that was ever named. Of nodes that share a machine the first has the files, the others
+a link to them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpuops import sync
+from gpuops.core.context import World
+from gpuops.core.models import DATA, RunRequest
+from gpuops.nodes.python import by_machine, capable
+from gpuops.nodes.session import Live
+from gpuops.sync.project import FileEntry, shown
+from gpuops.sync.workloads import WORKLOADS
+from gpuops.transport.rpc import AgentClient
+
+LETTERS = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
+
+
+def provide(world: World, live: Live, request: RunRequest, *, allow: Sequence[str], overwrite: bool) -> dict[int, str]:
+    """Bring what `--data` names to the nodes of a run, and say where they keep what a workload downloads.
+
+    Returns where each node has it, where the request itself does not tell. Raises as `push.push_many`.
+    """
+    if said := downloads(world, live, request):
+        world.out.say(said)
+    if not request.data or capable(world, live, "shares_disk"):
+        return {}
+    with world.progress.during("looking through the data"):
+        tree = scan(world, request.data, allow)
+    first, *more = sync.summary(tree)
+    for sentence in (f"data: {first}{origin(world, request.data, allow)}", *more):
+        world.out.say(sentence)
+    with world.progress.during("comparing the data with what the nodes have"):
+        places = _send(world, live, request.nodes, absolute(world.folder, request.data), tree, overwrite)
+    return places if Path(request.data).is_absolute() else {}
+
+
+def absolute(folder: Path, data: str) -> Path:
+    return (folder / data).absolute()
+
+
+def scan_project(world: World, folder: Path, allow: Sequence[str]) -> sync.Tree:
+    """What a push of the project sends. It takes a while: each new file is searched for keys. Raises UsageError."""
+    with world.progress.during("looking for keys in what would be sent", aside=True):
+        return sync.scan(folder, world.home / "cache", allow)
+
+
+def scan(world: World, data: str, allow: Sequence[str]) -> sync.Tree:
+    """What `--data` sends. Raises UsageError."""
+    return sync.scan_data(absolute(world.folder, data), world.home / "cache" / "data", allow, world.folder)
+
+
+def origin(world: World, data: str, allow: Sequence[str]) -> str:
+    """Where the data come from, in so far as their path does not say it: where links lead."""
+    full = absolute(world.folder, data)
+    places = [full.resolve()] * full.is_symlink() + sync.allowed_places(allow)
+    return f", from {' and '.join(shown(str(place)) for place in places)}" if places else ""
+
+
+def tree_name(full: Path) -> str:
+    """Of the tree for what lies at this path here."""
+    return "data" + hashlib.sha256(os.fsencode(full)).hexdigest()[:8].translate(LETTERS)
+
+
+def _send(world: World, live: Live, nodes: int, full: Path, tree: sync.Tree, overwrite: bool) -> dict[int, str]:
+    name = tree_name(full)
+
+    def put(indices: Sequence[int], what: sync.Tree) -> None:
+        clients: list[AgentClient] = [live.clients[index] for index in indices]
+        sync.push_many(clients, name, what, overwrite=overwrite, progress=world.progress)
+
+    groups = by_machine(live, range(nodes))
+    put([first for first, *_ in groups], tree)
+    for first, *others in groups:
+        if others:
+            link = FileEntry(full.name, 0, 0, 0o777, f"../../n{first}/{name}/{full.name}")
+            put(others, dataclasses.replace(tree, files=[link]))
+    return {index: f"{live.facts[index]['folder']}/{name}/{full.name}" for index in range(nodes)}
+
+
+def with_link(tree: sync.Tree, folder: Path, data: Path, *, shared: bool) -> sync.Tree:
+    """A project in which `--data`, where that lies in it, is a link: to the original on nodes that are this computer
+    (`shared`), else to their tree for it."""
+    full = (folder / data).absolute()
+    if not full.is_relative_to(folder):
+        return tree
+    relative = full.relative_to(folder).as_posix()
+    others = [entry for entry in tree.files if entry.path != relative and not entry.path.startswith(relative + "/")]
+    up = "../" * (relative.count("/") + 1)
+    target = str(full) if shared else f"{up}{tree_name(full)}/{full.name}"
+    return dataclasses.replace(tree, files=[*others, FileEntry(relative, 0, 0, 0o777, target)])
+
+
+def downloads(world: World, live: Live, request: RunRequest) -> str:
+    """Where a workload keeps what it downloads, as a sentence; empty where it reads nothing, or was told where from."""
+    here = capable(world, live, "shares_disk")
+    told = request.data or DATA in request.env or "--data" in request.argv or (here and DATA in world.env)
+    if told or not request.workload or not WORKLOADS[request.workload].reads:
+        return ""
+    root = str(live.facts[0]["folder"]).rsplit("/", 2)[0]
+    how_long = "for later runs" if here else "on each machine until its last node ends"
+    return f"data: kept in {root}/data/{request.workload} {how_long}; what is missing there is downloaded once"

@@ -1,0 +1,139 @@
+"""What no pattern names and no push put on a node: it comes home all the same before its node goes.
+
+A result is easily written under a name that nobody thought of, and a file edited on a node is somebody's
+work. `--out '!GLOB'` is the user's word that such files may go.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpuops.core.output import amount
+from gpuops.core.parallel import on_each
+from gpuops.core.platform import HERE, System
+from gpuops.core.safe_folder import Readable, SafeFolder, local_errors, may_come
+from gpuops.sync.project import shown
+from gpuops.transport.bulk import exchange, transfer
+from gpuops.transport.rpc import Programs
+from gpuops.transport.tarstream import finish, read_files
+
+if TYPE_CHECKING:
+    from gpuops.transport import answers
+
+SMALL = 100_000_000
+"""Files up to this size (bytes) come home unasked from a node that stays: most results that are no snapshots are
+far smaller."""
+MANY = 1000
+"""At most so many of them: more is a data set or a cache."""
+LIST_S = 600.0
+BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Left:
+    """One file on a node: `edited` when it was pushed and has changed since."""
+
+    node: int
+    path: str
+    size: int
+    mtime_ns: int
+    edited: bool
+
+
+def left(nodes: Mapping[int, Programs], patterns: Sequence[str], **which: str) -> list[Left]:
+    """What lies on several nodes; `which` is `run` or `tree`. Raises NodeRefused, ConnectionLost,
+    Nonsense."""
+
+    def one(node: int) -> list[Left]:
+        listed = _listing(nodes[node], {"patterns": list(patterns), **which})["files"]
+        return [Left(node, *row) for row in listed if may_come(row[0])]  # our agent lists nothing else
+
+    return [one for found in on_each(one, list(nodes)) for one in found]
+
+
+def _listing(programs: Programs, question: Mapping[str, Any]) -> answers.Left:
+    from gpuops.transport import answers
+
+    said = exchange(programs.bulk("left"), programs.label, json.dumps(question).encode(), LIST_S)
+    listed: answers.Left = answers.document(programs.label, "what is on it", said, answers.Left)
+    return listed
+
+
+def worth(found: Sequence[Left]) -> tuple[list[Left], list[Left]]:
+    """Of files whose node stays: those that come home unasked, and those that are only named."""
+    small = [one for one in found if one.size <= SMALL]
+    if len(small) > MANY:
+        small = [one for one in small if one.edited][:MANY]
+    chosen = set(small)
+    return small, [one for one in found if one not in chosen]
+
+
+def exactly(found: Sequence[Left]) -> list[str]:
+    """Patterns that name just these files."""
+    return sorted({"./" + glob.escape(one.path) for one in found})
+
+
+def sentence(found: Sequence[Left]) -> str:
+    """`data/cache.bin (1.2 GB, node0) and 3 more`; empty when there is nothing."""
+    named = [f"{shown(one.path)} ({amount(one.size)}, node{one.node})" for one in found[:3]]
+    return ", ".join(named) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+
+
+def at_home(client: Programs, tree: str, found: Sequence[Left], folder: SafeFolder) -> list[Left]:
+    """Those that lie in `folder` byte for byte, under their paths. Raises NodeRefused, ConnectionLost."""
+    alike = [one for one in found if _can_lie(folder, one.path) and folder.size(one.path) == one.size]
+    same: set[str] = set()
+    if alike:
+        with transfer(client.bulk("send", "--tree", tree), client.label) as channel:
+            for member, content in read_files(channel, [one.path for one in alike]):
+                if member.link is None and _holds(folder, member.name, content):
+                    same.add(member.name)
+            finish(channel, client.label)
+    return [one for one in alike if one.path in same]
+
+
+def _can_lie(folder: SafeFolder, path: str) -> bool:
+    """Whether a file can have that name here, rather than one near it."""
+    return folder.system.stored(path) == path
+
+
+def _holds(folder: SafeFolder, path: str, content: Readable) -> bool:
+    """Whether a file is just these bytes; one that cannot be read is not."""
+    try:
+        with folder.reading(path) as file:
+            while block := content.read(BLOCK):
+                if file.read(len(block)) != block:
+                    return False
+            return not file.read(1)
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What came of saving: files that had to get another name here, with it; and what the node did not send, since it
+    went meanwhile or is not ours to read."""
+
+    renamed: Mapping[str, str]
+    missing: Sequence[Left]
+
+
+def save(client: Programs, tree: str, found: Sequence[Left], target: SafeFolder, system: System = HERE) -> Saved:
+    """Copy files of one node's tree into `target`, under their paths. Raises NodeRefused, ConnectionLost, LocalDisk."""
+    names = system.names(one.path for one in found)
+    came: set[str] = set()
+    with transfer(client.bulk("send", "--tree", tree), client.label) as channel:
+        for member, content in read_files(channel, [one.path for one in found]):
+            came.add(member.name)
+            if member.link is not None:
+                continue  # it leads to what is saved under its own name, or elsewhere
+            place = names[member.name]
+            with local_errors(target.path / place):
+                target.write(place, content, member.size, mtime_ns=member.mtime * 1_000_000_000)
+        finish(channel, client.label)
+    renamed = {path: name for path, name in names.items() if path != name}
+    return Saved(renamed, [one for one in found if one.path not in came])

@@ -1,0 +1,252 @@
+"""Which files of a folder are the project: what git would track plus what it does not ignore.
+
+In a repository git is asked; elsewhere the same rules are read by a library. `.gpuopsignore` (same
+syntax) takes away more. Never taken: `.git`, the `runs/` in which gpuops keeps results, `__pycache__`,
+and virtual environments, which work only where they were made.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from gpuops.core.errors import UsageError
+from gpuops.core.platform import HERE, System
+from gpuops.sync.git import git, lies_here
+from gpuops.sync.ignore import IgnoreRules
+
+RESULTS = "runs"
+IGNORE_FILE = ".gpuopsignore"
+NEVER = {".git", "__pycache__"}
+DEEPEST = 100
+"""No folder of a project lies in more others."""
+DRAFT = re.compile(r"\.gpuops-[0-9a-f]{16}\.part")
+"""What a `gpuops pull --edits` that was killed leaves (`SafeFolder.draft`)."""
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file to send. `path` is relative to the folder, with `/`; a link has only its target."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    mode: int
+    link: str | None = None
+
+    @property
+    def wire(self) -> list[str | int | None]:
+        return [self.path, self.size, self.mtime_ns, self.mode, self.link]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The paths of a project. `tracked` are those that git tracks; `in_git` whether it was asked."""
+
+    paths: list[str]
+    tracked: frozenset[str]
+    in_git: bool
+
+
+def shown(path: str) -> str:
+    """A path for people: one line, whatever the name holds."""
+    return path if path.isprintable() else repr(path)
+
+
+def entry(folder: Path, path: str, system: System = HERE) -> FileEntry | None:
+    """The file as it is now; None when it is gone, or neither a file nor a link."""
+    where = f"{folder}/{path}"  # a Path for each of many thousand files costs more than the look
+    try:
+        seen = os.lstat(where)
+        if stat.S_ISLNK(seen.st_mode):
+            return FileEntry(path, 0, 0, 0, system.link(os.readlink(where)))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not stat.S_ISREG(seen.st_mode):
+        return None
+    return FileEntry(path, seen.st_size, seen.st_mtime_ns, system.mode(stat.S_IMODE(seen.st_mode)))
+
+
+def project_files(folder: Path) -> Listing:
+    """The project's paths, sorted. Raises UsageError when the folder or its repository cannot be read."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder", "name the project's folder")
+    mine = IgnoreRules(folder, IGNORE_FILE)
+    listed = _in_git(folder, mine)
+    tracked = frozenset(listed[0]) if listed else frozenset()
+    paths = [*listed[0], *listed[1]] if listed else list(_walk(folder, "", IgnoreRules(folder, ".gitignore")))
+    for path in paths:
+        _refuse_deep(path)
+    behind = _behind_links(folder, paths)
+    environments = {path.rpartition("/")[0] for path in paths if path.endswith("/pyvenv.cfg")}
+    taken = (
+        path
+        for path in set(paths)
+        if _wanted(path)
+        and path.rpartition("/")[0] not in behind
+        and not mine.ignores(path)
+        and (path in tracked or not _below(path, environments))
+    )
+    return Listing(sorted(taken), tracked, listed is not None)
+
+
+def _wanted(path: str) -> bool:
+    parts = path.split("/")
+    return parts[0] != RESULTS and NEVER.isdisjoint(parts) and not DRAFT.fullmatch(parts[-1])
+
+
+def _behind_links(folder: Path, paths: Iterable[str]) -> set[str]:
+    """The folders of these paths that only a link leads to: an index may name files in them all the same."""
+    folders = {path.rpartition("/")[0] for path in paths} - {""}
+    return {path for path in folders if os.path.lexists(folder / path) and not lies_here(folder, path)}
+
+
+def _below(path: str, folders: set[str]) -> bool:
+    return any(path.startswith(folder + "/") for folder in folders)
+
+
+def _walk(folder: Path, base: str, rules: IgnoreRules) -> Iterator[str]:
+    """Paths below `base` that no .gitignore ignores; links are not followed."""
+    _refuse_deep(base)
+    try:
+        found = sorted(os.scandir(folder / base), key=lambda item: item.name)
+    except PermissionError:
+        raise UsageError(f"{base or folder} cannot be read", f"list it in {IGNORE_FILE}") from None
+    if base and any(item.name == "pyvenv.cfg" for item in found):
+        return
+    for item in found:
+        path = f"{base}/{item.name}" if base else item.name
+        if item.is_dir(follow_symlinks=False) and not _is_junction(item):
+            if _wanted(path) and not rules.ignores_folder(path):
+                yield from _walk(folder, path, rules)
+        elif not rules.ignores(path):
+            yield path
+
+
+def files_of(folder: Path, places: Sequence[Path] = ()) -> list[FileEntry]:
+    """Every file below a folder, whatever ignores it, sorted; for a link what it leads to counts.
+
+    Raises UsageError for links that lead neither to the folder's own place nor to one of `places`.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    roots = [Path(os.path.realpath(place)) for place in (folder, *places)]
+    found: list[FileEntry] = []
+    astray: list[tuple[str, Path]] = []
+    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        folders.sort()
+        inside = Path(place).relative_to(folder)
+        _refuse_deep(inside.as_posix())
+        real = Path(os.path.realpath(place))
+        if not any(map(real.is_relative_to, roots)):
+            astray.append((inside.as_posix(), real))
+            folders.clear()
+            continue
+        if str(real) in {os.path.realpath(folder / above) for above in inside.parents}:
+            folders.clear()  # a link that leads in a circle; one to a neighbour is another name for the same files
+            continue
+        for name in sorted(names):
+            path, where = (inside / name).as_posix(), os.path.join(place, name)
+            target = Path(os.path.realpath(where)) if os.path.islink(where) else real
+            if not any(map(target.is_relative_to, roots)):
+                astray.append((path, target))
+                continue
+            seen = os.stat(where)
+            if stat.S_ISREG(seen.st_mode):
+                found.append(_content(path, seen))
+    if astray:
+        refuse_astray(astray)
+    return found
+
+
+def refuse_astray(links: Sequence[tuple[str, Path]]) -> NoReturn:
+    """For links of the data, with where they lead, that nobody has allowed. Raises UsageError."""
+    named = "; ".join(f"{shown(path)} leads to {shown(str(target))}" for path, target in links[:3])
+    more = f"; {len(links) - 3} more" if len(links) > 3 else ""
+    target = links[0][1]
+    place = target if target.is_dir() or len(links) == 1 else target.parent
+    raise UsageError(
+        f"links in the data lead out of it: {named}{more}",
+        f"if it shall be sent, too: --send-anyway {shlex.quote(shown(str(place)))}",
+    )
+
+
+def file_entry(path: Path) -> FileEntry:
+    """One file under its own name; of a link, what it leads to."""
+    return _content(path.name, os.stat(path))
+
+
+def _content(path: str, seen: os.stat_result, system: System = HERE) -> FileEntry:
+    return FileEntry(path, seen.st_size, seen.st_mtime_ns, system.mode(stat.S_IMODE(seen.st_mode)))
+
+
+def inside(folder: Path, path: str) -> bool:
+    """Whether what stands at a path really lies in the project, and is no part of what never leaves it."""
+    meant = Path(os.path.normpath(folder / os.path.expanduser(path)))
+    try:
+        relative = meant.resolve().relative_to(folder.resolve())
+    except (ValueError, OSError, RuntimeError):  # elsewhere, no path at all, or links in a circle
+        return False
+    return _wanted(relative.as_posix())
+
+
+def _is_junction(item: os.DirEntry[str]) -> bool:
+    """Windows' other kind of link, which may lead back above (Python knows them from 3.12 on)."""
+    return bool(getattr(item, "is_junction", bool)())
+
+
+def _in_git(folder: Path, mine: IgnoreRules) -> tuple[list[str], list[str]] | None:
+    """Tracked and untracked paths; None where there is no git, no repository, or one that ignores this folder."""
+    if git(folder, "rev-parse", "--is-inside-work-tree") != "true\n":
+        return None
+    tracked, untracked = _repository(folder, "", mine)
+    if not tracked and git(folder, "check-ignore", "-q", ".") is not None:
+        return None
+    return tracked, untracked
+
+
+def _repository(folder: Path, base: str, mine: IgnoreRules) -> tuple[list[str], list[str]]:
+    """What git tracks and what it would track at and below `base`, also inside the repositories there: submodules and
+    clones. What is never sent is not entered."""
+    tracked: list[str] = []
+    untracked: list[str] = []
+    for listed, own in ((("--cached",), tracked), (("--others", "--exclude-standard"), untracked)):
+        for name in _ls(folder / base, *listed):
+            path = f"{base}/{name}" if base else name
+            _refuse_deep(path)
+            if not _is_folder(folder / path):
+                own.append(path)
+            elif _wanted(path) and not mine.ignores_folder(path) and _is_repository(folder, path):
+                inner_tracked, inner_untracked = _repository(folder, path, mine)
+                tracked += inner_tracked
+                untracked += inner_untracked
+    return tracked, untracked
+
+
+def _refuse_deep(path: str) -> None:
+    """Raises UsageError for a path that only somebody who wants to do harm would make."""
+    if path.count("/") > DEEPEST:
+        raise UsageError(
+            f"folders lie in each other more than {DEEPEST} deep: {shown(path)[:40]}…", "move them out of the project"
+        )
+
+
+def _is_repository(folder: Path, path: str) -> bool:
+    return (folder / path / ".git").exists() and lies_here(folder, path)
+
+
+def _ls(folder: Path, *which: str) -> list[str]:
+    paths = (git(folder, "ls-files", "-z", *which) or "").split("\0")
+    return list(dict.fromkeys(path.rstrip("/") for path in paths if path))
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()

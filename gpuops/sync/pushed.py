@@ -1,0 +1,116 @@
+"""What this computer has pushed to each node of a cluster: its own record, so that no node decides what was.
+
+`<home>/pushed/<cluster's token>/` holds `<tree>-n<node>.json` (which lists may be on that node) and the lists by their
+checksum: nodes that were sent the same share one. A list is there before a commit begins, so that what a node
+can hold is always covered; it goes when a later push has replaced it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from gpuops.core.errors import LocalDisk
+from gpuops.core.safe_folder import SafeFolder
+from gpuops.sync.project import FileEntry
+
+FOLDER = "pushed"
+
+
+class Pushed:
+    """The record of one tree on one cluster. Construction touches nothing. Raises LocalDisk."""
+
+    def __init__(self, home: Path, token: str, tree: str) -> None:
+        self._root = SafeFolder(home)
+        self._folder = self._root.below(_name(token))
+        self._tree = tree
+        self._lock = FileLock(home / FOLDER / ".lock")
+
+    def begin(self, node: str, files: Sequence[FileEntry]) -> str:
+        """A push of these is about to be committed: to be called before. Its key, for `end`."""
+        data = json.dumps([entry.wire for entry in files]).encode()
+        key = hashlib.sha256(data).hexdigest()
+        with self._locked():
+            if self._folder.size(key) is None:
+                self._folder.write(key, io.BytesIO(data), 0)
+            state = self._state(node)
+            if key not in state["lists"]:
+                self._folder.write_json(self._file(node), {**state, "lists": [*state["lists"], key]})
+        return key
+
+    def end(self, node: str, key: str, kept: Iterable[str]) -> None:
+        """The node has just that, and what it kept of earlier pushes since it was edited there."""
+        with self._locked():
+            state, stays = self._state(node), self._stays(node, key, kept)
+            if (state["lists"], state["kept"]) != ([key], stays):
+                self._folder.write_json(self._file(node), {"schema": 1, "lists": [key], "kept": stays})
+            used = {one for name in self._folder.names() for one in self._lists(name)}
+            for name in self._folder.names():
+                if not name.endswith(".json") and name not in used:
+                    self._folder.remove(name)
+
+    def _stays(self, node: str, key: str, kept: Iterable[str]) -> list[Any]:
+        if not (paths := set(kept)):
+            return []
+        after, before = {entry.path for entry in self._list(key)}, self.files(node)
+        return [one.wire for path in sorted(paths - after) for one in before.get(path, [])]
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self._root.below(FOLDER).make()
+            with self._lock:
+                yield
+        except OSError as error:
+            raise LocalDisk(
+                f"{error.filename or self._folder.path} cannot be written: {error.strerror or error}",
+                "check this disk and its permissions",
+            ) from error
+
+    def files(self, node: str) -> dict[str, list[FileEntry]]:
+        """What may lie on a node because of us, by path: as it was here when it was pushed, the latest first."""
+        state = self._state(node)
+        found: dict[str, list[FileEntry]] = {}
+        for key in reversed(state["lists"]):
+            for entry in self._list(key):
+                found.setdefault(entry.path, []).append(entry)
+        for row in state["kept"]:
+            found.setdefault(row[0], []).append(FileEntry(*row))
+        return found
+
+    def _file(self, node: str) -> str:
+        return f"{self._tree}-{node}.json"
+
+    def _state(self, node: str) -> dict[str, Any]:
+        found = self._json(self._file(node))
+        return found if isinstance(found, dict) else {"schema": 1, "lists": [], "kept": []}
+
+    def _lists(self, name: str) -> Sequence[str]:
+        found = self._json(name) if name.endswith(".json") else None
+        return found["lists"] if isinstance(found, dict) else []
+
+    def _list(self, key: str) -> list[FileEntry]:
+        return [FileEntry(*row) for row in self._json(key) or []]
+
+    def _json(self, name: str) -> Any:
+        try:
+            with self._folder.reading(name) as file:
+                return json.load(file)
+        except (OSError, ValueError):
+            return None  # nothing was pushed from here, or a disk has lost it
+
+
+def forget(home: Path, token: str) -> None:
+    """A cluster has ended: nothing comes home from it any more."""
+    SafeFolder(home).remove_tree(_name(token))
+
+
+def _name(token: str) -> str:
+    return f"{FOLDER}/{hashlib.sha256(token.encode()).hexdigest()[:32]}"

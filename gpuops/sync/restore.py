@@ -1,0 +1,76 @@
+"""`--resume RUN`: that run's snapshots go back onto every node before anything starts.
+
+A replaced node without the newest snapshot would train from epoch 0 beside others at epoch 6,
+silently; so every node gets every file, its own version where nodes had differing ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+
+from gpuops.core.errors import UsageError
+from gpuops.core.parallel import on_each
+from gpuops.core.safe_folder import SafeFolder
+from gpuops.ledger.store import RunRow
+from gpuops.sync import RunHome
+from gpuops.sync.memory import Memory
+from gpuops.sync.outputs import OutFolder
+from gpuops.transport.bulk import transfer
+from gpuops.transport.rpc import AgentClient
+from gpuops.transport.tarstream import Sending, finish
+
+
+def outputs(home: RunHome) -> list[str]:
+    """Places in `out/` of everything that a run has left."""
+    return sorted(OutFolder(home).memory().written)
+
+
+def check(row: RunRow, tree: str) -> None:
+    """Whether a run can be resumed by one in `tree`. Raises UsageError: nothing there, another kind, a file gone."""
+    home = RunHome(row.home)
+    memory = OutFolder(home).memory()
+    if not memory.written:
+        raise UsageError(f"{row.name} left no snapshots to resume from", f"look into {row.home}")
+    if row.tree != tree:
+        raise UsageError(
+            f"{row.name} was a run of {'our workloads' if row.tree == 'train' else 'your own script'}, this is not",
+            "resume it with what it was started with",
+        )
+    out = OutFolder(home).folder
+    missing = [place for place in memory.written if out.size(place) is None]
+    if missing:
+        raise UsageError(f"{missing[0]} of {row.name} is not in {home.out} any more", "resume another run")
+
+
+def put_back(clients: Sequence[AgentClient], tree: str, row: RunRow) -> int:
+    """Restore a run's files on every node; returns how many. Raises UsageError as `check` does."""
+    check(row, tree)
+    home = RunHome(row.home)
+    memory = OutFolder(home).memory()
+    on_each(partial(_send, tree, OutFolder(home).folder, memory), list(enumerate(clients)))
+    return len(memory.held)
+
+
+def places_for(memory: Memory, node: int) -> dict[str, str]:
+    """Which home file each path gets on a node: its own, else the lowest node's."""
+    return {
+        path: (versions.get(node) or versions[min(versions)]).at for path, versions in memory.held.items() if versions
+    }
+
+
+def _send(tree: str, out: SafeFolder, memory: Memory, numbered: tuple[int, AgentClient]) -> None:
+    node, client = numbered
+    with transfer(client.bulk("restore", "--tree", tree), client.label) as channel:
+        sending = Sending(channel)
+        for path, place in places_for(memory, node).items():
+            try:
+                with out.reading(place) as file:
+                    sending.add(path, os.fstat(file.fileno()).st_size, file)
+            except OSError as error:
+                raise UsageError(
+                    f"{out.path / place} cannot be read: {error.strerror or error}", "resume another run"
+                ) from error
+        sending.end()
+        finish(channel, client.label)

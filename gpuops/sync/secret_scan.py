@@ -1,0 +1,174 @@
+"""Keys that must not leave this computer: found by file name (`keynames`) and in what files hold.
+
+The rules are Kingfisher's (MongoDB, Apache-2.0; PyPI `kingfisher-secret-scanner`): the catalogs of Betterleaks, which
+gitleaks' author keeps (MIT), and of Google's Veles (Apache-2.0), each rule with its own bounds for entropy and its own
+placeholders. `keyrules.yml` adds, in the same form, what our users have and the catalog lacks. Nothing is asked of a
+network. Matching is by Vectorscan and by Rust's regex, which take linear time and know neither look-around nor
+back-references; files are searched in pieces, so that the time of a whole one grows with its size, too.
+
+Taken rather than detect-secrets 1.5.0 (May 2024), which knew 54 of 84 such keys, and with the backtracking of `re` read
+6 files a second; this reads thousands.
+
+Only the reason is ever kept or shown, never the text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from gpuops.core.errors import UsageError
+from gpuops.core.platform import replace
+from gpuops.sync.keynames import by_name, by_settings
+from gpuops.sync.project import FileEntry
+
+if TYPE_CHECKING:
+    from kingfisher_sdk import Scanner
+
+RULES = Path(__file__).with_name("keyrules.yml")
+ENGINE = "kingfisher-secret-scanner"
+ALGORITHM = 1
+"""Counted up when this module or `keynames` judges otherwise: what was remembered is forgotten then."""
+PIECE = 512 << 10
+"""So much is searched at once. Bytes."""
+OVERLAP = 32 << 10
+"""So much of a piece is searched again with the next: more than twice the longest private key. Bytes."""
+WHOLE = 256_000_000
+"""A longer file is a data set or a snapshot: of that its first and its last half of this are searched. Bytes."""
+PIECE_S = 60.0
+"""A piece that takes longer was made to; its file stays here."""
+SETTLED_NS = 2_000_000_000
+"""A file younger than this may change again without its time showing it: not cached."""
+
+Remembered = dict[str, tuple[list[int], str | None]]
+"""Path to ([size, mtime_ns, inode], reason or None)."""
+
+
+def by_content(data: bytes) -> str | None:
+    """`a secret of the kind github-pat`: the likeliest one in some bytes, or None."""
+    try:
+        findings = _scanner().scan(data, timeout=PIECE_S)
+    except TimeoutError:
+        return "bytes that cannot be searched for keys in time"
+    real = [finding for finding in findings if finding.visible and finding.confidence != "low"]
+    if not real:
+        return None
+    likeliest = min(real, key=lambda finding: finding.confidence != "high")
+    return f"a secret of the kind {_kind(likeliest.rule_id)}"
+
+
+def find_keys(folder: Path, files: Iterable[FileEntry], cache: Path) -> dict[str, str]:
+    """Path to reason, for every file that holds a key. `cache` is a folder of gpuops' own.
+
+    A file of the same size, time and inode as last time is not read again. Raises OSError for a file
+    that cannot be read.
+    """
+    store = cache / f"keys-{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]}.json"
+    known = _load(store)
+    now = time.time_ns()
+    seen: Remembered = {}
+    fresh: dict[str, FileEntry] = {}
+    found: dict[str, str] = {}
+    for file in files:
+        if why := by_name(file.path):
+            found[file.path] = why
+        elif file.link is None and file.size:
+            stamp = [file.size, file.mtime_ns, os.stat(f"{folder}/{file.path}").st_ino]
+            last = known.get(file.path)
+            if last and last[0] == stamp:
+                seen[file.path] = last
+            else:
+                seen[file.path], fresh[file.path] = (stamp, None), file
+    for path, why in _search(folder, list(fresh)).items():
+        seen[path] = (seen[path][0], why)
+    found |= {path: why for path, (_, why) in seen.items() if why}
+    seen = {path: kept for path, kept in seen.items() if now - kept[0][1] > SETTLED_NS}
+    if seen != known:
+        _save(store, seen)
+    return found
+
+
+def _search(folder: Path, paths: list[str]) -> dict[str, str | None]:
+    """What each file holds, several at once: the engine lets other threads run."""
+    if not paths:
+        return {}
+    _scanner()  # made once, before threads ask for it
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(paths, pool.map(partial(_in_file, folder), paths), strict=True))
+
+
+def _in_file(folder: Path, path: str) -> str | None:
+    with open(f"{folder}/{path}", "rb") as file:
+        pieces = _pieces(file)
+        first = next(pieces, b"")
+        found = by_settings(path, first) or by_content(first)
+        return found or next((why for piece in pieces if (why := by_content(piece))), None)
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    """What is searched of a file. A mark at its beginning says UTF-16, which `>` in PowerShell writes."""
+    size = os.fstat(file.fileno()).st_size
+    marked = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    decoder = codecs.getincrementaldecoder("utf-16")("replace") if marked else None
+    half = WHOLE // 2
+    for start, end in [(0, size)] if size <= WHOLE else [(0, half), ((size - half) & ~1, size)]:
+        file.seek(start)
+        before = b""
+        while data := file.read(min(PIECE, end - file.tell())):
+            piece = before + (decoder.decode(data).encode() if decoder else data)
+            yield piece
+            before = piece[-OVERLAP:]
+
+
+@cache
+def _scanner() -> Scanner:
+    """Half a second from the library's own cache of compiled rules; several, once, without. Raises UsageError."""
+    try:
+        from kingfisher_sdk import Rules, Scanner
+    except ImportError as error:  # no build for this system, such as a Mac with an Intel processor
+        raise UsageError(
+            f"files cannot be searched for keys on this computer: {ENGINE} is not installed",
+            "install it; where it has no build, look yourself and send all as it is: --send-anyway '*'",
+        ) from error
+    return Scanner(Rules([RULES]), redact=True)
+
+
+def _kind(rule: str) -> str:
+    """`github-pat` for `betterleaks.github-pat`, `npm-key` for `veles.secrets/npm-key.1`."""
+    return re.sub(r"^[a-z]+\.(secrets/)?|\.\d+$", "", rule)
+
+
+@cache
+def _version() -> str:
+    """Of everything that a judgement rests on."""
+    return hashlib.sha256(f"{ALGORITHM} {version(ENGINE)} {RULES.read_text('utf-8')}".encode()).hexdigest()[:16]
+
+
+def _load(store: Path) -> Remembered:
+    """What an earlier scan found; empty when there was none, by other rules, or torn."""
+    try:
+        document = json.loads(store.read_text("utf-8"))
+        known = document["files"] if document["version"] == _version() else {}
+        return {path: (stamp, why) for path, (stamp, why) in known.items()}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _save(store: Path, seen: Remembered) -> None:
+    try:
+        store.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = store.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps({"version": _version(), "files": seen}), "utf-8")
+        replace(temporary, store)
+    except OSError:
+        pass  # the next scan reads the files again

@@ -1,0 +1,159 @@
+"""Where else a run's results are kept than on this computer (`--sink`): decisions, and the words for it.
+
+`volume:NAME`: a provider that can mount a network volume has the option `volume`, and says in
+`Resource.data["mounts"]` where each of a machine's volumes lies. The nodes copy what the run left into a folder of it.
+`s3://BUCKET/PREFIX`: they send it there, an archive each (`sync.bucket`), whoever their provider is. Either way they
+say when all of it is there (docs/protocol.md): then this computer may be away.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpuops.core.errors import UsageError
+from gpuops.core.models import Option, Resource, RunRequest
+
+VOLUME = "volume"
+BUCKET = "s3"
+OPTION = "volume"
+"""The option of a provider that mounts one."""
+FOLDER = "gpuops"
+"""Under it on a volume: a folder for each run."""
+AWS = "aws"
+"""Its option `profile` names keys that a bucket can be asked with."""
+BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+PREFIX = re.compile(r"[A-Za-z0-9!_.*'()=+-]+(/[A-Za-z0-9!_.*'()=+-]+)*")
+LONGEST = 512
+HINT = "write --sink s3://BUCKET/PREFIX, or --sink volume:NAME with a network volume's name"
+
+
+def parse(text: str) -> dict[str, Any]:
+    """What `--sink` names: `volume`, or `bucket` and `prefix`. Raises UsageError for anything else."""
+    kind, colon, name = text.partition(":")
+    if kind == VOLUME and colon and name and name.strip() == name and name.isprintable():
+        return {"volume": name}
+    if kind == BUCKET and name.startswith("//"):
+        return _bucket(text, name[2:])
+    raise UsageError(f"--sink {text} names no place for results", HINT)
+
+
+def _bucket(text: str, name: str) -> dict[str, Any]:
+    bucket, _, prefix = name.partition("/")
+    prefix = prefix.rstrip("/")
+    if not BUCKET_NAME.fullmatch(bucket):
+        raise UsageError(f"--sink {text} names no bucket", "write --sink s3://BUCKET/PREFIX")
+    fits = PREFIX.fullmatch(prefix) and len(prefix) <= LONGEST and not {".", ".."} & set(prefix.split("/"))
+    if prefix and not fits:
+        raise UsageError(
+            f"--sink {text}: {prefix} is no prefix", "write letters, digits and . _ - in it, with / between its parts"
+        )
+    return {"bucket": bucket, "prefix": prefix}
+
+
+def owned(sink: Mapping[str, Any], provider: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A bucket with the profile of the account that its machines are rented with, which serves for it, too."""
+    profile = str(options.get("profile") or "").strip() if provider == AWS else ""
+    return {**sink, "profile": profile} if profile else dict(sink)
+
+
+def is_bucket(sink: Mapping[str, Any] | None) -> bool:
+    return bool(sink and sink.get("bucket"))
+
+
+def implied(
+    provider: str, known: Sequence[Option], given: Mapping[str, Any], sink: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A provider's options with the volume that the sink needs; a bucket needs none. Raises UsageError."""
+    if is_bucket(sink):
+        return dict(given)
+    name = str(sink["volume"])
+    if all(option.name != OPTION for option in known):
+        raise UsageError(
+            f"{provider} mounts no network volume that --sink could keep results on",
+            "write --sink s3://BUCKET/PREFIX, or name a provider that has the option --volume",
+        )
+    if given.get(OPTION) not in (None, name):
+        raise UsageError(f"--sink volume:{name} and --volume {given[OPTION]} name two volumes", "name one")
+    return {**given, OPTION: name}
+
+
+def found(sink: Mapping[str, Any], cluster: str, machines: Sequence[Resource], *, end: bool) -> dict[str, Any]:
+    """The sink of a run's request: where its nodes find the volume, and whether they end once all is there.
+
+    Raises UsageError where a machine does not have it.
+    """
+    if is_bucket(sink):
+        return {**sink, "end": end}
+    name = str(sink["volume"])
+    places = [(machine.data.get("mounts") or {}).get(name) for machine in machines]
+    if not places or any(place != places[0] for place in places) or not places[0]:
+        raise UsageError(
+            f"the network volume {name} is not mounted on {cluster}",
+            "bring up a cluster with it (--volume), or leave out --sink",
+        )
+    return {"volume": name, "mount": str(places[0]), "end": end, "id": uuid.uuid4().hex[:8]}
+
+
+def of_spec(request: RunRequest, run: str) -> dict[str, Any] | None:
+    """The sink in a launch spec."""
+    sink = request.sink
+    if not sink:
+        return None
+    if is_bucket(sink):
+        return {"bucket": sink.get("place") or _in_bucket(sink, run), "end": bool(sink.get("end"))}
+    return {"folder": posixpath.join(sink["mount"], FOLDER, run), "end": sink["end"], "id": sink["id"]}
+
+
+def place(request: RunRequest, run: str, folder: str = "") -> str:
+    """`the network volume NAME, in gpuops/RUN`, or `s3://BUCKET/PREFIX/RUN`; `folder`: where on a node, where that is
+    known."""
+    sink = request.sink or {}
+    if is_bucket(sink):
+        return folder or str(sink.get("place") or _in_bucket(sink, run))
+    inside = posixpath.relpath(folder, sink["mount"]) if folder and sink.get("mount") else f"{FOLDER}/{run}"
+    return f"the network volume {sink.get('volume')}, in {inside}"
+
+
+def _in_bucket(sink: Mapping[str, Any], run: str) -> str:
+    return "s3://" + "/".join(filter(None, (sink["bucket"], sink.get("prefix"), run)))
+
+
+def outcome(
+    request: RunRequest, run: str, states: Mapping[int, Mapping[str, Any]], nodes: Sequence[int], folder: str = ""
+) -> str:
+    """What came of keeping results: one sentence part for the receipt. `states`: what each node that answers says."""
+    folder = next((str(state["folder"]) for state in states.values() if state.get("folder")), folder)
+    on = "in" if is_bucket(request.sink) else "on"
+    if not states:
+        return f"what its nodes kept is {on} {place(request, run, folder)}"
+    bad = {index: str(states.get(index, {}).get("why") or "it does not say") for index in nodes
+           if states.get(index, {}).get("state") != "safe"}  # fmt: skip
+    if not bad:
+        return f"safe {on} {place(request, run, folder)}"
+    whose = "; ".join(f"node{index}: {why}" for index, why in bad.items())
+    return f"not all {on} {place(request, run, folder)} ({whose})"
+
+
+def unfetched(run: str, folder: str, trouble: str) -> tuple[str, str]:
+    """What is added for a run whose machines were taken back and whose bucket could not be asked, and what to do."""
+    return (
+        f"; what it kept in {folder} is not home: {trouble}",
+        f"`gpuops pull {run}` fetches it, and `--resume {run}` goes on from it",
+    )
+
+
+def unseen(request: RunRequest, run: str, folder: str = "", trouble: str = "") -> tuple[str, str]:
+    """What is said of a run whose machines were gone when this computer came back, and what to do. `trouble`: why it
+    could not be fetched from a bucket."""
+    gone = "its nodes ended while this computer was away"
+    if is_bucket(request.sink):
+        why = f" and is not home: {trouble}" if trouble else ""
+        return f"{gone}; what they kept is in {place(request, run, folder)}{why}", f"fetch it: gpuops pull {run}"
+    return (
+        f"{gone}; what they kept is on {place(request, run)}",
+        "a node's results are all there where its folder has safe.json; result.json there says how the run ended",
+    )

@@ -1,0 +1,340 @@
+"""A project goes to its nodes: what would be sent, and sending it.
+
+    tree = scan(Path.cwd(), cache)        what is sent, what is held back
+    summary(tree)                         the sentences for the user
+    push_many(clients, "project", tree, progress=…)
+
+A push may be cut anywhere and is simply done again: what arrived whole is not sent twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuops.core.errors import Nonsense, UsageError
+from gpuops.core.output import amount
+from gpuops.core.parallel import on_each
+from gpuops.core.progress import Progress
+from gpuops.sync.git import commit_of, lies_here
+from gpuops.sync.project import (
+    IGNORE_FILE,
+    FileEntry,
+    entry,
+    file_entry,
+    files_of,
+    inside,
+    project_files,
+    refuse_astray,
+    shown,
+)
+from gpuops.sync.pushed import Pushed
+from gpuops.sync.secret_scan import WHOLE, find_keys
+from gpuops.transport.bulk import transfer
+from gpuops.transport.rpc import AgentClient
+from gpuops.transport.tarstream import finish, write_files
+
+if TYPE_CHECKING:
+    from gpuops.transport import answers
+
+VERB_S = 600.0
+"""How long a node may look at a large tree."""
+TRIES = 3
+"""How often a push begins anew because files changed while they were sent."""
+COPY = re.compile(r"(.+)\.node\d+(?:-\d+)?", re.DOTALL)
+"""A file's name with that of a node behind it (`push.edits`)."""
+NAME_BIGGEST = 10_000_000
+"""From this many bytes on, the biggest files are named."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A file that stays here, and why: `a secret of the kind runpod-api-key`."""
+
+    path: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A project as it is now: what a push sends and what it holds back."""
+
+    folder: Path
+    files: Sequence[FileEntry]
+    held: Sequence[Held] = ()
+    commit: str | None = None
+    """What git has checked out; None outside a repository or before the first commit."""
+    dirty: bool = False
+    """Whether the folder differs from that commit."""
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def biggest(self, count: int = 5) -> list[FileEntry]:
+        return sorted(self.files, key=lambda file: file.size, reverse=True)[:count]
+
+
+@dataclass(frozen=True)
+class PushReport:
+    """What one push did on one node. `kept`: files edited there, unchanged here, left alone."""
+
+    node: str
+    files_sent: int
+    bytes_sent: int
+    removed: int
+    kept: Sequence[str] = ()
+
+
+def scan(folder: Path, cache: Path, allow: Sequence[str] = ()) -> Tree:
+    """What a push of `folder` sends. `allow`: paths or globs that are sent even where they hold keys.
+
+    Raises UsageError for an unreadable folder or file, for a key in a file that git tracks, and for a
+    folder that is no project: the root, or a home folder without a word on what to leave out.
+    """
+    _refuse_everything(folder, cache.parent)
+    listing = project_files(folder)
+    ours = _within(folder, cache.parent)
+    paths = [path for path in listing.paths if not (ours and path.startswith(ours))]
+    try:
+        files = [file for path in paths if (file := entry(folder, path))]
+        keys = find_keys(folder, [file for file in files if not _allowed(file.path, allow)], cache)
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}", f"list it in {IGNORE_FILE}") from error
+    _refuse_tracked([path for path in keys if path in listing.tracked], keys)
+    copies = {path: why for path, why in _copies(paths, listing.tracked).items() if not _allowed(path, allow)}
+    stay = {**copies, **keys}
+    held = [Held(path, why) for path, why in stay.items()]
+    commit, dirty = commit_of(folder) if listing.in_git else (None, False)
+    return Tree(folder, [file for file in files if file.path not in stay], held, commit, dirty)
+
+
+def scan_data(data: Path, cache: Path, allow: Sequence[str] = (), project: Path | None = None) -> Tree:
+    """What `--data` sends: a file, or all of a folder but for keys, under its own name. Raises UsageError.
+
+    Links lead to where the data really are, or to a whole path among `allow`; the data themselves, where they seem to
+    be in the `project`, are in there.
+    """
+    places, real = allowed_places(allow), data.resolve()
+    if project and data.is_relative_to(project):
+        path = data.relative_to(project).as_posix()
+        straight = lies_here(project, path) or inside(project, path)
+        if not straight and not any(map(real.is_relative_to, places)):
+            refuse_astray([(path, real)])
+    try:
+        whole = data.is_dir()
+        files = files_of(data, places) if whole else [file_entry(data)]
+        keys = find_keys(
+            data if whole else data.parent, [file for file in files if not _allowed(file.path, allow)], cache
+        )
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}", "move it out of the data") from error
+    base = f"{data.name}/" if whole else ""
+    named = [dataclasses.replace(file, path=base + file.path) for file in files if file.path not in keys]
+    return Tree(data.parent, named, [Held(base + path, why) for path, why in keys.items()])
+
+
+def allowed_places(allow: Sequence[str]) -> list[Path]:
+    """What `--send-anyway` names by a whole path: where links of the data may lead."""
+    whole = map(os.path.expanduser, allow)
+    return [Path(path).resolve() for path in whole if os.path.isabs(path)]
+
+
+def _within(folder: Path, home: Path) -> str:
+    """gpuops' own folder as a beginning of paths of the project, where it lies in there; else empty."""
+    try:
+        return home.resolve().relative_to(folder.resolve()).as_posix() + "/"
+    except ValueError:
+        return ""
+
+
+def _copies(paths: Sequence[str], tracked: Collection[str]) -> dict[str, str]:
+    """What `pull --edits` has put beside files of ours, and why it stays."""
+    there = set(paths)
+    copies = {path: found[1] for path in paths if (found := COPY.fullmatch(path)) and path not in tracked}
+    return {path: f"a node's version of {shown(original)}" for path, original in copies.items() if original in there}
+
+
+def _refuse_everything(folder: Path, home: Path) -> None:
+    """A command typed in the wrong place must not send a whole computer, nor gpuops' own folder."""
+    if folder.resolve() == home.resolve() and (home / "owner").exists():
+        raise UsageError(f"{folder} is gpuops' own folder, not a project", "start gpuops in your project's folder")
+    whole = folder == Path(folder.anchor) or folder == Path.home()
+    if whole and not (folder / ".git").exists() and not (folder / IGNORE_FILE).exists():
+        raise UsageError(
+            f"{folder} is not a project: all of it would be sent",
+            f"start gpuops in your project's folder, or say in {folder / IGNORE_FILE} what to leave out",
+        )
+
+
+def _allowed(path: str, allow: Sequence[str]) -> bool:
+    return any(fnmatchcase(path, item) or path.startswith(item.rstrip("/") + "/") for item in allow)
+
+
+def _refuse_tracked(paths: Sequence[str], keys: dict[str, str]) -> None:
+    if not paths:
+        return
+    named = "; ".join(f"{shown(path)} ({keys[path]})" for path in paths[:3])
+    more = f"; {len(paths) - 3} more" if len(paths) > 3 else ""
+    raise UsageError(
+        f"git tracks files that should not leave this computer: {named}{more}",
+        f"remove them from git or list them in {IGNORE_FILE}; `--send-anyway {paths[0]}` sends one all the same",
+    )
+
+
+def summary(tree: Tree) -> list[str]:
+    """The sentences to print before a push."""
+    count = len(tree.files)
+    lines = [f"{count} file{'s' * (count != 1)}, {amount(tree.size)}"]
+    if tree.size > NAME_BIGGEST:
+        lines.append("biggest: " + ", ".join(f"{shown(file.path)} ({amount(file.size)})" for file in tree.biggest()))
+    if large := sum(file.size > WHOLE for file in tree.files):
+        which = f"{large} file{'s' * (large != 1)} above {amount(WHOLE)}"
+        lines.append(f"{which} searched for keys at the beginning and the end only")
+    lines += [f"held back: {shown(held.path)} ({held.why})" for held in tree.held[:10]]
+    if len(tree.held) > 10:
+        lines.append(f"held back: {len(tree.held) - 10} more")
+    return lines
+
+
+def push_many(
+    clients: Sequence[AgentClient],
+    tree_name: str,
+    tree: Tree,
+    *,
+    overwrite: bool = False,
+    progress: Progress,
+    record: Pushed | None = None,
+) -> list[PushReport]:
+    """Bring every node's copy up to date, all at once. Reports are in the clients' order. `record`: where edits may
+    come home, what this computer has pushed.
+
+    Raises UsageError when a file was edited on a node and differs here (nothing is sent then), or
+    keeps changing while it is sent; NodeRefused, ConnectionLost.
+    """
+    for _ in range(TRIES):
+        plans = on_each(partial(_plan, tree_name, tree, overwrite), clients)
+        _refuse_conflicts(plans)
+        changed = _send(plans, progress)
+        if not changed:
+            return on_each(partial(_commit, record), plans)
+        tree = _look_again(tree, changed)
+    raise UsageError(f"{shown(changed[0])} keeps changing while it is sent",
+                     f"stop what writes it, or list it in {IGNORE_FILE}")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A node's answer to our list."""
+
+    client: AgentClient
+    tree_name: str
+    tree: Tree
+    answer: answers.Plan
+
+    @property
+    def need(self) -> list[tuple[int, FileEntry]]:
+        return [(index, self.tree.files[index]) for index in self.answer["need"]]
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for _, file in self.need)
+
+
+def _plan(tree_name: str, tree: Tree, overwrite: bool, client: AgentClient) -> _Plan:
+    args = {"tree": tree_name, "files": [file.wire for file in tree.files], "overwrite": overwrite}
+    answer = _asked(client, args)
+    if answer["ask"]:
+        sums = {str(index): _sha256(tree.folder / tree.files[index].path) for index in answer["ask"]}
+        answer = _asked(client, {**args, "sums": sums})
+    return _Plan(client, tree_name, tree, answer)
+
+
+def _asked(client: AgentClient, args: Mapping[str, Any]) -> answers.Plan:
+    answer: answers.Plan = client.call("plan", timeout=VERB_S, **args)
+    for numbers in (answer["need"], answer["ask"]):
+        if len(set(numbers)) < len(numbers) or max(numbers, default=-1) >= len(args["files"]):
+            raise Nonsense(client.label, "to 'plan': it needs files that are not on the list, or one of them twice")
+    return answer
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return ""  # gone since the scan: equal to nothing
+
+
+def _refuse_conflicts(plans: Sequence[_Plan]) -> None:
+    edited = [(path, plan.client.label) for plan in plans for path in plan.answer["conflicts"]]
+    if not edited:
+        return
+    path, label = edited[0]
+    more = f" (and {len(edited) - 1} more)" if len(edited) > 1 else ""
+    raise UsageError(f"{shown(path)} was edited on {label} since the last push and differs here{more}",
+                     "`gpuops pull --edits` brings it home, beside yours; `--overwrite` sends yours")  # fmt: skip
+
+
+def _send(plans: Sequence[_Plan], progress: Progress) -> list[str]:
+    """Send what each node needs. Returns the paths that changed meanwhile."""
+    total = sum(plan.size for plan in plans)
+    if not any(plan.need for plan in plans):
+        return []
+    count = max(len(plan.need) for plan in plans)
+    label = plans[0].client.label if len(plans) == 1 else f"{len(plans)} nodes"
+    progress.phase(f"sending {count} file{'s' * (count != 1)} to {label}, {amount(total)}")
+    told = _Total(progress, total, label)
+    changed = on_each(partial(_send_one, told), [plan for plan in plans if plan.need])
+    return sorted({path for paths in changed for path in paths})
+
+
+class _Total:
+    """One count for several senders."""
+
+    def __init__(self, progress: Progress, total: int, label: str) -> None:
+        self.progress, self.total, self.label = progress, total, label
+        self.done = 0
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.done += count
+            self.progress.advance(self.done, self.total, self.label)
+
+
+def _send_one(told: _Total, plan: _Plan) -> list[str]:
+    client = plan.client
+    started = client.bulk("receive", "--tree", plan.tree_name, "--push", plan.answer["push"])
+    with transfer(started, client.label) as channel:
+        changed = write_files(channel, plan.tree.folder, plan.need, told.add)
+        finish(channel, client.label)
+        return changed
+
+
+def _look_again(tree: Tree, changed: Sequence[str]) -> Tree:
+    """The tree with the changed files as they are now."""
+    files = [entry(tree.folder, file.path) if file.path in changed else file for file in tree.files]
+    return dataclasses.replace(tree, files=[file for file in files if file])
+
+
+def _commit(record: Pushed | None, plan: _Plan) -> PushReport:
+    key = record.begin(plan.client.label, plan.tree.files) if record else ""
+    removed = 0
+    if plan.answer["push"]:  # else everything is there as it should be
+        done: answers.Committed = plan.client.call(
+            "commit", timeout=VERB_S, tree=plan.tree_name, push=plan.answer["push"]
+        )
+        removed = done["removed"]
+    if record:
+        record.end(plan.client.label, key, plan.answer["kept"])
+    return PushReport(plan.client.label, len(plan.need), plan.size, removed, plan.answer["kept"])

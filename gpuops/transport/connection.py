@@ -1,0 +1,208 @@
+"""A connection to a node: starting programs there, as byte streams. Three kinds, one contract.
+
+`open(argv)` starts a program on the node and gives its three streams; nothing else is needed:
+the agent's conversation, a push and a fetch are all programs. `ProcessConnection` plays a node
+on this machine (the embedded default); SSH kinds join it behind the same Protocol.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+from gpuops.core.errors import NodeError
+from gpuops.core.models import Resource
+from gpuops.core.processes import end_apart, start_apart
+
+END_S = 10.0
+"""How long a killed program may take to be gone."""
+WORDS_S = 5.0
+"""How long the last words of a program that has ended are waited for: a stranger may hold the other end."""
+
+
+class Channel(Protocol):
+    """One program running on a node."""
+
+    stdin: BinaryIO
+    stdout: BinaryIO
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code; raises TimeoutError. Close `stdin` first where it reads to the end."""
+
+    def errors(self) -> str:
+        """What it wrote to stderr so far (the last 64 KiB)."""
+
+    def close(self) -> None:
+        """End it and free the streams; never raises, may be called twice."""
+
+
+class Connection(Protocol):
+    """A way to one node. Opening is lazy; a broken one is replaced by opening again."""
+
+    label: str
+    """For messages: `node0`."""
+
+    def open(self, argv: Sequence[str]) -> Channel:
+        """Start `argv` on the node. Raises ConnectionLost when the node cannot be reached."""
+
+    def close(self) -> None:
+        """End every channel; never raises."""
+
+
+class Pipe(io.RawIOBase):
+    """One end of a pipe, whose number is given away only once no thread is in a call with it.
+
+    A thread that was just about to read when another one closed would otherwise read what the next program writes,
+    whose pipe has got the number: the first words of an agent were lost so, on a busy machine.
+    """
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self._guard = threading.Lock()
+        self._calls = 0
+
+    def readable(self) -> bool:
+        return bool(self._raw.readable())
+
+    def writable(self) -> bool:
+        return bool(self._raw.writable())
+
+    def fileno(self) -> int:
+        return int(self._raw.fileno())
+
+    def readinto(self, buffer: Any) -> int | None:
+        with self._call() as raw:
+            count: int | None = raw.readinto(buffer)
+        return count
+
+    def write(self, data: Any) -> int | None:
+        with self._call() as raw:
+            count: int | None = raw.write(data)
+        return count
+
+    def close(self) -> None:
+        super().close()
+        with self._guard:
+            if not self._calls:
+                self._raw.close()
+
+    @contextmanager
+    def _call(self) -> Iterator[Any]:
+        """Raises ValueError on a pipe that was closed, as every file does."""
+        with self._guard:
+            if self.closed:
+                raise ValueError("I/O operation on a closed pipe")
+            self._calls += 1
+        try:
+            yield self._raw
+        finally:
+            with self._guard:
+                self._calls -= 1
+                if self.closed and not self._calls:
+                    self._raw.close()
+
+
+class ProcessChannel:
+    """A program on this machine. Its stderr is drained by a thread, so it can never block."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        # A session of its own: Ctrl-C in the terminal is ours to handle, not the child's.
+        self._process = start_apart(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+        )
+        assert self._process.stdin
+        assert self._process.stdout
+        self.stdin = cast(BinaryIO, Pipe(self._process.stdin))
+        self.stdout = cast(BinaryIO, Pipe(self._process.stdout))
+        self.closed = False
+        self._stderr = bytearray()
+        self._drain = threading.Thread(target=self._drain_stderr, daemon=True)
+        self._drain.start()
+
+    def _drain_stderr(self) -> None:
+        stream = self._process.stderr
+        assert stream
+        with stream:
+            while chunk := stream.read(65536):
+                self._stderr += chunk
+                del self._stderr[:-65536]
+
+    def wait(self, timeout: float | None = None) -> int:
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"{self._process.args!r} still runs") from error
+        self._drain.join(WORDS_S)
+        return code
+
+    def errors(self) -> str:
+        return bytes(self._stderr).decode(errors="replace")
+
+    def close(self) -> None:
+        # The process first: a thread that waits for a pipe sees its end, and no file number is given away under it.
+        if self._process.poll() is None:
+            end_apart(self._process)  # its session is ours, and so is what it started
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            pass  # the kernel holds it (a dead disk); it ends when the kernel lets it
+        for stream in (self.stdin, self.stdout):
+            try:
+                stream.close()
+            except OSError:
+                pass  # a pipe whose other end is gone has nothing left to lose
+        self._drain.join(1)  # it closes stderr; a stranger that still holds the other end must not hold us
+        self.closed = True
+
+
+class ProcessConnection:
+    """This machine as a node."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self._channels: list[ProcessChannel] = []
+        self._lock = threading.Lock()
+
+    def open(self, argv: Sequence[str]) -> ProcessChannel:
+        try:
+            channel = ProcessChannel(argv)
+        except OSError as error:
+            raise NodeError(
+                f"{self.label} cannot start {argv[0]}: {error.strerror}",
+                "check that this program exists and can be executed",
+            ) from error
+        with self._lock:
+            self._channels = [*(known for known in self._channels if not known.closed), channel]
+        return channel
+
+    def close(self) -> None:
+        with self._lock:
+            channels, self._channels = self._channels, []
+        for channel in channels:
+            channel.close()
+
+
+def connect(machine: Resource, index: int) -> Connection:
+    """The connection that fits how `machine` is reached (`data["connection"]`)."""
+    kind = machine.data.get("connection")
+    if kind == "process":
+        return ProcessConnection(f"node{index}")
+    if kind == "ssh":
+        from gpuops.transport import ssh
+
+        if missing := [name for name in ("target", "ssh_folder") if not machine.data.get(name)]:
+            raise NodeError(
+                f"the provisioner does not say of {machine.name}: {', '.join(missing)}",
+                "this is a bug in the provisioner: report it to whoever wrote it",
+            )
+        target = ssh.Target.from_document(machine.data["target"])
+        return ssh.connect(target, f"node{index}", Path(machine.data["ssh_folder"]))
+    raise NodeError(
+        f"node{index} is reached by '{kind}', which this version of gpuops does not speak",
+        "upgrade gpuops",
+    )

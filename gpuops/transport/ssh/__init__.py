@@ -1,0 +1,35 @@
+"""Logging in to hosts over SSH: whom to trust, how to get in, programs as byte streams.
+
+`resolve` makes a Target of what a user typed, `scan` and `known_keys` say which host keys it has and ought to
+have, `connect` gives a Connection. `write_config` makes the same hosts known to the system's `ssh`, to editors
+and to rsync. Nothing logs in to a host whose key is not pinned in its Target.
+"""
+
+from __future__ import annotations
+
+from gpuops.transport.ssh.config_files import alias, command_line, remove_config, write_config
+from gpuops.transport.ssh.connection import connect
+from gpuops.transport.ssh.errors import Denied, HostKeyChanged
+from gpuops.transport.ssh.hostkeys import fingerprint
+from gpuops.transport.ssh.known_hosts import known_keys, revoked_keys
+from gpuops.transport.ssh.quoting import shell_line
+from gpuops.transport.ssh.resolution import resolve
+from gpuops.transport.ssh.scanning import scan
+from gpuops.transport.ssh.target import Target
+
+__all__ = [
+    "Denied",
+    "HostKeyChanged",
+    "Target",
+    "alias",
+    "command_line",
+    "connect",
+    "fingerprint",
+    "known_keys",
+    "remove_config",
+    "resolve",
+    "revoked_keys",
+    "scan",
+    "shell_line",
+    "write_config",
+]

@@ -1,0 +1,210 @@
+"""A program on a paramiko channel: its streams, its end."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from gpuops.transport.connection import WORDS_S
+from gpuops.transport.ssh import errors as faults
+
+if TYPE_CHECKING:
+    import paramiko
+
+ERRORS_KEPT = 65536
+LOST = 255
+"""The exit code of a program whose end nobody told us, as `ssh` has it."""
+
+
+class Program:
+    """One program. Its stderr is drained by a thread, so it can never block."""
+
+    def __init__(self, channel: paramiko.Channel, where: str) -> None:
+        self.closed = False
+        self._channel = channel
+        self._where = where
+        self._errors = bytearray()
+        self.stdin = cast(BinaryIO, _Stdin(channel))
+        self.stdout = cast(BinaryIO, _Stdout(channel))
+        channel.in_buffer = Chunks()  # type: ignore[assignment]
+        self._drain = threading.Thread(target=self._drain_stderr, daemon=True, name="ssh stderr")
+
+    def start(self, line: bytes) -> None:
+        """Raises SSHException where the server refuses, or the connection ends."""
+        self._channel.exec_command(line)
+        self._drain.start()
+
+    def _drain_stderr(self) -> None:
+        try:
+            while chunk := self._channel.recv_stderr(65536):
+                self._errors += chunk
+                del self._errors[:-ERRORS_KEPT]
+        except (OSError, EOFError):
+            pass  # the connection ended: told below
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self._channel.status_event.wait(timeout):
+            raise TimeoutError(f"a program on {self._where} still runs")
+        if self._drain.ident is not None:
+            self._drain.join(WORDS_S)
+        return self._channel.exit_status if self._channel.exit_status >= 0 else LOST
+
+    @property
+    def connected(self) -> bool:
+        """Of a connection that is lost, paramiko ends the programs before it says so: what it met tells."""
+        import paramiko
+
+        transport = self._channel.get_transport()
+        met = transport.saved_exception
+        return transport.is_active() and (met is None or isinstance(met, paramiko.ChannelException))
+
+    def errors(self) -> str:
+        said = bytes(self._errors).decode(errors="replace")
+        if self._channel.exit_status < 0 and not self.closed and not self.connected:
+            said += f"{'' if not said or said.endswith(chr(10)) else chr(10)}{faults.ended(self._where).say}\n"
+        return said
+
+    def close(self, limit_s: float = 2.0) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        for buffer in (self._channel.in_buffer, self._channel.in_stderr_buffer):
+            buffer.close()  # readers here see the end, whatever the network does
+        farewell = threading.Thread(target=self._end, daemon=True, name="ssh close")
+        farewell.start()
+        farewell.join(limit_s)  # a hung connection takes nothing; the login's watch ends it
+
+    def _end(self) -> None:
+        import paramiko
+
+        try:
+            if self._channel.exit_status < 0 and not self._channel.closed:
+                self._kill()
+            self._channel.close()
+        except (OSError, EOFError, paramiko.SSHException):
+            pass  # the connection ended first
+
+    def _kill(self) -> None:
+        """Ask for the program's end. sshd does so for users who are not root; the others' see their streams end."""
+        import paramiko
+        from paramiko.common import cMSG_CHANNEL_REQUEST
+
+        message = paramiko.Message()
+        message.add_byte(cMSG_CHANNEL_REQUEST)
+        message.add_int(self._channel.remote_chanid)
+        message.add_string("signal")
+        message.add_boolean(False)
+        message.add_string("KILL")
+        self._channel.get_transport()._send_user_message(message)  # type: ignore[attr-defined]
+
+
+class _Stdin(io.RawIOBase):
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        """As much as the other side takes now. Raises OSError where it takes nothing any more."""
+        import paramiko
+
+        view = memoryview(data).cast("B")
+        if not view:
+            return 0
+        try:
+            sent = self._channel.send(bytes(view[: 1 << 15]))
+        except (EOFError, paramiko.SSHException) as error:
+            raise BrokenPipeError("the connection ended") from error
+        if not sent:
+            raise BrokenPipeError("the program takes no more")
+        return sent
+
+    def close(self) -> None:
+        import paramiko
+
+        if self.closed:
+            return
+        super().close()
+        try:
+            self._channel.shutdown_write()
+        except (OSError, EOFError, paramiko.SSHException):
+            pass  # it ended first
+
+
+class _Stdout(io.RawIOBase):
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, count: int = -1) -> bytes:
+        """What is there, at most `count`; waits for the first byte. Nothing at the end."""
+        import paramiko
+
+        if self.closed:
+            raise ValueError("read of a closed stream")
+        if count < 0:
+            return self.readall()
+        try:
+            return self._channel.recv(count) if count else b""
+        except (EOFError, paramiko.SSHException):
+            return b""  # told by the exit code
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+class Chunks:
+    """Bytes that came and were not yet read, in place of paramiko's array, which moves all of them at every read."""
+
+    def __init__(self) -> None:
+        self._ready = threading.Condition()
+        self._chunks: deque[memoryview] = deque()
+        self._size = 0
+        self._closed = False
+
+    def feed(self, data: bytes) -> None:
+        with self._ready:
+            self._chunks.append(memoryview(data))
+            self._size += len(data)
+            self._ready.notify_all()
+
+    def read(self, count: int, timeout: float | None = None) -> bytes:
+        """At most `count` bytes, the first of them waited for. The channel has no timeout, and gives none here."""
+        with self._ready:
+            self._ready.wait_for(lambda: self._chunks or self._closed, timeout)
+            taken = []
+            while self._chunks and count:
+                piece = self._chunks[0][:count]
+                taken.append(piece)
+                count -= len(piece)
+                self._size -= len(piece)
+                if len(piece) == len(self._chunks[0]):
+                    self._chunks.popleft()
+                else:
+                    self._chunks[0] = self._chunks[0][len(piece) :]
+            return b"".join(taken)
+
+    def empty(self) -> bytes:
+        with self._ready:
+            left = b"".join(self._chunks)
+            self._chunks.clear()
+            self._size = 0
+            return left
+
+    def close(self) -> None:
+        with self._ready:
+            self._closed = True
+            self._ready.notify_all()
+
+    def read_ready(self) -> bool:
+        return self._size > 0
+
+    def __len__(self) -> int:
+        return self._size

@@ -1,0 +1,152 @@
+"""What can go wrong with a login, in our words. Whatever paramiko, sockets or `ssh` say becomes one of these.
+
+NodeError
+├── ConnectionLost           unreachable, ended, not an SSH server
+│   └── Refused              turned away before the login: worth another try
+├── HostKeyChanged           not the host it was
+└── Denied                   the host knows us not: never tried again
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+from collections.abc import Sequence
+
+from gpuops.core.errors import ConnectionLost, NodeError
+from gpuops.transport.ssh import hostkeys
+from gpuops.transport.ssh.target import Target
+
+AGAIN = "check that the host is up and that its SSH server listens there"
+SHOWN = 200
+
+
+class Refused(ConnectionLost):
+    """The server ended the connection before the login: too many at once, or it restarts."""
+
+
+class Denied(NodeError):
+    """The server takes none of our keys."""
+
+
+class HostKeyChanged(NodeError):
+    """The host presents a key that is not the pinned one."""
+
+
+def shown(text: str) -> str:
+    """A stranger's words, fit for a message: one line, no control characters, not too long."""
+    clean = "".join(char if char.isprintable() else " " for char in text)
+    clean = " ".join(clean.split())
+    return clean if len(clean) <= SHOWN else clean[:SHOWN] + "…"
+
+
+def again(error: NodeError) -> NodeError:
+    """The same failure, for another thread to raise."""
+    return type(error)(error.say, error.hint)
+
+
+def unreachable(where: str, error: OSError) -> ConnectionLost:
+    """Why no TCP connection came about."""
+    if isinstance(error, socket.gaierror):
+        return ConnectionLost(f"{where}: this name is not known to any name server", "check how it is spelt")
+    if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
+        return ConnectionLost(f"{where} does not answer", AGAIN + ", and that no firewall is in between")
+    if isinstance(error, ConnectionRefusedError):
+        return ConnectionLost(f"{where} refuses connections on this port", AGAIN)
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
+        return Refused(f"{where} closed the connection before the login", AGAIN)
+    return ConnectionLost(f"{where} cannot be reached: {shown(error.strerror or str(error))}", AGAIN)
+
+
+def unpinned(target: Target) -> NodeError:
+    return NodeError(
+        f"no host key of {target.where} is known, and without one it is not logged in to",
+        f"log in once with `ssh {target.where}`, or pass --accept-new",
+    )
+
+
+def changed(target: Target, got: str) -> HostKeyChanged:
+    """`got` is a fingerprint, or empty where `ssh` did not tell."""
+    expected = " or ".join(_fingerprints(target.host_keys))
+    return HostKeyChanged(
+        f"the host key of {target.where} has changed: expected {expected}, got {got or 'another one'}; "
+        "either the host was set up anew, or somebody stands in between",
+        "ask whoever runs the host; nothing was sent to it",
+    )
+
+
+def _fingerprints(keys: Sequence[str]) -> list[str]:
+    found = []
+    for key in keys:
+        try:
+            found.append(hostkeys.fingerprint(key))
+        except NodeError:
+            found.append(shown(key))
+    return found
+
+
+def denied(target: Target, tried: Sequence[str], locked: Sequence[str], notes: Sequence[str] = ()) -> Denied:
+    """No key was taken. `tried` were shown to the server, `locked` wait for a passphrase."""
+    if locked:
+        return Denied(
+            f"{target.where}: the key {locked[0]} is protected by a passphrase, and no agent holds it",
+            f"run `ssh-add {locked[0]}`, then try again",
+        )
+    what = f"the keys that were tried: {', '.join(tried)}" if tried else "there was no key to try"
+    more = f" ({'; '.join(notes)})" if notes else ""
+    return Denied(
+        f"permission denied for {target.where}; {what}{more}",
+        "pass --identity KEY with the key that this host knows, or add it to ~/.ssh/authorized_keys there",
+    )
+
+
+def ended(where: str) -> ConnectionLost:
+    return ConnectionLost(f"the connection to {where} ended", "check the host and the network, then try again")
+
+
+def crowded(where: str) -> ConnectionLost:
+    return ConnectionLost(
+        f"{where} takes no more programs at once", "raise MaxSessions in its sshd_config, or use fewer nodes on it"
+    )
+
+
+def noise(where: str, seen: bytes, errors: str, why: str) -> ConnectionLost:
+    """A program's own output never began."""
+    words = shown(errors.strip() or seen[-4 * SHOWN :].decode(errors="replace")) or "nothing was said"
+    return ConnectionLost(
+        f"{where} {why} ({words})",
+        "check that this user may run commands there, and what the start-up files of its shell do",
+    )
+
+
+FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{20,}")
+TURNED_AWAY = (
+    "kex_exchange_identification",
+    "banner exchange",
+    "Connection closed by",
+    "Connection reset by",
+    "Exceeded MaxStartups",
+    "Not allowed at this time",
+    "mux_client",
+    "Broken pipe",
+)
+
+
+def from_openssh(target: Target, words: str, locked: Sequence[str] = ()) -> NodeError:
+    """What the system's `ssh` meant when it ended with 255."""
+    if "Host key verification failed" in words or "HOST IDENTIFICATION HAS CHANGED" in words:
+        found = FINGERPRINT.search(words)
+        return changed(target, found[0] if found else "")
+    if "Permission denied (" in words or "Too many authentication failures" in words:
+        return denied(target, target.identities, locked, () if target.identities_only else ("and those of the agent",))
+    last = shown(words.strip().splitlines()[-1] if words.strip() else "ssh said nothing")
+    if "Could not resolve hostname" in words:
+        return unreachable(target.where, socket.gaierror())
+    if "Connection refused" in words:
+        return unreachable(target.where, ConnectionRefusedError())
+    if "timed out" in words:
+        return unreachable(target.where, TimeoutError())
+    if any(sign in words for sign in TURNED_AWAY):
+        return Refused(f"{target.where} closed the connection before the login ({last})", AGAIN)
+    return ConnectionLost(f"{target.where} cannot be logged in to: {last}", AGAIN)

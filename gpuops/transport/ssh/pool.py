@@ -1,0 +1,134 @@
+"""One login per target in a process, shared by all connections to it, watched, and ended when nobody uses it."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpuops.core.errors import NodeError
+from gpuops.transport.connection import Channel
+from gpuops.transport.ssh.gate import GATE, Gate
+from gpuops.transport.ssh.limits import LIMITS, Limits
+from gpuops.transport.ssh.openssh import SystemLogin
+from gpuops.transport.ssh.paramikologin import ParamikoLogin
+from gpuops.transport.ssh.target import Target
+
+TICK_S = 1.0
+
+
+class Login(Protocol):
+    """Starting programs on one host: what both kinds of login can do."""
+
+    target: Target
+
+    @property
+    def busy(self) -> bool:
+        """Whether programs run on it."""
+
+    def start(self, line: str) -> Channel:
+        """Start a line of shell. Raises NodeError."""
+
+    def broken(self, program: Any) -> NodeError | None:
+        """Why a program never began; None where the far side's shell is to blame."""
+
+    def tick(self, passed_s: float) -> None:
+        """About once a second."""
+
+    def close(self) -> None:
+        """End it and its programs; never raises."""
+
+
+class Entry:
+    """A login, how many connections hold it, and for how long nobody has used it."""
+
+    def __init__(self, login: Login) -> None:
+        self.login = login
+        self.holders = 0
+        self.idle_s = 0.0
+
+
+class Pool:
+    """Thread-safe. A thread watches the logins for as long as there are any."""
+
+    def __init__(self, limits: Limits = LIMITS, gate: Gate = GATE) -> None:
+        self.limits = limits
+        self._gate = gate
+        self._entries: dict[Hashable, Entry] = {}
+        self._lock = threading.Lock()
+        self._keeper: threading.Thread | None = None
+
+    def hold(self, target: Target, folder: Path) -> Login:
+        """The login to `target`, to be given back by `release`."""
+        with self._lock:
+            entry = self._entries.get(key := _key(target, folder))
+            if entry is None:
+                entry = self._entries[key] = Entry(self._new(target, folder))
+            entry.holders += 1
+            if self._keeper is None:
+                self._keeper = threading.Thread(target=self._keep, daemon=True, name="ssh keeper")
+                self._keeper.start()
+            return entry.login
+
+    def release(self, target: Target, folder: Path) -> None:
+        with self._lock:
+            entry = self._entries.get(_key(target, folder))
+            if entry is not None:
+                entry.holders -= 1
+
+    def logins(self) -> list[Login]:
+        """Those there are now."""
+        with self._lock:
+            return [entry.login for entry in self._entries.values()]
+
+    def _new(self, target: Target, folder: Path) -> Login:
+        if by_system(target):
+            return SystemLogin(target, folder, self.limits, self._gate)
+        return ParamikoLogin(target, self.limits, self._gate)
+
+    def _keep(self) -> None:
+        while True:
+            time.sleep(TICK_S)
+            with self._lock:
+                if not self._entries:
+                    self._keeper = None
+                    return
+                entries = list(self._entries.values())
+                unused = self._unused()
+            for entry in entries:
+                entry.login.tick(TICK_S)
+            for entry in unused:
+                entry.login.close()
+
+    def _unused(self) -> list[Entry]:
+        """Take out the logins that nobody has used for long."""
+        for entry in self._entries.values():
+            entry.idle_s = 0.0 if entry.holders or entry.login.busy else entry.idle_s + TICK_S
+        late = {key: entry for key, entry in self._entries.items() if entry.idle_s >= self.limits.idle_s}
+        for key in late:
+            del self._entries[key]
+        return list(late.values())
+
+    def close(self) -> None:
+        """End every login; never raises."""
+        with self._lock:
+            entries = list(self._entries.values())
+            self._entries.clear()
+        for entry in entries:
+            entry.login.close()
+
+
+def by_system(target: Target) -> bool:
+    """Whether it takes the system's `ssh` to log in."""
+    return target.system or bool(target.proxy)
+
+
+def _key(target: Target, folder: Path) -> Hashable:
+    return (target, str(folder) if by_system(target) else "")
+
+
+POOL = Pool()
+atexit.register(POOL.close)

@@ -1,0 +1,204 @@
+"""A provisioner held to its contract: whoever wrote it, it answers in time, in our words, once.
+
+An exception of an SDK becomes Unknown, a call that never returns too; a thing listed twice is
+listed once; a state that the contract does not know is `unknown`. So the stories need to know
+GpuopsError alone, and no provider can stop `down`, `reap` or the guard from going on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from gpuops.core.errors import GpuopsError, Partial, Unknown
+from gpuops.core.models import (
+    STATES,
+    Increase,
+    Intent,
+    Journal,
+    Offer,
+    Option,
+    Payer,
+    Problem,
+    Quota,
+    QuotaReport,
+    Request,
+    Resource,
+)
+from provisioners.base import Provisioner, TellsQuota
+
+CALL_S = 180.0
+"""How long a call other than `create` may take; each has shorter limits of its own for the network."""
+
+SPARE_S = 10.0
+"""What a provisioner may take to find its key, beside its patience with others."""
+
+T = TypeVar("T")
+
+
+class Checked:
+    """A Provisioner around a Provisioner: `inner`, as whoever wrote it made it."""
+
+    def __init__(self, inner: Provisioner, limit_s: float = CALL_S) -> None:
+        self.inner = inner
+        self._limit_s = limit_s
+        self.contract = inner.contract
+        self.name = inner.name
+        self.capabilities: Mapping[str, bool | str] = dict(inner.capabilities)
+        self.options: Sequence[Option] = tuple(inner.options)
+        self.settle_s = float(inner.settle_s)
+        self.gone_s = float(inner.gone_s)
+
+    def preflight(self, request: Request) -> Sequence[Problem]:
+        return self._limited(lambda: list(self.inner.preflight(request)))
+
+    def offers(self, request: Request) -> Sequence[Offer]:
+        return self._limited(lambda: list(self.inner.offers(request)))
+
+    def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+        # In this thread, since the journal is this thread's. A creation that hangs is ended by the guard.
+        return self._translated(lambda: list(self.inner.create(offer, intent, journal)))
+
+    def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
+        try:
+            return self._limited(lambda: _ours(owner, self.inner.list_owned(owner, regions)))
+        except Partial as error:
+            found = error.found
+            raise Partial(error.say, error.hint, self._translated(lambda: _ours(owner, found))) from error
+
+    def describe(self, resource: Resource) -> Resource:
+        return self._limited(lambda: _known(self.inner.describe(resource)))
+
+    def destroy(self, resources: Sequence[Resource]) -> None:
+        self._limited(lambda: self.inner.destroy(resources))
+
+    def self_destruct(self, resource: Resource) -> Sequence[str] | None:
+        return self._limited(lambda: self.inner.self_destruct(resource))
+
+    def forget(self, region: str) -> bool:
+        """Whether the provider knew of this region and asks it no more; most have none that could be forgotten."""
+        forget: Callable[[str], bool] | None = getattr(self.inner, "forget", None)
+        return forget is not None and self._limited(lambda: forget(region))
+
+    def standing(self, request: Request) -> Sequence[Resource]:
+        """Machines that stand without us, of which a request speaks; a provider that rents has none."""
+        find: Callable[[Request], Sequence[Resource]] | None = getattr(self.inner, "standing", None)
+        return [] if find is None else self._limited(lambda: list(find(request)))
+
+    def balance(self) -> float | None:
+        """What is left on the account, in $; None where the provider cannot tell."""
+        tell: Callable[[], float | None] | None = getattr(self.inner, "balance", None)
+        return None if tell is None else self._limited(tell)
+
+    def account(self) -> Mapping[str, float] | None:
+        """`balance`, `spend_per_hr`, `spend_limit`, as far as they are told; None where nothing can be asked."""
+        tell: Callable[[], Mapping[str, float | None]] | None = getattr(self.inner, "account", None)
+        if tell is not None:
+            return self._limited(lambda: _numbers(tell()))
+        if not hasattr(self.inner, "balance"):
+            return None
+        return _numbers({"balance": self.balance()})
+
+    def payer(self, request: Request, patience_s: float = 0.0) -> Payer | None:
+        """Who would pay; None where the provider does not tell. Never a reason to fail: then nothing is known."""
+        tell: Callable[[Request, float], Payer] | None = getattr(self.inner, "payer", None)
+        if tell is None:
+            return None
+        try:
+            found = in_time(lambda: tell(request, patience_s), patience_s + SPARE_S, f"payer at {self.name}")
+        except Exception:
+            found = None
+        return found if isinstance(found, Payer) else Payer("", "")
+
+    def last_words(self, resource: Resource) -> str:
+        """The end of a machine's own log, as its provider shows it; empty where it shows none."""
+        tell: Callable[[Resource], str] | None = getattr(self.inner, "last_words", None)
+        return "" if tell is None else self._limited(lambda: str(tell(resource)))
+
+    def quota(self, request: Request) -> QuotaReport | None:
+        """The account's quotas; None where a provider tells of none."""
+        tell: Callable[[Request], QuotaReport] | None = getattr(self.inner, "quota", None)
+        return None if tell is None else self._limited(lambda: tell(request))
+
+    def request_quota(self, quota: Quota, wanted: float) -> Increase:
+        inner = cast(TellsQuota, self.inner)
+        return self._limited(lambda: inner.request_quota(quota, wanted))
+
+    def requested_quota(self, quota: Quota, id: str) -> Increase:
+        inner = cast(TellsQuota, self.inner)
+        return self._limited(lambda: inner.requested_quota(quota, id))
+
+    def policy(self, sink: str = "") -> Mapping[str, Any] | None:
+        """The least that a user must be allowed; None where access is not granted piece by piece."""
+        tell: Callable[[str], Mapping[str, Any]] | None = getattr(self.inner, "policy", None)
+        return None if tell is None else self._limited(lambda: tell(sink))
+
+    def admit(self, resources: Sequence[Resource]) -> bool:
+        """Whether this computer's new address had to be let in; nothing to do where nobody is kept out."""
+        admit: Callable[[Sequence[Resource]], bool] | None = getattr(self.inner, "admit", None)
+        return False if admit is None else self._limited(lambda: bool(admit(resources)))
+
+    def _translated(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except GpuopsError:
+            raise
+        except Exception as error:
+            raise Unknown(
+                f"{self.name} failed: {type(error).__name__}: {error}",
+                f"this may be a bug in the provisioner '{self.name}': report it to whoever wrote it",
+            ) from error
+
+    def _limited(self, call: Callable[[], T]) -> T:
+        """The call's value. Raises Unknown when it does not return in time."""
+        try:
+            return in_time(lambda: self._translated(call), self._limit_s, f"{self.name} call")
+        except Overdue:
+            raise Unknown(
+                f"{self.name} did not answer within {self._limit_s:.0f} s", "check the network, try again"
+            ) from None
+
+
+class Overdue(Exception):
+    """A call has not returned in time."""
+
+
+def in_time(call: Callable[[], T], limit_s: float, name: str) -> T:
+    """What a call returns or raises. Raises Overdue when it has done neither in time; its thread is left behind."""
+    box: list[T | BaseException] = []
+    done = threading.Event()
+
+    def work() -> None:
+        try:
+            box.append(call())
+        except BaseException as error:
+            box.append(error)
+        done.set()
+
+    threading.Thread(target=work, daemon=True, name=name).start()
+    if not done.wait(limit_s):
+        raise Overdue
+    value = box[0]
+    if isinstance(value, BaseException):
+        raise value
+    return value
+
+
+def _ours(owner: str, listed: Sequence[Resource]) -> list[Resource]:
+    ours = {(one.kind, one.id): _known(one) for one in listed if one.name.startswith(f"gpuops-{owner}-")}
+    return list(ours.values())
+
+
+def _numbers(told: Mapping[str, float | None]) -> dict[str, float]:
+    """What can be reckoned with; a provider may tell more, its account's name for one."""
+    numbers = {name: value for name, value in told.items() if isinstance(value, int | float)}
+    return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
+
+
+def _known(resource: Resource) -> Resource:
+    if resource.state == "leaving":
+        return dataclasses.replace(resource, bills=False, per_hour=0.0)
+    return resource if resource.state in STATES else dataclasses.replace(resource, state="unknown")

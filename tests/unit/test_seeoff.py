@@ -1,0 +1,176 @@
+"""Machines that are leaving cost nothing and keep nobody waiting; what is left of them is cleared later, by whoever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuops.clusters import reap, seeoff
+from gpuops.clusters.teardown import clear, is_costless, tear_down
+from gpuops.commands.down import down
+from gpuops.core.context import World
+from gpuops.core.errors import AuthFailed, StillBilling
+from gpuops.core.models import Lease, Resource
+from gpuops.core.polling import Clock
+from gpuops.core.progress import Silent
+from gpuops.guard import daemon
+from gpuops.ledger.store import ClusterRow
+from tests.fakes.provider import NAME, OWNER, Cloud, FakeClock, Fault, Scripted, surroundings
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World]:
+    """Whose machines take long to leave."""
+    cloud, world = surroundings(tmp_path, monkeypatch)
+    monkeypatch.setenv("SCRIPTED", str(cloud.folder))
+    (world.home / "owner").write_text(OWNER + "\n")
+    cloud.play(leaves=True)
+    return cloud, world
+
+
+def cluster(world: World, nodes: int = 1, name: str = "lab") -> ClusterRow:
+    """One that is up, with machines at the provider."""
+    now = world.clock.now()
+    row = world.ledger.intend(
+        provider=NAME, name=name, folder=world.folder, ephemeral=False, token=f"{name}-token", request={},
+        boot_deadline=now + 99, lease=Lease(), keeper=world.me, now=now,
+    )  # fmt: skip
+    provider = world.provisioner(NAME).inner  # type: ignore[attr-defined]
+    assert isinstance(provider, Scripted)
+    for index in range(nodes):
+        world.ledger.got(row.id, provider._add(f"gpuops-{OWNER}-{name}-{index}"))
+    world.ledger.set_cluster(row.id, state="up", ready=now)
+    return world.ledger.cluster(row.id)
+
+
+def left(world: World, row: ClusterRow) -> list[str]:
+    return [one.name for one in world.ledger.left(row.id)]
+
+
+def test_who_ends_a_cluster_does_not_wait_until_it_has_left(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud, world = there
+    monkeypatch.setattr("gpuops.commands.down._save_runs", lambda *_: [])
+    monkeypatch.setattr("gpuops.commands.down._save_left", lambda *_: None)
+    row = cluster(world, 2)
+    said = down(world, [row], Silent(), force=False)
+    assert said == ["lab is gone: 2 machines still shut down, which costs nothing"]
+    assert len(cloud.machines()) == 2
+    assert isinstance(world.clock, FakeClock)
+    assert sum(world.clock.slept) < 5.0
+    assert world.ledger.clusters() == []
+    assert left(world, row) == [f"gpuops-{OWNER}-lab-0", f"gpuops-{OWNER}-lab-1"]
+    assert not any(one.bills or one.per_hour for one in world.ledger.left(row.id))
+    assert down(world, [world.ledger.cluster(row.id)], Silent(), force=False) == ["lab is gone already (gpuops down)"]
+
+
+def test_its_name_is_free_and_a_newer_one_is_left_alone(there: tuple[Cloud, World]) -> None:
+    cloud, world = there
+    old = cluster(world)
+    tear_down(world, old.id, "its end")
+    new = cluster(world)
+    assert [one.state for one in seeoff.see_off(world, old)] == ["leaving"]
+    cloud.play()
+    seeoff.see_off(world, old)
+    assert list(seeoff.see_off(world, old)) == world.ledger.parting() == []
+    assert len(cloud.machines()) == 1
+    assert world.provisioner(NAME).describe(world.ledger.resources(new.id)[0]).state == "running"
+
+
+def test_the_guard_sees_it_off(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that was started long after, since the ledger knows."""
+    cloud, world = there
+    row = cluster(world)
+    tear_down(world, row.id, "its end")
+    assert daemon.is_wanted(world.ledger)
+    looks: list[float] = []
+
+    def sleep(_: Clock, seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 12:
+            for path in cloud.folder.glob("machines/*"):
+                path.unlink()
+
+    monkeypatch.setattr(Clock, "sleep", sleep)
+    monkeypatch.setattr(daemon, "TICK_S", 0.01)
+    assert daemon._watch(world.home) == {row.id}
+    assert cloud.machines() == []
+    assert world.ledger.parting() == []
+    assert looks[0] == pytest.approx(seeoff.FIRST_S, rel=0.5)
+    assert looks[-1] > 2 * looks[0], "ever more seldom"
+    assert world.ledger.take_notices() == []
+
+
+@pytest.mark.parametrize(("list_owned", "looks"), [([], seeoff.LOOKS), ([Fault(error="AuthFailed")], seeoff.FAILURES)])
+def test_nobody_looks_for_ever(
+    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, list_owned: list[Fault], looks: int
+) -> None:
+    """What cannot be cleared keeps no guard, and is told by `reap`, which goes on well."""
+    cloud, world = there
+    row = cluster(world)
+    tear_down(world, row.id, "its end")
+    before = len(cloud.calls())
+    cloud.play(leaves=True, **({"list_owned_always": list_owned} if list_owned else {}))
+    monkeypatch.setattr(Clock, "sleep", lambda *_: None)
+    monkeypatch.setattr(daemon, "TICK_S", 0.01)
+    tried = daemon._watch(world.home)
+    assert cloud.calls()[before:].count("list_owned") == looks
+    assert daemon.is_wanted(world.ledger), "the next command's guard tries anew"
+    assert not daemon.is_wanted(world.ledger, tried), "and none that this one starts as it leaves"
+    (said,) = reap.parting(world)
+    assert said.startswith("lab costs nothing any more; left of it: 1 machine shutting down")
+    assert said.endswith("which is not cleared: the provider said AuthFailed") == bool(list_owned)
+    assert reap.strays(world)[0] == []
+
+
+def test_a_stray_that_leaves_is_not_waited_for(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud, world = there
+    row = cluster(world)
+    world.ledger.gone(row.id, 1.0, "this ledger is mistaken")
+    said: list[str] = []
+    monkeypatch.setattr(world.out, "say", said.append)
+    found, _ = reap.strays(world)
+    reap.end(world, found)
+    again = "once more, in some minutes, clears the rest: gpuops reap"
+    assert said == [f"note: 1 machine still shuts down, which costs nothing; {again}"]
+    assert len(cloud.machines()) == 1
+
+
+def test_what_leaves_is_not_named_among_what_may_bill(there: tuple[Cloud, World]) -> None:
+    """One of two machines leaves, the other one stays."""
+    _, world = there
+    row = cluster(world, 2)
+    provider = world.provisioner(NAME)
+    provider.destroy(world.ledger.resources(row.id)[:1])
+    destroy = provider.inner.destroy  # type: ignore[attr-defined]
+    try:
+        provider.inner.destroy = lambda _: None  # type: ignore[attr-defined]
+        with pytest.raises(StillBilling) as caught:
+            clear(world, provider, row)
+    finally:
+        provider.inner.destroy = destroy  # type: ignore[attr-defined]
+    assert caught.value.say == f"gpuops-{OWNER}-lab-1 may still be there and bill $1.25/h"
+
+
+def test_what_costs_nothing() -> None:
+    leaves = Resource("machine", "m", "", "n", bills=False, state="leaving")
+    group = Resource("group", "g", "", "n", bills=False, state="running")
+    stays = Resource("machine", "o", "", "n", bills=True, state="running")
+    assert is_costless([leaves])
+    assert is_costless([leaves, group])
+    assert not is_costless([group]), "it can go at once"
+    assert not is_costless([leaves, stays])
+    assert not is_costless([])
+
+
+def test_a_refusal_is_the_last_word(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud, world = there
+    row = cluster(world)
+    tear_down(world, row.id, "its end")
+    cloud.play(leaves=True, destroy_always=[Fault(error="AuthFailed")])
+    monkeypatch.setattr(Clock, "sleep", lambda *_: None)
+    with pytest.raises(AuthFailed):
+        seeoff.see_off_patiently(world, row)
+    assert left(world, row) == [f"gpuops-{OWNER}-lab-0"]
