@@ -12,8 +12,8 @@ import pytest
 
 from gpuops.core.errors import AuthFailed, NotSetUp, Rejected, Unknown, UsageError
 from gpuops.core.models import Request
-from provisioners.aws import access, credentials
-from provisioners.aws.access import Account, ask, pages
+from provisioners.aws import credentials
+from provisioners.aws.access import ATTEMPTS, PROFILES, Account, ask, pages
 from tests.fakes.aws import FakeAWS, Fault
 
 
@@ -199,7 +199,7 @@ def test_a_profile_that_is_in_use_anyway_is_not_asked_twice(env: dict[str, str],
 
 
 def test_a_profile_that_cannot_be_noted_stops_whatever_would_be_made(env: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / access.PROFILES).mkdir()
+    (tmp_path / PROFILES).mkdir()
     with pytest.raises(Rejected, match="cannot note the profile"):
         Account(env, tmp_path).note_profile("us-east-1@work")
 
@@ -211,7 +211,7 @@ def test_what_creates_is_asked_once_and_what_looks_again(fake: FakeAWS, account:
     assert len(fake.asked("DescribeVpcs")) == 1
     with pytest.raises(Unknown):
         ask("look", account.client("ec2", "us-east-1").describe_vpcs)
-    assert len(fake.asked("DescribeVpcs")) == 1 + access.ATTEMPTS
+    assert len(fake.asked("DescribeVpcs")) == 1 + ATTEMPTS
 
 
 def test_every_request_has_a_time_limit(env: dict[str, str], tmp_path: Path) -> None:
