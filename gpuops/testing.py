@@ -19,14 +19,14 @@ from typing import Any
 
 import pytest
 
-from gpuops.commands.prove.bench import Bench
+from gpuops.commands.prove.sandbox import Bench
 from gpuops.commands.prove.scenarios import SCENARIOS, Scenario, run
 from gpuops.core.context import World
 from gpuops.core.models import Request
 from gpuops.core.output import Output
+from gpuops.core.provider import Context
 from gpuops.core.signals import Signals
 from provisioners import registry
-from provisioners.base import Context
 
 OWNER = "0a1b2c3d"
 

@@ -1,1 +1,1 @@
-"""Provisioners: one module per provider, all behind `provisioners.base.Provisioner`."""
+"""Provisioners: one module per provider, all behind `gpuops.core.provider.Provisioner`."""

@@ -13,12 +13,12 @@ from importlib.metadata import entry_points
 from typing import cast
 
 from gpuops.core.errors import GpuopsError, UsageError
-from provisioners.base import CONTRACT, Context, Provisioner
+from gpuops.core.provider import CONTRACT, Context, Provisioner
 from provisioners.checked import Checked
 
 OURS = {
     "local": "provisioners.local:LocalProvisioner",
-    "ssh": "provisioners.ssh:SshProvisioner",
+    "ssh": "provisioners.ssh.provisioner:SshProvisioner",
     "runpod": "provisioners.runpod:RunpodProvisioner",
     "aws": "provisioners.aws:AwsProvisioner",
 }

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuops.cli import completion
+from gpuops.cli.context import greet, make_world
 from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
-from gpuops.cli.shapes import NamesProvider, example_help
-from gpuops.cli.world import greet, make_world
+from gpuops.cli.help import NamesProvider, example_help
 from gpuops.core.errors import StillBilling, UsageError
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def down(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    from gpuops.clusters.reap import down_by_mark
+    from gpuops.clusters.orphans import down_by_mark
     from gpuops.commands import down as story
     from gpuops.ledger.store import LedgerTooNew
 
@@ -191,7 +191,7 @@ def lease(
     from gpuops.guard import daemon
     from gpuops.nodes.session import open_live, send_lease
     from gpuops.offers import lease as leases
-    from gpuops.offers.funds import beyond
+    from gpuops.offers.search import beyond
 
     by_s = leases.parse_span(extend) if extend is not None else None
     world, _ = make_world(as_json=as_json)

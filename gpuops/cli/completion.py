@@ -47,7 +47,7 @@ def providers(incomplete: str) -> list[str]:
 
 
 def workloads(incomplete: str) -> list[tuple[str, str]]:
-    from gpuops.sync.workloads import WORKLOADS
+    from gpuops.sync.inputs import WORKLOADS
 
     return [(name, known.line) for name, known in WORKLOADS.items() if name.startswith(incomplete)]
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from gpuops.cli.context import make_world
 from gpuops.cli.flags import Json
-from gpuops.cli.shapes import NamesProvider, example_help
-from gpuops.cli.world import make_world
+from gpuops.cli.help import NamesProvider, example_help
 from gpuops.core.errors import UsageError
 
 DOCTOR_HELP = example_help(

@@ -1,16 +1,41 @@
-"""From argv to an exit code: the one place where errors become words."""
+"""The command tree as typer reads it. The module of a command, and its story, are imported when it is called."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import TextIO
 
-from gpuops.cli.commands import COMMANDS, short_answer
-from gpuops.cli.passed import set_passed, split
+import typer
+
+from gpuops.cli.help import set_passed, split
+from gpuops.cli.registry import COMMANDS, HEAD, short_answer
 from gpuops.core.errors import BUG, GpuopsError, Interrupted, UsageError
+
+
+def build(names: Iterable[str]) -> typer.Typer:
+    """The tree with these commands alone: making all of them takes longer than most commands do."""
+    app = typer.Typer(
+        name="gpuops",
+        help=HEAD,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    wanted = list(names)
+    for module in dict.fromkeys(COMMANDS[name].module for name in wanted):
+        import_module(f"gpuops.cli.{module}").register(app)
+    app.registered_commands = [command for command in app.registered_commands if command.name in wanted]
+    return app
+
+
+def _root() -> None:
+    pass  # `gpuops` alone, its help and its version are answered before typer is imported
+
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 COMPLETING = "_GPUOPS_COMPLETE"
@@ -45,8 +70,7 @@ def _call(ours: Sequence[str]) -> int:
     names = _meant(ours)
     import typer
 
-    from gpuops.cli.app import build
-    from gpuops.cli.complaints import in_our_words
+    from gpuops.cli.errors import in_our_words
 
     try:
         code = build(names)(args=list(ours), prog_name="gpuops", standalone_mode=False)
@@ -73,7 +97,7 @@ def _meant(arguments: Sequence[str]) -> Sequence[str]:
     if word is None:
         return list(COMMANDS)
     if word not in COMMANDS:
-        from gpuops.cli.complaints import unknown_command
+        from gpuops.cli.errors import unknown_command
 
         raise UsageError(*unknown_command(word, list(COMMANDS)))
     return [word]

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from gpuops.cli import completion
+from gpuops.cli.context import greet, make_world
 from gpuops.cli.flags import Json
-from gpuops.cli.shapes import example_help
-from gpuops.cli.world import greet, make_world
+from gpuops.cli.help import example_help
 from gpuops.core.errors import StillBilling, UsageError
 
 LOGS_HELP = example_help(
@@ -64,8 +64,7 @@ def logs(
     as_json: Json = False,
 ) -> None:
     from gpuops.commands.logs import watch
-    from gpuops.runs.log_view import Filter
-    from gpuops.runs.logtimes import moment
+    from gpuops.runs.log_view import Filter, moment
 
     if tail is not None and tail < 1:
         raise UsageError(f"--tail is at least 1 line, not {tail}", "gpuops logs --tail 50")

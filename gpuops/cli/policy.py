@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from gpuops.cli import completion
+from gpuops.cli.context import make_world
 from gpuops.cli.flags import Json
-from gpuops.cli.shapes import example_help
-from gpuops.cli.world import make_world
+from gpuops.cli.help import example_help
 from gpuops.core.errors import UsageError
 from provisioners.checked import Checked
 

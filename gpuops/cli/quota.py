@@ -8,9 +8,9 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from gpuops.cli import completion
+from gpuops.cli.context import make_world
 from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
-from gpuops.cli.shapes import NamesProvider, example_help
-from gpuops.cli.world import make_world
+from gpuops.cli.help import NamesProvider, example_help
 from gpuops.core.errors import UsageError
 
 QUOTA_HELP = example_help(

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuops.cli.context import greet, make_world
 from gpuops.cli.flags import Json, Yes
-from gpuops.cli.shapes import example_help
-from gpuops.cli.world import greet, make_world
+from gpuops.cli.help import example_help
 from gpuops.core.errors import GpuopsError, StillBilling, UsageError
 
 if TYPE_CHECKING:
-    from gpuops.clusters.reap import Unasked
+    from gpuops.clusters.orphans import Unasked
     from gpuops.clusters.recovery import Lost
     from gpuops.core.context import World
 
@@ -43,7 +43,7 @@ def reap(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    from gpuops.clusters import reap as story
+    from gpuops.clusters import orphans as story
     from gpuops.clusters.recovery import adopt_all, summary
     from gpuops.ledger.store import LedgerTooNew
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from gpuops.cli.complaints import NEAR
+from gpuops.cli.errors import NEAR
 from gpuops.cli.flags import LaunchFlags, MachineFlags, filled, keys
 from gpuops.core.context import World
 from gpuops.core.errors import UsageError

@@ -10,9 +10,9 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from gpuops.cli.context import make_world, tables
 from gpuops.cli.flags import Free, Json, LaunchFlags, MachineFlags, freedom, untyped
-from gpuops.cli.shapes import example_help
-from gpuops.cli.world import make_world, tables
+from gpuops.cli.help import example_help
 from gpuops.core import trust as words
 from gpuops.core.context import World
 from gpuops.core.errors import UsageError

@@ -2,10 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gpuops.core.errors import LocalDisk
+from gpuops.clusters.recovery import Lost, stem
+from gpuops.clusters.teardown import (
+    POLL_S,
+    POLL_SLOW_S,
+    forget_cluster,
+    is_costless,
+    is_of,
+    ours_of,
+    refusal,
+    remaining,
+    retyped,
+    say,
+    see_off,
+    still_billing,
+    what_leaves,
+)
+from gpuops.core.context import World
+from gpuops.core.errors import (
+    AuthFailed,
+    GpuopsError,
+    LocalDisk,
+    NotSetUp,
+    Partial,
+    ProviderError,
+    RateLimited,
+    StillBilling,
+    UsageError,
+)
+from gpuops.core.models import Resource
+from provisioners import registry
+from provisioners.checked import Checked
+
+if TYPE_CHECKING:
+    from gpuops.core.provider import Provisioner
+    from gpuops.ledger.store import ClusterRow
+
 
 RENTED = "rented"
 """A name a line: the providers that were ever asked for machines. It outlives a ledger that is lost."""
@@ -39,3 +76,288 @@ def ever_rented(home: Path) -> set[str]:
         return set((home / RENTED).read_text(encoding="utf-8", errors="replace").split())
     except OSError:
         return set()
+
+
+@dataclass(frozen=True)
+class Stray:
+    """Something with our mark that no live cluster of the ledger accounts for."""
+
+    provider: str
+    resource: Resource
+    dotenv: bool = False
+    """It is in the account of the key in the project's `.env`, and that is not the one whose key comes first."""
+
+    @property
+    def cluster(self) -> str:
+        """The cluster's name, read from the mark `gpuops-<owner>-<cluster>-<part>`."""
+        return self.resource.name.split("-", 2)[2].rpartition("-")[0]
+
+
+@dataclass(frozen=True)
+class Unasked:
+    """Somebody who could not be asked. `why`: what hindered it."""
+
+    say: str
+    why: GpuopsError | None = None
+
+    def __str__(self) -> str:
+        """The sentence, and what to do where it is credentials that are refused."""
+        return f"{self.say}; {self.why.hint}" if isinstance(self.why, AuthFailed) and self.why.hint else self.say
+
+
+def owned(world: World, idle: list[Unasked] | None = None) -> tuple[list[Stray], list[Unasked]]:
+    """Everything of ours at every provider, and each that could not be asked.
+
+    One that is not set up here and was never used can hold nothing of ours: that is no failure. `idle`: where such
+    ones are told.
+    """
+    found: list[Stray] = []
+    unasked: list[Unasked] = []
+    used = _used(world)
+    for name in registry.names():
+        try:
+            found += [Stray(name, resource) for resource in world.provisioner(name).list_owned(world.owner, [])]
+        except Partial as error:
+            found += [Stray(name, resource) for resource in error.found]
+            unasked.append(Unasked(f"not all of {name} could be asked: {error.say}", error))
+        except AuthFailed as error:
+            never = isinstance(error, NotSetUp) and name not in {*(used or ()), *ever_rented(world.home)}
+            if never and idle is not None:
+                idle.append(Unasked(f"{name} is not set up here: {error.say}", error))
+            if not never and (used is None or name in used):
+                unasked.append(Unasked(f"{name} could not be asked: {error.say}", error))
+            elif not isinstance(error, NotSetUp):
+                world.out.say(f"note: no cluster of this ledger was ever at {name}, which is not asked: {error.say}")
+        except GpuopsError as error:
+            unasked.append(Unasked(f"{name} could not be asked: {error.say}", error))
+        known = {(one.resource.kind, one.resource.id) for one in found if one.provider == name}
+        found += [one for one in _by_dotenv(world, name) if (one.resource.kind, one.resource.id) not in known]
+    return found, unasked
+
+
+def _by_dotenv(world: World, name: str) -> list[Stray]:
+    """What is in the account of a key in `.env` behind the first one. It may be the account of whoever wrote the
+    project: where it does not answer, that is said and stops nobody."""
+    try:
+        there = world.from_dotenv(name)
+        return [Stray(name, one, dotenv=True) for one in there.list_owned(world.owner, [])] if there else []
+    except GpuopsError as error:
+        world.out.say(f"note: {name} could not be asked with the key in .env: {error.say}")
+        return []
+
+
+def _used(world: World) -> set[str] | None:
+    """The providers that clusters of ours have ever been on; None where this ledger cannot know all of them."""
+    from gpuops.ledger.store import FILE, LedgerTooNew, providers_in
+
+    try:
+        rows = world.ledger.clusters(live=False)
+    except LedgerTooNew:
+        return providers_in(world.home)
+    lost = any(world.home.glob(f"{FILE}.damaged-*")) or orphans(world.home, lambda: [row.name for row in rows])
+    return None if lost else {row.provider for row in rows}
+
+
+def strays(world: World) -> tuple[list[Stray], list[Unasked]]:
+    """What is there without a live cluster in the ledger."""
+    found, unasked = owned(world)
+    return unknown(world, found), unasked
+
+
+def unknown(world: World, found: Sequence[Stray]) -> list[Stray]:
+    """Those that no live cluster of the ledger accounts for: by their mark, and by their token where they tell it. What
+    costs nothing, and is left of a cluster that is gone, is no stray."""
+    live = _known(world)
+    parting = [(row, world.ledger.left(row.id)) for row in _parting(world)]
+
+    def is_known(stray: Stray) -> bool:
+        one = stray.resource
+        return any(row.provider == stray.provider and ours_of(row, [one], world.owner) for row in live) or (
+            not one.bills and any(row.provider == stray.provider and is_of(row, known, one) for row, known in parting)
+        )
+
+    return [stray for stray in found if not is_known(stray)]
+
+
+def lost(found: Sequence[Stray]) -> list[Lost]:
+    """Strays as the clusters that they are of. Two of one name were made apart where their tokens differ."""
+    clusters = []
+    for group in dict.fromkeys((stray.provider, stray.cluster, stray.dotenv) for stray in found):
+        provider, name, dotenv = group
+        resources = [one.resource for one in found if (one.provider, one.cluster, one.dotenv) == group]
+        tokens = dict.fromkeys(token for one in resources if (token := stem(one))) or [""]
+        clusters += [
+            Lost(provider, name, [one for one in resources if stem(one) in (token, "")], dotenv) for token in tokens
+        ]
+    return clusters
+
+
+def forget(world: World, host: str) -> str:
+    """Ask a host no more that is gone for good. Returns a sentence. Raises UsageError."""
+    for row in _known(world):
+        if host in world.ledger.regions(row.id):
+            raise UsageError(f"{row.name} has a node on {host}", f"give it up first: gpuops down {row.name} --force")
+    for name in registry.names():
+        try:
+            provisioner = world.provisioner(name)
+            if isinstance(provisioner, Checked) and provisioner.forget(host):
+                return f"{host} is forgotten; should it come back, remove ~/.gpuops-{world.owner} there by hand"
+        except UsageError:
+            continue  # a provisioner that cannot be loaded knows no hosts
+    raise UsageError(f"nothing of ours is known to be on {host}", "`gpuops reap` names the hosts that do not answer")
+
+
+def forgotten(world: World) -> tuple[list[str], list[Unasked]]:
+    """Clusters in the ledger of which nothing is left at their provider: closed here, and named; and each that could
+    not be asked. What its command, or the guard, still works on is left to them."""
+    closed: list[str] = []
+    unasked: list[Unasked] = []
+    for row in _known(world):
+        if row.state != "up":
+            continue
+        try:
+            left = remaining(world, world.provisioner_of(row), row)
+        except GpuopsError as error:
+            unasked.append(Unasked(f"{row.provider} could not be asked about {row.name}: {error.say}", error))
+            continue
+        if not left and not (row.keeper is not None and row.keeper.alive()):
+            forget_cluster(world, row)
+            world.ledger.gone(row.id, world.clock.now(), f"{row.provider} lists nothing of it")
+            closed.append(row.name)
+    return closed, unasked
+
+
+def parting(world: World) -> list[str]:
+    """What is left of clusters that cost nothing any more is asked to go, once; a sentence for each that still has
+    something."""
+    said = []
+    for row in _parting(world):
+        try:
+            left, why = see_off(world, row), ""
+        except GpuopsError as error:
+            left, why = world.ledger.left(row.id), f", which is not cleared: {error.say}"
+        if left:
+            said.append(say(row, left) + why)
+    return said
+
+
+def _parting(world: World) -> list[ClusterRow]:
+    from gpuops.ledger.store import LedgerTooNew
+
+    try:
+        return world.ledger.parting()
+    except LedgerTooNew:
+        return []
+
+
+def _known(world: World) -> list[ClusterRow]:
+    """The ledger's live clusters; none where a newer gpuops wrote it, so that marks alone count."""
+    from gpuops.ledger.store import LedgerTooNew
+
+    try:
+        return world.ledger.clusters()
+    except LedgerTooNew:
+        return []
+
+
+def settle(
+    world: World, found: Sequence[Stray], unasked: Sequence[Unasked], before: Sequence[GpuopsError] = ()
+) -> None:
+    """End what was found; then say who could not be asked, for something may be left there.
+
+    `before`: what had failed already. Raises StillBilling, else the first of these.
+    """
+    failed: list[str] = []
+    why: GpuopsError | None = None
+    try:
+        end(world, found)
+    except StillBilling as error:
+        failed.append(error.say)
+        why = error
+    if unasked:
+        failed.append(f"something may still be there: {'; '.join(one.say for one in unasked)}")
+    for one in before if failed else before[1:]:
+        world.out.say(f"note: {one.say}")
+    if failed:
+        whys = [one.why for one in unasked if refusal(one.why)] or [why]
+        raise StillBilling("; ".join(failed), retyped("gpuops reap", whys[0], "try again: gpuops reap")) from whys[0]
+    if before:
+        raise before[0]
+
+
+def end(world: World, found: Sequence[Stray]) -> None:
+    """Destroy and look again until nothing costs money. Raises StillBilling naming what is left.
+
+    Every provider is tried, whatever becomes of the others. A question may have stood in between: what
+    belongs to a cluster by now is left to it.
+    """
+    failed: list[GpuopsError] = []
+    found = unknown(world, found)
+    for name, dotenv in sorted({(stray.provider, stray.dotenv) for stray in found}):
+        there = [stray for stray in found if (stray.provider, stray.dotenv) == (name, dotenv)]
+        try:
+            provisioner = (world.from_dotenv(name) if dotenv else None) or world.provisioner(name)
+            _end_at(world, name, provisioner, [stray.resource for stray in there])
+        except GpuopsError as error:
+            failed.append(error)
+            continue
+        _forget_names(world, {stray.cluster for stray in there})
+    if failed:
+        why = next((one for one in failed if refusal(one)), None)
+        raise StillBilling("; ".join(one.say for one in failed), retyped("gpuops reap", why)) from why
+
+
+def _forget_names(world: World, names: Collection[str]) -> None:
+    """Plain `ssh` and editors knew what has ended by names of their own."""
+    from gpuops.transport import ssh
+
+    for name in set(names).difference(row.name for row in _known(world)):
+        if (world.home / "ssh" / f"{name}.conf").exists():
+            ssh.remove_config(world.home / "ssh", name)
+
+
+def _end_at(world: World, name: str, provisioner: Provisioner, found: Sequence[Resource]) -> None:
+    """One account's. Raises StillBilling."""
+    clock = world.clock
+    deadline = clock.monotonic() + provisioner.gone_s
+    wanted = {(one.kind, one.id) for one in found}
+    regions = sorted({one.region for one in found})  # of others that do not answer nothing was found
+    left, pause = list(found), POLL_S
+    while True:
+        at = clock.monotonic()  # however long the answers take, what they ended is looked at again
+        wait, trouble, last = pause, "", None
+        try:
+            provisioner.destroy(left)
+            listed = provisioner.list_owned(world.owner, regions)
+            left = [one for one in listed if (one.kind, one.id) in wanted]
+            if not left:
+                return
+            if is_costless(left):
+                world.out.say(f"note: {what_leaves(left)}; once more, in some minutes, clears the rest: gpuops reap")
+                return
+        except ProviderError as error:
+            trouble, last = error.say, error
+            if isinstance(error, RateLimited):
+                wait = error.retry_after or pause
+        if at >= deadline:
+            raise still_billing(left, {}, trouble, name, retyped("gpuops reap", last)) from last
+        clock.pause(wait, deadline)
+        pause = min(pause * 1.5, POLL_SLOW_S)
+
+
+def down_by_mark(world: World, names: Sequence[str], everything: bool) -> list[str]:
+    """`down` without a ledger (a newer gpuops wrote it): clusters are found by their marks alone."""
+    found, unasked = owned(world)
+    there = sorted({stray.cluster for stray in found})
+    wanted = there if everything else list(names) or there
+    if not everything and len(wanted) > 1 and not names:
+        raise UsageError(f"several clusters are live: {', '.join(wanted)}", f"name one: gpuops down {wanted[0]}")
+    missing = [name for name in wanted if name not in there]
+    if unasked:  # what did not answer may have nodes of these, too
+        settle(world, [stray for stray in found if stray.cluster in wanted], unasked)
+    if missing:
+        raise UsageError(
+            f"there is no live cluster named {missing[0]}", f"live clusters: {', '.join(there) or 'there is none'}"
+        )
+    end(world, [stray for stray in found if stray.cluster in wanted])
+    return [f"{name} is gone" for name in wanted]

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuops.clusters import virtual
-from gpuops.clusters.traces import Traces, home_of, read_traces, request_of
+from gpuops.clusters.node_traces import Traces, home_of, read_traces, request_of
 from gpuops.core.context import World
 from gpuops.core.errors import GpuopsError, NodeError, UsageError
 from gpuops.core.models import Lease, Request, Resource, Verdict
 from gpuops.core.parallel import on_each
 from gpuops.guard import daemon
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes import takeover
+from gpuops.nodes import host_key_handover
 from gpuops.nodes.session import in_order, name_hosts, open_live, programs_of, reach, send_lease
 from gpuops.nodes.virtual import folded, with_virtual
 from gpuops.offers import lease as leases
@@ -166,7 +166,11 @@ def _recognised(world: World, lost: Lost, machines: Sequence[Resource]) -> list[
 
     def one(index: int) -> Resource:
         machine = machines[index]
-        return takeover.recognised(machine, index, lost.name, world.owner) if takeover.wanted(machine) else machine
+        return (
+            host_key_handover.recognised(machine, index, lost.name, world.owner)
+            if host_key_handover.wanted(machine)
+            else machine
+        )
 
     return on_each(one, range(len(machines)))
 

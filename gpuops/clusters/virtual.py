@@ -14,11 +14,11 @@ from gpuops.core.context import World
 from gpuops.core.errors import NodeError
 from gpuops.core.models import Resource, RunRequest
 from gpuops.core.parallel import on_each
-from gpuops.core.shares import MOST_NODES
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, virtual
 from gpuops.nodes.session import Live, machines_of, meet
-from gpuops.sync.unsaved import save_one
+from gpuops.nodes.virtual import MOST_NODES
+from gpuops.sync.edits import save_one
 from gpuops.transport.connection import connect
 from gpuops.transport.rpc import Absent, NodePaths
 

@@ -21,11 +21,11 @@ from gpuops.core.errors import (
 from gpuops.core.models import COSTLESS, Request, Resource
 from gpuops.core.output import amount, money, span
 from gpuops.core.parallel import on_each
+from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow
-from gpuops.nodes import artefact, takeover
+from gpuops.nodes import bootstrap, host_key_handover
 from gpuops.nodes.session import Live, how_ended, machines_of, name_hosts, reach, was_taken
 from gpuops.offers import lease as leases
-from provisioners.base import Provisioner
 
 EAGER_S = 10.0
 """So long a new node is looked at often."""
@@ -141,26 +141,26 @@ def _check_wanted(world: World, row: ClusterRow, error: NodeError | None = None)
 
 
 def _look(provisioner: Provisioner, known: Resource) -> Resource:
-    return takeover.merged(known, provisioner.describe(known))
+    return host_key_handover.merged(known, provisioner.describe(known))
 
 
 def _nodes(world: World, provisioner: Provisioner, row: ClusterRow, machines: Sequence[Resource]) -> list[Resource]:
     """The machines as nodes: those that are none yet are taken over. The ledger knows each step's result."""
-    if not any(takeover.wanted(machine) for machine in machines):
+    if not any(host_key_handover.wanted(machine) for machine in machines):
         return list(machines)
-    agent, _ = artefact.build(world.home / "cache")
+    agent, _ = bootstrap.build(world.home / "cache")
 
     def first(index: int) -> Resource:
         machine = machines[index]
         world.progress.waits("logging in", f"node{index}")
-        return takeover.met(machine, index) if takeover.wanted(machine) else machine
+        return host_key_handover.met(machine, index) if host_key_handover.wanted(machine) else machine
 
     def then(index: int) -> Resource:
         machine = known[index]
         world.progress.waits("bringing the agent", f"node{index}")
-        if not takeover.wanted(machine):
+        if not host_key_handover.wanted(machine):
             return machine
-        return takeover.taken_over(provisioner, row, world.owner, agent, index, machine)
+        return host_key_handover.taken_over(provisioner, row, world.owner, agent, index, machine)
 
     try:
         known = on_each(first, range(len(machines)))
@@ -248,7 +248,7 @@ def _last_words(provisioner: Provisioner, machines: Sequence[Resource]) -> str:
     """What a machine's own log says, where its provider tells; empty otherwise."""
     tell: Callable[[Resource], str] = getattr(provisioner, "last_words", lambda _: "")
     for machine in machines:
-        if machine.state == "running" and takeover.is_node(machine):
+        if machine.state == "running" and host_key_handover.is_node(machine):
             continue
         try:
             if words := tell(machine).strip():

@@ -19,8 +19,8 @@ from gpuops.runs.finish import Conclusion, conclude, follower
 from gpuops.runs.prepare import find_run
 from gpuops.runs.salvage import conclude_without
 from gpuops.runs.stop import halt, stopping
-from gpuops.sync import recall
-from gpuops.sync.unsaved import save_left
+from gpuops.sync import archive
+from gpuops.sync.edits import save_left
 
 STOP_S = 60.0
 """How long a run may take to stop on top of its own grace."""
@@ -202,7 +202,7 @@ def _save(world: World, live: Live, run: RunRow, progress: Progress, failed: lis
     if end.nonsense:
         failed.append(_given_up(live.row, run.name, end.nonsense))
     if end.rest:
-        world.out.say(recall.announced(run, live.row.name))
+        world.out.say(archive.announced(run, live.row.name))
     return end.rest
 
 

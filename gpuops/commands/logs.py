@@ -17,8 +17,7 @@ from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import Live, open_live
 from gpuops.runs.finish import request_of
 from gpuops.runs.log_lines import LineMerger
-from gpuops.runs.log_view import Filter, HomeTail, last_heard
-from gpuops.runs.logtimes import LogTimes
+from gpuops.runs.log_view import Filter, HomeTail, LogTimes, last_heard
 from gpuops.runs.monitor import awaited, ending, followed
 from gpuops.sync import RunHome, mirror
 

@@ -16,10 +16,10 @@ from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import open_live
 from gpuops.runs import belated
 from gpuops.runs.finish import conclude, fetch_now
-from gpuops.sync import RunHome, inputs, mirror, recall
+from gpuops.sync import RunHome, archive, inputs, mirror
 from gpuops.sync.edits import Brought, pull_edits
 from gpuops.sync.project import shown
-from gpuops.sync.pushed import Pushed
+from gpuops.sync.push_record import Pushed
 from gpuops.sync.restore import outputs
 
 
@@ -135,7 +135,7 @@ def pull_project_edits(world: World, cluster: str | None) -> tuple[dict[str, Any
 def _from_bucket(world: World, row: RunRow, cluster: ClusterRow, progress: Progress) -> bool:
     """Where none of a run's nodes answers any more: what they kept in a bucket. Whether there was some; the guard
     concludes."""
-    if not recall.is_kept(row) or row.started is None:
+    if not archive.is_kept(row) or row.started is None:
         return False
     if cluster.state == "up":
         try:
@@ -143,7 +143,7 @@ def _from_bucket(world: World, row: RunRow, cluster: ClusterRow, progress: Progr
             return False
         except NodeError:
             pass  # they are gone, or out of reach
-    brought, errors = recall.bring(world, row, range(int(row.request["nodes"])), progress)
+    brought, errors = archive.bring(world, row, range(int(row.request["nodes"])), progress)
     for error in errors:
         raise error
     return bool(brought)

@@ -1,4 +1,4 @@
-"""Logging in to a node by hand: a shell, one command, a forwarded port; and plain `ssh` for everything else."""
+"""Whether anything answers behind a forwarded port: said when it does, and before that once that it does not yet."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
 from gpuops.clusters import select
-from gpuops.commands import forwarded
 from gpuops.core.context import World
 from gpuops.core.errors import ConnectionLost, UsageError
 from gpuops.core.models import Resource
@@ -22,6 +22,41 @@ from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.session import admitted, explained, nodes_of
 from gpuops.nodes.virtual import owner
 from gpuops.transport.connection import connect
+
+ANSWER_S = 2.0
+"""Who is silent for so long waits for us to speak first, as web servers do."""
+LOOK_S = 2.0
+
+
+def tell(port: int, say: Callable[[str], None], *, open_: str, closed: str, alive: Callable[[], bool]) -> None:
+    """Look until something answers on a port of this computer, for as long as whoever holds it open is `alive`."""
+    told = False
+    while alive():
+        state = answers(port)
+        if state:
+            return say(open_)
+        if state is False and not told:
+            say(closed)
+            told = True
+        time.sleep(LOOK_S if told else 0.1)
+    return None
+
+
+def answers(port: int) -> bool | None:
+    """None while nobody holds the port; False where it is closed as soon as it is opened: nothing listens behind it."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=ANSWER_S) as one:
+            try:
+                return one.recv(1) != b""
+            except TimeoutError:
+                return True
+            except OSError:
+                return False
+    except ConnectionResetError:
+        return False  # so soon that it had not even begun
+    except OSError:
+        return None
+
 
 SHELL = r"""
 cd "$1" 2>/dev/null
@@ -101,7 +136,7 @@ def forward(world: World, row: ClusterRow, machine: Resource, node: int, port: i
     url = f"http://127.0.0.1:{here}"
 
     def beside(process: subprocess.Popen[bytes]) -> None:
-        forwarded.tell(
+        tell(
             here,
             world.out.say,
             open_=f"{url} is port {port} of node{node} of {row.name}; Ctrl-C ends it",

@@ -18,7 +18,7 @@ from gpuops.offers.lease import describe, spent
 from gpuops.runs.log_view import last_heard
 
 if TYPE_CHECKING:
-    from gpuops.clusters.reap import Unasked
+    from gpuops.clusters.orphans import Unasked
 
 SPARE = ("$/H", "PROVIDER", "AGE")
 """What a narrow terminal is spared, in this order: names are typed again, so they are never cut."""
@@ -176,7 +176,7 @@ def _notes(document: dict[str, Any]) -> Iterator[str]:
 def cloud(world: World) -> tuple[list[dict[str, Any]], list[Unasked], list[Unasked]]:
     """What the providers themselves list as ours, and whether the ledger knows it; who could not be asked; and who was
     not, being not set up and never used. Works without a ledger."""
-    from gpuops.clusters.reap import owned, unknown
+    from gpuops.clusters.orphans import owned, unknown
 
     idle: list[Unasked] = []
     found, unasked = owned(world, idle)

@@ -28,18 +28,16 @@ from gpuops.ledger.store import LedgerUnwritable, RunRow
 from gpuops.nodes.session import Live, open_live
 from gpuops.offers import lease as leases
 from gpuops.offers.approval import Bargain, LeaseWish
-from gpuops.runs import again, retention, vanished
+from gpuops.runs import retention, retries
 from gpuops.runs import retries as retry
-from gpuops.runs.again import Outcome
 from gpuops.runs.finish import Conclusion, conclude, release
 from gpuops.runs.log_view import Filter, HomeTail, Veil
-from gpuops.runs.monitor import attend
+from gpuops.runs.monitor import attend, board
 from gpuops.runs.prepare import Prepared, Sending, check, give_up, launch, prepare, secrets_sent, tree_of
 from gpuops.runs.receipt import receipt
-from gpuops.runs.remarks import board
-from gpuops.runs.retries import Chain
+from gpuops.runs.retries import Chain, Outcome
 from gpuops.runs.verdict import BY_ITSELF, is_port_clash
-from gpuops.sync import RunHome, bucket, inputs, recall, sinks, uplink
+from gpuops.sync import RunHome, archive, bucket, inputs, sinks, upload
 
 HOLD_S = 5.0
 """How long a traceback waits to be shown: by then it is known whether a rank failed."""
@@ -92,7 +90,7 @@ def execute(world: World, settings: Settings, job: Job, progress: Progress) -> O
         return _attempt(world, settings, dataclasses.replace(job, request=request, wish=wish), choice, progress, chain)
 
     with world.signals:
-        return again.until_it_ends(world, chain, job.wish, attempt)
+        return retries.until_it_ends(world, chain, job.wish, attempt)
 
 
 def _attempt(
@@ -135,7 +133,7 @@ def _clear_away(world: World, live: Live, outcome: Outcome) -> None:
     code = _tear_down(world, live, "its provider took machines back")
     outcome.exit_code = worst(outcome.exit_code, code)
     outcome.gone = world.ledger.cluster(live.row.id)
-    outcome.cost = retry.cost(outcome.gone, per_hour)
+    outcome.cost = retry.final_cost(outcome.gone, per_hour)
     if code:
         outcome.loss = None
 
@@ -170,16 +168,16 @@ def _foreword(world: World, job: Job, offer: Offer) -> str:
         rented = world.provisioner(offer.provider).capabilities.get("rented") is True
         lease = leases.make(rented=rented, per_hour=offer.per_hour, now=time.time(), **wish)
         retention.agree(world, job.request, offer.provider, offer.per_hour, lease)
-    return upload(world, job, offer)
+    return upload_estimate(world, job, offer)
 
 
-def upload(world: World, job: Job, offer: Offer) -> str:
+def upload_estimate(world: World, job: Job, offer: Offer) -> str:
     """What is to be sent, how long that will take and cost: said before anything is rented. Raises UsageError."""
     if world.provisioner(offer.provider).capabilities.get("rented") is not True:
         return ""
     tree = inputs.scan_project(world, tree_of(job.request, world.folder)[1], job.sending.send_anyway)
     size = tree.size + (inputs.scan(world, job.request.data, job.sending.send_anyway).size if job.request.data else 0)
-    return uplink.estimate(size, offer.nodes, offer.per_hour, uplink.recall(world.home / "cache"))
+    return upload.estimate(size, offer.nodes, offer.per_hour, upload.recall(world.home / "cache"))
 
 
 def _run_on(
@@ -195,7 +193,7 @@ def _run_on(
     except NodeError as error:
         if not job.retries or world.signals.count:
             raise
-        gone = vanished.explained(world, live, error)
+        gone = retries.explained(world, live, error)
         if gone is None:
             raise
         raise gone from error
@@ -232,7 +230,7 @@ def _completed(
     Interrupted, which loses nothing."""
     stopped = world.signals.count
     if ours:
-        world.out.say(recall.announced(row, live.row.name))
+        world.out.say(archive.announced(row, live.row.name))
         if _tear_down(world, live, "its run ended"):
             return end  # their end is tried again, by this command and then by the guard: a fetch may take hours
         if not stopped:

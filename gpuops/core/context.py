@@ -15,8 +15,8 @@ from gpuops.core.progress import Progress, Silent
 from gpuops.core.signals import Signals
 
 if TYPE_CHECKING:
+    from gpuops.core.provider import Provisioner
     from gpuops.ledger.store import ClusterRow, Ledger
-    from provisioners.base import Provisioner
 
 
 @dataclass
@@ -94,8 +94,8 @@ class World:
 
     def _load(self, key: object, name: str, env: Mapping[str, str], dotenv: Mapping[str, str]) -> Provisioner:
         if key not in self.provisioners:
+            from gpuops.core.provider import Context
             from provisioners import registry
-            from provisioners.base import Context
 
             context = Context(owner=self.owner, home=self.home, env=env, dotenv=dotenv)
             self.provisioners[key] = registry.load(name, context)

@@ -136,9 +136,9 @@ class Resource:
     key nothing is ever logged in to), `ssh_folder`: `<Context.home>/ssh`, where names and sockets are
     kept, and `revives`: True where a node without its agent may be started again (it was rebooted).
 
-    A machine by `ssh` without `artefact` is no node yet: gpuops logs in and makes it one (`gpuops.nodes.takeover`),
-    which finds out `root` (else `<home>/.gpuops-<owner>`), `python` and `artefact`. What it found is kept under what
-    `describe` says later. For such a machine there may also be:
+    A machine by `ssh` without `artefact` is no node yet: gpuops logs in and makes it one
+    (`gpuops.nodes.host_key_handover`), which finds out `root` (else `<home>/.gpuops-<owner>`), `python` and
+    `artefact`. What it found is kept under what `describe` says later. For such a machine there may also be:
 
     - `urls`: addresses at which its provider shows what listens there, for people: `up` and `status` tell them.
     - `throwaway_key`: True where the private half of its host key went through the provider; it is replaced.

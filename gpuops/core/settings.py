@@ -1,7 +1,7 @@
 """Settings: flags > `gpuops.toml` > the environment > `.env`, and what each of them may say.
 
 Keys to providers are no settings: those of `.env` are kept apart, and used where nothing else is there
-(`provisioners.base.credential`).
+(`gpuops.core.provider.credential`).
 
 A project is often a repository that somebody else wrote. So its `.env` and `gpuops.toml` may choose
 sizes and versions, but not where keys are sent nor what runs on this computer: endpoints,
@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuops.core.errors import LocalDisk, UsageError
-from gpuops.core.once import create_once
+from gpuops.core.files import create_once, read_small
 from gpuops.core.platform import HERE
-from gpuops.core.smallfile import read_small
 
 if TYPE_CHECKING:
     from dotenv.parser import Binding

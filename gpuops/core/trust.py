@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from gpuops.core.errors import LocalDisk
-from gpuops.core.once import create_once
+from gpuops.core.files import create_once
 from gpuops.core.settings import Toml
 
 

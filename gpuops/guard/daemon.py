@@ -333,12 +333,12 @@ class _SeeingOff(threading.Thread):
         self._row = row
 
     def run(self) -> None:
-        from gpuops.clusters import seeoff
+        from gpuops.clusters import teardown
         from gpuops.guard import guardkeys
 
         world = _world(self._home, self._row.folder)
         try:
-            seeoff.see_off_patiently(world, self._row)
+            teardown.see_off_patiently(world, self._row)
         except Exception as error:
             if isinstance(error, AuthFailed):
                 guardkeys.refuse(self._home, self._row.provider, error)

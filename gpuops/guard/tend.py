@@ -14,13 +14,13 @@ from gpuops.core.progress import Silent
 from gpuops.guard.daemon import outlived
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RowGone, RunRow
 from gpuops.nodes.session import Live, all_ended, machines_of, open_live, watchdogs_ended
+from gpuops.runs.address_renewal import Renewal
 from gpuops.runs.finish import Conclusion, conclude, follower, request_of
 from gpuops.runs.follow import lost
-from gpuops.runs.livefetch import LiveFetch
-from gpuops.runs.renewal import Renewal
+from gpuops.runs.monitor import LiveFetch
 from gpuops.runs.salvage import conclude_without, salvaged
 from gpuops.runs.stop import halt
-from gpuops.sync.unsaved import save_left
+from gpuops.sync.edits import save_left
 
 LOOK_S = 1.0
 NONSENSE_TRIES = 3

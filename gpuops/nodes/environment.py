@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuops.core.errors import UsageError
+from gpuops.core.files import read_small
 from gpuops.core.settings import Settings
-from gpuops.core.smallfile import read_small
 from gpuops.nodes import cuda
 
 TORCH = "torch>=2.4,<2.14"

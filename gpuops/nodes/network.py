@@ -1,7 +1,7 @@
 """Before a launch on several machines: does every node reach every other, where, and how well?
 
 Each node listens on the ports that the run will use and, since gloo and NCCL choose their own, on one more of
-the kernel's choice; each tries every address of every other. `gpuops.nodes.meeting` decides what that means.
+the kernel's choice; each tries every address of every other. `gpuops.nodes.rendezvous` decides what that means.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpuops.core.context import World
 from gpuops.core.errors import GpuopsError, Nonsense
 from gpuops.core.parallel import on_each
-from gpuops.nodes.meeting import Meeting, Party, Spot, Tried, Way, candidates, decide, distinct
+from gpuops.nodes.rendezvous import Meeting, Party, Spot, Tried, Way, candidates, decide, distinct
 from gpuops.nodes.session import Live
 from gpuops.transport.rpc import AgentClient
 

@@ -1,4 +1,4 @@
-"""Equipping nodes for a run: which Python, how many ranks, what the project asks for."""
+"""Before a launch: will the torch that was found use the GPUs it is to train on? Better said now than paid for."""
 
 from __future__ import annotations
 
@@ -17,14 +17,61 @@ from gpuops.core.models import NodeFacts, RunRequest
 from gpuops.core.parallel import on_each
 from gpuops.core.progress import Progress
 from gpuops.core.settings import Settings
-from gpuops.nodes import environment, fits
-from gpuops.nodes.meeting import Spot
+from gpuops.nodes import cuda as compat
+from gpuops.nodes import environment
+from gpuops.nodes.rendezvous import Spot
 from gpuops.nodes.session import Live
 from gpuops.nodes.virtual import lots, ranks_for
+from gpuops.transport.bulk import exchange
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
     from gpuops.transport.answers import Output, Python, Saying, SetUp
+
+
+PROOF = "import torch; torch.ones(1, device='cuda').add(1).item()"
+PROOF_S = 120.0
+"""How long importing torch and using a GPU may take, in seconds."""
+NO_GPU = ("", "-1")
+"""CUDA_VISIBLE_DEVICES of who wants to train on the CPU."""
+
+
+def check(
+    client: AgentClient, python: str, torch: str | None, cuda: str | None, gpus: Sequence[Mapping[str, Any]],
+    request: RunRequest,
+) -> str:  # fmt: skip
+    """What the user should know, or nothing. Raises NodeError for a torch that does not run on these GPUs (of `hello`).
+
+    The tables cost nothing and know most; before anything is refused the node has the last word, since NVIDIA's
+    compat package may stand in for a newer driver.
+    """
+    if request.kind != "torchrun" or not torch or request.env.get("CUDA_VISIBLE_DEVICES") in NO_GPU:
+        return ""
+    against = compat.misfit(torch, cuda, gpus, python)
+    if against is None:
+        return ""
+    if against.kind == "cpu":
+        return f"{client.label}: {against.say}; {against.hint}"
+    if _proves(client, python, str(gpus[0]["index"]), request):
+        return ""
+    hint = f"{against.hint}; or train on the CPU: --env CUDA_VISIBLE_DEVICES="
+    raise NodeError(f"{client.label}: {against.say}", hint)
+
+
+def _proves(client: AgentClient, python: str, gpu: str, request: RunRequest) -> bool:
+    """Whether torch uses a GPU nevertheless, surrounded as in the run."""
+    around = [f"{name}={value}" for name, value in {"CUDA_VISIBLE_DEVICES": gpu, **request.env}.items()]
+    script = "\n".join([*request.prelude, 'exec "$@"'])
+    try:
+        exchange(
+            client.connection.open(["env", *around, "sh", "-c", script, "sh", python, "-c", PROOF]),
+            client.label,
+            silence_s=PROOF_S,
+        )
+    except NodeError:
+        return False
+    return True
+
 
 PYTHON_SILENCE_S = 1800.0
 """How long the making of an environment may say nothing."""
@@ -73,7 +120,7 @@ def equip(
         )
         own = [gpu for gpu in hello["gpus"] if lot.gpus is None or str(gpu["index"]) in lot.gpus]
         used = own[: facts.ranks]
-        if note := fits.check(client, found["python"], found["torch"], found.get("cuda"), used, request):
+        if note := check(client, found["python"], found["torch"], found.get("cuda"), used, request):
             world.out.say(f"note: {note}")
         return Equipped(facts, found["torch"], found["why"], found["version"], lot.count)
 

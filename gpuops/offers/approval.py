@@ -13,8 +13,7 @@ from gpuops.core.output import money
 from gpuops.ledger.store import ClusterRow
 from gpuops.offers import lease as leases
 from gpuops.offers import table
-from gpuops.offers.funds import PATIENCE_S
-from gpuops.offers.search import Search
+from gpuops.offers.search import PATIENCE_S, Search
 
 ROUNDING = 0.01
 """By how much two prices may differ, as a part of them."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from gpuops.core.context import World
 from gpuops.core.errors import UsageError
+from gpuops.core.git import git
 from gpuops.core.models import DOTENV, Payer, Request
 from gpuops.core.settings import KEYS, dotenv_values
-from gpuops.sync.git import git
 
 ORDER = "an exported variable or profile, the provider's own file, .env"
 PATIENCE_S = 3.0

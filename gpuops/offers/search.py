@@ -1,23 +1,142 @@
-"""Offers, asked for until there are some: `--wait`. What waits is in the ledger, and the guard knows until when.
-
-Right after machines were taken back it is usual that none can be had, and that those which went are still counted
-against a quota (field report: MaxSpotInstanceCountExceeded after an interruption): what replaces them waits for both.
-"""
+"""Why offers could not be had: capacity and quota, which get opposite advice, and prices beyond what was agreed to."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 
 from gpuops.core.context import World
-from gpuops.core.errors import Interrupted, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Unknown, UsageError
-from gpuops.core.models import Offer, Payer, Request
+from gpuops.core.errors import (
+    GpuopsError,
+    Interrupted,
+    NoCapacity,
+    ProviderError,
+    QuotaExceeded,
+    RateLimited,
+    Unknown,
+    UsageError,
+)
+from gpuops.core.models import Lease, Offer, Payer, Request
 from gpuops.core.output import money, span
+from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow
 from gpuops.offers import lease as leases
 from gpuops.offers import table
-from gpuops.offers.funds import Asked
+from gpuops.offers.lease import Funds
 from gpuops.offers.payer import payer, refuse_dotenv
+
+WAIT_HINT = "try again later, let it be tried for you (--wait 2h), or allow more kinds of machine"
+
+
+class Refusals:
+    """What came of one round of offers, none of which was had in the end."""
+
+    def __init__(self) -> None:
+        self._capacity: list[NoCapacity] = []
+        self._quota: list[QuotaExceeded] = []
+        self._spent: set[str] = set()
+        """Quotas that are used up: none of their offers is asked for again in this round."""
+        self._passed = 0
+        self._dear: tuple[Offer, str] | None = None
+
+    def passes(self, offer: Offer) -> bool:
+        """Whether an offer falls under a quota that another was refused for."""
+        passed = _quota(offer) in self._spent
+        self._passed += passed
+        return passed
+
+    def too_dear(self, offer: Offer, why: str) -> None:
+        self._dear = self._dear or (offer, why)
+
+    def refused(self, offer: Offer, error: NoCapacity | QuotaExceeded) -> None:
+        """One was asked for in vain. Raises the error where nobody says which others its quota counts for."""
+        if isinstance(error, NoCapacity):
+            self._capacity.append(error)
+        elif quota := _quota(offer):
+            self._quota.append(error)
+            self._spent.add(quota)
+        else:
+            raise error
+
+    def error(self) -> NoCapacity | QuotaExceeded:
+        """All of it in one: QuotaExceeded only where waiting would help nobody."""
+        said = {"no capacity": _said(self._capacity), "beyond the quota": _said(self._quota)}
+        count = len(self._capacity) + len(self._quota) + self._passed
+        short = "; ".join(f"{what}: {why}" for what, why in said.items() if why)
+        if self._quota and not self._capacity:
+            short = said["beyond the quota"]
+        elif not self._quota:
+            short = said["no capacity"]
+        none = f"none of {count} offers could be had: {short}" if count > 1 else short
+        whys = [*([none] if short else []), *([self._dear[1]] if self._dear else [])]
+        quota = self._quota[0].hint if self._quota else ""
+        if quota and not self._capacity and not self._dear:
+            return QuotaExceeded("; ".join(whys), quota)
+        allow = _wait(self._capacity)
+        if self._dear:
+            or_wait = f"; or {allow}" if self._capacity else ""
+            allow = f"allow it: {table.allowing(self._dear[0].per_hour)}{or_wait}"
+        what = "for what is dearer" if self._dear else "for the capacity"
+        return NoCapacity("; ".join(whys), f"{what}: {allow}; for the quota: {quota}" if quota else allow)
+
+
+def _quota(offer: Offer) -> str:
+    return str(offer.data.get("quota") or "")
+
+
+def _said(errors: list[NoCapacity] | list[QuotaExceeded]) -> str:
+    """Each reason once."""
+    return "; ".join(dict.fromkeys(error.say for error in errors))
+
+
+def _wait(errors: list[NoCapacity]) -> str:
+    hints: set[str] = {error.hint for error in errors}
+    return hints.pop() if len(hints) == 1 else WAIT_HINT
+
+
+PATIENCE_S = 3.0
+"""So long the answer is waited for where everything else is done."""
+
+
+class Asked:
+    """A question to a provider, under way since this was made."""
+
+    def __init__(self, world: World, provisioner: Provisioner) -> None:
+        self._at = world.clock.now()
+        self._funds: Funds | None = None
+        self._done = threading.Event()
+        ask: Callable[[], Mapping[str, float] | None] | None = getattr(provisioner, "account", None)
+        if ask is None or provisioner.capabilities.get("rented") is not True:
+            self._done.set()
+        else:
+            threading.Thread(target=self._ask, args=(ask,), daemon=True, name="account").start()
+
+    def told(self, patience_s: float) -> Funds | None:
+        """The answer; None where nobody can be asked. One that has not come in time knows nothing."""
+        return self._funds if self._done.wait(patience_s) else Funds(asked=self._at)
+
+    def _ask(self, ask: Callable[[], Mapping[str, float] | None]) -> None:
+        try:
+            told = ask()
+            if told is not None:
+                known = {name: told.get(name) for name in ("balance", "spend_per_hr", "spend_limit")}
+                self._funds = Funds(**known, asked=self._at)
+        except GpuopsError:
+            self._funds = Funds(asked=self._at)  # never a reason to fail: it is not known
+        finally:
+            self._done.set()
+
+
+def beyond(world: World, row: ClusterRow, lease: Lease, now: float) -> str:
+    """Why the account cannot pay for all of a live cluster's lease; empty where it can, or where that is not known."""
+    try:
+        funds = Asked(world, world.provisioner_of(row)).told(PATIENCE_S)
+    except GpuopsError:  # the package that brings it is no longer installed
+        return ""
+    per_hour = sum(one.per_hour for one in world.ledger.resources(row.id) if one.bills)
+    return leases.beyond(lease, funds, per_hour, now) if funds is not None else ""
+
 
 PAUSES = (60.0, 60.0, 90.0, 120.0)
 """How long nothing is asked after one look in vain; the last for ever."""

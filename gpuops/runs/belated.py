@@ -13,7 +13,7 @@ from gpuops.ledger.store import RunRow
 from gpuops.runs.finish import request_of
 from gpuops.runs.follow import lost
 from gpuops.runs.verdict import judge, node_result, resume_hint
-from gpuops.sync import RunHome, recall, sinks
+from gpuops.sync import RunHome, archive, sinks
 from gpuops.sync.restore import outputs
 from gpuops.sync.run_folder import read_json
 
@@ -22,7 +22,7 @@ SAFE = {"state": "safe"}
 
 def is_awaited(row: RunRow) -> bool:
     """Whether something of a concluded run can only be in its bucket."""
-    return row.state == "home" and bool(row.facts.get("in_bucket")) and recall.is_kept(row)
+    return row.state == "home" and bool(row.facts.get("in_bucket")) and archive.is_kept(row)
 
 
 def fetch(world: World, row: RunRow, progress: Progress) -> None:
@@ -31,7 +31,7 @@ def fetch(world: World, row: RunRow, progress: Progress) -> None:
     place = str(row.facts["bucket"]["place"])
     told = {int(index): result for index, result in (row.facts.get("told") or {}).items()}
     asked = [index for index in range(request.nodes) if index not in told]
-    brought, errors = recall.bring(world, row, asked, progress)
+    brought, errors = archive.bring(world, row, asked, progress)
     results = {**told, **{index: _with_sink(one.result, one) for index, one in brought.items() if one.result}}
     if errors and brought:
         world.ledger.set_run(row.id, facts={**row.facts, **_known(results, request.nodes)})
@@ -43,7 +43,7 @@ def fetch(world: World, row: RunRow, progress: Progress) -> None:
             f"nothing that {row.name} left is in {place}", "its nodes ended before they had sent it: see its logs"
         )
     gone = {index: lost(index, f"node{index} kept nothing", "gone", _taken(row, index)) for index in silent}
-    _judge(world, row, {**gone, **results}, missing=recall.lacking(brought), silent=silent)
+    _judge(world, row, {**gone, **results}, missing=archive.lacking(brought), silent=silent)
 
 
 def before_resuming(world: World, row: RunRow) -> None:
@@ -59,7 +59,7 @@ def before_resuming(world: World, row: RunRow) -> None:
         world.out.say(f"note: {error.say}; going on from what is home")
 
 
-def _with_sink(result: Mapping[str, Any], one: recall.Brought) -> Mapping[str, Any]:
+def _with_sink(result: Mapping[str, Any], one: archive.Brought) -> Mapping[str, Any]:
     """What a node told, and what its archive tells: not all may be in it, also when it is not fetched once more."""
     why = f"{one.missing} file{'s' * (one.missing != 1)} could not be kept"
     return {**result, "sink": {"state": "failed", "why": why} if one.missing else SAFE}

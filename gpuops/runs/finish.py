@@ -16,18 +16,18 @@ from gpuops.core.models import Resource, RunRequest, Verdict
 from gpuops.core.output import SCHEMA, amount
 from gpuops.core.parallel import on_each
 from gpuops.core.progress import Progress
+from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow, RowGone, RunRow
 from gpuops.nodes.session import Live, admitted, how_ended, is_dead, is_over
 from gpuops.runs.follow import Follower, OnBytes, lost
 from gpuops.runs.remedies import held_back
 from gpuops.runs.verdict import NODE_FAILED, how_far, judge, node_result, resume_hint
-from gpuops.sync import RunHome, bucket, fetch, recall, sinks
-from gpuops.sync.inherit import inherit
+from gpuops.sync import RunHome, archive, bucket, fetch, sinks
+from gpuops.sync.archive import Brought
 from gpuops.sync.leftovers import exactly, left, sentence, worth
-from gpuops.sync.recall import Brought
+from gpuops.sync.outputs import inherit
 from gpuops.sync.restore import outputs
 from gpuops.transport.rpc import AgentClient
-from provisioners.base import Provisioner
 
 if TYPE_CHECKING:
     from gpuops.transport.answers import Run
@@ -204,8 +204,8 @@ def conclude(
 
     # One that cannot be reached may have more than the bucket, which only what has come from there can tell.
     safe = not fetched.failed and all(index in gone or spoken[index] == "gone" for index in silent)
-    if ending and silent and talking and safe and recall.is_kept(row):
-        waiting = recall.waiting(row, silent)
+    if ending and silent and talking and safe and archive.is_kept(row):
+        waiting = archive.waiting(row, silent)
         end = _judged(world, row, heard, {}, waiting)
         end.rest, end.unfetched = rest, waiting
     else:
@@ -230,7 +230,7 @@ def _judged(world: World, row: RunRow, heard: _Heard, brought: Mapping[int, Brou
     states = {**heard.states, **{index: {"state": "safe"} for index, one in brought.items() if not one.missing}}
     unsaved = _joined(fetched.failed, _named(kinds, "node", "cannot be reached any more"))
     missing = _joined(
-        unsaved, fetched.nonsense, _named(kinds, "gone", "ended before all results were home"), recall.lacking(brought)
+        unsaved, fetched.nonsense, _named(kinds, "gone", "ended before all results were home"), archive.lacking(brought)
     )
     if trouble and talking:  # else the verdict says it
         missing = _joined(missing, f"{trouble}; `gpuops pull {row.name}` fetches it")
@@ -289,10 +289,10 @@ def _recalled(
     world: World, row: RunRow, silent: Sequence[int], progress: Progress
 ) -> tuple[Mapping[int, Brought], str]:
     """What nodes that say nothing any more have kept in a bucket; and why not all could be fetched from there."""
-    if not silent or not recall.is_kept(row):
+    if not silent or not archive.is_kept(row):
         return {}, ""
     try:
-        brought, errors = recall.bring(world, row, silent, progress)
+        brought, errors = archive.bring(world, row, silent, progress)
         return brought, "; ".join(dict.fromkeys(error.say for error in errors))
     except GpuopsError as error:
         return {}, error.say
@@ -308,7 +308,7 @@ def _in_bucket(
     states: Mapping[int, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """For whoever asks later: whose results can only be in the bucket, and what the others had told."""
-    if not recall.is_kept(row):
+    if not archive.is_kept(row):
         return {}
     silent = [index for index, kind in kinds.items() if kind in ("node", "gone")]
     told = {str(index): {**results[index], "sink": states.get(index) or {"state": ""}}

@@ -29,8 +29,8 @@ from gpuops.nodes.python import capable, equip, set_up, setup_command, versions
 from gpuops.nodes.session import Live
 from gpuops.offers.payer import refuse_tracked
 from gpuops.runs.spec import Place, node_specs
-from gpuops.sync import DEFAULT_OUTS, RunHome, bucket, inputs, sinks, uplink, workloads
-from gpuops.sync.pushed import Pushed
+from gpuops.sync import DEFAULT_OUTS, RunHome, bucket, inputs, sinks, upload
+from gpuops.sync.push_record import Pushed
 from gpuops.sync.restore import put_back
 from gpuops.transport.rpc import Absent, AgentClient
 
@@ -88,7 +88,7 @@ def patterns(outs: Sequence[str]) -> Sequence[str]:
 
 def tree_of(request: RunRequest, folder: Path) -> tuple[str, Path]:
     """Which tree a run works in, and where it comes from: our workloads' or the user's project."""
-    return ("train", workloads.folder()) if request.workload else ("project", folder)
+    return ("train", inputs.folder()) if request.workload else ("project", folder)
 
 
 def check(world: World, request: RunRequest, sending: Sending) -> None:
@@ -185,7 +185,7 @@ def _prepared(
         record = Pushed(world.home, live.row.token, name)
         reports = sync.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress, record=record)
     if not shared:
-        uplink.remember(world.home / "cache", sum(one.bytes_sent for one in reports), time.monotonic() - began)
+        upload.remember(world.home / "cache", sum(one.bytes_sent for one in reports), time.monotonic() - began)
     _say_kept(world, reports)
     places = inputs.provide(world, live, request, allow=sending.send_anyway, overwrite=sending.overwrite)
     if request.resume:

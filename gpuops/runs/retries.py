@@ -1,24 +1,57 @@
-"""`--retries`: machines that were taken back are replaced, elsewhere first, and the run goes on from what came home.
-
-One job, one limit: the hours that have passed and the money that was spent count for all its machines together.
-"""
+"""Why a run could not begin: a machine that went before it did is another matter than what a user did wrong."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuops.core.errors import MachineGone
+from gpuops.core.context import World
+from gpuops.core.errors import ConnectionLost, GpuopsError, Interrupted, MachineGone, NodeError
 from gpuops.core.output import money, span
 from gpuops.ledger.store import ClusterRow, RunRow
+from gpuops.nodes.session import Live, how_ended, was_taken
 from gpuops.offers import lease as leases
 from gpuops.offers.approval import Bargain, LeaseWish
 from gpuops.offers.lease import LEAST_S
+from gpuops.runs import receipt
 from gpuops.runs.finish import Conclusion
 from gpuops.sync import RunHome
 from gpuops.sync.restore import outputs
+
+LOOK_S = 30.0
+"""So long a provider may take to tell that a machine is gone which does not answer any more."""
+POLL_S = 3.0
+
+
+def explained(world: World, live: Live, error: NodeError) -> MachineGone | None:
+    """What stands behind an error, where their provider tells that one of the machines went by nobody's wish."""
+    clock = world.clock
+    deadline = clock.monotonic() + (LOOK_S if isinstance(error, ConnectionLost) else 0.0)
+    while True:
+        if world.ledger.cluster(live.row.id).state != "up":
+            return None  # another command ends it
+        gone = _gone(world, live)
+        if gone or clock.monotonic() >= deadline or world.signals.count:
+            return gone
+        clock.pause(POLL_S, deadline)
+
+
+def _gone(world: World, live: Live) -> MachineGone | None:
+    provider = world.provisioner_of(live.row)
+    for index, machine in enumerate(live.machines):
+        try:
+            now = provider.describe(machine)
+        except GpuopsError:
+            continue  # who does not answer says nothing about a machine
+        if was_taken(now):
+            told = how_ended(now).get("say")
+            why = f": {told}" if told else ""
+            say = f"{machine.name} ended before its run began{why}"
+            return MachineGone(say, "try again, or look at the provider's console", index, live.row.id)
+    return None
+
 
 RECLAIMED = "reclaimed"
 """The verdict's outcome where the provider took machines back."""
@@ -159,7 +192,7 @@ def first_event(row: RunRow, wanted: Callable[[Mapping[str, Any]], bool]) -> flo
     return min(found, default=None)
 
 
-def cost(row: ClusterRow, per_hour: float) -> float:
+def final_cost(row: ClusterRow, per_hour: float) -> float:
     """What a cluster that is gone has cost, in $, at the dearer of what was offered and what its machines said."""
     offered = sum(float(price["per_hour"]) for price in row.offer.get("prices") or ())
     return leases.spent(max(per_hour, offered), row.created, row.ended or row.created)
@@ -178,3 +211,80 @@ def within(wish: LeaseWish, row: ClusterRow, spent: float, now: float) -> tuple[
     if rest * 3600 < LEAST_S * offered:
         return wish, f"{money(spent)} of --max-cost {money(wish.max_cost)} are spent: less than {least} are left"
     return dataclasses.replace(wish, until=until, max_cost=rest), ""
+
+
+@dataclass
+class Outcome:
+    """What a job came to: an exit code, and what is printed last."""
+
+    exit_code: int
+    document: Mapping[str, Any]
+    last: Sequence[str] = ()
+    loss: Loss | None = None
+    """The machines were taken back; what is left of the cluster, and what it has cost in $, once it is gone."""
+    gone: ClusterRow | None = None
+    cost: float = 0.0
+    error: MachineGone | None = None
+    """They were taken back before there was a run."""
+
+
+Attempt = Callable[[LeaseWish, str | None], Outcome]
+"""One run on one cluster: within which limits, and which run it goes on from."""
+
+
+def until_it_ends(world: World, chain: Chain, wish: LeaseWish, attempt: Attempt) -> Outcome:
+    """What the last attempt came to. Raises GpuopsError where there never was a run."""
+    outcome = _borne(world, chain, wish, attempt, Outcome(0, {}))
+    while outcome.loss is not None:
+        outcome = _again(world, chain, wish, attempt, outcome, outcome.loss)
+    return outcome
+
+
+def _borne(world: World, chain: Chain, wish: LeaseWish, attempt: Attempt, before: Outcome) -> Outcome:
+    """An attempt. Machines that went before there was a run are a loss as well, once nothing is left of them."""
+    try:
+        return attempt(wish, chain.resume)
+    except MachineGone as error:
+        row = None if error.cluster is None else world.ledger.cluster(error.cluster)
+        if not chain.retries or world.signals.count or row is None or row.state != "gone":
+            raise
+        loss = unready(row, error, world.clock.now())
+        cost = final_cost(row, 0.0)
+        return Outcome(error.exit_code, before.document, before.last, loss, row, cost, error)
+
+
+def _again(world: World, chain: Chain, wish: LeaseWish, attempt: Attempt, before: Outcome, loss: Loss) -> Outcome:
+    """The next run of a job whose machines were taken back; the verdict stands where there may be none, or is none."""
+    assert before.gone is not None
+    rest, why = within(wish, before.gone, chain.spent + before.cost, world.clock.now())
+    if chain.left <= 0:
+        why = f"--retries {chain.retries} is used up"
+    if why or world.signals.count:
+        last = [*before.last, *([f"not tried again: {why}"] if why else [])]
+        before = dataclasses.replace(before, last=last, loss=None)
+        return _failed(world, before, chain, before.error, chain.spent + before.cost) if before.error else before
+    world.signals.forward()
+    chain.add(loss, before.cost)
+    world.out.say(chain.announce(loss))
+    try:
+        return _borne(world, chain, rest, attempt, before)
+    except GpuopsError as error:
+        return _failed(world, before, chain, error, chain.spent)
+    except Interrupted:
+        if chain.resume:
+            world.out.say(f"what {chain.resume} saved is home: --resume {chain.resume} goes on from it")
+        raise
+
+
+def _failed(world: World, before: Outcome, chain: Chain, error: GpuopsError, spent: float) -> Outcome:
+    """What a job came to that got no other machines, or lost them again. Raises `error` where it never had a run, and
+    so has no receipt: what its machines have cost (`spent`, in $) is said all the same."""
+    if not before.document:
+        world.out.say(receipt.without_run(spent))
+        error.say = "; ".join([error.say, *before.last])
+        raise error
+    found = f"; go on from what is home: --resume {chain.resume}" if chain.resume else ""
+    told = {"say": error.say, "hint": error.hint + found}
+    document = {**before.document, "retries": chain.losses, "error": told, "exit_code": error.exit_code}
+    said = f"error: {error.say}\nhint: {told['hint'].removeprefix('; ')}"
+    return Outcome(error.exit_code, document, [*before.last, said])

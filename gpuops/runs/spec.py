@@ -15,7 +15,7 @@ from typing import Any
 
 from gpuops.core.models import DATA, NodeFacts, RunRequest
 from gpuops.sync import sinks
-from gpuops.sync.workloads import WORKLOADS
+from gpuops.sync.inputs import WORKLOADS
 
 JOIN_S = 300
 """How long torchrun waits for the other nodes, in seconds: a cold import of torch from a network

@@ -1,8 +1,4 @@
-"""How results come home: logs as they are written, files as they change, and checksums at the end.
-
-`mirror` follows one node's logs; `fetch` brings what all nodes of a run have made. Both may be cut
-anywhere and called again, and may run twice at once (a terminal and the guard).
-"""
+"""One node's files on their way in: the agent's `send`, a tar stream, into a folder of ours."""
 
 from __future__ import annotations
 
@@ -17,16 +13,46 @@ from gpuops.core.output import amount
 from gpuops.core.parallel import on_each
 from gpuops.core.safe_folder import SafeFolder, local_errors, may_come
 from gpuops.sync.download_plan import Listing, Sums, Todo, arrivals, batches, in_turn, picks, twins
-from gpuops.sync.memory import Stamp
 from gpuops.sync.outputs import OutFolder
+from gpuops.sync.outputs_record import Arrival, Stamp
 from gpuops.sync.project import shown
-from gpuops.sync.receive import Received, receive
 from gpuops.sync.run_folder import RunHome
+from gpuops.transport.bulk import finish, read_files, transfer
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
     from gpuops.core.progress import Progress
     from gpuops.transport.answers import Outs, Piece, Result, Sum, Tail
+
+
+Received = dict[tuple[int, str], Arrival]
+"""What has come, by node and path."""
+
+
+def receive(
+    client: AgentClient,
+    run: str,
+    node: int,
+    files: Mapping[str, Stamp],
+    folder: SafeFolder,
+    told: Callable[[int], None],
+    received: Received,
+) -> None:
+    """Bring files of a run into `folder`, each into `received` when it has come; what is not, or no longer, as in
+    `files` is left out.
+
+    `told` hears of bytes as they come. Raises ConnectionLost when the stream is cut, NodeRefused, NodeError for a
+    stream that is none of ours, and LocalDisk when this computer cannot write.
+    """
+    with transfer(client.bulk("send", "--run", run), client.label) as channel:
+        for number, (member, content) in enumerate(read_files(channel, list(files))):
+            stamp = files[member.name]
+            if member.link is None and stamp[0] == member.size:
+                temp = f"{node}-{number}"
+                with local_errors(folder.path / temp):
+                    sha256 = folder.create(temp, content, member.size, mtime_ns=stamp[1], told=told)
+                received[node, member.name] = Arrival(node, member.name, stamp, sha256, temp)
+        finish(channel, client.label)
 
 
 DEFAULT_OUTS = (

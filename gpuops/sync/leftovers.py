@@ -17,9 +17,8 @@ from gpuops.core.parallel import on_each
 from gpuops.core.platform import HERE, System
 from gpuops.core.safe_folder import Readable, SafeFolder, local_errors, may_come
 from gpuops.sync.project import shown
-from gpuops.transport.bulk import exchange, transfer
+from gpuops.transport.bulk import exchange, finish, read_files, transfer
 from gpuops.transport.rpc import Programs
-from gpuops.transport.tarstream import finish, read_files
 
 if TYPE_CHECKING:
     from gpuops.transport import answers

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 from gpuops.core.context import World
 from gpuops.core.errors import AuthFailed, GpuopsError, NotSetUp, Unknown, UsageError
 from gpuops.core.models import DOTENV
+from gpuops.core.provider import Credential, credential
 from gpuops.core.settings import with_keys
-from provisioners.base import Credential, credential
 
 EXPIRATION = "AWS_CREDENTIAL_EXPIRATION"
 KEY_ID, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
@@ -52,7 +52,7 @@ def whose(env: Mapping[str, str], given: str = "") -> str:
 
 
 def _session(world: World, sink: Mapping[str, Any]) -> tuple[Any, str]:
-    """Keys by `provisioners.base.credential`, and their source: what AWS's own tools find, but never this computer's
+    """Keys by `gpuops.core.provider.credential`, and their source: what AWS's own tools find, but never this computer's
     own role. A profile that a sink was first asked with, or the project's `.env`, goes before the environment, which
     may be another command's; one that is no more leaves it to that.
 

@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from gpuops.core.errors import NodeError
 from gpuops.core.platform import HERE, System
 from gpuops.core.safe_folder import SafeFolder, is_inside, local_errors, may_come
-from gpuops.sync.memory import Arrival, Held, Memory, Move, Stamp, Written, is_beside, places
+from gpuops.sync.outputs_record import Arrival, Held, Memory, Move, Stamp, Written, inherited, is_beside, places
 from gpuops.sync.run_folder import RunHome
 
 MEMORY = ".gpuops.json"
@@ -291,3 +291,12 @@ def look(folder: SafeFolder, path: str) -> Stamp | None:
     if seen is None or stat.S_ISDIR(seen.st_mode):
         return None
     return (seen.st_size, seen.st_mtime_ns) if stat.S_ISREG(seen.st_mode) else SOMEBODYS
+
+
+def inherit(home: RunHome, handed: Mapping[int, Mapping[str, int]]) -> None:
+    """`handed`: by the node that holds them, path -> the node whose files they are. To be called once they are home."""
+    out = OutFolder(home)
+    arrivals = inherited(out.memory(), handed)
+    if arrivals:
+        with out.staging() as staging:
+            out.publish(arrivals, staging)

@@ -15,11 +15,10 @@ from gpuops.core.parallel import on_each
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.ledger.store import RunRow
 from gpuops.sync import RunHome
-from gpuops.sync.memory import Memory
 from gpuops.sync.outputs import OutFolder
-from gpuops.transport.bulk import transfer
+from gpuops.sync.outputs_record import Memory
+from gpuops.transport.bulk import Sending, finish, transfer
 from gpuops.transport.rpc import AgentClient
-from gpuops.transport.tarstream import Sending, finish
 
 
 def outputs(home: RunHome) -> list[str]:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuops.core.errors import NodeError, UsageError
+from gpuops.core.git import git
 from gpuops.core.safe_folder import SafeFolder, local_errors
-from gpuops.sync.git import git
 
 STREAM = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[a-z]{1,8})?")
 """What a node may call a stream: the name becomes a file on this computer."""

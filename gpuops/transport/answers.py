@@ -24,7 +24,7 @@ from msgspec import Meta
 
 from gpuops.agent.node import PROTOCOL
 from gpuops.core.errors import NodeRefused, Nonsense
-from gpuops.transport.tarmembers import FILES
+from gpuops.transport.tar_reader import FILES
 
 SHOWN = 200
 """How much of what is wrong goes into a message, in characters."""

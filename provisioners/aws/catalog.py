@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuops.core.errors import UsageError
-from provisioners.aws.access import Account, pages
+from provisioners.aws.account import Account, pages
 from provisioners.aws.options import CPU
 
 FAMILIES = ("g*", "p*", "vt*")

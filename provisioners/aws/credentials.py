@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from gpuops.core.errors import AuthFailed, NotSetUp, UsageError
 from gpuops.core.models import DOTENV
-from provisioners.aws.failures import MFA, NO_KEYS
-from provisioners.base import NOTHING, Credential, credential
+from gpuops.core.provider import NOTHING, Credential, credential
+from provisioners.aws.errors import MFA, NO_KEYS
 
 NO_BOTO3 = ("AWS needs the package boto3", "pip install 'gpuops[aws]'")
 KEY_ID, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
@@ -31,7 +31,7 @@ PARTITIONS = ("aws", "aws-us-gov", "aws-cn")
 
 def session(env: Mapping[str, str], profile: str, dotenv: Mapping[str, str] = NOTHING) -> tuple[Any, str]:
     """A session and the source of its credentials: those of a profile; without one, the first there are by
-    `provisioners.base.credential`. Raises NotSetUp, AuthFailed."""
+    `gpuops.core.provider.credential`. Raises NotSetUp, AuthFailed."""
     there()
     import boto3
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from gpuops.core.errors import ProviderError, QuotaExceeded, RateLimited, Unknown
 from gpuops.core.models import Intent, Offer
-from provisioners.aws import advice, failures, tags
-from provisioners.aws.access import ask, split
+from provisioners.aws import errors, instances, quota_advice
+from provisioners.aws.account import ask, split
+from provisioners.aws.alternatives import Asked
 from provisioners.aws.network import lull, unknown_yet
 from provisioners.aws.options import Wishes
 from provisioners.aws.quotas import arithmetic
-from provisioners.aws.ways import Asked
 
 TRIES = 6
 LIMIT = re.compile(r"limit of (\d+)")
@@ -53,7 +53,7 @@ def parameters(offer: Offer, intent: Intent, group: str, user_data: str, told: M
                 "DeleteOnTermination": True,
             }
         ],
-        "TagSpecifications": tags.specifications(
+        "TagSpecifications": instances.specifications(
             told, "instance", "volume", "network-interface", *(["spot-instances-request"] if spot else [])
         ),
     }
@@ -100,7 +100,7 @@ def start(
             again = isinstance(error, Unknown | RateLimited) or (ours and unknown_yet(error))
             wait = max(lull(attempt), getattr(error, "retry_after", None) or 0.0)
             late = attempt == TRIES - 1 or clock() - began + wait >= LIMIT_S
-            if not again or late or failures.code(error) == "IdempotentParameterMismatch":
+            if not again or late or errors.code(error) == "IdempotentParameterMismatch":
                 if unanswered and not isinstance(error, Unknown):
                     say = f"{error.say}; and a request before was not answered"
                     raise Unknown(say, error.hint, instead=error) from error
@@ -111,7 +111,7 @@ def start(
 
 def beyond(error: QuotaExceeded, offer: Offer) -> QuotaExceeded:
     """The same refusal with the numbers and the command of this offer, where it is a quota of vCPUs that it exceeds."""
-    data, named = offer.data, failures.code(error)
+    data, named = offer.data, errors.code(error)
     if named not in ("MaxSpotInstanceCountExceeded", "VcpuLimitExceeded"):
         return error
     told = LIMIT.search(error.say)
@@ -126,7 +126,7 @@ def beyond(error: QuotaExceeded, offer: Offer) -> QuotaExceeded:
     return QuotaExceeded(
         f"the account's quota of {market} vCPUs in {where}{limit} is too small for "
         f"{arithmetic(offer.nodes, float(data['vcpus']))}, or used up",
-        f"see what is missing, and request more: {advice.command(wished, 'quota', offer.region)}",
+        f"see what is missing, and request more: {quota_advice.command(wished, 'quota', offer.region)}",
     )
 
 

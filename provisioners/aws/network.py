@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpuops.core.errors import ProviderError, Rejected, UsageError
-from provisioners.aws import failures
-from provisioners.aws.access import Account, ask, pages, split
+from provisioners.aws import errors
+from provisioners.aws.account import Account, ask, pages, split
 from provisioners.aws.options import Wishes
 
 CHECKIP = "https://checkip.amazonaws.com"
@@ -49,7 +49,7 @@ def places(account: Account, region: str, wishes: Wishes) -> dict[str, Place]:
             Filters=[{"Name": "is-default", "Values": ["true"]}],
         )
         if not vpcs:
-            raise Rejected(f"the account has no default network (VPC) in {name}", failures.NO_VPC.format(region=name))
+            raise Rejected(f"the account has no default network (VPC) in {name}", errors.NO_VPC.format(region=name))
         filters = [
             {"Name": "vpc-id", "Values": [str(vpcs[0]["VpcId"])]},
             {"Name": "default-for-az", "Values": ["true"]},
@@ -158,7 +158,7 @@ def open_group(
                 ask(doing, client.authorize_security_group_ingress, GroupId=group, IpPermissions=rules)
                 break
             except ProviderError as error:
-                if failures.code(error) == "InvalidPermission.Duplicate":
+                if errors.code(error) == "InvalidPermission.Duplicate":
                     break
                 if not unknown_yet(error) or not left:
                     raise
@@ -167,7 +167,7 @@ def open_group(
 
 def unknown_yet(error: ProviderError) -> bool:
     """Whether AWS has not heard everywhere of a group that it has just made."""
-    return failures.code(error) in (
+    return errors.code(error) in (
         "InvalidGroup.NotFound",
         "InvalidGroupId.NotFound",
         "InvalidSecurityGroupID.NotFound",
@@ -202,12 +202,12 @@ def follow(client: Any, group: Mapping[str, Any], cidr: str) -> bool:
     try:
         ask(doing, client.authorize_security_group_ingress, GroupId=name, IpPermissions=[rule(cidr, OURS)])
     except ProviderError as error:
-        if failures.code(error) != "InvalidPermission.Duplicate":
+        if errors.code(error) != "InvalidPermission.Duplicate":
             raise
     for old in former:
         try:
             ask(doing, client.revoke_security_group_ingress, GroupId=name, IpPermissions=[rule(old, OURS)])
         except ProviderError as error:
-            if failures.code(error) != "InvalidPermission.NotFound":
+            if errors.code(error) != "InvalidPermission.NotFound":
                 raise
     return True

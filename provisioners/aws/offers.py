@@ -16,18 +16,17 @@ from typing import Any
 
 from gpuops.core.errors import NoCapacity, ProviderError, UsageError
 from gpuops.core.models import Offer, Price
-from provisioners.aws import advice, catalog, images, launch, network, prices, quotaboard, quotas, reserved
-from provisioners.aws.access import Account, split
+from provisioners.aws import catalog, images, launch, network, pricing, quota_advice, quota_report, quotas, reservations
+from provisioners.aws.account import Account, split, sure, together
+from provisioners.aws.alternatives import Asked, Place, Way
 from provisioners.aws.catalog import Kind
 from provisioners.aws.options import Wishes
-from provisioners.aws.quotaboard import AT_A_TIME, asked_of
+from provisioners.aws.quota_report import AT_A_TIME, asked_of
 from provisioners.aws.quotas import SPOT, UNIT, Class, class_of, unknown
-from provisioners.aws.together import sure, together
-from provisioners.aws.ways import Asked, Place, Way
 
 NAMED = 4
 """So many types are named."""
-BLOCKS = Class("", "Capacity Blocks", reserved.BLOCK)
+BLOCKS = Class("", "Capacity Blocks", reservations.BLOCK)
 """Counts nothing: a block is as large as it was bought."""
 UNPRICED = "{}: the price of {} is not known, and counted as --max-price allows; look it up, for AWS may bill more"
 UNPRICED_HINT = "say what you would pay at most, which is then counted as the price: --max-price 5; or take --spot"
@@ -60,7 +59,7 @@ class Stock:
 def offers(account: Account, given: Wishes, regions: Sequence[str]) -> list[Offer]:
     """Best first. Raises UsageError, NoCapacity, QuotaExceeded, or what is wrong where nothing could be asked."""
     if given.reservation:
-        given, regions = reserved.applied(account, given, regions)
+        given, regions = reservations.applied(account, given, regions)
     asked = asked_of(given)
     regions = _of_zone(regions, given.zone) if given.zone else regions
     found = together({region: partial(_stock, account, region, given, asked) for region in regions}, AT_A_TIME)
@@ -76,7 +75,7 @@ def offers(account: Account, given: Wishes, regions: Sequence[str]) -> list[Offe
         short += unable
         made += [_offer(stock, kind, zone, price, given) for kind, zone, price in able]
     if not made:
-        raise advice.refusal(asked, _once_more(account, stocks, asked), time.time())
+        raise quota_advice.refusal(asked, _once_more(account, stocks, asked), time.time())
     notes += [_left_out(asked, ways) for ways in _same_quota(short)]
     first, *rest = ranked(made)
     return [dataclasses.replace(first, notes=(*first.notes, *notes)), *rest]
@@ -118,7 +117,7 @@ def _stock(account: Account, region: str, given: Wishes, asked: Asked) -> Stock:
             "kinds": partial(catalog.kinds, account, region, given.types),
             "image": partial(images.find, account, region, given),
             "nets": partial(network.places, account, region, given),
-            "disk": partial(prices.disk, account, region),
+            "disk": partial(pricing.disk, account, region),
         }
     )
     kinds: dict[str, Kind] = sure(first["kinds"])
@@ -138,16 +137,16 @@ def _stock(account: Account, region: str, given: Wishes, asked: Asked) -> Stock:
     types = [kind.type for kind in meant]
     classes = list(dict.fromkeys(class_of(kind.type, asked.market) for kind in meant))
     ask_price = (
-        partial(prices.spot, account, region, types)
+        partial(pricing.spot, account, region, types)
         if given.spot
-        else partial(prices.on_demand, account, region, () if _paid(given) else meant)
+        else partial(pricing.on_demand, account, region, () if _paid(given) else meant)
     )
     second: dict[str, Any] = together(
         {
             "zones": partial(catalog.zones, account, region, types),
             "prices": ask_price,
             "standing": partial(
-                quotas.standing,
+                quotas.read_standing,
                 account,
                 region,
                 classes,
@@ -173,11 +172,11 @@ def _at_most(
     if given.max_price is None:
         error.hint = f"{error.hint}; or {UNPRICED_HINT}"
         raise error
-    besides = ground.disk * max(given.disk, ground.image.root_gb) + prices.ADDRESS
+    besides = ground.disk * max(given.disk, ground.image.root_gb) + pricing.ADDRESS
     most = math.floor((given.max_price / given.nodes - besides) * 1e4) / 1e4
     spot: Mapping[tuple[str, str], float] = {}
     with suppress(ProviderError):
-        spot = prices.spot(account, ground.region, [kind.type for kind in meant])
+        spot = pricing.spot(account, ground.region, [kind.type for kind in meant])
     dear = {type for (type, _), price in spot.items() if price > most}
     return {kind.type: most for kind in meant if most > 0 and kind.type not in dear}
 
@@ -255,7 +254,8 @@ def _left_out(asked: Asked, ways: Sequence[Way]) -> str:
     more = f" and {len(ways) - NAMED} more" if len(ways) > NAMED else ""
     names = ", ".join(way.kind.type for way in ways[:NAMED]) + more
     least = asked.exactly(ways[0].kind)
-    return f"left out: {names}: {advice.lacking(ways[0])}: {advice.command(least, 'quota', ways[0].place.region)}"
+    to_type = quota_advice.command(least, "quota", ways[0].place.region)
+    return f"left out: {names}: {quota_advice.lacking(ways[0])}: {to_type}"
 
 
 def _once_more(account: Account, stocks: Sequence[Stock], asked: Asked) -> list[Place]:
@@ -266,21 +266,21 @@ def _once_more(account: Account, stocks: Sequence[Stock], asked: Asked) -> list[
 
 def _in_full(account: Account, place: Place, asked: Asked) -> Place:
     vcpus = {kind.type: kind.vcpus for kind in place.kinds}
-    standing = quotas.standing(account, place.region, quotas.KNOWN, lambda: vcpus, history=True)
-    chosen = {**quotaboard.chosen(place.kinds, asked, place.region), **place.chosen}
+    standing = quotas.read_standing(account, place.region, quotas.KNOWN, lambda: vcpus, history=True)
+    chosen = {**quota_report.chosen(place.kinds, asked, place.region), **place.chosen}
     return dataclasses.replace(place, standing=standing, chosen=chosen)
 
 
 def _offer(stock: Stock, kind: Kind, zone: str, price: float, given: Wishes) -> Offer:
     ground, nodes = stock.ground, given.nodes
-    market = reserved.BLOCK if _paid(given) else asked_of(given).market
+    market = reservations.BLOCK if _paid(given) else asked_of(given).market
     net = ground.nets[zone]
     disk = max(given.disk, ground.image.root_gb)
     way = _way(stock, kind, given)
     costs = [
         Price(f"{nodes} x {kind.type}, {market}{stock.unpriced and ', at most'}", round(price * nodes, 6)),
         Price(f"{nodes} x {disk} GB of disk (gp3)", round(ground.disk * disk * nodes, 6)),
-        *([Price(f"{nodes} x public IPv4 address", round(prices.ADDRESS * nodes, 6))] if net.public else []),
+        *([Price(f"{nodes} x public IPv4 address", round(pricing.ADDRESS * nodes, 6))] if net.public else []),
     ]
     per_hour = sum(cost.per_hour for cost in costs)
     count = (f"{nodes} x {kind.gpus}" if nodes > 1 else str(kind.gpus)) if kind.gpus else ""

@@ -12,7 +12,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Request
 
 if TYPE_CHECKING:
-    from provisioners.aws.reserved import Reserved
+    from provisioners.aws.reservations import Reserved
 
 DISK_GB = 100
 DISK_MOST = 16384

@@ -27,25 +27,23 @@ from gpuops.core.models import (
     Request,
     Resource,
 )
-from provisioners import loginkeys
+from gpuops.core.provider import CONTRACT, Context
+from provisioners import keys
 from provisioners.aws import (
     images,
+    instances,
     launch,
-    listing,
-    machines,
+    lifecycle,
     network,
     offers,
     options,
     policy,
-    quotaboard,
-    tags,
-    userdata,
+    quota_report,
+    user_data,
 )
-from provisioners.aws.access import Account, ask, split
-from provisioners.aws.ending import Ending
-from provisioners.aws.failures import FREE_PLAN, code
-from provisioners.aws.together import sure, together
-from provisioners.base import CONTRACT, Context
+from provisioners.aws.account import Account, ask, split, sure, together
+from provisioners.aws.errors import FREE_PLAN, code
+from provisioners.aws.lifecycle import Ending
 
 CALLER_S = 60.0
 """So long an address of this computer is taken for its present one while machines are made."""
@@ -106,10 +104,10 @@ class AwsProvisioner:
         """A security group, unless one was named, and all machines in one request."""
         began, region, data = time.monotonic(), offer.region, offer.data
         self._account.note_profile(region)
-        _, login = loginkeys.login(self.context.home)
-        host = loginkeys.new()
+        _, login = keys.login(self.context.home)
+        host = keys.new()
         told = self._tags(offer, intent, host.public)
-        mine = machines.account(self._account.recognised(region), region)
+        mine = instances.account(self._account.recognised(region), region)
         made: list[Resource] = []
         named = str(data.get("security_group") or "")
         if not named:
@@ -119,7 +117,9 @@ class AwsProvisioner:
         launcher, gone = self._account.launcher(region), [str(data["ami"])]
         try:
             while True:
-                text = userdata.document(host=host, login=login, user=str(offer.data["user"]), end=intent.boot_deadline)
+                text = user_data.document(
+                    host=host, login=login, user=str(offer.data["user"]), end=intent.boot_deadline
+                )
                 wanted = launch.parameters(offer, intent, named or made[0].id, text, told)
                 try:
                     answer = launch.start(launcher, wanted, launch.doing(offer), ours=not named, since=began)
@@ -137,15 +137,15 @@ class AwsProvisioner:
             raise
         there = sorted(answer.get("Instances") or [], key=lambda one: int(one.get("AmiLaunchIndex") or 0))
         for one in there:
-            tagged = {**one, "Tags": one.get("Tags") or tags.listed(told)}
-            made.append(machines.resource(tagged, region, self.context.home, mine))
+            tagged = {**one, "Tags": one.get("Tags") or instances.listed(told)}
+            made.append(instances.resource(tagged, region, self.context.home, mine))
             journal.got(made[-1])
         if len(there) != offer.nodes:
             raise Unknown(f"AWS told of {len(there)} machines where {offer.nodes} were asked for", "try again")
         return made
 
     def _tags(self, offer: Offer, intent: Intent, host_key: str) -> dict[str, str]:
-        return tags.told(
+        return instances.told(
             intent,
             host_key=host_key,
             user=str(offer.data["user"]),
@@ -189,17 +189,17 @@ class AwsProvisioner:
         *,
         given: bool,
     ) -> Resource:
-        region, name = offer.region, intent.mark(tags.GROUP)
+        region, name = offer.region, intent.mark(instances.GROUP)
         launcher, where = self._account.launcher(region), split(region)[0]
-        journal.will(tags.GROUP, name, f"{intent.token}-{tags.GROUP}", region)
+        journal.will(instances.GROUP, name, f"{intent.token}-{instances.GROUP}", region)
         group = network.make_group(
             launcher,
             f"{name}-{intent.token[-8:]}",  # AWS may remember a name for a while after its end
             str(offer.data["vpc"]),
-            tags.specifications({**told, "Name": name}, "security-group"),
+            instances.specifications({**told, "Name": name}, "security-group"),
             f"make a security group in {where}",
         )
-        made = machines.group({"GroupId": group, "Tags": tags.listed(told)}, region, mine)
+        made = instances.group({"GroupId": group, "Tags": instances.listed(told)}, region, mine)
         journal.got(made)
         network.open_group(
             self._account.client("ec2", region),
@@ -219,10 +219,10 @@ class AwsProvisioner:
     # Finding.
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
-        return listing.owned(self._account, self.context.home, owner, regions)
+        return lifecycle.owned(self._account, self.context.home, owner, regions)
 
     def describe(self, resource: Resource) -> Resource:
-        now = listing.look(self._account, self.context.home, resource)
+        now = lifecycle.look(self._account, self.context.home, resource)
         if now is not None:
             return now
         self._check_account(resource)
@@ -257,9 +257,9 @@ class AwsProvisioner:
     def admit(self, resources: Sequence[Resource]) -> bool:
         """Security groups that let in this computer alone follow its address."""
         changed = False
-        for region, name in dict.fromkeys((one.region, tags.cluster_of(one.name)) for one in resources):
+        for region, name in dict.fromkeys((one.region, instances.cluster_of(one.name)) for one in resources):
             client = self._account.client("ec2", region)
-            groups = listing.groups(client, split(region)[0], *name)
+            groups = lifecycle.groups(client, split(region)[0], *name)
             if any(network.followed(one.get("IpPermissions") or []) for one in groups):
                 cidr = network.caller(self.context.env)
                 for one in groups:
@@ -294,13 +294,13 @@ class AwsProvisioner:
         return Payer("", source)
 
     def quota(self, request: Request) -> QuotaReport:
-        return quotaboard.report(self._account, request)
+        return quota_report.report(self._account, request)
 
     def request_quota(self, quota: Quota, wanted: float) -> Increase:
-        return quotaboard.request_quota(self._account, quota, wanted)
+        return quota_report.request_quota(self._account, quota, wanted)
 
     def requested_quota(self, quota: Quota, id: str) -> Increase:
-        return quotaboard.requested_quota(self._account, quota, id)
+        return quota_report.requested_quota(self._account, quota, id)
 
     def policy(self, sink: str = "") -> Mapping[str, Any]:
         return policy.document(sink)

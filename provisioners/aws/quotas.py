@@ -17,11 +17,10 @@ from typing import Any
 
 from gpuops.core.errors import AuthFailed, ProviderError, UsageError
 from gpuops.core.models import Increase, Quota
-from provisioners.aws import cases
-from provisioners.aws.access import Account, ask, pages
+from provisioners.aws import quota_advice
+from provisioners.aws.account import Account, ask, pages, sure, together
 from provisioners.aws.catalog import Kind
-from provisioners.aws.failures import code, denied
-from provisioners.aws.together import sure, together
+from provisioners.aws.errors import code, denied
 
 SERVICE = "ec2"
 SPOT, ON_DEMAND = "spot", "on-demand"
@@ -184,7 +183,7 @@ def increase(document: Mapping[str, Any]) -> Increase:
         case=str(document.get("CaseId") or ""),
         decided=_moment(document.get("LastUpdated")),
     )
-    return dataclasses.replace(found, advice=cases.open_case(found) if found.open else ())
+    return dataclasses.replace(found, advice=quota_advice.open_case(found) if found.open else ())
 
 
 def _moment(told: Any) -> float | None:
@@ -194,7 +193,7 @@ def _moment(told: Any) -> float | None:
 # Questions. Where something may not be read, or does not answer, it is unknown; only wrong credentials are an error.
 
 
-def standing(
+def read_standing(
     account: Account,
     region: str,
     classes: Sequence[Class],

@@ -8,9 +8,8 @@ from typing import Any
 
 from gpuops.core.errors import NoCapacity, UsageError
 from gpuops.core.models import Offer, Price
-from provisioners.runpod.catalog import Gpu, level
+from provisioners.runpod.catalog import REGION, Gpu, level
 from provisioners.runpod.options import CLUSTER_IMAGE, IMAGE, Wishes
-from provisioners.runpod.places import REGION
 
 NOT_BY_THEMSELVES = (
     "RunPod does not say whether a cluster's pods may end it by themselves: the guard on this computer does, while it "

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gpuops.core.models import Intent, Resource
-from provisioners.loginkeys import Pair
-from provisioners.runpod import start
+from provisioners.keys import Pair
+from provisioners.runpod import boot_script
+from provisioners.runpod.catalog import REGION
 from provisioners.runpod.offers import disk_price
-from provisioners.runpod.places import REGION
 
 TOKEN = "GPUOPS_TOKEN"
 HOST_PUBLIC = "GPUOPS_HOST_PUBLIC"
@@ -35,7 +36,7 @@ def variables(intent: Intent, token: str, host: Pair, public: str, api: str) -> 
         HOST_PUBLIC: host.public,
         "GPUOPS_END": str(int(intent.boot_deadline)),
         TOKEN: token,
-        start.VARIABLE: start.script(api),
+        boot_script.VARIABLE: boot_script.script(api),
         "RUNPOD_POD_USER": "0",  # root, whatever USER the image has: dstack sends it, too (its commit 76d90638a)
     }
 
@@ -43,7 +44,7 @@ def variables(intent: Intent, token: str, host: Pair, public: str, api: str) -> 
 def container(offer: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
     """What a pod and the members of a cluster have in common."""
     body: dict[str, Any] = {
-        "args": start.ARGS,
+        "args": boot_script.ARGS,
         "disk": offer["disk"],
         "ports": ["22/tcp", *offer.get("ports", ())],
         "env": dict(env),
@@ -97,7 +98,7 @@ def resource(
         "ssh_folder": str(home / "ssh"),
         "token": _token(str(told.get(TOKEN) or ""), member or {}) or str(before.get("token") or ""),
         "revives": True,
-        "boot_watch": start.WATCH,
+        "boot_watch": boot_script.WATCH,
         "ends_itself": not inside,
         "throwaway_key": before.get("throwaway_key", True),
         "host_public": public,
@@ -244,3 +245,73 @@ def _number(said: Any) -> float:
         return float(said) if not isinstance(said, bool) else 0.0
     except (TypeError, ValueError):
         return 0.0
+
+
+PART = "cluster"
+MARK = "GPUOPS_MARK"
+"""The variable with what the names of all parts begin with."""
+NAMED = re.compile(rf"(gpuops-.+-){PART}(-.*)?")
+
+
+def cluster_body(name: str, offer: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
+    """The body of `POST /clusters`. Which CUDA its machines' drivers know cannot be asked for."""
+    compute = {"gpuTypeId": offer["gpu"], "gpuCountPerPod": offer["count"], "podCount": offer["nodes"]}
+    return {"name": name, "type": "TRAINING", "compute": compute, **container(offer, env)}
+
+
+def cluster_resource(cluster: Mapping[str, Any], account: Mapping[str, str], token: str = "") -> Resource:
+    """The cluster itself. What it costs, its members say."""
+    compute = cluster.get("compute")
+    nodes = compute.get("podCount") if isinstance(compute, dict) else 0
+    return Resource(
+        kind=PART,
+        id=str(cluster["id"]),
+        region=REGION,
+        name=str(cluster.get("name") or ""),
+        bills=True,
+        state="running",
+        data={
+            "account": dict(account),
+            "token": token,
+            "center": str(cluster.get("dataCenterId") or ""),
+            "machines": nodes,
+        },
+    )
+
+
+def kind(pod: Mapping[str, Any]) -> str:
+    return "member" if member(pod) and rank(pod) is None else "machine"
+
+
+def member(pod: Mapping[str, Any]) -> str:
+    """The id of the cluster that a pod is in; empty for one on its own."""
+    inside = pod.get("cluster")
+    return str(inside.get("id") or "") if isinstance(inside, dict) else ""
+
+
+def rank(pod: Mapping[str, Any]) -> int | None:
+    inside = pod.get("cluster")
+    found = inside.get("rank") if isinstance(inside, dict) else None
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def mark(pod: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """Our mark of a pod; for a member as its environment, its cluster (`names`: id to name) or its own name tells.
+
+    It is whatever the pod is called where that is not ours.
+    """
+    name = str(pod.get("name") or "")
+    if not member(pod):
+        return name
+    env = pod.get("env")
+    told = str(env.get(MARK) or "") if isinstance(env, dict) else ""
+    stem = told or _stem(names.get(member(pod), "")) or _stem(name)
+    at = rank(pod)
+    part = f"pod{pod['id']}".replace("-", "") if at is None else str(at)
+    return stem + part if stem else name
+
+
+def _stem(name: str) -> str:
+    """`gpuops-0a1b2c3d-lab-cluster`, or a member's name made of it: what all parts begin with."""
+    match = NAMED.fullmatch(name)
+    return match[1] if match else ""

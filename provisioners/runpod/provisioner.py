@@ -15,15 +15,15 @@ from typing import Any
 
 from gpuops.core.errors import AuthFailed, NoCapacity, ProviderError, Rejected, Unknown, UsageError
 from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource
-from provisioners import loginkeys as keys
-from provisioners.base import CONTRACT, Context
-from provisioners.runpod import boots, catalog, clusters, logs, offers, options, pods
+from gpuops.core.provider import CONTRACT, Context
+from provisioners import keys
+from provisioners.runpod import boot_log, catalog, offers, options, pods
 from provisioners.runpod.account import FRESH_S, Account
 from provisioners.runpod.api import Api, segment
-from provisioners.runpod.ending import SOURCE
+from provisioners.runpod.catalog import REGION
 from provisioners.runpod.options import Wishes
-from provisioners.runpod.places import REGION
-from provisioners.runpod.shelf import Shelf
+from provisioners.runpod.self_destruct import SOURCE
+from provisioners.runpod.stock import Shelf
 
 PULLING_S = 60.0
 """So long a pod is no node before its host's log is looked at, and again; and so long it may have no public address."""
@@ -53,7 +53,7 @@ class RunpodProvisioner:
         self._shelf = Shelf(self._api)
         self._account = Account(context.env, context.dotenv)
         self._lock = threading.Lock()
-        self._seen: dict[str, boots.Seen] = {}
+        self._seen: dict[str, boot_log.Seen] = {}
         self._never_up: dict[str, str] = {}
 
     # Before anything is made.
@@ -123,15 +123,15 @@ class RunpodProvisioner:
     def _create_cluster(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
         """One request for all. A rank is `null until the index is assigned during provisioning`: where they have none
         yet, what was made is the cluster, and its members are listed as machines once RunPod has numbered them."""
-        name, token, mine = intent.mark(clusters.PART), f"{intent.token}-all", self._account.marks()
-        env = {**self._variables(intent, intent.token), clusters.MARK: intent.mark("")}
-        body = clusters.body(name, offer.data, env)
-        journal.will(clusters.PART, name, token, REGION)
+        name, token, mine = intent.mark(pods.PART), f"{intent.token}-all", self._account.marks()
+        env = {**self._variables(intent, intent.token), pods.MARK: intent.mark("")}
+        body = pods.cluster_body(name, offer.data, env)
+        journal.will(pods.PART, name, token, REGION)
         for index in range(offer.nodes):
             journal.will("machine", intent.mark(index), f"{intent.token}-{index}", REGION)
         what = f"create a cluster of {offer.nodes} times {offer.data['count']} x {offer.data['gpu_name']}"
         answer = {**self._api.post("/clusters", body, what), "name": name, "compute": body["compute"]}
-        whole = clusters.resource(answer, mine, token)
+        whole = pods.cluster_resource(answer, mine, token)
         journal.got(whole)
         made = [whole]
         price = offer.per_hour / offer.nodes
@@ -151,7 +151,7 @@ class RunpodProvisioner:
             there = self._api.pages(f"/clusters/{segment(cluster)}/pods", "pods", "list a cluster's pods")
         except ProviderError:
             return []
-        ranked = {clusters.rank(pod): pod for pod in there}
+        ranked = {pods.rank(pod): pod for pod in there}
         return [ranked[index] for index in range(nodes)] if set(ranked) == set(range(nodes)) else []
 
     # Finding.
@@ -161,17 +161,21 @@ class RunpodProvisioner:
             return []
         ours, mine = f"gpuops-{owner}-", self._account.marks()
         there = self._api.pages("/pods", "pods", "list pods", includeClusterPods=True)
-        members = any(clusters.member(pod) and clusters.mark(pod, {}).startswith(ours) for pod in there)
+        members = any(pods.member(pod) and pods.mark(pod, {}).startswith(ours) for pod in there)
         whole = {str(one["id"]): one for one in self._clusters(members)}
         names = {one: str(cluster.get("name") or "") for one, cluster in whole.items()}
         found = [
-            pods.resource(pod, name, self.context.home, mine, kind=clusters.kind(pod))
+            pods.resource(pod, name, self.context.home, mine, kind=pods.kind(pod))
             for pod in there
-            if (name := clusters.mark(pod, names)).startswith(ours)
+            if (name := pods.mark(pod, names)).startswith(ours)
         ]
         tokens = {one.parent: str(one.data["token"]) for one in found if one.parent}
         return [
-            *(clusters.resource(whole[one], mine, tokens.get(one, "")) for one in whole if names[one].startswith(ours)),
+            *(
+                pods.cluster_resource(whole[one], mine, tokens.get(one, ""))
+                for one in whole
+                if names[one].startswith(ours)
+            ),
             *(one for one in found if one.state != "ended"),
         ]
 
@@ -190,7 +194,7 @@ class RunpodProvisioner:
             return []
 
     def describe(self, resource: Resource) -> Resource:
-        whole = resource.kind == clusters.PART
+        whole = resource.kind == pods.PART
         path = f"/{'clusters' if whole else 'pods'}/{segment(resource.id)}"
         seen = self._api.find(path, f"look at a {'cluster' if whole else 'pod'}")
         if seen is None:
@@ -214,9 +218,9 @@ class RunpodProvisioner:
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         """Clusters first: a member cannot go by itself while they are, and one that stays behind then can."""
-        whole = dict.fromkeys(one.id if one.kind == clusters.PART else one.parent for one in resources)
+        whole = dict.fromkeys(one.id if one.kind == pods.PART else one.parent for one in resources)
         ends: list[Callable[[], Any]] = [partial(self._end_cluster, one) for one in whole if one]
-        ends += [partial(self._end, one) for one in resources if one.kind != clusters.PART]
+        ends += [partial(self._end, one) for one in resources if one.kind != pods.PART]
         errors: list[ProviderError] = []
         for end in ends:
             try:
@@ -233,7 +237,7 @@ class RunpodProvisioner:
         """End a pod. Of a member whose cluster is not known that is found out; one that cannot go yet is left."""
         path = f"/pods/{segment(pod.id)}"
         refused = self._api.delete(path, "end a pod") == 409
-        if refused and not pod.parent and (cluster := clusters.member(self._api.find(path, "look at a pod") or {})):
+        if refused and not pod.parent and (cluster := pods.member(self._api.find(path, "look at a pod") or {})):
             self._end_cluster(cluster)
 
     def self_destruct(self, resource: Resource) -> Sequence[str]:
@@ -244,7 +248,7 @@ class RunpodProvisioner:
 
     def last_words(self, resource: Resource) -> str:
         """The last lines of a pod's own log."""
-        return "\n".join(self._log(resource.id)[-LAST_LINES:]) if resource.kind != clusters.PART else ""
+        return "\n".join(self._log(resource.id)[-LAST_LINES:]) if resource.kind != pods.PART else ""
 
     def balance(self) -> float | None:
         found = self._account.told(FRESH_S).get("balance")
@@ -260,27 +264,27 @@ class RunpodProvisioner:
     def _log(self, pod: str, source: str | None = None) -> list[str]:
         """Its last lines; `source`: the container's own, or its host's (`system`) alone."""
         path = f"/pods/{segment(pod)}/logs"
-        return logs.lines(self._api.listen(path, LOG_S, "read a pod's log", tail=LOG_LINES, source=source))
+        return boot_log.lines(self._api.listen(path, LOG_S, "read a pod's log", tail=LOG_LINES, source=source))
 
     def _why_never_up(self, pod: str) -> str:
         """What its host says of a stopped pod; looked at once."""
         if pod not in self._never_up:
             try:
-                self._never_up[pod] = logs.never_up(self._log(pod, "system"))
+                self._never_up[pod] = boot_log.never_up(self._log(pod, "system"))
             except ProviderError:
                 return ""
         return self._never_up[pod]
 
-    def _judged(self, pod: str, told: Mapping[str, Any]) -> boots.Why:
+    def _judged(self, pod: str, told: Mapping[str, Any]) -> boot_log.Why:
         """What there is to say of a pod that has been no node for a while; its log is looked at once in that while."""
         now = time.monotonic()
         with self._lock:
-            seen = self._seen.get(pod, boots.Seen(now)).at(told, now)
+            seen = self._seen.get(pod, boot_log.Seen(now)).at(told, now)
             read = now - seen.since >= PULLING_S
-            self._seen[pod] = seen = seen.read(boots.Why(), now) if read else seen
+            self._seen[pod] = seen = seen.read(boot_log.Why(), now) if read else seen
         if read:
             try:
-                self._seen[pod] = seen = seen.read(boots.judge(self._log(pod, "system")), now)
+                self._seen[pod] = seen = seen.read(boot_log.judge(self._log(pod, "system")), now)
             except ProviderError:
                 pass
         return seen.judged(told, now, PULLING_S)

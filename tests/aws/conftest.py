@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from gpuops.core.models import Intent, Offer, Price, Request, Resource
+from gpuops.core.provider import Context
 from provisioners.aws import AwsProvisioner, images, launch, network
-from provisioners.aws.access import split
+from provisioners.aws.account import split
 from provisioners.aws.options import wishes
-from provisioners.base import Context
 from tests.fakes.aws import FakeAWS
 
 OWNER = "0a1b2c3d"

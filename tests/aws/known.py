@@ -8,10 +8,10 @@ from functools import cache
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from gpuops.core.models import Increase
-from provisioners.aws import quotaboard
+from provisioners.aws import quota_report
+from provisioners.aws.alternatives import Asked, Place
 from provisioners.aws.catalog import Kind, read
 from provisioners.aws.quotas import CLASSES, SPOT, Standing
-from provisioners.aws.ways import Asked, Place
 
 G_SPOT, P4_SPOT, P5_SPOT, G, P = (one.code for one in CLASSES)
 
@@ -39,4 +39,4 @@ def place(
     whole = {one.code: limits.get(one.code, 0.0) for one in CLASSES}
     busy = {one.code: (used or {}).get(one.code, 0.0) for one in CLASSES}
     standing = Standing(whole, busy, {}, increases or {})
-    return Place(region, kinds(), quotaboard.chosen(kinds(), wish), standing)
+    return Place(region, kinds(), quota_report.chosen(kinds(), wish), standing)

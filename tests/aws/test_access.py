@@ -13,7 +13,7 @@ import pytest
 from gpuops.core.errors import AuthFailed, NotSetUp, Rejected, Unknown, UsageError
 from gpuops.core.models import Request
 from provisioners.aws import credentials
-from provisioners.aws.access import ATTEMPTS, PROFILES, Account, ask, pages
+from provisioners.aws.account import ATTEMPTS, PROFILES, Account, ask, pages
 from tests.fakes.aws import FakeAWS, Fault
 
 

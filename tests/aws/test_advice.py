@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from gpuops.core.models import Increase
-from provisioners.aws.advice import advise, command, for_one, refusal
+from provisioners.aws.alternatives import Asked, Place
+from provisioners.aws.quota_advice import advise, command, for_one, refusal
 from provisioners.aws.quotas import ON_DEMAND, SPOT, Standing
-from provisioners.aws.ways import Asked, Place
 from tests.aws.known import G_SPOT, P4_SPOT, P5_SPOT, G, P, asked, place
 
 NOW = 1_800_000_000.0

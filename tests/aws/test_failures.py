@@ -17,8 +17,8 @@ from gpuops.core.errors import (
     Rejected,
     Unknown,
 )
-from provisioners.aws import failures
-from provisioners.aws.access import ask
+from provisioners.aws import errors
+from provisioners.aws.account import ask
 
 DOING = "start 2 x g5.12xlarge in us-east-1a"
 ICE = (
@@ -34,21 +34,21 @@ CREDENTIALS = "AWS does not accept the credentials, or the region is not switche
 SIGNATURE = "AWS does not accept the signature of the credentials"
 EXPIRED = "the AWS credentials have expired"
 CASES: list[tuple[str, int, str, type[ProviderError], str, str]] = [
-    ("InsufficientInstanceCapacity", 500, ICE, NoCapacity, FREE, failures.LATER),
-    ("InsufficientHostCapacity", 500, "no host.", NoCapacity, FREE, failures.LATER),
+    ("InsufficientInstanceCapacity", 500, ICE, NoCapacity, FREE, errors.LATER),
+    ("InsufficientHostCapacity", 500, "no host.", NoCapacity, FREE, errors.LATER),
     ("UnfulfillableCapacity", 400, "Unable to fulfill capacity due to your request configuration", NoCapacity,
-     FREE, failures.LATER),
-    ("InsufficientVolumeCapacity", 500, "no disks.", NoCapacity, FREE, failures.LATER),
+     FREE, errors.LATER),
+    ("InsufficientVolumeCapacity", 500, "no disks.", NoCapacity, FREE, errors.LATER),
     ("NetworkInterfaceLimitExceeded", 400, "", QuotaExceeded, "the account may not have more network interfaces there",
      "end what uses them, or look in another region: --region"),
     ("QuotaExceededException", 400, "", QuotaExceeded, "the account has too many open requests for more quota",
      "wait until AWS has decided them: gpuops quota aws --watch"),
     ("SpotMaxPriceTooLow", 400, "Your price is too low.", NoCapacity,
-     "the spot price there is above the highest that was offered: Your price is too low", failures.LATER),
+     "the spot price there is above the highest that was offered: Your price is too low", errors.LATER),
     ("Unsupported", 400, "Your requested instance type (p5.48xlarge) is not supported in us-east-1e.", NoCapacity,
      "AWS has no such machine in that zone: Your requested instance type (p5.48xlarge) is not supported in us-east-1e",
-     failures.LATER),
-    ("InvalidFleetConfiguration", 400, "", NoCapacity, "AWS has no such machine in that zone", failures.LATER),
+     errors.LATER),
+    ("InvalidFleetConfiguration", 400, "", NoCapacity, "AWS has no such machine in that zone", errors.LATER),
     ("InsufficientFreeAddressesInSubnet", 400, "", NoCapacity, "the subnet has no address left",
      "end what uses them, or name another subnet: --subnet"),
     ("PendingVerification", 400, "Your request is being validated.", NoCapacity,
@@ -58,15 +58,15 @@ CASES: list[tuple[str, int, str, type[ProviderError], str, str]] = [
      "the account's quota of spot vCPUs in that region is too small, or used up: Max spot instance count exceeded",
      "see what is missing, and request more: gpuops quota aws --spot"),
     ("InsufficientAddressCapacity", 400, "Not enough available addresses.", NoCapacity,
-     "AWS has none free there now", failures.LATER),
-    ("ReservationCapacityExceeded", 400, "", NoCapacity, "AWS has none free there now", failures.LATER),
+     "AWS has none free there now", errors.LATER),
+    ("ReservationCapacityExceeded", 400, "", NoCapacity, "AWS has none free there now", errors.LATER),
     ("VcpuLimitExceeded", 400, "Your current vCPU limit is 0.", QuotaExceeded,
      "the account's quota of on-demand vCPUs in that region is too small, or used up: Your current vCPU limit is 0",
      "see what is missing, and request more: gpuops quota aws --on-demand"),
     ("InstanceLimitExceeded", 400, "", QuotaExceeded, "the account may not have more machines in that region",
      "wait some minutes if you have just ended some, else request more: gpuops quota aws --on-demand"),
     ("MaxSpotFleetRequestCountExceeded", 400, "", QuotaExceeded, "the account has too many spot requests",
-     failures.SPOT_QUOTA),
+     errors.SPOT_QUOTA),
     ("VolumeLimitExceeded", 400, "", QuotaExceeded, "the account may not have more disks in that region",
      "delete volumes that nothing uses, or ask for less: --disk"),
     ("SecurityGroupLimitExceeded", 400, "", QuotaExceeded, "the account may not have more security groups there",
@@ -79,30 +79,30 @@ CASES: list[tuple[str, int, str, type[ProviderError], str, str]] = [
     ("Throttling", 400, "Rate exceeded", RateLimited, "AWS wants fewer requests: Rate exceeded", SLOWER),
     ("TooManyRequestsException", 429, "", RateLimited, "AWS wants fewer requests", SLOWER),
     ("InternalError", 500, "An internal error has occurred", Unknown,
-     f"AWS failed to {DOING} (InternalError): An internal error has occurred", failures.AGAIN),
-    ("InternalFailure", 500, "", Unknown, f"AWS failed to {DOING} (InternalFailure)", failures.AGAIN),
-    ("ServiceUnavailable", 503, "", Unknown, f"AWS failed to {DOING} (ServiceUnavailable)", failures.AGAIN),
-    ("Unavailable", 503, "", Unknown, f"AWS failed to {DOING} (Unavailable)", failures.AGAIN),
+     f"AWS failed to {DOING} (InternalError): An internal error has occurred", errors.AGAIN),
+    ("InternalFailure", 500, "", Unknown, f"AWS failed to {DOING} (InternalFailure)", errors.AGAIN),
+    ("ServiceUnavailable", 503, "", Unknown, f"AWS failed to {DOING} (ServiceUnavailable)", errors.AGAIN),
+    ("Unavailable", 503, "", Unknown, f"AWS failed to {DOING} (Unavailable)", errors.AGAIN),
     ("IdempotentParameterMismatch", 400, "", Unknown, "AWS knows that request already, in another form",
-     failures.AGAIN),
+     errors.AGAIN),
     ("AuthFailure.ServiceLinkedRoleCreationNotPermitted", 403, "whatever", AuthFailed,
      "the account has never had a spot machine, and these credentials may not make the role that its first one needs",
      "have it made once: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"),
     ("AuthFailure", 401, "AWS was not able to validate the provided access credentials", AuthFailed,
-     f"{CREDENTIALS}: AWS was not able to validate the provided access credentials", failures.KEYS),
-    ("InvalidClientTokenId", 403, "", AuthFailed, CREDENTIALS, failures.KEYS),
-    ("UnrecognizedClientException", 400, "", AuthFailed, CREDENTIALS, failures.KEYS),
+     f"{CREDENTIALS}: AWS was not able to validate the provided access credentials", errors.KEYS),
+    ("InvalidClientTokenId", 403, "", AuthFailed, CREDENTIALS, errors.KEYS),
+    ("UnrecognizedClientException", 400, "", AuthFailed, CREDENTIALS, errors.KEYS),
     ("SignatureDoesNotMatch", 403, "", AuthFailed, SIGNATURE, "check the secret key, and this computer's clock"),
     ("SignatureDoesNotMatch", 403, "Signature expired: 1 is now earlier than 2.", AuthFailed,
-     "this computer's clock is wrong, says AWS: Signature expired: 1 is now earlier than 2", failures.CLOCK),
+     "this computer's clock is wrong, says AWS: Signature expired: 1 is now earlier than 2", errors.CLOCK),
     ("InvalidSignatureException", 400, "Signature not yet current: 2 is still later than 1.", AuthFailed,
-     "this computer's clock is wrong, says AWS: Signature not yet current: 2 is still later than 1", failures.CLOCK),
+     "this computer's clock is wrong, says AWS: Signature not yet current: 2 is still later than 1", errors.CLOCK),
     ("RequestExpired", 400, "Request has expired.", AuthFailed,
      "the AWS credentials have expired, or this computer's clock is wrong: Request has expired",
-     f"{failures.LOGIN}; and look at the clock: date -u"),
+     f"{errors.LOGIN}; and look at the clock: date -u"),
     ("ExpiredToken", 403, "The security token included in the request is expired", AuthFailed, EXPIRED,
-     failures.LOGIN),
-    ("ExpiredTokenException", 400, "", AuthFailed, EXPIRED, failures.LOGIN),
+     errors.LOGIN),
+    ("ExpiredTokenException", 400, "", AuthFailed, EXPIRED, errors.LOGIN),
     ("Blocked", 403, "This account is currently blocked.", AuthFailed,
      "AWS has blocked this account: This account is currently blocked",
      "write to its support: https://console.aws.amazon.com/support"),
@@ -120,21 +120,21 @@ CASES: list[tuple[str, int, str, type[ProviderError], str, str]] = [
      "the account has no default network (VPC) in that region: No default VPC for this user", NO_VPC),
     ("MissingInput", 400, "No subnets found for the default VPC", Rejected,
      "the account has no default network (VPC) in that region: No subnets found for the default VPC", NO_VPC),
-    ("InvalidPlacementGroup.Unknown", 400, "", Rejected, "the placement group is not there", failures.LOOK),
+    ("InvalidPlacementGroup.Unknown", 400, "", Rejected, "the placement group is not there", errors.LOOK),
     ("InvalidPlacementGroup.Duplicate", 400, "", Rejected, "a placement group of that name is there already",
-     failures.LOOK),
-    ("InvalidPlacementGroup.InUse", 400, "", Rejected, "the placement group is still in use", failures.AGAIN),
+     errors.LOOK),
+    ("InvalidPlacementGroup.InUse", 400, "", Rejected, "the placement group is still in use", errors.AGAIN),
     ("InvalidGroup.Duplicate", 400, "", Rejected, "a security group of that name is there already",
      "end what is left of it: gpuops reap"),
-    ("DependencyViolation", 400, "", Rejected, "something still uses it", failures.AGAIN),
-    ("InvalidParameterValue", 400, "Invalid value 'x'.", Rejected, f"{REFUSES}: Invalid value 'x'", failures.OTHER),
-    ("InvalidParameterCombination", 400, "", Rejected, REFUSES, failures.OTHER),
+    ("DependencyViolation", 400, "", Rejected, "something still uses it", errors.AGAIN),
+    ("InvalidParameterValue", 400, "Invalid value 'x'.", Rejected, f"{REFUSES}: Invalid value 'x'", errors.OTHER),
+    ("InvalidParameterCombination", 400, "", Rejected, REFUSES, errors.OTHER),
     ("InvalidParameterCombination", 400, "The specified instance type is not eligible for Free Tier. For a list of …",
-     Rejected, failures.FREE_PLAN[0],
+     Rejected, errors.FREE_PLAN[0],
      "upgrade it to a paid plan in the AWS console: Billing, Account"),
-    ("MissingParameter", 400, "", Rejected, REFUSES, failures.OTHER),
-    ("NeverHeardOf", 400, "so it is", Rejected, f"{REFUSES} (NeverHeardOf): so it is", failures.OTHER),
-    ("NeverHeardOf", 502, "", Unknown, f"AWS failed to {DOING} (NeverHeardOf)", failures.AGAIN),
+    ("MissingParameter", 400, "", Rejected, REFUSES, errors.OTHER),
+    ("NeverHeardOf", 400, "so it is", Rejected, f"{REFUSES} (NeverHeardOf): so it is", errors.OTHER),
+    ("NeverHeardOf", 502, "", Unknown, f"AWS failed to {DOING} (NeverHeardOf)", errors.AGAIN),
 ]  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def answered(code: str, status: int, message: str, operation: str = "RunInstance
 def test_every_code_has_its_class_its_sentence_and_the_next_step(
     code: str, status: int, message: str, kind: type[ProviderError], say: str, hint: str
 ) -> None:
-    found = failures.failure(answered(code, status, message), DOING, creating=True, region="us-east-1")
+    found = errors.failure(answered(code, status, message), DOING, creating=True, region="us-east-1")
     assert (type(found), found.say, found.hint) == (kind, say, hint)
 
 
@@ -157,21 +157,21 @@ def test_a_permission_that_is_not_there_is_named_as_a_policy_names_it() -> None:
         "ec2:CreateTags on resource: arn:aws:ec2:us-east-1:1:instance/* because no identity-based policy allows the "
         "ec2:CreateTags action. Encoded authorization failure message: AbCdEf"
     )
-    found = failures.failure(answered("UnauthorizedOperation", 403, said), DOING)
+    found = errors.failure(answered("UnauthorizedOperation", 403, said), DOING)
     assert type(found) is AuthFailed
     assert found.say == f"these AWS credentials lack the permission ec2:CreateTags, and cannot {DOING}"
-    assert found.hint == failures.POLICY
+    assert found.hint == errors.POLICY
 
 
 def test_a_permission_that_aws_does_not_name_is_that_of_the_request() -> None:
     said = "You are not authorized to perform this operation. Encoded authorization failure message: AbCdEf"
-    found = failures.failure(answered("UnauthorizedOperation", 403, said), DOING)
+    found = errors.failure(answered("UnauthorizedOperation", 403, said), DOING)
     assert found.say == f"these AWS credentials lack the permission RunInstances, and cannot {DOING}"
 
 
 def test_what_an_organization_denies_is_told_apart() -> None:
     said = "User: x is not authorized to perform: ec2:RunInstances with an explicit deny in a service control policy"
-    found = failures.failure(answered("AccessDenied", 403, said), DOING)
+    found = errors.failure(answered("AccessDenied", 403, said), DOING)
     assert found.say.endswith(" (something denies it: a policy of the account or its organization)")
 
 
@@ -197,14 +197,14 @@ def test_what_an_organization_denies_is_told_apart() -> None:
     ids=lambda one: type(one).__name__ if isinstance(one, Exception) else "",
 )
 def test_without_an_answer_nothing_is_certain(error: Exception, kind: type[ProviderError], says: str) -> None:
-    found = failures.failure(error, DOING)
+    found = errors.failure(error, DOING)
     assert type(found) is kind
     assert found.say.startswith(says)
     assert found.hint
 
 
 def test_what_may_have_been_made_is_said() -> None:
-    found = failures.failure(theirs.ReadTimeoutError(endpoint_url="u"), DOING, creating=True)
+    found = errors.failure(theirs.ReadTimeoutError(endpoint_url="u"), DOING, creating=True)
     assert found.say.endswith("; it may have happened")
 
 
@@ -214,12 +214,12 @@ def test_awss_own_code_is_known_behind_ours() -> None:
 
     with pytest.raises(Rejected) as caught:
         ask("open", fails)
-    assert failures.code(caught.value) == "InvalidPermission.Duplicate"
-    assert failures.code(Rejected("mine")) == ""
+    assert errors.code(caught.value) == "InvalidPermission.Duplicate"
+    assert errors.code(Rejected("mine")) == ""
 
 
 def test_a_long_or_odd_message_stays_one_line() -> None:
-    found = failures.failure(answered("Odd", 400, "a\nb\x1b[31m" + "x" * 1000), DOING)
+    found = errors.failure(answered("Odd", 400, "a\nb\x1b[31m" + "x" * 1000), DOING)
     assert "\n" not in found.say
     assert "\x1b" not in found.say
     assert len(found.say) < 400

@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock
 
 from gpuops.clusters import up as clusters
-from gpuops.clusters.seeoff import see_off
+from gpuops.clusters.teardown import see_off
 from gpuops.core.context import World
 from gpuops.core.errors import NoCapacity, NodeError, QuotaExceeded
 from gpuops.core.models import Request

@@ -11,7 +11,7 @@ import pytest
 from gpuops.core.errors import AuthFailed, GpuopsError, NoCapacity, QuotaExceeded, Rejected, UsageError
 from gpuops.core.models import Offer, Request
 from provisioners.aws import offers
-from provisioners.aws.access import Account
+from provisioners.aws.account import Account
 from provisioners.aws.options import wishes
 from provisioners.aws.quotas import STANDARD, STANDARD_SPOT
 from tests.aws.known import G_SPOT, P4_SPOT, G

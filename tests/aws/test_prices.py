@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioners.aws import prices
-from provisioners.aws.access import Account
+from provisioners.aws import pricing
+from provisioners.aws.account import Account
 from tests.aws.known import kinds
 from tests.fakes.aws import FakeAWS, Fault
 
@@ -28,12 +28,12 @@ def spot(price: str, hours_ago: float = 0, zone: str = "us-east-1a") -> dict[str
 
 def test_the_last_price_that_was_said_counts() -> None:
     history = [spot("2.10", 5), spot("2.30", 1), spot("1.90", 9), spot("1.70", 2, "us-east-1b")]
-    assert prices.newest(history) == {("g5.12xlarge", "us-east-1a"): 2.30, ("g5.12xlarge", "us-east-1b"): 1.70}
+    assert pricing.newest(history) == {("g5.12xlarge", "us-east-1a"): 2.30, ("g5.12xlarge", "us-east-1b"): 1.70}
 
 
 @pytest.mark.parametrize("price", ["0.0000000", "", "-1", "inf", "nan", "much"])
 def test_a_price_of_nothing_is_none(price: str) -> None:
-    assert prices.newest([spot(price)]) == {}
+    assert pricing.newest([spot(price)]) == {}
 
 
 def product(name: str, dollars: str, **more: str) -> str:
@@ -44,13 +44,13 @@ def product(name: str, dollars: str, **more: str) -> str:
 
 def test_a_product_without_a_price_is_passed_over() -> None:
     listed = [product("g5.12xlarge", "0.0"), product("g5.12xlarge", "5.672"), product("g6.12xlarge", "4.602")]
-    assert prices.by_type(listed) == {"g5.12xlarge": 5.672, "g6.12xlarge": 4.602}
+    assert pricing.by_type(listed) == {"g5.12xlarge": 5.672, "g6.12xlarge": 4.602}
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "[]", "{}", '{"product": {}}', '{"product": {"attributes": null}}'])
 def test_what_cannot_be_read_is_passed_over(text: str) -> None:
-    assert prices.by_type([text]) == {}
-    assert prices.disk_hourly([text]) == pytest.approx(0.10 / 730)
+    assert pricing.by_type([text]) == {}
+    assert pricing.disk_hourly([text]) == pytest.approx(0.10 / 730)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def account(fake: FakeAWS, tmp_path: Path) -> Account:
 
 def test_spot_prices_by_zone_in_one_question(fake: FakeAWS, account: Account) -> None:
     fake.price["g5.12xlarge", "us-east-1b"] = 2.10
-    found = prices.spot(account, "us-east-1", ["g5.12xlarge", "g6.12xlarge"])
+    found = pricing.spot(account, "us-east-1", ["g5.12xlarge", "g6.12xlarge"])
     assert found["g5.12xlarge", "us-east-1b"] == 2.10
     assert {kind for kind, _ in found} == {"g5.12xlarge", "g6.12xlarge"}
     assert [one.action for one in fake.requests] == ["DescribeSpotPriceHistory"]
@@ -75,7 +75,7 @@ def test_spot_prices_by_zone_in_one_question(fake: FakeAWS, account: Account) ->
 def test_on_demand_prices_are_those_of_the_plain_machine(fake: FakeAWS, account: Account) -> None:
     fake.on_demand["g5.12xlarge", "us-west-2"] = 5.5
     four = [kind for kind in kinds() if kind.type in ("g5.12xlarge", "g6.12xlarge")]
-    found = prices.on_demand(account, "us-west-2", four)
+    found = pricing.on_demand(account, "us-west-2", four)
     assert found == {"g5.12xlarge": 5.5, "g6.12xlarge": pytest.approx(4.602)}
     assert {one.region for one in fake.requests} == {"us-east-1"}, "the price list of all regions is there"
 
@@ -86,15 +86,15 @@ def test_the_price_list_is_asked_elsewhere_where_its_first_place_does_not_answer
     """An organization may close regions that it does not use."""
     fake.play(Fault("GetProducts", region="us-east-1", what="denied", times=None))
     four = [kind for kind in kinds() if kind.type in ("g5.12xlarge", "g6.12xlarge")]
-    assert set(prices.on_demand(account, "us-west-2", four)) == {"g5.12xlarge", "g6.12xlarge"}
+    assert set(pricing.on_demand(account, "us-west-2", four)) == {"g5.12xlarge", "g6.12xlarge"}
     first, *others = [one.region for one in fake.requests]
     assert (first, set(others)) == ("us-east-1", {"eu-central-1"})
-    prices.disk(account, "us-west-2")
+    pricing.disk(account, "us-west-2")
     assert fake.requests[-1].region == "eu-central-1", "which has answered"
 
 
 def test_a_disk_costs_what_it_does_in_its_region(fake: FakeAWS, account: Account) -> None:
-    assert prices.disk(account, "us-east-1") == pytest.approx(0.08 / 730)
-    assert prices.disk(account, "eu-west-1") > prices.disk(account, "us-east-1")
+    assert pricing.disk(account, "us-east-1") == pytest.approx(0.08 / 730)
+    assert pricing.disk(account, "eu-west-1") > pricing.disk(account, "us-east-1")
     fake.deny("pricing:GetProducts")
-    assert prices.disk(account, "us-east-1") == pytest.approx(0.10 / 730), "rather too high than too low"
+    assert pricing.disk(account, "us-east-1") == pytest.approx(0.10 / 730), "rather too high than too low"

@@ -22,8 +22,8 @@ from gpuops.core.errors import (
     Unknown,
 )
 from gpuops.core.models import Request, Resource
-from provisioners.aws import AwsProvisioner, launch, network, tags
-from provisioners.base import Context
+from gpuops.core.provider import Context
+from provisioners.aws import AwsProvisioner, instances, launch, network
 from tests.aws.conftest import OWNER, Notes, Tenant
 from tests.fakes.aws import FakeAWS, Fault
 
@@ -153,10 +153,10 @@ def test_what_machines_left_behind_is_found_and_ended(fake: FakeAWS, tenant: Ten
     subnet = fake.asked("RunInstances")[0].parameters["NetworkInterfaces"][0]["SubnetId"]
     group = next(one.id for one in tenant.listed(HOME) if one.kind == "group")
     disk = ec2.create_volume(
-        AvailabilityZone="us-east-1b", Size=200, TagSpecifications=tags.specifications(told, "volume")
+        AvailabilityZone="us-east-1b", Size=200, TagSpecifications=instances.specifications(told, "volume")
     )["VolumeId"]
     card = ec2.create_network_interface(
-        SubnetId=subnet, Groups=[group], TagSpecifications=tags.specifications(told, "network-interface")
+        SubnetId=subnet, Groups=[group], TagSpecifications=instances.specifications(told, "network-interface")
     )["NetworkInterface"]["NetworkInterfaceId"]
     there = {one.kind: one for one in tenant.listed(HOME) if one.kind in ("volume", "interface")}
     assert {kind: (one.id, one.name, one.bills) for kind, one in there.items()} == {

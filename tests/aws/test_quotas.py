@@ -11,8 +11,8 @@ import pytest
 
 from gpuops.core.errors import AuthFailed
 from gpuops.core.models import Request
-from provisioners.aws import cases, quotaboard, quotas
-from provisioners.aws.access import Account
+from provisioners.aws import quota_advice, quota_report, quotas
+from provisioners.aws.account import Account
 from provisioners.aws.quotas import CLASSES, ON_DEMAND, SPOT, STANDARD, STANDARD_SPOT, Standing, class_of, row, usage
 from tests.aws.known import G_SPOT, P4_SPOT, P5_SPOT, G, P, kinds
 from tests.fakes.aws import FakeAWS, Fault
@@ -142,7 +142,7 @@ def launch(fake: FakeAWS, kind: str, count: int, *, spot: bool) -> None:
     )
 
 
-def by_code(report: quotaboard.QuotaReport) -> dict[str, tuple[float | None, float | None]]:
+def by_code(report: quotas.QuotaReport) -> dict[str, tuple[float | None, float | None]]:
     return {quota.code: (quota.limit, quota.used) for quota in report.quotas}
 
 
@@ -151,7 +151,7 @@ def test_a_report_of_what_runs(fake: FakeAWS, account: Account) -> None:
     fake.quota["us-east-1", G] = 32.0
     launch(fake, "g5.12xlarge", 1, spot=True)
     launch(fake, "g4dn.xlarge", 2, spot=False)
-    report = quotaboard.report(account, Request("aws"))
+    report = quota_report.report(account, Request("aws"))
     assert by_code(report)[G_SPOT] == (96, 48)
     assert by_code(report)[G] == (32, 8)
     assert list(by_code(report)) == [one.code for one in CLASSES]
@@ -163,18 +163,18 @@ def test_a_report_of_what_runs(fake: FakeAWS, account: Account) -> None:
 def test_machines_without_gpus_have_a_quota_as_well(fake: FakeAWS, account: Account) -> None:
     fake.fresh_account()
     asked = Request("aws", nodes=2, options={"instance-type": "c7i.large"})
-    report = quotaboard.report(account, asked)
+    report = quota_report.report(account, asked)
     (ours,) = (quota for quota in report.quotas if quota.asked)
     assert (ours.code, ours.limit, ours.need, ours.sum) == (STANDARD.code, 5, 4, "2 x 2 vCPU")
     assert report.advice[0].startswith("it fits in us-east-1: 2 x 2 vCPU is 4, and 5 are free")
     assert report.advice[0].endswith("gpuops up aws --nodes 2 --instance-type c7i.large --region us-east-1")
     launch(fake, "c7i.large", 2, spot=False)
-    less = quotaboard.report(account, dataclasses.replace(asked, nodes=3, spot=True)).advice
+    less = quota_report.report(account, dataclasses.replace(asked, nodes=3, spot=True)).advice
     assert less[0].startswith(
         "with fewer machines something runs today in us-east-1, where 5 vCPU are free: 2 x c7i.large"
     )
     assert "gpuops up aws --nodes 2 --instance-type c7i.large --spot" in less[0]
-    none = quotaboard.report(account, asked).advice
+    none = quota_report.report(account, asked).advice
     assert none[0].startswith("as spot it fits today in us-east-1: 4 vCPU are needed, and 5 are free of All Standard")
     assert none[1].startswith("no such machine runs on demand today in us-east-1")
 
@@ -186,7 +186,7 @@ def test_a_quota_that_was_never_changed_is_its_default(fake: FakeAWS, account: A
 
 
 def test_a_report_takes_few_questions(fake: FakeAWS, account: Account) -> None:
-    quotaboard.report(account, Request("aws", nodes=2, gpus=4, spot=True))
+    quota_report.report(account, Request("aws", nodes=2, gpus=4, spot=True))
     assert len(fake.requests) <= 10, [str(one) for one in fake.requests]
 
 
@@ -194,7 +194,7 @@ def test_a_report_takes_few_questions(fake: FakeAWS, account: Account) -> None:
 def test_without_permission_it_is_unknown_and_never_no(fake: FakeAWS, account: Account, denied: str) -> None:
     fake.fresh_account()
     fake.deny(denied)
-    report = quotaboard.report(account, Request("aws", nodes=2, gpus=4, spot=True))
+    report = quota_report.report(account, Request("aws", nodes=2, gpus=4, spot=True))
     ours = [quota for quota in report.quotas if quota.asked]
     assert ours
     assert all(quota.missing is None for quota in ours)
@@ -205,7 +205,7 @@ def test_without_permission_it_is_unknown_and_never_no(fake: FakeAWS, account: A
 @pytest.mark.parametrize("what", ["throttle", "500", "cut"])
 def test_a_quota_that_is_not_answered_is_unknown(fake: FakeAWS, account: Account, what: str) -> None:
     fake.play(Fault("GetServiceQuota", times=None, what=what))
-    report = quotaboard.report(account, Request("aws", nodes=2, gpus=4, spot=True))
+    report = quota_report.report(account, Request("aws", nodes=2, gpus=4, spot=True))
     assert {quota.limit for quota in report.quotas} == {None}
     assert all(quota.used == 0 for quota in report.quotas)
 
@@ -213,13 +213,13 @@ def test_a_quota_that_is_not_answered_is_unknown(fake: FakeAWS, account: Account
 def test_wrong_credentials_are_an_error_and_nothing_unknown(fake: FakeAWS, account: Account) -> None:
     fake.expired = True
     with pytest.raises(AuthFailed):
-        quotaboard.report(account, Request("aws", nodes=2, gpus=4, spot=True))
+        quota_report.report(account, Request("aws", nodes=2, gpus=4, spot=True))
 
 
 def test_every_region_that_is_switched_on(fake: FakeAWS, account: Account) -> None:
     fake.fresh_account()
     fake.quota["eu-west-1", G_SPOT] = 192.0
-    report = quotaboard.report(account, Request("aws", nodes=2, gpus=4, spot=True, region="all"))
+    report = quota_report.report(account, Request("aws", nodes=2, gpus=4, spot=True, region="all"))
     regions = {quota.region for quota in report.quotas}
     assert {"us-east-1", "eu-west-1", "us-west-2"} < regions
     assert "me-south-1" not in regions
@@ -230,7 +230,7 @@ def test_every_region_that_is_switched_on(fake: FakeAWS, account: Account) -> No
 def test_of_regions_that_are_alike_the_usual_one_is_advised(fake: FakeAWS, tmp_path: Path) -> None:
     fake.fresh_account()
     account = Account({**fake.env, "AWS_REGION": "us-west-2"}, tmp_path)
-    report = quotaboard.report(account, Request("aws", gpus=4, spot=True, region="all"))
+    report = quota_report.report(account, Request("aws", gpus=4, spot=True, region="all"))
     assert report.quotas[0].region == "us-west-2"
     (line,) = [one for one in report.advice if one.startswith("the smallest increase that would do")]
     assert " --region us-west-2 " in line
@@ -238,20 +238,20 @@ def test_of_regions_that_are_alike_the_usual_one_is_advised(fake: FakeAWS, tmp_p
 
 def test_a_region_that_does_not_answer_keeps_the_others(fake: FakeAWS, account: Account) -> None:
     fake.deny("ec2:DescribeInstanceTypes")
-    report = quotaboard.report(account, Request("aws", region="us-east-1,us-west-2"))
+    report = quota_report.report(account, Request("aws", region="us-east-1,us-west-2"))
     assert {quota.region for quota in report.quotas} == {"us-east-1", "us-west-2"}
     assert report.notes[0].startswith("us-east-1, us-west-2 are known in part: ")
 
 
 def test_asking_for_more_and_asking_twice(fake: FakeAWS, account: Account) -> None:
     fake.fresh_account()
-    quota = quotaboard.report(account, Request("aws", nodes=2, gpus=4, spot=True)).quotas[0]
-    first = quotaboard.request_quota(account, quota, 96)
+    quota = quota_report.report(account, Request("aws", nodes=2, gpus=4, spot=True)).quotas[0]
+    first = quota_report.request_quota(account, quota, 96)
     assert (first.status, first.wanted, first.open, first.granted) == ("PENDING", 96, True, None)
     assert first.created is not None
-    again = quotaboard.request_quota(account, quota, 128)
+    again = quota_report.request_quota(account, quota, 128)
     assert (again.id, again.wanted) == (first.id, 96)
-    seen = quotaboard.report(account, Request("aws", nodes=2, gpus=4, spot=True)).quotas[0]
+    seen = quota_report.report(account, Request("aws", nodes=2, gpus=4, spot=True)).quotas[0]
     assert [one.id for one in seen.increases or ()] == [first.id]
 
 
@@ -267,23 +267,23 @@ def test_asking_for_more_and_asking_twice(fake: FakeAWS, account: Account) -> No
 )
 def test_how_a_request_ended(fake: FakeAWS, account: Account, status: str, value: float | None, granted: bool) -> None:
     fake.fresh_account()
-    quota = quotaboard.report(account, Request("aws", nodes=2, gpus=4, spot=True)).quotas[0]
-    filed = quotaboard.request_quota(account, quota, 96)
+    quota = quota_report.report(account, Request("aws", nodes=2, gpus=4, spot=True)).quotas[0]
+    filed = quota_report.request_quota(account, quota, 96)
     fake.decide(filed.id, "CASE_OPENED")
-    assert quotaboard.requested_quota(account, quota, filed.id).open
+    assert quota_report.requested_quota(account, quota, filed.id).open
     fake.decide(filed.id, status, value)
-    soon = quotaboard.requested_quota(account, quota, filed.id)
+    soon = quota_report.requested_quota(account, quota, filed.id)
     assert soon.open == (status == "CASE_CLOSED" and not granted), "a grant may take an hour"
-    fake.quota_requests[filed.id].created = fake.quota_requests[filed.id].updated = time.time() - cases.SETTLES_S
-    found = quotaboard.requested_quota(account, quota, filed.id)
+    fake.quota_requests[filed.id].created = fake.quota_requests[filed.id].updated = time.time() - quota_advice.SETTLES_S
+    found = quota_report.requested_quota(account, quota, filed.id)
     assert (found.status, found.open, found.granted) == (status, False, granted)
     assert bool(found.advice) == (not granted)
-    assert cases.link(found) in (found.advice or [cases.link(found)])[0]
+    assert quota_advice.link(found) in (found.advice or [quota_advice.link(found)])[0]
 
 
 def test_another_profiles_account_is_the_one_that_is_asked(fake: FakeAWS, tmp_path: Path) -> None:
     account = Account(fake.env, tmp_path / "home")
-    report = quotaboard.report(account, Request("aws", gpus=4, spot=True, options={"profile": "work"}))
+    report = quota_report.report(account, Request("aws", gpus=4, spot=True, options={"profile": "work"}))
     assert report.quotas
     assert all(quota.region.endswith("@work") for quota in report.quotas)
     assert "--profile work" in report.advice[0]

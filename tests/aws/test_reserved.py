@@ -12,7 +12,7 @@ from gpuops.core.errors import NoCapacity, QuotaExceeded, Rejected
 from gpuops.core.models import Offer, Request
 from gpuops.offers.approval import LeaseWish, within
 from provisioners.aws.quotas import G
-from provisioners.aws.reserved import BEFORE_S
+from provisioners.aws.reservations import BEFORE_S
 from tests.aws.conftest import Tenant
 from tests.fakes.aws import FakeAWS
 

@@ -20,7 +20,7 @@ from gpuops.core.models import Request
 from gpuops.core.polling import Clock
 from gpuops.guard.daemon import LOCK
 from gpuops.ledger.store import Ledger
-from provisioners.aws import AwsProvisioner, credentials, failures, launch, network, offers
+from provisioners.aws import AwsProvisioner, credentials, errors, launch, network, offers
 from tests.aws.conftest import Tenant
 from tests.cli.conftest import Desk, Said
 from tests.fakes.aws import FakeAWS, Fault, course, filters
@@ -169,9 +169,9 @@ def test_credentials_expire_before_the_end(renter: Renter) -> None:
     """Logged in again, the next command ends it."""
     renter.when("GetConsoleOutput", lambda _: setattr(renter.fake, "expired", True))
     why = "the AWS credentials have expired, or this computer's clock is wrong: Request has expired"
-    login = f"{failures.LOGIN}; and look at the clock: date -u"
+    login = f"{errors.LOGIN}; and look at the clock: date -u"
     assert up(renter) == (5, f"{KNOWN}: {why}", f"{login}; then: {AGAIN}")
-    assert down(renter) == (5, f"{KNOWN}: the AWS credentials have expired", f"{failures.LOGIN}; then: {AGAIN}")
+    assert down(renter) == (5, f"{KNOWN}: the AWS credentials have expired", f"{errors.LOGIN}; then: {AGAIN}")
     assert renter.live() == ["lab"]
     unasked = f"aws could not be asked: {why}"
     reaped = (5, f"something may still be there: {unasked}", f"{login}; then: gpuops reap")

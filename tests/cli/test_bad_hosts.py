@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.transport.ssh import Target
-from provisioners.hostbook import HostBook, Met
+from provisioners.ssh.hosts import HostBook, Met
 from tests.cli.conftest import Desk
 from tests.cli.heard import spoken
 from tests.cli.renter import deaf_port

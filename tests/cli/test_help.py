@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuops import __version__
-from gpuops.cli.commands import COMMANDS
+from gpuops.cli.registry import COMMANDS
 from tests.cli.conftest import Desk
 
 PLUGIN = """

@@ -14,7 +14,7 @@ import pytest
 from gpuops.core.output import Output
 from gpuops.core.polling import Clock
 from gpuops.offers import quota as story
-from provisioners.aws import cases, quotaboard
+from provisioners.aws import quota_advice, quotas
 from tests.aws.known import G_SPOT, P5_SPOT, G
 from tests.cli.conftest import Desk
 from tests.fakes.aws import FakeAWS, Fault
@@ -307,7 +307,7 @@ def test_what_is_closed_without_a_word_is_looked_at_for_an_hour(
     """As the only status before a grant and after it; a grant takes effect within the hour."""
     aws.fresh_account()
     monkeypatch.setattr(Clock, "sleep", lambda _, seconds: aws.advance(seconds))
-    monkeypatch.setattr(quotaboard, "time", SimpleNamespace(time=aws.world.now))
+    monkeypatch.setattr(quotas, "time", SimpleNamespace(time=aws.world.now))
     desk.type(*ASKED, "--request", "96", "--yes")
     (filed,) = aws.quota_requests
     aws.grants_s = in_s
@@ -322,7 +322,7 @@ def test_what_is_closed_without_a_word_is_looked_at_for_an_hour(
     )
     said = desk.type(*ASKED, "--watch")
     assert said.code == code, said.err
-    assert f"in us-east-1: CASE_CLOSED\n{cases.SETTLING}\n" in said.err
+    assert f"in us-east-1: CASE_CLOSED\n{quota_advice.SETTLING}\n" in said.err
     if code:
         assert "in us-east-1: not granted (CASE_CLOSED)\nreply in its case, and file no new request" in said.out
         assert aws.quota_requests[filed].case in said.out

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from gpuops.commands.prove.bench import Bench
+from gpuops.commands.prove.sandbox import Bench
 from gpuops.commands.prove.scenarios import SCENARIOS, Result, run
 from gpuops.core.context import World
 from gpuops.core.models import Offer, Request, Resource
 from gpuops.core.output import Output
+from gpuops.core.provider import Context
 from gpuops.core.signals import Signals
 from gpuops.guard.daemon import LOCK
-from provisioners.base import Context
 from provisioners.checked import Checked
 from tests.fakes.provider import OWNER
 from tests.fakes.tent import PLUGIN

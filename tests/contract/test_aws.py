@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 from filelock import FileLock
 
-from gpuops.commands.prove.bench import Bench
+from gpuops.commands.prove.sandbox import Bench
 from gpuops.commands.prove.scenarios import SCENARIOS, Scenario, run
 from gpuops.core.context import World
 from gpuops.core.models import Request

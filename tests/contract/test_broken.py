@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.commands.prove.bench import LOOK_S, Bench
+from gpuops.commands.prove.sandbox import LOOK_S, Bench
 from gpuops.commands.prove.scenarios import SCENARIOS, Result, run
 from gpuops.core.errors import Interrupted, NodeError, Rejected
 from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Price, Request, Resource

@@ -24,7 +24,7 @@ import psutil
 
 from gpuops.core.errors import NoCapacity, QuotaExceeded
 from gpuops.core.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
-from provisioners.base import Context
+from gpuops.core.provider import Context
 from tests.files import change
 from tests.packaging.plugin.gpuops_tent import REGION, TentProvisioner
 

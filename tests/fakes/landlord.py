@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpuops.core.errors import NoCapacity
 from gpuops.core.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
-from provisioners.base import CONTRACT, Context
+from gpuops.core.provider import CONTRACT, Context
 
 PER_HOUR = 0.5
 

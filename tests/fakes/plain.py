@@ -17,9 +17,9 @@ from filelock import FileLock
 from gpuops.core.context import World
 from gpuops.core.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
 from gpuops.core.output import Output
+from gpuops.core.provider import CONTRACT
 from gpuops.core.signals import Signals
 from gpuops.guard.daemon import LOCK
-from provisioners.base import CONTRACT
 from provisioners.checked import Checked
 from tests.fakes.provider import OWNER, FakeClock
 

@@ -26,9 +26,9 @@ from gpuops.core.context import World
 from gpuops.core.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
 from gpuops.core.output import Output
 from gpuops.core.polling import Clock
+from gpuops.core.provider import CONTRACT, Context
 from gpuops.core.signals import Signals
 from gpuops.guard.daemon import LOCK
-from provisioners.base import CONTRACT, Context
 from provisioners.local import LocalProvisioner
 
 NAME = "scripted"

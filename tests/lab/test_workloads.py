@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.sync.workloads import WORKLOADS
+from gpuops.sync.inputs import WORKLOADS
 from tests.conftest import HANG_S, until
 from tests.lab.available import why_no_lab
 from tests.lab.hosts import Host, Lab

@@ -15,7 +15,7 @@ import pytest
 
 from gpuops.agent.proctable import lives, table
 from gpuops.core.models import Resource
-from gpuops.nodes import artefact
+from gpuops.nodes import bootstrap
 from gpuops.transport.connection import ProcessConnection
 from gpuops.transport.rpc import AgentClient, NodePaths
 
@@ -57,7 +57,7 @@ class RealNode:
     """One node. `client` is a fresh conversation each time it is asked for."""
 
     def __init__(self, root: Path, cluster: str, index: int) -> None:
-        agent, sha = artefact.build(root / "agent")
+        agent, sha = bootstrap.build(root / "agent")
         machine = Resource(
             "machine", "x", "", "", False, data={"root": str(root), "python": PYTHON, "connection": "process"}
         )

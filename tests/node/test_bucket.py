@@ -22,7 +22,7 @@ from gpuops.core.context import World
 from gpuops.core.models import Lease, RunRequest
 from gpuops.core.output import Output
 from gpuops.core.signals import Signals
-from gpuops.runs.renewal import Renewal
+from gpuops.runs.address_renewal import Renewal
 from gpuops.sync import bucket as home
 from tests.fakes.bucket import KEY, SECRET, Asked, FakeBucket
 from tests.files import change

@@ -13,8 +13,8 @@ import pytest
 
 from gpuops.core.errors import NodeError
 from gpuops.core.models import Resource
-from gpuops.nodes.meeting import Meeting, Spot
 from gpuops.nodes.network import meet
+from gpuops.nodes.rendezvous import Meeting, Spot
 from gpuops.nodes.session import Live
 from gpuops.transport.connection import ProcessChannel, ProcessConnection
 from tests.node.conftest import RealNode

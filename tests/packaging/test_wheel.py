@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.sync.workloads import WORKLOADS, script
+from gpuops.sync.inputs import WORKLOADS, script
 from tests.packaging.conftest import ROOT, run
 
 NOT_IN_THE_CORE = {"torch", "numpy", "boto3", "botocore", "runpod", "scikit-learn"}
@@ -58,7 +58,7 @@ def test_the_core_install_is_light(installed: Path) -> None:
 
 def test_installed_it_finds_itself_and_its_workloads(installed: Path, tmp_path: Path) -> None:
     code = (
-        "import gpuops, provisioners.base, gpuops.sync.workloads as w; print(gpuops.__file__)\n"
+        "import gpuops, gpuops.core.provider, gpuops.sync.inputs as w; print(gpuops.__file__)\n"
         "for name in w.names(): print(w.folder() / w.script(name))"
     )
     package, *programs = map(Path, run(installed, "-c", code, cwd=tmp_path).split())

@@ -277,7 +277,7 @@ def test_it_goes_through_the_proxy_with_its_login() -> None:
 def test_to_make_one_touches_nothing_and_imports_nothing() -> None:
     Api({})
     code = (
-        "import sys\nfrom pathlib import Path\nfrom provisioners.base import Context\n"
+        "import sys\nfrom pathlib import Path\nfrom gpuops.core.provider import Context\n"
         "from provisioners.runpod import RunpodProvisioner\nRunpodProvisioner(Context('', Path('x'), {}))\n"
         "print([name for name in ('urllib3', 'certifi', 'runpod', 'cryptography', 'paramiko') if name in sys.modules])"
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioners.runpod.ending import SOURCE
+from provisioners.runpod.self_destruct import SOURCE
 from tests.certificate import certificate_in
 from tests.runpod.canned import CUT, Asked, Canned, Says
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gpuops.core.errors import AuthFailed, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Rejected, Unknown
-from provisioners.runpod.failures import failure
+from provisioners.runpod.errors import failure
 
 GONE = "There are no longer any instances available with the requested specifications. Please refresh and try again."
 

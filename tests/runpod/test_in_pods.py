@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from gpuops.core.models import Intent
-from provisioners import loginkeys as keys
-from provisioners.base import Context
-from provisioners.runpod import RunpodProvisioner, clusters, options, pods
+from gpuops.core.provider import Context
+from provisioners import keys
+from provisioners.runpod import RunpodProvisioner, options, pods
 from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Pod
 from tests.lab.available import why_no_lab
@@ -95,8 +95,8 @@ def test_a_node_ends_its_pod(lab: Lab, fake: FakeRunPod, image: str, tmp_path: P
 
 
 def test_members_of_a_cluster_are_logged_in_to(lab: Lab, fake: FakeRunPod, tmp_path: Path) -> None:
-    env = {**told(lab, fake, 3600.0), clusters.MARK: "gpuops-0a1b2c3d-lab-"}
-    body = clusters.body("gpuops-0a1b2c3d-lab-cluster", {**offered(IMAGES[0]), "gpu": "NVIDIA H100 80GB HBM3"}, env)
+    env = {**told(lab, fake, 3600.0), pods.MARK: "gpuops-0a1b2c3d-lab-"}
+    body = pods.cluster_body("gpuops-0a1b2c3d-lab-cluster", {**offered(IMAGES[0]), "gpu": "NVIDIA H100 80GB HBM3"}, env)
     members = fake.add_cluster(body.pop("name"), **body).members
     for pod in members:
         until(lambda pod=pod: login(lab, pod, "true", tmp_path / "known").returncode == 0, f"a login: {pod.log}")

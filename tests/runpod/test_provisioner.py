@@ -27,11 +27,11 @@ from gpuops.core.errors import (
     UsageError,
 )
 from gpuops.core.models import Intent, Offer, Request, Resource
+from gpuops.core.provider import Context
 from gpuops.transport.ssh import Target
-from gpuops.transport.ssh.hostkeys import canonical
-from provisioners import loginkeys as keys
-from provisioners.base import Context
-from provisioners.runpod import RunpodProvisioner, boots, start
+from gpuops.transport.ssh.keys import canonical
+from provisioners import keys
+from provisioners.runpod import RunpodProvisioner, boot_log, boot_script
 from provisioners.runpod import account as accounts
 from provisioners.runpod import provisioner as module
 from tests.conftest import HANG_S, until
@@ -239,7 +239,7 @@ def test_a_pod_is_asked_for_with_all_that_it_needs(runpod: RunpodProvisioner, fa
     assert body == {
         "name": f"gpuops-{OWNER}-lab-0", "image": "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404", "cloud": "SECURE",
         "gpu": {"id": "NVIDIA GeForce RTX 4090", "count": 2, "minCudaVersion": "12.8"}, "disk": 100,
-        "ports": ["22/tcp"], "args": start.ARGS, "dataCenterIds": ["US-KS-2"],
+        "ports": ["22/tcp"], "args": boot_script.ARGS, "dataCenterIds": ["US-KS-2"],
     }  # fmt: skip
     _, public = keys.login(home)
     assert env["PUBLIC_KEY"] == public
@@ -267,7 +267,7 @@ def test_a_template_a_registry_and_ports(runpod: RunpodProvisioner, fake: FakeRu
     assert (body["templateId"], body["registry"], "image" in body) == ("tpl1", "reg1", False)
     assert "minCudaVersion" not in body["gpu"], "the template's own constraint stays"
     pod = only(fake)
-    assert (pod.args, pod.env["A"], pod.request["image"]) == (start.ARGS, "b", "own/image:1")
+    assert (pod.args, pod.env["A"], pod.request["image"]) == (boot_script.ARGS, "b", "own/image:1")
     assert pod.request["ports"] == ["22/tcp", "6006/http", "8000/tcp"]
     assert runpod.describe(machine).data["urls"] == [f"https://{pod.id}-6006.proxy.runpod.net"]
     world: Any = type("World", (), {"home": home})()
@@ -485,7 +485,7 @@ def test_an_image_that_never_starts_is_looked_into_after_a_while(
     (["pull access denied", *["start container for x: begin"] * 3], "its image cannot be pulled: ", False),
 ])  # fmt: skip
 def test_whose_fault_it_is(said: list[str], say: str, machine: bool) -> None:
-    why = boots.judge(said)
+    why = boot_log.judge(said)
     assert why.say.startswith(say)
     assert bool(why.say) == bool(say)
     assert why.machine is machine

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from provisioners.runpod import start
+from provisioners.runpod import boot_script
 from tests.conftest import HANG_S, until
 from tests.runpod.canned import CUT, Canned, Says, problem
 
@@ -62,10 +62,11 @@ class Pod:
             "PATH": self.path, "RUNPOD_API_KEY": KEY, "RUNPOD_POD_ID": "pod1", "PUBLIC_KEY": "ssh-ed25519 AAAAours",
             "GPUOPS_END": end, "GPUOPS_HOST_KEY": base64.b64encode(PRIVATE.encode()).decode(),
             "GPUOPS_HOST_PUBLIC": PUBLIC, "GPUOPS_TOKEN": "token-0",
-            start.VARIABLE: start.script(self.api.url, root=str(self.root), look_s=0.1, again_s=0.1, round_s=round_s),
+            boot_script.VARIABLE: boot_script.script(
+                self.api.url, root=str(self.root), look_s=0.1, again_s=0.1, round_s=round_s),
             **more,
         }  # fmt: skip
-        words = [*start.ENTRYPOINT, *start.COMMAND]
+        words = [*boot_script.ENTRYPOINT, *boot_script.COMMAND]
         assert words[0] == "sh"
         with (self.root / "log").open("ab") as log:
             self.running = subprocess.Popen(
@@ -353,5 +354,5 @@ def test_an_image_where_nothing_can_be_installed_says_so_and_still_ends(pod: Pod
 
 
 def test_the_args_replace_an_entrypoint_and_hold_no_secret() -> None:
-    assert json.loads(start.ARGS) == {"entrypoint": ["sh", "-c"], "cmd": ['eval "$GPUOPS_START"']}
-    assert "@" not in start.script("https://api.runpod.io/v2").replace("$@", "")
+    assert json.loads(boot_script.ARGS) == {"entrypoint": ["sh", "-c"], "cmd": ['eval "$GPUOPS_START"']}
+    assert "@" not in boot_script.script("https://api.runpod.io/v2").replace("$@", "")

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from gpuops.agent.virtualtar import END, header
 from gpuops.core.safe_folder import SPARE
-from gpuops.sync import recall
+from gpuops.sync import archive
 from gpuops.sync.download_plan import in_turn
-from gpuops.transport.tarmembers import FILES, HEADER_LIMIT, TarError, members
+from gpuops.transport.tar_reader import FILES, HEADER_LIMIT, TarError, members
 from tests.conftest import Shell
 from tests.security.hostile import a_file, tar_of
-from tests.unit.test_recall import Kept, archive, bring
+from tests.unit.test_recall import Kept, bring, packed
 
 LIES = """
 import io, os, sys, tarfile
@@ -238,7 +238,7 @@ def test_a_header_takes_no_memory() -> None:
 
 
 def test_files_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuops.transport.tarmembers.FILES", 3)
+    monkeypatch.setattr("gpuops.transport.tar_reader.FILES", 3)
     with pytest.raises(TarError, match="it has more than 3 files"):
         read_all(tar_of([a_file(f"{index}", b"") for index in range(4)]))
     assert FILES >= 500_000
@@ -251,7 +251,7 @@ def test_files_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_archive_that_is_none_keeps_no_others_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    good = archive({"out/a.pt": b"a"})
+    good = packed({"out/a.pt": b"a"})
     brought, [said], files = bring(tmp_path, monkeypatch, {1: Kept(STRANGE[what]), 0: good})
     assert said.startswith("what node1 kept is no whole archive of gpuops: ")
     assert sorted(brought) == [0]
@@ -260,7 +260,7 @@ def test_an_archive_that_is_none_keeps_no_others_away(
 
 def test_a_document_of_any_length_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuops.sync.archive.DOCUMENT", 100)
-    _, [said], _ = bring(tmp_path, monkeypatch, {0: archive({}, safe=json.dumps({"files": [], "more": "x" * 200}))})
+    _, [said], _ = bring(tmp_path, monkeypatch, {0: packed({}, safe=json.dumps({"files": [], "more": "x" * 200}))})
     assert said.startswith("what node0 kept is no whole archive of gpuops: a document of it has ")
 
 
@@ -271,7 +271,7 @@ def test_a_member_larger_than_the_disk_is_not_begun(tmp_path: Path, monkeypatch:
     _, [said], files = bring(tmp_path, monkeypatch, {0: lying})
     assert said.startswith("what node0 (")
     assert files == {}
-    assert recall.SPARE == SPARE
+    assert archive.SPARE == SPARE
 
 
 # --- who comes first where the disk is too small -------------------------------------------------

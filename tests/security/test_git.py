@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.core.errors import UsageError
-from gpuops.sync.git import commit_of
+from gpuops.core.git import commit_of
 from gpuops.sync.project import project_files
 from tests.conftest import Shell
 

@@ -18,9 +18,9 @@ from gpuops.core.errors import AuthFailed, NotSetUp, UsageError
 from gpuops.core.settings import load, surroundings
 from gpuops.ledger.store import Ledger
 from gpuops.offers import payer as payers
-from provisioners.aws import access as aws_access
+from provisioners.aws import account as aws_access
 from provisioners.aws import credentials
-from provisioners.runpod import access
+from provisioners.runpod import account
 from tests.cli.conftest import desk  # noqa: F401 - a fixture
 from tests.cli.renter import UP, Renter, fake, money, no_guard_stays, renter  # noqa: F401
 from tests.cli.tenant import ONE, Tenant, tenant  # noqa: F401
@@ -344,16 +344,16 @@ def test_the_first_key_counts_at_runpod(
     there = [key.strip() for key in (exported, stored, project) if key and key.strip()]
     if not there:
         with pytest.raises(NotSetUp):
-            access.key(surroundings(settings, environ), settings.dotenv)
+            account.key(surroundings(settings, environ), settings.dotenv)
         return
-    assert access.key(surroundings(settings, environ), settings.dotenv) == there[0]
+    assert account.key(surroundings(settings, environ), settings.dotenv) == there[0]
 
 
 def test_a_file_that_cannot_be_read_does_not_give_way(tmp_path: Path) -> None:
     (tmp_path / ".runpod").mkdir()
     (tmp_path / ".runpod" / "config.toml").write_text("apiKey = oops")
     with pytest.raises(AuthFailed, match=r"config.toml cannot be read"):
-        access.key({"HOME": str(tmp_path)}, {"RUNPOD_API_KEY": "rpa_PROJECTS"})
+        account.key({"HOME": str(tmp_path)}, {"RUNPOD_API_KEY": "rpa_PROJECTS"})
 
 
 ID, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"

@@ -16,19 +16,19 @@ from typing import Any, cast
 import pytest
 
 from gpuops.clusters import recovery
-from gpuops.clusters.traces import MAX_NS, Traces, sound
-from gpuops.commands.doctor.examine import _read
+from gpuops.clusters.node_traces import MAX_NS, Traces, sound
+from gpuops.commands.doctor.doctor import _read
 from gpuops.core.errors import ConnectionLost, Nonsense
 from gpuops.core.safe_folder import may_come
 from gpuops.nodes import bootstrap
 from gpuops.sync import mirror
-from gpuops.sync.memory import Arrival
 from gpuops.sync.outputs import OutFolder
+from gpuops.sync.outputs_record import Arrival
 from gpuops.sync.run_folder import RunHome
 from gpuops.transport import answers
 from gpuops.transport.bulk import transfer
 from gpuops.transport.rpc import AgentClient
-from gpuops.transport.tarmembers import members
+from gpuops.transport.tar_reader import members
 from tests.conftest import Shell
 from tests.security.test_gang import HANG_S, Ends
 

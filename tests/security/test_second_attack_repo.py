@@ -12,11 +12,10 @@ import pytest
 from pathspec import GitIgnoreSpec
 
 from gpuops.core.errors import UsageError
+from gpuops.core.files import LARGEST, read_small
 from gpuops.core.settings import TOML_LARGEST, read_dotenv, read_toml
-from gpuops.core.smallfile import LARGEST, read_small
 from gpuops.nodes.environment import wants
-from gpuops.sync.ignore import IgnoreRules, in_linear_time
-from gpuops.sync.project import files_of, project_files
+from gpuops.sync.project import IgnoreRules, files_of, in_linear_time, project_files
 from tests.conftest import Shell
 
 TABLES = {"run": {"nodes": int, "setup": str, "env": list, "max-hours": float}}

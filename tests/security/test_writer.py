@@ -24,11 +24,11 @@ from gpuops.core.platform import System
 from gpuops.core.safe_folder import SafeFolder, is_gits, is_inside
 from gpuops.sync import RunHome
 from gpuops.sync.archive import unpack
+from gpuops.sync.download import Received, receive
 from gpuops.sync.leftovers import Left, save
-from gpuops.sync.memory import Arrival
 from gpuops.sync.outputs import MEMORY, OutFolder
+from gpuops.sync.outputs_record import Arrival
 from gpuops.sync.project import entry
-from gpuops.sync.receive import Received, receive
 from tests.conftest import Shell
 from tests.security.hostile import a_file, a_link, tar_of
 
@@ -477,10 +477,10 @@ def test_hostile_members_by_every_way_home(tmp_path: Path, capsys: pytest.Captur
 
 
 SYNC = ("edits", "restore", "recall", "unsaved", "receive", "outputs", "archive", "download", "leftovers", "inherit")
-WAYS_HOME = [*(f"sync/{name}" for name in SYNC), "runs/salvage", "transport/tarstream", "transport/tarmembers"]
+WAYS_HOME = [*(f"sync/{name}" for name in SYNC), "runs/salvage", "transport/bulk", "transport/tar_reader"]
 WRITES = {"open", "write_text", "write_bytes", "read_text", "read_bytes", "mkdir", "touch", "unlink", "rename", "rmdir",
           "symlink_to", "hardlink_to", "symlink", "makedirs", "rmtree", "copyfileobj", "utime", "chmod"}  # fmt: skip
-ALLOWED = {("transport/tarstream", "open")}
+ALLOWED = {("transport/bulk", "open")}
 
 
 @pytest.mark.parametrize("module", WAYS_HOME)

@@ -11,8 +11,7 @@ import pytest
 
 from gpuops.transport.connection import Connection, ProcessConnection
 from gpuops.transport.ssh.connection import connect
-from gpuops.transport.ssh.gate import Gate
-from gpuops.transport.ssh.limits import Limits
+from gpuops.transport.ssh.limits import Gate, Limits
 from gpuops.transport.ssh.openssh import end_master
 from gpuops.transport.ssh.pool import Pool
 from gpuops.transport.ssh.target import Target

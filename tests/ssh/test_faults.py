@@ -17,8 +17,7 @@ from gpuops.core.errors import ConnectionLost, NodeError
 from gpuops.transport.ssh import Denied, HostKeyChanged, Target, scan
 from gpuops.transport.ssh.connection import SshConnection
 from gpuops.transport.ssh.errors import Refused
-from gpuops.transport.ssh.gate import Gate
-from gpuops.transport.ssh.limits import Limits
+from gpuops.transport.ssh.limits import Gate, Limits
 from gpuops.transport.ssh.pool import Pool
 from tests.conftest import until
 from tests.ssh.fakeserver import FakeServer, faking

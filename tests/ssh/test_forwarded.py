@@ -8,7 +8,7 @@ import subprocess
 import threading
 from pathlib import Path
 
-from gpuops.commands.forwarded import answers, tell
+from gpuops.commands.ssh import answers, tell
 from gpuops.transport.ssh import command_line, write_config
 from tests.conftest import HANG_S, until
 from tests.ports import free_port

@@ -9,8 +9,7 @@ import pytest
 
 from gpuops.core.errors import ConnectionLost
 from gpuops.transport.ssh import errors
-from gpuops.transport.ssh.gate import Gate, pause
-from gpuops.transport.ssh.limits import Limits
+from gpuops.transport.ssh.limits import Gate, Limits, pause
 from gpuops.transport.ssh.target import Target
 
 

@@ -18,8 +18,7 @@ import pytest
 
 from gpuops.core.errors import ConnectionLost, NodeError
 from gpuops.transport.ssh import Denied, HostKeyChanged, fingerprint, scan
-from gpuops.transport.ssh.gate import Gate
-from gpuops.transport.ssh.limits import Limits
+from gpuops.transport.ssh.limits import Gate, Limits
 from gpuops.transport.ssh.pool import Pool
 from tests.conftest import HANG_S, until
 from tests.ssh.conftest import KINDS, Connect, MakeSshd

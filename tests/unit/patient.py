@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuops.commands.doctor.checks_gpu import gpu_findings
 from gpuops.commands.doctor.checks_host import host_findings
-from gpuops.commands.doctor.finding import Examined, Finding
+from gpuops.commands.doctor.report import Examined, Finding
 
 GB = 2**20
 """In kB, as df counts."""

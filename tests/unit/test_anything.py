@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from gpuops.agent.node import Node
 from gpuops.agent.server import VERBS, Conversation
+from gpuops.cli.context import tables
 from gpuops.cli.request import _lines
-from gpuops.cli.world import tables
 from gpuops.clusters.recovery import _verdict
 from gpuops.core import settings as project
 from gpuops.core.errors import GpuopsError, NodeError
@@ -29,7 +29,7 @@ from gpuops.ledger.store import Ledger
 from gpuops.runs.finish import request_of
 from gpuops.transport.rpc import MAGIC, AgentClient, NodePaths
 from gpuops.transport.ssh import resolution
-from provisioners.hostbook import HostBook
+from provisioners.ssh.hosts import HostBook
 from tests.conftest import HANG_S
 
 COUNTS = pytest.mark.parametrize("examples", [40, pytest.param(1000, marks=pytest.mark.proof)])

@@ -13,22 +13,22 @@ from pathlib import Path
 import pytest
 
 from gpuops.agent import __main__ as entrance
-from gpuops.nodes import artefact
+from gpuops.nodes import bootstrap
 
 
 def test_its_name_is_its_content_and_it_is_made_once(tmp_path: Path) -> None:
-    path, sha = artefact.build(tmp_path / "cache")
+    path, sha = bootstrap.build(tmp_path / "cache")
     assert path == tmp_path / "cache" / f"{sha}.pyz"
     assert hashlib.sha256(path.read_bytes()).hexdigest()[:12] == sha
     before = path.stat()
-    assert artefact.build(tmp_path / "cache") == (path, sha)
+    assert bootstrap.build(tmp_path / "cache") == (path, sha)
     assert path.stat().st_ino == before.st_ino
     assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [path.name]
-    assert artefact.build(tmp_path / "other")[0].read_bytes() == path.read_bytes()
+    assert bootstrap.build(tmp_path / "other")[0].read_bytes() == path.read_bytes()
 
 
 def test_it_holds_the_agent_and_nothing_else(tmp_path: Path) -> None:
-    with zipfile.ZipFile(artefact.build(tmp_path)[0]) as archive:
+    with zipfile.ZipFile(bootstrap.build(tmp_path)[0]) as archive:
         names = archive.namelist()
         assert archive.read("gpuops/__init__.py") == b""
     assert names[0] == "__main__.py"
@@ -38,7 +38,7 @@ def test_it_holds_the_agent_and_nothing_else(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["juggle"], ["connect"], ["rank", "--node-run"], ["init", "--node", "/x"]])
 def test_wrong_use_is_one_line(tmp_path: Path, arguments: list[str]) -> None:
-    agent, _ = artefact.build(tmp_path)
+    agent, _ = bootstrap.build(tmp_path)
     argv = [sys.executable, "-I", str(agent), *arguments]
     done = subprocess.run(argv, capture_output=True, text=True, input="no json", timeout=600, check=False)
     assert done.returncode == 1

@@ -16,13 +16,12 @@ from gpuops.agent.whole import Whole
 from gpuops.core.errors import ConnectionLost, NodeRefused, UsageError
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.sync import restore
-from gpuops.sync.memory import Held, Memory
+from gpuops.sync.outputs_record import Held, Memory
 from gpuops.sync.project import entry
 from gpuops.transport import bulk
-from gpuops.transport.bulk import transfer
+from gpuops.transport.bulk import finish, read_files, transfer, write_files
 from gpuops.transport.connection import ProcessChannel, ProcessConnection
 from gpuops.transport.rpc import AgentClient
-from gpuops.transport.tarstream import finish, read_files, write_files
 from tests.conftest import until
 
 SHORT_S = 1.0
@@ -162,7 +161,7 @@ def test_a_snapshot_that_vanished_is_named(tmp_path: Path) -> None:
 
 
 def test_a_transfer_that_does_not_end_is_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuops.transport.tarstream.END_S", 0.3)
+    monkeypatch.setattr("gpuops.transport.bulk.END_S", 0.3)
     with (
         pytest.raises(ConnectionLost, match="the transfer with node0 does not end"),
         transfer(python(HANGS), "node0") as channel,

@@ -14,8 +14,8 @@ import pytest
 from gpuops.cli.entry import execute
 from gpuops.clusters import up as clusters
 from gpuops.clusters import wait
-from gpuops.clusters.creating import RETRIES
 from gpuops.clusters.teardown import belonging, tear_down
+from gpuops.clusters.up import RETRIES
 from gpuops.core.context import World
 from gpuops.core.errors import (
     AuthFailed,

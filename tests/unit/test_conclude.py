@@ -21,10 +21,10 @@ from gpuops.nodes.session import Live
 from gpuops.runs import belated, retries
 from gpuops.runs.finish import _Fetched, _from_all, conclude
 from gpuops.runs.follow import lost
-from gpuops.runs.livefetch import LiveFetch
+from gpuops.runs.monitor import LiveFetch
 from gpuops.runs.prepare import Sending, _wait_for_turn
 from gpuops.sync import RunHome
-from gpuops.sync.recall import Brought
+from gpuops.sync.archive import Brought
 from tests.conftest import HANG_S, until
 
 REQUEST = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("true",))
@@ -172,7 +172,7 @@ def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
         asked.append(list(nodes))
         return {node: brought for node in nodes if brought}, []
 
-    monkeypatch.setattr("gpuops.sync.recall.bring", bring)
+    monkeypatch.setattr("gpuops.sync.archive.bring", bring)
     monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched(0))
     ended = type("Provider", (), {"describe": lambda _, machine: dataclasses.replace(machine, state="ended")})()
     world.provisioners["local"] = cast("Any", ended)
@@ -188,7 +188,9 @@ def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
 def test_what_is_on_a_node_comes_before_what_is_in_a_bucket(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bucket stays; the node costs money, and may go as well."""
     order: list[str] = []
-    monkeypatch.setattr("gpuops.sync.recall.bring", lambda *_: (order.append("bucket"), ({0: Brought(None, 0)}, []))[1])
+    monkeypatch.setattr(
+        "gpuops.sync.archive.bring", lambda *_: (order.append("bucket"), ({0: Brought(None, 0)}, []))[1]
+    )
     monkeypatch.setattr("gpuops.runs.finish._fetch_last", lambda *_: (order.append("node"), _Fetched())[1])
     cluster, row, said = a_reclaimed_run(world)
     world.ledger.set_run(row.id, request={**row.request, "nodes": 2})
@@ -215,7 +217,7 @@ def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: World, monke
         order.append(f"bucket {list(nodes)}")
         return {0: Brought(DONE, 0)}, []
 
-    monkeypatch.setattr("gpuops.sync.recall.bring", bring)
+    monkeypatch.setattr("gpuops.sync.archive.bring", bring)
     monkeypatch.setattr("gpuops.runs.finish._fetch_last", lambda *_: (order.append("node"), _Fetched())[1])
     monkeypatch.setattr("gpuops.sync.bucket.abandon", lambda *_: order.append("abandon"))
     live, row, results = a_run_that_lost_a_node(world)
@@ -251,7 +253,7 @@ def test_what_was_left_there_is_fetched_later_and_nothing_else(world: World, mon
         asked.append(list(nodes))
         return {0: Brought(DONE, 0)}, []
 
-    monkeypatch.setattr("gpuops.sync.recall.bring", bring)
+    monkeypatch.setattr("gpuops.sync.archive.bring", bring)
     belated.fetch(world, world.ledger.run(row.id), Silent())
     assert asked == [[0]]
     record = json.loads((row.home / "run.json").read_text())
@@ -264,7 +266,7 @@ def test_a_node_that_was_taken_back_and_kept_nothing_is_remembered_so(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched())
-    monkeypatch.setattr("gpuops.sync.recall.bring", lambda *_: ({}, []))
+    monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({}, []))
     live, row, results = a_run_that_lost_a_node(world)
     taken = lost(0, "node0 ended without a word", "gone", {"reclaimed": True, "by": "AWS", "say": "AWS took it back"})
     end = conclude(world, live, row, {**results, 0: taken}, Silent())
@@ -278,7 +280,7 @@ def test_while_something_may_be_on_a_node_alone_the_bucket_is_asked_first(
     world: World, monkeypatch: pytest.MonkeyPatch, kind: str, failed: str
 ) -> None:
     """Only what has come from there says whether the node may go."""
-    monkeypatch.setattr("gpuops.sync.recall.bring", lambda *_: ({0: Brought(DONE, 0)}, []))
+    monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({0: Brought(DONE, 0)}, []))
     monkeypatch.setattr("gpuops.runs.finish._fetch_last", lambda *_: _Fetched(failed))
     live, row, results = a_run_that_lost_a_node(world)
     end = conclude(world, live, row, {**results, 0: lost(0, "node0 is silent", kind)}, Silent(), ending=True)
@@ -291,7 +293,7 @@ def test_a_node_that_may_have_more_than_the_bucket_is_not_given_up(
 ) -> None:
     """Out of reach, it had no time for all: the rest may still be there."""
     cluster, row, said = a_reclaimed_run(world)
-    monkeypatch.setattr("gpuops.sync.recall.bring", lambda *_: ({0: Brought(said, missing)}, []))
+    monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({0: Brought(said, missing)}, []))
     results = {0: lost(0, "node0 could not be reached", "node")}
     end = conclude(world, Live(cluster, [], cast("Any", [Keeping("safe")])), row, results, Silent())
     assert world.ledger.run(row.id).state == state
@@ -303,7 +305,7 @@ def test_without_what_is_in_the_bucket_nothing_is_begun_anew(
     world: World, monkeypatch: pytest.MonkeyPatch, talks: bool
 ) -> None:
     """Where another node has answered, what it has is home; else a new run would begin from something older."""
-    monkeypatch.setattr("gpuops.sync.recall.bring", lambda *_: ({}, [AUTH]))
+    monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({}, [AUTH]))
     monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched())
     cluster, row, said = a_reclaimed_run(world)
     if talks:

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from gpuops.commands.doctor.finding import SETUP
+from gpuops.commands.doctor.report import SETUP
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"\| ((?:`[\w-]+`(?:, )?)+) \| ((?:error|warning|note)(?:, \w+)?) \|")

@@ -10,8 +10,7 @@ from gpuops.commands.doctor.checks_gpu import gpu_findings
 from gpuops.commands.doctor.checks_host import host_findings
 from gpuops.commands.doctor.differences import differences
 from gpuops.commands.doctor.doctor import _judged, _place
-from gpuops.commands.doctor.finding import SETUP, Examined, Finding
-from gpuops.commands.doctor.listing import Report, well
+from gpuops.commands.doctor.report import SETUP, Examined, Finding, Report, well
 
 A100 = {"name": "NVIDIA A100-SXM4-80GB", "driver_version": "580.1", "compute_cap": "8.0", "memory.total": "81920"}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.nodes.artefact import build
+from gpuops.nodes.bootstrap import build
 from tests.unit.patient import GB, Patient, judged
 
 V100 = ("Tesla V100-SXM2-16GB", "7.0")

@@ -10,7 +10,7 @@ import pytest
 
 from gpuops.core.errors import NodeError
 from gpuops.core.models import Resource, RunRequest
-from gpuops.nodes.fits import check
+from gpuops.nodes.python import check
 from gpuops.transport.connection import ProcessConnection
 from gpuops.transport.rpc import AgentClient, NodePaths, Programs
 

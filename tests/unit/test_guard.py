@@ -22,11 +22,11 @@ from gpuops.core.errors import NodeError, StillBilling
 from gpuops.core.models import Lease, Request
 from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity, myself, started
+from gpuops.core.provider import Context
 from gpuops.guard import daemon
 from gpuops.guard import tend as keep
 from gpuops.ledger.store import ClusterRow, Ledger, RunRow
 from gpuops.offers.approval import LeaseWish
-from provisioners.base import Context
 from tests.conftest import HANG_S, Shell, until
 from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, surroundings
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpuops.sync import RunHome
-from gpuops.sync.inherit import inherit
-from gpuops.sync.memory import Arrival
-from gpuops.sync.outputs import OutFolder
+from gpuops.sync.outputs import OutFolder, inherit
+from gpuops.sync.outputs_record import Arrival
 from gpuops.sync.restore import places_for
 
 LAST, OLD, NEW = "snapshots/toy/last", "snapshots/toy/step-100.pt", "snapshots/toy/step-120.pt"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.core.errors import NodeError, NodeRefused
-from gpuops.nodes import artefact, bootstrap
+from gpuops.nodes import bootstrap
 from gpuops.transport.connection import ProcessConnection
 
 GOOD = "home /root\npython /usr/bin/python3\nfree_kb 9000000\n"
@@ -57,7 +57,7 @@ def test_a_look_at_this_machine() -> None:
 def test_the_agent_is_brought_once_and_a_node_begins(tmp_path: Path) -> None:
     root = tmp_path / "a root"
     connection = ProcessConnection("here")
-    agent, sha = artefact.build(tmp_path / "cache")
+    agent, sha = bootstrap.build(tmp_path / "cache")
     path = bootstrap.bring(connection, str(root), agent)
     assert Path(path).read_bytes() == agent.read_bytes()
     before = Path(path).stat()
@@ -85,7 +85,7 @@ def test_the_agent_is_brought_once_and_a_node_begins(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, _ = artefact.build(tmp_path / "cache")
+    agent, _ = bootstrap.build(tmp_path / "cache")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("draft", str(tmp_path / "file"))
     monkeypatch.setenv("done", "yes")
@@ -95,7 +95,7 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytes
 
 
 def test_tidying_takes_what_is_ours_alone(tmp_path: Path) -> None:
-    agent, _ = artefact.build(tmp_path / "cache")
+    agent, _ = bootstrap.build(tmp_path / "cache")
     root = tmp_path / "root"
     connection = ProcessConnection("here")
     bootstrap.bring(connection, str(root), agent)

@@ -15,9 +15,8 @@ import pytest
 from gpuops.cli.request import key_shaped
 from gpuops.core.errors import UsageError
 from gpuops.sync import scan, secret_scan
-from gpuops.sync.keynames import by_name, by_settings
 from gpuops.sync.project import FileEntry, entry
-from gpuops.sync.secret_scan import find_keys
+from gpuops.sync.secret_scan import by_name, by_settings, find_keys
 
 LETTERS = string.ascii_letters + string.digits
 

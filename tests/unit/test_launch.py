@@ -16,7 +16,7 @@ import pytest
 from gpuops.agent import launcher
 from gpuops.core.errors import UsageError
 from gpuops.core.models import NodeFacts, RunRequest
-from gpuops.nodes import artefact
+from gpuops.nodes import bootstrap
 from gpuops.nodes.virtual import ranks_for
 from gpuops.runs.spec import SCRUB, node_specs, rank_command
 from tests.ports import free_port
@@ -230,7 +230,7 @@ def start(spec: Mapping[str, Any], program: list[str], folder: Path, tree: Path)
 
 def test_two_nodes_of_two_ranks_get_every_argument_byte_for_byte(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    agent, _ = artefact.build(tmp_path / "agent")
+    agent, _ = bootstrap.build(tmp_path / "agent")
     tree = tmp_path / "a tree"
     tree.mkdir()
     (tree / "say it.py").write_text(SAY)

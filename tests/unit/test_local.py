@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpuops.agent import proctable
-from gpuops.nodes import artefact
-from provisioners.base import Context
-from provisioners.local import LocalProvisioner, init_node
-from provisioners.localproc import start_of, watchdog_lives
+from gpuops.core.provider import Context
+from gpuops.nodes import bootstrap
+from provisioners.local import LocalProvisioner, init_node, start_of, watchdog_lives
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def test_what_another_process_is_now_is_not_ended(tmp_path: Path, sleeper: subpr
 
 def test_a_node_whose_agent_was_deleted_is_ended_before_its_folder_goes(tmp_path: Path) -> None:
     provisioner = LocalProvisioner(Context("0a1b2c3d", tmp_path, {}))
-    agent = provisioner._install(artefact.build(tmp_path / "cache")[0])
+    agent = provisioner._install(bootstrap.build(tmp_path / "cache")[0])
     folder = provisioner.root / "lab" / "n0"
     folder.mkdir(parents=True)
     init_node(agent, folder, {"node": {"cluster": "lab", "owner": "0a1b2c3d"}, "lease": {"boot_in": 600.0}})

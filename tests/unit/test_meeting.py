@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuops.core.errors import NodeError
-from gpuops.nodes.meeting import Candidate, Party, Spot, Tried, Way, candidates, decide, distinct
+from gpuops.nodes.rendezvous import Candidate, Party, Spot, Tried, Way, candidates, decide, distinct
 
 PORTS = {0: [23456, 23457, 40000], 1: [40001], 2: [40002]}
 

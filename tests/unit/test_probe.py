@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from gpuops.core.models import NodeFacts
-from gpuops.nodes.meeting import Spot
 from gpuops.nodes.network import notes, report
 from gpuops.nodes.python import Equipped, differences
+from gpuops.nodes.rendezvous import Spot
 from gpuops.nodes.session import Live
 
 

@@ -18,7 +18,7 @@ from gpuops.core.progress import PlainProgress, Silent
 from gpuops.sync import PushReport, Tree, push_many, scan, summary
 from gpuops.sync.edits import Brought, pull_edits
 from gpuops.sync.project import FileEntry
-from gpuops.sync.pushed import Pushed
+from gpuops.sync.push_record import Pushed
 from gpuops.sync.secret_scan import WHOLE
 from gpuops.transport.connection import ProcessChannel
 from tests.conftest import open_folder, without_root

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.clusters import reap, recovery, virtual
+from gpuops.clusters import orphans, recovery, virtual
 from gpuops.clusters.orphans import note_rented
 from gpuops.commands import down, status
 from gpuops.core.context import World
@@ -18,12 +18,12 @@ from gpuops.core.errors import LocalDisk, NodeError, StillBilling, UsageError
 from gpuops.core.models import Lease, Resource
 from gpuops.core.output import Output
 from gpuops.core.progress import Silent
+from gpuops.core.provider import Context
 from gpuops.guard import tend
 from gpuops.ledger.store import Ledger, RowGone
 from gpuops.transport.ssh import Target
 from provisioners import registry
-from provisioners.base import Context
-from provisioners.hostbook import HostBook, Met
+from provisioners.ssh.hosts import HostBook, Met
 from tests.conftest import Shell
 from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, install, surroundings
 
@@ -51,10 +51,10 @@ def known(world: World, name: str, state: str = "up") -> int:
 
 
 def unasked(world: World) -> list[str]:
-    return [one.say for one in reap.strays(world)[1]]
+    return [one.say for one in orphans.strays(world)[1]]
 
 
-def names(found: list[reap.Stray]) -> list[str]:
+def names(found: list[orphans.Stray]) -> list[str]:
     return sorted(stray.cluster for stray in found)
 
 
@@ -63,10 +63,10 @@ def test_strays_are_what_no_live_cluster_accounts_for(there: tuple[Cloud, World]
     exists(world, "lab", "lab-b", "old", "lost")
     known(world, "lab")
     world.ledger.gone(known(world, "old"), 1.0, "down")
-    found, unasked = reap.strays(world)
+    found, unasked = orphans.strays(world)
     assert names(found) == ["lab-b", "lost", "old"]
     assert unasked == []
-    reap.end(world, found)
+    orphans.end(world, found)
     assert there[0].machines() == [f"gpuops-{OWNER}-lab-0"]
 
 
@@ -75,7 +75,7 @@ def test_the_same_name_at_another_provider_is_another_cluster(there: tuple[Cloud
     exists(world, "lab")
     row = known(world, "lab")
     world.ledger.set_cluster(row, provider="local")
-    assert names(reap.strays(world)[0]) == ["lab"]
+    assert names(orphans.strays(world)[0]) == ["lab"]
     assert [one["known"] for one in status.cloud(world)[0]] == [False]
 
 
@@ -85,7 +85,7 @@ def test_a_provider_that_cannot_be_asked_hides_no_other(there: tuple[Cloud, Worl
     (cloud.site / "scripted-1.0.dist-info" / "entry_points.txt").write_text(
         f"[gpuops.provisioners]\na = no_such_module:x\n{NAME} = tests.fakes.provider:Scripted\n"
     )
-    found, unasked = reap.strays(world)
+    found, unasked = orphans.strays(world)
     assert names(found) == ["lost"]
     assert [one.say.split(":")[0] for one in unasked] == ["a could not be asked"]
 
@@ -103,12 +103,12 @@ def test_a_provider_that_cannot_be_asked_hides_no_other(there: tuple[Cloud, Worl
 def test_reap_never_says_ended_of_what_may_be_there(there: tuple[Cloud, World], script: dict[str, Any]) -> None:
     cloud, world = there
     exists(world, "lost")
-    found, _ = reap.strays(world)
+    found, _ = orphans.strays(world)
     cloud.play(**script)
     (cloud.folder / "calls").unlink()
     began = world.clock.monotonic()
     with pytest.raises(StillBilling, match=r"lost-0 may still be there and bill \$1\.25/h"):
-        reap.end(world, found)
+        orphans.end(world, found)
     assert world.clock.monotonic() - began < 200
 
 
@@ -126,27 +126,27 @@ def test_what_goes_in_the_last_moment_is_looked_at_again(
         world.clock.sleep(self.gone_s + 1)
 
     monkeypatch.setattr(Scripted, "destroy", destroy)
-    reap.end(world, reap.strays(world)[0])
+    orphans.end(world, orphans.strays(world)[0])
     assert cloud.machines() == []
 
 
 def test_what_is_a_clusters_by_the_time_of_the_answer_is_left_to_it(there: tuple[Cloud, World]) -> None:
     cloud, world = there
     exists(world, "lab", "lost")
-    found, _ = reap.strays(world)
+    found, _ = orphans.strays(world)
     known(world, "lab")
-    reap.end(world, found)
+    orphans.end(world, found)
     assert cloud.machines() == [f"gpuops-{OWNER}-lab-0"]
 
 
 def test_whoever_could_not_be_asked_is_named_after_the_rest_was_ended(there: tuple[Cloud, World]) -> None:
     cloud, world = there
     exists(world, "lost")
-    found, _ = reap.strays(world)
+    found, _ = orphans.strays(world)
     with pytest.raises(StillBilling, match="something may still be there: moon could not be asked: why"):
-        reap.settle(world, found, [reap.Unasked("moon could not be asked: why")])
+        orphans.settle(world, found, [orphans.Unasked("moon could not be asked: why")])
     assert cloud.machines() == []
-    reap.settle(world, [], [])
+    orphans.settle(world, [], [])
 
 
 def test_down_of_what_is_gone_says_so(there: tuple[Cloud, World]) -> None:
@@ -163,10 +163,10 @@ def test_forgotten_clusters_are_closed_once_nothing_is_there(there: tuple[Cloud,
     cloud, world = there
     exists(world, "lab")
     lab, old, making = known(world, "lab"), known(world, "old"), known(world, "making", "creating")
-    assert reap.forgotten(world) == (["old"], [])
+    assert orphans.forgotten(world) == (["old"], [])
     assert [world.ledger.cluster(row).state for row in (lab, old, making)] == ["up", "gone", "creating"]
     cloud.play(list_owned_always=[Fault("Unknown")])
-    closed, unasked = reap.forgotten(world)
+    closed, unasked = orphans.forgotten(world)
     assert closed == []
     assert [one.say for one in unasked] == ["scripted could not be asked about lab: the provider said Unknown"]
 
@@ -176,10 +176,10 @@ def test_a_cluster_that_somebody_works_on_is_not_closed_but_asked_about(there: t
     cloud, world = there
     lab = known(world, "lab")
     world.ledger.set_cluster(lab, keeper=world.me)
-    assert reap.forgotten(world) == ([], [])
+    assert orphans.forgotten(world) == ([], [])
     assert world.ledger.cluster(lab).state == "up"
     cloud.play(list_owned_always=[Fault("Unknown")])
-    assert [one.say for one in reap.forgotten(world)[1]] == [
+    assert [one.say for one in orphans.forgotten(world)[1]] == [
         "scripted could not be asked about lab: the provider said Unknown"
     ]
 
@@ -188,7 +188,7 @@ def test_a_cluster_whose_package_was_removed(there: tuple[Cloud, World]) -> None
     cloud, world = there
     known(world, "lab")
     (cloud.site / "scripted-1.0.dist-info" / "entry_points.txt").unlink()
-    closed, unasked = reap.forgotten(world)
+    closed, unasked = orphans.forgotten(world)
     assert closed == []
     assert "there is no provider named 'scripted'" in unasked[0].say
     assert [one["name"] for one in status.look(world)] == ["lab"]
@@ -199,13 +199,13 @@ def test_what_answers_is_ended_and_who_does_not_is_named(there: tuple[Cloud, Wor
     cloud, world = there
     exists(world, "lost")
     cloud.play(list_owned=[Fault("Partial")])
-    found, unasked = reap.strays(world)
+    found, unasked = orphans.strays(world)
     assert names(found) == ["lost"]
     assert [one.say for one in unasked] == ["not all of scripted could be asked: the provider said Partial"]
     documents, asked, _ = status.cloud(world)
     assert ([one["known"] for one in documents], asked) == ([False], [])
     with pytest.raises(StillBilling, match="not all of scripted could be asked"):
-        reap.settle(world, found, unasked)
+        orphans.settle(world, found, unasked)
     assert cloud.machines() == []
 
 
@@ -215,7 +215,7 @@ def test_a_provider_that_is_not_set_up_and_was_never_used_is_no_failure(
     cloud, world = there
     world.out = Output(err=(said := io.StringIO()))
     cloud.play(list_owned_always=[Fault("AuthFailed")])
-    assert reap.strays(world) == ([], [])
+    assert orphans.strays(world) == ([], [])
     note = "note: no cluster of this ledger was ever at scripted, which is not asked: the provider said AuthFailed\n"
     assert said.getvalue() == note
     world.ledger.gone(known(world, "lab"), 1.0, "down")
@@ -245,22 +245,22 @@ def test_a_newer_ledger_still_tells_which_providers_were_used(there: tuple[Cloud
     assert unasked(world) == ["scripted could not be asked: the provider said AuthFailed"]
     path.unlink()
     Ledger.open(world.home).db.execute("PRAGMA user_version = 99")
-    assert reap.strays(world) == ([], [])
+    assert orphans.strays(world) == ([], [])
 
 
 def test_who_never_rented_hears_nothing_of_a_provider_that_is_not_set_up(there: tuple[Cloud, World]) -> None:
     cloud, world = there
     world.out = Output(err=(said := io.StringIO()))
     cloud.play(list_owned_always=[Fault("NotSetUp")])
-    assert reap.strays(world) == ([], [])
+    assert orphans.strays(world) == ([], [])
     assert said.getvalue() == ""
-    idle: list[reap.Unasked] = []
-    assert reap.owned(world, idle) == ([], [])
+    idle: list[orphans.Unasked] = []
+    assert orphans.owned(world, idle) == ([], [])
     assert [one.say for one in idle if "scripted" in one.say] == [
         "scripted is not set up here: the provider said NotSetUp"
     ]
     (world.home / "ledger.db.damaged-1-2").touch()  # nor where the past is not known
-    assert reap.strays(world) == ([], [])
+    assert orphans.strays(world) == ([], [])
     note_rented(world.home, NAME)
     note_rented(world.home, NAME)
     assert (world.home / "rented").read_text() == f"{NAME}\n"
@@ -281,20 +281,20 @@ def test_two_clusters_of_one_name_are_told_apart_by_their_tokens(there: tuple[Cl
     for token in ("t-1-0", "older-1-0"):
         cloud.play(data={"token": token})
         exists(world, "lab")
-    found, _ = reap.strays(world)
+    found, _ = orphans.strays(world)
     assert [stray.resource.data["token"] for stray in found] == ["older-1-0"]
     world.ledger.gone(row, 1.0, "down")
-    assert [len(one.resources) for one in reap.lost(reap.strays(world)[0])] == [1, 1]
+    assert [len(one.resources) for one in orphans.lost(orphans.strays(world)[0])] == [1, 1]
 
 
 def test_what_cannot_be_taken_back_is_left_and_said(there: tuple[Cloud, World]) -> None:
     cloud, world = there
     exists(world, "lab")
-    found, _ = reap.strays(world)
-    back, failed = recovery.adopt_all(world, reap.lost(found), complete=True)
+    found, _ = orphans.strays(world)
+    back, failed = recovery.adopt_all(world, orphans.lost(found), complete=True)
     assert (back, [error.exit_code for error in failed]) == ([], [4])
     Scripted(Context(OWNER, world.home, world.env))._add(f"gpuops-{OWNER}-half-1")
-    (half,) = [one for one in reap.lost(reap.strays(world)[0]) if one.name == "half"]
+    (half,) = [one for one in orphans.lost(orphans.strays(world)[0]) if one.name == "half"]
     with pytest.raises(NodeError, match="half cannot be taken back: node0 of it is not found"):
         recovery.adopt(world, half)
     assert len(cloud.machines()) == 2
@@ -308,24 +308,24 @@ def test_a_host_is_forgotten_only_when_no_cluster_is_on_it(there: tuple[Cloud, W
     row = known(world, "lab")
     world.ledger.will(row, "machine", "m", "t", "me@there")
     with pytest.raises(UsageError, match="lab has a node on me@there"):
-        reap.forget(world, "me@there")
+        orphans.forget(world, "me@there")
     world.ledger.gone(row, 1.0, "down")
-    assert reap.forget(world, "me@there").startswith("me@there is forgotten")
+    assert orphans.forget(world, "me@there").startswith("me@there is forgotten")
     assert book.names() == []
     with pytest.raises(UsageError, match="nothing of ours is known to be on me@there"):
-        reap.forget(world, "me@there")
+        orphans.forget(world, "me@there")
 
 
 def test_down_without_a_ledger(there: tuple[Cloud, World]) -> None:
     cloud, world = there
     exists(world, "a", "b")
     with pytest.raises(UsageError, match="several clusters are live: a, b"):
-        reap.down_by_mark(world, [], everything=False)
+        orphans.down_by_mark(world, [], everything=False)
     with pytest.raises(UsageError, match="no live cluster named c"):
-        reap.down_by_mark(world, ["c"], everything=False)
-    assert reap.down_by_mark(world, ["a"], everything=False) == ["a is gone"]
+        orphans.down_by_mark(world, ["c"], everything=False)
+    assert orphans.down_by_mark(world, ["a"], everything=False) == ["a is gone"]
     assert cloud.machines() == [f"gpuops-{OWNER}-b-0"]
-    assert reap.down_by_mark(world, [], everything=True) == ["b is gone"]
+    assert orphans.down_by_mark(world, [], everything=True) == ["b is gone"]
 
 
 def test_down_without_a_ledger_does_not_vouch_for_whom_it_could_not_ask(there: tuple[Cloud, World]) -> None:
@@ -335,7 +335,7 @@ def test_down_without_a_ledger_does_not_vouch_for_whom_it_could_not_ask(there: t
     cloud.play(list_owned_always=[Fault("AuthFailed")])
     for everything, which in ((True, []), (False, ["a"])):
         with pytest.raises(StillBilling, match="scripted could not be asked"):
-            reap.down_by_mark(world, which, everything=everything)
+            orphans.down_by_mark(world, which, everything=everything)
 
 
 def test_from_the_keyboard(shell: Shell) -> None:
@@ -377,7 +377,7 @@ def test_down_without_a_ledger_does_not_call_gone_what_it_saw_in_part(there: tup
     exists(world, "lab")
     cloud.play(list_owned=[Fault("Partial")] + [Fault()] * 5)
     with pytest.raises(StillBilling):
-        reap.down_by_mark(world, ["lab"], everything=False)
+        orphans.down_by_mark(world, ["lab"], everything=False)
     assert cloud.machines() == []
 
 
@@ -399,7 +399,7 @@ def test_what_is_rented_and_taken_back_lives_no_longer_than_what_is_new(
     lease = {} if kept_h is None else {"hard_wall": now + kept_h * 3600, "idle_s": 60.0}
     monkeypatch.setattr(recovery, "_look", lambda *_: [recovery._Node(facts={"lease": lease})])
     monkeypatch.setattr(virtual, "bearing", lambda _row, machine, _index: machine)
-    (lost,) = reap.lost(reap.strays(world)[0])
+    (lost,) = orphans.lost(orphans.strays(world)[0])
     back = recovery.adopt(world, lost)
     assert back.row.lease == Lease(now + lives_h * 3600, 1800.0 if kept_h is None else 60.0)
 

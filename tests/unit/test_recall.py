@@ -17,9 +17,8 @@ import pytest
 from gpuops.core.errors import GpuopsError, LocalDisk, Unknown
 from gpuops.core.progress import Silent
 from gpuops.core.signals import Signals
-from gpuops.sync import RunHome, recall
-from gpuops.sync.archive import unpack
-from gpuops.sync.recall import Brought
+from gpuops.sync import RunHome, archive
+from gpuops.sync.archive import Brought, unpack
 
 
 class Kept:
@@ -36,7 +35,7 @@ class Kept:
         return data
 
 
-def archive(files: Mapping[str, bytes], safe: str | None = None, missing: int = 0) -> Kept:
+def packed(files: Mapping[str, bytes], safe: str | None = None, missing: int = 0) -> Kept:
     rows = [[name, len(data), hashlib.sha256(data).hexdigest(), 0] for name, data in files.items()]
     safe = json.dumps({"files": rows, "missing": missing}) if safe is None else safe
     out = io.BytesIO()
@@ -64,12 +63,12 @@ def bring(
     facts, request = {"bucket": {"place": "s3://results/r-1"}}, {"sink": {"bucket": "results"}}
     row = SimpleNamespace(home=home.path, name="r-1", facts=facts, request=request)
     world = SimpleNamespace(signals=Signals())
-    brought, errors = recall.bring(cast("Any", world), cast("Any", row), kept, Silent())
+    brought, errors = archive.bring(cast("Any", world), cast("Any", row), kept, Silent())
     files = [path for path in home.path.rglob("*") if path.is_file() and not path.name.startswith(".")]
     return brought, [one.say for one in errors], {str(one.relative_to(home.path)): one.read_text() for one in files}
 
 
-BAD = archive({"out/b.pt": b"b"}, json.dumps({"files": [["out/b.pt", 1, "0" * 64, 0]]}))
+BAD = packed({"out/b.pt": b"b"}, json.dumps({"files": [["out/b.pt", 1, "0" * 64, 0]]}))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ BAD = archive({"out/b.pt": b"b"}, json.dumps({"files": [["out/b.pt", 1, "0" * 64
 def test_one_nodes_trouble_keeps_no_others_results_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Any, said: list[str]
 ) -> None:
-    good = archive({"out/a.pt": b"a", "logs/launcher.out": b"line"})
+    good = packed({"out/a.pt": b"a", "logs/launcher.out": b"line"})
     brought, errors, files = bring(tmp_path, monkeypatch, {1: other, 0: good})
     assert errors == said
     assert brought == {0: Brought(None, 0)}
@@ -96,7 +95,7 @@ def test_one_nodes_trouble_keeps_no_others_results_away(
 def test_what_has_no_place_here_is_counted_and_keeps_nothing_else_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    brought, errors, files = bring(tmp_path, monkeypatch, {0: archive({name: b"x", "out/a.pt": b"a"})})
+    brought, errors, files = bring(tmp_path, monkeypatch, {0: packed({name: b"x", "out/a.pt": b"a"})})
     assert (brought, errors, files) == ({0: Brought(None, 1)}, [], {"out/a.pt": "a"})
 
 
@@ -104,15 +103,15 @@ def test_what_has_no_place_here_is_counted_and_keeps_nothing_else_away(
     "safe", ["", "[]", '{"files": 3}', '{"files": [["out/a", 1e999, null, 0]]}', '{"files": [[1]]}', "[" * 100_000]
 )
 def test_what_says_nothing_of_use_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, safe: str) -> None:
-    brought, [said], files = bring(tmp_path, monkeypatch, {0: archive({"out/a": b"a"}, safe)})
+    brought, [said], files = bring(tmp_path, monkeypatch, {0: packed({"out/a": b"a"}, safe)})
     assert said.startswith("what node0 kept is no whole archive of gpuops: safe.json is none of ours")
     assert (brought, files) == ({}, {})
 
 
 def test_a_disk_that_is_too_small_for_all_gets_those_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest first; which are left, where, and how they come home later is one sentence."""
-    kept = {node: archive({f"out/{node}.pt": b"x" * size}) for node, size in enumerate([900_000, 10, 300_000, 500_000])}
-    free = recall.SPARE + 400_000
+    kept = {node: packed({f"out/{node}.pt": b"x" * size}) for node, size in enumerate([900_000, 10, 300_000, 500_000])}
+    free = archive.SPARE + 400_000
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
     brought, errors, files = bring(tmp_path, monkeypatch, kept)
     assert sorted(brought) == [1, 2]
@@ -124,7 +123,7 @@ def test_a_disk_that_is_too_small_for_all_gets_those_that_fit(tmp_path: Path, mo
 
 def test_a_disk_that_fills_meanwhile_keeps_what_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else's bytes, or a quota that nobody tells: what came of the one in hand goes."""
-    kept = {node: archive({f"out/{node}.pt": b"x" * size}) for node, size in enumerate([10, 300_000, 500_000])}
+    kept = {node: packed({f"out/{node}.pt": b"x" * size}) for node, size in enumerate([10, 300_000, 500_000])}
 
     def filled(source: Any, node: int, folder: Any, told: Any) -> Any:
         assert not [name for name in folder.names() if name.startswith("3-")], "what is of no use takes no room"
@@ -133,8 +132,8 @@ def test_a_disk_that_fills_meanwhile_keeps_what_has_come(tmp_path: Path, monkeyp
             raise LocalDisk("this computer's disk is full", "free space") from OSError(errno.ENOSPC, "full")
         return found
 
-    monkeypatch.setattr("gpuops.sync.recall.unpack", filled)
-    bad = archive({"out/b.pt": b"b"}, json.dumps({"files": [["out/b.pt", 1, "0" * 64, 0]]}))
+    monkeypatch.setattr("gpuops.sync.archive.unpack", filled)
+    bad = packed({"out/b.pt": b"b"}, json.dumps({"files": [["out/b.pt", 1, "0" * 64, 0]]}))
     brought, errors, files = bring(tmp_path, monkeypatch, {**kept, 3: bad})
     assert (sorted(brought), sorted(files)) == ([0], ["out/0.pt"])
     assert errors[0].startswith("what node1 (307.2 kB) and node2 (512.0 kB) kept stays in s3://results/r-1: ")
@@ -143,7 +142,7 @@ def test_a_disk_that_fills_meanwhile_keeps_what_has_come(tmp_path: Path, monkeyp
 
 def test_a_second_signal_ends_the_wait_for_what_is_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Signals, "hurry", True)
-    brought, errors, files = bring(tmp_path, monkeypatch, {0: archive({"out/a.pt": b"a"})})
+    brought, errors, files = bring(tmp_path, monkeypatch, {0: packed({"out/a.pt": b"a"})})
     assert (brought, errors, files) == ({}, ["what node0 kept was not waited for any longer"], {})
 
 
@@ -153,4 +152,4 @@ def test_a_folder_where_a_log_belongs_is_this_computers_trouble(
     (tmp_path / "runs" / "r-1" / "logs").mkdir(parents=True)
     (tmp_path / "runs" / "r-1" / "logs" / "node0").write_text("somebody's")
     with pytest.raises(LocalDisk, match="cannot write to"):
-        bring(tmp_path, monkeypatch, {0: archive({"logs/launcher.out": b"line"})})
+        bring(tmp_path, monkeypatch, {0: packed({"logs/launcher.out": b"line"})})

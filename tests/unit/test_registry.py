@@ -13,8 +13,8 @@ import pytest
 from gpuops.core.context import World
 from gpuops.core.errors import GpuopsError, RateLimited, Unknown, UsageError
 from gpuops.core.models import Payer, Request, Resource
+from gpuops.core.provider import Context, Credential
 from provisioners import registry
-from provisioners.base import Context, Credential
 from provisioners.checked import Checked
 from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, surroundings
 
@@ -62,7 +62,7 @@ def test_to_list_names_imports_nothing(there: tuple[Cloud, World]) -> None:
         f"import sys; sys.path.insert(0, {str(cloud.site)!r})\n"
         "from provisioners import registry\nprint(registry.names())\n"
         "print([name for name in sys.modules if name.startswith('provisioners.') and name not in "
-        "('provisioners.base', 'provisioners.checked', 'provisioners.registry')])"
+        "('gpuops.core.provider', 'provisioners.checked', 'provisioners.registry')])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600, check=True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gpuops.runs.remarks import Remarks, board, how_to_look
+from gpuops.runs.monitor import Remarks, board, how_to_look
 from gpuops.sync import RunHome
 
 

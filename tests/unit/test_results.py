@@ -27,8 +27,8 @@ from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk, NodeError
 from gpuops.core.safe_folder import SPARE, SafeFolder
 from gpuops.sync import DEFAULT_OUTS, FetchReport, RunHome, fetch, mirror
 from gpuops.sync import download_plan as outplan
-from gpuops.sync.memory import Arrival, Memory, places
 from gpuops.sync.outputs import MEMORY, OutFolder
+from gpuops.sync.outputs_record import Arrival, Memory, places
 from gpuops.transport.connection import ProcessChannel
 from gpuops.transport.rpc import Items, Stream
 from tests.fakes.inprocess import heard
@@ -736,7 +736,7 @@ KILLED = """
 import io, os, sys
 from pathlib import Path
 from gpuops.sync.outputs import OutFolder
-from gpuops.sync.memory import Arrival
+from gpuops.sync.outputs_record import Arrival
 from gpuops.sync.run_folder import RunHome
 home, count = RunHome(Path(sys.argv[1])), int(sys.argv[2])
 out, real, calls = OutFolder(home), os.replace, 0

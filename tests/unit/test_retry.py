@@ -33,8 +33,8 @@ def cluster(**changes: Any) -> ClusterRow:
 
 
 def test_what_a_cluster_has_cost_is_the_dearer_of_two_prices() -> None:
-    assert retries.cost(cluster(), 1.0) == pytest.approx(2.0)
-    assert retries.cost(cluster(), 3.0) == pytest.approx(3.0)
+    assert retries.final_cost(cluster(), 1.0) == pytest.approx(2.0)
+    assert retries.final_cost(cluster(), 3.0) == pytest.approx(3.0)
 
 
 def test_hours_and_money_are_the_jobs() -> None:

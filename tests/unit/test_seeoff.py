@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.clusters import reap, seeoff
+from gpuops.clusters import orphans, teardown
 from gpuops.clusters.teardown import clear, is_costless, tear_down
 from gpuops.commands.down import down
 from gpuops.core.context import World
@@ -71,10 +71,10 @@ def test_its_name_is_free_and_a_newer_one_is_left_alone(there: tuple[Cloud, Worl
     old = cluster(world)
     tear_down(world, old.id, "its end")
     new = cluster(world)
-    assert [one.state for one in seeoff.see_off(world, old)] == ["leaving"]
+    assert [one.state for one in teardown.see_off(world, old)] == ["leaving"]
     cloud.play()
-    seeoff.see_off(world, old)
-    assert list(seeoff.see_off(world, old)) == world.ledger.parting() == []
+    teardown.see_off(world, old)
+    assert list(teardown.see_off(world, old)) == world.ledger.parting() == []
     assert len(cloud.machines()) == 1
     assert world.provisioner(NAME).describe(world.ledger.resources(new.id)[0]).state == "running"
 
@@ -98,12 +98,14 @@ def test_the_guard_sees_it_off(there: tuple[Cloud, World], monkeypatch: pytest.M
     assert daemon._watch(world.home) == {row.id}
     assert cloud.machines() == []
     assert world.ledger.parting() == []
-    assert looks[0] == pytest.approx(seeoff.FIRST_S, rel=0.5)
+    assert looks[0] == pytest.approx(teardown.FIRST_S, rel=0.5)
     assert looks[-1] > 2 * looks[0], "ever more seldom"
     assert world.ledger.take_notices() == []
 
 
-@pytest.mark.parametrize(("list_owned", "looks"), [([], seeoff.LOOKS), ([Fault(error="AuthFailed")], seeoff.FAILURES)])
+@pytest.mark.parametrize(
+    ("list_owned", "looks"), [([], teardown.LOOKS), ([Fault(error="AuthFailed")], teardown.FAILURES)]
+)
 def test_nobody_looks_for_ever(
     there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, list_owned: list[Fault], looks: int
 ) -> None:
@@ -119,10 +121,10 @@ def test_nobody_looks_for_ever(
     assert cloud.calls()[before:].count("list_owned") == looks
     assert daemon.is_wanted(world.ledger), "the next command's guard tries anew"
     assert not daemon.is_wanted(world.ledger, tried), "and none that this one starts as it leaves"
-    (said,) = reap.parting(world)
+    (said,) = orphans.parting(world)
     assert said.startswith("lab costs nothing any more; left of it: 1 machine shutting down")
     assert said.endswith("which is not cleared: the provider said AuthFailed") == bool(list_owned)
-    assert reap.strays(world)[0] == []
+    assert orphans.strays(world)[0] == []
 
 
 def test_a_stray_that_leaves_is_not_waited_for(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,8 +133,8 @@ def test_a_stray_that_leaves_is_not_waited_for(there: tuple[Cloud, World], monke
     world.ledger.gone(row.id, 1.0, "this ledger is mistaken")
     said: list[str] = []
     monkeypatch.setattr(world.out, "say", said.append)
-    found, _ = reap.strays(world)
-    reap.end(world, found)
+    found, _ = orphans.strays(world)
+    orphans.end(world, found)
     again = "once more, in some minutes, clears the rest: gpuops reap"
     assert said == [f"note: 1 machine still shuts down, which costs nothing; {again}"]
     assert len(cloud.machines()) == 1
@@ -172,5 +174,5 @@ def test_a_refusal_is_the_last_word(there: tuple[Cloud, World], monkeypatch: pyt
     cloud.play(leaves=True, destroy_always=[Fault(error="AuthFailed")])
     monkeypatch.setattr(Clock, "sleep", lambda *_: None)
     with pytest.raises(AuthFailed):
-        seeoff.see_off_patiently(world, row)
+        teardown.see_off_patiently(world, row)
     assert left(world, row) == [f"gpuops-{OWNER}-lab-0"]

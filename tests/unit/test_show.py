@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from gpuops.core.errors import UsageError
 from gpuops.runs.log_lines import LineMerger
-from gpuops.runs.log_view import HomeTail, Veil
-from gpuops.runs.logtimes import LogTimes, moment
+from gpuops.runs.log_view import HomeTail, LogTimes, Veil, moment
 from gpuops.sync import RunHome
 
 

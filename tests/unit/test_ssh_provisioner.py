@@ -9,12 +9,12 @@ import pytest
 
 from gpuops.core.errors import Rejected, Unknown, UsageError
 from gpuops.core.models import Request
+from gpuops.core.provider import Context
 from gpuops.nodes.bootstrap import Found
 from gpuops.transport.ssh import Target
-from provisioners.base import Context
-from provisioners.hostbook import HostBook, Met
-from provisioners.hostmeeting import Host, place
-from provisioners.ssh import SshProvisioner
+from provisioners.ssh.hosts import HostBook, Met
+from provisioners.ssh.placement import Host, place
+from provisioners.ssh.provisioner import SshProvisioner
 
 
 def host(name: str, gpus: int = 0) -> Host:

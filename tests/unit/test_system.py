@@ -16,20 +16,20 @@ import pytest
 from gpuops.agent.filestream import members
 from gpuops.commands.ssh import _pattern
 from gpuops.core.errors import LocalDisk, NodeError, UsageError
+from gpuops.core.files import private_folder
 from gpuops.core.models import Request
 from gpuops.core.platform import HERE, System, named, obey_escapes, pass_over_current_folder, replace
 from gpuops.core.processes import start_background
+from gpuops.core.provider import Context
 from gpuops.core.safe_folder import SafeFolder, is_inside
-from gpuops.sync.memory import Arrival
 from gpuops.sync.outputs import OutFolder
+from gpuops.sync.outputs_record import Arrival
 from gpuops.sync.project import entry
 from gpuops.sync.restore import _send
 from gpuops.sync.run_folder import RunHome
-from gpuops.transport.ssh import Target, conf, wire
-from gpuops.transport.ssh.files import private_folder
+from gpuops.transport.ssh import Target, config_lines, proxy
 from gpuops.transport.ssh.openssh import ssh_program
 from gpuops.transport.ssh.resolution import jump_line
-from provisioners.base import Context
 from provisioners.local import LocalProvisioner
 from tests.conftest import TESTS
 from tests.fakes.lacking import play
@@ -68,7 +68,7 @@ def test_what_is_written_for_ssh(system: System) -> None:
     folder = home / ".gpuops" / "ssh"
     key = str(home / ".ssh" / "id_ed25519")
     target = Target("10.0.0.5", 2222, "me", (key,), True, host_keys=(KEY,))
-    lines = conf.host_lines(
+    lines = config_lines.host_lines(
         "gpuops-lab-0", target, folder / "lab.known_hosts", folder / "cm" / "x-0", 600, system=system
     )
     assert "\n".join([*lines, ""]) == golden(system)
@@ -88,7 +88,7 @@ def test_openssh_reads_it(system: System) -> None:
 
 
 def test_a_key_cannot_break_out_of_its_line_anywhere() -> None:
-    assert conf.path_value("C:\\keys\\id", WINDOWS) == '"C:/keys/id"'
+    assert config_lines.path_value("C:\\keys\\id", WINDOWS) == '"C:/keys/id"'
     for path, system in (
         ("/a\\b", LINUX),
         ("/a\\b", MACOS),
@@ -97,7 +97,7 @@ def test_a_key_cannot_break_out_of_its_line_anywhere() -> None:
         ("a\nb", WINDOWS),
     ):
         with pytest.raises(UsageError):
-            conf.path_value(path, system)
+            config_lines.path_value(path, system)
 
 
 def test_where_a_login_can_be_shared() -> None:
@@ -107,7 +107,7 @@ def test_where_a_login_can_be_shared() -> None:
     }
     assert longest == {LINUX: 108 - 18, MACOS: 104 - 18}
     home = HOMES[MACOS] / ".gpuops" / "ssh"
-    assert MACOS.fits_socket(str(conf.control_path(Path(home), Target("10.0.0.5"))))
+    assert MACOS.fits_socket(str(config_lines.control_path(Path(home), Target("10.0.0.5"))))
 
 
 PRIVATE = [
@@ -159,9 +159,9 @@ def test_jumps() -> None:
 
 
 def test_a_proxy_cannot_be_asked_for_a_key_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "HERE", WINDOWS)
+    monkeypatch.setattr(proxy, "HERE", WINDOWS)
     with pytest.raises(NodeError, match="on Windows the key of inner cannot be asked for through a proxy") as refused:
-        wire.dial(Target("inner", proxy="ssh -W [%h]:%p outer"), 1.0)
+        proxy.dial(Target("inner", proxy="ssh -W [%h]:%p outer"), 1.0)
     assert "`ssh inner`" in refused.value.hint
 
 
@@ -384,7 +384,7 @@ def rename_never() -> None:
 
 
 def test_paths_on_nodes_are_those_of_linux() -> None:
-    """A script is named to torchrun as the node has it (cli/story.py relies on this)."""
+    """A script is named to torchrun as the node has it (cli/train_run.py relies on this)."""
     assert str(PurePosixPath(PureWindowsPath("src\\models\\train.py"))) == "src/models/train.py"
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuops.clusters.node_traces import home_of, request_of, sound
 from gpuops.clusters.recovery import _Node, lease_of
-from gpuops.clusters.traces import home_of, request_of, sound
 from gpuops.core.models import Lease, NodeFacts, RunRequest
 from gpuops.runs.spec import node_specs
 

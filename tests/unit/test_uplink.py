@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuops.sync.uplink import GUESS, estimate, recall, remember
+from gpuops.sync.upload import GUESS, estimate, recall, remember
 
 
 def test_a_small_upload_is_not_worth_a_line() -> None:

@@ -6,7 +6,7 @@ import os.path
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from gpuops.commands.doctor.finding import Examined, Finding, error, note, plural, size, warning
+from gpuops.commands.doctor.report import Examined, Finding, error, note, plural, size, warning
 
 LEAST = 50_000_000
 """Below so many free bytes nothing can be brought to a place."""

@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gpuops.commands.doctor.finding import Finding, error, note, warning
+from gpuops.commands.doctor.report import Finding, error, note, warning
 from gpuops.core.platform import HERE, System
-from gpuops.transport.ssh import keyfiles
+from gpuops.transport.ssh import keys
 
 AGENT_S = 5.0
 """How long a key agent may take: one whose forwarded socket is stale never answers."""
@@ -120,7 +120,7 @@ def _key(path: Path, held: Sequence[bytes], system: System) -> Iterator[Finding]
         return
     if not system.windows and _mode(path) & 0o077:
         yield warning("key-open", f"the key {path} is open to others, and ssh does not use it", f"chmod 600 {path}")
-    if keyfiles.is_locked(str(path)) and keyfiles.public_blob(str(path)) not in held:
+    if keys.is_locked(str(path)) and keys.public_blob(str(path)) not in held:
         yield warning(
             "key-locked",
             f"the key {path} has a passphrase, no key agent holds it, and gpuops cannot ask for it",

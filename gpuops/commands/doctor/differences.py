@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from gpuops.commands.doctor.checks_host import NETWORK
-from gpuops.commands.doctor.finding import Examined, Finding, error, note, plural, size, warning
+from gpuops.commands.doctor.report import Examined, Finding, error, note, plural, size, warning
 
 BETWEEN = "between them"
 SKEW_S = 1.0

@@ -1,4 +1,4 @@
-"""Journals that listen, lose and kill, and a provisioner whose answer gets lost."""
+"""How a scenario may end other than well: each is raised with one sentence."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuops.commands.prove.outcome import Broken
 from gpuops.core.errors import Unknown
 from gpuops.core.models import Intent, Journal, Offer, Resource
-from provisioners.base import Provisioner
+from gpuops.core.provider import Provisioner
+
+
+class Broken(Exception):
+    """The contract is not kept: the sentence says which promise, and what was seen instead."""
+
+
+class NotGuaranteed(Exception):
+    """The provider cannot do this, and the provisioner has said so; or nobody can tell from outside."""
+
+
+class Missing(Exception):
+    """What the scenario acts on does not exist, since another scenario has failed; or the money ends first."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuops.clusters.up import plan
-from gpuops.commands.prove.bench import Bench, dollars
 from gpuops.commands.prove.record import counted, document
+from gpuops.commands.prove.sandbox import Bench, dollars
 from gpuops.commands.prove.scenarios import SCENARIOS, Result, Scenario, run
 from gpuops.core.context import World
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, UsageError, worst

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from gpuops.commands.prove import asking, lasting, making
-from gpuops.commands.prove.bench import Bench
-from gpuops.commands.prove.outcome import Broken, Missing, NotGuaranteed
+from gpuops.commands.prove import scenarios_of_create, scenarios_of_failure, scenarios_without_cost
+from gpuops.commands.prove.faults import Broken, Missing, NotGuaranteed
+from gpuops.commands.prove.sandbox import Bench
 from gpuops.core.errors import AuthFailed, GpuopsError, NoCapacity, QuotaExceeded
 
 REFUSALS = (NoCapacity, QuotaExceeded, AuthFailed)
@@ -44,23 +44,33 @@ class Result:
 
 
 SCENARIOS = (
-    Scenario("declares", "what it cannot do it says, with the reason", asking.declares),
-    Scenario("preflight", "looking for problems makes nothing", asking.preflight),
-    Scenario("offers", "offers are priced, have all nodes, and make nothing", asking.offers),
-    Scenario("bad-request", "what cannot be met is refused in words", asking.bad_request),
-    Scenario("interrupted", "nothing is made once somebody ends the cluster", asking.interrupted),
-    Scenario("create", "machines are marked, in node order, told before and after", making.create, "made"),
-    Scenario("list", "all with our mark is listed, and nothing else", making.listing, "made"),
-    Scenario("describe", "a look never waits and knows the contract's states", making.describe, "made"),
-    Scenario("destroy", "ending may be asked for again and again", making.destroy, "made"),
-    Scenario("gone", "what is gone is called ended", making.gone, "made"),
-    Scenario("lost-answer", "a lost answer is found by its mark, nothing made twice", lasting.lost_answer, "adopted"),
-    Scenario("ready", "nodes come to life and answer", lasting.ready, "adopted"),
-    Scenario("watchdog", "a node whose client is silent ends itself", lasting.watchdog, "adopted"),
-    Scenario("bill", "offer, machines and account agree on the price", lasting.bill, "adopted"),
-    Scenario("killed", "what a killed command has left is found and ended", lasting.killed, "killed"),
-    Scenario("boot-deadline", "a machine that nobody logs in to ends itself", lasting.boot_deadline, "unattended"),
-    Scenario("nothing-left", "at the end nothing is listed", lasting.nothing_left),
+    Scenario("declares", "what it cannot do it says, with the reason", scenarios_without_cost.declares),
+    Scenario("preflight", "looking for problems makes nothing", scenarios_without_cost.preflight),
+    Scenario("offers", "offers are priced, have all nodes, and make nothing", scenarios_without_cost.offers),
+    Scenario("bad-request", "what cannot be met is refused in words", scenarios_without_cost.bad_request),
+    Scenario("interrupted", "nothing is made once somebody ends the cluster", scenarios_without_cost.interrupted),
+    Scenario("create", "machines are marked, in node order, told before and after", scenarios_of_create.create, "made"),
+    Scenario("list", "all with our mark is listed, and nothing else", scenarios_of_create.listing, "made"),
+    Scenario("describe", "a look never waits and knows the contract's states", scenarios_of_create.describe, "made"),
+    Scenario("destroy", "ending may be asked for again and again", scenarios_of_create.destroy, "made"),
+    Scenario("gone", "what is gone is called ended", scenarios_of_create.gone, "made"),
+    Scenario(
+        "lost-answer",
+        "a lost answer is found by its mark, nothing made twice",
+        scenarios_of_failure.lost_answer,
+        "adopted",
+    ),
+    Scenario("ready", "nodes come to life and answer", scenarios_of_failure.ready, "adopted"),
+    Scenario("watchdog", "a node whose client is silent ends itself", scenarios_of_failure.watchdog, "adopted"),
+    Scenario("bill", "offer, machines and account agree on the price", scenarios_of_failure.bill, "adopted"),
+    Scenario("killed", "what a killed command has left is found and ended", scenarios_of_failure.killed, "killed"),
+    Scenario(
+        "boot-deadline",
+        "a machine that nobody logs in to ends itself",
+        scenarios_of_failure.boot_deadline,
+        "unattended",
+    ),
+    Scenario("nothing-left", "at the end nothing is listed", scenarios_of_failure.nothing_left),
 )
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuops.commands.prove.bench import Bench
 from gpuops.commands.prove.faults import Fatal
+from gpuops.commands.prove.sandbox import Bench
 from gpuops.core.context import World
 from gpuops.core.errors import GpuopsError
 from gpuops.core.models import Request

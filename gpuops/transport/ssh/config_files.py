@@ -1,8 +1,4 @@
-"""Generated files for people, editors and rsync: `<cluster>.conf` and `<cluster>.known_hosts`.
-
-With one line, `Include <folder>/*.conf`, at the top of the user's own configuration, plain `ssh gpuops-NAME-0` and
-VS Code know the hosts. Nothing is ever written there by us.
-"""
+"""Generated files for people, editors and rsync: `<cluster>.conf` and `<cluster>.known_hosts`."""
 
 from __future__ import annotations
 
@@ -11,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpuops.core.errors import UsageError
+from gpuops.core.files import private_folder, write_private
 from gpuops.core.models import NAME
 from gpuops.core.platform import HERE, System
-from gpuops.transport.ssh import conf
-from gpuops.transport.ssh.files import private_folder, write_private
+from gpuops.transport.ssh.config_lines import control_path, host_lines, known_hosts_lines, mark
 from gpuops.transport.ssh.openssh import end_master, ssh_program
 from gpuops.transport.ssh.quoting import encoded, shell_line
 from gpuops.transport.ssh.target import Target
@@ -41,11 +37,11 @@ def write_config(folder: Path, cluster: str, targets: Sequence[Target], system: 
     lines = [f"# Written by gpuops for the cluster {cluster}; `gpuops down {cluster}` removes it."]
     for index, target in enumerate(targets):
         name = alias(cluster, index)
-        trusted += conf.known_hosts_lines(name, target)
+        trusted += known_hosts_lines(name, target)
         lines += [
             "",
-            f"# Target {conf.mark(target)}",
-            *conf.host_lines(name, target, known, conf.control_path(folder, target), PERSIST_S, system=system),
+            f"# Target {mark(target)}",
+            *host_lines(name, target, known, control_path(folder, target), PERSIST_S, system=system),
         ]
     write_private(known, "\n".join([*trusted, ""]))
     write_private(config, "\n".join([*lines, ""]))
@@ -58,8 +54,8 @@ def remove_config(folder: Path, cluster: str) -> None:
         return
     config = folder / f"{cluster}.conf"
     others = [path for path in folder.glob("*.conf") if path != config]
-    for mark in _marks(config) - {mark for path in others for mark in _marks(path)}:
-        for socket in (folder / "cm").glob(f"{mark}-*"):
+    for ours in _marks(config) - {theirs for path in others for theirs in _marks(path)}:
+        for socket in (folder / "cm").glob(f"{ours}-*"):
             end_master(socket)
         for path in (folder / "own").glob(f"{mark}[.-]*"):
             _unlink(path)

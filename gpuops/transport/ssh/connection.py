@@ -1,18 +1,83 @@
-"""The connection to one node over SSH, whichever kind of login carries it."""
+"""A shell's start-up files may talk before a program does. What comes before a mark of ours is dropped."""
 
 from __future__ import annotations
 
+import io
+import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from gpuops.core.errors import NodeError
 from gpuops.transport.connection import Channel, Connection
 from gpuops.transport.ssh import errors as faults
-from gpuops.transport.ssh import noise
 from gpuops.transport.ssh.pool import POOL, Login, Pool
+from gpuops.transport.ssh.quoting import shell_line
 from gpuops.transport.ssh.target import Target
+
+NOISE_LIMIT = 1 << 20
+
+
+class NoMark(Exception):
+    """The program's own output never began; `seen` came instead."""
+
+    def __init__(self, seen: bytes) -> None:
+        super().__init__("no mark")
+        self.seen = seen
+
+
+def marked(argv: Sequence[str]) -> tuple[str, bytes]:
+    """The line for the remote shell, and the mark that comes right before the program's first byte.
+
+    In the line the mark stands in two pieces, so that a shell that prints what it is told does not print it.
+    """
+    first, second = secrets.token_hex(8), secrets.token_hex(8)
+    # A word that begins with a dash would be an option of exec; then the shell stays as the program's parent.
+    start = "" if argv and argv[0].startswith("-") else "exec "
+    return f"printf '%s%s\\n' {first} {second}; {start}{shell_line(argv)}", f"{first}{second}\n".encode()
+
+
+def skip(read: Callable[[int], bytes], mark: bytes) -> bytes:
+    """Read up to the mark; what came after it. Raises NoMark at the end of the stream, or after a lot of noise."""
+    seen = bytearray()
+    while chunk := read(65536):
+        searched = max(0, len(seen) - len(mark))
+        seen += chunk
+        at = seen.find(mark, searched)
+        if at >= 0:
+            return bytes(seen[at + len(mark) :])
+        if len(seen) > NOISE_LIMIT:
+            break
+    raise NoMark(bytes(seen))
+
+
+class Clean(io.RawIOBase):
+    """A program's output without what came before it."""
+
+    def __init__(self, stream: BinaryIO, first: bytes) -> None:
+        self._stream = stream
+        self._first = memoryview(first)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, count: int = -1) -> bytes:
+        if count < 0:
+            return self.readall()
+        if self._first and not self.closed:
+            piece, self._first = self._first[:count], self._first[count:]
+            return bytes(piece)
+        return self._stream.read(count)
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        super().close()
+        self._stream.close()
 
 
 class SshChannel:
@@ -20,7 +85,7 @@ class SshChannel:
 
     def __init__(self, program: Channel, rest: bytes) -> None:
         self.stdin = program.stdin
-        self.stdout = cast(BinaryIO, noise.Clean(program.stdout, rest))
+        self.stdout = cast(BinaryIO, Clean(program.stdout, rest))
         self.closed = False
         self._program = program
 
@@ -49,7 +114,7 @@ class SshConnection:
 
     def open(self, argv: Sequence[str]) -> SshChannel:
         """Start `argv` on the host. Raises ConnectionLost, NodeError, UsageError."""
-        line, mark = noise.marked(argv)
+        line, mark = marked(argv)
         with self._lock:
             if self._login is None:
                 self._login = self._pool.hold(self._target, self._folder)
@@ -78,9 +143,9 @@ class SshConnection:
         limit.daemon = True
         limit.start()
         try:
-            return SshChannel(program, noise.skip(program.stdout.read, mark))
-        except (noise.NoMark, OSError, ValueError) as error:
-            seen = error.seen if isinstance(error, noise.NoMark) else b""
+            return SshChannel(program, skip(program.stdout.read, mark))
+        except (NoMark, OSError, ValueError) as error:
+            seen = error.seen if isinstance(error, NoMark) else b""
             raise self._silent(login, program, seen, late.is_set()) from error
         finally:
             limit.cancel()
@@ -93,7 +158,7 @@ class SshConnection:
             return why
         if late:
             say = f"has not started a program within {self._pool.limits.noise_s:.0f} s"
-        elif len(seen) > noise.NOISE_LIMIT:
+        elif len(seen) > NOISE_LIMIT:
             say = "does not stop talking before a program starts"
         else:
             say = "does not run programs for this user"

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Sequence
 
 from gpuops.core.errors import ConnectionLost, NodeError
-from gpuops.transport.ssh import hostkeys
+from gpuops.transport.ssh import keys
 from gpuops.transport.ssh.target import Target
 
 AGAIN = "check that the host is up and that its SSH server listens there"
@@ -76,11 +76,11 @@ def changed(target: Target, got: str) -> HostKeyChanged:
     )
 
 
-def _fingerprints(keys: Sequence[str]) -> list[str]:
+def _fingerprints(host_keys: Sequence[str]) -> list[str]:
     found = []
-    for key in keys:
+    for key in host_keys:
         try:
-            found.append(hostkeys.fingerprint(key))
+            found.append(keys.fingerprint(key))
         except NodeError:
             found.append(shown(key))
     return found

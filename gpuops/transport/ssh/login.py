@@ -1,22 +1,150 @@
-"""One login by paramiko: reach the host, see that it is the host, show it our keys. Only here and in `auth`,
-`streams` and `paramikologin` paramiko is known; it is imported when it is needed, since that takes 100 ms.
-"""
+"""The SSH library, loaded when a host is reached, without what it would bring along for nothing."""
 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuops.core.errors import ConnectionLost, NodeError
-from gpuops.transport.ssh import auth, errors, hostkeys, library, wire
-from gpuops.transport.ssh.limits import Limits
+from gpuops.transport.ssh import errors, keys, proxy
+from gpuops.transport.ssh.limits import GATE, Gate, Limits
 from gpuops.transport.ssh.target import Target
 
 if TYPE_CHECKING:
     import paramiko
+
+
+def load() -> None:
+    """Import paramiko.
+
+    A quarter of what that takes goes into `invoke`, by which it runs the `Match exec` of configuration files. It
+    does without where there is none; here the system's `ssh` reads those files.
+    """
+    if "paramiko" in sys.modules or "invoke" in sys.modules:
+        return
+    sys.modules["invoke"] = None  # type: ignore[assignment]
+    try:
+        import paramiko  # noqa: F401
+    finally:
+        del sys.modules["invoke"]
+
+
+AGENT_S = 5.0
+"""How long a key agent may take to say which keys it holds."""
+
+
+@dataclass
+class Told:
+    """What came of each key, for the message."""
+
+    tried: list[str] = field(default_factory=list)
+    locked: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def authenticate(transport: paramiko.Transport, target: Target) -> None:
+    """Log in with the first key that is taken. Raises Denied, ConnectionLost."""
+    import paramiko
+
+    told = Told()
+    agent = _agent(told)
+    try:
+        for name, key in _keys(agent, target, told):
+            try:
+                more = transport.auth_publickey(target.user, key)
+            except paramiko.BadAuthenticationType as error:
+                told.notes.append(f"it takes only: {', '.join(error.allowed_types)}")
+                raise errors.denied(target, told.tried, [], told.notes) from error
+            except paramiko.AuthenticationException as error:
+                if "timeout" in str(error):
+                    raise errors.ended(target.where) from error
+                told.tried.append(name)
+                if not transport.is_active():
+                    told.notes.append("then it hung up")
+                    raise errors.denied(target, told.tried, told.locked, told.notes) from error
+                continue
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                raise errors.ended(target.where) from error
+            if more:
+                raise errors.Denied(
+                    f"{target.where} asks for more than a key ({', '.join(more)})",
+                    "gpuops cannot answer questions: allow this user to log in with a key alone",
+                )
+            return
+    finally:
+        if agent is not None:
+            agent.close()
+    raise errors.denied(target, told.tried, told.locked, told.notes)
+
+
+def _agent(told: Told) -> paramiko.Agent | None:
+    """The user's key agent; None where it fails, or hangs as one does whose forwarded socket is stale."""
+    import paramiko
+
+    found: list[paramiko.Agent] = []
+
+    def ask() -> None:
+        try:
+            found.append(paramiko.Agent())
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            told.notes.append(f"the key agent failed: {errors.shown(str(error))}")
+
+    asking = threading.Thread(target=ask, daemon=True, name="key agent")
+    asking.start()
+    asking.join(AGENT_S)
+    if asking.is_alive():
+        told.notes.append("the key agent does not answer")
+    return found[0] if found else None
+
+
+def _keys(
+    agent: paramiko.Agent | None, target: Target, told: Told
+) -> Iterator[tuple[str, paramiko.PKey | paramiko.AgentKey]]:
+    """Agent keys that belong to an identity, identities from their files, then the agent's other keys.
+
+    A server counts what it is shown (MaxAuthTries 6), so the keys meant for this host come first.
+    """
+    held = {key.asbytes(): key for key in (agent.get_keys() if agent else ()) if _usable(key)}
+    files = []
+    for path in target.identities:
+        blob = keys.public_blob(path)
+        if blob and blob in held:
+            yield f"{path} (agent)", held.pop(blob)
+        else:
+            files.append(path)
+    for path in files:
+        if keys.is_locked(path):
+            told.locked.append(path)
+        elif key := _load(path, told):
+            yield path, key
+    if not target.identities_only:
+        for key in held.values():
+            yield f"{key.get_name()} (agent)", key
+
+
+def _usable(key: paramiko.AgentKey) -> bool:
+    name = key.get_name()
+    return not name.startswith("sk-") and "-cert-" not in name
+
+
+def _load(path: str, told: Told) -> paramiko.PKey | None:
+    import paramiko
+
+    try:
+        return paramiko.PKey.from_path(path)
+    except FileNotFoundError:
+        told.notes.append(f"{path} is not there")
+    except OSError as error:
+        told.notes.append(f"{path} cannot be read: {error.strerror}")
+    except Exception as error:  # two libraries read key files, and neither says what it may raise
+        told.notes.append(f"{path} is no key that can be used: {errors.shown(str(error))}")
+    return None
+
 
 WINDOW = 8 << 20
 """Bytes a program may send before we have taken any: 100 MB/s at a round trip of 80 ms."""
@@ -35,7 +163,7 @@ class Gone(Exception):
 class Line:
     """An open, verified, authenticated transport."""
 
-    def __init__(self, target: Target, limits: Limits, transport: paramiko.Transport, below: wire.Wire) -> None:
+    def __init__(self, target: Target, limits: Limits, transport: paramiko.Transport, below: proxy.Wire) -> None:
         self.target = target
         self._limits = limits
         self._transport = transport
@@ -100,20 +228,20 @@ def open_line(target: Target, limits: Limits) -> Line:
     below, transport = handshake(target, limits.connect_s, target.host_keys)
     try:
         verify(target, transport)
-        auth.authenticate(transport, target)
+        authenticate(transport, target)
     except BaseException:
         end(below, transport)
         raise
     return Line(target, limits, transport, below)
 
 
-def handshake(target: Target, timeout_s: float, prefer: Sequence[str]) -> tuple[wire.Wire, paramiko.Transport]:
+def handshake(target: Target, timeout_s: float, prefer: Sequence[str]) -> tuple[proxy.Wire, paramiko.Transport]:
     """A transport that has met the host and told it nothing. Raises Refused, ConnectionLost."""
-    library.load()
+    load()
     import paramiko
 
     silence_logger()
-    below = wire.dial(target, timeout_s)
+    below = proxy.dial(target, timeout_s)
     transport = paramiko.Transport(below)  # type: ignore[arg-type]
     transport.banner_timeout = transport.handshake_timeout = timeout_s
     options = transport.get_security_options()
@@ -134,11 +262,11 @@ def handshake(target: Target, timeout_s: float, prefer: Sequence[str]) -> tuple[
     return below, transport
 
 
-def preferred(keys: Sequence[str], types: Sequence[str]) -> tuple[str, ...]:
-    """Key algorithms in the order in which to ask for them: those of `keys` (lines or types) first."""
+def preferred(host_keys: Sequence[str], types: Sequence[str]) -> tuple[str, ...]:
+    """Key algorithms in the order in which to ask for them: those of `host_keys` (lines or types) first."""
     wanted: list[str] = []
-    for key in keys:
-        kind = hostkeys.kind(key)
+    for key in host_keys:
+        kind = keys.host_key_kind(key)
         wanted += RSA if kind == "ssh-rsa" else [kind]
     first = [kind for kind in dict.fromkeys(wanted) if kind in types]
     return (*first, *(kind for kind in types if kind not in first))
@@ -156,10 +284,10 @@ def verify(target: Target, transport: paramiko.Transport) -> None:
     for pinned in target.host_keys:
         if pinned.split()[:2] == got.split():
             return
-    raise errors.changed(target, hostkeys.fingerprint(got))
+    raise errors.changed(target, keys.fingerprint(got))
 
 
-def end(below: wire.Wire, transport: paramiko.Transport) -> None:
+def end(below: proxy.Wire, transport: paramiko.Transport) -> None:
     """Close a transport that came to nothing. Its timer would hold up the end of this process."""
     below.cut()
     transport.close()
@@ -191,3 +319,19 @@ def silence_logger() -> None:
     logger = logging.getLogger("paramiko")
     logger.setLevel(logging.CRITICAL + 1)
     logger.propagate = False
+
+
+def scan(target: Target, timeout_s: float = 15.0, prefer: Sequence[str] = (), gate: Gate = GATE) -> tuple[str, ...]:
+    """The host key that the server presents, of the first type in `prefer` (types, or whole keys) that it has.
+
+    One key, from one connection: newer servers punish hosts that only look. Raises ConnectionLost.
+    """
+
+    def look() -> tuple[str, ...]:
+        below, transport = handshake(target, timeout_s, prefer)
+        try:
+            return (presented(transport),)
+        finally:
+            end(below, transport)
+
+    return gate.start(target.address, look)

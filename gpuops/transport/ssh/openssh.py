@@ -19,15 +19,13 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from gpuops.core.errors import ConnectionLost, NodeError, UsageError
+from gpuops.core.files import private_folder, write_private
 from gpuops.core.platform import HERE, NOTHING, System
 from gpuops.core.processes import end_apart, start_apart
 from gpuops.transport.connection import ProcessChannel
-from gpuops.transport.ssh import conf, keyfiles
+from gpuops.transport.ssh import config_lines, keys
 from gpuops.transport.ssh import errors as faults
-from gpuops.transport.ssh.files import private_folder, write_private
-from gpuops.transport.ssh.gate import Gate
-from gpuops.transport.ssh.limits import Limits
-from gpuops.transport.ssh.once import Once
+from gpuops.transport.ssh.limits import Gate, Limits, Once
 from gpuops.transport.ssh.quoting import encoded
 from gpuops.transport.ssh.target import Target
 
@@ -99,7 +97,7 @@ class SystemLogin:
         self._folder = folder
         self._limits = limits
         self._gate = gate
-        self._slots = [Slot(conf.control_path(folder, target, number)) for number in range(limits.logins)]
+        self._slots = [Slot(config_lines.control_path(folder, target, number)) for number in range(limits.logins)]
         self._config: Path | None = None
         self._lock = threading.Lock()
         self._running: list[SystemProgram] = []
@@ -143,10 +141,12 @@ class SystemLogin:
                 private_folder(self._folder)
                 private_folder(self._folder / "cm")
                 own = private_folder(self._folder / "own")
-                name = conf.mark(self.target)
+                name = config_lines.mark(self.target)
                 known = own / f"{name}.known_hosts"
-                write_private(known, "\n".join([*conf.known_hosts_lines(ALIAS, self.target), ""]))
-                lines = conf.host_lines(ALIAS, self.target, known, None, PERSIST_S, max(1, round(self._limits.ping_s)))
+                write_private(known, "\n".join([*config_lines.known_hosts_lines(ALIAS, self.target), ""]))
+                lines = config_lines.host_lines(
+                    ALIAS, self.target, known, None, PERSIST_S, max(1, round(self._limits.ping_s))
+                )
                 lines += ["  LogLevel ERROR", "  ClearAllForwardings yes", f"  ControlPersist {PERSIST_S}"]
                 write_private(own / f"{name}.config", "\n".join([*lines, ""]))
                 self._config = own / f"{name}.config"
@@ -192,7 +192,7 @@ class SystemLogin:
 
     def explain(self, words: str) -> NodeError:
         """What `ssh` meant by its last words."""
-        locked = [path for path in self.target.identities if keyfiles.is_locked(path)]
+        locked = [path for path in self.target.identities if keys.is_locked(path)]
         return faults.from_openssh(self.target, words, locked)
 
     def broken(self, program: SystemProgram) -> NodeError | None:

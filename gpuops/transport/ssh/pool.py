@@ -11,10 +11,9 @@ from typing import Any, Protocol
 
 from gpuops.core.errors import NodeError
 from gpuops.transport.connection import Channel
-from gpuops.transport.ssh.gate import GATE, Gate
-from gpuops.transport.ssh.limits import LIMITS, Limits
+from gpuops.transport.ssh.limits import GATE, LIMITS, Gate, Limits
 from gpuops.transport.ssh.openssh import SystemLogin
-from gpuops.transport.ssh.paramikologin import ParamikoLogin
+from gpuops.transport.ssh.paramiko_login import ParamikoLogin
 from gpuops.transport.ssh.target import Target
 
 TICK_S = 1.0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpuops.core.errors import UsageError
 from gpuops.core.platform import HERE, NOTHING, System
-from gpuops.transport.ssh import errors, keyfiles, known_hosts
+from gpuops.transport.ssh import errors, keys, known_hosts
 from gpuops.transport.ssh.target import HOST, USER, Target
 
 ASK_S = 30.0
@@ -123,7 +123,7 @@ def needs_system(target: Target) -> bool:
         return True
     if ("GSSAPIAuthentication", "yes") in target.options:
         return True
-    return any(keyfiles.kind(path).startswith("sk-") for path in target.identities) or any(
+    return any(keys.file_kind(path).startswith("sk-") for path in target.identities) or any(
         os.path.isfile(f"{path}-cert.pub") for path in target.identities
     )
 

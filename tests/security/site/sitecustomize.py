@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpuops.nodes import artefact
+from gpuops.nodes import bootstrap
 
 MAIN = Path(__file__).parents[1] / "hostile_main.py"
-honest = artefact.sources
+honest = bootstrap.sources
 
 
 def lying() -> Iterator[tuple[str, bytes]]:
@@ -17,4 +17,4 @@ def lying() -> Iterator[tuple[str, bytes]]:
     yield "__main__.py", MAIN.read_bytes()
 
 
-artefact.sources = lying
+bootstrap.sources = lying

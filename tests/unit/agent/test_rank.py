@@ -15,7 +15,7 @@ import pytest
 
 from gpuops.agent import rank
 from gpuops.agent.proctable import find
-from gpuops.nodes import artefact
+from gpuops.nodes import bootstrap
 
 HANG_S = 600.0
 
@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def start(run: Path, *command: str, **env: str) -> subprocess.Popen[bytes]:
-    agent, _ = artefact.build(run / "agent")
+    agent, _ = bootstrap.build(run / "agent")
     wrapper = [sys.executable, "-I", str(agent), "rank", "--node-run", str(run), "--", *command]
     return subprocess.Popen(wrapper, env={**os.environ, "RANK": "5", "LOCAL_RANK": "1", **env})
 

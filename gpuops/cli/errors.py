@@ -1,0 +1,87 @@
+"""typer's own complaints about a command line, in our words: one sentence and one thing to do.
+
+Its exceptions are told apart by what they carry (`option_name`, `param`), not by their class:
+typer has brought its own copy of click since 0.24, and used click's before.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from gpuops.cli.help import passed
+
+NEAR = 0.75
+"""How alike two words must be for a typing error: `--epochs` is no `--detach`."""
+PASSED: dict[str, str] = {
+    "train": "what belongs to your script stands behind `--`: gpuops train multinode train.py -- 50 10",
+    "run": "your command stands behind `--`: gpuops run -- python3 hello.py",
+}
+"""What belongs behind `--`, with an example."""
+
+
+def in_our_words(error: Exception, arguments: Sequence[str], commands: Sequence[str]) -> tuple[str, str] | None:
+    """`(say, hint)` for an error of the parser; None for any other. `arguments`: those before `--`."""
+    if not hasattr(error, "format_message"):
+        return None
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    help_line = f"see: gpuops {command} --help" if command in commands else "see: gpuops --help"
+    message = str(error.format_message()).replace("\n", " ").strip().rstrip(".")
+    if unknown := re.match(r"No such command '([^']*)'", message):
+        return unknown_command(unknown[1], commands)
+    if extra := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
+        return f"'{extra[1]}' is more than gpuops {command} takes", _behind(command, arguments, extra[1]) or help_line
+    if hasattr(error, "possibilities"):  # an option that does not exist
+        name, known = str(getattr(error, "option_name", "")), list(error.possibilities or ())
+        ran = " ".join(arguments[1:]) if command == "run" and not "".join(arguments[1:2]).startswith("-") else ""
+        return f"there is no option {name}{_near(name, known)}", _behind(command, arguments, ran) or help_line
+    if option := getattr(error, "option_name", None):
+        needs = "takes no value" if "does not take" in message else "needs a value"
+        return f"{option} {needs}", help_line
+    return _about(error, message, arguments), help_line
+
+
+def _behind(command: str, arguments: Sequence[str], theirs: str) -> str:
+    """What a user of `train` or `run` most probably forgot: what was typed once more, with `--` before `theirs`, its
+    last words; an example where they are not its last. Empty for other commands."""
+    if command not in PASSED:
+        return ""
+    rule, _, example = PASSED[command].partition(": ")
+    for at in range(1, len(arguments)):
+        if " ".join(arguments[at:]) == theirs:
+            example = shlex.join(["gpuops", *arguments[:at], "--", *arguments[at:], *(passed() or ())])
+    return f"{rule}: {example}"
+
+
+def unknown_command(word: str, commands: Sequence[str]) -> tuple[str, str]:
+    return f"there is no command '{word}'{_near(word, commands)}", "see: gpuops --help"
+
+
+def _about(error: Exception, message: str, arguments: Sequence[str]) -> str:
+    """A parameter that is missing or cannot be read; the parser's own sentence for anything else."""
+    parameter = getattr(error, "param", None)
+    if parameter is None:
+        return message[:1].lower() + message[1:]
+    option = parameter.param_type_name == "option"
+    name = max(parameter.opts, key=len) if option else str(parameter.metavar or parameter.name.upper())
+    if message.startswith("Missing"):
+        return f"{name} is missing"
+    kind = "a whole number" if re.search(r"valid int(eger)?\b", message) else "a number"
+    return f"{name} takes {kind}, not '{_value(parameter.opts, arguments)}'"
+
+
+def _value(names: Sequence[str], arguments: Sequence[str]) -> str:
+    """What was typed for an option, the last time it was: `--nodes two` or `--nodes=two`."""
+    for position in range(len(arguments) - 1, -1, -1):
+        name, equals, value = arguments[position].partition("=")
+        if name in names:
+            return value if equals else "".join(arguments[position + 1 : position + 2])
+    return ""
+
+
+def _near(word: str, known: Sequence[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(word, known, 1, NEAR)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,147 @@
+"""What stands behind the first `--` belongs to the user's program and is never parsed by us."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typer.core import TyperCommand
+
+from gpuops.core.errors import GpuopsError
+
+if TYPE_CHECKING:
+    from gpuops.core.models import Option
+
+
+_PASSED: list[str] | None = None
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Ours and theirs; None when there is no `--`."""
+    words = list(arguments)
+    if "--" not in words:
+        return words, None
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def set_passed(words: list[str] | None) -> None:
+    global _PASSED
+    _PASSED = words
+
+
+def passed() -> list[str] | None:
+    """The words behind `--` of this command; None when there was no `--`."""
+    return _PASSED
+
+
+WORDS = "gpuops.words"
+
+
+class TakesArguments(TyperCommand):
+    """`train`: what stands behind `--` goes to the script; `--on PROVIDER` brings that provider's own options."""
+
+    passed = "[-- ARGS...]"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        everybodys = {name for parameter in self.params for name in parameter.opts}
+        ours, ctx.meta[WORDS] = split_own(args, everybodys)
+        return super().parse_args(ctx, ours)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), self.passed]
+
+
+class TakesCommand(TakesArguments):
+    """`run`: what stands behind `--` is the command."""
+
+    passed = "-- COMMAND [ARGS...]"
+
+
+class MayTakeCommand(TakesArguments):
+    """`ssh`: what stands behind `--` is a command, instead of a shell."""
+
+    passed = "[-- COMMAND [ARGS...]]"
+
+
+class NamesProvider(TyperCommand):
+    """`up`: its help ends with the options of the provider that was named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        from provisioners import registry
+
+        providers = registry.names()
+        named = next((word for word in ctx.meta.get(WORDS, ()) if word in providers), None)
+        if named is None:
+            formatter.write_paragraph()
+            formatter.write_text(f"Providers: {', '.join(providers)}. Their own options: gpuops up PROVIDER --help")
+            return
+        rows = [(_flag(option), option.help) for option in _options(named)]
+        with formatter.section(f"Options of {named}"):
+            if rows:
+                formatter.write_dl(rows)
+            else:
+                formatter.write_text("none of its own")
+
+
+def split_own(words: Sequence[str], everybodys: Collection[str]) -> tuple[list[str], list[str]]:
+    """A command line without, and of, the options that the provider behind `--on` declares as its own."""
+    takes_value = {
+        f"--{option.name}": option.type != "bool"
+        for option in _options_if_known(_value_of("--on", words))
+        if f"--{option.name}" not in everybodys
+    }
+    rest, own = [], []
+    remaining = iter(words)
+    for word in remaining:
+        name, equals, _ = word.partition("=")
+        if name not in takes_value:
+            rest.append(word)
+            continue
+        own.append(word)
+        if takes_value[name] and not equals:
+            own += [value for value in (next(remaining, None),) if value is not None]
+    return rest, own
+
+
+def _value_of(flag: str, words: Sequence[str]) -> str:
+    """What was typed for a flag, the last time it was; empty where it was not."""
+    found = ""
+    for position, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == flag:
+            found = value if equals else "".join(words[position + 1 : position + 2])
+    return found
+
+
+def _options_if_known(provider: str) -> Sequence[Option]:
+    """None of a provider that cannot be had: the story says why, with the rest of the command line."""
+    if not provider:
+        return ()
+    try:
+        return _options(provider)
+    except GpuopsError:
+        return ()
+
+
+def _options(provider: str) -> Sequence[Option]:
+    """What a provider declares; nobody's credentials are needed to ask."""
+    from gpuops.core.provider import Context
+    from provisioners import registry
+
+    return registry.load(provider, Context(owner="", home=Path(), env={})).options
+
+
+def _flag(option: Option) -> str:
+    values = {"bool": "", "list": f" {option.name.upper()}", "lines": " FILE", "path": " PATH"}
+    return f"--{option.name}" + values.get(option.type, f" <{option.type}>")
+
+
+def example_help(what: str, *examples: str) -> str:
+    """Help text: what a command does, and lines to copy, which are not to be joined."""
+    return f"{what}\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)

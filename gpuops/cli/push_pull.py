@@ -1,0 +1,86 @@
+"""`push` and `pull`: moving files by hand."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpuops.cli import completion
+from gpuops.cli.context import greet, make_world
+from gpuops.cli.flags import Json
+from gpuops.cli.help import example_help
+
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="NAME",
+        help="Which cluster; without, this folder's.",
+        show_default=False,
+        autocompletion=completion.clusters,
+    ),
+]
+
+PUSH_HELP = example_help(
+    "Send the project to a cluster's nodes.\n\n`run` and `train` do it by themselves.",
+    "gpuops push",
+    "gpuops push --cluster lab --overwrite",
+)
+PULL_HELP = example_help(
+    "Bring results home again.\n\nWith --edits: files of the project that were edited on the nodes.",
+    "gpuops pull",
+    "gpuops pull digits-3",
+    "gpuops pull --edits",
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("push", help=PUSH_HELP)(push)
+    app.command("pull", help=PULL_HELP)(pull)
+
+
+def push(
+    cluster: Cluster = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Send files over versions edited on the node.")
+    ] = False,
+    send_anyway: Annotated[
+        list[str] | None, typer.Option(metavar="PATH", help="Send a file that looks like a secret.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be sent.")] = False,
+    as_json: Json = False,
+) -> None:
+    from gpuops.commands.pull import push_project
+
+    world, _ = make_world(as_json=as_json)
+    greet(world)
+    progress = world.progress
+    with world.signals:
+        document, lines = push_project(
+            world, cluster, progress, overwrite=overwrite, allow=send_anyway or [], dry_run=dry_run
+        )
+    progress.close()
+    world.out.result("push", document, lines)
+
+
+def pull(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN", help="Whose results; without, this folder's latest run.", autocompletion=completion.runs
+        ),
+    ] = None,
+    edits: Annotated[bool, typer.Option("--edits", help="Bring home files that were edited on the nodes.")] = False,
+    cluster: Cluster = None,
+    as_json: Json = False,
+) -> None:
+    from gpuops.commands.pull import pull_project_edits, pull_results
+
+    world, _ = make_world(as_json=as_json)
+    greet(world)
+    progress = world.progress
+    with world.signals:
+        document, lines = pull_project_edits(world, cluster) if edits else pull_results(world, run, progress)
+    progress.close()
+    world.out.result("pull", document, lines)

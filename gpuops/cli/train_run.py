@@ -1,0 +1,339 @@
+"""What `run` and `train` have in common between flags and exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+import typer
+
+from gpuops.cli import completion, trust
+from gpuops.cli.context import greet, make_world
+from gpuops.cli.flags import Json, LaunchFlags, MachineFlags, Yes, with_flags
+from gpuops.cli.help import WORDS, TakesArguments, TakesCommand, example_help, passed
+from gpuops.cli.request import (
+    check_data,
+    counted,
+    environment,
+    grace_s,
+    key_shaped,
+    launch_flags,
+    lease_wish,
+    machine_request,
+    own_options,
+    with_table,
+)
+from gpuops.core.context import World
+from gpuops.core.errors import UsageError
+from gpuops.core.models import RunRequest
+from gpuops.sync import inputs, sinks
+
+NODES = 2
+"""How many nodes `train multinode` brings up when nobody says: the fewest that are several."""
+
+
+def tell(
+    table: str,
+    make_request: Callable[[MachineFlags], RunRequest],
+    flags: LaunchFlags,
+    machine: MachineFlags,
+    own: Sequence[str],
+    *,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    one: Sequence[str] = (),
+) -> None:
+    """Complete the request, run the story, print its end; exits with the story's code.
+
+    `make_request` is given the flags completed from `gpuops.toml`; `own` are the words that the provider
+    behind `--on` reads. `one`: of what flags this launch takes one, whatever `gpuops.toml` says for others.
+    """
+    from gpuops.commands import train as story
+    from gpuops.runs.prepare import Sending
+
+    world, settings = make_world(as_json=as_json, yes=yes, strict=True)
+    insisted = flags.retries is not None
+    typed, flags = flags, launch_flags(settings, table, flags)
+    rents = bool(flags.on) and world.provisioner(str(flags.on)).capabilities.get("rented") is True
+    trust.check(world, settings.toml, table, typed, machine, rents=rents)
+    asked, machine = machine, with_table(settings, table, machine)
+    unfit = {name: getattr(asked, name) for name in one if getattr(machine, name) != 1}
+    machine = dataclasses.replace(machine, **unfit)
+    options = own_options(world, flags.on, own) if flags.on else {}
+    if flags.on and flags.sink:
+        options = sinks.implied(flags.on, world.provisioner(flags.on).options, options, sinks.parse(flags.sink))
+    count = counted(world, flags.on, options) if flags.on else 1
+    machines = machine_request(flags.on or "local", machine, options, count)
+    request = complete(world, make_request(machine), flags)
+    if request.kind == "torchrun":
+        machines = dataclasses.replace(machines, nodes=request.nodes or max(NODES, count))
+    job = story.Job(
+        request=request,
+        machines=machines,
+        cluster=flags.cluster,
+        on=flags.on,
+        keep=bool(flags.keep),
+        detach=bool(flags.detach),
+        retries=retries(world, flags, insisted=insisted),
+        wish=lease_wish(machine),
+        sending=Sending(bool(flags.overwrite), flags.send_anyway or (), bool(flags.queue)),
+    )
+    greet(world)
+    if dry_run:
+        from gpuops.commands.plan import dry_run as plan
+
+        document, lines = plan(world, job)
+        world.out.result("plan", document, lines)
+        return
+    progress = world.progress
+    try:
+        outcome = story.execute(world, settings, job, progress)
+    finally:
+        progress.close()
+    world.out.result("run", outcome.document, [])
+    for line in outcome.last:
+        world.out.say(line)
+    if outcome.exit_code:
+        raise typer.Exit(outcome.exit_code)
+
+
+def retries(world: World, flags: LaunchFlags, *, insisted: bool) -> int:
+    """How often machines that were taken back are replaced. `insisted`: it was typed; what `gpuops.toml` says counts
+    only where it can. Raises UsageError."""
+    count = flags.retries or 0
+    if count < 0:
+        raise UsageError(f"--retries {count} is less than none", "--retries takes a number from 0")
+    rented = bool(flags.on) and world.provisioner(str(flags.on)).capabilities.get("rented") is True
+    if count and insisted and flags.detach:
+        raise UsageError(
+            f"--detach and --retries {count} exclude each other: the guard brings results home and ends machines, and "
+            "starts no run anew",
+            "leave out one of them",
+        )
+    if count and insisted and not rented:
+        raise UsageError(
+            f"--retries {count} is for machines that are rented for this run"
+            + (f", and {flags.on} takes none back" if flags.on else ""),
+            "leave it out" if flags.on else "say where to rent them: --on PROVIDER",
+        )
+    return count if rented and not flags.detach else 0
+
+
+def complete(world: World, request: RunRequest, flags: LaunchFlags) -> RunRequest:
+    """The request with everything the flags say, checked. Raises UsageError before anything is created."""
+    values = environment(flags.env or (), world.env)
+    for name, why in key_shaped(values).items():
+        world.out.say(f"note: {name} looks like {why}, and --env is recorded with the run: --secret {name} is not")
+    changes: dict[str, Any] = {
+        "data": check_data(flags.data, world.folder, inside=not request.workload),
+        "outs": flags.out or (),
+        "env": values,
+        "secrets": flags.secret or (),
+        "prelude": flags.prelude or (),
+        "python": flags.python,
+        "resume": flags.resume,
+        "setup": flags.setup,
+        "hold_s": grace_s(flags.grace),
+        "sink": sinks.parse(flags.sink) if flags.sink else None,
+    }
+    request = dataclasses.replace(request, **changes)
+    if request.workload:
+        request = dataclasses.replace(request, script=program(request.workload, request.data))
+    elif request.script is not None:
+        request = dataclasses.replace(request, script=script_inside(world.folder, request.script))
+    if flags.detach and flags.queue:
+        raise UsageError("--detach and --queue exclude each other", "leave out one of them")
+    if request.resume:
+        request = _resumed(world, request)
+    return request
+
+
+def program(workload: str, data: str | None) -> str:
+    """A workload's script. Raises UsageError for one that does not exist, or reads no data where some are named."""
+    from gpuops.sync.inputs import WORKLOADS, script
+
+    path = script(workload)
+    if data and not WORKLOADS[workload].reads:
+        readers = [name for name, known in WORKLOADS.items() if known.reads]
+        raise UsageError(
+            f"the workload {workload} reads no --data, since it brings what it needs",
+            f"leave out --data; these read some: {', '.join(readers)}",
+        )
+    return path
+
+
+def script_inside(folder: Path, script: str) -> str:
+    """The script's path relative to the project. Raises UsageError when it is absent or outside."""
+    full = (folder / Path(script).expanduser()).absolute()
+    if full.is_dir():
+        raise UsageError(f"{script} is a folder", "name the script in it")
+    if not full.exists():
+        raise UsageError(f"there is no script {script}", "check the path; it is looked for under the current folder")
+    if not full.is_file():
+        raise UsageError(f"{script} is no file that Python could run", "name your training script")
+    resolved = Path(*full.parts)
+    try:
+        inside = resolved.relative_to(folder)
+        if ".." in inside.parts:
+            inside = full.resolve().relative_to(folder.resolve())
+    except ValueError:
+        raise UsageError(
+            f"{script} lies outside the project {folder}", f"start gpuops in the folder that holds it: cd {full.parent}"
+        ) from None
+    return str(PurePosixPath(inside))
+
+
+def _resumed(world: World, request: RunRequest) -> RunRequest:
+    """`--resume RUN`: the run must have outputs, and be of the same kind."""
+    from gpuops.runs import belated
+    from gpuops.runs.prepare import find_run, tree_of
+    from gpuops.sync.restore import check
+
+    row = find_run(world, str(request.resume))
+    if belated.is_awaited(row):
+        belated.before_resuming(world, row)
+    check(row, tree_of(request, world.folder)[0])
+    theirs = row.request.get("workload")
+    if request.workload and theirs and theirs != request.workload:
+        raise UsageError(f"{row.name} trained {theirs}, this is {request.workload}", f"name it: --workload {theirs}")
+    return request
+
+
+TRAIN_HELP = example_help(
+    "Train through torchrun on one GPU, one node or several.\n\n"
+    "SCRIPT is your own file, run as it is; its arguments stand behind `--`. Without SCRIPT: the workload `digits`.\n\n"
+    "\b\nWorkloads, each a program to read and to copy:\n"
+    + "\n".join(f"  {name:9}  {known.line}" for name, known in inputs.WORKLOADS.items()),
+    "gpuops train multinode --nodes 2",
+    "gpuops train multigpu train.py -- 50 10 --batch_size 32",
+    "gpuops train multinode --workload toy -- 50 10",
+    "gpuops train multinode --workload mnist --data ~/mnist -- 1",
+    "gpuops train single --workload cifar10 -- --help",
+)
+RUN_HELP = example_help(
+    "Run any command on a node.\n\nWith push, logs, lease, results and teardown around it.",
+    "gpuops run -- python3 hello.py",
+    "gpuops run --nodes 2 --all-nodes -- nvidia-smi",
+)
+
+ONE = {"single": ("nodes", "gpus"), "multigpu": ("nodes",)}
+"""What a mode takes one of."""
+MODES: tuple[Literal["single"], Literal["multigpu"], Literal["multinode"]] = ("single", "multigpu", "multinode")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("train", cls=TakesArguments, help=TRAIN_HELP)(train)
+    app.command("run", cls=TakesCommand, help=RUN_HELP)(run)
+
+
+@with_flags(LaunchFlags, MachineFlags)
+def train(
+    flags: LaunchFlags,
+    machine: MachineFlags,
+    context: typer.Context,
+    mode: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODE",
+            help="single: one rank; multigpu: one node, a rank per GPU; multinode: several nodes.",
+            autocompletion=completion.modes,
+        ),
+    ],
+    script: Annotated[str | None, typer.Argument(metavar="SCRIPT", help="Your training script.")] = None,
+    module: Annotated[
+        str | None, typer.Option("-m", metavar="MODULE", help="Run a module instead of a script.", show_default=False)
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            help="Run one of gpuops' own programs.",
+            metavar="NAME",
+            show_default=False,
+            autocompletion=completion.workloads,
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be created, sent and executed.")] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    from gpuops.core.models import RunRequest
+
+    checked = check_mode(mode)
+    named = {"SCRIPT": script, "-m": module, "--workload": workload}
+    given = [name for name, value in named.items() if value is not None]
+    if empty := [name for name in given if not named[name]]:
+        raise UsageError(f"{empty[0]} is empty", "name what to train, or leave it out")
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} exclude each other", "name one thing to train")
+    if not given:
+        workload = inputs.DEFAULT
+
+    def request(machine: MachineFlags) -> RunRequest:
+        return RunRequest(
+            kind="torchrun",
+            mode=checked,
+            nodes=nodes_for(checked, machine, script),
+            gpus=machine.gpus,
+            script=script,
+            module=module,
+            workload=workload,
+            argv=passed() or [],
+        )
+
+    words, one = context.meta[WORDS], ONE.get(checked, ())
+    tell("train", request, flags, machine, words, dry_run=dry_run, yes=yes, as_json=as_json, one=one)
+
+
+def check_mode(mode: str) -> Literal["single", "multigpu", "multinode"]:
+    """Raises UsageError for a mode that is none, also where the script stands in its place."""
+    for known in MODES:
+        if mode == known:
+            return known
+    raise UsageError(
+        f"'{mode}' is neither single, multigpu nor multinode",
+        f"say how far to spread first: gpuops train multinode {mode}"
+        if mode.endswith(".py")
+        else "say how far to spread: gpuops train multinode",
+    )
+
+
+def nodes_for(mode: str, machine: MachineFlags, script: str | None) -> int:
+    """How many nodes a mode takes, 0 for all there are. Raises UsageError where the flags contradict it."""
+    nodes = machine.nodes or (0 if mode == "multinode" else 1)
+    same = f" {script}" if script else ""
+    if mode != "multinode" and nodes != 1:
+        raise UsageError(
+            f"train {mode} is for one node, {nodes} were asked for", f"gpuops train multinode --nodes {nodes}{same}"
+        )
+    if mode == "single" and machine.gpus not in (None, 1):
+        raise UsageError(
+            f"train single is one rank on one GPU, {machine.gpus} were asked for",
+            f"gpuops train multigpu --gpus {machine.gpus}{same}",
+        )
+    return nodes
+
+
+@with_flags(LaunchFlags, MachineFlags)
+def run(
+    flags: LaunchFlags,
+    machine: MachineFlags,
+    context: typer.Context,
+    all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Run it on every node, not on node0 alone.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be created, sent and executed.")] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    from gpuops.core.models import RunRequest
+
+    words: Any = passed()
+    if not words or not words[0]:
+        raise UsageError("there is no command to run", "write it behind `--`: gpuops run -- python3 hello.py")
+
+    def request(machine: MachineFlags) -> RunRequest:
+        nodes = (machine.nodes or 0) if all_nodes else 1
+        return RunRequest(kind="command", mode="run", nodes=nodes, gpus=machine.gpus, argv=words, all_nodes=all_nodes)
+
+    tell("run", request, flags, machine, context.meta[WORDS], dry_run=dry_run, yes=yes, as_json=as_json)

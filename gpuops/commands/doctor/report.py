@@ -1,0 +1,164 @@
+"""What was found, and the place it was found at."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gpuops.core.errors import NodeError, ProviderError, worst
+
+Level = Literal["ok", "note", "warning", "error"]
+LEVELS: tuple[Level, ...] = ("error", "warning", "note", "ok")
+"""Worst first."""
+SETUP = "setup"
+"""The subject of what a provider itself says."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    level: Level
+    what: str
+    """The subject, for programs; each is a line of docs/doctor.md."""
+    say: str
+    """One sentence."""
+    hint: str = ""
+    """One thing to do."""
+    where: str = ""
+    """`this computer`, `node0`, a host's name, a provider's."""
+
+
+def error(what: str, say: str, hint: str) -> Finding:
+    return Finding("error", what, say, hint)
+
+
+def warning(what: str, say: str, hint: str) -> Finding:
+    return Finding("warning", what, say, hint)
+
+
+def note(what: str, say: str, hint: str) -> Finding:
+    return Finding("note", what, say, hint)
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A place, and what mode `checkup` told of it."""
+
+    where: str
+    facts: Mapping[str, Any]
+    reached: bool = False
+    """By logging in; else it is this computer."""
+    clock: tuple[float, float] | None = None
+    """Bounds of the seconds to add to its clock to get ours; None where the clock is ours."""
+    artefact: str = ""
+    """The agent of its node."""
+
+    def part(self, name: str) -> Mapping[str, Any]:
+        """One part of the facts; empty where its probe failed."""
+        return self.facts.get(name) or {}
+
+    def disk(self, of: str) -> Mapping[str, Any]:
+        """What is known of one place on a disk: `home`, `root`, `tmp`, `shm`, `node`."""
+        disks: Sequence[Mapping[str, Any]] = self.facts.get("disks") or []
+        return next((disk for disk in disks if disk["of"] == of), {})
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """The GPUs as in an agent's `hello`, with what only a checkup asks."""
+        return [
+            {**gpu, "driver": gpu.get("driver_version", ""), "memory_mb": megabytes(gpu.get("memory.total"))}
+            for gpu in self.part("nvidia").get("gpus") or []
+        ]
+
+    @property
+    def python(self) -> Mapping[str, Any] | None:
+        """The Python that a run would take: the first with torch, or the one that was asked for."""
+        pythons = self.part("pythons")
+        found: Sequence[Mapping[str, Any]] = pythons.get("found") or []
+        if pythons.get("asked"):
+            return found[0] if found else None
+        return next((one for one in found if one.get("torch")), None)
+
+
+def megabytes(text: object) -> int:
+    """A number as nvidia-smi prints it; 0 for `[N/A]`."""
+    number = str(text or "").partition(".")[0]
+    return int(number) if number.isdigit() else 0
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def size(count: float) -> str:
+    """Bytes for people, in the units of `df -h` and of whoever sells GPUs."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TB"
+
+
+@dataclass(frozen=True)
+class Report:
+    findings: Sequence[Finding]
+
+    @property
+    def exit_code(self) -> int:
+        """3 where a provider's set-up says no, 4 where a place does, 0 where nothing is worse than a warning."""
+        errors = [finding for finding in self.findings if finding.level == "error"]
+        return worst(*(ProviderError.exit_code if one.what == SETUP else NodeError.exit_code for one in errors))
+
+    @property
+    def places(self) -> list[str]:
+        return list(dict.fromkeys(finding.where for finding in self.findings))
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "say": self.say,
+            "exit_code": self.exit_code,
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+        }
+
+    @property
+    def say(self) -> str:
+        """The last line: how many of what."""
+        counts = [(level, sum(one.level == level for one in self.findings)) for level in LEVELS if level != "ok"]
+        found = [plural(count, level) for level, count in counts if count]
+        if not found:
+            return "nothing is wrong"
+        joined = " and ".join(filter(None, [", ".join(found[:-1]), found[-1]]))
+        if self.exit_code:
+            return f"{joined}: see what is marked error first"
+        return f"{joined}: nothing that keeps a run from starting"
+
+    def lines(self) -> list[str]:
+        lines = []
+        for place in self.places:
+            here = [finding for finding in self.findings if finding.where == place]
+            lines.append(place)
+            for finding in sorted(here, key=lambda one: LEVELS.index(one.level)):
+                lines.append(f"  {finding.level}: {finding.say}")
+                if finding.hint:
+                    lines.append(f"    hint: {finding.hint}")
+            lines.append("")
+        return [*lines, self.say]
+
+
+def well(place: Examined) -> Finding:
+    """One line about a place as it is, however many findings it has."""
+    machine, python, home = place.part("machine"), place.python, place.disk("home")
+    parts = []
+    if python:
+        parts.append(f"torch {python['torch']} ({python['path']})" if python.get("torch") else str(python["path"]))
+    elif agent := place.part("pythons").get("agent"):
+        parts.append(f"Python {'.'.join(str(part) for part in agent['version'])}")
+    names = [str(gpu.get("name")) for gpu in place.gpus]
+    parts += [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)] or ["no GPU"]
+    parts += [f"driver {place.gpus[0]['driver']}"] if names else []
+    parts += [plural(int(machine["cores"]), "core")] if machine.get("cores") else []
+    parts += [f"{size(int(machine['memory']))} of memory"] if machine.get("memory") else []
+    parts += [f"{size(int(home['free']))} of disk free"] if home.get("there") else []
+    host = f"{machine['hostname']}: " if place.reached and machine.get("hostname") else ""
+    return Finding("ok", "place", host + ", ".join(parts), where=place.where)

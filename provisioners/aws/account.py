@@ -1,0 +1,337 @@
+"""Whose account, and how it is asked: credentials, regions, clients. boto3 is imported where it is used.
+
+A region is `us-east-1`, or `us-east-1@NAME` where the profile NAME gives the credentials: it travels with the region,
+so that another command finds the same account.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpuops.core.errors import (
+    AuthFailed,
+    GpuopsError,
+    NotSetUp,
+    ProviderError,
+    Rejected,
+    UsageError,
+)
+from gpuops.core.models import Request
+from gpuops.core.provider import NOTHING
+from provisioners.aws import credentials, errors
+
+E = TypeVar("E", bound=Exception)
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+MOST_AT_ONCE = 8
+"""So many at a time: AWS counts requests, and what it allows to describe refills by 20 a second."""
+REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")
+DEFAULT = "us-east-1"
+CONNECT_S = 10.0
+READ_S = 30.0
+NAMING_S = 10.0
+"""How long the answer may take whose account this is: nothing hangs on it but a name."""
+ATTEMPTS = 3
+PROFILE = "gpuops_profile"
+"""On a client: whose credentials it asks with."""
+PROFILES = "aws-profiles"
+"""In gpuops' own folder: one profile a line, of those that something was ever made with."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who the credentials are."""
+
+    account: str
+    """Its number."""
+    arn: str
+    name: str
+    """The user's or role's own name."""
+
+    @property
+    def say(self) -> str:
+        return f"AWS account {self.account}, as {self.name}"
+
+
+def split(region: str) -> tuple[str, str]:
+    """A region's own name and its profile (empty: none)."""
+    name, _, profile = region.partition("@")
+    return name, profile
+
+
+def join(name: str, profile: str) -> str:
+    return f"{name}@{profile}" if profile else name
+
+
+def ask(doing: str, call: Callable[..., Any], *, creating: bool = False, client: Any = None, **parameters: Any) -> Any:
+    """The answer of one call. `doing`: `list machines in us-east-1`; `client`: which is asked, where the call is not
+    one of its own. Raises ProviderError.
+
+    A dry run that would have succeeded answers {}.
+    """
+    try:
+        return call(**parameters)
+    except GpuopsError:
+        raise
+    except Exception as error:
+        if errors.code(error) == "DryRunOperation":
+            return {}
+        whose = client if client is not None else getattr(call, "__self__", None)
+        region = str(getattr(getattr(whose, "meta", None), "region_name", "") or "")
+        profile = str(getattr(whose, PROFILE, "") or parameters.get("profile") or "")
+        raise errors.failure(error, doing, creating=creating, region=region, profile=profile) from error
+
+
+def pages(doing: str, client: Any, operation: str, key: str, **parameters: Any) -> list[Any]:
+    """What all pages of one call hold under `key`. Raises ProviderError."""
+
+    def everything() -> list[Any]:
+        if not client.can_paginate(operation):
+            return list(getattr(client, operation)(**parameters).get(key) or [])
+        found = client.get_paginator(operation).paginate(**parameters)
+        return [one for page in found for one in page.get(key) or []]
+
+    return list(ask(doing, everything, client=client))
+
+
+class Account:
+    """The accounts that these surroundings reach. Cheap to make, and safe in threads."""
+
+    def __init__(self, env: Mapping[str, str], home: Path, dotenv: Mapping[str, str] = NOTHING) -> None:
+        self.env = env
+        self.home = home
+        self._dotenv = dotenv
+        self._lock = threading.RLock()
+        self._sessions: dict[str, tuple[Any, str]] = {}
+        self._clients: dict[tuple[str, str, bool], Any] = {}
+        self._identities: dict[str, Identity] = {}
+        self._naming = threading.Lock()
+        self._unnamed: set[str] = set()
+        """Profiles whose identity was asked for in vain."""
+        self.price_list = DEFAULT
+        """Where the price list has answered last (`prices`)."""
+        self._planning = threading.Lock()
+        self._plans: dict[str, bool | None] = {}
+
+    def client(self, service: str, region: str) -> Any:
+        """A client that asks again where that is harmless. Raises NotSetUp, AuthFailed, UsageError."""
+        return self._client(service, region, launching=False)
+
+    def launcher(self, region: str) -> Any:
+        """EC2, each request made once: what creates is repeated by us, if at all."""
+        return self._client("ec2", region, launching=True)
+
+    def source(self, region: str) -> str:
+        """Where the credentials for a region come from. Raises NotSetUp, AuthFailed."""
+        return self._found(split(region)[1])[1]
+
+    def named(self, region: str) -> Identity | None:
+        """Who this is, as far as that was asked for."""
+        with self._lock:
+            return self._identities.get(split(region)[1])
+
+    def recognised(self, region: str) -> Identity | None:
+        """Who this is; None where that alone may not be asked, or is not answered. Asked once, whatever comes of it.
+        Raises AuthFailed for credentials that are none."""
+        profile = split(region)[1]
+        with self._naming:
+            if profile in self._unnamed:
+                return None
+            try:
+                return self.identity(region)
+            except ProviderError as error:
+                if isinstance(error, AuthFailed) and errors.code(error) not in errors.DENIED:
+                    raise
+                self._unnamed.add(profile)
+        return None
+
+    def identity(self, region: str) -> Identity:
+        """Who this is; asked until it is known, and once each time. Raises ProviderError."""
+        profile = split(region)[1]
+        with self._lock:
+            known = self._identities.get(profile)
+        if known is None:
+            try:
+                told = ask("ask who this is", self._client("sts", region, launching=True).get_caller_identity)
+            except AuthFailed as error:
+                better = self.explained(region, error)
+                if better is error:
+                    raise
+                raise better from error
+            arn = str(told.get("Arn") or "")
+            known = Identity(str(told["Account"]), arn, re.split("[:/]", arn)[-1])
+            with self._lock:
+                self._identities[profile] = known
+        return known
+
+    def on_free_plan(self, region: str) -> bool | None:
+        """Whether the account is on AWS's Free Plan; None where that may not be asked, or is not answered. Asked once.
+
+        Accounts from before July 2025 have no plan, which is None as well.
+        """
+        profile = split(region)[1]
+        with self._planning:
+            if profile not in self._plans:
+                self._plans[profile] = None
+                with suppress(ProviderError):
+                    client = self._client("freetier", join(DEFAULT, profile), launching=True)
+                    told = ask("ask for the account's plan", client.get_account_plan_state)
+                    self._plans[profile] = told.get("accountPlanType") == "FREE"
+            return self._plans[profile]
+
+    def explained(self, region: str, error: E) -> E | AuthFailed:
+        """Why a region does not take credentials: one that is not switched on knows none, which others do."""
+        name, profile = split(region)
+        if errors.code(error) not in errors.NOBODY or name == DEFAULT:
+            return error
+        try:
+            ask("ask who this is", self.client("sts", join(DEFAULT, profile)).get_caller_identity)
+        except GpuopsError:
+            return error
+        return AuthFailed(
+            f"the region {name} is not switched on in this AWS account",
+            f"switch it on (aws account enable-region --region-name {name}), or leave it out",
+        )
+
+    def regions(self, request: Request | None) -> list[str]:
+        """Where to look: `--region` (several by commas), else the region of the surroundings or of the profile."""
+        asked = str((request.options.get("profile") if request else None) or "").strip()
+        profile = asked or credentials.current_profile(self.env)
+        given = (request.region if request else None) or ""
+        names = [one.strip() for one in given.split(",") if one.strip()] or [self._usual(profile)]
+        for name in names:
+            self._check(split(name)[0])
+        return list(dict.fromkeys(join(split(name)[0], split(name)[1] or profile) for name in names))
+
+    def all_regions(self) -> list[str]:
+        """Those that are switched on in the accounts of all known profiles. Raises ProviderError."""
+        return [region for profile in self.profiles() for region in self.opted_in(profile)]
+
+    def profiles(self) -> list[str]:
+        """Every profile ever used to make something, and "" for the surroundings' own credentials. Raises NotSetUp."""
+        try:
+            used = [line.strip() for line in (self.home / PROFILES).read_text(encoding="utf-8").splitlines()]
+        except FileNotFoundError:
+            used = []
+        known = list(dict.fromkeys(line for line in used if line))
+        if credentials.current_profile(self.env) in known:
+            return known
+        try:
+            self._found("")
+        except NotSetUp:
+            if not known:
+                raise
+            return known
+        return [*known, ""]
+
+    def opted_in(self, profile: str) -> list[str]:
+        """The regions that are switched on in a profile's account. Raises ProviderError."""
+        client = self.client("ec2", join(self._usual(profile), profile))
+        told = ask("list the account's regions", client.describe_regions)
+        return [join(str(one["RegionName"]), profile) for one in told.get("Regions") or []]
+
+    def note_profile(self, region: str) -> None:
+        """Before something is made: `all_regions` asks this profile from now on. Raises Rejected."""
+        profile = split(region)[1]
+        path = self.home / PROFILES
+        try:
+            with self._lock:
+                before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+                if profile and profile not in before:
+                    with open(path, "a", encoding="utf-8") as file:
+                        file.write(f"{profile}\n")
+                        file.flush()
+                        os.fsync(file.fileno())
+        except OSError as error:
+            raise Rejected(
+                f"gpuops cannot note the profile in {path}: {error.strerror}", "see that it can be written"
+            ) from error
+
+    def _client(self, service: str, region: str, *, launching: bool) -> Any:
+        with self._lock:
+            key = (service, region, launching)
+            if key not in self._clients:
+                name, profile = split(region)
+                session, _ = self._found(profile)
+                from botocore.config import Config
+
+                tries = 1 if launching else ATTEMPTS
+                settings = Config(
+                    connect_timeout=CONNECT_S,
+                    read_timeout=NAMING_S if service in ("sts", "freetier") else READ_S,
+                    retries={"mode": "standard", "total_max_attempts": tries},
+                    user_agent_extra="gpuops",
+                    max_pool_connections=32,
+                )
+                made = ask(
+                    f"speak with AWS in {name}",
+                    session.client,
+                    service_name=service,
+                    region_name=name,
+                    endpoint_url=credentials.endpoint(self.env),
+                    config=settings,
+                )
+                setattr(made, PROFILE, profile)
+                self._clients[key] = made
+            return self._clients[key]
+
+    def _found(self, profile: str) -> tuple[Any, str]:
+        """Credentials of one profile, or of the surroundings, and their source. Raises NotSetUp, AuthFailed."""
+        with self._lock:
+            if profile not in self._sessions:
+                self._sessions[profile] = ask(
+                    "find its AWS credentials", credentials.session, env=self.env, profile=profile, dotenv=self._dotenv
+                )
+            return self._sessions[profile]
+
+    def _usual(self, profile: str) -> str:
+        """The region where none is asked for."""
+        said = self.env.get("AWS_REGION", "").strip() or self.env.get("AWS_DEFAULT_REGION", "").strip()
+        return said or str(self._found(profile)[0].region_name or "") or DEFAULT
+
+    def _check(self, name: str) -> None:
+        """Raises UsageError for what is no region, or none that boto3 knows: asking there would find no server."""
+        known = credentials.known_regions()
+        if name in known:
+            return
+        if name[:-1] in known and name[-1].isalpha():
+            raise UsageError(
+                f"{name} is a zone, and no region",
+                f"say --region {name[:-1]}: its zones are tried by their prices (--zone {name} for that one alone)",
+            )
+        near = difflib.get_close_matches(name, known, 3, 0.7)
+        meant = f"did you mean {' or '.join(near)}?" if near else "write it like us-east-1, several by commas"
+        newer = " Where it is new: pip install -U boto3" if REGION.fullmatch(name) else ""
+        raise UsageError(f"AWS has no region '{name}' that this computer knows", meant + newer)
+
+
+def together(calls: Mapping[K, Callable[[], V]], most: int = MOST_AT_ONCE) -> dict[K, V | ProviderError | UsageError]:
+    """What each came to, in the order given. What is no error of ours is raised once all have ended."""
+    if not calls:
+        return {}
+    with ThreadPoolExecutor(min(most, len(calls)), thread_name_prefix="aws") as pool:
+        under_way = {name: pool.submit(_settled, call) for name, call in calls.items()}
+        return {name: future.result() for name, future in under_way.items()}
+
+
+def _settled(call: Callable[[], V]) -> V | ProviderError | UsageError:
+    try:
+        return call()
+    except (ProviderError, UsageError) as error:
+        return error
+
+
+def sure(settled: V | ProviderError | UsageError) -> V:
+    """An answer without which there is no going on. Raises what it came to instead."""
+    if isinstance(settled, ProviderError | UsageError):
+        raise settled
+    return settled

@@ -1,0 +1,175 @@
+"""The ways in which a request can be had, or something like it: so many machines of a kind, counted against a quota.
+Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuops.core.models import Increase
+from provisioners.aws.account import split
+from provisioners.aws.catalog import Kind, is_old
+from provisioners.aws.quotas import UNIT, Class, Standing, class_of
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request wants, as flags say it."""
+
+    nodes: int
+    gpus: int | None
+    gpu_type: str | None
+    gpu_mem: int | None
+    market: str
+    profile: str = ""
+    types: str = ""
+    """Names of instance types, with commas, instead of GPUs."""
+
+    def exactly(self, kind: Kind) -> Asked:
+        """The same wish with this kind of machine by its name."""
+        if kind.gpus:
+            return dataclasses.replace(self, gpu_type=kind.type, types="")
+        return dataclasses.replace(self, types=kind.type)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One region: its instance types, those that the request would take by market, and how the account stands."""
+
+    region: str
+    kinds: Sequence[Kind]
+    chosen: Mapping[str, Sequence[Kind]]
+    standing: Standing
+
+
+@dataclass(frozen=True)
+class Way:
+    """So many machines of one kind in one place, counted against one quota."""
+
+    place: Place
+    kind: Kind
+    nodes: int
+    counted: Class
+
+    @property
+    def need(self) -> int:
+        return self.nodes * self.kind.vcpus
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.kind.gpus
+
+    @property
+    def free(self) -> float | None:
+        return self.place.standing.free(self.counted)
+
+    @property
+    def fits(self) -> bool:
+        return self.free is not None and self.need <= self.free
+
+    @property
+    def fitting(self) -> int:
+        """So many machines of it there is room for."""
+        return int((self.free or 0) // self.kind.vcpus)
+
+    @property
+    def used(self) -> float:
+        return self.place.standing.used.get(self.counted.code) or 0.0
+
+    @property
+    def total(self) -> int:
+        """The limit that would do."""
+        return math.ceil(self.used + self.need)
+
+    @property
+    def region(self) -> str:
+        return split(self.place.region)[0]
+
+    @property
+    def increases(self) -> Sequence[Increase]:
+        return (self.place.standing.increases or {}).get(self.counted.code, ())
+
+    @property
+    def closed(self) -> Increase | None:
+        """The last request for more, which did not bring what it was for."""
+        one = self.place.standing.closed.get(self.counted.code)
+        return one if one and one.wanted > self.place.standing.limits.get(self.counted.code, 0.0) else None
+
+    def say(self) -> str:
+        each = f"{self.kind.gpus or 'no'} GPU{'s' * (self.kind.gpus != 1)}"
+        nodes = f"{self.nodes} nodes of {each} each" if self.nodes > 1 else f"one node of {each}"
+        return f"{self.nodes} x {self.kind.type} is {self.need} {UNIT}, {nodes}"
+
+
+def as_asked(asked: Asked, places: Iterable[Place], market: str) -> Iterator[Way]:
+    """The kinds that the request means, the smallest first in each region."""
+    for place in places:
+        for kind in sorted(place.chosen.get(market, ()), key=lambda kind: (kind.vcpus, kind.type)):
+            yield Way(place, kind, asked.nodes, class_of(kind.type, market))
+
+
+def _smaller(asked: Asked, place: Place, market: str) -> Iterator[Way]:
+    """Other machines with GPUs as good as those asked for, one by one."""
+    meant = {kind.gpu for kind in place.chosen.get(market, ())}
+    for kind in place.kinds:
+        named = kind.gpu in meant if asked.gpu_type else not is_old(kind)
+        if kind.gpus and market in kind.markets and named and kind.memory >= (asked.gpu_mem or 0):
+            yield Way(place, kind, 1, class_of(kind.type, market))
+
+
+def total(asked: Asked, place: Place, market: str) -> int:
+    """How many GPUs the request has in all."""
+    kinds = place.chosen.get(market, ())
+    return asked.nodes * (asked.gpus or min((kind.gpus for kind in kinds), default=0))
+
+
+def as_many(asked: Asked, place: Place, market: str) -> list[Way]:
+    """The same number of GPUs in other machines; the fewest vCPUs first, of equals the fewest machines."""
+    wanted = total(asked, place, market)
+    ways = [
+        dataclasses.replace(way, nodes=wanted // way.kind.gpus)
+        for way in _smaller(asked, place, market)
+        if wanted and wanted % way.kind.gpus == 0
+    ]
+    return sorted(ways, key=lambda way: (way.need, way.nodes, way.kind.memory, way.kind.type))
+
+
+def fewer(asked: Asked, place: Place, market: str) -> list[Way]:
+    """As many GPUs as there is room for, the most first; of machines without GPUs as many as there is room for."""
+    wanted = total(asked, place, market)
+    if not wanted:
+        plain = [dataclasses.replace(way, nodes=way.fitting) for way in as_asked(asked, [place], market)]
+        return sorted((way for way in plain if 0 < way.nodes < asked.nodes), key=lambda way: -way.nodes)
+    ways = [
+        dataclasses.replace(way, nodes=min(way.fitting, wanted // way.kind.gpus))
+        for way in _smaller(asked, place, market)
+        if way.kind.vcpus
+    ]
+    return sorted(
+        (way for way in ways if way.nodes > 0), key=lambda way: (-way.gpus, way.need, way.nodes, way.kind.memory)
+    )
+
+
+def alike(best: Way, ways: Sequence[Way]) -> str:
+    """Kinds with as many vCPUs and GPUs."""
+    size = (best.kind.vcpus, best.kind.gpus)
+    others = [way.kind.type for way in ways if way is not best and (way.kind.vcpus, way.kind.gpus) == size]
+    return f" (so are {', '.join(others)})" if others else ""
+
+
+def by_region(ways: Iterable[Way]) -> list[Way]:
+    """The first of each region."""
+    found: dict[str, Way] = {}
+    for way in ways:
+        found.setdefault(way.place.region, way)
+    return list(found.values())
+
+
+def by_quota(ways: Iterable[Way]) -> list[Way]:
+    """The smallest of each quota in each region."""
+    found: dict[tuple[str, str], Way] = {}
+    for way in ways:
+        found.setdefault((way.place.region, way.counted.code), way)
+    return list(found.values())

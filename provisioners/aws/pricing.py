@@ -1,0 +1,152 @@
+"""What AWS asks for: spot prices by zone, on-demand prices from its price list, disks and addresses. Pure, but for the
+questions at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from gpuops.core.errors import ProviderError, UsageError
+from provisioners.aws.account import Account, join, pages, split, together
+from provisioners.aws.catalog import Kind
+
+PRICE_LISTS = ("us-east-1", "eu-central-1", "ap-south-1")
+"""Where the price list of all regions is asked, one after another: an organization may close the first of them."""
+ADDRESS = 0.005
+"""$/h of a public IPv4 address, the same in every region."""
+DISK_MONTHLY = 0.10
+"""$ a month for a GB of gp3, where the price list does not say: 0.08 in us-east-1, more in others."""
+MONTH_H = 730.0
+SINGLY = 40
+"""So many types are asked for one by one, where they were not in the list of those with as many GPUs: whether every
+product there says how many it has is not documented."""
+MACHINE = {
+    "operatingSystem": "Linux",
+    "tenancy": "Shared",
+    "preInstalledSw": "NA",
+    "capacitystatus": "Used",
+}
+"""What makes a product of the price list the plain machine: else reservations and capacity blocks come first."""
+
+
+def newest(history: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
+    """The price by type and zone, the last that was said of each. A price of nothing is none."""
+    found: dict[tuple[str, str], tuple[Any, float]] = {}
+    for one in history:
+        where = (str(one.get("InstanceType")), str(one.get("AvailabilityZone")))
+        price, at = _dollars(one.get("SpotPrice")), one.get("Timestamp")
+        known = found.get(where)
+        if price and (known is None or (at is not None and known[0] is not None and at > known[0])):
+            found[where] = (at, price)
+    return {where: price for where, (_, price) in found.items()}
+
+
+def per_unit(product: str) -> tuple[Mapping[str, Any], float]:
+    """What a product of the price list is (its attributes), and what one unit costs on demand; 0 where nothing is said.
+
+    The list's entries are JSON in text.
+    """
+    try:
+        document = json.loads(product)
+        attributes = dict(document["product"]["attributes"])
+        terms = document.get("terms", {}).get("OnDemand", {})
+        prices = [
+            _dollars(dimension.get("pricePerUnit", {}).get("USD"))
+            for term in terms.values()
+            for dimension in term.get("priceDimensions", {}).values()
+        ]
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return {}, 0.0
+    return attributes, max(prices, default=0.0)
+
+
+def by_type(products: Iterable[str]) -> dict[str, float]:
+    """$/h by instance type; of several the cheapest that costs anything."""
+    found: dict[str, float] = {}
+    for product in products:
+        attributes, price = per_unit(product)
+        name = str(attributes.get("instanceType") or "")
+        if name and price:
+            found[name] = min(price, found.get(name, price))
+    return found
+
+
+def disk_hourly(products: Iterable[str]) -> float:
+    """$/h for a GB of gp3. Where the list does not say, a price that is rather too high."""
+    monthly = [price for price in (per_unit(product)[1] for product in products) if price]
+    return min(monthly, default=DISK_MONTHLY) / MONTH_H
+
+
+def _dollars(said: Any) -> float:
+    try:
+        price = float(said)
+    except (TypeError, ValueError):
+        return 0.0
+    return price if 0 < price < float("inf") else 0.0
+
+
+# Questions.
+
+DOING = "read AWS's price list"
+
+
+def spot(account: Account, region: str, types: Iterable[str]) -> dict[tuple[str, str], float]:
+    """$/h of a machine now, by type and zone. Raises ProviderError."""
+    now = datetime.now(UTC)
+    told = pages(
+        "see the spot prices",
+        account.client("ec2", region),
+        "describe_spot_price_history",
+        "SpotPriceHistory",
+        InstanceTypes=sorted(types),
+        ProductDescriptions=["Linux/UNIX"],
+        StartTime=now,
+        EndTime=now,
+    )
+    return newest(told)
+
+
+def on_demand(account: Account, region: str, kinds: Iterable[Kind]) -> dict[str, float]:
+    """$/h of a machine by type, from the price list. What is not in it is not in the answer. Raises ProviderError."""
+    wanted = {kind.type: kind for kind in kinds}
+    found: dict[str, float] = {}
+    for gpus in sorted({kind.gpus for kind in wanted.values() if kind.gpus}):
+        found |= by_type(_products(account, region, **MACHINE, gpu=str(gpus)))
+    missing = sorted((type for type in wanted if type not in found), key=lambda type: wanted[type].vcpus)[:SINGLY]
+    calls = {type: partial(_products, account, region, **MACHINE, instanceType=type) for type in missing}
+    for answer in together(calls).values():
+        if isinstance(answer, ProviderError | UsageError):
+            raise answer
+        found |= by_type(answer)
+    return {type: price for type, price in found.items() if type in wanted}
+
+
+def disk(account: Account, region: str) -> float:
+    """$/h for a GB of gp3 in a region. Where that cannot be read, a price that is rather too high."""
+    try:
+        return disk_hourly(_products(account, region, productFamily="Storage", volumeApiName="gp3"))
+    except ProviderError:
+        return disk_hourly(())
+
+
+def _products(account: Account, region: str, **attributes: str) -> list[str]:
+    name, profile = split(region)
+    filters = [
+        {"Type": "TERM_MATCH", "Field": field, "Value": value}
+        for field, value in {"regionCode": name, **attributes}.items()
+    ]
+    refused: ProviderError | None = None
+    for at in (account.price_list, *(one for one in PRICE_LISTS if one != account.price_list)):
+        client = account.client("pricing", join(at, profile))
+        try:
+            found = pages(DOING, client, "get_products", "PriceList", ServiceCode="AmazonEC2", Filters=filters)
+        except ProviderError as error:
+            refused = refused or error
+        else:
+            account.price_list = at
+            return found
+    assert refused is not None
+    raise refused

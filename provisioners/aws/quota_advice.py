@@ -1,0 +1,355 @@
+"""What to do about a request for more quota that AWS has not granted, or not yet. Pure.
+
+A request by the API opens a support case without a word of what the quota is for. New accounts that asked for 4 to 8
+vCPU were refused with the same text each time; who replied in the same case had it within one to four days (field
+reports of five accounts). Such a case may be CASE_CLOSED before it is granted, and after it. A grant takes effect
+within an hour (AWS, "Requesting a quota increase").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpuops.core.errors import QuotaExceeded
+from gpuops.core.models import Increase, Quota
+from provisioners.aws.account import split
+from provisioners.aws.alternatives import Asked, Place, Way, alike, as_asked, as_many, by_quota, by_region, fewer
+from provisioners.aws.catalog import is_old
+from provisioners.aws.options import CPU
+from provisioners.aws.quotas import MARKETS, ON_DEMAND, SPOT, UNIT, arithmetic, class_of
+
+CASE = "https://support.console.aws.amazon.com/support/home#/case/?displayId={}"
+CASES = "https://support.console.aws.amazon.com/support/home#/case/history"
+SETTLES_S = 3600.0
+"""So long after a case was closed its quota may still change."""
+SETTLING = "a grant takes effect within an hour: the quota is looked at until then"
+SMALL = 8
+"""vCPU: a first request for more than that is rarely granted to a new account."""
+
+
+def link(one: Increase) -> str:
+    """Where a request's case is read and replied to; without its number the list of all cases."""
+    return CASE.format(one.case) if one.case else CASES
+
+
+def settles(one: Increase, now: float) -> bool:
+    """Whether a request that was closed without a word of how may still turn out to be granted."""
+    since = one.decided if one.decided is not None else one.created
+    return since is not None and now - since < SETTLES_S
+
+
+def open_case(one: Increase) -> tuple[str, ...]:
+    """What to say of a request that people decide."""
+    return (f"people at AWS decide, and may ask what it is for: {link(one)}",) if one.case else ()
+
+
+def refused(quota: Quota, one: Increase) -> tuple[str, ...]:
+    """What to do about one that was not granted, with a text to reply with."""
+    machines = f"{quota.machines} ({quota.sum})" if quota.machines else "N x TYPE"
+    return (
+        f"reply in its case, and file no new request; most are granted then: {link(one)}",
+        "a text to begin with (fill in HOURS and AMOUNT):",
+        f"  Please set {quota.name} ({quota.code}) in {quota.region.partition('@')[0]} to {one.wanted:g} {quota.unit}.",
+        f"  I train neural networks with PyTorch on {machines}, about HOURS hours a month.",
+        "  Each machine ends with its run, and by a watchdog after 24 hours. A budget of $AMOUNT a month has an alarm.",
+    )
+
+
+NAMED = 3
+"""So many regions are named."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    say: str
+    command: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.say}: {self.command}" if self.command else self.say
+
+
+MORE = Advice("that is for one GPU, with --gpus N for more, and --nodes N for several machines")
+
+
+def advise(asked: Asked, places: Sequence[Place], now: float) -> list[Advice]:
+    """Everything worth knowing, the most useful first."""
+    ways = list(as_asked(asked, places, asked.market))
+    if not ways:
+        return []
+    fitting = by_region(way for way in ways if way.fits)
+    if fitting:
+        return _fits(asked, fitting)
+    unknown = [way for way in ways if way.free is None]
+    known = [way for way in ways if way.free is not None]
+    elsewhere = _other_market(asked, places)
+    if not known:
+        return [*_unknown(asked, unknown), *elsewhere]
+    if same := _same(asked, places, asked.market):
+        lines = [*elsewhere, *same, *_in_use(known), *_elsewhere(asked, places), *_increase(asked, known, now)[:1]]
+    else:
+        less = _less(asked, places, known)
+        increase = [*_first(asked, known), *_increase(asked, known, now)]
+        lines = [*elsewhere, *less, *_in_use(known), *_elsewhere(asked, places), *increase]
+    return [*lines, *(_unknown(_just(asked, unknown[0]), unknown) if unknown else [])]
+
+
+def for_one(asked: Asked, places: Sequence[Place], now: float) -> list[Advice]:
+    """The same where nothing was asked for: for one GPU, in both markets, since nobody has chosen one."""
+    if not any(place.chosen for place in places):
+        return []
+    asked = dataclasses.replace(asked, nodes=1, gpus=1)
+    lines: list[Advice] = []
+    runs = False
+    for market in (asked.market, SPOT if asked.market == ON_DEMAND else ON_DEMAND):
+        there = dataclasses.replace(asked, market=market)
+        ways = list(as_asked(there, places, market))
+        known = [way for way in ways if way.free is not None]
+        how = "as spot" if market == SPOT else "on demand"
+        if fitting := by_region(way for way in ways if way.fits):
+            runs = True
+            lines += _fits(there, fitting, f"{how} one GPU")
+        elif known:
+            where = _regions(dict.fromkeys(way.region for way in known))
+            more = _increase(there, known, now)[0]
+            lines += [Advice(f"no GPU runs {how} today in {where}; {more.say}", more.command), *_in_use(known)]
+        elif ways:
+            lines += _unknown(there, ways)
+            runs = True
+    return [*lines, *([] if runs else _elsewhere(asked, places)), MORE]
+
+
+def _just(asked: Asked, way: Way) -> Asked:
+    return asked.exactly(way.kind)
+
+
+def refusal(asked: Asked, places: Sequence[Place], now: float) -> QuotaExceeded:
+    """Why nothing is launched, with the command that helps."""
+    ways = list(as_asked(asked, places, asked.market))
+    whys = [lacking(way) for way in by_quota(ways)]
+    more = [*_same(asked, places, asked.market), *_other_market(asked, places)][:1]
+    known = [way for way in ways if way.free is not None]
+    hints = [*_in_use(known), *_increase(asked, ways, now)[:1], *more]
+    looks = Advice("what else runs today", command(asked, "quota", ways[0].place.region)) if ways else Advice("")
+    return QuotaExceeded("; ".join(whys), "; or ".join(map(str, [*hints, *([] if more else [looks])])))
+
+
+def lacking(way: Way) -> str:
+    """What a way is short of, with the numbers."""
+    limit = way.place.standing.limits.get(way.counted.code, 0.0)
+    return (
+        f"AWS lets this account use {limit:g} {UNIT} of {way.counted.name} ({way.counted.code}) in {way.region}, "
+        f"{way.used:g} are in use, and {arithmetic(way.nodes, way.kind.vcpus)} is {way.need}"
+    )
+
+
+def command(asked: Asked, what: str, region: str, *more: str) -> str:
+    """The line that says what is asked for: `gpuops quota aws --gpus 4 --nodes 2 --spot --region us-east-1`."""
+    name, profile = split(region)
+    words = ["gpuops", what, "aws"]
+    for flag, value in (
+        ("gpus", asked.gpus),
+        ("nodes", asked.nodes if asked.nodes > 1 else None),
+        ("gpu-type", asked.gpu_type),
+        ("gpu-mem", asked.gpu_mem),
+        ("instance-type", asked.types if asked.types != CPU else None),
+    ):
+        words += [f"--{flag}", str(value)] if value else []
+    words += ["--cpu"] if asked.types == CPU else []
+    words += ["--spot"] if asked.market == SPOT else ["--on-demand"] if what == "quota" else []
+    words += ["--region", name] if name else []
+    words += ["--profile", profile or asked.profile] if profile or asked.profile else []
+    return shlex.join([*words, *more])
+
+
+def _fits(asked: Asked, fitting: Sequence[Way], what: str = "it") -> list[Advice]:
+    first = fitting[0]
+    others = [way.region for way in fitting[1:]]
+    also = f", and in {_regions(others)}" if others else ""
+    free = f"{first.free:g}" if first.free is not None else "?"
+    return [
+        Advice(
+            f"{what} fits in {first.region}{also}: {arithmetic(first.nodes, first.kind.vcpus)} is {first.need}, and "
+            f"{free} are free of {first.counted.name}",
+            command(asked, "up", first.place.region),
+        )
+    ]
+
+
+def _unknown(asked: Asked, ways: Sequence[Way]) -> list[Advice]:
+    first = ways[0]
+    why = "AWS documents no quota for it" if not first.counted.code else "the quota could not be read"
+    return [
+        Advice(
+            f"whether {first.kind.type} fits in {first.region} is not known ({first.counted.name}: {why}), and that is "
+            "no reason not to try",
+            command(asked, "up", first.place.region),
+        )
+    ]
+
+
+def _other_market(asked: Asked, places: Sequence[Place]) -> list[Advice]:
+    other = ON_DEMAND if asked.market == SPOT else SPOT
+    there = dataclasses.replace(asked, market=other)
+    found = next((way for way in as_asked(there, places, other) if way.fits), None)
+    if found is None:
+        return []
+    how = "as spot" if other == SPOT else "on demand"
+    return [
+        Advice(
+            f"{how} it fits today in {found.region}: {found.need} {UNIT} are needed, and {found.free:g} are free of "
+            f"{found.counted.name}",
+            command(there, "up", found.place.region),
+        )
+    ]
+
+
+def _less(asked: Asked, places: Sequence[Place], ways: Sequence[Way]) -> list[Advice]:
+    """Fewer GPUs, where there is room for any."""
+    less = [found[0] for place in places if (found := fewer(asked, place, asked.market))]
+    things = "GPUs" if any(way.kind.gpus for way in ways) else "machines"
+    if less:
+        best = max(less, key=lambda way: (way.gpus, way.nodes))
+        return [
+            Advice(
+                f"with fewer {things} something runs today in {best.region}, where {best.free:g} {UNIT} are free: "
+                f"{best.say()}",
+                command(_instead(asked, best), "up", best.place.region),
+            )
+        ]
+    where = _regions(dict.fromkeys(way.region for way in ways))
+    how = "as spot" if asked.market == SPOT else "on demand"
+    what = "nothing with such GPUs" if things == "GPUs" else "no such machine"
+    return [Advice(f"{what} runs {how} today in {where}: the {UNIT} that are free are too few for one machine")]
+
+
+def _same(asked: Asked, places: Sequence[Place], market: str) -> list[Advice]:
+    """As many GPUs in smaller machines that there is room for today."""
+    for place in places:
+        fitting = [way for way in as_many(asked, place, market) if way.fits]
+        if fitting:
+            best = fitting[0]
+            return [
+                Advice(
+                    f"as many GPUs run today in smaller machines in {best.region}, where {best.free:g} {UNIT} are "
+                    f"free: {best.say()}{alike(best, fitting)}",
+                    command(_instead(asked, best), "up", best.place.region),
+                )
+            ]
+    return []
+
+
+def _in_use(ways: Sequence[Way]) -> list[Advice]:
+    """Where the quota is large enough, but for what runs."""
+    for way in ways:
+        limit = way.place.standing.limits.get(way.counted.code, 0.0)
+        if way.used and way.need <= limit:
+            return [
+                Advice(
+                    f"the quota itself is large enough in {way.region}: {limit:g} {UNIT}, of which {way.used:g} are in "
+                    "use; end what you no longer need (what has just ended counts for some minutes more)",
+                    "gpuops status",
+                )
+            ]
+    return []
+
+
+def _elsewhere(asked: Asked, places: Sequence[Place]) -> list[Advice]:
+    if len(places) > 1:
+        return []
+    look = command(asked, "quota", "all" + "@" * bool(split(places[0].region)[1]) + split(places[0].region)[1])
+    return [Advice("quotas are counted by region, and another may have room", look)]
+
+
+def _first(asked: Asked, known: Sequence[Way]) -> list[Advice]:
+    """Where an account has nothing at all: the step that is granted soonest."""
+    least = min(known, key=lambda way: (way.total, way.kind.type))
+    place, counted = least.place, class_of(least.kind.type, ON_DEMAND)
+    limits = [place.standing.limits.get(class_of(least.kind.type, market).code) for market in MARKETS]
+    if any(limit != 0 for limit in limits) or least.total <= SMALL or least.increases or least.closed:
+        return []
+    alike = [kind for kind in place.kinds if ON_DEMAND in kind.markets and kind.gpus and not is_old(kind)]
+    same = [kind for kind in alike if class_of(kind.type, ON_DEMAND) == counted and kind.vcpus <= SMALL]
+    small = min(same, key=lambda kind: (kind.vcpus, kind.type), default=None)
+    if small is None:
+        return []
+    nodes = SMALL // small.vcpus
+    wish = dataclasses.replace(asked.exactly(small), nodes=nodes, gpus=small.gpus, gpu_mem=None, market=ON_DEMAND)
+    total = str(nodes * small.vcpus)
+    return [
+        Advice(
+            f"from 0 a small step is granted sooner: first {total} {UNIT} on demand, then more, then spot",
+            command(wish, "quota", place.region, "--request", total),
+        )
+    ]
+
+
+def _increase(asked: Asked, ways: Sequence[Way], now: float) -> list[Advice]:
+    """What to ask AWS for: as little as would do, and as little as would do for as many GPUs."""
+    known = [way for way in ways if way.free is not None]
+    if not known:
+        return []
+    least = min(known, key=lambda way: way.need - (way.free or 0.0))
+    if least.increases:
+        return [_open(asked, least, least.increases[0], now)]
+    if one := least.closed:
+        since = f", {days} ago" if (days := _days(one, now)) else ""
+        return [
+            Advice(
+                f"AWS was asked for {one.wanted:g} {UNIT} of {least.counted.name} in {least.region} "
+                f"({one.status}{since}), and they are not there: reply in its case rather than ask anew, and say what "
+                f"for ({link(one)})"
+            )
+        ]
+    codes = {way.counted.code for way in known if way.place is least.place}
+    which = ["--code", least.counted.code] if len(codes) > 1 else []
+    in_use = f" + {least.used:g} in use" if least.used else ""
+    found = [
+        Advice(
+            f"the smallest increase that would do is to {least.total} {UNIT} in {least.region} "
+            f"({arithmetic(least.nodes, least.kind.vcpus)}{in_use})",
+            command(asked, "quota", least.place.region, *which, "--request", str(least.total)),
+        )
+    ]
+    smaller = [way for way in as_many(asked, least.place, asked.market) if way.counted == least.counted]
+    if smaller and smaller[0].total < least.total:
+        best = smaller[0]
+        found.append(
+            Advice(
+                f"a smaller one would do for as many GPUs in smaller machines: {best.say()}{alike(best, smaller)}",
+                command(_instead(asked, best), "quota", best.place.region, "--request", str(best.total)),
+            )
+        )
+    return found
+
+
+def _days(one: Increase, now: float) -> str:
+    days = int((now - one.created) // 86400) if one.created is not None else 0
+    return f"{days} day{'s' * (days != 1)}" if days > 0 else ""
+
+
+def _open(asked: Asked, way: Way, one: Increase, now: float) -> Advice:
+    since = f", for {days}" if (days := _days(one, now)) else ""
+    enough = (
+        "would do"
+        if one.wanted >= way.total
+        else f"is less than the {way.total} that would do, and one is open at a time"
+    )
+    return Advice(
+        f"AWS has yet to decide on {one.wanted:g} {UNIT} of {way.counted.name} in {way.region} ({one.status}{since}"
+        f"{f'; its case: {link(one)}' if one.case else ''}), which {enough}",
+        command(asked, "quota", way.place.region, "--watch"),
+    )
+
+
+def _instead(asked: Asked, way: Way) -> Asked:
+    """The same wish with this way's machines."""
+    return dataclasses.replace(asked.exactly(way.kind), nodes=way.nodes, gpus=way.kind.gpus or None, gpu_mem=None)
+
+
+def _regions(names: Iterable[str]) -> str:
+    known = list(names)
+    more = len(known) - NAMED
+    return ", ".join(known[:NAMED]) + (f" and {more} more" if more > 0 else "")

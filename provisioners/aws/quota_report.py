@@ -1,0 +1,213 @@
+"""What `gpuops quota aws` asks AWS, region by region and side by side, and what it files there."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from gpuops.core.errors import ProviderError, UsageError
+from gpuops.core.models import Increase, Quota, QuotaReport, Request
+from provisioners.aws import catalog, quota_advice
+from provisioners.aws.account import Account, ask, split, sure, together
+from provisioners.aws.alternatives import Asked, Place
+from provisioners.aws.catalog import Kind
+from provisioners.aws.errors import FREE_PLAN, code
+from provisioners.aws.options import Wishes, wishes
+from provisioners.aws.quotas import (
+    CLASSES,
+    G_SPOT,
+    KNOWN,
+    MARKETS,
+    ON_DEMAND,
+    SERVICE,
+    SPOT,
+    Class,
+    G,
+    class_of,
+    increase,
+    increases,
+    limit,
+    of_state,
+    read_standing,
+    row,
+    unknown,
+)
+
+EVERYWHERE = "all"
+AT_A_TIME = 4
+"""So many regions, each with several questions at once."""
+NAMED = 3
+OPEN_ALREADY = "ResourceAlreadyExistsException"
+
+
+def asked_of(given: Wishes, profile: str = "") -> Asked:
+    market = SPOT if given.spot else ON_DEMAND
+    whose = given.profile or profile
+    return Asked(given.nodes, given.gpus, given.gpu_type, given.gpu_mem, market, whose, given.types)
+
+
+def report(account: Account, request: Request) -> QuotaReport:
+    """The quotas of each region, and what follows from them. Raises ProviderError, UsageError."""
+    given = wishes(request)
+    regions = _regions(account, request)
+    something = bool(given.gpus or given.gpu_type or given.gpu_mem or given.types or given.nodes > 1)
+    asked = asked_of(given)
+    found = together({region: partial(_place, account, region, asked, something) for region in regions}, AT_A_TIME)
+    found = {region: one if isinstance(one, Place) else account.explained(region, one) for region, one in found.items()}
+    places = [one for one in found.values() if isinstance(one, Place)]
+    if not places:
+        sure(found[regions[0]])
+    left_out = [(region, one.say) for region, one in found.items() if not isinstance(one, Place)]
+    gaps = [(place.region, said) for place in places for said in place.standing.why.values()]
+    notes = [*_by_reason(left_out, "left out"), *_by_reason(gaps, "known in part")]
+    if account.on_free_plan(regions[0]):
+        notes.insert(0, "; ".join(FREE_PLAN))
+    rows = [row for place in places for row in rows_of(place, asked, something=something)]
+    if something:
+        said = quota_advice.advise(asked, places, time.time())
+    else:
+        one = dataclasses.replace(asked, gpus=1)
+        said = quota_advice.for_one(one, [_meaning(place, one) for place in places], time.time())
+    return QuotaReport(quotas=rows, advice=[str(one) for one in said], notes=notes)
+
+
+def _regions(account: Account, request: Request) -> list[str]:
+    if (request.region or "").partition("@")[0].strip().lower() != EVERYWHERE:
+        return account.regions(request)
+    usual = account.regions(dataclasses.replace(request, region=None))[0]
+    found = account.opted_in(split(usual)[1] or (request.region or "").partition("@")[2])
+    return sorted(found, key=lambda one: split(one)[0] != split(usual)[0])  # of equals the usual one is advised
+
+
+def rows_of(place: Place, asked: Asked, *, something: bool) -> list[Quota]:
+    """A region's quotas, those of the market asked for first; with a request those that it could be counted against."""
+    markets = sorted(MARKETS, key=lambda market: market != asked.market) if something else list(MARKETS)
+    rows = []
+    for market in markets:
+        for counted in _classes(place, market, something=something):
+            kinds = place.chosen.get(market, ()) if something else ()
+            rows.append(
+                row(
+                    place.region,
+                    counted,
+                    place.standing,
+                    kinds,
+                    asked.nodes,
+                    asked=something and market == asked.market and bool(kinds or not place.kinds),
+                    usual=not something and market == asked.market and counted in (G_SPOT, G),
+                )
+            )
+    return rows
+
+
+def _classes(place: Place, market: str, *, something: bool) -> list[Class]:
+    """Without a request every quota; with one those of the kinds that it means."""
+    if not something or not place.kinds:
+        return [one for one in CLASSES if one.market == market]
+    meant = {class_of(kind.type, market) for kind in place.chosen.get(market, ())}
+    known = [one for one in KNOWN if one in meant]
+    return [*known, *sorted(meant.difference(known), key=lambda one: one.name)]
+
+
+def _by_reason(whys: Sequence[tuple[str, str]], what: str) -> list[str]:
+    """Each reason once, with the regions that it was heard from."""
+    said = []
+    for why in dict.fromkeys(why for _, why in whys):
+        names = list(dict.fromkeys(split(region)[0] for region, same in whys if same == why))
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        are = "is" if len(names) == 1 else "are"
+        said.append(f"{', '.join(names[:NAMED])}{more} {are} {what}: {why}")
+    return said
+
+
+def _place(account: Account, region: str, asked: Asked, something: bool) -> Place:
+    place = survey(account, region, types=asked.types)
+    if not something or not place.kinds:
+        return place
+    return dataclasses.replace(place, chosen=chosen(place.kinds, asked, region))
+
+
+def _meaning(place: Place, asked: Asked) -> Place:
+    """A place with the kinds that are meant, or without any where it has none."""
+    try:
+        return dataclasses.replace(place, chosen=chosen(place.kinds, asked, place.region))
+    except UsageError:
+        return place
+
+
+def chosen(kinds: Sequence[Kind], asked: Asked, region: str = "") -> dict[str, list[Kind]]:
+    """The kinds that a request means, by market. Raises UsageError where the market asked for has none."""
+    found = {}
+    where = f"in {split(region)[0]}" if region else "there"
+    for market in MARKETS:
+        try:
+            found[market] = catalog.chosen(
+                kinds,
+                gpus=asked.gpus,
+                gpu_type=asked.gpu_type,
+                gpu_mem=asked.gpu_mem,
+                market=market,
+                types=asked.types,
+                where=where,
+            )
+        except UsageError:
+            if market == asked.market:
+                raise
+    return found
+
+
+def survey(account: Account, region: str, *, types: str = "") -> Place:
+    """A region's types and quotas, asked for at once. `types`: names of further ones."""
+    classes = KNOWN if types else CLASSES
+    with ThreadPoolExecutor(1, thread_name_prefix="aws") as pool:
+        found: Future[dict[str, Kind]] = pool.submit(catalog.kinds, account, region, types)
+        vcpus: Callable[[], dict[str, int]] = lambda: {name: kind.vcpus for name, kind in found.result().items()}  # noqa: E731
+        standing = read_standing(account, region, classes, vcpus, history=True)
+        try:
+            kinds = found.result()
+        except ProviderError as error:
+            if not unknown(error):
+                raise
+            return Place(region, (), {}, dataclasses.replace(standing, why={**standing.why, "types": error.say}))
+    return Place(region, tuple(kinds.values()), {}, standing)
+
+
+def request_quota(account: Account, quota: Quota, wanted: float) -> Increase:
+    """File a request for a new total; where one is open already, that one. Raises ProviderError."""
+    client = account.client("service-quotas", quota.region)
+    try:
+        told = ask(
+            f"ask for more of the quota {quota.code}",
+            client.request_service_quota_increase,
+            ServiceCode=SERVICE,
+            QuotaCode=quota.code,
+            DesiredValue=float(wanted),
+        )
+    except ProviderError as error:
+        if code(error) != OPEN_ALREADY:
+            raise
+        there = of_state(increases(account, quota.region), open=True).get(quota.code)
+        if not there:
+            raise
+        return there[0]
+    return increase(told["RequestedQuota"])
+
+
+def requested_quota(account: Account, quota: Quota, id: str) -> Increase:
+    """One look at a request. Where it does not say how it ended, the limit does, within the hour. Raises
+    ProviderError."""
+    client = account.client("service-quotas", quota.region)
+    told: dict[str, Any] = ask("look at the request", client.get_requested_service_quota_change, RequestId=id)
+    found = increase(told["RequestedQuota"])
+    if found.open or found.granted:
+        return found
+    if found.granted is None:
+        if limit(account, quota.region, quota.code) >= found.wanted:
+            return dataclasses.replace(found, granted=True)
+        if quota_advice.settles(found, time.time()):
+            return dataclasses.replace(found, open=True, advice=(quota_advice.SETTLING,))
+    return dataclasses.replace(found, granted=False, advice=quota_advice.refused(quota, found))

@@ -1,0 +1,92 @@
+"""Capacity that somebody has reserved: on-demand Capacity Reservations, and Capacity Blocks, which are paid beforehand.
+
+A reservation is of one type in one zone, so that it says what is rented and where. A Capacity Block ends at a time that
+was bought with it, and AWS begins to terminate its machines half an hour before (AWS, "Capacity Blocks for ML").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpuops.core.errors import NoCapacity, ProviderError, Rejected
+from provisioners.aws.account import Account, pages, split
+from provisioners.aws.errors import code
+
+if TYPE_CHECKING:
+    from provisioners.aws.options import Wishes
+
+
+BLOCK = "capacity-block"
+BEFORE_S = 2400.0
+"""So long before a block's end, in seconds, a lease in it ends: AWS begins 30 minutes before, and results come home."""
+ANOTHER = "name another one with --reservation, or leave it out"
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """One reservation that machines can start in."""
+
+    id: str
+    type: str
+    zone: str
+    block: bool
+    """Paid beforehand: its machines cost nothing more, and no quota counts them."""
+    ends: float | None
+    """When machines in it end at the latest, in UTC seconds; None: never for that."""
+
+    def parameters(self) -> dict[str, Any]:
+        """What it adds to RunInstances'."""
+        target = {"CapacityReservationTarget": {"CapacityReservationId": self.id}}
+        block = {"InstanceMarketOptions": {"MarketType": BLOCK}} if self.block else {}
+        return {"CapacityReservationSpecification": target, **block}
+
+
+def read(told: Mapping[str, Any], nodes: int) -> Reserved:
+    """One as AWS tells of it. Raises Rejected where it cannot be used, NoCapacity where it is too small now."""
+    id_, state, ends = str(told["CapacityReservationId"]), str(told.get("State") or ""), told.get("EndDate")
+    if state != "active":
+        starts = told.get("StartDate")
+        when = f" and begins at {starts:%Y-%m-%d %H:%M} UTC" if state == "scheduled" and starts else ""
+        raise Rejected(f"the reservation {id_} is {state}{when}", "come back then" if when else ANOTHER)
+    platform = str(told.get("InstancePlatform") or "Linux/UNIX")
+    if platform != "Linux/UNIX":
+        raise Rejected(f"the reservation {id_} is for {platform}, and gpuops starts Linux without a licence", ANOTHER)
+    free = int(told.get("AvailableInstanceCount") or 0)
+    if free < nodes:
+        raise NoCapacity(
+            f"the reservation {id_} has room for {free} machines now, and {nodes} are asked for",
+            "ask for fewer --nodes, or end what runs in it",
+        )
+    block = told.get("ReservationType") == BLOCK
+    return Reserved(
+        id=id_,
+        type=str(told.get("InstanceType") or ""),
+        zone=str(told.get("AvailabilityZone") or ""),
+        block=block,
+        ends=ends.timestamp() - BEFORE_S if block and ends is not None else None,
+    )
+
+
+def applied(account: Account, given: Wishes, regions: Sequence[str]) -> tuple[Wishes, list[str]]:
+    """The wishes with the type and the zone of their reservation, and its region. Raises ProviderError."""
+    for region in regions:
+        try:
+            told = pages(
+                f"look at the reservation {given.reservation} in {split(region)[0]}",
+                account.client("ec2", region),
+                "describe_capacity_reservations",
+                "CapacityReservations",
+                CapacityReservationIds=[given.reservation],
+            )
+        except ProviderError as error:
+            if not code(error).endswith(".NotFound"):
+                raise
+            continue
+        if told:
+            found = read(told[0], given.nodes)
+            return dataclasses.replace(given, types=found.type, zone=found.zone, reserved=found), [region]
+    names = ", ".join(split(region)[0] for region in regions)
+    raise Rejected(f"there is no reservation {given.reservation} in {names}", "name its region: --region us-east-1")

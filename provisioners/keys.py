@@ -1,0 +1,63 @@
+"""Key pairs: ours, by which we log in, and those of a machine's first minutes."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import NamedTuple
+
+from gpuops.core.errors import Rejected, UsageError
+from gpuops.core.files import create_once
+
+
+class Pair(NamedTuple):
+    private: str
+    """OpenSSH's own text."""
+    public: str
+    """`ssh-ed25519 AAAA…`, without a comment."""
+
+    @property
+    def packed(self) -> str:
+        """The private half as one word."""
+        return base64.b64encode(self.private.encode()).decode()
+
+
+def new() -> Pair:
+    """A fresh ed25519 pair."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    made = Ed25519PrivateKey.generate()
+    private = made.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    return Pair(private.decode(), _public(private))
+
+
+def login(home: Path) -> tuple[Path, str]:
+    """The path of our private key and its public half; made once, whoever comes first.
+
+    Raises Rejected, UsageError.
+    """
+    path = home / "ssh" / "id_ed25519"
+    try:
+        if not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            create_once(path, new().private)
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o600)  # which ssh asks of every private key
+        public = _public(path.read_bytes())
+    except ValueError as error:
+        raise UsageError(
+            f"{path} is damaged: it is no private key", "remove it while nothing is up: a new one is made"
+        ) from error
+    except OSError as error:
+        raise Rejected(
+            f"gpuops cannot keep its key in {path}: {error.strerror}", "see that it can be written"
+        ) from error
+    return path, public
+
+
+def _public(private: bytes) -> str:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+
+    key = load_ssh_private_key(private, password=None)
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()

@@ -1,0 +1,138 @@
+"""A pod's own log: its lines out of a stream of events, and what in them will not heal. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from provisioners.runpod import pods
+
+NEVER_PULLED = re.compile(
+    r"manifest unknown|manifest for \S+ not found|no matching manifest|pull access denied|repository does not exist|"
+    r"repository name not known|requested access to the resource is denied|invalid reference format|"
+    r"unauthorized: (?!.*rate)|authentication required",
+    re.IGNORECASE,
+)
+DRIVER = re.compile(r"unsatisfied condition: (cuda\s*>=\s*[\d.]+)", re.IGNORECASE)
+NOT_STARTED = re.compile(
+    r"error (?:creating|starting) container|OCI runtime \w+ failed|executable file not found|exec format error|"
+    r"container exited|exited with (?:exit )?(?:code|status)",
+    re.IGNORECASE,
+)
+STARTS = re.compile(r"start container\b", re.IGNORECASE)
+"""What the host says each time: a container whose command ends is started again, for ever."""
+LONGEST = 200
+
+
+def lines(stream: bytes) -> list[str]:
+    """What was said, in order. An event that was cut short is left out."""
+    found = []
+    for row in stream.decode(errors="replace").splitlines():
+        if not row.startswith("data:"):
+            continue
+        try:
+            event = json.loads(row[5:])
+        except ValueError:
+            continue
+        if isinstance(event, dict) and isinstance(event.get("line"), str):
+            found.append(_plain(event["line"]))
+    return [line for line in found if line]
+
+
+def hopeless(said: list[str]) -> str:
+    """The sentence for what no waiting heals; empty where nothing of the kind was said."""
+    for line in reversed(said):
+        if match := DRIVER.search(line):
+            return f"its machine's driver is too old for the image ({match[1]}): --min-cuda asks for newer ones"
+        if NEVER_PULLED.search(line):
+            return f"its image cannot be pulled: {short(line)}"
+    return ""
+
+
+def never_up(said: list[str]) -> str:
+    """Why the container of a pod that has stopped never was of use, in its host's own words; empty where they do not
+    say that it lay with its image."""
+    if why := hopeless(said):
+        return why
+    for line in reversed(said):
+        if NOT_STARTED.search(line):
+            return f"its container does not start: {short(line)}"
+    return looping(said, 2)
+
+
+def looping(said: Sequence[str], least: int) -> str:
+    """The sentence for a container that ends whenever it is started, `least` times or more; else empty."""
+    times = sum(bool(STARTS.match(line)) for line in said)
+    return f"its container ended by itself each of the {times} times that it was started" if times >= least else ""
+
+
+def short(line: str) -> str:
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
+
+
+def _plain(line: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in line).rstrip()
+
+
+TIMES = 3
+"""So often a container was started, or not made, until that is no chance any more."""
+UNPACKED = re.compile(r"failed to register layer|cannot be mapped to a host ID", re.IGNORECASE)
+"""Its machine's fault: another one unpacks the same image (field report, dstack #2729)."""
+NOT_MADE = re.compile(r"error creating container", re.IGNORECASE)
+"""Its machine's fault where it is said again and again (field report, dstack #3843),"""
+BAD_COMMAND = re.compile(r"executable file not found|exec format error|no such file or directory", re.IGNORECASE)
+"""but for what no machine could run."""
+
+
+@dataclass(frozen=True)
+class Why:
+    """Why a pod will never be ready; `machine`: another one may be."""
+
+    say: str = ""
+    machine: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of a pod that is no node yet; moments in seconds, of one clock."""
+
+    since: float
+    """When its log was last looked at, or the pod itself was first."""
+    hidden: float | None = None
+    """Since when its SSH port has an address that is not public."""
+    why: Why = Why()
+
+    def at(self, pod: Mapping[str, Any], now: float) -> Seen:
+        """The same a look later."""
+        hidden = bool(pods.hidden(pod))
+        return dataclasses.replace(self, hidden=(now if self.hidden is None else self.hidden) if hidden else None)
+
+    def read(self, why: Why, now: float) -> Seen:
+        """The same once its log was looked at; a log that tells nothing more takes nothing back."""
+        return dataclasses.replace(self, since=now, why=why if why.say else self.why)
+
+    def judged(self, pod: Mapping[str, Any], now: float, patience_s: float) -> Why:
+        """Why it will never be ready, as far as that is known."""
+        if self.hidden is not None and now - self.hidden >= patience_s:
+            return Why(pods.NOT_PUBLIC.format(address=pods.hidden(pod)))
+        return self.why
+
+
+def judge(said: Sequence[str]) -> Why:
+    """What its host's log tells of a pod that is on its way for a while."""
+    if why := hopeless(list(said)):
+        return Why(why)
+    if line := _last(UNPACKED, said):
+        return Why(f"its machine cannot unpack the image: {short(line)}", machine=True)
+    failed = [line for line in said if NOT_MADE.search(line)]
+    if len(failed) >= TIMES:
+        return Why(f"its container cannot be made: {short(failed[-1])}", not BAD_COMMAND.search(failed[-1]))
+    return Why(looping(said, TIMES))
+
+
+def _last(pattern: re.Pattern[str], said: Sequence[str]) -> str:
+    return next((line for line in reversed(said) if pattern.search(line)), "")

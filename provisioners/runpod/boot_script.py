@@ -1,0 +1,193 @@
+"""What a pod does first, before its image's own start: POSIX sh, for dash, bash and busybox alike.
+
+    the watchdog    /run/gpuops/{end,pid,revive}: ends the pod at the time in `end`, and starts the node anew
+    the host key    the one that came with the pod, unless it has been replaced since
+    sshd            the image's own /start.sh where that brings one, else installed here and started
+
+The script travels in the variable GPUOPS_START, so that nothing between here and the pod has to keep its quotes.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from provisioners.runpod.self_destruct import ROUND_S, SOURCE
+
+ENTRYPOINT, COMMAND = ("sh", "-c"), ('eval "$GPUOPS_START"',)
+ARGS = json.dumps({"entrypoint": ENTRYPOINT, "cmd": COMMAND})
+"""The pod's `args`: words, or this JSON, which replaces an ENTRYPOINT of the image, too. dstack and runpodctl send it;
+not seen live by us."""
+WATCH = "/run/gpuops"
+VARIABLE = "GPUOPS_START"
+LOOK_S = 5
+AGAIN_S = 20
+"""From one round of all ways to the next: an account may ask 60 times in a minute."""
+SETTLE_S = 4
+"""From a yes until the next way is tried."""
+REVIVE_ROUNDS = 6
+
+SCRIPT = r"""
+umask 077
+api=@API@
+watch=@ROOT@/run/gpuops
+ssh=@ROOT@/etc/ssh
+mkdir -p "$watch" && chmod 700 "$watch"
+
+ending=@ENDING@
+
+limited() {
+    if command -v timeout >/dev/null 2>&1; then timeout -s KILL @ROUND@ "$@"; else "$@"; fi
+}
+
+# curl has the key by its standard input.
+ask() {
+    code=$(printf 'header = "Authorization: Bearer %s"\n' "$RUNPOD_API_KEY" |
+        curl -q -K - -s -m 20 -A gpuops -o /dev/null -w '%{http_code}' -X "$1" \
+            -H 'Content-Type: application/json' ${3:+-d "$3"} "$2" 2>/dev/null)
+    echo "gpuops: $1 $2 RunPod answers $code"
+    case $code in 2??) sleep @SETTLE@ ;; esac
+}
+
+# All ways, whatever they answer and whatever they end with: who is still here is not gone. The ways are those of the
+# program, then the same by curl, then what RunPod puts into its pods.
+end_pod() {
+    command -v python3 >/dev/null 2>&1 && limited python3 -I -c "$ending" "$api"
+    if command -v curl >/dev/null 2>&1; then
+        pod=$api/pods/$RUNPOD_POD_ID
+        ask POST "$pod/action" '{"action":"terminate"}'
+        ask DELETE "$pod"
+        ask POST "${api%/*}/graphql" \
+            "{\"query\":\"mutation { podTerminate(input: {podId: \\\"$RUNPOD_POD_ID\\\"}) }\"}"
+        ask POST "$pod/action" '{"action":"stop"}'
+    fi
+    if command -v runpodctl >/dev/null 2>&1; then
+        limited runpodctl remove pod "$RUNPOD_POD_ID"
+        limited runpodctl pod delete "$RUNPOD_POD_ID"
+    fi
+}
+
+# Seconds that have passed since some moment, whatever becomes of the clock.
+passed() {
+    read -r up _ </proc/uptime 2>/dev/null && printf '%s' "${up%%.*}"
+}
+
+# What was last read counts while the file cannot be: a full disk keeps no pod alive. A clock that is set back does
+# not, either: the seconds to an end are counted as well from when it was read first.
+watch_over() {
+    last=$1 rounds=0 reviving= counted=none due=
+    while :; do
+        pause=@LOOK@
+        end=$(cat "$watch/end" 2>/dev/null)
+        end=${end%%.*}
+        case $end in
+            none) last=none ;;
+            '' | *[!0-9]* | 0?*) ;;
+            *) last=$end ;;
+        esac
+        now=$(date +%s) up=$(passed)
+        [ "$last" = "$counted" ] || [ "$last" = none ] || due=$((${up:-0} + last - ${now:-0}))
+        counted=$last
+        if [ "$last" != none ] && { [ "$now" -ge "$last" ] || [ "${up:-0}" -ge "$due" ]; }; then
+            end_pod
+            pause=@AGAIN@
+        elif [ -f "$watch/revive" ] && [ $((rounds % @ROUNDS@)) -eq 0 ]; then
+            if [ -z "$reviving" ] || ! kill -0 "$reviving" 2>/dev/null; then
+                sh "$watch/revive" </dev/null >/dev/null 2>&1 &
+                reviving=$!
+            fi
+        fi
+        rounds=$((rounds + 1))
+        sleep "$pause"
+    done
+}
+
+# A container that starts again keeps the end it had.
+case $GPUOPS_END in '' | *[!0-9]*) GPUOPS_END=none ;; esac
+[ -s "$watch/end" ] || { printf '%s\n' "$GPUOPS_END" >"$watch/end.draft" && mv -f "$watch/end.draft" "$watch/end"; }
+
+unpacked() {
+    printf '%s' "$1" | base64 -d 2>/dev/null || printf '%s' "$1" | openssl base64 -d -A 2>/dev/null ||
+        printf '%s' "$1" | python3 -c 'import base64, sys; print(base64.b64decode(sys.stdin.read()).decode(), end="")'
+}
+
+if [ -n "$GPUOPS_HOST_KEY" ] && [ ! -e "$ssh/.gpuops-replaced" ]; then
+    [ -d "$ssh" ] || { mkdir -p "$ssh" && chmod 755 "$ssh"; }
+    key=$ssh/ssh_host_ed25519_key
+    unpacked "$GPUOPS_HOST_KEY" >"$ssh/.gpuops-draft" && chmod 600 "$ssh/.gpuops-draft" &&
+        printf '%s\n' "$GPUOPS_HOST_PUBLIC" >"$key.pub" && chmod 644 "$key.pub" && mv -f "$ssh/.gpuops-draft" "$key"
+fi
+first_end=$GPUOPS_END
+unset GPUOPS_HOST_KEY GPUOPS_HOST_PUBLIC GPUOPS_END GPUOPS_TOKEN GPUOPS_START
+
+watch_over "$first_end" </dev/null >"$watch/log" 2>&1 &
+printf '%s\n' "$!" >"$watch/pid"
+
+start=@ROOT@/start.sh
+if [ -f "$start" ] && grep -Eq 'PUBLIC_KEY|sshd|service ssh' "$start"; then
+    umask 022
+    [ -x "$start" ] && exec "$start"
+    exec bash "$start"
+fi
+
+# An image that knows nothing of RunPod.
+server() { command -v sshd 2>/dev/null || { [ -x @ROOT@/usr/sbin/sshd ] && echo @ROOT@/usr/sbin/sshd; }; }
+has_all() { server >/dev/null && command -v python3 >/dev/null 2>&1; }
+install_all() {
+    if command -v apt-get >/dev/null 2>&1; then
+        policy=@ROOT@/usr/sbin/policy-rc.d
+        [ -e $policy ] || { printf '#!/bin/sh\nexit 101\n' >$policy && chmod 755 $policy && ours=1; }
+        export DEBIAN_FRONTEND=noninteractive
+        apt-get update -qq && apt-get install -y -qq --no-install-recommends openssh-server python3 ca-certificates
+        done=$?
+        [ -z "$ours" ] || rm -f $policy
+        return $done
+    elif command -v apk >/dev/null 2>&1; then
+        apk add --no-cache openssh python3 ca-certificates
+    else
+        for tool in dnf microdnf yum; do
+            command -v $tool >/dev/null 2>&1 || continue
+            $tool install -y openssh-server python3 ca-certificates
+            return
+        done
+        echo 'there is no apt-get, apk or dnf here'
+        return 1
+    fi
+}
+umask 022
+until has_all; do
+    echo 'gpuops: this image has no sshd or no python3: installing them'
+    install_all && has_all && break
+    echo 'gpuops: openssh-server and python3 cannot be installed here: use an image that has them'
+    sleep 20
+done
+
+home=$(sed -n 's/^root:[^:]*:[^:]*:[^:]*:[^:]*:\([^:]*\):.*/\1/p' @ROOT@/etc/passwd)
+home=@ROOT@${home:-/root}
+mkdir -p "$home/.ssh" @ROOT@/run/sshd && chmod 700 "$home/.ssh"
+grep -qxF -- "$PUBLIC_KEY" "$home/.ssh/authorized_keys" 2>/dev/null ||
+    printf '%s\n' "$PUBLIC_KEY" >>"$home/.ssh/authorized_keys"
+chmod 600 "$home/.ssh/authorized_keys"
+sed -i 's/^root:!/root:*/' @ROOT@/etc/shadow 2>/dev/null  # nobody may log in to an account that is locked
+exec "$(server)" -D -e -o PermitRootLogin=prohibit-password -o PasswordAuthentication=no -o PubkeyAuthentication=yes
+"""
+
+
+def script(
+    api: str, *, root: str = "", look_s: float = LOOK_S, again_s: float = AGAIN_S, round_s: float = ROUND_S
+) -> str:
+    """The text of GPUOPS_START. `root` stands before every path that is written, and the times are, for tests."""
+    values = {
+        "API": f"'{api}'",
+        "ROOT": root,
+        "ENDING": shlex.quote(SOURCE.strip("\n")),
+        "LOOK": f"{look_s:g}",
+        "AGAIN": f"{again_s:g}",
+        "SETTLE": f"{min(SETTLE_S, again_s):g}",
+        "ROUND": f"{round_s:g}",
+        "ROUNDS": str(REVIVE_ROUNDS),
+    }
+    text = SCRIPT
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    return text.strip("\n") + "\n"

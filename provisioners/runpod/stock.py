@@ -1,0 +1,124 @@
+"""What RunPod has, as it tells of it now: GPUs, data centers, the account's network volumes. Reads only."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gpuops.core.errors import UsageError
+from provisioners.runpod import catalog, options
+from provisioners.runpod.api import Api
+from provisioners.runpod.options import Wishes
+
+SHAPES = 6
+"""How many kinds of cluster a hint names."""
+
+
+class Shelf:
+    """Raises ProviderError, UsageError."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def gpus(self, wishes: Wishes) -> list[catalog.Gpu]:
+        """All kinds, as they are in one cloud; what is said of how many are free is for this number in one machine.
+
+        The plain list knows every name; the one with availability may leave out what is not to be had.
+        """
+        doing = "list GPUs"
+        everything = self._api.pages("/catalog/gpus", "gpus", doing)
+        free = {
+            one["id"]: one
+            for one in self._api.pages(
+                "/catalog/gpus",
+                "gpus",
+                doing,
+                include="AVAILABILITY",
+                product="CLUSTER" if wishes.nodes > 1 else "POD",
+                count=wishes.gpus,
+                cloud=wishes.cloud,
+                minCudaVersion=wishes.cuda or None,
+            )
+        }
+        told = [{**one, **free.get(one["id"], {"availability": "NONE"})} for one in everything]
+        return [catalog.read(one, wishes.cloud) for one in told]
+
+    def in_cluster(self, gpus: Sequence[catalog.Gpu]) -> list[catalog.Gpu]:
+        """The same at what they cost in a cluster, those of which that is told: REST v2 tells the prices of pods."""
+        listed = self._api.older("query { gpuTypes { id clusterPrice } }").get("gpuTypes")
+        return catalog.at_cluster_prices(gpus, listed if isinstance(listed, list) else [])
+
+    def roomy(self, gpus: Sequence[catalog.Gpu], wishes: Wishes, centers: Sequence[str]) -> list[catalog.Gpu]:
+        """The same with what a machine of theirs has of RAM and vCPUs; the older interface alone tells that."""
+        least = {
+            "gpuCount": wishes.gpus,
+            **({"minMemoryInGb": wishes.ram} if wishes.ram else {}),
+            **({"minVcpuCount": wishes.vcpus} if wishes.vcpus else {}),
+            "secureCloud": wishes.cloud == "SECURE",
+            **({"dataCenterId": centers[0]} if len(centers) == 1 else {}),
+        }
+        given = ", ".join(f"{name}: {json.dumps(value)}" for name, value in least.items())
+        told = "stockStatus uninterruptablePrice minVcpu minMemory"
+        listed = self._api.older(f"query {{ gpuTypes {{ id lowestPrice(input: {{{given}}}) {{ {told} }} }} }}")
+        there = listed.get("gpuTypes")
+        return catalog.with_at_least(gpus, there if isinstance(there, list) else [], wishes.ram, wishes.vcpus)
+
+    def centers(self, region: str | None) -> list[str]:
+        """The ids of the data centers that a `--region` means; empty without one."""
+        if not region:
+            return []
+        return catalog.meant(
+            region, catalog.read_places(self._api.pages("/catalog/datacenters", "dataCenters", "list regions"))
+        )
+
+    def settled(self, wishes: Wishes) -> Wishes:
+        """The wishes with ids where names were given."""
+        own, kept = "/templates", "/registries"
+        return dataclasses.replace(
+            wishes,
+            template=self._id(wishes.template, "template", "templates", (own, "/catalog/templates")),
+            registry=self._id(wishes.registry, "registry", "registries", (kept,)),
+        )
+
+    def _id(self, wish: str, what: str, name: str, paths: Sequence[str]) -> str:
+        if not wish:
+            return ""
+        for path in paths:
+            there = self._api.pages(path, name, f"list {name}")
+            found = [one for one in there if one["id"] == wish] or [one for one in there if one.get("name") == wish]
+            if len(found) == 1:
+                return str(found[0]["id"])
+            if found:
+                raise UsageError(
+                    f"more than one {what} is called '{wish}'",
+                    f"name one by its id: {', '.join(str(one['id']) for one in found)}",
+                )
+        raise UsageError(f"there is no {what} '{wish}'", f"RunPod's console lists them; --{what} takes a name or an id")
+
+    def volume(self, wish: str, centers: Sequence[str]) -> dict[str, Any]:
+        """The network volume of that id or name, in one of those data centers."""
+        there = self._api.pages("/network-volumes", "networkVolumes", "list network volumes")
+        found = [one for one in there if one["id"] == wish] or [one for one in there if one.get("name") == wish]
+        if len(found) != 1:
+            what = f"more than one network volume is called '{wish}'"
+            names = ", ".join(f"{one.get('name')} ({one['id']}, {one.get('dataCenter')})" for one in found or there)
+            raise UsageError(
+                what if found else f"there is no network volume '{wish}'",
+                f"name one by its id: {names}" if names else "make one in RunPod's console (Storage)",
+            )
+        place = str(found[0].get("dataCenter") or "")
+        if centers and place not in centers:
+            raise UsageError(
+                f"the network volume '{wish}' is in {place}, not in {', '.join(centers)}", "leave out --region"
+            )
+        return found[0]
+
+    def shapes(self, wishes: Wishes) -> str:
+        """Which clusters could be had instead: whole machines are what most are made of."""
+        whole = dataclasses.replace(wishes, gpus=options.CLUSTER_GPUS)
+        there = [gpu.name for gpu in self.gpus(whole) if gpu.price and gpu.level != "NONE"]
+        if not there:
+            return "RunPod has no cluster of any kind now: try again later, or ask for one node"
+        return f"clusters can be had now with --gpus {whole.gpus} of {', '.join(there[:SHAPES])}"

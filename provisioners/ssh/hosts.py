@@ -1,0 +1,122 @@
+"""Which hosts something of ours may be on, how they are reached, and the key each was first met with."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuops.core.errors import Rejected, Unknown, UsageError
+from gpuops.core.platform import replace
+
+if TYPE_CHECKING:
+    from gpuops.transport.ssh import Target
+
+
+LOCK_S = 20.0
+
+
+@dataclass(frozen=True)
+class Met:
+    """A host that was logged in to: where our folder is there, and the Python that runs the agent."""
+
+    target: Target
+    root: str
+    python: str
+    at: float = field(default=0.0, compare=False)
+    """When this was written down (UTC seconds)."""
+
+
+class HostBook:
+    """A file of JSON, by the host's name. Several commands may write it; each write is whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def names(self) -> list[str]:
+        return sorted(self._read())
+
+    def get(self, name: str) -> Met | None:
+        from gpuops.transport.ssh import Target
+
+        one = self._read().get(name)
+        if not one:
+            return None
+        try:
+            return Met(Target.from_document(one["target"]), str(one["root"]), str(one["python"]), _at(one))
+        except (KeyError, TypeError, UsageError) as error:
+            shown = name if name.isprintable() else repr(name)
+            raise self._unreadable(f"what it says of {shown} is not what gpuops wrote") from error
+
+    def known(self, name: str) -> Met:
+        """Raises Rejected for a host that nobody wrote down."""
+        met = self.get(name)
+        if met is None:
+            raise Rejected(f"{name} was forgotten while it was used", "try again")
+        return met
+
+    def put(self, name: str, met: Met) -> None:
+        with self._changing() as book:
+            book[name] = {
+                "target": met.target.document(),
+                "root": met.root,
+                "python": met.python,
+                "at": max(time.time(), _at(book.get(name)) + 1e-3),
+            }
+
+    def forget(self, name: str, met: Met) -> None:
+        """Unless somebody wrote it down anew since `met` was read: a node may be coming into being there."""
+        with self._changing() as book:
+            if name in book and _at(book[name]) == met.at:
+                del book[name]
+
+    def drop(self, name: str) -> bool:
+        """Forget a host whatever may be there. Whether it was written down."""
+        with self._changing() as book:
+            return book.pop(name, None) is not None
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            book = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            raise self._unreadable(str(error)) from error
+        if not isinstance(book, dict):
+            raise self._unreadable("it is no list of hosts")
+        return book
+
+    def _unreadable(self, why: str) -> Unknown:
+        return Unknown(f"{self.path} cannot be read: {why}", "restore it: it tells where something of ours may be")
+
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, Any]]:
+        from filelock import FileLock, Timeout
+
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            with FileLock(self.path.with_suffix(".lock"), timeout=LOCK_S):
+                book = self._read()
+                yield book
+                temporary = self.path.with_suffix(f".{os.getpid()}")
+                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    json.dump(book, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                replace(temporary, self.path)
+        except Timeout:
+            raise Unknown(f"{self.path} is held by another command", "try again") from None
+        except OSError as error:
+            raise Unknown(f"{self.path} cannot be written: {error}", "free some space") from error
+
+
+def _at(entry: Any) -> float:
+    """When an entry was written down; 0 where it does not say."""
+    at = entry.get("at") if isinstance(entry, dict) else None
+    return float(at) if isinstance(at, int | float) else 0.0

@@ -1,0 +1,191 @@
+"""Flags that choose a machine to rent make no sense where the machines are the user's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuops.core.errors import GpuopsError, NodeError, UsageError
+from gpuops.core.models import Problem, Request
+from gpuops.nodes.virtual import divide
+from provisioners.ssh.hosts import HostBook
+
+if TYPE_CHECKING:
+    from gpuops.nodes.bootstrap import Found
+    from gpuops.transport.connection import Connection
+    from gpuops.transport.ssh import Target
+
+
+def refuse_rent(request: Request, why: str, hint: str) -> None:
+    """Raises UsageError naming all of them. `why`: `these hosts are yours`."""
+    flags = [
+        flag
+        for flag, value in (
+            ("--gpu-type", request.gpu_type),
+            ("--gpu-mem", request.gpu_mem),
+            ("--region", request.region),
+            ("--image", request.image),
+        )
+        if value is not None
+    ]
+    if flags:
+        names, verb = " and ".join(flags), "says" if len(flags) == 1 else "say"
+        raise UsageError(f"{names} {verb} which machine to rent, and {why}", f"leave out {names}{hint}")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host that was logged in to: `name` is the region of its resources."""
+
+    name: str
+    target: Target
+    found: Found
+
+
+class Unsettled(NodeError):
+    """A host whose key only the user can vouch for."""
+
+
+class Meetings:
+    """Hosts as they were met in this command: each is logged in to once. `folder` is ours, beside the ledger."""
+
+    def __init__(self, folder: Path, book: HostBook) -> None:
+        self.folder = folder
+        self._book = book
+        self._met: dict[str, Host] = {}
+        self._shown: dict[str, tuple[str, ...]] = {}
+        """Keys that the user was shown: the same must be there when they are accepted."""
+        self._open: dict[str, Connection] = {}
+        self._lock = threading.Lock()
+
+    def problem(self, typed: str, request: Request) -> Problem | None:
+        """Why a host cannot be used, as data. Raises UsageError."""
+        try:
+            self.meet(typed, request)
+        except UsageError:
+            raise
+        except Unsettled as error:
+            return Problem(error.say, error.hint, settle="accept-new")
+        except GpuopsError as error:
+            say = error.say if typed.removesuffix(":22") in error.say else f"{typed}: {error.say}"
+            return Problem(say, error.hint)
+        return None
+
+    def met(self, typed: Sequence[str]) -> list[Host]:
+        """Those that were logged in to in this command."""
+        return [self._met[one] for one in typed if one in self._met]
+
+    def meet(self, typed: str, request: Request) -> Host:
+        """Log in, once for the whole command, and look. Raises UsageError, NodeError."""
+        if typed in self._met:
+            return self._met[typed]
+        from gpuops.nodes import bootstrap
+        from gpuops.transport import ssh
+
+        target = ssh.resolve(typed, identity=_identity(request))
+        name = name_of(target)
+        target = dataclasses.replace(target, host_keys=self._trusted(name, target, request))
+        found = bootstrap.look(self.connection(name, target))
+        host = Host(name, target, found)
+        self._met[typed] = host
+        return host
+
+    def _trusted(self, name: str, target: Target, request: Request) -> tuple[str, ...]:
+        """The host's own keys, as far as somebody vouches for them: the user's known_hosts, the first meeting of a
+        cluster that is still there, or the user now. Raises NodeError, Unsettled."""
+        from gpuops.transport import ssh
+
+        met = self._book.get(name)
+        known = target.host_keys or (met.target.host_keys if met else ())
+        shown = ssh.scan(target, prefer=known)
+        agreed = tuple(key for key in shown if key in known)
+        if agreed:
+            return agreed
+        prints = ssh.fingerprint(shown[0])
+        if known:
+            anew = f"ssh-keygen -R '{_known_as(target)}'" if target.host_keys else f"gpuops reap --forget {name}"
+            raise NodeError(
+                f"the host key of {name} is not the one that is known: it shows {prints}, expected is "
+                f"{ssh.fingerprint(known[0])}; somebody may stand in between",
+                f"if the host was set up anew: {anew}, then try again",
+            )
+        if shown[0] in ssh.revoked_keys(target.host, target.port):
+            raise NodeError(f"the key that {name} shows, {prints}, was revoked", "do not log in there")
+        if request.options.get("accept-new") and (not self._shown or self._shown.get(name) == shown):
+            return shown
+        self._shown[name] = shown
+        raise Unsettled(
+            f"{name} was never met before, its key is {prints}",
+            "compare that with the host's own: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub, then add --accept-new",
+        )
+
+    def connection(self, name: str, target: Target) -> Connection:
+        """The one connection of this provisioner to a host."""
+        from gpuops.transport import ssh
+
+        with self._lock:
+            if name not in self._open:
+                self._open[name] = ssh.connect(target, name, self.folder)
+            return self._open[name]
+
+
+def _identity(request: Request) -> str | None:
+    identity = request.options.get("identity")
+    if identity is None:
+        return None
+    path = Path(str(identity)).expanduser()
+    if path.suffix == ".pub":
+        raise UsageError(
+            f"--identity {identity} is the public half of a key", f"name the private one: {path.with_suffix('')}"
+        )
+    if not path.is_file():
+        what = "it is a folder" if path.is_dir() else "there is no such file"
+        raise UsageError(f"--identity {identity}: {what}", "name the private key")
+    return str(path.absolute())
+
+
+def name_of(target: Target) -> str:
+    """What a host is called in the ledger and in messages: `root@10.0.0.5`, with the port where it is another one."""
+    host = f"[{target.host}]" if ":" in target.host else target.host
+    return f"{target.user}@{host}" + (f":{target.port}" if target.port != 22 else "")
+
+
+def _known_as(target: Target) -> str:
+    return f"[{target.host}]:{target.port}" if target.port != 22 else target.host
+
+
+def typed_hosts(request: Request) -> list[str]:
+    return [*(request.options.get("host") or ()), *(request.options.get("hosts") or ())]
+
+
+def place(hosts: Sequence[Host], nodes: int, gpus: int | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """Which node is on which host, with its share of the GPUs and cores, and sentences that the user should know.
+
+    Nodes of one host are neighbours in rank order. Raises Rejected where GPUs are wanted that are not there.
+    """
+    base, more = divmod(nodes, len(hosts))
+    places, notes = [], []
+    for position, host in enumerate(hosts):
+        count = base + (position < more)
+        there = [str(index) for index in range(host.found.gpus)]
+        shares, note = divide(there, count, gpus, host.name)
+        if note:
+            notes.append(note)
+        for share in shares:
+            places.append({
+                "host": host.name,
+                "target": host.target.document(),
+                "home": host.found.home,
+                "python": host.found.python,
+                "all_gpus": host.found.gpus,
+                "gpus": None if count == 1 and gpus is None else share,
+                "cores_share": 1 / count,
+            })  # fmt: skip
+    if nodes > len(hosts):
+        here = f"{len(hosts)} host{'s' * (len(hosts) != 1)}"
+        notes.append(f"{nodes} nodes on {here}: virtual nodes, which share cores, memory and disk")
+    return places, notes

@@ -1,0 +1,343 @@
+"""Hosts of the user's own, reached by SSH. What is made there is a folder, and what is removed is that folder.
+
+`<home>/.gpuops-<owner>/<cluster>/n<i>` on a host is a node; being there is what makes it ours, so an interrupted
+creation is found by its folder. Which hosts to ask, and the key each was first met with, stands in a small
+file on this computer (`ssh/hosts.json`) for as long as something of ours is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpuops.core.errors import (
+    ConnectionLost,
+    GpuopsError,
+    NodeError,
+    NodeRefused,
+    Partial,
+    ProviderError,
+    Rejected,
+    Unknown,
+    UsageError,
+)
+from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request, Resource
+from gpuops.core.parallel import on_each
+from gpuops.core.provider import CONTRACT, Context
+from provisioners.ssh.hosts import HostBook, Met
+from provisioners.ssh.placement import Meetings, place, refuse_rent, typed_hosts
+
+if TYPE_CHECKING:
+    from gpuops.transport.ssh import Target
+
+
+T = TypeVar("T")
+
+
+class SshProvisioner:
+    """Nothing is rented; `down` leaves a host as it was."""
+
+    contract = CONTRACT
+    name = "ssh"
+    capabilities: Mapping[str, bool | str] = {
+        "multinode": True,
+        "spot": "these hosts are yours, so there is no spot price",
+        "self_destruct": "these hosts are yours: a lease ends runs and processes, never the host",
+        "host_keys": True,
+        "rented": "these hosts are yours",
+        "shares_disk": "a host has its own disk",
+    }
+    options: Sequence[Option] = (
+        Option(
+            "host", "A host: user@address:port, or a name from your ~/.ssh/config. Repeatable.", "list", counts=True
+        ),
+        Option("hosts", "A file with a host a line.", "lines", counts=True),
+        Option("identity", "The private key to log in with.", "path"),
+        Option("accept-new", "Trust the key of a host that was never met before.", "bool", default=False),
+    )
+    settle_s = 0.0
+    gone_s = 60.0
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        folder = context.home / "ssh"
+        self._book = HostBook(folder / "hosts.json")
+        self._meetings = Meetings(folder, self._book)
+        self._ending: dict[str, _Ending] = {}
+
+    # Before anything is made.
+
+    def preflight(self, request: Request) -> Sequence[Problem]:
+        refuse_rent(request, "these hosts are yours", "")
+        typed = typed_hosts(request)
+        if not typed:
+            raise UsageError("no host was named", "add --host user@address, once for each host")
+        return [problem for problem in on_each(lambda one: self._meetings.problem(one, request), typed) if problem]
+
+    def offers(self, request: Request) -> Sequence[Offer]:
+        """One offer: these hosts. More nodes than hosts are virtual ones, each with its share of the GPUs."""
+        everyone = [self._meetings.meet(typed, request) for typed in typed_hosts(request)]
+        hosts, spare = everyone[: request.nodes], everyone[request.nodes :]
+        names = [host.name for host in hosts]
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise UsageError(
+                f"{doubled[0]} is named twice", f"name it once; --nodes {request.nodes} makes virtual nodes on it"
+            )
+        machines = [host.found.machine for host in hosts]
+        for position, host in enumerate(hosts):
+            if host.found.machine and host.found.machine in machines[:position]:
+                twin = hosts[machines.index(host.found.machine)].name
+                raise UsageError(
+                    f"{twin} and {host.name} are one machine",
+                    f"name it once; --nodes {request.nodes} makes virtual nodes",
+                )
+        places, notes = place(hosts, request.nodes, request.gpus)
+        if spare:
+            notes.append(f"not used, since --nodes is {request.nodes}: {', '.join(host.name for host in spare)}")
+        gpus = min((len(one["gpus"]) if one["gpus"] is not None else one["all_gpus"]) for one in places)
+        count = f"{request.nodes} node{'s' * (request.nodes != 1)}"
+        what = f"{count} on {', '.join(dict.fromkeys(one['host'] for one in places))}"
+        return [Offer("ssh", "hosts", what, request.nodes, gpus, notes=tuple(notes), data={"places": places})]
+
+    def standing(self, request: Request) -> Sequence[Resource]:
+        """The named hosts that were met; without any name, all that something of ours may be on."""
+        typed = typed_hosts(request)
+        met = {host.name: Met(host.target, self._root(host.found.home), host.found.python)
+               for host in self._meetings.met(typed)}  # fmt: skip
+        known = {} if typed else {name: self._book.known(name) for name in self._book.names()}
+        return [
+            self._resource(name, one, {"mark": name, "folder": "", "state": "running"})
+            for name, one in {**met, **known}.items()
+        ]
+
+    # Making, finding, ending.
+
+    def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+        places: Sequence[Mapping[str, Any]] = offer.data["places"]
+        for index, one in enumerate(places):
+            journal.will("machine", intent.mark(index), f"{intent.token}-{index}", one["host"])
+        for one in places:
+            self._book.put(one["host"], Met(_target(one["target"]), self._root(one["home"]), one["python"]))
+        agents = dict(zip(
+            hosts := list(dict.fromkeys(one["host"] for one in places)),
+            on_each(lambda name: _provider(lambda: self._bring(name, intent.agent)), hosts),
+            strict=True,
+        ))  # fmt: skip
+
+        def one_node(index: int) -> Resource:
+            return _provider(lambda: self._create_node(index, places[index], agents[places[index]["host"]], intent))
+
+        made = on_each(one_node, range(len(places)))
+        for resource in made:
+            journal.got(resource)
+        return made
+
+    def _root(self, home: str) -> str:
+        return f"{home}/.gpuops-{self.context.owner}"
+
+    def _bring(self, name: str, agent: Path) -> str:
+        from gpuops.nodes import bootstrap
+
+        met = self._book.known(name)
+        return bootstrap.bring(self._meetings.connection(name, met.target), met.root, agent)
+
+    def _create_node(self, index: int, one: Mapping[str, Any], agent: str, intent: Intent) -> Resource:
+        from gpuops.nodes import bootstrap
+
+        met = self._book.known(one["host"])
+        folder = f"{met.root}/{intent.cluster}/n{index}"
+        node = {
+            "cluster": intent.cluster,
+            "owner": intent.owner,
+            "index": index,
+            "mark": intent.mark(index),
+            "token": f"{intent.token}-{index}",
+            "end": None,
+            "gpus": one["gpus"],
+            "cores_share": one["cores_share"],
+            "artefact": intent.agent.stem,
+            "host": one["host"],
+        }
+        lease = {"boot_in": max(1.0, intent.boot_deadline - time.time())}
+        bootstrap.init(
+            self._meetings.connection(one["host"], met.target),
+            met.python,
+            agent,
+            folder,
+            {"node": node, "lease": lease},
+        )
+        return self._resource(one["host"], met, {**node, "folder": folder, "state": "running"})
+
+    def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
+        """Every node folder of this owner's, on these hosts or on all that something of ours may be on."""
+        names = [name for name in (regions or self._book.names()) if self._book.get(name)]
+        answers = on_each(self._answer, names)
+        found = [node for answer in answers if not isinstance(answer, ProviderError) for node in answer]
+        failed = [answer for answer in answers if isinstance(answer, ProviderError)]
+        if failed and len(names) == 1:
+            raise failed[0]
+        if failed:
+            raise Partial("; ".join(error.say for error in failed), failed[0].hint, found)
+        return found
+
+    def _answer(self, name: str) -> list[Resource] | ProviderError:
+        try:
+            return self._list(name)
+        except ProviderError as error:
+            return error
+
+    def _list(self, name: str) -> list[Resource]:
+        met = self._book.get(name)
+        nodes = [] if met is None else self._look(name, met)
+        if met is not None and not nodes and time.time() - met.at > STALE_S:
+            self._tidy(name, met)
+        return nodes
+
+    def _tidy(self, name: str, met: Met) -> None:
+        """Take away what a command that died has brought to a host on which no node came to be."""
+        from gpuops.nodes import bootstrap
+
+        _provider(lambda: bootstrap.tidy(self._meetings.connection(name, met.target), met.root))
+        self._book.forget(name, met)
+
+    def _look(self, name: str, met: Met) -> list[Resource]:
+        """The nodes under one root of a host, as they are now. Raises ProviderError."""
+        from gpuops.nodes import bootstrap
+
+        ask = ["sh", "-c", ASK, "sh", met.python, f"{met.root}/agent", met.root, name]
+        try:
+            answer = bootstrap.program(self._meetings.connection(name, met.target), ask)
+        except NodeRefused as error:
+            raise Rejected(error.say, error.hint) from error
+        except NodeError as error:
+            say = f"{error.say} (gone for good? gpuops reap --forget {name})"
+            raise Unknown(say, error.hint) from error
+        found = answer.get("nodes")
+        if found is None:
+            raise Rejected(f"what answers on {name} is no agent of gpuops", f"look at what {met.python} is there")
+        told = [node for node in found if all(isinstance(node.get(key), str) for key in ("mark", "folder", "state"))]
+        return [self._resource(name, met, node) for node in told]
+
+    def _resource(self, name: str, met: Met, node: Mapping[str, Any]) -> Resource:
+        return Resource(
+            kind="machine",
+            id=f"{name}:{node['folder']}",
+            region=name,
+            name=str(node["mark"]),
+            bills=False,
+            state=str(node["state"]),
+            address=met.target.host,
+            port=met.target.port,
+            data={
+                "connection": "ssh",
+                "target": met.target.document(),
+                "ssh_folder": str(self._meetings.folder),
+                "root": met.root,
+                "python": met.python,
+                "revives": True,
+                **{key: node.get(key) for key in ("folder", "gpus", "cores_share", "artefact", "token", "on")},
+            },
+        )
+
+    def describe(self, resource: Resource) -> Resource:
+        """Where the node is stands in the resource itself: what became of the book of hosts does not matter."""
+        for node in self._look(resource.region, _met(resource)):
+            if node.id == resource.id:
+                return node
+        return dataclasses.replace(resource, state="ended")
+
+    def destroy(self, resources: Sequence[Resource]) -> None:
+        """Each node ends itself and removes its folder, in a thread of ours that waits for it."""
+        for resource in resources:
+            running = self._ending.get(resource.id)
+            if running is None or not running.is_alive():
+                self._ending[resource.id] = _Ending(partial(self._end, resource))
+                self._ending[resource.id].start()
+        for resource in resources:
+            self._ending[resource.id].join(END_S)
+        for ending in (self._ending[resource.id] for resource in resources):
+            if ending.error is not None:
+                raise ending.error
+
+    def _end(self, resource: Resource) -> None:
+        from gpuops.nodes import bootstrap
+
+        name, met, entry = resource.region, _met(resource), self._book.get(resource.region)
+        argv = ["sh", "-c", END, "sh", met.python, f"{met.root}/agent", str(resource.data["folder"])]
+        _provider(lambda: bootstrap.program(self._meetings.connection(name, met.target), argv))
+        if entry is not None and not self._look(name, met):
+            self._book.forget(name, entry)
+
+    def forget(self, region: str) -> bool:
+        """A host that is gone for good is asked no more."""
+        return self._book.drop(region)
+
+    def self_destruct(self, resource: Resource) -> Sequence[str] | None:
+        return None
+
+
+END_S = 0.5
+"""How long `destroy` waits before it lets the core look again."""
+STALE_S = 900.0
+"""Within so many seconds a node may still come to be on a host that was written down."""
+NEWEST = 'agent=$(ls -t "$2"/*.pyz 2>/dev/null | head -n 1); '
+ORPHANED = json.dumps({
+    "error": {
+        "kind": "no-agent",
+        "say": "somebody has removed the agent there, and nodes of ours are still there",
+        "hint": "end their processes and remove ~/.gpuops-* there by hand",
+    }
+})  # fmt: skip
+ASK = (
+    NEWEST
+    + f"""if [ -z "$agent" ]; then
+for node in "$3"/*/n*/node.json; do [ -e "$node" ] && {{ printf '%s\\n' '{ORPHANED}' >&2; exit 1; }}; done
+printf '{{"nodes": []}}'; exit 0; fi
+exec "$1" -I "$agent" nodes --root "$3" --host "$4" """
+)
+"""An agent understands the files of every earlier one; without any, no node was ever begun."""
+END = (
+    NEWEST
+    + """if [ -z "$agent" ] || [ ! -d "$3" ]; then printf '{"ended": 0, "left": 0}'; exit 0; fi
+exec "$1" -I "$agent" end --node "$3" --remove --root """
+)
+
+
+class _Ending(threading.Thread):
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(daemon=True, name="end of a node")
+        self._work = work
+        self.error: GpuopsError | None = None
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except GpuopsError as error:
+            self.error = error
+
+
+def _provider(work: Callable[[], T]) -> T:
+    """A node's errors in a provider's words."""
+    try:
+        return work()
+    except ConnectionLost as error:
+        raise Unknown(error.say, error.hint) from error
+    except (NodeRefused, NodeError) as error:
+        raise Rejected(error.say, error.hint) from error
+
+
+def _met(resource: Resource) -> Met:
+    return Met(_target(resource.data["target"]), str(resource.data["root"]), str(resource.data["python"]))
+
+
+def _target(document: Mapping[str, Any]) -> Target:
+    from gpuops.transport.ssh import Target
+
+    return Target.from_document(dict(document))
