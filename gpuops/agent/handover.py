@@ -18,8 +18,9 @@ import time
 import traceback
 from typing import Any, Callable, Iterator, Mapping
 
-from gpuops.agent import clients, gang, held, outs, over, sink
+from gpuops.agent import clients, held, outs, over, sink
 from gpuops.agent.filestate import ABSENT, FILE
+from gpuops.agent.gang import Link
 from gpuops.agent.node import Node, Refusal, log, read_json, write_json
 from gpuops.agent.treefolder import TreeFolder, checked, free_bytes, raw
 from gpuops.agent.wire import LIMIT, Wire
@@ -46,7 +47,7 @@ class Handover:
     """One run's, on one node. `done` is set once the run is over here, and kept wherever it is to be kept."""
 
     def __init__(
-        self, node: Node, spec: Mapping[str, Any], link: gang.Link, done: threading.Event, event: Callable[..., None]
+        self, node: Node, spec: Mapping[str, Any], link: Link, done: threading.Event, event: Callable[..., None]
     ) -> None:
         self._node = node
         self._spec = spec

@@ -7,9 +7,10 @@ import shutil
 import time
 from typing import Any, Callable, Mapping
 
-from gpuops.agent import lease, procs, runfiles, treefolder
+from gpuops.agent import lease, procs, runfiles
 from gpuops.agent.node import Node, log, read_json, write_json
 from gpuops.agent.outcome import split
+from gpuops.agent.treefolder import free_bytes
 
 OUT_LINES = 10
 OUT_CHARACTERS = 1024
@@ -48,7 +49,7 @@ def result(
         "tail": runfiles.last_lines(os.path.join(folder, "launcher.err"), times),
         "out": last_out(os.path.join(folder, "launcher.out")),
         "progress": runfiles.progress(folder),
-        "disk_free": treefolder.free_bytes(folder),
+        "disk_free": free_bytes(folder),
         "left": left,
     }
 

@@ -8,8 +8,9 @@ import threading
 import time
 from typing import Any
 
-from gpuops.agent import clients, gang, handover, outs, runfiles, sink, supervise
+from gpuops.agent import clients, gang, handover, outs, runfiles, sink
 from gpuops.agent.node import Node, Refusal, read_json, write_json
+from gpuops.agent.supervise import Supervisor
 
 LOOK_S = 0.2
 OF_AN_ATTEMPT = (
@@ -19,14 +20,14 @@ OF_AN_ATTEMPT = (
 """Files of a run that a further attempt begins without; the ranks' records are the others."""
 
 _LOCK = threading.Lock()
-_live: supervise.Supervisor | None = None
+_live: Supervisor | None = None
 _leaving: str | None = None
 """Why no run may start any more."""
 
 START_HINT = "check that it is there and may be executed (chmod +x); a shell line needs: -- bash -c '…'"
 
 
-def live() -> supervise.Supervisor | None:
+def live() -> Supervisor | None:
     """The run that is on, if there is one."""
     with _LOCK:
         return _live if _live is not None and not _live.done.is_set() else None
@@ -58,7 +59,7 @@ def start(node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
     Raises Refusal: `busy`, `no-tree`, `run-exists`, `ending`, `gang`, `cannot-start`.
     """
     spec = args["spec"]
-    supervisor = supervise.Supervisor(node, spec, args.get("secrets") or {})
+    supervisor = Supervisor(node, spec, args.get("secrets") or {})
     _claim(supervisor)
     try:
         supervisor.link = _link(spec, args.get("gang_secret") or "", supervisor)
@@ -79,7 +80,7 @@ def start(node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
     return {}
 
 
-def _claim(supervisor: supervise.Supervisor) -> None:
+def _claim(supervisor: Supervisor) -> None:
     global _live
     before = live()
     if before is not None and before.result is not None:
@@ -138,7 +139,7 @@ def _make_way(folder: str, spec: dict[str, Any]) -> None:
             os.unlink(path)
 
 
-def _link(spec: dict[str, Any], secret: str, supervisor: supervise.Supervisor) -> gang.Link | None:
+def _link(spec: dict[str, Any], secret: str, supervisor: Supervisor) -> gang.Link | None:
     if not spec.get("gang") or spec["nodes"] < 2:
         return None
     address, port = spec["gang"]["address"], spec["gang"]["port"]
