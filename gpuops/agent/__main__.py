@@ -6,18 +6,18 @@ Python 2.7 and 3.6 must be able to read this file as far as the version check.
 import sys
 
 MODES = {
-    "init": "init",
-    "watchdog": "watchdog",
-    "agent": "agent",
-    "connect": "connect",
-    "receive": "bulk",
-    "send": "bulk",
-    "restore": "bulk",
-    "left": "bulk",
-    "end": "end",
-    "nodes": "nodes",
-    "rank": "rank",
-    "checkup": "checkup",
+    "init": "daemon.init",
+    "watchdog": "daemon.watchdog",
+    "agent": "daemon.main",
+    "connect": "rpc.connect",
+    "receive": "files.streams",
+    "send": "files.streams",
+    "restore": "files.streams",
+    "left": "files.streams",
+    "end": "daemon.end",
+    "nodes": "daemon.end",
+    "rank": "run.rank",
+    "checkup": "checkup.checkup",
 }
 """Mode -> module; its `main(mode, arguments)` gives the exit code."""
 

@@ -72,7 +72,7 @@ class Node:
         return os.path.join(self.roomy() if name.startswith("data") else self.dir, name)
 
     def scratch(self) -> str | None:
-        """Our folder on the machine's local disk, where `init` has found one (`gpuops.agent.scratch`)."""
+        """Our folder on the machine's local disk, where `init` has found one (`gpuops.agent.local_disk`)."""
         return (self.host() or self).settings().get("scratch") or None
 
     def roomy(self) -> str:

@@ -17,9 +17,9 @@ import os
 import re
 from typing import Iterable, Mapping, NamedTuple
 
-from gpuops.agent.joined import ESTABLISHED, LISTEN, sockets
 from gpuops.agent.node import Node
-from gpuops.agent.proctable import descendants, table
+from gpuops.agent.processes import descendants, table
+from gpuops.agent.run.rendezvous import ESTABLISHED, LISTEN, sockets
 
 LOOK_S = 30.0
 """How often is looked, at most, in seconds."""

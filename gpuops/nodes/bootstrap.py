@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -45,12 +46,20 @@ def build(cache: Path) -> tuple[Path, str]:
 def sources() -> Iterator[tuple[str, bytes]]:
     """(path in the archive, content) of each member, sorted."""
     agent = resources.files("gpuops") / "agent"
-    modules = sorted((entry for entry in agent.iterdir() if entry.name.endswith(".py")), key=lambda entry: entry.name)
     yield "__main__.py", _unix((agent / "__main__.py").read_bytes())
     yield "gpuops/__init__.py", b""
-    for module in modules:
-        if module.name != "__main__.py":
-            yield f"gpuops/agent/{module.name}", _unix(module.read_bytes())
+    for path, content in sorted(_modules(agent, "gpuops/agent")):
+        if path != "gpuops/agent/__main__.py":
+            yield path, content
+
+
+def _modules(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
+    """Every Python file under `folder`, as (path, content)."""
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _modules(entry, f"{path}/{entry.name}")
+        elif entry.name.endswith(".py"):
+            yield f"{path}/{entry.name}", _unix(entry.read_bytes())
 
 
 def _unix(source: bytes) -> bytes:

@@ -85,12 +85,12 @@ def _try_address(world: World, s3: Any, sink: Mapping[str, Any], part: Mapping[s
 
     That this computer has no way there, or does not trust it without boto3's help, says nothing of a node.
     """
-    from gpuops.agent import objects  # brings http and ssl, which most commands do without
+    from gpuops.agent.retain import object_requests  # brings http and ssl, which most commands do without
 
     url = s3.generate_presigned_url("upload_part", Params={"Bucket": sink["bucket"], **part}, ExpiresIn=600)
     try:
-        objects.patiently(lambda: objects.ask("PUT", url, [b"."], 1), time.time() + TRIAL_S)
-    except objects.Denied as error:
+        object_requests.patiently(lambda: object_requests.ask("PUT", url, [b"."], 1), time.time() + TRIAL_S)
+    except object_requests.Denied as error:
         say = f"the bucket {sink['bucket']} takes nothing from its nodes: an address that is signed for them is refused"
         raise Denied(f"{say} ({error.code})", "try again later, or name another bucket with --sink") from error
     except OSError as error:

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar, cast
 
-from gpuops.agent.filestream import END, head
-from gpuops.agent.whole import Whole
+from gpuops.agent.wire import END, Whole, head
 from gpuops.core.errors import ConnectionLost, NodeError, NodeRefused, Nonsense, UsageError
 from gpuops.core.output import span
 from gpuops.core.safe_folder import Readable

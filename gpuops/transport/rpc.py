@@ -22,7 +22,7 @@ from collections.abc import Generator, Iterator, Sequence
 from math import inf
 from typing import Any
 
-from gpuops.agent.whole import Whole
+from gpuops.agent.wire import Whole
 from gpuops.core.errors import ConnectionLost, NodeError, NodeRefused, Nonsense
 from gpuops.core.models import Resource
 from gpuops.core.output import span

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.agent.joined import ENOUGH_S
+from gpuops.agent.run.rendezvous import ENOUGH_S
 from tests.cli.counting import PROGRAM, Counting, remove
 from tests.conftest import HANG_S, Shell, until
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpuops.agent import tree
+from gpuops.agent.files import tree
 from gpuops.agent.node import Node, Refusal
 from gpuops.core.errors import NodeRefused
 from gpuops.transport import answers

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.proctable import lives, table
+from gpuops.agent.processes import lives, table
 from gpuops.core.models import Resource
 from gpuops.nodes import bootstrap
 from gpuops.transport.connection import ProcessConnection

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.joined import ESTABLISHED, sockets
+from gpuops.agent.run.rendezvous import ESTABLISHED, sockets
 from gpuops.core.errors import NodeRefused
 from tests.node.conftest import RealNode, alive, until
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuops.agent.virtualtar import END, header
+from gpuops.agent.retain.virtual_tar import END, header
 from gpuops.core.safe_folder import SPARE
 from gpuops.sync import archive
 from gpuops.sync.download_plan import in_turn

@@ -22,11 +22,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuops.agent import probe
-from gpuops.agent.gang import GIVE, TAKE, Head, Member, Times
+from gpuops.agent.gang.channel import BYTES, HEAD, LIMIT, MESSAGE, Keys, Seal, Wire, session
+from gpuops.agent.gang.link import GIVE, TAKE, Head, Member, Times
+from gpuops.agent.network import probe
+from gpuops.agent.network.strangers import CROWD, LINE_LIMIT, SHORTAGE, Crowd, proof
 from gpuops.agent.node import Node
-from gpuops.agent.strangers import CROWD, LINE_LIMIT, SHORTAGE, Crowd, proof
-from gpuops.agent.wire import BYTES, HEAD, LIMIT, MESSAGE, Keys, Seal, Wire, session
 from tests.node.conftest import until
 from tests.ports import free_port
 from tests.security.relay import Passing, Relay, Way
@@ -91,7 +91,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
 
 HEADED = """
 import json, resource, sys
-from gpuops.agent.gang import Head, Times
+from gpuops.agent.gang.link import Head, Times
 files, port = int(sys.argv[1]), int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 head = Head(0, 2, ("127.0.0.1", port), sys.argv[3], lambda event: print(json.dumps(event), flush=True),

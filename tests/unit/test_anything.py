@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuops.agent.node import Node
-from gpuops.agent.server import VERBS, Conversation
+from gpuops.agent.rpc.server import VERBS, Conversation
 from gpuops.cli.context import tables
 from gpuops.cli.request import _lines
 from gpuops.clusters.recovery import _verdict

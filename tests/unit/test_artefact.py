@@ -33,7 +33,7 @@ def test_it_holds_the_agent_and_nothing_else(tmp_path: Path) -> None:
         assert archive.read("gpuops/__init__.py") == b""
     assert names[0] == "__main__.py"
     assert all(name.startswith("gpuops/agent/") and name.endswith(".py") for name in names[2:])
-    assert {f"gpuops/agent/{module}.py" for module in entrance.MODES.values()} <= set(names)
+    assert {f"gpuops/agent/{module.replace('.', '/')}.py" for module in entrance.MODES.values()} <= set(names)
 
 
 @pytest.mark.parametrize("arguments", [[], ["juggle"], ["connect"], ["rank", "--node-run"], ["init", "--node", "/x"]])

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gpuops.agent.objects import ask, patiently
+from gpuops.agent.retain.object_requests import ask, patiently
 from gpuops.core.context import World
 from gpuops.core.errors import AuthFailed, UsageError
 from gpuops.core.output import Output

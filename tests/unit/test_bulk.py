@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops.agent.whole import Whole
+from gpuops.agent.wire import Whole
 from gpuops.core.errors import ConnectionLost, NodeRefused, UsageError
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.sync import restore

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent import launcher
+from gpuops.agent.run import launcher
 from gpuops.core.errors import UsageError
 from gpuops.core.models import NodeFacts, RunRequest
 from gpuops.nodes import bootstrap

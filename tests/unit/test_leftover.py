@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from gpuops.agent.outs import matcher
+from gpuops.agent.files.outputs import matcher
 from gpuops.core.context import World
 from gpuops.core.errors import NodeError
 from gpuops.core.models import Resource

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.agent import proctable
+from gpuops.agent import processes
 from gpuops.core.provider import Context
 from gpuops.nodes import bootstrap
 from provisioners.local import LocalProvisioner, init_node, start_of, watchdog_lives
@@ -26,7 +26,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_number_that_another_process_has_is_no_watchdog(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
-    found = proctable.find(sleeper.pid)
+    found = processes.find(sleeper.pid)
     assert found
     assert start_of(sleeper.pid) == found.start
     note = tmp_path / "watchdog.json"
@@ -58,6 +58,6 @@ def test_a_node_whose_agent_was_deleted_is_ended_before_its_folder_goes(tmp_path
     pids = [json.loads((folder / f"{name}.json").read_text())["pid"] for name in ("watchdog", "agent")]
     shutil.rmtree(agent.parent)
     provisioner.destroy(provisioner.list_owned("0a1b2c3d", []))
-    assert not any(proctable.find(pid) for pid in pids), "they are gone first, not some time after their folder"
+    assert not any(processes.find(pid) for pid in pids), "they are gone first, not some time after their folder"
     assert not folder.exists()
     assert os.listdir(provisioner.root) in ([], ["lab"])

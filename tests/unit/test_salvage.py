@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops.agent import runfiles
+from gpuops.agent import run_files
 from gpuops.core.errors import ConnectionLost, LocalDisk, NodeRefused
 from gpuops.runs.salvage import salvage, stream
 from gpuops.runs.salvage import salvaged as followed
@@ -31,9 +31,9 @@ def salvaged(monkeypatch: pytest.MonkeyPatch, answers: list[Any], home: Path = P
 
 def test_every_stream_of_a_run_is_one_here(tmp_path: Path) -> None:
     (tmp_path / "ranks").mkdir()
-    for name in (*runfiles._OF_THE_RUN, "ranks/0.out", "ranks/11.err"):
+    for name in (*run_files._OF_THE_RUN, "ranks/0.out", "ranks/11.err"):
         (tmp_path / name).touch()
-    known = {name: str(Path(path).relative_to(tmp_path)) for name, path in runfiles.streams(str(tmp_path)).items()}
+    known = {name: str(Path(path).relative_to(tmp_path)) for name, path in run_files.streams(str(tmp_path)).items()}
     assert {name: stream(path) for name, path in known.items()} == {name: name for name in known}
     assert len(known) == 6
     assert stream("result.json") == ""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.filestream import members
+from gpuops.agent.wire import members
 from gpuops.commands.ssh import _pattern
 from gpuops.core.errors import LocalDisk, NodeError, UsageError
 from gpuops.core.files import private_folder

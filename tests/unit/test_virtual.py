@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent import watchdog
+from gpuops.agent.daemon import watchdog
 from gpuops.agent.node import Node, write_json
 from gpuops.clusters import virtual
 from gpuops.core.errors import NodeRefused, UsageError

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.held import HOME, Held, held_for, home
 from gpuops.agent.node import Node, Refusal
+from gpuops.agent.retain.hold import HOME, Held, held_for, home
 
 
 def a_run(node: Node, name: str, spec: dict[str, Any], result: dict[str, Any] | None) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.agent import image
+from gpuops.agent import image_environment
 from gpuops.agent.node import Node
 
 ENV = {
@@ -47,21 +47,21 @@ def node(folder: Path, **settings: object) -> Node:
 
 def adopted(one: Node, proc: Path) -> dict[str, str]:
     environ = {"PATH": "/usr/bin:/home/bin", "HOME": "/home"}
-    image.adopt(one, environ, str(proc))
+    image_environment.adopt(one, environ, str(proc))
     return environ
 
 
 def test_the_images_own_environment_is_joined_with_the_logins(tmp_path: Path, proc: Path) -> None:
     one = node(tmp_path / "lab" / "n0", rented=True)
     path = "/usr/local/cuda/bin:/usr/bin:/home/bin"
-    assert adopted(one, proc) == {**image.RENTED, **ENV, "PATH": path, "HOME": "/home"}
+    assert adopted(one, proc) == {**image_environment.RENTED, **ENV, "PATH": path, "HOME": "/home"}
 
 
 def test_a_login_reads_the_same(tmp_path: Path, proc: Path) -> None:
     one = node(tmp_path / "lab" / "n0", rented=True)
     adopted(one, proc)
     said = subprocess.run(
-        ["/bin/sh", "-c", '. "$1"; env -0', "sh", one.path(image.SCRIPT)],
+        ["/bin/sh", "-c", '. "$1"; env -0', "sh", one.path(image_environment.SCRIPT)],
         env={"PATH": "/usr/bin:/login"}, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     seen = dict(line.split("=", 1) for line in said.split("\0") if line)
@@ -72,14 +72,14 @@ def test_a_login_reads_the_same(tmp_path: Path, proc: Path) -> None:
 def test_a_machine_that_nobody_rented_is_left_as_it_is(tmp_path: Path, proc: Path) -> None:
     one = node(tmp_path / "lab" / "n0")
     assert adopted(one, proc) == {"PATH": "/usr/bin:/home/bin", "HOME": "/home"}
-    assert not Path(one.path(image.SCRIPT)).exists()
+    assert not Path(one.path(image_environment.SCRIPT)).exists()
 
 
 @pytest.mark.parametrize("comm", ["systemd", "init", ""])
 def test_a_machine_that_is_no_container_has_nothing_to_take(tmp_path: Path, proc: Path, comm: str) -> None:
     first(proc, comm, ENV)
     assert adopted(node(tmp_path / "n0", rented=True), proc) == {
-        **image.RENTED, "PATH": "/usr/bin:/home/bin", "HOME": "/home",
+        **image_environment.RENTED, "PATH": "/usr/bin:/home/bin", "HOME": "/home",
     }  # fmt: skip
 
 

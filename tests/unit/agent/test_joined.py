@@ -12,10 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuops.agent import joined, proctable
+from gpuops.agent import processes
+from gpuops.agent.run import rendezvous
 from tests.conftest import until
 
-pytestmark = pytest.mark.skipif(not proctable.PROC, reason="needs /proc")
+pytestmark = pytest.mark.skipif(not processes.PROC, reason="needs /proc")
 
 HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 
@@ -38,14 +39,14 @@ def row(local: int, remote: int, state: str, inode: int) -> str:
     ],
 )
 def test_a_socket_table_is_read(text: str, expected: list[tuple[str, str, str]]) -> None:
-    assert joined.parse_table([HEADER, text], 23456) == expected
+    assert rendezvous.parse_table([HEADER, text], 23456) == expected
 
 
 def unknown_server() -> socket.socket:
     """At a port that nobody was connected to lately: for a minute the kernel still tells of such."""
     while True:
         listener = socket.create_server(("127.0.0.1", 0))
-        if not any(row.client for row in joined.store_rows(None, listener.getsockname()[1]) or []):
+        if not any(row.client for row in rendezvous.store_rows(None, listener.getsockname()[1]) or []):
             return listener
         listener.close()
 
@@ -56,13 +57,13 @@ def test_connections_that_nobody_saw_are_counted_afterwards(connections: int, ex
     with unknown_server() as listener:
         port = listener.getsockname()[1]
         now = [0.0]
-        sampler = joined.Sampler(port, 1, 2, clock=lambda: now[0])
+        sampler = rendezvous.Sampler(port, 1, 2, clock=lambda: now[0])
         other = subprocess.Popen(["sleep", "600"])
         try:
             for _ in range(connections):
                 socket.create_connection(("127.0.0.1", port)).close()
                 listener.accept()[0].close()
-            for now[0] in (0.0, joined.ENOUGH_S):
+            for now[0] in (0.0, rendezvous.ENOUGH_S):
                 sampler.sample({0: other.pid})
             assert sampler.joined(0) is expected
         finally:
@@ -76,7 +77,7 @@ def test_a_connection_is_seen_once_it_stands(family: socket.AddressFamily) -> No
     with socket.socket(family) as listener:
         listener.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
         listener.listen()
-        sampler = joined.Sampler(listener.getsockname()[1], 1, 4)
+        sampler = rendezvous.Sampler(listener.getsockname()[1], 1, 4)
         child = os.fork()
         if child == 0:  # a rank that holds only its own end
             connection = socket.create_connection(listener.getsockname()[:2])
@@ -95,9 +96,9 @@ def test_a_connection_is_seen_once_it_stands(family: socket.AddressFamily) -> No
 
 def test_a_long_enough_look_without_a_connection_is_a_no() -> None:
     now = [100.0]
-    sampler = joined.Sampler(1, 1, 4, clock=lambda: now[0])
+    sampler = rendezvous.Sampler(1, 1, 4, clock=lambda: now[0])
     assert sampler.joined(0) is None
-    for seconds, expected in ((0.0, None), (joined.ENOUGH_S / 2, None), (joined.ENOUGH_S, False)):
+    for seconds, expected in ((0.0, None), (rendezvous.ENOUGH_S / 2, None), (rendezvous.ENOUGH_S, False)):
         now[0] = 100.0 + seconds
         sampler.sample({0: os.getpid()})
         assert sampler.joined(0) is expected
@@ -105,7 +106,7 @@ def test_a_long_enough_look_without_a_connection_is_a_no() -> None:
 
 def test_who_lives_is_looked_at_until_the_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        sampler = joined.Sampler(listener.getsockname()[1], 1, 4)
+        sampler = rendezvous.Sampler(listener.getsockname()[1], 1, 4)
         sampler.begin()
         assert sampler.watch({}) == set()
         until(lambda: sampler.watch({3: os.getpid()}) == {3}, "it was seen")
@@ -120,11 +121,11 @@ def test_a_look_that_is_only_slow_is_soon_followed_by_another(monkeypatch: pytes
         pauses.append(seconds)
         return len(pauses) == 3
 
-    sampler = joined.Sampler(1, 1, 4)
+    sampler = rendezvous.Sampler(1, 1, 4)
     monkeypatch.setattr(sampler, "sample", lambda _: time.sleep(0.5))
     monkeypatch.setattr(sampler, "_over", SimpleNamespace(wait=wait))
     sampler._look()
-    assert max(pauses) < joined.SHARE * 0.5
+    assert max(pauses) < rendezvous.SHARE * 0.5
 
 
 @pytest.mark.skipif(not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="kernel tells no children")
@@ -133,7 +134,7 @@ def test_a_script_behind_another_program_is_looked_at() -> None:
     if child == 0:
         os.execv(sys.executable, [sys.executable, "-c", "import sys; sys.stdin.read()"])
     try:
-        assert child in joined.with_children(os.getpid())
+        assert child in rendezvous.with_children(os.getpid())
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)

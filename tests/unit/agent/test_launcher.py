@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent import launcher, outcome
-from gpuops.agent.outcome import Step, Stop, decide, ladder
+from gpuops.agent.run import launcher, result
+from gpuops.agent.run.result import Step, Stop, decide, ladder
 
 TOKENS = {"{python}": "/py", "{agent}": "/a.pyz", "{run}": "/node/runs/r-1"}
 
@@ -91,5 +91,5 @@ def test_how_a_run_ended(
 
 
 def test_signals_have_names_where_they_do() -> None:
-    assert outcome.signal_name(9) == "SIGKILL"
-    assert outcome.signal_name(63) == "signal 63"
+    assert result.signal_name(9) == "SIGKILL"
+    assert result.signal_name(63) == "signal 63"

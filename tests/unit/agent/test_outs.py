@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuops.agent import outs
+from gpuops.agent.files import outputs
 from gpuops.agent.node import Node, Refusal, write_json
 
 
@@ -34,7 +34,7 @@ def put(node: Node, path: str, data: bytes = b"x") -> Path:
 def start(node: Node, patterns: list[str]) -> None:
     """What the agent's `start` leaves in the run's folder."""
     write_json(node.path("runs", "digits-1", "spec.json"), {"tree": "project", "outs": patterns})
-    write_json(node.path("runs", "digits-1", "inventory.json"), outs.inventory(node, "project", patterns))
+    write_json(node.path("runs", "digits-1", "inventory.json"), outputs.inventory(node, "project", patterns))
 
 
 def ask(verb: Any, node: Node, **args: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -86,20 +86,20 @@ def ask(verb: Any, node: Node, **args: Any) -> tuple[dict[str, Any], list[dict[s
     ],
 )
 def test_a_pattern_says_which_paths(pattern: str, path: str, expected: bool) -> None:
-    assert outs.matcher([pattern])(path) is expected
+    assert outputs.matcher([pattern])(path) is expected
 
 
 @pytest.mark.parametrize("pattern", ["/etc/*", "../x", "a/../../b", "~/x"])
 def test_a_pattern_that_leads_out_is_refused(pattern: str) -> None:
     with pytest.raises(Refusal, match="leads out of the run's folder"):
-        outs.matcher([pattern])
+        outputs.matcher([pattern])
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="/*?[\0", exclude_categories=("Cs",)), min_size=1))
 def test_a_plain_name_matches_itself_and_nothing_longer(name: str) -> None:
     if name in (".", "..") or name.startswith(("~", "!")):
         return
-    matches = outs.matcher([name])
+    matches = outputs.matcher([name])
     assert matches(name)
     assert matches("folder/" + name)
     assert not matches(name + "x")
@@ -108,7 +108,7 @@ def test_a_plain_name_matches_itself_and_nothing_longer(name: str) -> None:
 @given(st.lists(st.text(alphabet="ab*?[]!-^\\.&|", min_size=1), min_size=1, max_size=3))
 def test_any_pattern_can_be_read(parts: list[str]) -> None:
     if ".." not in parts and not parts[0].startswith("!"):
-        outs.matcher(["/".join(parts)])("a/b")
+        outputs.matcher(["/".join(parts)])("a/b")
 
 
 def test_only_what_is_new_or_changed_since_the_start(node: Node) -> None:
@@ -119,7 +119,7 @@ def test_only_what_is_new_or_changed_since_the_start(node: Node) -> None:
     put(node, "made/first.pt", b"12")
     put(node, "made/first.txt")
 
-    answer, _ = ask(outs.outs, node, run="digits-1", patterns=["*.pt"])
+    answer, _ = ask(outputs.outs, node, run="digits-1", patterns=["*.pt"])
 
     assert [(path, size) for path, size, _ in answer["files"]] == [("made/first.pt", 2), ("resumed.pt", 5)]
     assert answer["files"][0][2] == os.stat(node.path("project", "made/first.pt")).st_mtime_ns
@@ -131,7 +131,7 @@ def test_a_file_rewritten_with_the_same_size_is_new(node: Node) -> None:
     file.write_bytes(b"new")
     os.utime(file, ns=(1, 1))
 
-    answer, _ = ask(outs.outs, node, run="digits-1", patterns=["*.pt"])
+    answer, _ = ask(outputs.outs, node, run="digits-1", patterns=["*.pt"])
 
     assert answer["files"] == [["snapshot.pt", 3, 1]]
 
@@ -145,7 +145,7 @@ def test_git_caches_and_environments_are_not_results(node: Node) -> None:
     put(node, "conda/x.pt")
     put(node, "a/x.pt")
 
-    assert list(outs.inventory(node, "project", ["*.pt"])) == ["a/x.pt"]
+    assert list(outputs.inventory(node, "project", ["*.pt"])) == ["a/x.pt"]
 
 
 def test_a_linked_folder_is_followed_when_it_was_asked_for(node: Node, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_linked_folder_is_followed_when_it_was_asked_for(node: Node, tmp_path:
     (tree / "broken.pt").symlink_to("nowhere")
     os.mkfifo(tree / "pipe.pt")
 
-    found = outs.inventory(node, "project", ["outputs/", "checkpoints/", "*.pt"])
+    found = outputs.inventory(node, "project", ["outputs/", "checkpoints/", "*.pt"])
 
     assert sorted(found) == ["checkpoints/step-1/w.pt", "last.pt", "outputs/model.bin"]
     assert found["outputs/model.bin"][0] == 5
@@ -177,27 +177,27 @@ def test_names_arrive_byte_for_byte(node: Node) -> None:
             pass
     start(node, [])
 
-    answer, _ = ask(outs.outs, node, run="digits-1", patterns=["*.pt"])
+    answer, _ = ask(outputs.outs, node, run="digits-1", patterns=["*.pt"])
     files = json.loads(json.dumps(answer))["files"]
 
     assert sorted(os.fsencode(path) for path, _, _ in files) == sorted(names)
 
 
 def test_a_tree_that_is_not_there_has_no_files(node: Node) -> None:
-    assert outs.inventory(node, "absent", ["*"]) == {}
+    assert outputs.inventory(node, "absent", ["*"]) == {}
 
 
 def test_an_unknown_run_is_refused(node: Node) -> None:
     with pytest.raises(Refusal, match="there is no run 'nope' on this node"):
-        ask(outs.outs, node, run="nope", patterns=["*"])
+        ask(outputs.outs, node, run="nope", patterns=["*"])
 
 
 def test_sums_are_sha256_and_what_vanished_is_left_out(node: Node) -> None:
-    big = os.urandom(3 * outs.CHUNK + 7)
+    big = os.urandom(3 * outputs.CHUNK + 7)
     put(node, "big.pt", big)
     put(node, "a/empty.pt", b"")
 
-    answer, items = ask(outs.sums, node, tree="project", paths=["big.pt", "gone.pt", "a/empty.pt"])
+    answer, items = ask(outputs.sums, node, tree="project", paths=["big.pt", "gone.pt", "a/empty.pt"])
 
     assert answer == {}
     assert items == [
@@ -207,10 +207,10 @@ def test_sums_are_sha256_and_what_vanished_is_left_out(node: Node) -> None:
 
 
 def test_a_long_sum_says_that_it_is_alive(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(node, "big.pt", b"x" * (2 * outs.CHUNK))
-    monkeypatch.setattr(outs, "BEAT_S", -1.0)
+    put(node, "big.pt", b"x" * (2 * outputs.CHUNK))
+    monkeypatch.setattr(outputs, "BEAT_S", -1.0)
 
-    _, items = ask(outs.sums, node, tree="project", paths=["big.pt"])
+    _, items = ask(outputs.sums, node, tree="project", paths=["big.pt"])
 
     assert [sorted(item) for item in items] == [["beat"], ["beat"], ["path", "sha256", "size"]]
 
@@ -218,4 +218,4 @@ def test_a_long_sum_says_that_it_is_alive(node: Node, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "./a", "nul\0"])
 def test_sums_of_paths_outside_the_tree_are_refused(node: Node, path: str) -> None:
     with pytest.raises(Refusal, match="not a path inside the tree"):
-        ask(outs.sums, node, tree="project", paths=[path])
+        ask(outputs.sums, node, tree="project", paths=[path])

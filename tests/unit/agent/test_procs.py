@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.agent import procs, proctable
-from gpuops.agent.proctable import Marker, Process, carries, descendants, parse_stat
+from gpuops.agent import processes
+from gpuops.agent.processes import Marker, Process, carries, descendants, parse_stat
 
-LINUX = pytest.mark.skipif(not proctable.PROC, reason="needs /proc")
+LINUX = pytest.mark.skipif(not processes.PROC, reason="needs /proc")
 
 
 def scenario(source: str, folder: Path) -> dict[str, object]:
@@ -26,14 +26,14 @@ def scenario(source: str, folder: Path) -> dict[str, object]:
     head = (
         "import json, os, signal, subprocess, sys, time\n"
         "from gpuops.agent import prctl, procs\n"
-        "from gpuops.agent.proctable import Marker, catches, find, lives, table\n"
+        "from gpuops.agent.processes import Marker, catches, find, lives, table\n"
         "prctl.become_subreaper()\n"
         "def until(test):\n"
         "    while not test(): time.sleep(0.01)\n"
         "py = sys.executable\n"
     )
     program = [sys.executable, "-c", head + source]
-    env = {**os.environ, "PYTHONPATH": str(Path(proctable.__file__).parents[2])}
+    env = {**os.environ, "PYTHONPATH": str(Path(processes.__file__).parents[2])}
     done = subprocess.run(program, capture_output=True, text=True, timeout=600, cwd=folder, check=False, env=env)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -151,10 +151,10 @@ def test_a_marker_finds_a_process_outside_the_tree(tmp_path: Path) -> None:
     try:
         mine = Marker(env["GPUOPS_RUN"], str(tmp_path))
         deadline = time.monotonic() + 600
-        while proctable.marked(proctable.table(), [mine]) != {process.pid}:
+        while processes.marked(processes.table(), [mine]) != {process.pid}:
             assert time.monotonic() < deadline
             time.sleep(0.01)  # between fork and exec it still has our environment
-        assert proctable.marked(proctable.table(), [mine._replace(stop_file="/elsewhere")]) == set()
+        assert processes.marked(processes.table(), [mine._replace(stop_file="/elsewhere")]) == set()
     finally:
         process.kill()
         process.wait()
@@ -174,28 +174,28 @@ def test_who_catches_a_signal_is_known(tmp_path: Path) -> None:
 
 
 def test_a_process_is_told_from_a_later_one_with_its_number() -> None:
-    me = proctable.find(os.getpid())
+    me = processes.find(os.getpid())
     assert me is not None
-    assert proctable.lives(me.pid, me.start)
-    assert not proctable.lives(me.pid, me.start + "0")
+    assert processes.lives(me.pid, me.start)
+    assert not processes.lives(me.pid, me.start + "0")
 
 
 @pytest.mark.skipif(not Path("/bin/ps").exists(), reason="needs ps (package procps)")
 def test_ps_tells_the_same_as_proc() -> None:
-    mine = proctable._from_ps()[os.getpid()]
+    mine = processes._from_ps()[os.getpid()]
     assert (mine.parent, mine.session) == (os.getppid(), os.getsid(0))
-    assert mine == proctable._from_ps()[os.getpid()]
+    assert mine == processes._from_ps()[os.getpid()]
 
 
 @pytest.mark.skipif(not Path("/bin/ps").exists(), reason="needs ps (package procps)")
 def test_ps_tells_the_same_after_a_journey_and_nothing_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """A `ps` among our descendants would be one that no wait for the end of all of them outlives."""
-    before = proctable._from_ps()
+    before = processes._from_ps()
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    after = proctable._from_ps()
+    after = processes._from_ps()
     assert before[os.getpid()] == after[os.getpid()]
-    below = {pid for pid in proctable.descendants(after, [os.getpid()]) if pid not in before}
+    below = {pid for pid in processes.descendants(after, [os.getpid()]) if pid not in before}
     assert not below
 
 
@@ -206,14 +206,14 @@ def test_a_run_is_known_by_its_environment_where_ps_tells_it(monkeypatch: pytest
     ps.write_text(f"#!/bin/sh\necho ' 4711 {shown}'\necho '4712 {shown.replace('stop', 'other')}'\necho '4713'\n")
     ps.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(proctable, "PROC", False)
-    assert proctable.marked([], [proctable.Marker("lab-1-0", "/Users/Jane Doe/stop")]) == {4711}
-    assert proctable.marked([], [proctable.Marker("lab-1", "/Users/Jane Doe/stop")]) == set()
+    monkeypatch.setattr(processes, "PROC", False)
+    assert processes.marked([], [processes.Marker("lab-1-0", "/Users/Jane Doe/stop")]) == {4711}
+    assert processes.marked([], [processes.Marker("lab-1", "/Users/Jane Doe/stop")]) == set()
 
 
 def test_reaping_beside_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child's own waiter may collect it between our two looks: that ends nothing (it once ended the agent)."""
-    child = procs.start([sys.executable, "-c", ""])
+    child = processes.start([sys.executable, "-c", ""])
     real = os.waitid
 
     def slow(*args: int) -> object:
@@ -225,5 +225,5 @@ def test_reaping_beside_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "waitid", slow)
     until_zombie = real(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert until_zombie is not None
-    procs.reap()
+    processes.reap()
     assert child.returncode == 0

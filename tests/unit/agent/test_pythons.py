@@ -18,9 +18,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuops.agent import interpreters, makeenv, pythons, streamed
-from gpuops.agent.interpreters import Candidate, look
 from gpuops.agent.node import Node, Refusal
+from gpuops.agent.python import environments, interpreters, setup
+from gpuops.agent.python.interpreters import Candidate, look
 
 VERSION = platform.python_version()
 VERSION_PY = "__version__ = '{}'\ndebug = False\ncuda: Optional[str] = {!r}\ngit_version = 'abc'\n"
@@ -88,7 +88,7 @@ def ignore(_item: dict) -> None:
 def ask(node: Node, places: list[str], emit=ignore, **args):
     """The verb `python` on a machine whose usual places are `places`."""
     given = [Candidate(path, "python3 on the PATH") for path in places]
-    return pythons.python(node, {"needs_torch": True, **args}, emit, subprocess.Popen, lambda _: given)
+    return setup.python(node, {"needs_torch": True, **args}, emit, subprocess.Popen, lambda _: given)
 
 
 def test_torch_is_found_by_its_files(with_torch: str) -> None:
@@ -339,18 +339,18 @@ def test_nothing_that_can_make_one(plain: str, monkeypatch: pytest.MonkeyPatch, 
     poor = look(plain, subprocess.Popen)
     assert poor is not None
     with pytest.raises(Refusal) as caught:
-        makeenv.best_base([poor._replace(ensurepip=False)], have_uv=False)
+        environments.best_base([poor._replace(ensurepip=False)], have_uv=False)
     assert "apt-get install python3-venv" in caught.value.hint
-    assert makeenv.uv_command([poor], os.environ) == []
-    assert makeenv.uv_command([poor._replace(uv=True)], os.environ) == [plain, "-m", "uv"]
+    assert environments.uv_command([poor], os.environ) == []
+    assert environments.uv_command([poor._replace(uv=True)], os.environ) == [plain, "-m", "uv"]
 
 
 def test_a_python_that_torch_runs_on_is_preferred(plain: str) -> None:
     found = look(plain, subprocess.Popen)
     assert found is not None
     old = found._replace(path="old", version=(3, 8, 10))
-    assert makeenv.best_base([old, found], have_uv=False) == found
-    assert makeenv.best_base([old], have_uv=False) == old
+    assert environments.best_base([old, found], have_uv=False) == found
+    assert environments.best_base([old], have_uv=False) == old
 
 
 # -- by pip, for real ----------------------------------------------------------------------------
@@ -417,7 +417,7 @@ def test_pip_keeps_the_torch_of_its_index(
 def set_up(node: Node, command: str, python: str, key: str = "k1", spawn=subprocess.Popen) -> tuple[int, bytes]:
     items: list[dict] = []
     args = {"tree": "project", "command": command, "python": python, "key": key}
-    answer = pythons.setup(node, args, items.append, spawn)
+    answer = setup.setup(node, args, items.append, spawn)
     assert answer["skipped"] is False
     return answer["code"], b"".join(base64.b64decode(item["b64"]) for item in items if "b64" in item)
 
@@ -440,7 +440,7 @@ def test_setup_runs_once_per_key_and_python(node: Node, with_torch: str, plain: 
     count = Path(node.path("project", "count"))
     again = {"tree": "project", "command": "echo x >> count", "python": with_torch, "key": "k1"}
     set_up(node, again["command"], with_torch)
-    assert pythons.setup(node, again, ignore, subprocess.Popen) == {"code": 0, "skipped": True}
+    assert setup.setup(node, again, ignore, subprocess.Popen) == {"code": 0, "skipped": True}
     assert count.read_text() == "x\n"
     set_up(node, again["command"], plain)
     set_up(node, again["command"], with_torch, key="k2")
@@ -453,13 +453,13 @@ def test_a_failed_setup_is_not_remembered(node: Node, plain: str) -> None:
 
 
 def test_an_images_own_constraint_holds_as_well() -> None:
-    joined = pythons.setup_environment({"PIP_CONSTRAINT": "/etc/pip.txt", "PATH": "/bin"}, "/env/bin/python", "/ours")
+    joined = setup.setup_environment({"PIP_CONSTRAINT": "/etc/pip.txt", "PATH": "/bin"}, "/env/bin/python", "/ours")
     assert (joined["PIP_CONSTRAINT"], joined["UV_CONSTRAINT"]) == ("/ours /etc/pip.txt", "/ours")
     assert joined["PATH"] == "/env/bin:/bin"
 
 
 def test_a_client_that_leaves_ends_the_setup(node: Node, plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamed, "GRACE_S", 0.2)
+    monkeypatch.setattr(environments, "GRACE_S", 0.2)
 
     def leave(item: dict) -> None:
         if "b64" in item:  # else it only says that it goes on
@@ -469,7 +469,7 @@ def test_a_client_that_leaves_ends_the_setup(node: Node, plain: str, monkeypatch
     pids: list[int] = []
     args = {"tree": "project", "command": "trap '' TERM; sleep 600 & echo $!; wait", "python": plain, "key": "k"}
     with pytest.raises(Gone):
-        pythons.setup(node, args, leave, subprocess.Popen)
+        setup.setup(node, args, leave, subprocess.Popen)
     deadline = time.monotonic() + 600
     while alive(pids[0]) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -487,33 +487,33 @@ def test_setup_does_not_wait_for_what_it_leaves_behind(node: Node, plain: str) -
 
 def test_setup_without_a_tree(node: Node, plain: str) -> None:
     with pytest.raises(Refusal, match="nothing was pushed as 'train' yet"):
-        pythons.setup(node, {"tree": "train", "command": "x", "python": plain, "key": "k"}, print, subprocess.Popen)
+        setup.setup(node, {"tree": "train", "command": "x", "python": plain, "key": "k"}, print, subprocess.Popen)
 
 
 # -- streamed ------------------------------------------------------------------------------------
 
 
 def test_a_silent_command_beats_and_its_limit_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamed, "BEAT_S", 0.2)
-    monkeypatch.setattr(streamed, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(environments, "BEAT_S", 0.2)
+    monkeypatch.setattr(environments, "LOOK_EVERY_S", 0.05)
     looks = itertools.count(0.0, 0.3)  # by this clock no machine is busy
-    monkeypatch.setattr(streamed, "time", SimpleNamespace(monotonic=lambda: next(looks)))
+    monkeypatch.setattr(environments, "time", SimpleNamespace(monotonic=lambda: next(looks)))
     beats: list[int] = []
     argv = ["sh", "-c", "exec >&- 2>&-; sleep 600"]
-    assert streamed.run(argv, beats.append, lambda: beats.append(1), subprocess.Popen, limit_s=1.0) is None
+    assert environments.run(argv, beats.append, lambda: beats.append(1), subprocess.Popen, limit_s=1.0) is None
     assert beats
 
 
 def test_every_byte_of_a_quick_command_arrives() -> None:
     chunks: list[bytes] = []
-    code = streamed.run(["sh", "-c", "seq 100000; exit 3"], chunks.append, lambda: None, subprocess.Popen)
+    code = environments.run(["sh", "-c", "seq 100000; exit 3"], chunks.append, lambda: None, subprocess.Popen)
     assert code == 3
     assert b"".join(chunks) == b"".join(b"%d\n" % n for n in range(1, 100001))
 
 
 def test_lines_are_whole_and_carriage_returns_end_them() -> None:
     items: list[dict] = []
-    lines = makeenv.Lines(items.append)
+    lines = environments.Lines(items.append)
     for chunk in (b"Coll", b"ecting\n10%\r20", b"%\r\nERROR: no wheel\n\nhint: see above"):
         lines.take(chunk)
     assert lines.complaint() == "ERROR: no wheel"

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent import rank
-from gpuops.agent.proctable import find
+from gpuops.agent.processes import find
+from gpuops.agent.run import rank
 from gpuops.nodes import bootstrap
 
 HANG_S = 600.0

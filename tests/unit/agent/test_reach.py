@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent import addresses, ear, network, probe, strangers
+from gpuops.agent.network import interfaces, probe, strangers
 from gpuops.agent.node import Node, Refusal
 
 HERE = Node("/nowhere")
@@ -23,7 +23,7 @@ HANG_S = 60.0
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides are threads of this process, on a machine that may be busy."""
-    monkeypatch.setattr(ear, "HEAR_S", HANG_S)
+    monkeypatch.setattr(probe, "HEAR_S", HANG_S)
     monkeypatch.setattr(probe, "BURST_S", HANG_S)
 
 
@@ -50,7 +50,7 @@ def states(*places: tuple[str, int], **more: Any) -> list[str]:
 def test_every_address_of_both_families_and_every_port() -> None:
     with listening(fresh=2, ephemeral=1) as ports:
         assert (len(ports["fresh"]), len(ports["ephemeral"])) == (2, 1)
-        assert all(network.LOWEST_PORT <= port < network.ephemeral_start() for port in ports["fresh"])
+        assert all(interfaces.LOWEST_PORT <= port < interfaces.ephemeral_start() for port in ports["fresh"])
         numbers = [*ports["fresh"], *ports["ephemeral"]]
         tried = reach(*[(address, port) for address in ("127.0.0.1", "127.0.0.7", "::1") for port in numbers])
     assert {one["state"] for one in tried} == {"ok"}
@@ -70,7 +70,7 @@ def test_released_ports_are_free_at_once() -> None:
 
 
 def test_listeners_go_by_themselves() -> None:
-    ears = ear.Ear(0, TOKEN)
+    ears = probe.Ear(0, TOKEN)
     port = ears.open(0)
     ears.begin(0.1)
     assert ears._thread is not None
@@ -140,7 +140,7 @@ def test_a_measurement_that_breaks_off_is_no_failure() -> None:
         def answer() -> None:
             connection, _ = server.accept()
             _, _, nonce, _, count = strangers.line(connection, time.monotonic() + HANG_S).split()
-            assert int(count) == ear.BURST
+            assert int(count) == probe.BURST
             connection.sendall(strangers.proof(TOKEN, "listens", 0, nonce.decode()).encode() + b"\n")
             connection.close()
 
@@ -167,9 +167,9 @@ def test_noise_does_not_end_the_listening() -> None:
 def test_a_port_that_cannot_be_had_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr(ear, "LOWEST_PORT", port)
-        monkeypatch.setattr(ear, "ephemeral_start", lambda: port + 1)
-        monkeypatch.setattr(ear, "TRIES", 1)
+        monkeypatch.setattr(probe, "LOWEST_PORT", port)
+        monkeypatch.setattr(probe, "ephemeral_start", lambda: port + 1)
+        monkeypatch.setattr(probe, "TRIES", 1)
         with pytest.raises(Refusal) as refused:
             probe.listen(HERE, {"node": 0, "token": TOKEN, "for_s": 1, "fresh": 1}, None)
     assert refused.value.kind == "no-port"
@@ -182,9 +182,9 @@ def message(
     family: int, packed: bytes, scope: int = 0, flags: int = 0, local: bytes = b"", label: bytes = b""
 ) -> bytes:
     body = struct.pack("=BBBBI", family, 24, 0, scope, 2)
-    values = {addresses.IFA_ADDRESS: packed, addresses.IFA_FLAGS: struct.pack("=I", flags)}
-    values.update({addresses.IFA_LOCAL: local} if local else {})
-    values.update({addresses.IFA_LABEL: label + b"\0"} if label else {})
+    values = {interfaces.IFA_ADDRESS: packed, interfaces.IFA_FLAGS: struct.pack("=I", flags)}
+    values.update({interfaces.IFA_LOCAL: local} if local else {})
+    values.update({interfaces.IFA_LABEL: label + b"\0"} if label else {})
     for name, value in values.items():
         body += struct.pack("=HH", 4 + len(value), name) + value + b"\0" * (-len(value) % 4)
     return body
@@ -209,7 +209,7 @@ ULA = socket.inet_pton(socket.AF_INET6, "fd00::5")
     ],
 )
 def test_the_kernels_messages(data: bytes, expected: list[tuple[str, str]]) -> None:
-    assert [(one.text, one.label) for one in addresses.parse(data)] == expected
+    assert [(one.text, one.label) for one in interfaces.parse(data)] == expected
 
 
 @pytest.mark.parametrize(
@@ -218,14 +218,14 @@ def test_the_kernels_messages(data: bytes, expected: list[tuple[str, str]]) -> N
      ("10.0.0.5", True), ("8.8.4.4", True), ("fd00::5", True)],
 )  # fmt: skip
 def test_what_another_machine_could_mean(text: str, expected: bool) -> None:
-    assert addresses.fit(text) is expected
+    assert interfaces.fit(text) is expected
 
 
 def test_this_machines_own_addresses() -> None:
-    answer = addresses.addresses(HERE, {}, None)
-    assert answer["machine"] == addresses.machine() != ""
+    answer = interfaces.addresses(HERE, {}, None)
+    assert answer["machine"] == interfaces.machine() != ""
     for one in answer["addresses"]:
         assert one["interface"]
-        assert addresses.fit(one["address"])
+        assert interfaces.fit(one["address"])
         with socket.socket(FOUR if one["family"] == "ipv4" else SIX) as mine:
             mine.bind((one["address"], 0))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.agent import runfiles
-from gpuops.agent.resultfile import OUT_CHARACTERS, last_out, rank_result, result
+from gpuops.agent import run_files
+from gpuops.agent.run.result import OUT_CHARACTERS, last_out, rank_result, result
 
 
 def lines(count: int) -> str:
@@ -61,7 +61,7 @@ def test_a_run_is_told_with_the_room_that_is_left(tmp_path: Path) -> None:
         ('{"step": 1' + "0" * 400 + "}", None),
         ("120", None),
         ("{}", None),
-        (f'{{"step": 1, "x": "{"x" * runfiles.PROGRESS_BYTES}"}}', None),
+        (f'{{"step": 1, "x": "{"x" * run_files.PROGRESS_BYTES}"}}', None),
         ("", None),
     ],
 )

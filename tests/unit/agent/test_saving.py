@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent import lease, saving
+from gpuops.agent import lease
 from gpuops.agent.lease import Now
 from gpuops.agent.node import Node
-from gpuops.agent.saving import Plan, Saving, plan
+from gpuops.agent.run import snapshot_request
+from gpuops.agent.run.snapshot_request import Plan, Saving, plan
 
 H, M = 3600.0, 60.0
 
@@ -69,7 +70,7 @@ class World:
         self.folder.mkdir(parents=True)
         self.now = Now(1_000_000.0, 500.0, "b1")
         self.events: list[tuple[str, dict[str, Any]]] = []
-        monkeypatch.setattr(saving, "LOOK_S", 0.0)
+        monkeypatch.setattr(snapshot_request, "LOOK_S", 0.0)
         spec = {"run": "r-1", "node": 1}
         self.saving = Saving(self.node, spec, lambda kind, reason: self.events.append((kind, reason)), lambda: self.now)
 

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from gpuops import sync
-from gpuops.agent import end, facts, init, scratch
+from gpuops.agent import local_disk
+from gpuops.agent.daemon import end, init
 from gpuops.agent.node import Node
+from gpuops.agent.rpc import hello
 from gpuops.clusters.wait import local_disks
 from gpuops.core.errors import GpuopsError
 from gpuops.core.models import Resource
@@ -31,7 +33,7 @@ TREE = "dataabcdefgh"
 def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A local disk of a machine, with more room than the root's: it is a folder of the same one here."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(scratch, "is_roomier", lambda disk, _root: os.path.isdir(disk))
+    monkeypatch.setattr(local_disk, "is_roomier", lambda disk, _root: os.path.isdir(disk))
     folder = tmp_path / "nvme"
     folder.mkdir(mode=0o777)
     return folder
@@ -51,7 +53,7 @@ def test_environments_and_downloads_go_to_the_local_disk(tmp_path: Path, disk: P
         assert (disk / "gpuops" / name).stat().st_mode & 0o777 == 0o700
     assert (disk / "gpuops").stat().st_mode & 0o777 == 0o700
     assert node.settings()["scratch"] == str(disk / "gpuops")
-    told = scratch.told(node)
+    told = local_disk.told(node)
     assert told
     assert told["path"] == str(disk)
     assert 0 < told["free"] <= shutil.disk_usage(disk).total  # others write there meanwhile
@@ -80,7 +82,7 @@ def test_a_disk_that_cannot_be_used_changes_nothing(
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     node = born(tmp_path / "root/lab/n0", offered)
     assert sorted(os.listdir(tmp_path / "root")) == ["lab"]
-    assert (node.scratch(), scratch.told(node)) == (None, None)
+    assert (node.scratch(), local_disk.told(node)) == (None, None)
     assert node.tree(TREE) == node.path(TREE)
 
 
@@ -106,10 +108,10 @@ def test_only_another_disk_with_more_room_is_worth_it(
     disk, root = tmp_path / "disk", tmp_path / "root"
     disk.mkdir()
     root.mkdir()
-    monkeypatch.setattr(scratch, "space", lambda path: (1, free[Path(path).name]))
-    assert scratch.is_roomier(str(disk), str(root)) is False, "one disk, whatever it has"
-    monkeypatch.setattr(scratch, "space", lambda path: (Path(path).stat().st_ino, free[Path(path).name]))
-    assert scratch.is_roomier(str(disk), str(root)) is wanted
+    monkeypatch.setattr(local_disk, "space", lambda path: (1, free[Path(path).name]))
+    assert local_disk.is_roomier(str(disk), str(root)) is False, "one disk, whatever it has"
+    monkeypatch.setattr(local_disk, "space", lambda path: (Path(path).stat().st_ino, free[Path(path).name]))
+    assert local_disk.is_roomier(str(disk), str(root)) is wanted
 
 
 @pytest.fixture
@@ -172,7 +174,7 @@ def test_no_link_in_a_trees_place_is_written_through(tmp_path: Path, disk: Path)
 
 def test_it_is_said(tmp_path: Path, disk: Path) -> None:
     node = born(tmp_path / "root/lab/n0", disk)
-    assert facts.hello(node, {}, None)["scratch"]["path"] == str(disk)
+    assert hello.hello(node, {}, None)["scratch"]["path"] == str(disk)
     large, larger = ({"scratch": {"path": "/opt/dlami/nvme", "free": size}} for size in (3_400_000_000_000, 4 * 10**12))
     told = "(/opt/dlami/nvme, 3.4 TB free)"
     assert local_disks([larger, large]) == f"data and environments are on each machine's local disk {told}"

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent import bucket, safecopy, sink, watchdog
-from gpuops.agent.clients import heard, silent_s
+from gpuops.agent.daemon import watchdog
 from gpuops.agent.lease import Now, next_end, renewed
 from gpuops.agent.node import Node
-from gpuops.agent.over import OTHERS_S, Others, Used, alive, all_safe, is_there, may_end
-from gpuops.agent.safecopy import copied
-from gpuops.agent.upload import NEVER, Kept
+from gpuops.agent.presence import heard, silent_s
+from gpuops.agent.retain import bucket, safe_copy, sink
+from gpuops.agent.retain.early_end import OTHERS_S, Others, Used, alive, all_safe, is_there, may_end
+from gpuops.agent.retain.safe_copy import copied
+from gpuops.agent.retain.upload import NEVER, Kept
 from tests.conftest import until
 
 NOW = Now(1_000_000.0, 500.0, "b")
@@ -30,7 +31,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found is not None
     assert (found[0], target.read_bytes()) == (3_000_000, source.read_bytes())
     assert sum(told) == 3_000_000
-    monkeypatch.setattr(safecopy, "read_back", lambda *_: "other")
+    monkeypatch.setattr(safe_copy, "read_back", lambda *_: "other")
     source.write_bytes(b"new")
     with pytest.raises(OSError, match="reads back differently"):
         copied(os.fsencode(source), os.fsencode(target), told.append)

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuops.agent import runfiles, tail
+from gpuops.agent import run_files
 from gpuops.agent.node import Cancelled, Node, Refusal
+from gpuops.agent.run import logs
 
 
 @pytest.fixture
@@ -30,14 +31,14 @@ def collect(node: Node, offsets: dict[str, int]) -> dict[str, bytes]:
         assert item["o"] == offsets.get(item["s"], 0) + len(got.get(item["s"], b""))
         got[item["s"]] = got.get(item["s"], b"") + base64.b64decode(item["b64"])
 
-    tail.tail(node, {"run": "r-1", "offsets": offsets}, emit)
+    logs.tail(node, {"run": "r-1", "offsets": offsets}, emit)
     return got
 
 
 def test_streams_are_named_and_ordered(node: Node) -> None:
     for name in ["launcher.out", "ranks/10.err", "ranks/2.out", "ranks/2.json", "ranks/x.out", "events.jsonl", "stop"]:
         Path(node.run("r-1"), name).write_bytes(b"x")
-    assert list(runfiles.streams(node.run("r-1"))) == ["launcher.out", "events.jsonl", "rank2.out", "rank10.err"]
+    assert list(run_files.streams(node.run("r-1"))) == ["launcher.out", "events.jsonl", "rank2.out", "rank10.err"]
 
 
 @settings(max_examples=30, deadline=None)
@@ -50,15 +51,15 @@ def test_from_any_offset_exactly_the_rest(tmp_path_factory: pytest.TempPathFacto
 
 
 def test_long_files_come_in_pieces(node: Node) -> None:
-    content = os.urandom(3 * tail.CHUNK + 1)
+    content = os.urandom(3 * logs.CHUNK + 1)
     Path(node.run("r-1"), "ranks", "0.out").write_bytes(content)
     assert collect(node, {}) == {"rank0.out": content}
-    assert len(list(tail.pieces(node.run("r-1"), {}))) == 4
+    assert len(list(logs.pieces(node.run("r-1"), {}))) == 4
 
 
 def test_the_result_is_the_last_word(node: Node) -> None:
     Path(node.run("r-1"), "result.json").write_text(json.dumps({"outcome": "done"}))
-    answer = tail.tail(node, {"run": "r-1", "offsets": {}, "follow": True}, lambda _item: None)
+    answer = logs.tail(node, {"run": "r-1", "offsets": {}, "follow": True}, lambda _item: None)
     assert answer == {"result": {"outcome": "done"}}
 
 
@@ -69,12 +70,12 @@ def test_who_is_gone_is_not_followed(node: Node) -> None:
         raise Cancelled
 
     with pytest.raises(Cancelled):
-        tail.tail(node, {"run": "r-1", "offsets": {}, "follow": True}, emit)
+        logs.tail(node, {"run": "r-1", "offsets": {}, "follow": True}, emit)
 
 
 def test_a_run_that_never_was_is_refused(node: Node) -> None:
     with pytest.raises(Refusal) as refused:
-        tail.tail(node, {"run": "r-2"}, lambda _item: None)
+        logs.tail(node, {"run": "r-2"}, lambda _item: None)
     assert refused.value.kind == "no-run"
 
 
@@ -90,4 +91,4 @@ def test_a_run_that_never_was_is_refused(node: Node) -> None:
 )
 def test_last_lines_are_bounded(tmp_path: Path, content: bytes, expected: str) -> None:
     (tmp_path / "f").write_bytes(content)
-    assert runfiles.last_lines(str(tmp_path / "f")) == expected
+    assert run_files.last_lines(str(tmp_path / "f")) == expected

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpuops.agent.times import Times
+from gpuops.agent.run.log_times import Times
 
 
 class Clock:

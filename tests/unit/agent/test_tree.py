@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent import tree
-from gpuops.agent.filestream import END, head
+from gpuops.agent.files import tree
+from gpuops.agent.files.streams import Padded
 from gpuops.agent.node import Node, Refusal
-from gpuops.agent.tarpipe import Padded
+from gpuops.agent.wire import END, head
 from gpuops.sync.project import entry
 from tests.fakes.inprocess import InProcessClient
 

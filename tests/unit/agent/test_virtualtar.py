@@ -12,8 +12,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuops.agent.kept import newest_first
-from gpuops.agent.virtualtar import BLOCK, END, Archive, Item, cuts, looks, whole
+from gpuops.agent.retain.run_contents import newest_first
+from gpuops.agent.retain.virtual_tar import BLOCK, END, Archive, Item, cuts, looks, whole
 
 NAMES = st.lists(
     st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0/"), min_size=1, max_size=140).filter(

@@ -13,7 +13,7 @@ from tests.conftest import HANG_S, until
 END = """
 import os, resource, sys
 from gpuops.agent.node import Node
-from gpuops.agent.watchdog import Watchdog
+from gpuops.agent.daemon.watchdog import Watchdog
 os.chdir(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 Watchdog(Node(sys.argv[1]))._end("nothing was run on it")

@@ -1,0 +1,1 @@
+"""Raw facts about a machine for `gpuops doctor`; nothing is judged here."""

@@ -1,0 +1,227 @@
+"""For mode `checkup`: the machine, its Pythons, disks, limits, and what its administrators have set up."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import platform
+import pwd
+import re
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
+
+from gpuops.agent.node import Node, read_json
+from gpuops.agent.python import environments
+from gpuops.agent.python.interpreters import Candidate, Interpreter, distinct, look, usual_places
+from gpuops.agent.rpc import hello
+
+if TYPE_CHECKING:
+    from gpuops.agent.checkup.checkup import Site
+
+
+DF_S = 10.0
+SHELL_S = 10.0
+"""How long a login shell may take to start, in seconds."""
+SCHEDULERS = ("sinfo", "squeue", "qstat", "bsub")
+JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
+"""What a scheduler sets inside a job."""
+OF_TORCHRUN = re.compile(r"PET_\w+|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|((LOCAL|NODE|GROUP|ROLE)_)?(RANK|WORLD_SIZE)")
+LOGIND = ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
+"""Where systemd looks for logind's configuration, the first first (logind.conf(5))."""
+
+
+def machine(site: Site) -> dict[str, Any]:
+    return {
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "hostname": socket.gethostname(),
+        "user": user(),
+        "root": os.getuid() == 0,
+        "home": site.home,
+        "container": any(os.path.exists(site.path(path)) for path in ("/.dockerenv", "/run/.containerenv")),
+        "cores": hello.cores(),
+        "memory": hello.memory(),
+    }
+
+
+def user() -> str:
+    """The user's name; the number where a container knows no name for it."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def pythons(site: Site, asked: str, first: Sequence[str], node: Node | None) -> dict[str, Any]:
+    """The Pythons that a run would choose from, best first, or the one that was asked for.
+
+    An environment that was made here belongs to a project: the newest is most probably the one to be used.
+    """
+    agents = {"version": list(sys.version_info[:3]), "path": sys.executable}
+    if asked and os.path.isdir(os.path.expanduser(asked)):
+        inner = os.path.join(asked, "bin", "python")
+        there = os.access(os.path.expanduser(inner), os.X_OK)
+        return {"agent": agents, "asked": asked, "found": [], "inner": inner if there else ""}
+    if asked:
+        path = os.path.expanduser(asked) if os.sep in asked else site.which(asked)
+        found = look(path) if path else None
+        return {"agent": agents, "asked": asked, "found": [_interpreter(found, "asked for")] if found else []}
+    made = (
+        [environments.python_of(environments.folder(node, name)) for name in environments.finished(node)[:1]]
+        if node
+        else []
+    )
+    candidates = distinct(
+        [
+            *(Candidate(path, "made for a project") for path in made),
+            *(Candidate(path, "the active environment") for path in first),
+            *usual_places(site.environ),
+        ]
+    )
+    looked = [(look(candidate.path), candidate.why) for candidate in candidates]
+    return {"agent": agents, "asked": "", "found": [_interpreter(one, why) for one, why in looked if one]}
+
+
+def _interpreter(found: Interpreter, why: str) -> dict[str, Any]:
+    return {**found._asdict(), "version": list(found.version), "why": why}
+
+
+def disks(site: Site, node: Node | None) -> list[dict[str, Any]]:
+    """Space and inodes where it matters. `df` is a program, so that a dead file system hangs it and not us; each in
+    its own thread, so that it costs one limit and not four."""
+    places = {"home": site.home, "root": "/", "tmp": site.environ.get("TMPDIR") or "/tmp", "shm": "/dev/shm"}
+    if node is not None:
+        places["node"] = node.dir
+    mounts = _mounts(site)
+    found: dict[str, dict[str, Any]] = {}
+    threads = [
+        threading.Thread(target=lambda of, path: found.update({of: _disk(site, path, mounts)}), args=pair, daemon=True)
+        for pair in places.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [{"of": of, "path": path, **found[of]} for of, path in places.items()]
+
+
+def _disk(site: Site, path: str, mounts: Mapping[str, str]) -> dict[str, Any]:
+    space = site.run(["df", "-Pk", path], DF_S)
+    size = _last(space.out)
+    if size is None:
+        return {"slow": space.slow, "there": False}
+    files = _last(site.run(["df", "-Pi", path], DF_S).out)
+    return {
+        "slow": False,
+        "there": True,
+        "source": size[0],
+        "total": int(size[1]) * 1024,
+        "free": int(size[3]) * 1024,
+        "mount": size[5],
+        "kind": mounts.get(size[5], ""),
+        "writable": os.access(path, os.W_OK),
+        "inodes": int(files[1]) if files and files[1].isdigit() else 0,
+        "inodes_free": int(files[3]) if files and files[3].isdigit() else 0,
+    }
+
+
+def _last(said: str) -> list[str] | None:
+    """The fields of df's last line: source, size, used, free, share, mount."""
+    fields = said.splitlines()[-1].split(None, 5) if said else []
+    return fields if len(fields) == 6 and fields[1].isdigit() and fields[3].lstrip("-").isdigit() else None
+
+
+def _mounts(site: Site) -> dict[str, str]:
+    """Mount point -> kind of file system."""
+    lines = (line.split() for line in site.read("/proc/mounts").splitlines())
+    return {fields[1].replace("\\040", " "): fields[2] for fields in lines if len(fields) > 2}
+
+
+def limits() -> dict[str, Any]:
+    """Open files and locked memory (bytes), soft limits; None: no limit."""
+    import resource
+
+    def soft(what: int) -> int | None:
+        value = resource.getrlimit(what)[0]
+        return None if value == resource.RLIM_INFINITY else value
+
+    return {"files": soft(resource.RLIMIT_NOFILE), "locked": soft(resource.RLIMIT_MEMLOCK)}
+
+
+def name() -> dict[str, Any]:
+    """To which addresses the machine's own name resolves; none where it does not."""
+    own = socket.gethostname()
+    try:
+        return {"name": own, "addresses": sorted({str(one[4][0]) for one in socket.getaddrinfo(own, None)})}
+    except OSError:
+        return {"name": own, "addresses": []}
+
+
+def scheduler(site: Site) -> dict[str, Any]:
+    return {
+        "programs": [program for program in SCHEDULERS if site.which(program)],
+        "job": next((variable for variable in JOBS if site.environ.get(variable)), None),
+    }
+
+
+def logind(site: Site) -> dict[str, Any]:
+    """Whether what a user leaves running ends with the last login, and whether this user is spared."""
+    settings = _logind(site)
+    only = settings.get("KillOnlyUsers", "").split()
+    return {
+        "runs": os.path.isdir(site.path("/run/systemd/system")),
+        "kills": settings.get("KillUserProcesses", "no").lower() in ("yes", "true", "1", "on"),
+        "spared": user() in settings.get("KillExcludeUsers", "root").split() or bool(only and user() not in only),
+        "lingers": os.path.exists(site.path(f"/var/lib/systemd/linger/{user()}")),
+    }
+
+
+def _logind(site: Site) -> dict[str, str]:
+    """The settings in force: the first main file, then drop-ins by name, of each name the first."""
+    texts = [text for folder in LOGIND if (text := site.read(f"{folder}/systemd/logind.conf"))][:1]
+    drop_ins: dict[str, str] = {}
+    for folder in reversed(LOGIND):
+        path = f"{folder}/systemd/logind.conf.d"
+        drop_ins.update({file: site.read(f"{path}/{file}") for file in site.names(path) if file.endswith(".conf")})
+    texts += [drop_ins[file] for file in sorted(drop_ins)]
+    lines = re.findall(r"(?m)^[ \t]*(Kill\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", "\n".join(texts))
+    return {key: value.strip("\"'") for key, value in lines}
+
+
+def login(site: Site) -> dict[str, Any]:
+    """The login shell, and what its start-up files print before any program that is started through it.
+
+    Bash reads `.bashrc` where its input is a socket, as sshd's programs have it.
+    """
+    shell = site.environ.get("SHELL") or "/bin/sh"
+    ours, its = socket.socketpair()
+    variables = {name: value for name, value in site.environ.items() if name != "SHLVL"}
+    with ours, its:
+        ran = site.run([shell, "-c", "exit 0"], SHELL_S, stdin=its, env={**variables, "SSH_CLIENT": "::1 1 22"})
+    return {"shell": shell, "said": (ran.out + ran.err)[:200], "slow": ran.slow}
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What torchrun and CUDA would believe, and an image may have set."""
+    return {
+        "torchrun": sorted(variable for variable in environ if OF_TORCHRUN.fullmatch(variable)),
+        "visible": environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+
+
+def misspelt(home: str) -> list[str]:
+    """Files in ~/.ssh that were most probably meant to be authorized_keys."""
+    try:
+        files = os.listdir(os.path.join(home, ".ssh"))
+    except OSError:
+        return []
+    near = difflib.get_close_matches("authorized_keys", files, 5, 0.85)
+    return sorted(file for file in near if file not in ("authorized_keys", "authorized_keys2"))
+
+
+def busy(node: Node | None) -> str | None:
+    """The run that is on this node."""
+    live = read_json(node.path("live.json")) if node else None
+    return str(live["run"]) if isinstance(live, dict) and live.get("run") else None

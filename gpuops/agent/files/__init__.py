@@ -1,0 +1,1 @@
+"""Trees of files in and out of this node."""

@@ -1,0 +1,189 @@
+"""The folder of a pushed tree: looking, writing and removing in it, and never outside it.
+
+A path travels as text, relative, with `/`; bytes that are not UTF-8 as surrogate escapes. On disk it is
+bytes again, whatever the locale of this process.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import stat
+from typing import Iterable
+
+from gpuops.agent.files.file_state import ABSENT, BLOCKED, FILE, FOLDER, LINK, NOTHING, OTHER, Entry, Found
+from gpuops.agent.node import Refusal
+
+MOUNT_ESCAPE = re.compile(r"\\([0-7]{3})")
+"""How the kernel writes a blank in the name of a mount point."""
+
+
+def raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def text(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")
+
+
+def is_inside(path: str) -> bool:
+    """Whether a relative path with `/` stays in the folder it is relative to."""
+    return "\0" not in path and not {"", ".", ".."} & set(path.split("/"))
+
+
+def checked(path: object) -> str:
+    """The path, if it is one that stays inside a folder; raises Refusal `bad-path`."""
+    if not isinstance(path, str) or not is_inside(path):
+        raise Refusal("bad-path", f"{path!r} is not a path inside the tree", "push files of the project only")
+    return path
+
+
+def parents(path: str) -> Iterable[str]:
+    """`a/b/c` -> `a`, `a/b`."""
+    end = path.find("/")
+    while end >= 0:
+        yield path[:end]
+        end = path.find("/", end + 1)
+
+
+def stat_entry(path: bytes) -> Found:
+    """What lies at an absolute path, links not followed."""
+    try:
+        seen = os.lstat(path)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return NOTHING
+        raise
+    if stat.S_ISREG(seen.st_mode):
+        return Found(FILE, Entry(seen.st_size, seen.st_mtime_ns, stat.S_IMODE(seen.st_mode) & 0o777, None))
+    if stat.S_ISLNK(seen.st_mode):
+        return Found(LINK, Entry(0, 0, 0, text(os.readlink(path))))
+    return Found(FOLDER if stat.S_ISDIR(seen.st_mode) else OTHER)
+
+
+def sha256(path: bytes) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def mounts_below(folder: str) -> list[str]:
+    """What is mounted inside a folder: disks, shares and buckets of somebody's, which are not ours to empty."""
+    inside = os.path.realpath(folder) + "/"
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            points = [MOUNT_ESCAPE.sub(lambda found: chr(int(found[1], 8)), line.split()[4]) for line in file]
+    except (OSError, IndexError):
+        points = [path for path, _, _ in os.walk(folder) if os.path.ismount(path)]
+    return sorted(point for point in points if (point + "/").startswith(inside) and point + "/" != inside)
+
+
+class TreeFolder:
+    """One tree on disk. Parents are looked at once per instance: make a new one for each request."""
+
+    def __init__(self, folder: str) -> None:
+        if os.path.islink(folder):
+            raise Refusal(
+                "outside",
+                f"'{os.path.basename(folder)}' is a link on this node, not a folder",
+                "remove the link on the node, then push again",
+            )
+        self.folder = os.fsencode(folder)
+        self._folders: set[str] = set()
+
+    def at(self, path: str) -> bytes:
+        return self.folder + b"/" + raw(path)
+
+    def look(self, path: str) -> Found:
+        """What lies at `path`, no link followed on the way."""
+        known = path.rpartition("/")[0] in self._folders  # then so are the folders above it
+        for parent in () if known else parents(path):
+            if parent in self._folders:
+                continue
+            kind = stat_entry(self.at(parent)).kind
+            if kind == ABSENT:
+                return NOTHING
+            if kind != FOLDER:
+                return Found(BLOCKED, blocker=parent)
+            self._folders.add(parent)
+        return stat_entry(self.at(path))
+
+    def files_under(self, path: str) -> Iterable[str]:
+        """Every file, link and special file below a folder."""
+        for folder, names, files in os.walk(self.at(path)):
+            links = [name for name in names if os.path.islink(os.path.join(folder, name))]
+            for name in files + links:
+                yield text(os.path.relpath(os.path.join(folder, name), self.folder))
+
+    def place(self, path: str, staged: bytes) -> None:
+        """Move a staged file or link to `path`; an empty folder in its place goes."""
+        os.makedirs(self.folder, exist_ok=True)
+        for parent in parents(path):
+            if self.look(parent).kind == ABSENT:
+                os.mkdir(self.at(parent))
+        found = self.look(path)
+        if found.kind == BLOCKED:
+            raise blocked(path, found)
+        if found.kind == FOLDER:
+            self._remove_empty(path)
+        os.replace(staged, self.at(path))
+
+    def _remove_empty(self, path: str) -> None:
+        for folder, _, _ in os.walk(self.at(path), topdown=False):
+            try:
+                os.rmdir(folder)
+            except OSError as error:
+                raise in_the_way(path) from error
+
+    def remove(self, path: str) -> None:
+        """Remove a file or link; gone already is success."""
+        if self.look(path).kind in (FILE, LINK):
+            os.unlink(self.at(path))
+
+    def prune(self, path: str) -> None:
+        """Remove the folders above `path` that are empty."""
+        for parent in reversed(list(parents(path))):
+            if self.look(parent).kind != FOLDER:
+                continue
+            try:
+                os.rmdir(self.at(parent))
+            except OSError:
+                return  # something else lives there
+            self._folders.discard(parent)
+
+
+def blocked(path: str, found: Found) -> Refusal:
+    """Why nothing can be written below a link or a file that is not ours."""
+    return Refusal(
+        "outside",
+        f"'{path}' cannot be written: '{found.blocker}' on this node is not a folder",
+        f"move '{found.blocker}' away on the node, then push again",
+    )
+
+
+def in_the_way(path: str) -> Refusal:
+    return Refusal(
+        "in-the-way",
+        f"'{path}' is a folder with files of its own on this node",
+        "move it away on the node, then push again",
+    )
+
+
+def settle(path: bytes, wanted: Entry) -> Entry:
+    """Give a file the client's mode and time; what a stat says then."""
+    os.chmod(path, wanted.mode)
+    os.utime(path, ns=(wanted.mtime_ns, wanted.mtime_ns))
+    return stat_entry(path).entry
+
+
+def free_bytes(path: str) -> int | None:
+    """Bytes that this user may still write there; None where the system does not say."""
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return None
+    return disk.f_bavail * disk.f_frsize

@@ -1,0 +1,234 @@
+"""What a run made: which files match its patterns, which are new, and their checksums.
+
+Patterns are read as git reads its ignore rules: `*` and `?` stay within one name, `**` crosses
+folders, a pattern without a slash matches at any depth, one with a slash counts from the tree,
+and a pattern that matches a folder means everything in it. One that begins with `!` is the
+user's word that what it matches is no result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from typing import Any, BinaryIO, Callable, Dict, Iterator, Sequence
+
+from gpuops.agent.files.file_state import ours
+from gpuops.agent.files.folder import TreeFolder, checked, is_inside, mounts_below, raw, stat_entry, text
+from gpuops.agent.files.survey import load_record
+from gpuops.agent.node import Node, Refusal, read_json
+
+SKIPPED = {b".git", b"__pycache__"}
+ENVIRONMENT_MARKS = {b"pyvenv.cfg", b"conda-meta"}
+"""A folder that holds one of these is a Python environment, not a result."""
+
+TOKEN = re.compile(r"\*+|\[!?\]?[^\]]*\]|.", re.DOTALL)
+"""What a name in a pattern consists of: stars, a set in brackets, or one character."""
+
+CHUNK = 1 << 20
+BEAT_S = 5.0
+"""How often `sums` says that it is alive while it reads one large file, in seconds."""
+
+Emit = Callable[[Dict[str, Any]], None]
+
+
+def outs(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001 (a verb's signature)
+    """The verb: `{files: [[path, size, mtime_ns]]}`, new or changed since the run started."""
+    folder = node.run(args["run"])
+    spec = read_json(os.path.join(folder, "spec.json"))
+    if spec is None:
+        raise Refusal("no-run", f"there is no run '{args['run']}' on this node", "see `gpuops runs`")
+    before = read_json(os.path.join(folder, "inventory.json")) or {}
+    now = inventory(node, spec["tree"], args["patterns"])
+    return {"files": [[path, *stamp] for path, stamp in sorted(now.items()) if before.get(path) != stamp]}
+
+
+def sums(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:
+    """The verb: an item `{path, sha256, size}` per file; a file that vanished is left out."""
+    tree = os.fsencode(node.tree(args["tree"]))
+    for path in args["paths"]:
+        found = _sum(os.path.join(tree, raw(checked(path))), emit)
+        if found is not None:
+            emit({"path": path, "sha256": found[0], "size": found[1]})
+    return {}
+
+
+def inventory(node: Node, tree: str, patterns: Sequence[str]) -> dict[str, list[int]]:
+    """Matching files of a tree: path (with `/`) -> [size, mtime_ns]. Raises Refusal(`bad-pattern`)."""
+    return dict(walk(os.fsencode(node.tree(tree)), matcher(patterns)))
+
+
+def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a path, or a folder above it, matches one of the patterns and none of those with `!`."""
+    wanted = _any_of([pattern for pattern in patterns if not pattern.startswith("!")])
+    unwanted = _any_of([pattern[1:] for pattern in patterns if pattern.startswith("!")])
+    return lambda path: wanted(path) and not unwanted(path)
+
+
+def mentioned(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a path, or a folder above it, is spoken of at all: as a result, or with `!` as none."""
+    return _any_of([pattern[pattern.startswith("!") :] for pattern in patterns])
+
+
+def _any_of(patterns: Sequence[str]) -> Callable[[str], bool]:
+    expressions = [translate(pattern) for pattern in patterns if pattern.strip("/")]
+    alternatives = "|".join(expressions) or "(?!)"
+    joined = re.compile(f"(?:{alternatives})(?:/.*)?", re.DOTALL)
+    return lambda path: joined.fullmatch(path) is not None
+
+
+def translate(pattern: str) -> str:
+    """The regular expression of one pattern, for a whole path. Raises Refusal(`bad-pattern`)."""
+    if pattern.startswith(("/", "~")) or ".." in pattern.split("/"):
+        raise Refusal(
+            "bad-pattern", f"'{pattern}' leads out of the run's folder", "give `--out` a pattern relative to it"
+        )
+    parts = [part for part in pattern.split("/") if part not in ("", ".")]
+    while len(parts) > 1 and parts[-1] == "**":
+        parts.pop()  # a folder means all of it, so `x/**` says what `x/` says
+    anchored = len(parts) > 1 or pattern.startswith("./")
+    expression = "" if anchored else "(?:.*/)?"
+    for index, part in enumerate(parts):
+        if part == "**":
+            expression += ".*" if index == len(parts) - 1 else "(?:.*/)?"
+        else:
+            expression += _translate_name(part) + ("/" if index < len(parts) - 1 else "")
+    return expression
+
+
+def _translate_name(part: str) -> str:
+    """`*`, `?` and `[...]` within one name; anything else stands for itself."""
+    return "".join(_translate_token(token) for token in TOKEN.findall(part))
+
+
+def _translate_token(token: str) -> str:
+    if token.startswith("*"):
+        return "[^/]*"
+    if token == "?":
+        return "[^/]"
+    return _translate_set(token[1:-1]) if len(token) > 2 else re.escape(token)
+
+
+def _translate_set(inner: str) -> str:
+    negated = inner.startswith("!") and len(inner) > 1
+    safe = re.sub(r"([\\\[\]^&~|])", r"\\\1", inner[1:] if negated else inner)
+    expression = "(?!/)[" + ("^" if negated else "") + safe + "]"
+    try:
+        re.compile(expression)
+    except re.error:
+        return re.escape(f"[{inner}]")  # `[z-a]` is a name, not a set
+    return expression
+
+
+def walk(root: bytes, matches: Callable[[str], bool]) -> Iterator[tuple[str, list[int]]]:
+    entered = {os.path.realpath(root)}
+    folders = [b""]
+    while folders:
+        folder = folders.pop()
+        entries = _entries(os.path.join(root, folder))
+        if folder and ENVIRONMENT_MARKS & {entry.name for entry in entries}:
+            continue
+        for entry in entries:
+            path = folder + entry.name
+            if entry.name in SKIPPED:  # `.git` may be a file, too: of a submodule
+                continue
+            if _is_folder(entry):
+                if not entry.is_symlink() or _follow(root, path, matches, entered):
+                    folders.append(path + b"/")
+            elif matches(text(path)):
+                stamp = _stamp(entry)
+                if stamp is not None:
+                    yield text(path), stamp
+
+
+def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []  # gone, or not ours to read: nothing to bring home from there
+
+
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False  # a link that leads in a circle
+
+
+def _follow(root: bytes, path: bytes, matches: Callable[[str], bool], entered: set[bytes]) -> bool:
+    """Whether to enter a linked folder: `outputs` may lie on a larger disk.
+
+    Only where the folder itself was asked for (a linked data set is not walked for a stray
+    match), where its files do not come home under their own name anyway, and once.
+    """
+    real = os.path.realpath(os.path.join(root, path))
+    own_name = text(os.path.relpath(real, os.path.realpath(root)))
+    if not matches(text(path)) or real in entered or (is_inside(own_name) and matches(own_name)):
+        return False
+    entered.add(real)
+    return True
+
+
+def _stamp(entry: os.DirEntry[bytes]) -> list[int] | None:
+    try:
+        if not entry.is_file():
+            return None  # a socket, a pipe, a link to nothing
+        status = entry.stat()
+    except OSError:
+        return None
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _sum(path: bytes, emit: Emit) -> tuple[str, int] | None:
+    """(SHA-256, bytes read) of a file, or None when it cannot be read."""
+    digest, size, said = hashlib.sha256(), 0, time.monotonic()
+    try:
+        with open(path, "rb") as file:
+            for chunk in iter(lambda: file.read(CHUNK), b""):
+                digest.update(chunk)
+                size += len(chunk)
+                if time.monotonic() - said > BEAT_S:
+                    said = time.monotonic()
+                    emit({"beat": time.time()})
+    except OSError:
+        return None
+    return digest.hexdigest(), size
+
+
+def left(node: Node, arguments: Sequence[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001 (a mode's signature)
+    """The mode: arguments as JSON on stdin (read to its end), the answer as one line of JSON on stdout."""
+    stdout.write(json.dumps(listing(node, json.loads(stdin.read()))).encode() + b"\n")
+    stdout.flush()
+    return 0
+
+
+def listing(node: Node, args: dict[str, Any]) -> dict[str, Any]:
+    """`{files: [[path, size, mtime_ns, edited]]}`; `edited`: pushed, and changed since.
+
+    With `run`, only what changed since that run started, in its tree; else all of `tree`.
+    """
+    tree, since = args.get("tree"), 0
+    if args.get("run"):
+        spec = os.path.join(node.run(args["run"]), "spec.json")
+        tree, since = (read_json(spec) or {}).get("tree", tree), os.stat(spec).st_mtime_ns
+    folder = TreeFolder(node.tree(str(tree)))
+    record, named = load_record(node, str(tree)), mentioned(args["patterns"])
+    root = os.fsencode(folder.folder)
+
+    mounted = [text(os.fsencode(point))[len(os.path.realpath(folder.folder)) + 1 :] + "/"
+               for point in mounts_below(os.fsdecode(folder.folder))]  # fmt: skip
+
+    def candidate(path: str) -> bool:
+        if any(path.startswith(point) for point in mounted):
+            return False  # of another disk, which does not go with the node
+        return not named(path) and not (os.path.islink(folder.at(path)) and os.path.isdir(folder.at(path)))
+
+    files = []
+    for path, (size, mtime_ns) in walk(root, candidate):
+        pushed, pending = record.files.get(path), record.pending.get(path)
+        if mtime_ns >= since and not ours(stat_entry(os.path.join(root, raw(path))), pushed, pending):
+            files.append([path, size, mtime_ns, pushed is not None])
+    return {"files": sorted(files)}

@@ -1,0 +1,121 @@
+"""Tar streams from a node. A member is never longer or shorter than it announced."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import tarfile
+import threading
+from typing import BinaryIO, Sequence, cast
+
+from gpuops.agent import wire
+from gpuops.agent.files.file_state import LINK
+from gpuops.agent.files.folder import TreeFolder, checked, stat_entry
+from gpuops.agent.node import Node, Refusal, node_of
+from gpuops.agent.wire import Whole
+
+BLOCK = 1 << 18
+
+
+def options(arguments: Sequence[str]) -> dict[str, str]:
+    """`["--tree", "project"]` -> `{"tree": "project"}`."""
+    return {name[2:]: value for name, value in zip(arguments[::2], arguments[1::2])}
+
+
+def send_files(folder: TreeFolder, paths: list[str], stdout: BinaryIO, follow: bool) -> None:
+    """Write the files as a tar stream. Raises Refusal `bad-path` before the first byte."""
+    for path in paths:
+        checked(path)
+    with tarfile.open(
+        mode="w|",
+        fileobj=cast(BinaryIO, Whole(stdout)),
+        bufsize=BLOCK,
+        format=tarfile.PAX_FORMAT,
+        encoding="utf-8",
+        errors="surrogateescape",
+    ) as tar:
+        for path in paths:
+            if not follow and stat_entry(folder.at(path)).kind == LINK:
+                _send_link(tar, path, folder)
+            else:
+                _send_file(tar, path, folder)
+    stdout.flush()
+
+
+def _send_link(tar: tarfile.TarFile, path: str, folder: TreeFolder) -> None:
+    found = stat_entry(folder.at(path))
+    if found.entry.link is None:
+        return  # replaced in this moment
+    member = tarfile.TarInfo(path)
+    member.type, member.linkname = tarfile.SYMTYPE, found.entry.link
+    tar.addfile(member)
+
+
+def _send_file(tar: tarfile.TarFile, path: str, folder: TreeFolder) -> None:
+    try:
+        # A pipe in a file's place must not make us wait for its writer.
+        fd = os.open(folder.at(path), os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return  # vanished, or not ours to read: left out
+    try:
+        seen = os.fstat(fd)
+        if stat.S_ISREG(seen.st_mode):
+            member = tarfile.TarInfo(path)
+            member.size, member.mode, member.mtime = seen.st_size, stat.S_IMODE(seen.st_mode), int(seen.st_mtime)
+            with open(fd, "rb", closefd=False) as file:
+                tar.addfile(member, cast(BinaryIO, Padded(file, seen.st_size)))
+    finally:
+        os.close(fd)
+
+
+class Padded:
+    """Exactly `size` bytes of a file that may grow or shrink meanwhile; zeros stand for what is missing."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self.file = file
+        self.left = size
+
+    def read(self, count: int) -> bytes:
+        count = min(count, self.left)
+        data = self.file.read(count)
+        self.left -= count
+        return data + bytes(count - len(data))
+
+
+def restore(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001
+    """`--tree T`: a stream of files on stdin that are named by their path. Raises Refusal `bad-path`, `torn`."""
+    tree = options(arguments)["tree"]
+    folder = TreeFolder(node.tree(tree))
+    incoming = node.path("incoming")
+    os.makedirs(incoming, exist_ok=True)
+    staged = os.path.join(incoming, f"restore.{os.getpid()}").encode()
+    for name, _size, blocks in wire.members(stdin):
+        path = checked(name)
+        with open(staged, "wb") as file:
+            for block in blocks:
+                file.write(block)
+        folder.place(path, staged)
+    return 0
+
+
+TOUCH_S = 15.0
+
+
+def main(mode: str, arguments: Sequence[str]) -> int:
+    """Exit code of the mode's function. A copy under way is a sign of use."""
+    from gpuops.agent.files.outputs import left
+    from gpuops.agent.files.tree import receive, send
+
+    node, rest = node_of(arguments)
+    if not os.path.isdir(node.dir):
+        raise Refusal("no-node", f"there is no node in {node.dir}", "it was removed, or never started")
+    threading.Thread(target=_touch, args=(node,), daemon=True).start()
+    work = {"receive": receive, "send": send, "restore": restore, "left": left}[mode]
+    return work(node, rest, sys.stdin.buffer, sys.stdout.buffer)
+
+
+def _touch(node: Node) -> None:
+    while True:
+        node.touch()
+        threading.Event().wait(TOUCH_S)

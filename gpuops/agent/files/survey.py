@@ -1,0 +1,141 @@
+"""What a push would do to a tree as it lies there now: the record of earlier pushes against the disk."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any, Mapping, NamedTuple
+
+from gpuops.agent.files.file_state import (
+    ABSENT,
+    BLOCKED,
+    FOLDER,
+    KEPT,
+    NOTHING,
+    SAME,
+    WRITE,
+    Entry,
+    Found,
+    Written,
+    decide,
+    ours,
+)
+from gpuops.agent.files.folder import TreeFolder, blocked, checked, in_the_way, parents, sha256
+from gpuops.agent.node import Node, Refusal, read_json, write_json
+
+
+class Record(NamedTuple):
+    """What we wrote into a tree (`trees/<tree>.json`), by path.
+
+    `pending` and `leaving` are written ahead by a commit: what it is about to write and to remove.
+    They are empty unless a commit was killed.
+    """
+
+    files: dict[str, Written]
+    pending: dict[str, Written]
+    leaving: list[str]
+
+    def paths(self) -> list[str]:
+        return list(dict.fromkeys([*self.files, *self.pending]))
+
+
+def _record_path(node: Node, tree: str) -> str:
+    return node.path("trees", tree + ".json")
+
+
+def load_record(node: Node, tree: str) -> Record:
+    document = read_json(_record_path(node, tree)) or {}
+    return Record(_written(document.get("files")), _written(document.get("pending")), document.get("leaving") or [])
+
+
+def store_record(node: Node, tree: str, record: Record) -> None:
+    os.makedirs(node.path("trees"), exist_ok=True)
+    write_json(_record_path(node, tree), {"schema": 1, **record._asdict()})
+
+
+def _written(document: Mapping[str, Any] | None) -> dict[str, Written]:
+    return {path: Written(Entry.parse(sent), Entry.parse(here)) for path, (sent, here) in (document or {}).items()}
+
+
+def parse_files(files: list[list[Any]]) -> dict[str, Entry]:
+    """The client's list, by path. Raises Refusal `bad-path` for a list that no folder can hold."""
+    wanted = {checked(path): Entry.parse(fields) for path, *fields in files}
+    if len(wanted) != len(files):
+        raise Refusal("bad-path", "a path is listed twice", "push again")
+    for path in wanted:
+        above = next((parent for parent in parents(path) if parent in wanted), None)
+        if above is not None:
+            raise Refusal("bad-path", f"'{above}' is listed as a file and as a folder", "push again")
+    return wanted
+
+
+class Survey(NamedTuple):
+    """What was seen: `verdicts` by wanted path; recorded paths that are wanted no more, as `stale` (untouched
+    here), `edited`, or `gone` (not there); `settled` is the record once a killed commit is read into it."""
+
+    verdicts: dict[str, str]
+    stale: list[str]
+    edited: list[str]
+    gone: list[str]
+    settled: dict[str, Written]
+
+    def having(self, verdict: str) -> list[str]:
+        return [path for path, given in self.verdicts.items() if given == verdict]
+
+
+def survey(
+    folder: TreeFolder, record: Record, wanted: Mapping[str, Entry], overwrite: bool, sums: Mapping[str, str]
+) -> Survey:
+    """Look at every path that is wanted or recorded. `sums` are SHA-256 of the client's files, by path.
+
+    Raises Refusal `outside` or `in-the-way` where a wanted path leads through a link or over a folder
+    that is not ours.
+    """
+    result = Survey({}, [], [], [], dict(record.files))
+    looked: dict[str, Found] = {}
+    for path in record.paths():
+        found = looked[path] = folder.look(path)
+        known = ours(found, record.pending.get(path), record.files.get(path))
+        if known:
+            result.settled[path] = known
+        if path not in wanted:
+            if known:
+                result.stale.append(path)
+            elif found.kind in (ABSENT, BLOCKED, FOLDER):
+                result.gone.append(path)
+            elif path in record.files:
+                result.edited.append(path)
+    leaving = set(result.stale)
+    for path, entry in wanted.items():
+        found = _after_leaving(folder, path, looked[path] if path in looked else folder.look(path), leaving)
+        same = functools.partial(_same_bytes, folder, path, sums.get(path))
+        last, pending = record.files.get(path), record.pending.get(path)
+        result.verdicts[path] = decide(entry, found, last, pending, overwrite, same)
+    return result
+
+
+def _same_bytes(folder: TreeFolder, path: str, theirs: str | None) -> bool | None:
+    return None if theirs is None else sha256(folder.at(path)) == theirs
+
+
+def _after_leaving(folder: TreeFolder, path: str, found: Found, leaving: set[str]) -> Found:
+    """What will lie at `path` once the stale files are removed."""
+    if found.kind == BLOCKED:
+        if found.blocker in leaving:
+            return NOTHING
+        raise blocked(path, found)
+    if found.kind == FOLDER:
+        if all(below in leaving for below in folder.files_under(path)):
+            return NOTHING
+        raise in_the_way(path)
+    return found
+
+
+def is_settled(record: Record, seen: Survey) -> bool:
+    """Whether a push changes nothing at all, neither in the tree nor in the record of it."""
+    untouched = all(verdict in (SAME, KEPT) for verdict in seen.verdicts.values())
+    return untouched and not (seen.stale or seen.gone or record.pending or record.leaving)
+
+
+def to_write(seen: Survey) -> list[str]:
+    return seen.having(WRITE)

@@ -1,0 +1,287 @@
+"""Push and pull, the node's end: the verbs `plan`, `commit`, `edits`, the bulk modes `receive`, `send`.
+
+    plan     compares the client's list with what lies here; answers what must be sent
+    receive  puts the contents that were asked for into incoming/<tree>/
+    commit   looks again, then removes, renames and remembers
+
+A push may die at any byte. What was received whole is not sent again. What `commit` is about to write
+is recorded before the first rename, so that a half-done one is recognised as ours by the next push.
+One push of a tree at a time: a new `plan` makes the older push void.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from typing import Any, BinaryIO, Callable, Dict, Iterator, Mapping, NamedTuple
+
+from gpuops.agent import wire
+from gpuops.agent.files import streams
+from gpuops.agent.files.file_state import ASK, CONFLICT, FILE, KEPT, LINK, SAME, TOUCH, Entry, Written, ours
+from gpuops.agent.files.folder import TreeFolder, free_bytes, raw, settle, stat_entry
+from gpuops.agent.files.survey import (
+    Record,
+    Survey,
+    is_settled,
+    load_record,
+    parse_files,
+    store_record,
+    survey,
+    to_write,
+)
+from gpuops.agent.node import Node, Refusal, read_json, write_json
+
+Emit = Callable[[Dict[str, Any]], None]
+
+
+class Incoming:
+    """A push on its way in: `incoming/<tree>/plan.json`, and each content under a key of its own.
+
+    On the tree's own disk: what is staged here is moved into it.
+    """
+
+    def __init__(self, node: Node, tree: str) -> None:
+        self.folder = os.path.join(os.path.dirname(node.tree(tree)), "incoming", tree)
+        self.tree = tree
+
+    def at(self, path: str, entry: Entry) -> bytes:
+        """Where a content is staged: same path, size and time is the same content."""
+        key = raw(f"{entry.size} {entry.mtime_ns} {entry.link!r} {path}")
+        return os.fsencode(f"{self.folder}/{hashlib.sha256(key).hexdigest()[:32]}")
+
+    def has(self, path: str, entry: Entry) -> bool:
+        found = stat_entry(self.at(path, entry))
+        return found.kind == FILE and found.entry.size == entry.size
+
+    def open(self, files: Mapping[str, Entry]) -> bool:
+        """Make room; what an older push left and this one cannot use goes. Whether any of it is of use."""
+        os.makedirs(self.folder, exist_ok=True)
+        left = set(os.listdir(self.folder))
+        if not left:
+            return False
+        useful = {os.fsdecode(os.path.basename(self.at(path, entry))) for path, entry in files.items()}
+        for name in left - useful:
+            with contextlib.suppress(FileNotFoundError):  # the older push may still be at work
+                os.unlink(os.path.join(self.folder, name))
+        return bool(left & useful)
+
+    def store(self, plan: Plan) -> None:
+        write_json(os.path.join(self.folder, "plan.json"), {**plan._asdict(), "files": [
+            [path, *entry] for path, entry in plan.files.items()]})  # fmt: skip
+
+    def load(self, push: str) -> Plan:
+        """Raises Refusal `superseded` when another push has taken this one's place."""
+        document = read_json(os.path.join(self.folder, "plan.json"))
+        if not document or document["push"] != push:
+            raise superseded()
+        return Plan(push, parse_files(document["files"]), document["overwrite"], document["sums"])
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Plan(NamedTuple):
+    push: str
+    files: dict[str, Entry]
+    overwrite: bool
+    sums: dict[str, str]
+
+
+def superseded() -> Refusal:
+    return Refusal("superseded", "another push has begun since", "let it finish, then push again")
+
+
+@contextlib.contextmanager
+def locked(node: Node, tree: str) -> Iterator[None]:
+    """One plan or commit of a tree at a time, whoever asks."""
+    os.makedirs(node.path("trees"), exist_ok=True)
+    with open(node.path("trees", tree + ".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
+    """What a push of `files` needs. `sums` ({index: SHA-256}) answers an earlier `ask`.
+
+    Changes nothing in the tree. Raises Refusal `bad-path`, `outside`, `in-the-way`, `disk`.
+    """
+    name = args["tree"]
+    folder = TreeFolder(node.tree(name))
+    wanted = parse_files(args["files"])
+    paths = list(wanted)
+    sums = {paths[int(index)]: value for index, value in (args.get("sums") or {}).items()}
+    made = Plan(secrets.token_hex(8), wanted, bool(args.get("overwrite")), sums)
+    with locked(node, name):
+        record = load_record(node, name)
+        seen = survey(folder, record, wanted, made.overwrite, sums)
+        if is_settled(record, seen) and os.path.isdir(folder.folder):
+            Incoming(node, name).close()  # an older push is void all the same
+            return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [],
+                    "kept": seen.having(KEPT) + seen.edited}  # fmt: skip
+        incoming = Incoming(node, name)
+        begun = incoming.open(wanted)
+        incoming.store(made)
+    index = {path: number for number, path in enumerate(paths)}
+    need = [path for path in to_write(seen) if wanted[path].link is None]
+    if begun:
+        need = [path for path in need if not incoming.has(path, wanted[path])]
+    _check_room(incoming.folder, sum(wanted[path].size for path in need))
+    return {
+        "push": made.push,
+        "need": [index[path] for path in need],
+        "ask": [index[path] for path in seen.having(ASK)],
+        "stale": seen.stale,
+        "kept": seen.having(KEPT) + seen.edited,
+        "conflicts": seen.having(CONFLICT),
+    }
+
+
+def _check_room(folder: str, size: int) -> None:
+    free = free_bytes(folder)
+    if free is not None and size > free:
+        raise Refusal(
+            "disk",
+            f"the push needs {size / 1e6:.0f} MB and the disk has {free / 1e6:.0f} MB left",
+            "free some space there, or send less with .gpuopsignore",
+        )
+
+
+def commit(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
+    """Put a received push in place. Raises Refusal `superseded`, `incomplete`, `edited`, and as `plan`."""
+    name = args["tree"]
+    folder = TreeFolder(node.tree(name))
+    with locked(node, name):
+        incoming = Incoming(node, name)
+        made = incoming.load(args["push"])
+        record = load_record(node, name)
+        seen = survey(folder, record, made.files, made.overwrite, made.sums)
+        _refuse_unready(seen, made, incoming)
+        os.makedirs(folder.folder, exist_ok=True)  # a project without a file is a place to run in, too
+        if not os.path.lexists(node.path(name)):
+            os.symlink(folder.folder, node.path(name))  # it lies on a local disk; here it is looked for
+        pending = {path: _stage(incoming, path, made.files[path]) for path in to_write(seen)}
+        store_record(node, name, Record(seen.settled, pending, seen.stale + seen.gone))
+        for path in seen.stale:
+            folder.remove(path)
+        for path in seen.stale + seen.gone:
+            folder.prune(path)
+        for path in pending:
+            folder.place(path, incoming.at(path, made.files[path]))
+        store_record(node, name, Record(_remembered(folder, made, seen, pending), {}, []))
+        incoming.close()
+    return {"written": len(pending), "removed": len(seen.stale)}
+
+
+def _refuse_unready(seen: Survey, made: Plan, incoming: Incoming) -> None:
+    """The tree may have changed since the plan, and the transfer may have been cut."""
+    edited = seen.having(CONFLICT) + seen.having(ASK)
+    if edited:
+        raise Refusal("edited", f"'{edited[0]}' was edited here during the push", "push again", paths=edited)
+    for path in to_write(seen):
+        if made.files[path].link is None and not incoming.has(path, made.files[path]):
+            raise Refusal("incomplete", f"'{path}' has not arrived", "push again")
+
+
+def _stage(incoming: Incoming, path: str, entry: Entry) -> Written:
+    """Make the content look as it will in the tree: the rename changes nothing of it any more."""
+    staged = incoming.at(path, entry)
+    if entry.link is None:
+        return Written(entry, settle(staged, entry))
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(staged)
+    os.symlink(raw(entry.link), staged)
+    return Written(entry, entry)
+
+
+def _remembered(folder: TreeFolder, made: Plan, seen: Survey, pending: dict[str, Written]) -> dict[str, Written]:
+    """The record of a finished commit. What was touched gets its mode and time here."""
+    files = {path: seen.settled[path] for path in seen.edited + seen.having(KEPT)}
+    for path in seen.having(SAME):
+        files[path] = Written(made.files[path], seen.settled[path].here)
+    for path in seen.having(TOUCH):
+        wanted = made.files[path]
+        files[path] = Written(wanted, wanted if wanted.link is not None else settle(folder.at(path), wanted))
+    return {**files, **pending}
+
+
+def edits(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
+    """Pushed files that differ from what was pushed: `{path, state, size, pushed}`.
+
+    `pushed` is the client's `[size, mtime_ns, mode, link]` of then.
+    """
+    name = args["tree"]
+    folder = TreeFolder(node.tree(name))
+    record = load_record(node, name)
+    files: list[dict[str, Any]] = []
+    for path in record.paths():
+        last = record.files.get(path)
+        found = folder.look(path)
+        if ours(found, last, record.pending.get(path)):
+            continue
+        if found.kind in (FILE, LINK):
+            pushed = list(last.sent) if last else None
+            files.append({"path": path, "state": "changed", "size": found.entry.size, "pushed": pushed})
+        elif last and path not in record.leaving:
+            files.append({"path": path, "state": "deleted", "size": 0, "pushed": list(last.sent)})
+    return {"files": files}
+
+
+def receive(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001
+    """`--tree T --push P`: a stream of files on stdin that are named by their index in the plan.
+
+    Raises Refusal `superseded`, `torn` (the stream ended early or does not fit the plan), `disk`.
+    """
+    options = streams.options(arguments)
+    name = options["tree"]
+    node.tree(name)
+    incoming = Incoming(node, name)
+    files = list(incoming.load(options["push"]).files.items())
+    try:
+        for index, size, blocks in wire.members(stdin):
+            path, entry = files[int(index)]
+            if size != entry.size:
+                raise wire.torn()
+            _write_staged(incoming.at(path, entry), blocks)
+    except (IndexError, ValueError) as error:
+        raise wire.torn() from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise Refusal("disk", "the disk is full", "take a node with a larger disk, or send less") from error
+        if error.errno == errno.ENOENT:
+            raise superseded() from error
+        raise
+    return 0
+
+
+def _write_staged(staged: bytes, blocks: Iterator[bytes]) -> None:
+    part = staged + b".%d" % os.getpid()
+    with open(part, "wb") as file:
+        for block in blocks:
+            file.write(block)
+    os.replace(part, staged)
+
+
+def send(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:
+    """`--tree T` or `--run R`: a JSON list of paths on stdin, a tar stream on stdout, paths as given.
+
+    What vanished is left out. Of a tree, links are sent as links; of a run, what they lead to.
+    """
+    options = streams.options(arguments)
+    name = options.get("tree") or _tree_of_run(node, options["run"])
+    folder = TreeFolder(node.tree(name))
+    paths = json.loads(stdin.read().decode("utf-8"))
+    streams.send_files(folder, paths, stdout, follow="run" in options)
+    return 0
+
+
+def _tree_of_run(node: Node, run: str) -> str:
+    spec = read_json(os.path.join(node.run(run), "spec.json"))
+    if not spec:
+        raise Refusal("no-run", f"there is no run '{run}' on this node", "`gpuops runs` lists them")
+    return str(spec["tree"])

@@ -1,0 +1,1 @@
+"""How the nodes of one run talk to each other without the client."""

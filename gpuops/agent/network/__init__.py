@@ -1,0 +1,1 @@
+"""This node's addresses, and whether the other nodes reach them."""

@@ -1,0 +1,1 @@
+"""Results kept where they outlive this node: a bucket, a volume, another node."""

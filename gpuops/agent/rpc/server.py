@@ -1,0 +1,170 @@
+"""agent.sock: JSON lines, a thread per connection that reads, a thread per request that answers.
+
+-> {"id": 7, "verb": "tail", "args": {…}}
+<- {"id": 7, "item": {…}}            any number
+<- {"id": 7, "ok": {…}}              or  {"id": 7, "error": {"kind", "say", "hint", "data"}}
+-> {"id": 7, "verb": "cancel"}       the request ends with an error of kind `cancelled`
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+import threading
+import traceback
+from typing import Any, Callable, Dict
+
+from gpuops.agent.node import Cancelled, Node, Refusal, log
+from gpuops.agent.presence import connected, heard
+from gpuops.agent.rpc.connect import SOCKET
+
+Emit = Callable[[Dict[str, Any]], None]
+Verb = Callable[[Node, Dict[str, Any], Emit], Dict[str, Any]]
+
+VERBS = {
+    "ping": "rpc.hello:ping",
+    "hello": "rpc.hello:hello",
+    "route": "network.interfaces:route",
+    "port": "network.interfaces:port",
+    "addresses": "network.interfaces:addresses",
+    "listen": "network.probe:listen",
+    "release": "network.probe:release",
+    "reach": "network.probe:reach",
+    "python": "python.setup:python",
+    "setup": "python.setup:setup",
+    "plan": "files.tree:plan",
+    "commit": "files.tree:commit",
+    "edits": "files.tree:edits",
+    "start": "run.registry:start",
+    "run": "run.registry:run",
+    "stop": "run.registry:stop",
+    "urls": "retain.bucket:renew",
+    "leave": "run.registry:leave",
+    "home": "retain.hold:home",
+    "tail": "run.logs:tail",
+    "outs": "files.outputs:outs",
+    "sums": "files.outputs:sums",
+    "lease": "lease:lease",
+}
+"""Verb -> "module:function", loaded when first asked for."""
+ACTIVITY = frozenset({"python", "setup", "plan", "commit", "start", "home"})
+"""Verbs that are a sign of use, when they begin and with every item."""
+
+
+def find_verb(name: str) -> Verb:
+    """The function behind a verb. Raises Refusal(`unknown-verb`)."""
+    if name not in VERBS:
+        raise Refusal("unknown-verb", f"this agent does not know '{name}'", "it is older than your gpuops: start anew")
+    module, function = VERBS[name].split(":")
+    verb: Verb = getattr(importlib.import_module("gpuops.agent." + module), function)
+    return verb
+
+
+class Server:
+    """The listening socket. Only this user reaches it: the folder is 0700, the socket 0600."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        if os.path.lexists(SOCKET):
+            os.unlink(SOCKET)  # a killed agent's; the watchdog starts one at a time
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(SOCKET)
+        os.chmod(SOCKET, 0o600)
+        self._socket.listen(64)
+
+    def serve(self) -> None:
+        """Accept until the process ends."""
+        while True:
+            connection, _ = self._socket.accept()
+            threading.Thread(target=Conversation(self._node, connection).listen, daemon=True).start()
+
+
+class Conversation:
+    """One client. Any byte may be the last that it sends or takes."""
+
+    def __init__(self, node: Node, connection: socket.socket) -> None:
+        self._node = node
+        self._socket = connection
+        self._write = threading.Lock()
+        self._open: dict[Any, threading.Event] = {}
+        self._gone = threading.Event()
+
+    def listen(self) -> None:
+        """Read requests until the client leaves, then let go of what it had asked for."""
+        try:
+            with connected(), self._socket, self._socket.makefile("rb") as lines:
+                for line in lines:
+                    heard()
+                    self._take(line)
+                self._gone.set()
+        except OSError:
+            self._gone.set()
+
+    def _take(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+            request, verb = message["id"], message["verb"]
+            args = message.get("args") or {}
+            if not isinstance(request, (int, str)):
+                return
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return  # half a line of a client that died, or nothing that could be answered
+        if verb == "cancel":
+            if request in self._open:
+                self._open[request].set()
+            return
+        self._open[request] = threading.Event()
+        threading.Thread(target=self._answer, args=(request, verb, args), daemon=True).start()
+
+    def _answer(self, request: Any, verb: str, args: dict[str, Any]) -> None:
+        try:
+            answer = {"ok": self._call(request, verb, args)}
+        except Refusal as refusal:
+            answer = _error(refusal.kind, refusal.say, refusal.hint, refusal.data)
+        except Cancelled:
+            answer = _error("cancelled", "the request was cancelled", "", {})
+        except OSError as error:
+            log(f"{verb} failed\n{traceback.format_exc()}")
+            answer = _error("system", f"'{verb}' failed on this node: {error}", "check its disk and its network", {})
+        except Exception as error:
+            log(f"{verb} failed\n{traceback.format_exc()}")
+            say = f"the agent met a bug in '{verb}': {type(error).__name__}: {error}"
+            answer = _error("bug", say, "its agent.log has the details", {})
+        try:
+            self._send({"id": request, **answer})
+            heard()
+        except Cancelled:
+            pass  # nobody is there to be told
+        self._open.pop(request, None)
+
+    def _call(self, request: Any, verb: str, args: dict[str, Any]) -> dict[str, Any]:
+        cancelled = self._open[request]
+        counts = verb in ACTIVITY
+
+        def emit(item: dict[str, Any]) -> None:
+            if cancelled.is_set():
+                raise Cancelled
+            if counts:
+                self._node.touch()
+            self._send({"id": request, "item": item})
+
+        if counts:
+            self._node.touch()
+        return find_verb(verb)(self._node, args, emit)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        if self._gone.is_set():
+            raise Cancelled
+        try:
+            with self._write:
+                self._socket.sendall(data)
+        except OSError:
+            self._gone.set()
+            raise Cancelled from None
+
+
+def _error(kind: str, say: str, hint: str, data: dict[str, Any]) -> dict[str, Any]:
+    return {"error": {"kind": kind, "say": say, "hint": hint, "data": data}}

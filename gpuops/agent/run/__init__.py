@@ -1,0 +1,1 @@
+"""One run on this node: started, watched, stopped, and its result written."""

@@ -1,0 +1,155 @@
+"""Mode `rank`: stands between torchrun and the script, keeps its bytes, and notes how it ended.
+
+torchrun reports little (every failure is exit code 1) and dies with its notes; this process has nothing
+else to do than to outlive the script by one file.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Mapping, Sequence
+
+from gpuops.agent import processes
+from gpuops.agent.node import Refusal, read_json, write_json
+from gpuops.agent.run.launcher import with_prelude
+
+PATIENCE_S = 1.0
+"""When one rank fails, torchrun ends the others at once, the culprit among them if it is slow to leave.
+Waiting this long lets it end in its own way, so that the record says what happened."""
+
+
+def main(_mode: str, arguments: Sequence[str]) -> int:
+    """`--node-run RUN -- CMD…`; ends exactly as CMD does."""
+    folder, command = parse(arguments)
+    # The agent signals the script directly. A handler rather than SIG_IGN, which the script would inherit.
+    early: list[int] = []
+    for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(sign, lambda number, _: early.append(number))
+    record = run(folder, command, os.environ, early)
+    return end_like(record["code"], record["signal"])
+
+
+def parse(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The run's folder and the command. Raises Refusal(`usage`)."""
+    if len(arguments) < 4 or arguments[0] != "--node-run" or arguments[2] != "--":
+        raise Refusal("usage", "rank needs --node-run RUN -- COMMAND", "it is started by torchrun")
+    return arguments[1], list(arguments[3:])
+
+
+def run(folder: str, command: Sequence[str], env: Mapping[str, str], early: Sequence[int] = ()) -> dict[str, Any]:
+    """Run the command to its end; the record that lies in `ranks/<rank>.json` then.
+
+    `early`: signals that have come so far, some perhaps when the command had begun and was not known yet.
+    """
+    rank = int(env["RANK"])
+    base = os.path.join(folder, "ranks", str(rank))
+    spec = read_json(os.path.join(folder, "spec.json")) or {}
+    kills = oom_kills()
+    record: dict[str, Any] = {"rank": rank, "local": int(env.get("LOCAL_RANK", rank)), "wrapper": os.getpid()}
+    record.update(pid=None, code=None, signal=None, started=time.time(), ended=None, oom=False, error=None)
+    with _append(base + ".out") as out, _append(base + ".err") as errors:
+        try:
+            process = subprocess.Popen(
+                with_prelude(spec.get("prelude") or [], command),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=errors,
+                preexec_fn=_die_with(os.getpid()),
+            )
+            pass_on_late(process.pid, early)
+            record["pid"] = process.pid
+            write_json(base + ".json", record)
+            code = process.wait()
+        except OSError as error:
+            errors.write((f"gpuops: cannot start {command[0]}: {error.strerror}\n").encode())
+            code = 127
+    record.update(code=code if code >= 0 else None, signal=-code if code < 0 else None, ended=time.time())
+    record["oom"] = code == -signal.SIGKILL and oom_kills() > kills
+    record["error"] = read_json(env["TORCHELASTIC_ERROR_FILE"]) if env.get("TORCHELASTIC_ERROR_FILE") else None
+    write_json(base + ".json", record)
+    return record
+
+
+def pass_on_late(group: int, early: Sequence[int]) -> None:
+    """Torchrun's SIGTERM and SIGINT, those from before too, reach the script's process group after a moment."""
+
+    def later(sign: int, _frame: Any) -> None:
+        signal.signal(signal.SIGALRM, lambda *_: _signal_group(group, sign))
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
+
+    signal.signal(signal.SIGTERM, later)
+    signal.signal(signal.SIGINT, later)
+    for sign in early:
+        if sign != signal.SIGUSR1:
+            later(sign, None)
+
+
+def _signal_group(group: int, sign: int) -> None:
+    try:
+        os.killpg(group, sign)
+    except ProcessLookupError:
+        pass  # it has ended by itself
+
+
+def end_like(code: int | None, sign: int | None) -> int:
+    """The exit code for this process, unless it ends by the same signal as the script did."""
+    sys.stdout.flush()
+    if sign is not None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if sign not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(sign, signal.SIG_DFL)
+        os.kill(os.getpid(), sign)
+    return 128 + sign if sign is not None else code or 0
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for memory: of this cgroup where that is told, else of the machine."""
+    for path in _memory_events():
+        count = _counter(path, "oom_kill")
+        if count is not None:
+            return count
+    return _counter("/proc/vmstat", "oom_kill") or 0
+
+
+def _memory_events() -> list[str]:
+    paths = []
+    try:
+        with open("/proc/self/cgroup") as file:
+            for line in file:
+                _, controllers, path = line.rstrip("\n").split(":", 2)
+                if not controllers:
+                    paths.append("/sys/fs/cgroup" + path.rstrip("/") + "/memory.events")
+                elif "memory" in controllers.split(","):
+                    paths.append("/sys/fs/cgroup/memory" + path.rstrip("/") + "/memory.oom_control")
+    except (OSError, ValueError):
+        return []
+    return paths
+
+
+def _counter(path: str, name: str) -> int | None:
+    try:
+        with open(path) as file:
+            return next((int(line.split()[1]) for line in file if line.split()[:1] == [name]), None)
+    except (OSError, ValueError):
+        return None
+
+
+def _append(path: str) -> Any:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0)
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    """For the child, before its program starts: a process group of its own, and it does not outlive its wrapper."""
+
+    def prepare() -> None:
+        os.setpgid(0, 0)  # out of the group that torchrun signals
+        processes.die_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return prepare
