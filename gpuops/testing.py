@@ -21,10 +21,10 @@ import pytest
 
 from gpuops.commands.prove.sandbox import Bench
 from gpuops.commands.prove.scenarios import SCENARIOS, Scenario, run
-from gpuops.core.context import World
+from gpuops.core import provider as contract
+from gpuops.core.context import Context
 from gpuops.core.models import Request
 from gpuops.core.output import Output
-from gpuops.core.provider import Context
 from gpuops.core.signals import Signals
 from provisioners import registry
 
@@ -36,13 +36,13 @@ class ProvisionerContract:
 
     provider: str
     env: Mapping[str, str] = os.environ
-    """What the provisioner finds in `Context.env`."""
+    """What the provisioner finds in `contract.Context.env`."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def wanted(cls) -> Request:
         """What is asked for; override it for options of the provider's own. Two nodes show more than one."""
-        able = registry.load(cls.provider, Context(OWNER, Path(), cls.env)).capabilities
+        able = registry.load(cls.provider, contract.Context(OWNER, Path(), cls.env)).capabilities
         return Request(cls.provider, nodes=2 if able.get("multinode") is True else 1)
 
     @pytest.fixture(scope="class")
@@ -54,9 +54,9 @@ class ProvisionerContract:
         from gpuops.guard.daemon import LOCK
 
         home = tmp_path_factory.mktemp("home")
-        world = World(home=home, owner=OWNER, folder=home, env=cls.env, out=Output(), signals=Signals(), yes=True)
+        ctx = Context(home=home, owner=OWNER, folder=home, env=cls.env, out=Output(), signals=Signals(), yes=True)
         with FileLock(home / LOCK):  # to hold it is to be the guard
-            bench = Bench(world, wanted)
+            bench = Bench(ctx, wanted)
             try:
                 yield bench
             finally:

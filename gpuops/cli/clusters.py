@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.context import greet, make_world
+from gpuops.cli.context import greet, make_context
 from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
 from gpuops.cli.help import NamesProvider, example_help
 from gpuops.core.errors import StillBilling, UsageError
 
 if TYPE_CHECKING:
-    from gpuops.core.context import World
+    from gpuops.core.context import Context
     from gpuops.core.models import Resource
     from gpuops.ledger.store import ClusterRow
 
@@ -67,31 +67,31 @@ def up(
 
     if provider.startswith("-"):
         raise UsageError(f"there is no option {provider}", "the provider comes first: gpuops up local")
-    world, settings = make_world(as_json=as_json, yes=yes, strict=True)
-    rents = world.provisioner(provider).capabilities.get("rented") is True
-    trust.check(world, settings.toml, "up", machine, rents=rents)
+    ctx, settings = make_context(as_json=as_json, yes=yes, strict=True)
+    rents = ctx.provisioner(provider).capabilities.get("rented") is True
+    trust.check(ctx, settings.toml, "up", machine, rents=rents)
     machine = with_table(settings, "up", machine)
-    options = own_options(world, provider, context.args)
-    request = machine_request(provider, machine, options, counted(world, provider, options))
+    options = own_options(ctx, provider, context.args)
+    request = machine_request(provider, machine, options, counted(ctx, provider, options))
     if name is not None:
         check_name(name)
-    greet(world)
+    greet(ctx)
     if dry_run:
-        offers, payer = cluster.rehearse(world, request, lease_wish(machine))
+        offers, payer = cluster.rehearse(ctx, request, lease_wish(machine))
         documents = [dataclasses.asdict(offer) | {"per_hour": offer.per_hour} for offer in offers]
-        width = columns(world.out.out)
+        width = columns(ctx.out.out)
         paid = dataclasses.asdict(payer) if payer else None
         lines = table.would_create(offers, payer, width)
-        world.out.result("offers", {"offers": documents, "payer": paid}, lines)
+        ctx.out.result("offers", {"offers": documents, "payer": paid}, lines)
         return
-    with world.signals:
-        live = cluster.bring_up(world, request, name=name, ephemeral=False, wish=lease_wish(machine))
+    with ctx.signals:
+        live = cluster.bring_up(ctx, request, name=name, ephemeral=False, wish=lease_wish(machine))
     live.close()
-    world.ledger.set_cluster(live.row.id, keeper=None)
-    _announce(world, live.row, live.machines)
+    ctx.ledger.set_cluster(live.row.id, keeper=None)
+    _announce(ctx, live.row, live.machines)
 
 
-def _announce(world: World, row: ClusterRow, machines: Sequence[Resource]) -> None:
+def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> None:
     """What is up, until when, and the document for programs."""
     import time
 
@@ -100,14 +100,14 @@ def _announce(world: World, row: ClusterRow, machines: Sequence[Resource]) -> No
     from gpuops.guard import daemon
     from gpuops.offers import lease as leases
 
-    if daemon.wants_guard(world.ledger, row):
-        daemon.ensure(world.home)
+    if daemon.wants_guard(ctx.ledger, row):
+        daemon.ensure(ctx.home)
     nodes = [{"name": one.name, "address": one.address, "per_hour": one.per_hour} for one in machines]
     now = time.time()
     count = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
     per_hour = sum(one.per_hour for one in machines if one.bills)
     price = f" at {money(per_hour)}/h" if per_hour else ""
-    world.out.result(
+    ctx.out.result(
         "cluster",
         {
             "name": row.name,
@@ -119,7 +119,7 @@ def _announce(world: World, row: ClusterRow, machines: Sequence[Resource]) -> No
         },
         [
             f"{row.name} is up: {count}{price}; {leases.describe(row.lease, now)}",
-            *ssh.names(world, row, machines),
+            *ssh.names(ctx, row, machines),
             *([leases.ending(row.name, row.lease, now)] if per_hour else []),
         ],
     )
@@ -153,27 +153,27 @@ def down(
     from gpuops.commands import down as story
     from gpuops.ledger.store import LedgerTooNew
 
-    world, _ = make_world(as_json=as_json)
+    ctx, _ = make_context(as_json=as_json)
     try:
-        greet(world, lost=False)
-        lost = story.lost(world, names or [])
-        with world.signals:
-            world.signals.backward()
+        greet(ctx, lost=False)
+        lost = story.lost(ctx, names or [])
+        with ctx.signals:
+            ctx.signals.backward()
             known = [name for name in names or [] if name not in lost]
-            rows = [] if names and not known else story.pick(world, known, everything)
-            said = story.down(world, rows, world.progress, force=force)
+            rows = [] if names and not known else story.pick(ctx, known, everything)
+            said = story.down(ctx, rows, ctx.progress, force=force)
         if lost:
             raise StillBilling(
                 f"{', '.join(lost)} may still live, and the ledger does not know of it",
                 "take it back: gpuops reap --adopt; or end it: gpuops reap",
             )
     except LedgerTooNew as error:
-        world.out.say(f"note: {error.say}: working from the marks at the providers")
-        said = down_by_mark(world, names or [], everything)
+        ctx.out.say(f"note: {error.say}: working from the marks at the providers")
+        said = down_by_mark(ctx, names or [], everything)
         for sentence in said:
-            world.out.say(sentence)
+            ctx.out.say(sentence)
     lines = [] if said else ["nothing is up"]
-    world.out.result("down", {"gone": [sentence.split()[0] for sentence in said]}, lines)
+    ctx.out.result("down", {"gone": [sentence.split()[0] for sentence in said]}, lines)
 
 
 def lease(
@@ -194,30 +194,30 @@ def lease(
     from gpuops.offers.search import beyond
 
     by_s = leases.parse_span(extend) if extend is not None else None
-    world, _ = make_world(as_json=as_json)
-    greet(world)
-    row = select.by_name(world.ledger.clusters(), name)
+    ctx, _ = make_context(as_json=as_json)
+    greet(ctx)
+    row = select.by_name(ctx.ledger.clusters(), name)
     now = time.time()
     ours = row.lease
     if by_s is not None:
         if ours == Lease():
-            world.out.say(f"note: {row.name} had no end until now")
+            ctx.out.say(f"note: {row.name} had no end until now")
         ours = leases.extended(ours, by_s, now)
-        live = open_live(world, row)
+        live = open_live(ctx, row)
         try:
             send_lease(live, ours, now)
         finally:
             live.close()
-        if not world.ledger.extend(row.id, ours):
+        if not ctx.ledger.extend(row.id, ours):
             raise NodeError(
                 f"{row.name} is being ended: its lease cannot be extended any more", "gpuops status shows what is left"
             )
-        daemon.ensure(world.home)
+        daemon.ensure(ctx.home)
         if ours.end != ours.hard_end:
-            world.out.say("note: the spending limit (--max-cost) comes first; extending time does not move it")
-        if said := beyond(world, row, ours, now):
-            world.out.say(f"note: {said}")
-    world.out.result(
+            ctx.out.say("note: the spending limit (--max-cost) comes first; extending time does not move it")
+        if said := beyond(ctx, row, ours, now):
+            ctx.out.say(f"note: {said}")
+    ctx.out.result(
         "lease",
         {"name": row.name, "hard_end": ours.end, "idle_s": ours.idle_s},
         [f"{row.name}: {leases.describe(ours, now, ephemeral=row.ephemeral)}"],

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.output import Output, ago
 from gpuops.core.platform import obey_escapes, pass_over_current_folder
@@ -15,7 +15,7 @@ from gpuops.core.settings import Settings, Tables, home, load, load_leniently, o
 from gpuops.core.signals import Signals
 
 
-def make_world(*, as_json: bool = False, yes: bool = False, strict: bool = False) -> tuple[World, Settings]:
+def make_context(*, as_json: bool = False, yes: bool = False, strict: bool = False) -> tuple[Context, Settings]:
     """This command's world: its folder, home, environment joined with `.env`, voice.
 
     `strict`: what is wrong in the folder's files raises UsageError. It is for commands that bring something
@@ -37,7 +37,7 @@ def make_world(*, as_json: bool = False, yes: bool = False, strict: bool = False
         on_first=lambda: out.say("\ninterrupted: stopping in good order (again to hurry)"),
         on_second=lambda: out.say("\nhurrying: ending everything now"),
     )
-    world = World(
+    ctx = Context(
         home=ours,
         owner=owner(ours),
         folder=folder,
@@ -48,7 +48,7 @@ def make_world(*, as_json: bool = False, yes: bool = False, strict: bool = False
         dotenv=settings.dotenv,
         progress=progress_on(out, os.environ),
     )
-    return world, settings
+    return ctx, settings
 
 
 def _here() -> Path:
@@ -67,51 +67,51 @@ def tables() -> Tables:
     return {"up": keys(MachineFlags), "train": launch, "run": launch}
 
 
-def greet(world: World, *, lost: bool = True) -> None:
+def greet(ctx: Context, *, lost: bool = True) -> None:
     """Say what happened while nobody looked, and see that a guard is there for what is unfinished.
 
     A full disk or a ledger that another command holds is said, and keeps no command from its own work. Raises
     LedgerTooNew.
     """
-    if not (world.home / "ledger.db").exists():  # nothing was ever brought up, or somebody removed it
-        return _tell_lost(world, lambda: ()) if lost else None
+    if not (ctx.home / "ledger.db").exists():  # nothing was ever brought up, or somebody removed it
+        return _tell_lost(ctx, lambda: ()) if lost else None
     from gpuops.ledger.store import LedgerUnwritable
 
     said = set()
     for step in (_tell, _see_to_guard, *([_tell_lost_of_ledger] * lost)):
         try:
-            step(world)
+            step(ctx)
         except LedgerUnwritable as error:
             said.add(error.say)
         except OSError as error:
             said.add(f"the guard cannot be started: {error.strerror or error}")
     for sentence in sorted(said):
-        world.out.say(f"note: {sentence}")
+        ctx.out.say(f"note: {sentence}")
     return None
 
 
-def _tell(world: World) -> None:
-    for at, say in world.ledger.take_notices():
-        world.out.say(f"{ago(at)}: {say}")
+def _tell(ctx: Context) -> None:
+    for at, say in ctx.ledger.take_notices():
+        ctx.out.say(f"{ago(at)}: {say}")
 
 
-def _see_to_guard(world: World) -> None:
+def _see_to_guard(ctx: Context) -> None:
     from gpuops.guard import daemon
 
-    if daemon.is_wanted(world.ledger):
-        daemon.ensure(world.home)
+    if daemon.is_wanted(ctx.ledger):
+        daemon.ensure(ctx.home)
 
 
-def _tell_lost_of_ledger(world: World) -> None:
-    _tell_lost(world, lambda: [row.name for row in world.ledger.clusters()])
+def _tell_lost_of_ledger(ctx: Context) -> None:
+    _tell_lost(ctx, lambda: [row.name for row in ctx.ledger.clusters()])
 
 
-def _tell_lost(world: World, live: Callable[[], Iterable[str]]) -> None:
+def _tell_lost(ctx: Context, live: Callable[[], Iterable[str]]) -> None:
     """What this computer has names or nodes of, and its ledger does not know."""
     from gpuops.clusters.orphans import orphans
 
-    if names := orphans(world.home, live):
-        world.out.say(
+    if names := orphans(ctx.home, live):
+        ctx.out.say(
             f"note: {', '.join(names)} may still live, and the ledger does not know of it: "
             "`gpuops reap --adopt` takes back what does, `gpuops reap` ends it"
         )

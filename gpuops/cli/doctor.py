@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gpuops.cli.context import make_world
+from gpuops.cli.context import make_context
 from gpuops.cli.flags import Json
 from gpuops.cli.help import NamesProvider, example_help
 from gpuops.core.errors import UsageError
@@ -48,19 +48,19 @@ def doctor(
 
     if cluster is not None and where is not None:
         raise UsageError("--cluster and a name exclude each other", f"leave out {where}, or --cluster")
-    world, _ = make_world(as_json=as_json)
+    ctx, _ = make_context(as_json=as_json)
     if where is not None and where in registry.names():
-        options = own_options(world, where, context.args, "doctor")
-        request = Request(where, nodes=counted(world, where, options), options=options)
-        report = story.provider(world, request, python or "")
+        options = own_options(ctx, where, context.args, "doctor")
+        request = Request(where, nodes=counted(ctx, where, options), options=options)
+        report = story.provider(ctx, request, python or "")
     elif where is not None and where.startswith("-"):  # what nobody knows as an option counts as the first word
         raise UsageError(f"there is no option {where}", "a provider's own options follow its name: see --help")
     elif context.args:
         raise UsageError(f"'{context.args[0]}' is more than gpuops doctor takes", "see: gpuops doctor --help")
     elif where is None and cluster is None:
-        report = story.computer(world, python or "")
+        report = story.computer(ctx, python or "")
     else:
-        report = story.cluster(world, story.live(world, str(cluster or where)), python or "")
-    world.out.result("doctor", report.document(), report.lines())
+        report = story.cluster(ctx, story.live(ctx, str(cluster or where)), python or "")
+    ctx.out.result("doctor", report.document(), report.lines())
     if report.exit_code:
         raise typer.Exit(report.exit_code)

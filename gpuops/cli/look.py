@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.context import greet, make_world
+from gpuops.cli.context import greet, make_context
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 from gpuops.core.errors import StillBilling, UsageError
@@ -76,9 +76,9 @@ def logs(
         grep=None if grep is None else _regex(grep),
         since=None if since is None else moment(since, time.time()),
     )
-    world, _ = make_world(as_json=as_json)
-    greet(world)
-    watch(world, run, wanted, follow=follow)
+    ctx, _ = make_context(as_json=as_json)
+    greet(ctx)
+    watch(ctx, run, wanted, follow=follow)
 
 
 def _regex(text: str) -> re.Pattern[str]:
@@ -97,41 +97,41 @@ def status(
 ) -> None:
     from gpuops.core.output import columns
 
-    world, _ = make_world(as_json=as_json)
-    width = columns(world.out.out)
+    ctx, _ = make_context(as_json=as_json)
+    width = columns(ctx.out.out)
     if cloud:
         from gpuops.commands.status import cloud as look_outside
         from gpuops.commands.status import cloud_lines
 
-        documents, unasked, idle = look_outside(world)
+        documents, unasked, idle = look_outside(ctx)
         for one in unasked:
-            world.out.say(f"note: {one}")
+            ctx.out.say(f"note: {one}")
         answer = {"resources": documents, "unasked": [one.say for one in unasked], "not_set_up": list(map(str, idle))}
-        world.out.result("cloud", answer, cloud_lines(documents, width, unasked, idle))
+        ctx.out.result("cloud", answer, cloud_lines(documents, width, unasked, idle))
         if unasked:
             raise typer.Exit(StillBilling.exit_code)
         return
-    greet(world)
-    if not (world.home / "ledger.db").exists():  # nothing was ever brought up: no need to open anything
-        world.out.result("status", {"clusters": [], "guard_refused": {}}, ["nothing is up"])
+    greet(ctx)
+    if not (ctx.home / "ledger.db").exists():  # nothing was ever brought up: no need to open anything
+        ctx.out.result("status", {"clusters": [], "guard_refused": {}}, ["nothing is up"])
         return
     from gpuops.commands.status import lines, look
     from gpuops.guard import guardkeys
 
-    found = look(world)
-    refusing = guardkeys.refused(world.home)
+    found = look(ctx)
+    refusing = guardkeys.refused(ctx.home)
     for provider, told in refusing.items():
-        world.out.say(f"note: the guard cannot end what is rented at {provider}: {told['say']}")
-        world.out.say(f"hint: {told['hint']}; then type `gpuops status` again: the guard takes over new ones")
-    world.out.result("status", {"clusters": found, "guard_refused": refusing}, lines(found, width))
+        ctx.out.say(f"note: the guard cannot end what is rented at {provider}: {told['say']}")
+        ctx.out.say(f"hint: {told['hint']}; then type `gpuops status` again: the guard takes over new ones")
+    ctx.out.result("status", {"clusters": found, "guard_refused": refusing}, lines(found, width))
 
 
 def runs(as_json: Json = False) -> None:
     from gpuops.core.output import ago, columns, table
 
-    world, _ = make_world(as_json=as_json)
-    greet(world)
-    rows = world.ledger.runs() if (world.home / "ledger.db").exists() else []
+    ctx, _ = make_context(as_json=as_json)
+    greet(ctx)
+    rows = ctx.ledger.runs() if (ctx.home / "ledger.db").exists() else []
     documents = [
         {
             "run": row.name,
@@ -152,13 +152,13 @@ def runs(as_json: Json = False) -> None:
             str((row.verdict or {}).get("outcome") or row.state),
             ago(row.created),
             str((row.verdict or {}).get("say") or "-"),
-            _place(row.home, world.folder),
+            _place(row.home, ctx.folder),
         ]
         for row in rows
     ]
-    width = columns(world.out.out)
+    width = columns(ctx.out.out)
     lines = table([heading, *cells], width, gives=3, spare=SPARE) if rows else ["no run yet"]
-    world.out.result("runs", {"runs": documents}, lines)
+    ctx.out.result("runs", {"runs": documents}, lines)
 
 
 def _place(home: Path, folder: Path) -> str:
@@ -179,9 +179,9 @@ def stop(
 ) -> None:
     from gpuops.commands import down as story
 
-    world, _ = make_world(as_json=as_json)
-    greet(world)
-    row = story.pick_run(world, run, running=run is None)
-    with world.signals:
-        say = story.stop(world, row, world.progress)
-    world.out.result("stop", {"run": row.name, "say": say}, [say])
+    ctx, _ = make_context(as_json=as_json)
+    greet(ctx)
+    row = story.pick_run(ctx, run, running=run is None)
+    with ctx.signals:
+        say = story.stop(ctx, row, ctx.progress)
+    ctx.out.result("stop", {"run": row.name, "say": say}, [say])

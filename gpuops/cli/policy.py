@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.context import make_world
+from gpuops.cli.context import make_context
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 from gpuops.core.errors import UsageError
@@ -35,9 +35,9 @@ def policy(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    world, _ = make_world(as_json=as_json)
-    found = world.provisioner(provider)
+    ctx, _ = make_context(as_json=as_json)
+    found = ctx.provisioner(provider)
     document = found.policy(sink) if isinstance(found, Checked) else None
     if document is None:
         raise UsageError(f"{provider} grants access as a whole", "there is nothing to be allowed piece by piece")
-    world.out.result("policy", {"provider": provider, "policy": document}, [json.dumps(document, indent=2)])
+    ctx.out.result("policy", {"provider": provider, "policy": document}, [json.dumps(document, indent=2)])

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from gpuops.cli.context import greet, make_world
+from gpuops.cli.context import greet, make_context
 from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
 from gpuops.cli.help import NamesProvider, example_help
 from gpuops.core.errors import UsageError
@@ -57,17 +57,17 @@ def prove(
             raise UsageError(f"{flag} has no meaning here: nothing is kept", f"leave out {flag}; --spend is the limit")
     if record is not None:
         records.check_free(record)
-    world, _ = make_world(as_json=as_json, yes=yes, strict=True)
-    options = own_options(world, provider, context.args, "prove")
-    request = machine_request(provider, MachineFlags(**vars(wanted)), options, counted(world, provider, options))
-    greet(world)
-    with world.signals:
-        proof = story(world, request, spend)
-    world.out.result(records.KIND, proof.record, [])
+    ctx, _ = make_context(as_json=as_json, yes=yes, strict=True)
+    options = own_options(ctx, provider, context.args, "prove")
+    request = machine_request(provider, MachineFlags(**vars(wanted)), options, counted(ctx, provider, options))
+    greet(ctx)
+    with ctx.signals:
+        proof = story(ctx, request, spend)
+    ctx.out.result(records.KIND, proof.record, [])
     for line in proof.last:
-        world.out.say(line)
+        ctx.out.say(line)
     if record is not None:
         records.save(record, proof.record)
-        world.out.say(f"the record is in {record}")
+        ctx.out.say(f"the record is in {record}")
     if proof.exit_code:
         raise typer.Exit(proof.exit_code)

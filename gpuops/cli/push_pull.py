@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.context import greet, make_world
+from gpuops.cli.context import greet, make_context
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 
@@ -53,15 +53,15 @@ def push(
 ) -> None:
     from gpuops.commands.pull import push_project
 
-    world, _ = make_world(as_json=as_json)
-    greet(world)
-    progress = world.progress
-    with world.signals:
+    ctx, _ = make_context(as_json=as_json)
+    greet(ctx)
+    progress = ctx.progress
+    with ctx.signals:
         document, lines = push_project(
-            world, cluster, progress, overwrite=overwrite, allow=send_anyway or [], dry_run=dry_run
+            ctx, cluster, progress, overwrite=overwrite, allow=send_anyway or [], dry_run=dry_run
         )
     progress.close()
-    world.out.result("push", document, lines)
+    ctx.out.result("push", document, lines)
 
 
 def pull(
@@ -77,10 +77,10 @@ def pull(
 ) -> None:
     from gpuops.commands.pull import pull_project_edits, pull_results
 
-    world, _ = make_world(as_json=as_json)
-    greet(world)
-    progress = world.progress
-    with world.signals:
-        document, lines = pull_project_edits(world, cluster) if edits else pull_results(world, run, progress)
+    ctx, _ = make_context(as_json=as_json)
+    greet(ctx)
+    progress = ctx.progress
+    with ctx.signals:
+        document, lines = pull_project_edits(ctx, cluster) if edits else pull_results(ctx, run, progress)
     progress.close()
-    world.out.result("pull", document, lines)
+    ctx.out.result("pull", document, lines)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.context import make_world
+from gpuops.cli.context import make_context
 from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
 from gpuops.cli.help import NamesProvider, example_help
 from gpuops.core.errors import UsageError
@@ -63,23 +63,23 @@ def quota(
         raise UsageError(f"--request {wanted} is no quota", "--request takes the new total, a number above 0")
     if code is not None and wanted is None:
         raise UsageError("--code says of which quota more is asked for", "add --request N, or leave it out")
-    world, _ = make_world(as_json=as_json, yes=yes)
-    options = own_options(world, provider, context.args, "quota")
+    ctx, _ = make_context(as_json=as_json, yes=yes)
+    options = own_options(ctx, provider, context.args, "quota")
     request = machine_request(provider, MachineFlags(**vars(sought), spot=bool(spot)), options)
-    outcome = story.Outcome(story.look(world, request))
+    outcome = story.Outcome(story.look(ctx, request))
     for note in outcome.report.notes:
-        world.out.say(f"note: {note}")
+        ctx.out.say(f"note: {note}")
     if wanted is not None:
-        asked = story.ask(world, request, outcome, wanted, code, market_said=spot is not None)
+        asked = story.ask(ctx, request, outcome, wanted, code, market_said=spot is not None)
         targets = [(asked, one) for one in asked.increases or ()]
     else:
         targets = story.open_ones(outcome.report)
     if watch and targets:
         for line in outcome.said:
-            world.out.say(line)
-        story.watch(world, provider, outcome, targets)
+            ctx.out.say(line)
+        story.watch(ctx, provider, outcome, targets)
     elif watch:
-        world.out.say("no request for more is open")
-    world.out.result(story.KIND, story.document(provider, outcome), story.lines(world, outcome))
+        ctx.out.say("no request for more is open")
+    ctx.out.result(story.KIND, story.document(provider, outcome), story.lines(ctx, outcome))
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuops.cli.context import greet, make_world
+from gpuops.cli.context import greet, make_context
 from gpuops.cli.flags import Json, Yes
 from gpuops.cli.help import example_help
 from gpuops.core.errors import GpuopsError, StillBilling, UsageError
@@ -15,7 +15,7 @@ from gpuops.core.errors import GpuopsError, StillBilling, UsageError
 if TYPE_CHECKING:
     from gpuops.clusters.orphans import Unasked
     from gpuops.clusters.recovery import Lost
-    from gpuops.core.context import World
+    from gpuops.core.context import Context
 
 HELP = example_help(
     "Find what carries our mark and nobody remembers: end it, or take it back.\n\nWith --adopt, clusters that a lost "
@@ -49,41 +49,41 @@ def reap(
 
     if yes + adopt + (forget is not None) > 1:
         raise UsageError("--yes, --adopt and --forget exclude each other", "end, take back or forget: say one of them")
-    world, _ = make_world(as_json=as_json)
+    ctx, _ = make_context(as_json=as_json)
     try:
-        greet(world, lost=False)
+        greet(ctx, lost=False)
     except LedgerTooNew as error:
         if adopt or forget:
             raise
-        world.out.say(f"note: {error.say}: whatever carries our mark counts as left over")
+        ctx.out.say(f"note: {error.say}: whatever carries our mark counts as left over")
     if forget is not None:
-        said = story.forget(world, forget)
-        world.out.result("reap", {"forgotten": forget, "say": said}, [said])
+        said = story.forget(ctx, forget)
+        ctx.out.result("reap", {"forgotten": forget, "say": said}, [said])
         return
-    found, unasked = story.strays(world)
-    closed, unasked_too = story.forgotten(world)
+    found, unasked = story.strays(ctx)
+    closed, unasked_too = story.forgotten(ctx)
     said_already = {one.say for one in unasked}
     unasked += [one for one in unasked_too if one.say not in said_already]
     for name in closed:
-        world.out.say(f"{name} is gone: its provider lists nothing of it")
-    for said in story.parting(world):
-        world.out.say(said)
+        ctx.out.say(f"{name} is gone: its provider lists nothing of it")
+    for said in story.parting(ctx):
+        ctx.out.say(said)
     clusters = story.lost(found)
-    fates = ["end" if yes else "adopt"] * len(clusters) if yes or adopt else _asked(world, clusters, unasked)
+    fates = ["end" if yes else "adopt"] * len(clusters) if yes or adopt else _asked(ctx, clusters, unasked)
     chosen = {fate: [one for one, given in zip(clusters, fates, strict=True) if given == fate] for fate in ANSWERS}
-    back, failed = adopt_all(world, chosen["adopt"], complete=not unasked)
+    back, failed = adopt_all(ctx, chosen["adopt"], complete=not unasked)
     ended = [stray for stray in found if any(stray.resource in one.resources for one in chosen["end"])]
     told = [line for one in back for line in one.say]
     try:
-        story.settle(world, ended, unasked, failed)
+        story.settle(ctx, ended, unasked, failed)
     except GpuopsError:
         for line in told:
-            world.out.say(line)
+            ctx.out.say(line)
         raise
     names = [stray.resource.name for stray in ended]
     lines = [*told, *(f"ended {name}" for name in names)]
     left = len(chosen["leave"])
-    world.out.result(
+    ctx.out.result(
         "reap",
         {
             "ended": names,
@@ -95,25 +95,25 @@ def reap(
     )
 
 
-def _asked(world: World, clusters: Sequence[Lost], unasked: Sequence[Unasked]) -> list[str]:
+def _asked(ctx: Context, clusters: Sequence[Lost], unasked: Sequence[Unasked]) -> list[str]:
     """What is to become of each; `leave` is what nothing is typed for. Raises UsageError where nobody can be asked."""
     from gpuops.clusters.recovery import live_run
 
     for one in unasked if clusters else ():
-        world.out.say(f"note: {one}")
-    said = [one.say + (f", {run} is going on there" if (run := live_run(world, one)) else "") for one in clusters]
-    if clusters and not world.out.interactive:
+        ctx.out.say(f"note: {one}")
+    said = [one.say + (f", {run} is going on there" if (run := live_run(ctx, one)) else "") for one in clusters]
+    if clusters and not ctx.out.interactive:
         for sentence in said:
-            world.out.say(f"found {sentence}")
+            ctx.out.say(f"found {sentence}")
         raise StillBilling(
             f"{len(clusters)} left over, and nobody is there to be asked",
             "take back what still lives: gpuops reap --adopt; or end it: gpuops reap --yes",
         )
-    return [_choice(world, sentence) for sentence in said]
+    return [_choice(ctx, sentence) for sentence in said]
 
 
-def _choice(world: World, what: str) -> str:
+def _choice(ctx: Context, what: str) -> str:
     while True:
-        typed = world.out.ask(f"{what}: end, adopt or leave? [leave]").lower() or "leave"
+        typed = ctx.out.ask(f"{what}: end, adopt or leave? [leave]").lower() or "leave"
         if fate := next((one for one in ANSWERS if one.startswith(typed)), ""):
             return fate

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 from gpuops.cli.errors import NEAR
 from gpuops.cli.flags import LaunchFlags, MachineFlags, filled, keys
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Request
 from gpuops.core.settings import KEYS, Settings
@@ -45,9 +45,9 @@ def with_table(settings: Settings, table: str, flags: F) -> F:
     return complete
 
 
-def counted(world: World, provider: str, options: Mapping[str, Any]) -> int:
+def counted(ctx: Context, provider: str, options: Mapping[str, Any]) -> int:
     """How many machines a provider's own options name, at least 1."""
-    counting = [option.name for option in world.provisioner(provider).options if option.counts]
+    counting = [option.name for option in ctx.provisioner(provider).options if option.counts]
     return max(1, sum(len(options.get(name) or ()) for name in counting))
 
 
@@ -93,10 +93,10 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(re.sub(r"argument (--[\w-]+): ", r"\1: ", said), f"see: gpuops {self.prog} --help")
 
 
-def own_options(world: World, provider: str, words: Sequence[str], command: str = "up") -> dict[str, Any]:
+def own_options(ctx: Context, provider: str, words: Sequence[str], command: str = "up") -> dict[str, Any]:
     """A provider's own flags, parsed by what it declares. Raises UsageError for a flag nobody knows."""
     parser = _Parser(prog=f"up {provider}", add_help=False, allow_abbrev=False)
-    options = world.provisioner(provider).options
+    options = ctx.provisioner(provider).options
     for option in options:
         _add(parser, option)
     known, unknown = parser.parse_known_args(list(words))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.context import greet, make_world
+from gpuops.cli.context import greet, make_context
 from gpuops.cli.help import MayTakeCommand, example_help, passed
 from gpuops.core.errors import UsageError
 
@@ -42,10 +42,10 @@ def ssh(
 ) -> None:
     from gpuops.commands import ssh as login
 
-    world, _ = make_world()
-    greet(world)
-    row, machine = login.pick(world, name, node, "ssh")
-    code = login.enter(world, row, machine, node, passed() or [])
+    ctx, _ = make_context()
+    greet(ctx)
+    row, machine = login.pick(ctx, name, node, "ssh")
+    code = login.enter(ctx, row, machine, node, passed() or [])
     if code:
         raise typer.Exit(code)
 
@@ -71,10 +71,10 @@ def forward(
     name = words[0] if len(words) == 2 else None
     port = _port(words[-1])
     here = port if local is None else _port(str(local))
-    world, _ = make_world()
-    greet(world)
-    row, machine = login.pick(world, name, node, "forward")
-    code = login.forward(world, row, machine, node, port, here)
+    ctx, _ = make_context()
+    greet(ctx)
+    row, machine = login.pick(ctx, name, node, "forward")
+    code = login.forward(ctx, row, machine, node, port, here)
     if code:
         raise typer.Exit(code)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from gpuops.cli import completion, trust
-from gpuops.cli.context import greet, make_world
+from gpuops.cli.context import greet, make_context
 from gpuops.cli.flags import Json, LaunchFlags, MachineFlags, Yes, with_flags
 from gpuops.cli.help import WORDS, TakesArguments, TakesCommand, example_help, passed
 from gpuops.cli.request import (
@@ -25,7 +25,7 @@ from gpuops.cli.request import (
     own_options,
     with_table,
 )
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.models import RunRequest
 from gpuops.sync import inputs, sinks
@@ -54,20 +54,20 @@ def tell(
     from gpuops.commands import train as story
     from gpuops.runs.prepare import Sending
 
-    world, settings = make_world(as_json=as_json, yes=yes, strict=True)
+    ctx, settings = make_context(as_json=as_json, yes=yes, strict=True)
     insisted = flags.retries is not None
     typed, flags = flags, launch_flags(settings, table, flags)
-    rents = bool(flags.on) and world.provisioner(str(flags.on)).capabilities.get("rented") is True
-    trust.check(world, settings.toml, table, typed, machine, rents=rents)
+    rents = bool(flags.on) and ctx.provisioner(str(flags.on)).capabilities.get("rented") is True
+    trust.check(ctx, settings.toml, table, typed, machine, rents=rents)
     asked, machine = machine, with_table(settings, table, machine)
     unfit = {name: getattr(asked, name) for name in one if getattr(machine, name) != 1}
     machine = dataclasses.replace(machine, **unfit)
-    options = own_options(world, flags.on, own) if flags.on else {}
+    options = own_options(ctx, flags.on, own) if flags.on else {}
     if flags.on and flags.sink:
-        options = sinks.implied(flags.on, world.provisioner(flags.on).options, options, sinks.parse(flags.sink))
-    count = counted(world, flags.on, options) if flags.on else 1
+        options = sinks.implied(flags.on, ctx.provisioner(flags.on).options, options, sinks.parse(flags.sink))
+    count = counted(ctx, flags.on, options) if flags.on else 1
     machines = machine_request(flags.on or "local", machine, options, count)
-    request = complete(world, make_request(machine), flags)
+    request = complete(ctx, make_request(machine), flags)
     if request.kind == "torchrun":
         machines = dataclasses.replace(machines, nodes=request.nodes or max(NODES, count))
     job = story.Job(
@@ -77,36 +77,36 @@ def tell(
         on=flags.on,
         keep=bool(flags.keep),
         detach=bool(flags.detach),
-        retries=retries(world, flags, insisted=insisted),
+        retries=retries(ctx, flags, insisted=insisted),
         wish=lease_wish(machine),
         sending=Sending(bool(flags.overwrite), flags.send_anyway or (), bool(flags.queue)),
     )
-    greet(world)
+    greet(ctx)
     if dry_run:
         from gpuops.commands.plan import dry_run as plan
 
-        document, lines = plan(world, job)
-        world.out.result("plan", document, lines)
+        document, lines = plan(ctx, job)
+        ctx.out.result("plan", document, lines)
         return
-    progress = world.progress
+    progress = ctx.progress
     try:
-        outcome = story.execute(world, settings, job, progress)
+        outcome = story.execute(ctx, settings, job, progress)
     finally:
         progress.close()
-    world.out.result("run", outcome.document, [])
+    ctx.out.result("run", outcome.document, [])
     for line in outcome.last:
-        world.out.say(line)
+        ctx.out.say(line)
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)
 
 
-def retries(world: World, flags: LaunchFlags, *, insisted: bool) -> int:
+def retries(ctx: Context, flags: LaunchFlags, *, insisted: bool) -> int:
     """How often machines that were taken back are replaced. `insisted`: it was typed; what `gpuops.toml` says counts
     only where it can. Raises UsageError."""
     count = flags.retries or 0
     if count < 0:
         raise UsageError(f"--retries {count} is less than none", "--retries takes a number from 0")
-    rented = bool(flags.on) and world.provisioner(str(flags.on)).capabilities.get("rented") is True
+    rented = bool(flags.on) and ctx.provisioner(str(flags.on)).capabilities.get("rented") is True
     if count and insisted and flags.detach:
         raise UsageError(
             f"--detach and --retries {count} exclude each other: the guard brings results home and ends machines, and "
@@ -122,13 +122,13 @@ def retries(world: World, flags: LaunchFlags, *, insisted: bool) -> int:
     return count if rented and not flags.detach else 0
 
 
-def complete(world: World, request: RunRequest, flags: LaunchFlags) -> RunRequest:
+def complete(ctx: Context, request: RunRequest, flags: LaunchFlags) -> RunRequest:
     """The request with everything the flags say, checked. Raises UsageError before anything is created."""
-    values = environment(flags.env or (), world.env)
+    values = environment(flags.env or (), ctx.env)
     for name, why in key_shaped(values).items():
-        world.out.say(f"note: {name} looks like {why}, and --env is recorded with the run: --secret {name} is not")
+        ctx.out.say(f"note: {name} looks like {why}, and --env is recorded with the run: --secret {name} is not")
     changes: dict[str, Any] = {
-        "data": check_data(flags.data, world.folder, inside=not request.workload),
+        "data": check_data(flags.data, ctx.folder, inside=not request.workload),
         "outs": flags.out or (),
         "env": values,
         "secrets": flags.secret or (),
@@ -143,11 +143,11 @@ def complete(world: World, request: RunRequest, flags: LaunchFlags) -> RunReques
     if request.workload:
         request = dataclasses.replace(request, script=program(request.workload, request.data))
     elif request.script is not None:
-        request = dataclasses.replace(request, script=script_inside(world.folder, request.script))
+        request = dataclasses.replace(request, script=script_inside(ctx.folder, request.script))
     if flags.detach and flags.queue:
         raise UsageError("--detach and --queue exclude each other", "leave out one of them")
     if request.resume:
-        request = _resumed(world, request)
+        request = _resumed(ctx, request)
     return request
 
 
@@ -186,16 +186,16 @@ def script_inside(folder: Path, script: str) -> str:
     return str(PurePosixPath(inside))
 
 
-def _resumed(world: World, request: RunRequest) -> RunRequest:
+def _resumed(ctx: Context, request: RunRequest) -> RunRequest:
     """`--resume RUN`: the run must have outputs, and be of the same kind."""
     from gpuops.runs import belated
     from gpuops.runs.prepare import find_run, tree_of
     from gpuops.sync.restore import check
 
-    row = find_run(world, str(request.resume))
+    row = find_run(ctx, str(request.resume))
     if belated.is_awaited(row):
-        belated.before_resuming(world, row)
-    check(row, tree_of(request, world.folder)[0])
+        belated.before_resuming(ctx, row)
+    check(row, tree_of(request, ctx.folder)[0])
     theirs = row.request.get("workload")
     if request.workload and theirs and theirs != request.workload:
         raise UsageError(f"{row.name} trained {theirs}, this is {request.workload}", f"name it: --workload {theirs}")

@@ -10,11 +10,11 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from gpuops.cli.context import make_world, tables
+from gpuops.cli.context import make_context, tables
 from gpuops.cli.flags import Free, Json, LaunchFlags, MachineFlags, freedom, untyped
 from gpuops.cli.help import example_help
 from gpuops.core import trust as words
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.settings import Toml, read_toml
 from gpuops.sync.project import inside, shown
@@ -57,32 +57,30 @@ def trust(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="I have read the file: ask no question.")] = False,
     as_json: Json = False,
 ) -> None:
-    world, _ = make_world(as_json=as_json)
-    file = world.folder / os.path.expanduser(path or "")
+    ctx, _ = make_context(as_json=as_json)
+    file = ctx.folder / os.path.expanduser(path or "")
     file = file if file.name == NAME and not file.is_dir() else file / NAME
     if revoke:
-        count = words.revoke(world.home, file)
+        count = words.revoke(ctx.home, file)
         said = f"{file} is trusted no more" if count else f"{file} was not trusted"
-        world.out.result("trust", {"path": str(file), "trusted": False, "options": []}, [shown(said)])
+        ctx.out.result("trust", {"path": str(file), "trusted": False, "options": []}, [shown(said)])
         return
     toml = read_toml(file, tables())
     if not toml.sha256:
         raise UsageError(f"there is no {shown(str(file))}", "name the project's folder: gpuops trust PATH")
     found = reaches(toml, asked=False)
-    if found and not words.is_trusted(world.home, toml):
-        _show(world, toml, found)
-        if not yes and not world.out.interactive:
+    if found and not words.is_trusted(ctx.home, toml):
+        _show(ctx, toml, found)
+        if not yes and not ctx.out.interactive:
             raise UsageError("nobody is there to be asked", "read the file, then: gpuops trust --yes")
-        if not yes and not world.out.confirm("trust this file until it changes?"):
+        if not yes and not ctx.out.confirm("trust this file until it changes?"):
             raise UsageError(f"{NAME} is not trusted", "remove from it what you do not want")
-        words.trust(world.home, toml)
+        words.trust(ctx.home, toml)
     options = [{"table": one.table, "option": one.option, "value": one.value} for one in found]
     line = (
         "is trusted until it changes" if found else "reaches for nothing beyond its project: nothing is to be trusted"
     )
-    world.out.result(
-        "trust", {"path": str(file), "trusted": bool(found), "options": options}, [shown(f"{file} {line}")]
-    )
+    ctx.out.result("trust", {"path": str(file), "trusted": bool(found), "options": options}, [shown(f"{file} {line}")])
 
 
 def reaches(toml: Toml, *, asked: bool = True) -> list[Reach]:
@@ -102,32 +100,32 @@ def _is_free(mark: Free | None, value: Any, folder: Path, asked: bool) -> bool:
     return mark is Free.ALWAYS or (mark is Free.ASKED and asked)
 
 
-def check(world: World, toml: Toml, table: str, *groups: Any, rents: bool = False) -> None:
+def check(ctx: Context, toml: Toml, table: str, *groups: Any, rents: bool = False) -> None:
     """That the user trusts what this command takes from the file; asks at a terminal. `groups`: the flags as typed.
 
     `rents`: machines may be rented. Raises UsageError where the file is not trusted.
     """
     taken = {key for flags in groups for key in untyped(flags, toml.tables.get(table, {}))}
-    found = reaches(toml, asked=not (rents and world.yes))
+    found = reaches(toml, asked=not (rents and ctx.yes))
     used = [one for one in found if one.table == table and one.option in taken]
-    if not used or words.is_trusted(world.home, toml):
+    if not used or words.is_trusted(ctx.home, toml):
         return
-    if world.yes or not world.out.interactive:
+    if ctx.yes or not ctx.out.interactive:
         named = ", ".join(dict.fromkeys(one.option for one in used))
         raise UsageError(
             f"{shown(str(toml.path))}, [{table}]: you have not trusted this file with {named}",
             "read it, since that reaches beyond the project; where it says what you want: gpuops trust",
         )
-    _show(world, toml, reaches(toml, asked=False))
+    _show(ctx, toml, reaches(toml, asked=False))
     wanted = ", ".join(dict.fromkeys(one.option for one in reaches(toml, asked=False)))
-    if not world.out.confirm(
+    if not ctx.out.confirm(
         f"a project may be somebody else's, and this reaches beyond it ({wanted}): trust the file until it changes?"
     ):
         raise UsageError(f"{NAME} is not trusted: nothing was done", "remove from it what you do not want")
-    words.trust(world.home, toml)
+    words.trust(ctx.home, toml)
 
 
-def _show(world: World, toml: Toml, found: Sequence[Reach]) -> None:
-    world.out.say(f"{shown(str(toml.path))} asks for:")
+def _show(ctx: Context, toml: Toml, found: Sequence[Reach]) -> None:
+    ctx.out.say(f"{shown(str(toml.path))} asks for:")
     for one in found:
-        world.out.say(f"  {one}")
+        ctx.out.say(f"  {one}")

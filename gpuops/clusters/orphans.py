@@ -23,7 +23,7 @@ from gpuops.clusters.teardown import (
     still_billing,
     what_leaves,
 )
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
     GpuopsError,
@@ -105,7 +105,7 @@ class Unasked:
         return f"{self.say}; {self.why.hint}" if isinstance(self.why, AuthFailed) and self.why.hint else self.say
 
 
-def owned(world: World, idle: list[Unasked] | None = None) -> tuple[list[Stray], list[Unasked]]:
+def owned(ctx: Context, idle: list[Unasked] | None = None) -> tuple[list[Stray], list[Unasked]]:
     """Everything of ours at every provider, and each that could not be asked.
 
     One that is not set up here and was never used can hold nothing of ours: that is no failure. `idle`: where such
@@ -113,66 +113,66 @@ def owned(world: World, idle: list[Unasked] | None = None) -> tuple[list[Stray],
     """
     found: list[Stray] = []
     unasked: list[Unasked] = []
-    used = _used(world)
+    used = _used(ctx)
     for name in registry.names():
         try:
-            found += [Stray(name, resource) for resource in world.provisioner(name).list_owned(world.owner, [])]
+            found += [Stray(name, resource) for resource in ctx.provisioner(name).list_owned(ctx.owner, [])]
         except Partial as error:
             found += [Stray(name, resource) for resource in error.found]
             unasked.append(Unasked(f"not all of {name} could be asked: {error.say}", error))
         except AuthFailed as error:
-            never = isinstance(error, NotSetUp) and name not in {*(used or ()), *ever_rented(world.home)}
+            never = isinstance(error, NotSetUp) and name not in {*(used or ()), *ever_rented(ctx.home)}
             if never and idle is not None:
                 idle.append(Unasked(f"{name} is not set up here: {error.say}", error))
             if not never and (used is None or name in used):
                 unasked.append(Unasked(f"{name} could not be asked: {error.say}", error))
             elif not isinstance(error, NotSetUp):
-                world.out.say(f"note: no cluster of this ledger was ever at {name}, which is not asked: {error.say}")
+                ctx.out.say(f"note: no cluster of this ledger was ever at {name}, which is not asked: {error.say}")
         except GpuopsError as error:
             unasked.append(Unasked(f"{name} could not be asked: {error.say}", error))
         known = {(one.resource.kind, one.resource.id) for one in found if one.provider == name}
-        found += [one for one in _by_dotenv(world, name) if (one.resource.kind, one.resource.id) not in known]
+        found += [one for one in _by_dotenv(ctx, name) if (one.resource.kind, one.resource.id) not in known]
     return found, unasked
 
 
-def _by_dotenv(world: World, name: str) -> list[Stray]:
+def _by_dotenv(ctx: Context, name: str) -> list[Stray]:
     """What is in the account of a key in `.env` behind the first one. It may be the account of whoever wrote the
     project: where it does not answer, that is said and stops nobody."""
     try:
-        there = world.from_dotenv(name)
-        return [Stray(name, one, dotenv=True) for one in there.list_owned(world.owner, [])] if there else []
+        there = ctx.from_dotenv(name)
+        return [Stray(name, one, dotenv=True) for one in there.list_owned(ctx.owner, [])] if there else []
     except GpuopsError as error:
-        world.out.say(f"note: {name} could not be asked with the key in .env: {error.say}")
+        ctx.out.say(f"note: {name} could not be asked with the key in .env: {error.say}")
         return []
 
 
-def _used(world: World) -> set[str] | None:
+def _used(ctx: Context) -> set[str] | None:
     """The providers that clusters of ours have ever been on; None where this ledger cannot know all of them."""
     from gpuops.ledger.store import FILE, LedgerTooNew, providers_in
 
     try:
-        rows = world.ledger.clusters(live=False)
+        rows = ctx.ledger.clusters(live=False)
     except LedgerTooNew:
-        return providers_in(world.home)
-    lost = any(world.home.glob(f"{FILE}.damaged-*")) or orphans(world.home, lambda: [row.name for row in rows])
+        return providers_in(ctx.home)
+    lost = any(ctx.home.glob(f"{FILE}.damaged-*")) or orphans(ctx.home, lambda: [row.name for row in rows])
     return None if lost else {row.provider for row in rows}
 
 
-def strays(world: World) -> tuple[list[Stray], list[Unasked]]:
+def strays(ctx: Context) -> tuple[list[Stray], list[Unasked]]:
     """What is there without a live cluster in the ledger."""
-    found, unasked = owned(world)
-    return unknown(world, found), unasked
+    found, unasked = owned(ctx)
+    return unknown(ctx, found), unasked
 
 
-def unknown(world: World, found: Sequence[Stray]) -> list[Stray]:
+def unknown(ctx: Context, found: Sequence[Stray]) -> list[Stray]:
     """Those that no live cluster of the ledger accounts for: by their mark, and by their token where they tell it. What
     costs nothing, and is left of a cluster that is gone, is no stray."""
-    live = _known(world)
-    parting = [(row, world.ledger.left(row.id)) for row in _parting(world)]
+    live = _known(ctx)
+    parting = [(row, ctx.ledger.left(row.id)) for row in _parting(ctx)]
 
     def is_known(stray: Stray) -> bool:
         one = stray.resource
-        return any(row.provider == stray.provider and ours_of(row, [one], world.owner) for row in live) or (
+        return any(row.provider == stray.provider and ours_of(row, [one], ctx.owner) for row in live) or (
             not one.bills and any(row.provider == stray.provider and is_of(row, known, one) for row, known in parting)
         )
 
@@ -192,76 +192,76 @@ def lost(found: Sequence[Stray]) -> list[Lost]:
     return clusters
 
 
-def forget(world: World, host: str) -> str:
+def forget(ctx: Context, host: str) -> str:
     """Ask a host no more that is gone for good. Returns a sentence. Raises UsageError."""
-    for row in _known(world):
-        if host in world.ledger.regions(row.id):
+    for row in _known(ctx):
+        if host in ctx.ledger.regions(row.id):
             raise UsageError(f"{row.name} has a node on {host}", f"give it up first: gpuops down {row.name} --force")
     for name in registry.names():
         try:
-            provisioner = world.provisioner(name)
+            provisioner = ctx.provisioner(name)
             if isinstance(provisioner, Checked) and provisioner.forget(host):
-                return f"{host} is forgotten; should it come back, remove ~/.gpuops-{world.owner} there by hand"
+                return f"{host} is forgotten; should it come back, remove ~/.gpuops-{ctx.owner} there by hand"
         except UsageError:
             continue  # a provisioner that cannot be loaded knows no hosts
     raise UsageError(f"nothing of ours is known to be on {host}", "`gpuops reap` names the hosts that do not answer")
 
 
-def forgotten(world: World) -> tuple[list[str], list[Unasked]]:
+def forgotten(ctx: Context) -> tuple[list[str], list[Unasked]]:
     """Clusters in the ledger of which nothing is left at their provider: closed here, and named; and each that could
     not be asked. What its command, or the guard, still works on is left to them."""
     closed: list[str] = []
     unasked: list[Unasked] = []
-    for row in _known(world):
+    for row in _known(ctx):
         if row.state != "up":
             continue
         try:
-            left = remaining(world, world.provisioner_of(row), row)
+            left = remaining(ctx, ctx.provisioner_of(row), row)
         except GpuopsError as error:
             unasked.append(Unasked(f"{row.provider} could not be asked about {row.name}: {error.say}", error))
             continue
         if not left and not (row.keeper is not None and row.keeper.alive()):
-            forget_cluster(world, row)
-            world.ledger.gone(row.id, world.clock.now(), f"{row.provider} lists nothing of it")
+            forget_cluster(ctx, row)
+            ctx.ledger.gone(row.id, ctx.clock.now(), f"{row.provider} lists nothing of it")
             closed.append(row.name)
     return closed, unasked
 
 
-def parting(world: World) -> list[str]:
+def parting(ctx: Context) -> list[str]:
     """What is left of clusters that cost nothing any more is asked to go, once; a sentence for each that still has
     something."""
     said = []
-    for row in _parting(world):
+    for row in _parting(ctx):
         try:
-            left, why = see_off(world, row), ""
+            left, why = see_off(ctx, row), ""
         except GpuopsError as error:
-            left, why = world.ledger.left(row.id), f", which is not cleared: {error.say}"
+            left, why = ctx.ledger.left(row.id), f", which is not cleared: {error.say}"
         if left:
             said.append(say(row, left) + why)
     return said
 
 
-def _parting(world: World) -> list[ClusterRow]:
+def _parting(ctx: Context) -> list[ClusterRow]:
     from gpuops.ledger.store import LedgerTooNew
 
     try:
-        return world.ledger.parting()
+        return ctx.ledger.parting()
     except LedgerTooNew:
         return []
 
 
-def _known(world: World) -> list[ClusterRow]:
+def _known(ctx: Context) -> list[ClusterRow]:
     """The ledger's live clusters; none where a newer gpuops wrote it, so that marks alone count."""
     from gpuops.ledger.store import LedgerTooNew
 
     try:
-        return world.ledger.clusters()
+        return ctx.ledger.clusters()
     except LedgerTooNew:
         return []
 
 
 def settle(
-    world: World, found: Sequence[Stray], unasked: Sequence[Unasked], before: Sequence[GpuopsError] = ()
+    ctx: Context, found: Sequence[Stray], unasked: Sequence[Unasked], before: Sequence[GpuopsError] = ()
 ) -> None:
     """End what was found; then say who could not be asked, for something may be left there.
 
@@ -270,14 +270,14 @@ def settle(
     failed: list[str] = []
     why: GpuopsError | None = None
     try:
-        end(world, found)
+        end(ctx, found)
     except StillBilling as error:
         failed.append(error.say)
         why = error
     if unasked:
         failed.append(f"something may still be there: {'; '.join(one.say for one in unasked)}")
     for one in before if failed else before[1:]:
-        world.out.say(f"note: {one.say}")
+        ctx.out.say(f"note: {one.say}")
     if failed:
         whys = [one.why for one in unasked if refusal(one.why)] or [why]
         raise StillBilling("; ".join(failed), retyped("gpuops reap", whys[0], "try again: gpuops reap")) from whys[0]
@@ -285,40 +285,40 @@ def settle(
         raise before[0]
 
 
-def end(world: World, found: Sequence[Stray]) -> None:
+def end(ctx: Context, found: Sequence[Stray]) -> None:
     """Destroy and look again until nothing costs money. Raises StillBilling naming what is left.
 
     Every provider is tried, whatever becomes of the others. A question may have stood in between: what
     belongs to a cluster by now is left to it.
     """
     failed: list[GpuopsError] = []
-    found = unknown(world, found)
+    found = unknown(ctx, found)
     for name, dotenv in sorted({(stray.provider, stray.dotenv) for stray in found}):
         there = [stray for stray in found if (stray.provider, stray.dotenv) == (name, dotenv)]
         try:
-            provisioner = (world.from_dotenv(name) if dotenv else None) or world.provisioner(name)
-            _end_at(world, name, provisioner, [stray.resource for stray in there])
+            provisioner = (ctx.from_dotenv(name) if dotenv else None) or ctx.provisioner(name)
+            _end_at(ctx, name, provisioner, [stray.resource for stray in there])
         except GpuopsError as error:
             failed.append(error)
             continue
-        _forget_names(world, {stray.cluster for stray in there})
+        _forget_names(ctx, {stray.cluster for stray in there})
     if failed:
         why = next((one for one in failed if refusal(one)), None)
         raise StillBilling("; ".join(one.say for one in failed), retyped("gpuops reap", why)) from why
 
 
-def _forget_names(world: World, names: Collection[str]) -> None:
+def _forget_names(ctx: Context, names: Collection[str]) -> None:
     """Plain `ssh` and editors knew what has ended by names of their own."""
     from gpuops.transport import ssh
 
-    for name in set(names).difference(row.name for row in _known(world)):
-        if (world.home / "ssh" / f"{name}.conf").exists():
-            ssh.remove_config(world.home / "ssh", name)
+    for name in set(names).difference(row.name for row in _known(ctx)):
+        if (ctx.home / "ssh" / f"{name}.conf").exists():
+            ssh.remove_config(ctx.home / "ssh", name)
 
 
-def _end_at(world: World, name: str, provisioner: Provisioner, found: Sequence[Resource]) -> None:
+def _end_at(ctx: Context, name: str, provisioner: Provisioner, found: Sequence[Resource]) -> None:
     """One account's. Raises StillBilling."""
-    clock = world.clock
+    clock = ctx.clock
     deadline = clock.monotonic() + provisioner.gone_s
     wanted = {(one.kind, one.id) for one in found}
     regions = sorted({one.region for one in found})  # of others that do not answer nothing was found
@@ -328,12 +328,12 @@ def _end_at(world: World, name: str, provisioner: Provisioner, found: Sequence[R
         wait, trouble, last = pause, "", None
         try:
             provisioner.destroy(left)
-            listed = provisioner.list_owned(world.owner, regions)
+            listed = provisioner.list_owned(ctx.owner, regions)
             left = [one for one in listed if (one.kind, one.id) in wanted]
             if not left:
                 return
             if is_costless(left):
-                world.out.say(f"note: {what_leaves(left)}; once more, in some minutes, clears the rest: gpuops reap")
+                ctx.out.say(f"note: {what_leaves(left)}; once more, in some minutes, clears the rest: gpuops reap")
                 return
         except ProviderError as error:
             trouble, last = error.say, error
@@ -345,19 +345,19 @@ def _end_at(world: World, name: str, provisioner: Provisioner, found: Sequence[R
         pause = min(pause * 1.5, POLL_SLOW_S)
 
 
-def down_by_mark(world: World, names: Sequence[str], everything: bool) -> list[str]:
+def down_by_mark(ctx: Context, names: Sequence[str], everything: bool) -> list[str]:
     """`down` without a ledger (a newer gpuops wrote it): clusters are found by their marks alone."""
-    found, unasked = owned(world)
+    found, unasked = owned(ctx)
     there = sorted({stray.cluster for stray in found})
     wanted = there if everything else list(names) or there
     if not everything and len(wanted) > 1 and not names:
         raise UsageError(f"several clusters are live: {', '.join(wanted)}", f"name one: gpuops down {wanted[0]}")
     missing = [name for name in wanted if name not in there]
     if unasked:  # what did not answer may have nodes of these, too
-        settle(world, [stray for stray in found if stray.cluster in wanted], unasked)
+        settle(ctx, [stray for stray in found if stray.cluster in wanted], unasked)
     if missing:
         raise UsageError(
             f"there is no live cluster named {missing[0]}", f"live clusters: {', '.join(there) or 'there is none'}"
         )
-    end(world, [stray for stray in found if stray.cluster in wanted])
+    end(ctx, [stray for stray in found if stray.cluster in wanted])
     return [f"{name} is gone" for name in wanted]

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpuops.clusters import virtual
 from gpuops.clusters.node_traces import Traces, home_of, read_traces, request_of
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NodeError, UsageError
 from gpuops.core.models import Lease, Request, Resource, Verdict
 from gpuops.core.parallel import on_each
@@ -85,31 +85,31 @@ class _Node:
     runs: Mapping[str, Traces] = field(default_factory=dict)
 
 
-def live_run(world: World, lost: Lost) -> str:
+def live_run(ctx: Context, lost: Lost) -> str:
     """The run that is going on there; empty where there is none, or where nobody says."""
     try:
-        live = reach(_draft(world, lost), _recognised(world, lost, lost.machines), some=True)
+        live = reach(_draft(ctx, lost), _recognised(ctx, lost, lost.machines), some=True)
     except GpuopsError:
         return ""
     live.close()
     return next((str(facts["busy"]) for facts in live.facts if facts.get("busy")), "")
 
 
-def adopt_all(world: World, clusters: Sequence[Lost], *, complete: bool) -> tuple[list[Adopted], list[GpuopsError]]:
+def adopt_all(ctx: Context, clusters: Sequence[Lost], *, complete: bool) -> tuple[list[Adopted], list[GpuopsError]]:
     """Each for itself: those that are back, and why others are not. `complete`: every provider has told all it has."""
     back, failed = [], []
     for lost in clusters:
         try:
-            back.append(adopt(world, lost, complete=complete))
+            back.append(adopt(ctx, lost, complete=complete))
         except GpuopsError as error:
             failed.append(error)
             continue
         for note in back[-1].notes:
-            world.out.say(f"note: {note}")
+            ctx.out.say(f"note: {note}")
     return back, failed
 
 
-def adopt(world: World, lost: Lost, *, complete: bool = True) -> Adopted:
+def adopt(ctx: Context, lost: Lost, *, complete: bool = True) -> Adopted:
     """Write it into the ledger, with its runs, as a cluster of this folder; nothing on its nodes changes.
 
     Raises NodeError where it cannot be known what it is, UsageError where a live cluster has its name, and where only
@@ -120,13 +120,13 @@ def adopt(world: World, lost: Lost, *, complete: bool = True) -> Adopted:
             f"{lost.name} is in the account of the key in .env, behind the key that comes first",
             "where that account is yours, export its key; then: gpuops reap --adopt",
         )
-    provisioner = world.provisioner(lost.provider)
+    provisioner = ctx.provisioner(lost.provider)
     if not lost.machines:
         raise NodeError(f"{lost.name} cannot be taken back: no machine of it is left", "end the rest: gpuops reap")
     machines = [provisioner.describe(one) for one in lost.machines]
     _refuse_gaps(lost, machines)
-    machines = _recognised(world, lost, machines)
-    draft = _draft(world, lost)
+    machines = _recognised(ctx, lost, machines)
+    draft = _draft(ctx, lost)
     rented = provisioner.capabilities.get("rented") is True
     if rented:  # who lists machines knows nothing of what is beside the first node on one
         machines = with_virtual(
@@ -135,8 +135,8 @@ def adopt(world: World, lost: Lost, *, complete: bool = True) -> Adopted:
     nodes = _look(draft, machines)
     lease, adrift = lease_of(nodes)
     price = sum(one.per_hour for one in machines)
-    paid = payer(world, Request(lost.provider, region=machines[0].region)) if rented else None
-    now = world.clock.now()
+    paid = payer(ctx, Request(lost.provider, region=machines[0].region)) if rented else None
+    now = ctx.clock.now()
     usual = leases.make(rented=rented, per_hour=price, now=now)
     if adrift or (lease == Lease() and rented):
         lease = usual
@@ -150,24 +150,24 @@ def adopt(world: World, lost: Lost, *, complete: bool = True) -> Adopted:
         offer={"prices": [{"what": "machines", "per_hour": price}], **noted(paid)},
         request=dataclasses.asdict(Request(lost.provider, nodes=len(machines))),
     )  # fmt: skip
-    known = world.ledger.adopt(row, [*machines, *rest], runs)
-    (row,) = [one for one in world.ledger.clusters() if one.name == lost.name]
+    known = ctx.ledger.adopt(row, [*machines, *rest], runs)
+    (row,) = [one for one in ctx.ledger.clusters() if one.name == lost.name]
     notes += [f"the ledger has another run named {name}; that of {lost.name} is left out" for name in known]
-    name_hosts(world, row, machines)
+    name_hosts(ctx, row, machines)
     if adrift:
-        notes += _take_over(world, row, lease)
-    if daemon.wants_guard(world.ledger, row):
-        daemon.ensure(world.home)
+        notes += _take_over(ctx, row, lease)
+    if daemon.wants_guard(ctx.ledger, row):
+        daemon.ensure(ctx.home)
     return Adopted(row, len(machines), [run for run in runs if run.name not in known], notes)
 
 
-def _recognised(world: World, lost: Lost, machines: Sequence[Resource]) -> list[Resource]:
+def _recognised(ctx: Context, lost: Lost, machines: Sequence[Resource]) -> list[Resource]:
     """With what only we ever knew of rented machines. Raises NodeError, ConnectionLost."""
 
     def one(index: int) -> Resource:
         machine = machines[index]
         return (
-            host_key_handover.recognised(machine, index, lost.name, world.owner)
+            host_key_handover.recognised(machine, index, lost.name, ctx.owner)
             if host_key_handover.wanted(machine)
             else machine
         )
@@ -175,11 +175,11 @@ def _recognised(world: World, lost: Lost, machines: Sequence[Resource]) -> list[
     return on_each(one, range(len(machines)))
 
 
-def _draft(world: World, lost: Lost) -> ClusterRow:
+def _draft(ctx: Context, lost: Lost) -> ClusterRow:
     """The cluster's row as far as its marks tell it."""
     tokens = [token for one in lost.resources if (token := stem(one))]
     return ClusterRow(
-        id=0, name=lost.name, provider=lost.provider, folder=world.folder, state="up", ephemeral=False,
+        id=0, name=lost.name, provider=lost.provider, folder=ctx.folder, state="up", ephemeral=False,
         token=tokens[0] if tokens else "", request={}, offer={}, boot_deadline=0.0, lease=Lease(), keeper=None,
         created=0.0, ready=None, ended=None, why="",
     )  # fmt: skip
@@ -235,12 +235,12 @@ def lease_of(nodes: Sequence[_Node]) -> tuple[Lease, bool]:
     return Lease(min(ends, default=None), min(idle, default=None)), adrift
 
 
-def _take_over(world: World, row: ClusterRow, lease: Lease) -> list[str]:
+def _take_over(ctx: Context, row: ClusterRow, lease: Lease) -> list[str]:
     """Its command died before it could: else the nodes would end with their boot lease."""
     try:
-        live = open_live(world, row)
+        live = open_live(ctx, row)
         try:
-            send_lease(live, lease, world.clock.now())
+            send_lease(live, lease, ctx.clock.now())
         finally:
             live.close()
     except GpuopsError as error:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
     GpuopsError,
@@ -41,7 +41,7 @@ FINAL = (AuthFailed, QuotaExceeded, Rejected)
 FINAL_TRIES = 4
 
 
-def tear_down(world: World, cluster: int, why: str, *, force: bool = False, notice: bool = False) -> None:
+def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, notice: bool = False) -> None:
     """Destroy everything of a cluster and wait until nothing of it costs money. Raises StillBilling.
 
     With `force`, hosts of the user's own that cannot be reached are given up; what is rented never is. `notice`: `why`
@@ -49,23 +49,23 @@ def tear_down(world: World, cluster: int, why: str, *, force: bool = False, noti
     A ledger that cannot be written (a full disk) does not keep anything alive: its error is raised afterwards.
     """
     began = time.monotonic()
-    row = world.ledger.cluster(cluster)
-    if row.state == "gone" and not world.ledger.resources(cluster):
+    row = ctx.ledger.cluster(cluster)
+    if row.state == "gone" and not ctx.ledger.resources(cluster):
         return
     try:
-        world.ledger.ending(cluster)
+        ctx.ledger.ending(cluster)
     except LedgerUnwritable as error:
-        world.out.say(f"note: {error.say}; {row.name} is ended all the same")
-    provisioner = world.provisioner_of(row)
-    with world.progress.during(f"ending {row.name}", max(provisioner.gone_s, provisioner.settle_s)):
-        left = clear(world, provisioner, row, force=force)
-    forget_cluster(world, row)
-    bucket.abandon_all(world, cluster)
+        ctx.out.say(f"note: {error.say}; {row.name} is ended all the same")
+    provisioner = ctx.provisioner_of(row)
+    with ctx.progress.during(f"ending {row.name}", max(provisioner.gone_s, provisioner.settle_s)):
+        left = clear(ctx, provisioner, row, force=force)
+    forget_cluster(ctx, row)
+    bucket.abandon_all(ctx, cluster)
     said = f"{why} (took {span(time.monotonic() - began)})" if notice else ""
-    world.ledger.gone(cluster, world.clock.now(), why, notice=said, left=left)
+    ctx.ledger.gone(cluster, ctx.clock.now(), why, notice=said, left=left)
     if left:
         with suppress(OSError):  # the next command starts one
-            daemon.ensure(world.home)
+            daemon.ensure(ctx.home)
 
 
 def what_leaves(left: Sequence[Resource]) -> str:
@@ -82,67 +82,67 @@ def is_costless(left: Sequence[Resource]) -> bool:
     return leaves and not any(one.bills and one.state != "leaving" for one in left)
 
 
-def forget_cluster(world: World, row: ClusterRow) -> None:
+def forget_cluster(ctx: Context, row: ClusterRow) -> None:
     """Remove the record of what was pushed, and the names under which plain `ssh` and editors reached the nodes."""
-    push_record.forget(world.home, row.token)
-    if (world.home / "ssh" / f"{row.name}.conf").exists():
+    push_record.forget(ctx.home, row.token)
+    if (ctx.home / "ssh" / f"{row.name}.conf").exists():
         from gpuops.transport import ssh
 
-        ssh.remove_config(world.home / "ssh", row.name)
+        ssh.remove_config(ctx.home / "ssh", row.name)
 
 
-def clear(world: World, provisioner: Provisioner, row: ClusterRow, *, force: bool = False) -> Sequence[Resource]:
+def clear(ctx: Context, provisioner: Provisioner, row: ClusterRow, *, force: bool = False) -> Sequence[Resource]:
     """Destroy what carries a cluster's mark until nothing of it costs money, within `gone_s`. Returns what is still
     there, and costs nothing. Raises StillBilling."""
     force = force and provisioner.capabilities.get("rented") is not True
     given_up: set[str] = set()
-    clock = world.clock
+    clock = ctx.clock
     began = clock.monotonic()
     deadline = began + max(provisioner.gone_s, provisioner.settle_s)
     pause, finals, seen = POLL_S, 0, set[str]()
     last: ProviderError | None = None
-    left: Sequence[Resource] = world.ledger.resources(row.id)
+    left: Sequence[Resource] = ctx.ledger.resources(row.id)
     while True:
         at = clock.monotonic()  # what is answered late tells of when it was asked, or of a moment after
         wait, listed = pause, False
         try:
-            left = remaining(world, provisioner, row, given_up)
+            left = remaining(ctx, provisioner, row, given_up)
             listed = True
             seen |= {one.id for one in left}
-            settled = _is_settled(world, row, seen) or at - began >= provisioner.settle_s
+            settled = _is_settled(ctx, row, seen) or at - began >= provisioner.settle_s
             if settled and (not left or is_costless(left)):
                 return left
             if left:
                 provisioner.destroy(left)
             trouble, last = "", None
         except ProviderError as error:
-            if not world.ledger.regions(row.id):
+            if not ctx.ledger.regions(row.id):
                 return []  # nothing was ever asked for, so that nobody need be asked what is left
             trouble, last = error.say, error
             finals += isinstance(error, FINAL)
             if isinstance(error, RateLimited):
                 wait = error.retry_after or pause
             if not listed:
-                _end_unlisted(world, provisioner, row)
-            if not isinstance(error, RateLimited) and (force or len(world.ledger.regions(row.id)) > 1):
-                left, silent = _end_what_answers(world, provisioner, row, given_up)
+                _end_unlisted(ctx, provisioner, row)
+            if not isinstance(error, RateLimited) and (force or len(ctx.ledger.regions(row.id)) > 1):
+                left, silent = _end_what_answers(ctx, provisioner, row, given_up)
                 for region, say in silent.items() if force else ():
                     given_up.add(region)
-                    world.out.say(f"note: {say}; what is there of {row.name} is given up: gpuops reap asks it again")
+                    ctx.out.say(f"note: {say}; what is there of {row.name} is given up: gpuops reap asks it again")
         lists = f"still lists {len(left)} of it" if left else "lists nothing of it, and may lag"
-        world.progress.waits(trouble or f"{provisioner.name} {lists}")
+        ctx.progress.waits(trouble or f"{provisioner.name} {lists}")
         if finals == FINAL_TRIES or at >= deadline:  # however long an answer took, what it ended is looked at again
             left = [] if is_costless(left) else [one for one in left if one.state not in COSTLESS]
-            offer = row.offer if left or world.ledger.unanswered(row.id) else {}
+            offer = row.offer if left or ctx.ledger.unanswered(row.id) else {}
             command = retyped(f"gpuops down {row.name}", last)
             raise still_billing(left, offer, trouble, row.name, command) from last
         clock.pause(wait, deadline)
         pause = min(pause * 1.5, POLL_SLOW_S)
 
 
-def _end_unlisted(world: World, provisioner: Provisioner, row: ClusterRow) -> None:
+def _end_unlisted(ctx: Context, provisioner: Provisioner, row: ClusterRow) -> None:
     """A provider that lists nothing may still end what is rented and known by its id; whether it did, a list says."""
-    known = world.ledger.resources(row.id)
+    known = ctx.ledger.resources(row.id)
     if not known or provisioner.capabilities.get("rented") is not True:
         return
     try:
@@ -151,15 +151,15 @@ def _end_unlisted(world: World, provisioner: Provisioner, row: ClusterRow) -> No
         pass  # it is asked again
 
 
-def _is_settled(world: World, row: ClusterRow, seen: set[str]) -> bool:
+def _is_settled(ctx: Context, row: ClusterRow, seen: set[str]) -> bool:
     """Whether an empty list can be believed at once: nothing of this cluster was made so lately that it may lag."""
-    if world.ledger.unanswered(row.id):
+    if ctx.ledger.unanswered(row.id):
         return False
-    return row.ready is not None or all(one.id in seen for one in world.ledger.resources(row.id))
+    return row.ready is not None or all(one.id in seen for one in ctx.ledger.resources(row.id))
 
 
 def _end_what_answers(
-    world: World, provisioner: Provisioner, row: ClusterRow, given_up: Collection[str]
+    ctx: Context, provisioner: Provisioner, row: ClusterRow, given_up: Collection[str]
 ) -> tuple[list[Resource], dict[str, str]]:
     """Where one region does not answer, the others' machines need not live on for it.
 
@@ -168,17 +168,17 @@ def _end_what_answers(
 
     def ask(region: str) -> Sequence[Resource] | ProviderError:
         try:
-            return provisioner.list_owned(world.owner, [region])
+            return provisioner.list_owned(ctx.owner, [region])
         except ProviderError as error:
             return error
 
-    regions = [region for region in world.ledger.regions(row.id) if region not in given_up]
+    regions = [region for region in ctx.ledger.regions(row.id) if region not in given_up]
     answers = dict(zip(regions, on_each(ask, regions), strict=True))
     there = ours_of(
-        row, [one for found in answers.values() if not isinstance(found, ProviderError) for one in found], world.owner
+        row, [one for found in answers.values() if not isinstance(found, ProviderError) for one in found], ctx.owner
     )
-    known = [one for one in world.ledger.resources(row.id) if one.region not in given_up]
-    if _succeeded(world, row):
+    known = [one for one in ctx.ledger.resources(row.id) if one.region not in given_up]
+    if _succeeded(ctx, row):
         ours = {(one.kind, one.id) for one in known}
         there = [one for one in there if (one.kind, one.id) in ours]
     elif there:
@@ -203,17 +203,17 @@ def _over(provisioner: Provisioner, resource: Resource) -> bool:
 
 
 def remaining(
-    world: World, provisioner: Provisioner, row: ClusterRow, given_up: Collection[str] = ()
+    ctx: Context, provisioner: Provisioner, row: ClusterRow, given_up: Collection[str] = ()
 ) -> list[Resource]:
     """What the provider lists of a cluster, and what the ledger knows of that is not listed but still there, in
     any region but those that were given up.
 
     Where a newer cluster has the name by now: only what the ledger knows to be this one's.
     """
-    regions = [region for region in world.ledger.regions(row.id) if region not in given_up]
-    listed = owned(world, provisioner, row, regions) if regions or not given_up else []
-    known = [one for one in world.ledger.resources(row.id) if one.region not in given_up]
-    if _succeeded(world, row):  # asked after the list: until now the mark was this cluster's
+    regions = [region for region in ctx.ledger.regions(row.id) if region not in given_up]
+    listed = owned(ctx, provisioner, row, regions) if regions or not given_up else []
+    known = [one for one in ctx.ledger.resources(row.id) if one.region not in given_up]
+    if _succeeded(ctx, row):  # asked after the list: until now the mark was this cluster's
         ours = {(one.kind, one.id) for one in known}
         listed = [one for one in listed if (one.kind, one.id) in ours]
     ids = {(one.kind, one.id) for one in listed}
@@ -221,17 +221,17 @@ def remaining(
     return listed + [one for one in map(provisioner.describe, hidden) if one.state != "ended"]
 
 
-def _succeeded(world: World, row: ClusterRow) -> bool:
+def _succeeded(ctx: Context, row: ClusterRow) -> bool:
     """Whether this cluster is gone, and a newer one of the same name is there."""
-    return any(other.name == row.name and other.id != row.id for other in world.ledger.clusters())
+    return any(other.name == row.name and other.id != row.id for other in ctx.ledger.clusters())
 
 
 def owned(
-    world: World, provisioner: Provisioner, row: ClusterRow, regions: Sequence[str] | None = None
+    ctx: Context, provisioner: Provisioner, row: ClusterRow, regions: Sequence[str] | None = None
 ) -> list[Resource]:
     """What the provider lists of one cluster, by its mark; machines in node order. `regions`: all of its own."""
-    listed = provisioner.list_owned(world.owner, world.ledger.regions(row.id) if regions is None else regions)
-    return ours_of(row, listed, world.owner)
+    listed = provisioner.list_owned(ctx.owner, ctx.ledger.regions(row.id) if regions is None else regions)
+    return ours_of(row, listed, ctx.owner)
 
 
 def ours_of(row: ClusterRow, listed: Sequence[Resource], owner: str) -> list[Resource]:
@@ -285,17 +285,17 @@ FAILURES = 4
 """After so many failures in a row it leaves what is there to a later one."""
 
 
-def see_off(world: World, row: ClusterRow) -> Sequence[Resource]:
+def see_off(ctx: Context, row: ClusterRow) -> Sequence[Resource]:
     """One round. Returns what is still there; where that is nothing, the ledger forgets it. Raises ProviderError."""
-    provisioner = world.provisioner_of(row)
-    known = world.ledger.left(row.id)
-    there = provisioner.list_owned(world.owner, world.ledger.regions(row.id))
+    provisioner = ctx.provisioner_of(row)
+    known = ctx.ledger.left(row.id)
+    there = provisioner.list_owned(ctx.owner, ctx.ledger.regions(row.id))
     listed = [one for one in there if is_of(row, known, one)]
     ids = {(one.kind, one.id) for one in listed}
     hidden = [provisioner.describe(one) for one in known if (one.kind, one.id) not in ids]
     left = [*listed, *(one for one in hidden if one.state != "ended")]
     if {(one.kind, one.id) for one in left} != {(one.kind, one.id) for one in known}:
-        world.ledger.cleared(row.id, left)
+        ctx.ledger.cleared(row.id, left)
     if left:
         provisioner.destroy(left)
     return left
@@ -310,19 +310,19 @@ def is_of(row: ClusterRow, known: Sequence[Resource], one: Resource) -> bool:
     return bool(named and row.token) and str(one.data.get("token") or "").startswith(row.token)
 
 
-def see_off_patiently(world: World, row: ClusterRow) -> None:
+def see_off_patiently(ctx: Context, row: ClusterRow) -> None:
     """Rounds until nothing is left, ever more seldom. Raises what the last round of too many in vain came to."""
     failures, pause = 0, FIRST_S
     for _ in range(LOOKS):
         try:
-            if not see_off(world, row):
+            if not see_off(ctx, row):
                 return
             failures = 0
         except GpuopsError:
             failures += 1
             if failures == FAILURES:
                 raise
-        world.clock.pause(pause, world.clock.monotonic() + pause)
+        ctx.clock.pause(pause, ctx.clock.monotonic() + pause)
         pause = min(pause * 1.5, SLOW_S)
 
 

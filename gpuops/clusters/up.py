@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from gpuops.clusters.orphans import note_rented
 from gpuops.clusters.teardown import POLL_SLOW_S, clear, owned, tear_down, what_leaves
 from gpuops.clusters.wait import wait_ready
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import (
     GpuopsError,
     Interrupted,
@@ -39,100 +39,100 @@ from gpuops.offers.search import Plan, Refusals, Search
 RETRIES = 4
 
 
-def create_once(world: World, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
+def create_once(ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
     """One offer, as often as its provider says `slower`. Raises ProviderError; what was made may still be there."""
     for attempt in range(RETRIES):
         fresh = dataclasses.replace(intent, token=f"{intent.token}-{uuid.uuid4().hex[:8]}")
-        no = _asked(world, provisioner, offer, row, fresh)
+        no = _asked(ctx, provisioner, offer, row, fresh)
         if no is None:
             return
         if not isinstance(no, RateLimited) or attempt == RETRIES - 1:
             raise no
-        undo(world, provisioner, row, no.say)  # half may be there; made again, it would be there twice
+        undo(ctx, provisioner, row, no.say)  # half may be there; made again, it would be there twice
         wait = 2.0 ** (attempt + 1) if no.retry_after is None else no.retry_after
-        world.progress.waits(f"{no.say}; asking again in {span(wait)}")
-        world.clock.pause(wait, world.clock.monotonic() + wait)
+        ctx.progress.waits(f"{no.say}; asking again in {span(wait)}")
+        ctx.clock.pause(wait, ctx.clock.monotonic() + wait)
 
 
 def _asked(
-    world: World, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent
+    ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent
 ) -> ProviderError | None:
     """The provider's no, if it said one; None: all machines are there. Raises Unknown where neither is certain."""
     try:
-        _ask(world, provisioner, offer, row, intent)
+        _ask(ctx, provisioner, offer, row, intent)
         return None
     except Unknown as error:
-        found = _look_up(world, provisioner, offer, row)
+        found = _look_up(ctx, provisioner, offer, row)
         if found is None:
             return None
         if error.instead is None:
             raise
         no = error.instead
         if found:  # some of it: what is made slowly may still come, so that nothing counts as refused
-            undo(world, provisioner, row, error.say)
+            undo(ctx, provisioner, row, error.say)
             return no
     except ProviderError as error:
         no = error
-    world.ledger.refused(row.id)
+    ctx.ledger.refused(row.id)
     return no
 
 
-def serves_the_next(world: World, row: ClusterRow) -> bool:
+def serves_the_next(ctx: Context, row: ClusterRow) -> bool:
     """Whether all that there is of a cluster is what costs nothing and serves its machines, wherever these come from:
     a security group. It is kept for the next offer, and goes with the cluster."""
-    there = world.ledger.resources(row.id)
+    there = ctx.ledger.resources(row.id)
     costs = any(one.bills or one.kind == "machine" for one in there)
-    return bool(there) and not costs and not world.ledger.unanswered(row.id)
+    return bool(there) and not costs and not ctx.ledger.unanswered(row.id)
 
 
-def undo(world: World, provisioner: Provisioner, row: ClusterRow, why: str) -> None:
+def undo(ctx: Context, provisioner: Provisioner, row: ClusterRow, why: str) -> None:
     """Nothing of a failed attempt is left, at the provider and in the ledger. Raises StillBilling."""
-    with because(world, row, why):
-        clear(world, provisioner, world.ledger.cluster(row.id))
-    world.ledger.cleared(row.id)
+    with because(ctx, row, why):
+        clear(ctx, provisioner, ctx.ledger.cluster(row.id))
+    ctx.ledger.cleared(row.id)
 
 
 @contextmanager
-def because(world: World, row: ClusterRow, why: str) -> Iterator[None]:
+def because(ctx: Context, row: ClusterRow, why: str) -> Iterator[None]:
     """What failed is undone here. Where that fails as well, that is raised, and the first reason is said, not lost."""
     try:
         yield
     except GpuopsError:
-        world.out.say(f"{row.name} was to be undone because of this: {why}")
+        ctx.out.say(f"{row.name} was to be undone because of this: {why}")
         raise
 
 
-def _ask(world: World, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
+def _ask(ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
     """The one call that makes something. Raises what `create` raises, and Unknown where it made too few or too many."""
-    with world.signals.shielded():  # what a provider has done must be in the ledger first
-        made = provisioner.create(offer, intent, LedgerJournal(world.ledger, row.id))
-        known = {(one.kind, one.id) for one in world.ledger.resources(row.id)}
+    with ctx.signals.shielded():  # what a provider has done must be in the ledger first
+        made = provisioner.create(offer, intent, LedgerJournal(ctx.ledger, row.id))
+        known = {(one.kind, one.id) for one in ctx.ledger.resources(row.id)}
         for resource in made:
             if (resource.kind, resource.id) not in known:
-                world.ledger.got(row.id, resource)
-    count = len(machines_of(world, row))
+                ctx.ledger.got(row.id, resource)
+    count = len(machines_of(ctx, row))
     if count != offer.nodes and not any(_stands_for(one, offer) for one in made):
         raise Unknown(
             f"{provisioner.name} made {count} of {offer.nodes} machines", "try again, or ask for another kind"
         )
 
 
-def _look_up(world: World, provisioner: Provisioner, offer: Offer, row: ClusterRow) -> list[Resource] | None:
+def _look_up(ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow) -> list[Resource] | None:
     """After a lost answer: None where all machines are there, by their mark, and then in the ledger, or one thing that
     stands for all of them; else whatever is listed that the ledger does not know."""
-    clock = world.clock
+    clock = ctx.clock
     deadline = clock.monotonic() + provisioner.settle_s
     while True:
         at = clock.monotonic()  # an answer that comes late may be as old as the question
-        listed = owned(world, provisioner, row)
+        listed = owned(ctx, provisioner, row)
         found = [one for one in listed if one.kind == "machine" and one.state not in COSTLESS]
         whole = [one for one in listed if _stands_for(one, offer)]
         if len(found) == offer.nodes or (len(whole) == 1 and len(found) < offer.nodes):
             for resource in (*whole, *found):
-                world.ledger.got(row.id, resource)
+                ctx.ledger.got(row.id, resource)
             return None
         if len(found) > offer.nodes or at >= deadline:
-            known = {(one.kind, one.id) for one in world.ledger.resources(row.id)}
+            known = {(one.kind, one.id) for one in ctx.ledger.resources(row.id)}
             return [one for one in listed if (one.kind, one.id) not in known]
         clock.pause(POLL_SLOW_S, deadline)
 
@@ -142,26 +142,26 @@ def _stands_for(resource: Resource, offer: Offer) -> bool:
     return resource.state not in COSTLESS and resource.data.get("machines") == offer.nodes
 
 
-def plan(world: World, request: Request, said: set[str] | None = None) -> tuple[Provisioner, list[Offer]]:
+def plan(ctx: Context, request: Request, said: set[str] | None = None) -> tuple[Provisioner, list[Offer]]:
     """Check the request and get its offers; nothing is created. Raises ProviderError, UsageError.
 
     `said`: notes that were given before, which are not given again.
     """
     said = set() if said is None else said
-    provisioner = world.provisioner(request.provider)
+    provisioner = ctx.provisioner(request.provider)
     _check_capabilities(provisioner, request)
-    problems = _preflight(world, provisioner, request)
-    settled = _settled(world, request, problems)
+    problems = _preflight(ctx, provisioner, request)
+    settled = _settled(ctx, request, problems)
     if settled != request:
-        request, problems = settled, _preflight(world, provisioner, settled)
+        request, problems = settled, _preflight(ctx, provisioner, settled)
     for note in [_remark(problem) for problem in problems if not problem.fatal]:
         if note not in said:
             said.add(note)
-            world.out.say(note)
+            ctx.out.say(note)
     fatal = [problem for problem in problems if problem.fatal]
     if fatal:
         raise ProviderError("; ".join(dict.fromkeys(problem.say for problem in fatal)), fatal[0].hint)
-    with world.progress.during(f"asking {request.provider} what it has"):
+    with ctx.progress.during(f"asking {request.provider} what it has"):
         found = provisioner.offers(request)
     offers = [
         offer
@@ -190,16 +190,16 @@ def _remark(problem: Problem) -> str:
     return f"{'note' if problem.note else 'warning'}: {problem.say}; {problem.hint}"
 
 
-def _preflight(world: World, provisioner: Provisioner, request: Request) -> list[Problem]:
-    with world.progress.during(f"looking whether {request.provider} is ready"):
+def _preflight(ctx: Context, provisioner: Provisioner, request: Request) -> list[Problem]:
+    with ctx.progress.during(f"looking whether {request.provider} is ready"):
         return list(provisioner.preflight(request))
 
 
-def _settled(world: World, request: Request, problems: Sequence[Problem]) -> Request:
+def _settled(ctx: Context, request: Request, problems: Sequence[Problem]) -> Request:
     """The request with what only a person can settle (a host's key), asked where there is one: all, or nothing."""
     open_ones = [problem for problem in problems if problem.settle]
-    asked = world.out.interactive and not world.yes
-    if asked and open_ones and all(world.out.confirm(f"{problem.say}: go on?") for problem in open_ones):
+    asked = ctx.out.interactive and not ctx.yes
+    if asked and open_ones and all(ctx.out.confirm(f"{problem.say}: go on?") for problem in open_ones):
         settled = {problem.settle: True for problem in open_ones}
         return dataclasses.replace(request, options={**request.options, **settled})
     return request
@@ -214,23 +214,23 @@ def _check_capabilities(provisioner: Provisioner, request: Request) -> None:
             )
 
 
-def rehearse(world: World, request: Request, wish: LeaseWish) -> tuple[Sequence[Offer], Payer | None]:
+def rehearse(ctx: Context, request: Request, wish: LeaseWish) -> tuple[Sequence[Offer], Payer | None]:
     """The offers of a dry run, and who would pay; what there is to say of the money is said. Raises ProviderError,
     UsageError."""
-    rented = world.provisioner(request.provider).capabilities.get("rented") is True
-    search = Search(world, dataclasses.replace(request, wait_s=0.0), _planned(world))
+    rented = ctx.provisioner(request.provider).capabilities.get("rented") is True
+    search = Search(ctx, dataclasses.replace(request, wait_s=0.0), _planned(ctx))
     offers = search.offers()
-    terms = Terms(world, request, wish, rented, search)
+    terms = Terms(ctx, request, wish, rented, search)
     terms.foresee(offers[0])
     return offers, terms.payer(offers[0])
 
 
-def _planned(world: World, avoided: Sequence[str] = ()) -> Plan:
-    return lambda request, said: table.elsewhere_first(plan(world, request, said)[1], avoided)
+def _planned(ctx: Context, avoided: Sequence[str] = ()) -> Plan:
+    return lambda request, said: table.elsewhere_first(plan(ctx, request, said)[1], avoided)
 
 
 def bring_up(
-    world: World,
+    ctx: Context,
     request: Request,
     *,
     name: str | None,
@@ -246,79 +246,79 @@ def bring_up(
     """
     bargain = bargain or Bargain()
     if name is not None:
-        world.ledger.check_free(name)  # before others are asked, who may say no for reasons that then matter less
-    provisioner = world.provisioner(request.provider)
+        ctx.ledger.check_free(name)  # before others are asked, who may say no for reasons that then matter less
+    provisioner = ctx.provisioner(request.provider)
     rented = provisioner.capabilities.get("rented") is True
     search = Search(
-        world,
+        ctx,
         request,
-        _planned(world, bargain.avoided),
+        _planned(ctx, bargain.avoided),
         bargain.agreed or None,
         replaces=bargain.settled,
         until=None if wish.until is None else wish.until - LEAST_S,
     )
     offers = search.offers()
     if rented:
-        table.show(world, offers)
+        table.show(ctx, offers)
     if said := foreword(offers[0]):
-        world.out.say(said)
-    terms = Terms(world, request, within(wish, offers[0]), rented, search, bargain)
+        ctx.out.say(said)
+    terms = Terms(ctx, request, within(wish, offers[0]), rented, search, bargain)
     terms.agree(offers)
-    agent, _ = bootstrap.build(world.home / "cache")
-    now = world.clock.now()
-    row = world.ledger.intend(
+    agent, _ = bootstrap.build(ctx.home / "cache")
+    now = ctx.clock.now()
+    row = ctx.ledger.intend(
         provider=request.provider,
         name=name,
-        folder=world.folder,
+        folder=ctx.folder,
         ephemeral=ephemeral,
         token=uuid.uuid4().hex,
         request=dataclasses.asdict(request),
         boot_deadline=terms.boot_end(offers[0], now),
         lease=terms.lease(offers[0].per_hour, now),
-        keeper=world.me,
+        keeper=ctx.me,
         now=now,
     )
     try:
-        daemon.ensure(world.home, request.provider if rented else None)
+        daemon.ensure(ctx.home, request.provider if rented else None)
         if rented:
-            note_rented(world.home, request.provider)
-        intent = Intent(world.owner, row.name, row.token, row.boot_deadline, agent)
+            note_rented(ctx.home, request.provider)
+        intent = Intent(ctx.owner, row.name, row.token, row.boot_deadline, agent)
         while True:
             try:
-                with world.progress.during(f"creating {row.name}"):
-                    offer = _create(world, provisioner, offers, row, intent, terms)
+                with ctx.progress.during(f"creating {row.name}"):
+                    offer = _create(ctx, provisioner, offers, row, intent, terms)
                 break
             except (NoCapacity, QuotaExceeded) as error:
                 offers = search.offers(error, row)
-        row = world.ledger.cluster(row.id)
-        terms.check(row.name, offer, _told(machines_of(world, row)))
+        row = ctx.ledger.cluster(row.id)
+        terms.check(row.name, offer, _told(machines_of(ctx, row)))
         if rented:
-            world.out.say("not yet protected: keep this computer on until the nodes are ready")
-        with world.progress.during(f"waiting for {row.name}", request.timeout_min * 60):
+            ctx.out.say("not yet protected: keep this computer on until the nodes are ready")
+        with ctx.progress.during(f"waiting for {row.name}", request.timeout_min * 60):
             live = wait_ready(
-                world, provisioner, row, request, lambda machines: terms.check(row.name, offer, _told(machines))
+                ctx, provisioner, row, request, lambda machines: terms.check(row.name, offer, _told(machines))
             )
         try:
-            _start_lease(world, live, terms, provisioner, offer)
+            _start_lease(ctx, live, terms, provisioner, offer)
         except BaseException:
             live.close()
             raise
     except StillBilling:
-        world.ledger.ending(row.id)  # the guard, or `down`, goes on with it
+        ctx.ledger.ending(row.id)  # the guard, or `down`, goes on with it
         raise
     except BaseException as error:
-        world.signals.backward()
+        ctx.signals.backward()
         why = error.say if isinstance(error, (GpuopsError, Interrupted)) else f"an error in gpuops: {error!r}"
-        world.out.say(f"undoing {row.name}")
-        with because(world, row, why):
-            tear_down(world, row.id, why)
-        world.out.say(f"{row.name} is undone, {what_leaves(world.ledger.left(row.id)) or 'nothing of it is left'}")
+        ctx.out.say(f"undoing {row.name}")
+        with because(ctx, row, why):
+            tear_down(ctx, row.id, why)
+        ctx.out.say(f"{row.name} is undone, {what_leaves(ctx.ledger.left(row.id)) or 'nothing of it is left'}")
         raise
     return live
 
 
 def _create(
-    world: World, provisioner: Provisioner, offers: Sequence[Offer], row: ClusterRow, intent: Intent, terms: Terms
+    ctx: Context, provisioner: Provisioner, offers: Sequence[Offer], row: ClusterRow, intent: Intent, terms: Terms
 ) -> Offer:
     """Try offer after offer. A failed one leaves nothing behind before the next is tried. Raises NoCapacity, and
     QuotaExceeded where each of them was refused for its quota."""
@@ -330,10 +330,10 @@ def _create(
             refusals.too_dear(offer, why)
             continue
         terms.announce(row, offer)
-        now = world.clock.now()
+        now = ctx.clock.now()
         bounded = dataclasses.replace(intent, boot_deadline=terms.boot_end(offer, now))
         # What came to nothing has cost nothing: time and money count from this attempt on.
-        world.ledger.set_cluster(
+        ctx.ledger.set_cluster(
             row.id,
             offer=dataclasses.asdict(offer) | noted(terms.payer(offer)),
             boot_deadline=bounded.boot_deadline,
@@ -341,12 +341,12 @@ def _create(
             created=now,
         )
         try:
-            create_once(world, provisioner, offer, row, bounded)
+            create_once(ctx, provisioner, offer, row, bounded)
             return offer
         except (NoCapacity, QuotaExceeded) as error:
             refusals.refused(offer, error)
-            if not serves_the_next(world, row):
-                undo(world, provisioner, row, error.say)
+            if not serves_the_next(ctx, row):
+                undo(ctx, provisioner, row, error.say)
     raise refusals.error()
 
 
@@ -355,22 +355,22 @@ def _told(machines: Sequence[Resource]) -> float:
     return sum(machine.per_hour for machine in machines)
 
 
-def _start_lease(world: World, live: Live, terms: Terms, provisioner: Provisioner, offer: Offer) -> None:
+def _start_lease(ctx: Context, live: Live, terms: Terms, provisioner: Provisioner, offer: Offer) -> None:
     """The run lease replaces the boot lease. Money is counted from the intent on, at the dearer of the two prices."""
-    now = world.clock.now()
+    now = ctx.clock.now()
     rented = provisioner.capabilities.get("rented") is True
     told = _told(live.machines)
     terms.check(live.row.name, offer, told)
     if told > offer.per_hour * (1 + ROUNDING):
-        world.out.say(f"note: {live.row.name} costs {money(told)}/h, and {money(offer.per_hour)}/h was offered")
+        ctx.out.say(f"note: {live.row.name} costs {money(told)}/h, and {money(offer.per_hour)}/h was offered")
     able = provisioner.capabilities.get("self_destruct", "nothing is known of that")
     if rented and able is not True:
-        world.out.say(
+        ctx.out.say(
             f"note: these machines cannot end themselves ({able}): the guard on this computer does it, while it is on"
         )
     price = max(offer.per_hour, told)
     lease = terms.lease(price, now, since=live.row.created)
     send_lease(live, lease, now)
-    if not world.ledger.ready(live.row.id, lease, now):
+    if not ctx.ledger.ready(live.row.id, lease, now):
         raise Interrupted(f"another command ends {live.row.name} while it is being created", "gpuops status")
-    live.row = world.ledger.cluster(live.row.id)
+    live.row = ctx.ledger.cluster(live.row.id)

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import NodeError
 from gpuops.core.models import Resource, RunRequest
 from gpuops.core.parallel import on_each
@@ -23,7 +23,7 @@ from gpuops.transport.connection import connect
 from gpuops.transport.rpc import Absent, NodePaths
 
 
-def widen(world: World, live: Live, request: RunRequest) -> None:
+def widen(ctx: Context, live: Live, request: RunRequest) -> None:
     """See to it that a cluster that answers has the nodes that a run asks for, and say where they are.
 
     Raises UsageError where the machines have not what is asked of them, NodeError.
@@ -33,51 +33,51 @@ def widen(world: World, live: Live, request: RunRequest) -> None:
         return
     wanted = virtual.with_virtual(machines, request.nodes)[: request.nodes]
     given, notes = virtual.lots(wanted, live.facts, request.gpus)
-    world.out.say(virtual.sentence(given, len(machines)))
+    ctx.out.say(virtual.sentence(given, len(machines)))
     for note in notes:
-        world.out.say(f"note: {note}")
+        ctx.out.say(f"note: {note}")
     missing = [index for index in range(len(machines), request.nodes) if _is_missing(live, index)]
     if missing:
         names = ", ".join(f"node{index}" for index in missing)
-        with world.progress.during(f"making {names}"):
-            _make(world, live, wanted, missing)
+        with ctx.progress.during(f"making {names}"):
+            _make(ctx, live, wanted, missing)
 
 
 def _is_missing(live: Live, index: int) -> bool:
     return index >= len(live.clients) or isinstance(live.clients[index], Absent)
 
 
-def _make(world: World, live: Live, wanted: list[Resource], missing: list[int]) -> None:
+def _make(ctx: Context, live: Live, wanted: list[Resource], missing: list[int]) -> None:
     """The ledger knows of them when they are there: one that it does not know of is found by its mark, or goes with
     its machine."""
     for index in missing:
         if index < len(live.clients):  # it was there, and is over
-            _clear(world, live.row, wanted[index], index)
-    on_each(lambda index: _init(world, live.row, wanted[index], index), missing)
-    for first, machine in enumerate(machines_of(world, live.row)):
+            _clear(ctx, live.row, wanted[index], index)
+    on_each(lambda index: _init(ctx, live.row, wanted[index], index), missing)
+    for first, machine in enumerate(machines_of(ctx, live.row)):
         here = [index for index in missing if virtual.owner(wanted[index], index) == first]
-        world.ledger.virtual(live.row.id, machine, here)
+        ctx.ledger.virtual(live.row.id, machine, here)
     met = on_each(lambda index: meet(live.row, wanted[index], index), missing)
     for index, node in zip(missing, met, strict=True):
         live.join(index, wanted[index], node)
 
 
-def _init(world: World, row: ClusterRow, machine: Resource, index: int) -> None:
+def _init(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> None:
     paths = _paths(row, machine, index)
     connection = connect(machine, index)
     try:
-        bootstrap.init(connection, paths.python, paths.agent, paths.node, document(world, row, machine, index))
+        bootstrap.init(connection, paths.python, paths.agent, paths.node, document(ctx, row, machine, index))
     finally:
         connection.close()
 
 
-def document(world: World, row: ClusterRow, machine: Resource, index: int) -> Mapping[str, Any]:
+def document(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> Mapping[str, Any]:
     """What `init` reads. The mark and the token are those by which a provider's own list knows it as this cluster's."""
     end = row.lease.end
     return {
         "node": {
             "cluster": row.name,
-            "owner": world.owner,
+            "owner": ctx.owner,
             "index": index,
             "mark": machine.name,
             "token": f"{row.token}-v{index}",
@@ -88,7 +88,7 @@ def document(world: World, row: ClusterRow, machine: Resource, index: int) -> Ma
             "host": machine.region,
             "on": virtual.owner(machine, index),
         },
-        "lease": {"ends_in": None if end is None else max(0.0, end - world.clock.now()), "idle_s": None},
+        "lease": {"ends_in": None if end is None else max(0.0, end - ctx.clock.now()), "idle_s": None},
     }
 
 
@@ -105,19 +105,19 @@ def bearing(row: ClusterRow, machine: Resource, index: int) -> Resource:
     return dataclasses.replace(machine, data={**machine.data, "virtual": made}) if made else machine
 
 
-def _clear(world: World, row: ClusterRow, machine: Resource, index: int) -> None:
+def _clear(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> None:
     """Remove what is left of a node that has ended while its machine goes on; what lies there comes home first.
 
     Raises NodeError where a run's results may lie there, or what is there cannot be had.
     """
-    waiting = [run.name for run in world.ledger.runs(cluster=row.id) if run.state != "home"]
+    waiting = [run.name for run in ctx.ledger.runs(cluster=row.id) if run.state != "home"]
     if waiting:
         raise NodeError(
             f"node{index} of {row.name} has ended, and {waiting[-1]} is not all home yet",
             "wait until it is: gpuops status; a run with fewer --nodes does not need that node",
         )
-    if said := save_one(world, row, machine, index, world.progress):
-        world.out.say(said)
+    if said := save_one(ctx, row, machine, index, ctx.progress):
+        ctx.out.say(said)
     paths = _paths(row, machine, index)
     connection = connect(machine, index)
     try:

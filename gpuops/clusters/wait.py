@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from gpuops.clusters.teardown import POLL_S, POLL_SLOW_S, owned
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import (
     ConnectionLost,
     GpuopsError,
@@ -43,7 +43,7 @@ UNWATCHED = (
 
 
 def wait_ready(
-    world: World,
+    ctx: Context,
     provisioner: Provisioner,
     row: ClusterRow,
     request: Request,
@@ -53,7 +53,7 @@ def wait_ready(
 
     `check`: hears of the machines whenever they were looked at, and raises where they are not to be waited for.
     """
-    clock = world.clock
+    clock = ctx.clock
     started = clock.monotonic()
     deadline = started + min(request.timeout_min * 60, row.boot_deadline - clock.now())
     longer = "raise --timeout if it only needs longer"
@@ -62,26 +62,26 @@ def wait_ready(
     rented = provisioner.capabilities.get("rented") is True
     borne_until: float | None = None
     seen: set[str] = set()
-    machines = world.ledger.resources(row.id)
+    machines = ctx.ledger.resources(row.id)
     while True:
         eager = clock.monotonic() - started < EAGER_S
         wait = (POLL_RENTED_S if rented else POLL_S) if eager else POLL_SLOW_S
         settled = clock.monotonic() - started >= provisioner.settle_s  # before it is asked: an answer may come late
         try:
-            there, late = _there(world, provisioner, row, request.nodes, machines)
+            there, late = _there(ctx, provisioner, row, request.nodes, machines)
             machines = on_each(partial(_look, provisioner), there)
             seen |= {machine.id for machine in machines if machine.state != "ended"}
             check(machines)
             why = _not_yet(provisioner, machines, seen, settled=settled)
             why = f"{provisioner.name} has not numbered its machines yet" if late else why
             if not why:
-                machines = _nodes(world, provisioner, row, machines)
+                machines = _nodes(ctx, provisioner, row, machines)
                 live = reach(row, machines)
-                name_hosts(world, row, machines)
+                name_hosts(ctx, row, machines)
                 for machine in machines:
-                    world.ledger.update_resource(row.id, machine)
+                    ctx.ledger.update_resource(row.id, machine)
                 if said := local_disks(live.facts):
-                    world.out.say(said)
+                    ctx.out.say(said)
                 return live
         except RateLimited as error:
             why, wait = error.say, error.retry_after or wait
@@ -92,7 +92,7 @@ def wait_ready(
                 raise
             why = refusal.say
         except MachineGone as error:
-            _check_wanted(world, row, error)
+            _check_wanted(ctx, row, error)
             error.cluster = row.id
             raise
         except NodeError as error:
@@ -102,9 +102,9 @@ def wait_ready(
             if clock.monotonic() >= borne_until:
                 raise _given_up(machines, error) from error
             why = error.say
-        world.progress.waits(why + _so_far(world, row, machines))
+        ctx.progress.waits(why + _so_far(ctx, row, machines))
         if clock.monotonic() >= deadline:
-            words = _last_words(provisioner, machines_of(world, row) or machines)
+            words = _last_words(provisioner, machines_of(ctx, row) or machines)
             raise NodeError(
                 f"{row.name} was not ready after {span(clock.monotonic() - started)}: {why}{words}",
                 longer,
@@ -113,30 +113,30 @@ def wait_ready(
 
 
 def _there(
-    world: World, provisioner: Provisioner, row: ClusterRow, nodes: int, before: Sequence[Resource]
+    ctx: Context, provisioner: Provisioner, row: ClusterRow, nodes: int, before: Sequence[Resource]
 ) -> tuple[list[Resource], bool]:
     """The machines in node order; the ledger gets to know those that their provider numbers late.
 
     True beside them while some have no number: then they are whatever is listed, and what was before and may have
     ended meanwhile.
     """
-    known = machines_of(world, row)
+    known = machines_of(ctx, row)
     if len(known) >= nodes:
         return known, False
-    listed = [one for one in owned(world, provisioner, row) if one.state != "ended"]
+    listed = [one for one in owned(ctx, provisioner, row) if one.state != "ended"]
     found = [one for one in listed if one.kind == "machine" and one.state not in COSTLESS]
     if len(found) != nodes:
-        _check_wanted(world, row)
+        _check_wanted(ctx, row)
         ids = {one.id for one in listed}
         return [*listed, *(one for one in before if one.id not in ids)], True
     for one in found:
-        world.ledger.got(row.id, one)
-    return machines_of(world, row), False
+        ctx.ledger.got(row.id, one)
+    return machines_of(ctx, row), False
 
 
-def _check_wanted(world: World, row: ClusterRow, error: NodeError | None = None) -> None:
+def _check_wanted(ctx: Context, row: ClusterRow, error: NodeError | None = None) -> None:
     """Raises Interrupted where another command has begun to end the cluster."""
-    if world.ledger.cluster(row.id).state != "creating":
+    if ctx.ledger.cluster(row.id).state != "creating":
         raise Interrupted(f"another command ends {row.name} while it is being created", "gpuops status") from error
 
 
@@ -144,36 +144,36 @@ def _look(provisioner: Provisioner, known: Resource) -> Resource:
     return host_key_handover.merged(known, provisioner.describe(known))
 
 
-def _nodes(world: World, provisioner: Provisioner, row: ClusterRow, machines: Sequence[Resource]) -> list[Resource]:
+def _nodes(ctx: Context, provisioner: Provisioner, row: ClusterRow, machines: Sequence[Resource]) -> list[Resource]:
     """The machines as nodes: those that are none yet are taken over. The ledger knows each step's result."""
     if not any(host_key_handover.wanted(machine) for machine in machines):
         return list(machines)
-    agent, _ = bootstrap.build(world.home / "cache")
+    agent, _ = bootstrap.build(ctx.home / "cache")
 
     def first(index: int) -> Resource:
         machine = machines[index]
-        world.progress.waits("logging in", f"node{index}")
+        ctx.progress.waits("logging in", f"node{index}")
         return host_key_handover.met(machine, index) if host_key_handover.wanted(machine) else machine
 
     def then(index: int) -> Resource:
         machine = known[index]
-        world.progress.waits("bringing the agent", f"node{index}")
+        ctx.progress.waits("bringing the agent", f"node{index}")
         if not host_key_handover.wanted(machine):
             return machine
-        return host_key_handover.taken_over(provisioner, row, world.owner, agent, index, machine)
+        return host_key_handover.taken_over(provisioner, row, ctx.owner, agent, index, machine)
 
     try:
         known = on_each(first, range(len(machines)))
         for machine in known:
-            world.ledger.update_resource(row.id, machine)
+            ctx.ledger.update_resource(row.id, machine)
         nodes = on_each(then, range(len(machines)))
     finally:
         for index in range(len(machines)):
-            world.progress.waits("", f"node{index}")
+            ctx.progress.waits("", f"node{index}")
     for machine in nodes:
-        world.ledger.update_resource(row.id, machine)
+        ctx.ledger.update_resource(row.id, machine)
     if bare := [machine.name for machine in nodes if machine.data.get("watched") is False]:
-        world.out.say(UNWATCHED.format(names=", ".join(bare)))
+        ctx.out.say(UNWATCHED.format(names=", ".join(bare)))
     return nodes
 
 
@@ -187,10 +187,10 @@ def local_disks(facts: Sequence[Mapping[str, Any]]) -> str:
     return f"data and environments are on {whose} ({path}, {amount(free)} free)"
 
 
-def _so_far(world: World, row: ClusterRow, machines: Sequence[Resource]) -> str:
+def _so_far(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> str:
     """What waiting has cost, where it costs something."""
     per_hour = sum(machine.per_hour for machine in machines if machine.bills)
-    spent = leases.spent(per_hour, row.created, world.clock.now())
+    spent = leases.spent(per_hour, row.created, ctx.clock.now())
     return f", {money(spent)} so far" if spent >= 0.005 else ""
 
 

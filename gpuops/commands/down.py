@@ -9,7 +9,7 @@ from typing import Any
 from gpuops.clusters import select
 from gpuops.clusters.orphans import orphans
 from gpuops.clusters.teardown import tear_down, what_leaves
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, NodeError, Nonsense, StillBilling, UsageError, worst
 from gpuops.core.progress import Progress
 from gpuops.guard import daemon
@@ -29,24 +29,24 @@ Rest = Callable[[], Conclusion]
 """Brings home what a run kept in a bucket, once no machine bills any more."""
 
 
-def pick(world: World, names: Sequence[str], everything: bool) -> list[ClusterRow]:
+def pick(ctx: Context, names: Sequence[str], everything: bool) -> list[ClusterRow]:
     """The clusters `down` means; a named one may be gone already, and there may be none. Raises UsageError."""
-    history = world.ledger.clusters(live=False)
+    history = ctx.ledger.clusters(live=False)
     live = [row for row in history if row.state != "gone"]
     if everything:
         return live
     if names:
         return [select.to_end(history, name) for name in names]
-    return [select.the_one(live, world.folder, "gpuops down")] if live else []
+    return [select.the_one(live, ctx.folder, "gpuops down")] if live else []
 
 
-def lost(world: World, names: Sequence[str]) -> list[str]:
+def lost(ctx: Context, names: Sequence[str]) -> list[str]:
     """Clusters among those meant that this computer has traces of and its ledger does not know."""
-    left = orphans(world.home, lambda: [row.name for row in world.ledger.clusters()])
+    left = orphans(ctx.home, lambda: [row.name for row in ctx.ledger.clusters()])
     return [name for name in left if name in names or not names]
 
 
-def down(world: World, rows: Sequence[ClusterRow], progress: Progress, *, force: bool) -> list[str]:
+def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force: bool) -> list[str]:
     """End clusters, their runs first. Returns a sentence each.
 
     One that cannot be ended keeps no other alive: all are tried, then the worst error is raised
@@ -56,13 +56,13 @@ def down(world: World, rows: Sequence[ClusterRow], progress: Progress, *, force:
     failed: list[GpuopsError] = []
     rests: list[Rest] = []
     names = ", ".join(row.name for row in rows)
-    world.signals.insist(lambda: world.out.say(f"\nstill ending {names}; once more leaves that to the guard"))
+    ctx.signals.insist(lambda: ctx.out.say(f"\nstill ending {names}; once more leaves that to the guard"))
     for row in rows:
         try:
             if row.state != "gone":
-                rests += _end(world, row, progress, force, failed)
+                rests += _end(ctx, row, progress, force, failed)
         except Interrupted:
-            raise _left(world, rows) from None
+            raise _left(ctx, rows) from None
         except GpuopsError as error:
             failed.append(error)
             continue
@@ -73,105 +73,105 @@ def down(world: World, rows: Sequence[ClusterRow], progress: Progress, *, force:
             )
             continue
         why = f" ({row.why})" if row.why else ""
-        leaves = what_leaves(world.ledger.left(row.id)) if row.state != "gone" else ""
+        leaves = what_leaves(ctx.ledger.left(row.id)) if row.state != "gone" else ""
         said.append(f"{row.name} is gone" + (f" already{why}" if row.state == "gone" else leaves and f": {leaves}"))
-        world.out.say(said[-1])
+        ctx.out.say(said[-1])
     if failed:
         failed.sort(key=lambda error: error.exit_code == worst(*(one.exit_code for one in failed)))
         for other in failed[:-1]:
-            world.out.say(f"error: {other.say}\nhint: {other.hint}")
+            ctx.out.say(f"error: {other.say}\nhint: {other.hint}")
         raise failed[-1]
     if rests:
-        world.signals.insist(lambda: world.out.say("\nstill fetching what is in a bucket; once more leaves it there"))
+        ctx.signals.insist(lambda: ctx.out.say("\nstill fetching what is in a bucket; once more leaves it there"))
     for rest in rests:
         if missing := rest().missing:
-            world.out.say(f"note: {missing}")
+            ctx.out.say(f"note: {missing}")
     return said
 
 
-def _left(world: World, rows: Sequence[ClusterRow]) -> Interrupted:
+def _left(ctx: Context, rows: Sequence[ClusterRow]) -> Interrupted:
     """What is not ended yet becomes the guard's, which brings results home before it ends anything."""
-    left = [row for row in map(world.ledger.cluster, (row.id for row in rows)) if row.state != "gone"]
+    left = [row for row in map(ctx.ledger.cluster, (row.id for row in rows)) if row.state != "gone"]
     for row in left:
         if row.state == "creating":
-            world.ledger.ending(row.id)
-        for run in world.ledger.runs(cluster=row.id):
-            if run.keeper == world.me:
-                world.ledger.set_run(run.id, keeper=None)
-        world.ledger.set_cluster(row.id, ephemeral=1, keeper=None)
-    daemon.ensure(world.home)
+            ctx.ledger.ending(row.id)
+        for run in ctx.ledger.runs(cluster=row.id):
+            if run.keeper == ctx.me:
+                ctx.ledger.set_run(run.id, keeper=None)
+        ctx.ledger.set_cluster(row.id, ephemeral=1, keeper=None)
+    daemon.ensure(ctx.home)
     names = ", ".join(row.name for row in left)
     return Interrupted(f"interrupted: the guard goes on ending {names}", "gpuops status shows what is left")
 
 
-def _end(world: World, row: ClusterRow, progress: Progress, force: bool, failed: list[GpuopsError]) -> list[Rest]:
+def _end(ctx: Context, row: ClusterRow, progress: Progress, force: bool, failed: list[GpuopsError]) -> list[Rest]:
     """Returns what brings home the rest of its runs, which needs no machine.
 
     Nodes that answer nonsense are ended like others, since asking again would not help: what they did not give is
     told in `failed`.
     """
     try:
-        world.ledger.set_cluster(row.id, keeper=world.me)
+        ctx.ledger.set_cluster(row.id, keeper=ctx.me)
     except LedgerUnwritable:
         pass  # a full disk keeps nothing alive; tear_down says it
     rests: list[Rest] = []
     if row.state == "up" and force:
-        _save_what_answers(world, row, progress)
+        _save_what_answers(ctx, row, progress)
     elif row.state == "up":
-        rests = _save_runs(world, row, progress, failed)
-        _save_left(world, row, progress, failed)
-    tear_down(world, row.id, "gpuops down", force=force)
+        rests = _save_runs(ctx, row, progress, failed)
+        _save_left(ctx, row, progress, failed)
+    tear_down(ctx, row.id, "gpuops down", force=force)
     return rests
 
 
-def _save_runs(world: World, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> list[Rest]:
+def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> list[Rest]:
     """Stop what runs and bring home what is not, but for what is returned; a failure stops the teardown."""
-    runs = [run for run in world.ledger.runs(cluster=row.id) if run.state in ("running", "ended")]
+    runs = [run for run in ctx.ledger.runs(cluster=row.id) if run.state in ("running", "ended")]
     if not runs:
         return []
     try:
-        live = open_live(world, row, some=True)
+        live = open_live(ctx, row, some=True)
     except NodeError as error:
-        if isinstance(error, Nonsense) or _have_ended(world, row):
+        if isinstance(error, Nonsense) or _have_ended(ctx, row):
             for run in runs:
-                end = conclude_without(world, row, run, error, gone=not isinstance(error, Nonsense))
-                world.out.say(f"{run.name}: {end.verdict.say}; what came home is in {run.home}")
+                end = conclude_without(ctx, row, run, error, gone=not isinstance(error, Nonsense))
+                ctx.out.say(f"{run.name}: {end.verdict.say}; what came home is in {run.home}")
                 if end.nonsense:
                     failed.append(_given_up(row, run.name, end.nonsense))
             return []
         raise _unsaved(row, f"results of {runs[-1].name}", error) from error
     try:
-        return [rest for run in runs if (rest := _save(world, live, run, progress, failed))]
+        return [rest for run in runs if (rest := _save(ctx, live, run, progress, failed))]
     finally:
         live.close()
 
 
-def _save_left(world: World, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> None:
+def _save_left(ctx: Context, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> None:
     """Bring home what was edited or made outside of runs; a failure stops the teardown."""
     try:
-        for said in save_left(world, row, progress):
-            world.out.say(said)
+        for said in save_left(ctx, row, progress):
+            ctx.out.say(said)
     except Nonsense as error:
         failed.append(_given_up(row, "what was edited or made there", error.say))
     except NodeError as error:
-        if not _have_ended(world, row):
+        if not _have_ended(ctx, row):
             raise _unsaved(row, "files that were edited there", error) from error
 
 
-def _save_what_answers(world: World, row: ClusterRow, progress: Progress) -> None:
+def _save_what_answers(ctx: Context, row: ClusterRow, progress: Progress) -> None:
     """`--force` gives up what cannot be had, and nothing else."""
     try:
-        for said in save_left(world, row, progress):
-            world.out.say(said)
+        for said in save_left(ctx, row, progress):
+            ctx.out.say(said)
     except Exception as error:  # whatever a node answers
         why = error.say if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
-        world.out.say(f"note: {why}; what is there is given up")
+        ctx.out.say(f"note: {why}; what is there is given up")
 
 
-def _have_ended(world: World, row: ClusterRow) -> bool:
+def _have_ended(ctx: Context, row: ClusterRow) -> bool:
     """Whether the machines are gone, and with them whatever was on them; a provider that is silent says nothing."""
     try:
-        return all_ended(world, row)
+        return all_ended(ctx, row)
     except GpuopsError:
         return False
 
@@ -189,11 +189,11 @@ def _given_up(row: ClusterRow, what: str, why: str) -> NodeError:
     )
 
 
-def _save(world: World, live: Live, run: RunRow, progress: Progress, failed: list[GpuopsError]) -> Rest | None:
-    world.ledger.set_run(run.id, keeper=world.me)
-    world.out.say(f"stopping {run.name} and bringing its results home")
-    results = stop_and_wait(world, live, run, "gpuops down")
-    end = conclude(world, live, run, results, progress, ending=True)
+def _save(ctx: Context, live: Live, run: RunRow, progress: Progress, failed: list[GpuopsError]) -> Rest | None:
+    ctx.ledger.set_run(run.id, keeper=ctx.me)
+    ctx.out.say(f"stopping {run.name} and bringing its results home")
+    results = stop_and_wait(ctx, live, run, "gpuops down")
+    end = conclude(ctx, live, run, results, progress, ending=True)
     if end.unsaved:
         raise NodeError(
             f"results of {run.name} are not home: {end.unsaved}",
@@ -202,17 +202,17 @@ def _save(world: World, live: Live, run: RunRow, progress: Progress, failed: lis
     if end.nonsense:
         failed.append(_given_up(live.row, run.name, end.nonsense))
     if end.rest:
-        world.out.say(archive.announced(run, live.row.name))
+        ctx.out.say(archive.announced(run, live.row.name))
     return end.rest
 
 
-def stop_and_wait(world: World, live: Live, run: RunRow, why: str) -> dict[int, Mapping[str, Any]]:
+def stop_and_wait(ctx: Context, live: Live, run: RunRow, why: str) -> dict[int, Mapping[str, Any]]:
     """Stop a run on all its nodes and wait for their results. Raises NodeError past the deadline."""
-    following = follower(world, live, run, lambda *_: None, world.out.say)
+    following = follower(ctx, live, run, lambda *_: None, ctx.out.say)
     following.start()
     halt(live, run.name, "graceful", why)
     deadline = time.monotonic() + STOP_S + 2 * float(run.request.get("grace_s", 10.0))
-    with stopping(world.progress, run):
+    with stopping(ctx.progress, run):
         while not following.wait(LOOK_S):
             if time.monotonic() > deadline:
                 following.quit()
@@ -220,11 +220,11 @@ def stop_and_wait(world: World, live: Live, run: RunRow, why: str) -> dict[int, 
     return dict(following.results)
 
 
-def pick_run(world: World, name: str | None, *, running: bool) -> RunRow:
+def pick_run(ctx: Context, name: str | None, *, running: bool) -> RunRow:
     """The run a command means: the named one, else the latest of this folder. Raises UsageError."""
     if name is not None:
-        return find_run(world, name)
-    rows = [row for row in world.ledger.runs() if row.folder == world.folder]
+        return find_run(ctx, name)
+    rows = [row for row in ctx.ledger.runs() if row.folder == ctx.folder]
     if running:
         rows = [row for row in rows if row.state in ("starting", "running")]
     if not rows:
@@ -238,28 +238,28 @@ def pick_run(world: World, name: str | None, *, running: bool) -> RunRow:
     return rows[-1]
 
 
-def stop(world: World, run: RunRow, progress: Progress) -> str:
+def stop(ctx: Context, run: RunRow, progress: Progress) -> str:
     """Stop a run in good order; its results come home; the cluster stays, unless it was the run's own."""
     if run.state not in ("starting", "running"):
         return f"{run.name} has ended already"
     if run.state == "starting":
-        if _has_keeper(world, run):
+        if _has_keeper(ctx, run):
             raise UsageError(f"{run.name} is still being prepared", "press Ctrl-C where it was started")
         return f"{run.name} was never started: the guard clears it away"
-    row = world.ledger.cluster(run.cluster)
-    live = open_live(world, row, some=True)
+    row = ctx.ledger.cluster(run.cluster)
+    live = open_live(ctx, row, some=True)
     try:
-        results = stop_and_wait(world, live, run, "gpuops stop")
-        if world.ledger.take_run(run.id, world.me):
-            conclude(world, live, run, results, progress)
-        elif _has_keeper(world, run) and all(one["reason"].get("kind") == "no-run" for one in results.values()):
+        results = stop_and_wait(ctx, live, run, "gpuops stop")
+        if ctx.ledger.take_run(run.id, ctx.me):
+            conclude(ctx, live, run, results, progress)
+        elif _has_keeper(ctx, run) and all(one["reason"].get("kind") == "no-run" for one in results.values()):
             raise UsageError(f"{run.name} is only just being started", f"try again: gpuops stop {run.name}")
     finally:
         live.close()
     return f"{run.name} is stopped; its results are in {run.home}"
 
 
-def _has_keeper(world: World, run: RunRow) -> bool:
+def _has_keeper(ctx: Context, run: RunRow) -> bool:
     """Whether the command that started it, or the guard, is there to conclude it."""
-    keeper = world.ledger.run(run.id).keeper
-    return keeper is not None and keeper != world.me and keeper.alive()
+    keeper = ctx.ledger.run(run.id).keeper
+    return keeper is not None and keeper != ctx.me and keeper.alive()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from gpuops.commands.down import pick_run
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, UsageError
 from gpuops.core.output import ago
 from gpuops.core.signals import Signals
@@ -30,36 +30,36 @@ VERDICT_S = 30.0
 """How long the end of `logs -f` waits for whoever concludes the run."""
 
 
-def watch(world: World, name: str | None, wanted: Filter, *, follow: bool) -> None:
+def watch(ctx: Context, name: str | None, wanted: Filter, *, follow: bool) -> None:
     """Print a run's lines; with `follow`, until it ends."""
-    row = pick_run(world, name, running=False)
+    row = pick_run(ctx, name, running=False)
     if follow and row.state == "starting":
-        waited = _wait_for_start(world, row)
+        waited = _wait_for_start(ctx, row)
         if waited is None:
             return
         row = waited
     if why := _not_started(row):
-        world.out.say(why)
+        ctx.out.say(why)
         return
     check(row, wanted)
-    if row.state == "running" and world.ledger.cluster(row.cluster).state == "up":
-        _live(world, row, wanted, follow)
+    if row.state == "running" and ctx.ledger.cluster(row.cluster).state == "up":
+        _live(ctx, row, wanted, follow)
         return
-    _print_all(world, row, wanted)
+    _print_all(ctx, row, wanted)
     if follow:
-        _say_verdict(world, row)
+        _say_verdict(ctx, row)
 
 
-def _wait_for_start(world: World, row: RunRow) -> RunRow | None:
+def _wait_for_start(ctx: Context, row: RunRow) -> RunRow | None:
     """The row once the run is no longer being prepared; None where somebody has seen enough."""
-    world.out.say(f"{row.name} is still being prepared")
+    ctx.out.say(f"{row.name} is still being prepared")
     try:
         with Signals():
             while row.state == "starting":
                 time.sleep(LOOK_S)
-                row = world.ledger.run(row.id)
+                row = ctx.ledger.run(row.id)
     except Interrupted:
-        world.out.say(f"detached; {row.name} goes on")
+        ctx.out.say(f"detached; {row.name} goes on")
         return None
     return row
 
@@ -88,7 +88,7 @@ def check(row: RunRow, wanted: Filter) -> None:
             raise UsageError(f"{row.name} has {there}, not {what} {asked}", f"gpuops logs {row.name} shows all of them")
 
 
-def _tail(world: World, row: RunRow, wanted: Filter) -> HomeTail:
+def _tail(ctx: Context, row: RunRow, wanted: Filter) -> HomeTail:
     """What is home by now, and what comes. Raises UsageError where nobody noted when it was written."""
     home = RunHome(row.home)
     times = LogTimes(home, row.facts.get("skews") or ())
@@ -96,7 +96,7 @@ def _tail(world: World, row: RunRow, wanted: Filter) -> HomeTail:
         raise UsageError(
             f"nobody noted when {row.name} wrote what: an older gpuops started it", "leave out --since; --tail 50 works"
         )
-    return HomeTail(home, merger_for(world, row, wanted), times=times, since=wanted.since)
+    return HomeTail(home, merger_for(ctx, row, wanted), times=times, since=wanted.since)
 
 
 def _is_old(row: RunRow) -> bool:
@@ -105,7 +105,7 @@ def _is_old(row: RunRow) -> bool:
     return heard is not None and (row.state != "running" or time.time() - heard > NOTED_S)
 
 
-def merger_for(world: World, row: RunRow, wanted: Filter) -> LineMerger:
+def merger_for(ctx: Context, row: RunRow, wanted: Filter) -> LineMerger:
     """How this run's lines look: prefixed where there are several ranks, with the filters asked for."""
     request = request_of(row)
     return LineMerger(
@@ -114,33 +114,33 @@ def merger_for(world: World, row: RunRow, wanted: Filter) -> LineMerger:
         kind=request.kind,
         node=wanted.node,
         rank=wanted.rank,
-        colour=world.out.colour,
+        colour=ctx.out.colour,
         launcher=wanted.launcher,
         grep=wanted.grep,
     )
 
 
-def _print(world: World, lines: Iterator[str], last: int | None = None) -> int:
+def _print(ctx: Context, lines: Iterator[str], last: int | None = None) -> int:
     """Lines, or the last so many; how many there were."""
     count = 0
     for line in lines if last is None else deque(lines, last):
         count += 1
-        if world.out.as_json:
-            world.out.result("log", {"line": line}, [])
+        if ctx.out.as_json:
+            ctx.out.result("log", {"line": line}, [])
         else:
-            world.out.line(line)
+            ctx.out.line(line)
     return count
 
 
-def _print_all(world: World, row: RunRow, wanted: Filter) -> None:
+def _print_all(ctx: Context, row: RunRow, wanted: Filter) -> None:
     """What is home; a word where that is nothing."""
-    if not _print(world, _tail(world, row, wanted).rest(), wanted.tail):
-        world.out.say(_nothing(world, row, wanted))
+    if not _print(ctx, _tail(ctx, row, wanted).rest(), wanted.tail):
+        ctx.out.say(_nothing(ctx, row, wanted))
 
 
-def _nothing(world: World, row: RunRow, wanted: Filter) -> str:
+def _nothing(ctx: Context, row: RunRow, wanted: Filter) -> str:
     """Whether those asked for said nothing at all, or nothing that fits."""
-    merger = merger_for(world, row, dataclasses.replace(wanted, grep=None, since=None))
+    merger = merger_for(ctx, row, dataclasses.replace(wanted, grep=None, since=None))
     if any(True for _ in HomeTail(RunHome(row.home), merger).rest()):
         latest = LogTimes(RunHome(row.home), row.facts.get("skews") or ()).latest()
         last = f"; its last line is from {ago(latest)}" if latest is not None else ""
@@ -150,72 +150,72 @@ def _nothing(world: World, row: RunRow, wanted: Filter) -> str:
     return f"{rank}{row.name}{node} " + ("has printed no line yet" if row.state == "running" else "printed nothing")
 
 
-def _live(world: World, row: RunRow, wanted: Filter, follow: bool) -> None:
+def _live(ctx: Context, row: RunRow, wanted: Filter, follow: bool) -> None:
     """With signals of its own: here they only mean that somebody has seen enough."""
     try:
         with Signals():
-            _look(world, row, wanted, follow)
+            _look(ctx, row, wanted, follow)
     except Interrupted:
-        world.out.say(f"detached; {row.name} goes on")
+        ctx.out.say(f"detached; {row.name} goes on")
 
 
-def _look(world: World, row: RunRow, wanted: Filter, follow: bool) -> None:
+def _look(ctx: Context, row: RunRow, wanted: Filter, follow: bool) -> None:
     try:
-        live = open_live(world, world.ledger.cluster(row.cluster), some=True)
+        live = open_live(ctx, ctx.ledger.cluster(row.cluster), some=True)
     except GpuopsError as error:
-        return _at_home(world, row, wanted, follow, error)
+        return _at_home(ctx, row, wanted, follow, error)
     try:
         for index in range(request_of(row).nodes):
             try:
                 mirror(live.clients[index], row.name, index, RunHome(row.home), False, lambda *_: None)
             except GpuopsError as error:
-                world.out.say(f"note: {error.say}; its lines so far are those at home")
+                ctx.out.say(f"note: {error.say}; its lines so far are those at home")
         if not follow:
-            return _print_all(world, row, wanted)
-        tail = _tail(world, row, wanted)
-        with awaited(world, row, wanted) as first:
-            _print(world, ending(first, tail.new()), wanted.tail)
-            _follow(world, live, row, tail, first)
-        _print(world, tail.rest())
-        _say_verdict(world, row)
+            return _print_all(ctx, row, wanted)
+        tail = _tail(ctx, row, wanted)
+        with awaited(ctx, row, wanted) as first:
+            _print(ctx, ending(first, tail.new()), wanted.tail)
+            _follow(ctx, live, row, tail, first)
+        _print(ctx, tail.rest())
+        _say_verdict(ctx, row)
     finally:
         live.close()
 
 
-def _at_home(world: World, row: RunRow, wanted: Filter, follow: bool, error: GpuopsError) -> None:
+def _at_home(ctx: Context, row: RunRow, wanted: Filter, follow: bool, error: GpuopsError) -> None:
     """No node can be asked from here: what is home is shown, and what whoever keeps the run brings."""
-    world.out.say(f"note: {error.say}; its lines so far are those at home")
+    ctx.out.say(f"note: {error.say}; its lines so far are those at home")
     if not follow:
-        return _print_all(world, row, wanted)
-    tail = _tail(world, row, wanted)
-    with awaited(world, row, wanted) as first:
-        _print(world, ending(first, tail.new()), wanted.tail)
-        while world.ledger.run(row.id).state == "running":
+        return _print_all(ctx, row, wanted)
+    tail = _tail(ctx, row, wanted)
+    with awaited(ctx, row, wanted) as first:
+        _print(ctx, ending(first, tail.new()), wanted.tail)
+        while ctx.ledger.run(row.id).state == "running":
             time.sleep(LOOK_S)
-            _print(world, ending(first, tail.new()))
-    _print(world, tail.rest())
-    _say_verdict(world, row)
+            _print(ctx, ending(first, tail.new()))
+    _print(ctx, tail.rest())
+    _say_verdict(ctx, row)
     return None
 
 
-def _follow(world: World, live: Live, row: RunRow, tail: HomeTail, first: ExitStack) -> None:
-    following, remarks = followed(world, live, row)
+def _follow(ctx: Context, live: Live, row: RunRow, tail: HomeTail, first: ExitStack) -> None:
+    following, remarks = followed(ctx, live, row)
     while not following.watch(LOOK_S):
-        _print(world, ending(first, tail.new()))
+        _print(ctx, ending(first, tail.new()))
         remarks.look()
-        if world.ledger.run(row.id).state == "home":  # somebody else saw it to its end
+        if ctx.ledger.run(row.id).state == "home":  # somebody else saw it to its end
             following.quit()
             break
     remarks.news()
 
 
-def _say_verdict(world: World, row: RunRow) -> None:
+def _say_verdict(ctx: Context, row: RunRow) -> None:
     """The verdict is written by whoever concludes the run: its own command, or the guard."""
     deadline = time.monotonic() + VERDICT_S
     while time.monotonic() < deadline:
-        verdict = world.ledger.run(row.id).verdict
+        verdict = ctx.ledger.run(row.id).verdict
         if verdict:
-            world.out.say(str(verdict["say"]))
+            ctx.out.say(str(verdict["say"]))
             return
         time.sleep(LOOK_S)
-    world.out.say(f"{row.name} has ended on its nodes; `gpuops runs` shows what came of it")
+    ctx.out.say(f"{row.name} has ended on its nodes; `gpuops runs` shows what came of it")

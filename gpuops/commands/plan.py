@@ -13,7 +13,7 @@ from gpuops import sync
 from gpuops.clusters import select
 from gpuops.clusters import up as clusters
 from gpuops.commands.train import Job, on_all
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.models import NodeFacts
 from gpuops.core.output import columns
 from gpuops.core.settings import secret_origins
@@ -30,32 +30,32 @@ PLAIN = re.compile(r"[\w@%+=:,./-]*<[a-z0-9]+>[\w/-]*")
 """A word that holds one of our angle brackets and nothing else that a shell would read."""
 
 
-def dry_run(world: World, job: Job) -> tuple[dict[str, Any], list[str]]:
+def dry_run(ctx: Context, job: Job) -> tuple[dict[str, Any], list[str]]:
     """The plan as a document and as lines. Raises what the real thing would raise so far."""
-    choice = select.for_run(world.ledger.clusters(live=False), world.folder, cluster=job.cluster, on=job.on)
-    job = on_all(world, job, choice)
-    check(world, job.request, job.sending)
+    choice = select.for_run(ctx.ledger.clusters(live=False), ctx.folder, cluster=job.cluster, on=job.on)
+    job = on_all(ctx, job, choice)
+    check(ctx, job.request, job.sending)
     document: dict[str, Any] = {}
     lines = [choice.say] if choice.say else []
     if choice.row is None:
         machines = dataclasses.replace(job.machines, provider=choice.provider)
-        offers, payer = clusters.rehearse(world, machines, job.wish)
+        offers, payer = clusters.rehearse(ctx, machines, job.wish)
         offer = offers[0]
         gpus = [offer.gpus] * job.request.nodes
         document["create"] = dataclasses.asdict(offer) | {"per_hour": offer.per_hour}
         document["payer"] = dataclasses.asdict(payer) if payer else None
-        lines += table.would_create(offers, payer, columns(world.out.out))
+        lines += table.would_create(offers, payer, columns(ctx.out.out))
     else:
         lines.append(f"would use {choice.row.name}")
         document["use"] = choice.row.name
-        gpus, beside = _beside(world, choice.row, job)
+        gpus, beside = _beside(ctx, choice.row, job)
         lines += beside
-    name, folder = tree_of(job.request, world.folder)
-    tree = inputs.scan_project(world, folder, job.sending.send_anyway)
+    name, folder = tree_of(job.request, ctx.folder)
+    tree = inputs.scan_project(ctx, folder, job.sending.send_anyway)
     provider = choice.row.provider if choice.row else choice.provider
-    shared = world.provisioner(provider).capabilities.get("shares_disk") is True
+    shared = ctx.provisioner(provider).capabilities.get("shares_disk") is True
     if job.request.data and not job.request.workload:
-        tree = inputs.with_link(tree, world.folder, Path(job.request.data), shared=shared)
+        tree = inputs.with_link(tree, ctx.folder, Path(job.request.data), shared=shared)
     document["send"] = {
         "tree": name,
         "files": [entry.path for entry in tree.files],
@@ -64,14 +64,14 @@ def dry_run(world: World, job: Job) -> tuple[dict[str, Any], list[str]]:
     }
     lines += [f"would send: {sentence}" for sentence in sync.summary(tree)[:1]] + sync.summary(tree)[1:]
     if job.request.data and not shared:
-        more = inputs.scan(world, job.request.data, job.sending.send_anyway)
+        more = inputs.scan(ctx, job.request.data, job.sending.send_anyway)
         document["data"] = {"path": job.request.data, "files": len(more.files), "bytes": more.size}
-        origin = inputs.origin(world, job.request.data, job.sending.send_anyway)
+        origin = inputs.origin(ctx, job.request.data, job.sending.send_anyway)
         lines += [f"would send: data, {sync.summary(more)[0]}{origin}", *sync.summary(more)[1:]]
     if job.request.secrets:
-        origins = secret_origins(job.request.secrets, world.folder, world.env)
+        origins = secret_origins(job.request.secrets, ctx.folder, ctx.env)
         document["secrets"] = [{"name": name, "from": origin} for name, origin in origins.items()]
-        lines.append(f"would send: {secrets_sent(world, job.request)}")
+        lines.append(f"would send: {secrets_sent(ctx, job.request)}")
     document["execute"] = commands(job, gpus)
     lines += [f"would execute on node{index}: {shown(argv)}" for index, argv in enumerate(document["execute"])]
     lines += [f"would set up: {job.request.setup}"] * bool(job.request.setup)
@@ -86,10 +86,10 @@ def would_retry(times: int) -> str:
     return f"replace machines that are taken back {often}, elsewhere first and within the same limits, and resume"
 
 
-def _beside(world: World, row: ClusterRow, job: Job) -> tuple[list[int], list[str]]:
+def _beside(ctx: Context, row: ClusterRow, job: Job) -> tuple[list[int], list[str]]:
     """How many GPUs each node would have, and what is to be said where nodes would share a cluster's machines."""
     count = int(row.offer.get("gpus", 0))
-    machines = machines_of(world, row)
+    machines = machines_of(ctx, row)
     nodes = with_virtual(machines, job.request.nodes)[: job.request.nodes]
     if len(nodes) <= len(machines):
         return [count] * job.request.nodes, []

@@ -9,7 +9,7 @@ from typing import Any
 from gpuops import sync
 from gpuops.clusters import select
 from gpuops.commands.down import pick_run
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import NodeError, UsageError
 from gpuops.core.progress import Progress
 from gpuops.ledger.store import ClusterRow, RunRow
@@ -23,16 +23,16 @@ from gpuops.sync.push_record import Pushed
 from gpuops.sync.restore import outputs
 
 
-def _cluster(world: World, name: str | None, verb: str) -> ClusterRow:
-    live = world.ledger.clusters()
-    return select.by_name(live, name) if name else select.the_one(live, world.folder, f"gpuops {verb} --cluster")
+def _cluster(ctx: Context, name: str | None, verb: str) -> ClusterRow:
+    live = ctx.ledger.clusters()
+    return select.by_name(live, name) if name else select.the_one(live, ctx.folder, f"gpuops {verb} --cluster")
 
 
 def push_project(
-    world: World, cluster: str | None, progress: Progress, *, overwrite: bool, allow: Sequence[str], dry_run: bool
+    ctx: Context, cluster: str | None, progress: Progress, *, overwrite: bool, allow: Sequence[str], dry_run: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """Bring every node's copy of the project up to date. Raises UsageError, NodeError."""
-    tree = inputs.scan_project(world, world.folder, allow)
+    tree = inputs.scan_project(ctx, ctx.folder, allow)
     document: dict[str, Any] = {
         "files": len(tree.files),
         "bytes": tree.size,
@@ -44,14 +44,14 @@ def push_project(
             *sync.summary(tree)[1:],
             *(f"  {shown(entry.path)}" for entry in tree.files),
         ]
-    row = _cluster(world, cluster, "push")
-    live = open_live(world, row)
+    row = _cluster(ctx, cluster, "push")
+    live = open_live(ctx, row)
     try:
         first, *more = sync.summary(tree)
         for sentence in (f"code: {first}", *more):
-            world.out.say(sentence)
+            ctx.out.say(sentence)
         with progress.during("comparing the project with what the nodes have"):
-            record = Pushed(world.home, row.token, "project")
+            record = Pushed(ctx.home, row.token, "project")
             reports = sync.push_many(
                 live.present(), "project", tree, overwrite=overwrite, progress=progress, record=record
             )
@@ -97,28 +97,28 @@ def _count(files: int) -> str:
     return f"{files} file{'s' * (files != 1)}"
 
 
-def pull_project_edits(world: World, cluster: str | None) -> tuple[dict[str, Any], list[str]]:
+def pull_project_edits(ctx: Context, cluster: str | None) -> tuple[dict[str, Any], list[str]]:
     """Bring home the project's files that were edited on the nodes; nothing here is overwritten unsaved."""
-    row = _cluster(world, cluster, "pull --edits")
-    live = open_live(world, row, some=True)
-    record = Pushed(world.home, row.token, "project")
+    row = _cluster(ctx, cluster, "pull --edits")
+    live = open_live(ctx, row, some=True)
+    record = Pushed(ctx.home, row.token, "project")
     brought: list[Brought] = []
     failed: dict[int, NodeError] = {}
     refused: list[str] = []
     try:
-        with world.progress.during("looking for what was edited on the nodes"):
+        with ctx.progress.during("looking for what was edited on the nodes"):
             for index, client in enumerate(live.clients):
                 with _noted(failed, index):
-                    if said := pull_edits(client, "project", world.folder, record, brought):
+                    if said := pull_edits(client, "project", ctx.folder, record, brought):
                         refused.append(f"{client.label}: {said}")
     finally:
         live.close()
     if failed or refused:
         for one in brought:
-            world.out.say(one.say)
+            ctx.out.say(one.say)
     if refused:
         for sentence in refused if failed else refused[:-1]:
-            world.out.say(f"note: not brought home: {sentence}")
+            ctx.out.say(f"note: not brought home: {sentence}")
     if failed:
         raise _partly(failed, "what was edited there is not home", "gpuops pull --edits")
     if refused:
@@ -132,37 +132,37 @@ def pull_project_edits(world: World, cluster: str | None) -> tuple[dict[str, Any
     )
 
 
-def _from_bucket(world: World, row: RunRow, cluster: ClusterRow, progress: Progress) -> bool:
+def _from_bucket(ctx: Context, row: RunRow, cluster: ClusterRow, progress: Progress) -> bool:
     """Where none of a run's nodes answers any more: what they kept in a bucket. Whether there was some; the guard
     concludes."""
     if not archive.is_kept(row) or row.started is None:
         return False
     if cluster.state == "up":
         try:
-            open_live(world, cluster, some=True).close()
+            open_live(ctx, cluster, some=True).close()
             return False
         except NodeError:
             pass  # they are gone, or out of reach
-    brought, errors = archive.bring(world, row, range(int(row.request["nodes"])), progress)
+    brought, errors = archive.bring(ctx, row, range(int(row.request["nodes"])), progress)
     for error in errors:
         raise error
     return bool(brought)
 
 
-def pull_results(world: World, name: str | None, progress: Progress) -> tuple[dict[str, Any], list[str]]:
+def pull_results(ctx: Context, name: str | None, progress: Progress) -> tuple[dict[str, Any], list[str]]:
     """Bring home what a run has made so far, or, when it has ended, all of it."""
-    row = pick_run(world, name, running=False)
+    row = pick_run(ctx, name, running=False)
     home = RunHome(row.home)
-    cluster = world.ledger.cluster(row.cluster)
+    cluster = ctx.ledger.cluster(row.cluster)
     if belated.is_awaited(row):
-        belated.fetch(world, row, progress)
-    elif row.state != "home" and not _from_bucket(world, row, cluster, progress):
+        belated.fetch(ctx, row, progress)
+    elif row.state != "home" and not _from_bucket(ctx, row, cluster, progress):
         if cluster.state != "up":
             raise NodeError(
                 f"{row.name} has results that are not home, and {cluster.name} is {cluster.state}",
                 "`gpuops status --cloud` shows what is still there",
             )
-        live = open_live(world, cluster, some=True)
+        live = open_live(ctx, cluster, some=True)
         try:
             results = {}
             failed: dict[int, NodeError] = {}
@@ -176,7 +176,7 @@ def pull_results(world: World, name: str | None, progress: Progress) -> tuple[di
                 fetch_now(live, row, progress, final=False, nodes=answering)
                 raise _partly(failed, f"what {row.name} made there is not home", f"gpuops pull {row.name}")
             if len(results) == int(row.request["nodes"]) and row.state == "ended":
-                end = conclude(world, live, row, results, progress)
+                end = conclude(ctx, live, row, results, progress)
                 if end.missing:
                     raise NodeError(f"results of {row.name} are not home: {end.missing}", "try again: gpuops pull")
             else:

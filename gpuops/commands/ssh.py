@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from gpuops.clusters import select
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, UsageError
 from gpuops.core.models import Resource
 from gpuops.core.platform import HERE, System
@@ -71,11 +71,11 @@ DIRECTIVE = re.compile(r'\s*(?P<word>\w+)(?:\s*=\s*|\s+)(?:"(?P<quoted>[^"]+)"|(
 SSH_FAILED = 255
 
 
-def pick(world: World, name: str | None, node: int, verb: str) -> tuple[ClusterRow, Resource]:
+def pick(ctx: Context, name: str | None, node: int, verb: str) -> tuple[ClusterRow, Resource]:
     """The cluster and the machine of one node, which may be virtual. Raises UsageError."""
-    live = world.ledger.clusters()
-    row = select.by_name(live, name) if name else select.the_one(live, world.folder, f"gpuops {verb}")
-    machines = nodes_of(world, row)
+    live = ctx.ledger.clusters()
+    row = select.by_name(live, name) if name else select.the_one(live, ctx.folder, f"gpuops {verb}")
+    machines = nodes_of(ctx, row)
     if not 0 <= node < len(machines):
         raise UsageError(f"{row.name} has {_nodes(len(machines))}, not node {node}", f"--node 0 to {len(machines) - 1}")
     return row, machines[node]
@@ -85,7 +85,7 @@ def _nodes(count: int) -> str:
     return f"{count} node{'s' * (count != 1)}"
 
 
-def enter(world: World, row: ClusterRow, machine: Resource, node: int, command: Sequence[str]) -> int:
+def enter(ctx: Context, row: ClusterRow, machine: Resource, node: int, command: Sequence[str]) -> int:
     """A shell on a node, or one command, in the project's folder there; its exit code."""
     folder = f"{machine.data['root']}/{row.name}/n{node}"
     argv = ["sh", "-c", COMMAND if command else SHELL, "sh", f"{folder}/project", f"{folder}/image.sh", *command]
@@ -93,12 +93,12 @@ def enter(world: World, row: ClusterRow, machine: Resource, node: int, command: 
         return _run(argv)
     from gpuops.transport import ssh
 
-    host, terminal = owner(machine, node), not command and world.out.interactive
-    line = ssh.command_line(world.home / "ssh", row.name, host, argv, tty=terminal, quiet=True)
-    return _reaching(world, row, machine, node, lambda: _run(line))
+    host, terminal = owner(machine, node), not command and ctx.out.interactive
+    line = ssh.command_line(ctx.home / "ssh", row.name, host, argv, tty=terminal, quiet=True)
+    return _reaching(ctx, row, machine, node, lambda: _run(line))
 
 
-def _reaching(world: World, row: ClusterRow, machine: Resource, node: int, run: Callable[[], int]) -> int:
+def _reaching(ctx: Context, row: ClusterRow, machine: Resource, node: int, run: Callable[[], int]) -> int:
     """What `ssh` came to. It ends alike when it cannot log in and when the command says 255: a login of our own tells
     which it was, in a sentence. A provider that lets this computer's address alone in is told a new one, and it is
     tried again. Raises NodeError."""
@@ -108,8 +108,8 @@ def _reaching(world: World, row: ClusterRow, machine: Resource, node: int, run: 
     try:
         _log_in(machine, node)
     except ConnectionLost as error:
-        if not admitted(world, row, world.ledger.resources(row.id)):
-            raise explained(world, row, error) from error
+        if not admitted(ctx, row, ctx.ledger.resources(row.id)):
+            raise explained(ctx, row, error) from error
         _log_in(machine, node)
         return run()
     return code
@@ -123,7 +123,7 @@ def _log_in(machine: Resource, node: int) -> None:
         connection.close()
 
 
-def forward(world: World, row: ClusterRow, machine: Resource, node: int, port: int, here: int) -> int:
+def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: int, here: int) -> int:
     """Hold a port of the node open on this computer until Ctrl-C; the exit code of `ssh`."""
     if machine.data.get("connection") == "process":
         raise UsageError(f"the nodes of {row.name} are this machine", f"open http://127.0.0.1:{port} as it is")
@@ -131,14 +131,14 @@ def forward(world: World, row: ClusterRow, machine: Resource, node: int, port: i
 
     _check_free(here, port)
     program, *rest = ssh.command_line(
-        world.home / "ssh", row.name, owner(machine, node), (), forwards=(f"{here}:127.0.0.1:{port}",)
+        ctx.home / "ssh", row.name, owner(machine, node), (), forwards=(f"{here}:127.0.0.1:{port}",)
     )
     url = f"http://127.0.0.1:{here}"
 
     def beside(process: subprocess.Popen[bytes]) -> None:
         tell(
             here,
-            world.out.say,
+            ctx.out.say,
             open_=f"{url} is port {port} of node{node} of {row.name}; Ctrl-C ends it",
             closed=f"nothing listens on port {port} of node{node} yet; {url} is it as soon as something does",
             alive=lambda: process.poll() is None,
@@ -182,11 +182,11 @@ def _run(argv: Sequence[str], beside: Callable[[subprocess.Popen[bytes]], None] 
             continue  # it got the same signal, and decides
 
 
-def names(world: World, row: ClusterRow, machines: Sequence[Resource]) -> list[str]:
+def names(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> list[str]:
     """Sentences: how the nodes of a cluster are reached by plain `ssh` and by editors; none for local nodes."""
     if any(machine.data.get("connection") != "ssh" for machine in machines):
         return []
-    folder = world.home / "ssh"
+    folder = ctx.home / "ssh"
     hosts = f"gpuops-{row.name}-0" + (f" to gpuops-{row.name}-{len(machines) - 1}" if len(machines) > 1 else "")
     include = _how_to_include(_users_config(), folder, row.name)
     urls = [f"node{index}: {url}" for index, one in enumerate(machines) for url in one.data.get("urls") or ()]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError
 from gpuops.core.models import COSTLESS, Resource
 from gpuops.core.output import money, span, table
@@ -26,18 +26,18 @@ SPARE_OUTSIDE = ("$/H", "KIND", "PROVIDER", "STATE")
 """The same of what the providers list."""
 
 
-def look(world: World) -> list[dict[str, Any]]:
+def look(ctx: Context) -> list[dict[str, Any]]:
     """One document per live cluster: what the ledger says, and whether its machines are there."""
-    with world.progress.during("asking the nodes how they are"):
-        return [_cluster(world, row) for row in world.ledger.clusters()]
+    with ctx.progress.during("asking the nodes how they are"):
+        return [_cluster(ctx, row) for row in ctx.ledger.clusters()]
 
 
-def _cluster(world: World, row: ClusterRow) -> dict[str, Any]:
-    machines = [machine for machine in world.ledger.resources(row.id) if machine.kind == "machine"]
-    seen = _seen(world, row, machines)
+def _cluster(ctx: Context, row: ClusterRow) -> dict[str, Any]:
+    machines = [machine for machine in ctx.ledger.resources(row.id) if machine.kind == "machine"]
+    seen = _seen(ctx, row, machines)
     states = [one.state if one else "unknown" for one in seen]
     nodes = [states[owner(one, index)] for index, one in enumerate(with_virtual(machines))] if machines else []
-    runs = [run for run in world.ledger.runs(cluster=row.id) if run.state in ("starting", "running")]
+    runs = [run for run in ctx.ledger.runs(cluster=row.id) if run.state in ("starting", "running")]
     now = time.time()
     per_hour = sum(machine.per_hour for machine in machines if machine.bills)
     return {
@@ -82,22 +82,22 @@ def _why_ended(machine: Resource) -> str:
     return str(how_ended(machine).get("say") or "") if is_dead(machine) else ""
 
 
-def _seen(world: World, row: ClusterRow, machines: Sequence[Resource]) -> list[Resource | None]:
+def _seen(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> list[Resource | None]:
     """Each machine as its provider knows it; None where it says nothing."""
     try:
-        provisioner = world.provisioner_of(row)
+        provisioner = ctx.provisioner_of(row)
     except GpuopsError:  # the package that brings it is no longer installed
         return [None] * len(machines)
 
     def one(index: int) -> Resource | None:
         who = f"node{index} of {row.name}"
-        world.progress.waits("no answer yet", who)
+        ctx.progress.waits("no answer yet", who)
         try:
             return provisioner.describe(machines[index])
         except GpuopsError:
             return None
         finally:
-            world.progress.waits("", who)
+            ctx.progress.waits("", who)
 
     return on_each(one, range(len(machines)))
 
@@ -173,14 +173,14 @@ def _notes(document: dict[str, Any]) -> Iterator[str]:
         yield f"{node} is gone: {why}"
 
 
-def cloud(world: World) -> tuple[list[dict[str, Any]], list[Unasked], list[Unasked]]:
+def cloud(ctx: Context) -> tuple[list[dict[str, Any]], list[Unasked], list[Unasked]]:
     """What the providers themselves list as ours, and whether the ledger knows it; who could not be asked; and who was
     not, being not set up and never used. Works without a ledger."""
     from gpuops.clusters.orphans import owned, unknown
 
     idle: list[Unasked] = []
-    found, unasked = owned(world, idle)
-    strays = unknown(world, found)
+    found, unasked = owned(ctx, idle)
+    strays = unknown(ctx, found)
     documents = [
         {
             "provider": stray.provider,

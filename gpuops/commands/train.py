@@ -16,7 +16,7 @@ from gpuops.clusters import select
 from gpuops.clusters import up as clusters
 from gpuops.clusters.teardown import tear_down, what_leaves
 from gpuops.commands.logs import merger_for
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, MachineGone, NodeError, worst
 from gpuops.core.models import Offer, Request, RunRequest
 from gpuops.core.output import span
@@ -61,196 +61,196 @@ class Job:
     sending: Sending = field(default_factory=Sending)
 
 
-def execute(world: World, settings: Settings, job: Job, progress: Progress) -> Outcome:
+def execute(ctx: Context, settings: Settings, job: Job, progress: Progress) -> Outcome:
     """The whole story. Raises GpuopsError for what ended it before there was a run to judge."""
-    choice = select.for_run(world.ledger.clusters(live=False), world.folder, cluster=job.cluster, on=job.on)
-    job = on_all(world, job, choice)
-    check(world, job.request, job.sending)
+    choice = select.for_run(ctx.ledger.clusters(live=False), ctx.folder, cluster=job.cluster, on=job.on)
+    job = on_all(ctx, job, choice)
+    check(ctx, job.request, job.sending)
     if job.request.sink and not choice.row:
-        sinks.implied(choice.provider, world.provisioner(choice.provider).options, {}, job.request.sink)
+        sinks.implied(choice.provider, ctx.provisioner(choice.provider).options, {}, job.request.sink)
     if job.request.sink and sinks.is_bucket(job.request.sink):
         options = choice.row.request.get("options") or {} if choice.row else job.machines.options
         provider = choice.row.provider if choice.row else choice.provider
-        sink = bucket.check(world, sinks.owned(job.request.sink, provider, options))
+        sink = bucket.check(ctx, sinks.owned(job.request.sink, provider, options))
         job = dataclasses.replace(job, request=dataclasses.replace(job.request, sink=sink))
-    for said in filter(None, (choice.say, secrets_sent(world, job.request))):
-        world.out.say(said)
+    for said in filter(None, (choice.say, secrets_sent(ctx, job.request))):
+        ctx.out.say(said)
     if choice.row and job.detach:
         row = choice.row
-        retention.agree(world, job.request, row.provider, retention.price(world, row.id), row.lease)
+        retention.agree(ctx, job.request, row.provider, retention.price(ctx, row.id), row.lease)
     if choice.row and job.wish != LeaseWish():
-        world.out.say(
+        ctx.out.say(
             f"note: limits belong to a new cluster, {choice.row.name} keeps its own: gpuops lease {choice.row.name}"
         )
-    world.out.hold_up_nothing()
+    ctx.out.hold_up_nothing()
     chain = Chain(job.retries, Bargain(replaces=job.retries > 0), resume=job.request.resume)
 
     def attempt(wish: LeaseWish, resume: str | None) -> Outcome:
         request = dataclasses.replace(job.request, resume=resume)
-        return _attempt(world, settings, dataclasses.replace(job, request=request, wish=wish), choice, progress, chain)
+        return _attempt(ctx, settings, dataclasses.replace(job, request=request, wish=wish), choice, progress, chain)
 
-    with world.signals:
-        return retries.until_it_ends(world, chain, job.wish, attempt)
+    with ctx.signals:
+        return retries.until_it_ends(ctx, chain, job.wish, attempt)
 
 
 def _attempt(
-    world: World, settings: Settings, job: Job, choice: select.Choice, progress: Progress, chain: Chain
+    ctx: Context, settings: Settings, job: Job, choice: select.Choice, progress: Progress, chain: Chain
 ) -> Outcome:
     """One run on one cluster, which is gone afterwards where it was brought up for it. What is to be replaced (`loss`)
     is gone in any case."""
-    live = _reach(world, job, choice, chain.bargain)
+    live = _reach(ctx, job, choice, chain.bargain)
     ours = choice.row is None and not job.keep
     try:
-        outcome = _run_on(world, settings, live, job, progress, ours, chain)
+        outcome = _run_on(ctx, settings, live, job, progress, ours, chain)
     except HandOver:
-        _hand_over(world, live)
+        _hand_over(ctx, live)
         raise
     except BaseException as error:
-        world.signals.backward()
+        ctx.signals.backward()
         if ours or isinstance(error, MachineGone):
             why = "interrupted" if isinstance(error, Interrupted) else "the run could not be started"
-            code = _tear_down(world, live, why)
+            code = _tear_down(ctx, live, why)
             if isinstance(error, GpuopsError | Interrupted):
                 error.exit_code = worst(error.exit_code, code)
         raise
     finally:
         live.close()
-    if world.signals.count or choice.row is not None or (job.keep and chain.left <= 0):
+    if ctx.signals.count or choice.row is not None or (job.keep and chain.left <= 0):
         outcome.loss = None
     if outcome.loss is not None:
-        _clear_away(world, live, outcome)
+        _clear_away(ctx, live, outcome)
     elif ours and not (job.detach and outcome.document.get("detached")):
-        outcome.exit_code = worst(outcome.exit_code, _tear_down(world, live, "its run ended"))
+        outcome.exit_code = worst(outcome.exit_code, _tear_down(ctx, live, "its run ended"))
     elif choice.row is None and not outcome.document.get("detached"):
-        world.ledger.set_cluster(live.row.id, keeper=None)
-        world.out.say(f"{live.row.name} is kept: `gpuops down {live.row.name}` ends it")
+        ctx.ledger.set_cluster(live.row.id, keeper=None)
+        ctx.out.say(f"{live.row.name} is kept: `gpuops down {live.row.name}` ends it")
     return outcome
 
 
-def _clear_away(world: World, live: Live, outcome: Outcome) -> None:
+def _clear_away(ctx: Context, live: Live, outcome: Outcome) -> None:
     """End what is left of machines that were taken back; where that fails, nothing replaces them."""
     per_hour = sum(machine.per_hour for machine in live.machines)
-    code = _tear_down(world, live, "its provider took machines back")
+    code = _tear_down(ctx, live, "its provider took machines back")
     outcome.exit_code = worst(outcome.exit_code, code)
-    outcome.gone = world.ledger.cluster(live.row.id)
+    outcome.gone = ctx.ledger.cluster(live.row.id)
     outcome.cost = retry.final_cost(outcome.gone, per_hour)
     if code:
         outcome.loss = None
 
 
-def on_all(world: World, job: Job, choice: select.Choice) -> Job:
+def on_all(ctx: Context, job: Job, choice: select.Choice) -> Job:
     """The job with its number of nodes: as asked for, else all that the cluster has, or will have."""
-    there = [one for one in world.ledger.resources(choice.row.id) if one.kind == "machine"] if choice.row else []
+    there = [one for one in ctx.ledger.resources(choice.row.id) if one.kind == "machine"] if choice.row else []
     least = 2 if job.request.mode == "multinode" else 1
     nodes = job.request.nodes or (max(least, len(there)) if choice.row else job.machines.nodes)
     return dataclasses.replace(job, request=dataclasses.replace(job.request, nodes=nodes))
 
 
-def _reach(world: World, job: Job, choice: select.Choice, bargain: Bargain) -> Live:
+def _reach(ctx: Context, job: Job, choice: select.Choice, bargain: Bargain) -> Live:
     if choice.row is not None:
-        return open_live(world, choice.row)
+        return open_live(ctx, choice.row)
     request = dataclasses.replace(job.machines, provider=choice.provider)
     return clusters.bring_up(
-        world,
+        ctx,
         request,
         name=None,
         ephemeral=not job.keep,
         wish=job.wish,
-        foreword=lambda offer: _foreword(world, job, offer),
+        foreword=lambda offer: _foreword(ctx, job, offer),
         bargain=bargain,
     )
 
 
-def _foreword(world: World, job: Job, offer: Offer) -> str:
+def _foreword(ctx: Context, job: Job, offer: Offer) -> str:
     """What is settled and said before anything is rented. Raises UsageError."""
     if job.detach:
         wish = dataclasses.asdict(job.wish)
-        rented = world.provisioner(offer.provider).capabilities.get("rented") is True
+        rented = ctx.provisioner(offer.provider).capabilities.get("rented") is True
         lease = leases.make(rented=rented, per_hour=offer.per_hour, now=time.time(), **wish)
-        retention.agree(world, job.request, offer.provider, offer.per_hour, lease)
-    return upload_estimate(world, job, offer)
+        retention.agree(ctx, job.request, offer.provider, offer.per_hour, lease)
+    return upload_estimate(ctx, job, offer)
 
 
-def upload_estimate(world: World, job: Job, offer: Offer) -> str:
+def upload_estimate(ctx: Context, job: Job, offer: Offer) -> str:
     """What is to be sent, how long that will take and cost: said before anything is rented. Raises UsageError."""
-    if world.provisioner(offer.provider).capabilities.get("rented") is not True:
+    if ctx.provisioner(offer.provider).capabilities.get("rented") is not True:
         return ""
-    tree = inputs.scan_project(world, tree_of(job.request, world.folder)[1], job.sending.send_anyway)
-    size = tree.size + (inputs.scan(world, job.request.data, job.sending.send_anyway).size if job.request.data else 0)
-    return upload.estimate(size, offer.nodes, offer.per_hour, upload.recall(world.home / "cache"))
+    tree = inputs.scan_project(ctx, tree_of(job.request, ctx.folder)[1], job.sending.send_anyway)
+    size = tree.size + (inputs.scan(ctx, job.request.data, job.sending.send_anyway).size if job.request.data else 0)
+    return upload.estimate(size, offer.nodes, offer.per_hour, upload.recall(ctx.home / "cache"))
 
 
 def _run_on(
-    world: World, settings: Settings, live: Live, job: Job, progress: Progress, ours: bool, chain: Chain
+    ctx: Context, settings: Settings, live: Live, job: Job, progress: Progress, ours: bool, chain: Chain
 ) -> Outcome:
-    request = retention.arranged(world, live, job.request)
+    request = retention.arranged(ctx, live, job.request)
     try:
-        prepared = prepare(world, settings, live, request, job.sending, progress)
+        prepared = prepare(ctx, settings, live, request, job.sending, progress)
         if chain.losses:  # so that the record has them, whoever writes it
-            facts = world.ledger.run(prepared.row.id).facts
-            world.ledger.set_run(prepared.row.id, facts={**facts, "retries": chain.losses})
-        _launch(world, live, prepared)
+            facts = ctx.ledger.run(prepared.row.id).facts
+            ctx.ledger.set_run(prepared.row.id, facts={**facts, "retries": chain.losses})
+        _launch(ctx, live, prepared)
     except NodeError as error:
-        if not job.retries or world.signals.count:
+        if not job.retries or ctx.signals.count:
             raise
-        gone = retries.explained(world, live, error)
+        gone = retries.explained(ctx, live, error)
         if gone is None:
             raise
         raise gone from error
-    row = world.ledger.run(prepared.row.id)
-    world.out.say(f"{row.name} runs on {_where(prepared)}; results come to {row.home}")
-    if said := retention.said(world, live, row, request):
-        world.out.say(f"note: {said}")
+    row = ctx.ledger.run(prepared.row.id)
+    ctx.out.say(f"{row.name} runs on {_where(prepared)}; results come to {row.home}")
+    if said := retention.said(ctx, live, row, request):
+        ctx.out.say(f"note: {said}")
     if job.detach:
-        return _detached(world, live, row, ours)
-    tail = HomeTail(RunHome(row.home), merger_for(world, row, Filter()), Veil(HOLD_S))
+        return _detached(ctx, live, row, ours)
+    tail = HomeTail(RunHome(row.home), merger_for(ctx, row, Filter()), Veil(HOLD_S))
     while True:
-        following = attend(world, live, row, tail)
-        if world.signals.count or prepared.attempt > RELAUNCHES or not clashed(prepared.request, following.results):
+        following = attend(ctx, live, row, tail)
+        if ctx.signals.count or prepared.attempt > RELAUNCHES or not clashed(prepared.request, following.results):
             break
-        world.out.say("the port was taken by another program in the meantime: launching once more")
-        _launch(world, live, prepared)
-    end = conclude(world, live, world.ledger.run(row.id), following.results, progress, ending=True)
+        ctx.out.say("the port was taken by another program in the meantime: launching once more")
+        _launch(ctx, live, prepared)
+    end = conclude(ctx, live, ctx.ledger.run(row.id), following.results, progress, ending=True)
     if end.rest:
-        end = _completed(world, live, row, end, end.rest, ours)
+        end = _completed(ctx, live, row, end, end.rest, ours)
     if chain.resumed(retry.first_step(row)):
         end.document = {**end.document, "retries": chain.losses}
         end.home.write_record(end.document)
     if job.retries:  # they were asked for, so that nobody need be told of them
         end.verdict = dataclasses.replace(end.verdict, hint=end.verdict.hint.removesuffix(BY_ITSELF))
-    outcome = _told(world, end)
+    outcome = _told(ctx, end)
     outcome.loss = retry.loss_of(row, live.row, end) if job.retries else None
     return outcome
 
 
 def _completed(
-    world: World, live: Live, row: RunRow, end: Conclusion, rest: Callable[[], Conclusion], ours: bool
+    ctx: Context, live: Live, row: RunRow, end: Conclusion, rest: Callable[[], Conclusion], ours: bool
 ) -> Conclusion:
     """What is in a bucket comes home when nothing bills any more, and stays there while something may. Raises
     Interrupted, which loses nothing."""
-    stopped = world.signals.count
+    stopped = ctx.signals.count
     if ours:
-        world.out.say(archive.announced(row, live.row.name))
-        if _tear_down(world, live, "its run ended"):
+        ctx.out.say(archive.announced(row, live.row.name))
+        if _tear_down(ctx, live, "its run ended"):
             return end  # their end is tried again, by this command and then by the guard: a fetch may take hours
         if not stopped:
             try:
-                world.signals.forward()
+                ctx.signals.forward()
             except Interrupted as error:
                 error.hint = f"gpuops pull {row.name} fetches what is in {row.facts['bucket']['place']}"
                 raise
     try:
         return rest()
     except HandOver:
-        world.ledger.notice(f"what {row.name} kept in its bucket is not all home: gpuops pull {row.name} fetches it")
+        ctx.ledger.notice(f"what {row.name} kept in its bucket is not all home: gpuops pull {row.name} fetches it")
         raise
 
 
-def _launch(world: World, live: Live, prepared: Prepared) -> None:
+def _launch(ctx: Context, live: Live, prepared: Prepared) -> None:
     try:
-        launch(world, live, prepared)
+        launch(ctx, live, prepared)
     except BaseException as error:
-        give_up(world, prepared.row, error)
+        give_up(ctx, prepared.row, error)
         release(live, prepared.row)
         raise
 
@@ -266,21 +266,21 @@ def _where(prepared: Prepared) -> str:
     return f"{on}, {ranks} rank{'s' * (ranks != 1)}" if prepared.request.kind == "torchrun" else on
 
 
-def _told(world: World, end: Conclusion) -> Outcome:
-    code = Interrupted.exit_code if world.signals.count else end.verdict.exit_code
+def _told(ctx: Context, end: Conclusion) -> Outcome:
+    code = Interrupted.exit_code if ctx.signals.count else end.verdict.exit_code
     document = {**end.document, "exit_code": code}
-    last = [*receipt(dict(end.document)), *filter(None, [board(end.home, world.folder)])]
+    last = [*receipt(dict(end.document)), *filter(None, [board(end.home, ctx.folder)])]
     if end.verdict.tail and end.verdict.exit_code:
         last += ["", *end.verdict.tail.splitlines()]
     last += [end.verdict.say + (f"\nhint: {end.verdict.hint}" if end.verdict.hint else "")]
     return Outcome(code, document, last)
 
 
-def _detached(world: World, live: Live, row: RunRow, ours: bool) -> Outcome:
+def _detached(ctx: Context, live: Live, row: RunRow, ours: bool) -> Outcome:
     """Leave the run to the guard, which brings results home and, where the cluster is the run's own, ends it."""
-    world.ledger.set_run(row.id, keeper=None)
-    world.ledger.set_cluster(live.row.id, keeper=None)
-    daemon.ensure(world.home)
+    ctx.ledger.set_run(row.id, keeper=None)
+    ctx.ledger.set_cluster(live.row.id, keeper=None)
+    daemon.ensure(ctx.home)
     after = "then ends the nodes" if ours else f"{live.row.name} stays up"
     say = f"detached: the guard brings the results home, {after}; follow it with: gpuops logs {row.name} -f"
     return Outcome(
@@ -290,27 +290,27 @@ def _detached(world: World, live: Live, row: RunRow, ours: bool) -> Outcome:
     )
 
 
-def _hand_over(world: World, live: Live) -> None:
+def _hand_over(ctx: Context, live: Live) -> None:
     """The guard goes on with what this command had in hand."""
     try:
-        for run in world.ledger.runs(cluster=live.row.id):
-            if run.keeper == world.me:
-                world.ledger.set_run(run.id, keeper=None)
-        world.ledger.set_cluster(live.row.id, keeper=None)
+        for run in ctx.ledger.runs(cluster=live.row.id):
+            if run.keeper == ctx.me:
+                ctx.ledger.set_run(run.id, keeper=None)
+        ctx.ledger.set_cluster(live.row.id, keeper=None)
     except LedgerUnwritable:
         pass  # this command ends now, and a keeper that is dead says the same
-    daemon.ensure(world.home)
+    daemon.ensure(ctx.home)
 
 
-def _tear_down(world: World, live: Live, why: str) -> int:
+def _tear_down(ctx: Context, live: Live, why: str) -> int:
     """End what this command brought up. Returns an exit code; what could not be ended is said."""
-    world.signals.backward()
-    if world.ledger.cluster(live.row.id).state == "gone":
+    ctx.signals.backward()
+    if ctx.ledger.cluster(live.row.id).state == "gone":
         return 0  # before what was in a bucket was fetched, or by another command
     began = time.monotonic()
-    if any(run.state in ("running", "ended") for run in world.ledger.runs(cluster=live.row.id)):
-        _hand_over(world, live)
-        world.out.say(
+    if any(run.state in ("running", "ended") for run in ctx.ledger.runs(cluster=live.row.id)):
+        _hand_over(ctx, live)
+        ctx.out.say(
             f"{live.row.name} is kept for now: the guard brings the results home and ends {live.row.name}; "
             f"`gpuops down {live.row.name} --force` gives them up"
         )
@@ -318,11 +318,11 @@ def _tear_down(world: World, live: Live, why: str) -> int:
     nodes = len(live.machines)
     live.close()
     try:
-        tear_down(world, live.row.id, why)
+        tear_down(ctx, live.row.id, why)
     except GpuopsError as error:
-        world.out.say(f"error: {error.say}\nhint: {error.hint}")
+        ctx.out.say(f"error: {error.say}\nhint: {error.hint}")
         return error.exit_code
-    left = what_leaves(world.ledger.left(live.row.id)) or "nothing left"
+    left = what_leaves(ctx.ledger.left(live.row.id)) or "nothing left"
     ended = f"{nodes} node{'s' * (nodes != 1)} of {live.row.name} ended"
-    world.out.say(f"{ended}, {left} ({span(time.monotonic() - began)})")
+    ctx.out.say(f"{ended}, {left} ({span(time.monotonic() - began)})")
     return 0

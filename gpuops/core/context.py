@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuops.core import provider
 from gpuops.core.output import Output
 from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity, myself
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class World:
+class Context:
     """One command's surroundings. The ledger is opened at first use."""
 
     home: Path
@@ -94,9 +95,8 @@ class World:
 
     def _load(self, key: object, name: str, env: Mapping[str, str], dotenv: Mapping[str, str]) -> Provisioner:
         if key not in self.provisioners:
-            from gpuops.core.provider import Context
             from provisioners import registry
 
-            context = Context(owner=self.owner, home=self.home, env=env, dotenv=dotenv)
-            self.provisioners[key] = registry.load(name, context)
+            surroundings = provider.Context(owner=self.owner, home=self.home, env=env, dotenv=dotenv)
+            self.provisioners[key] = registry.load(name, surroundings)
         return self.provisioners[key]

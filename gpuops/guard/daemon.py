@@ -25,7 +25,7 @@ from gpuops.core.platform import HERE
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-    from gpuops.core.context import World
+    from gpuops.core.context import Context
     from gpuops.core.processes import Identity
     from gpuops.ledger.store import ClusterRow, Ledger, RunRow
 
@@ -108,7 +108,7 @@ def main(home: Path) -> int:
     finally:
         lock.release()
     # A cluster may have been intended between our last look and the release of the lock.
-    ledger = _world(home).ledger
+    ledger = _context(home).ledger
     if is_wanted(ledger, seen_off):
         ensure(home)
     return 0
@@ -152,16 +152,16 @@ def wants_guard(ledger: Ledger, row: ClusterRow) -> bool:
     return not settled or any(run.state != "home" for run in ledger.runs(cluster=row.id))
 
 
-def _world(home: Path, folder: Path | None = None) -> World:
+def _context(home: Path, folder: Path | None = None) -> Context:
     """The guard's surroundings; with those of the project in `folder`: credentials may stand in its `.env`."""
-    from gpuops.core.context import World
+    from gpuops.core.context import Context
     from gpuops.core.output import Output
     from gpuops.core.settings import Settings, load_leniently, owner, surroundings
     from gpuops.core.signals import Signals
 
     settings = load_leniently(folder, os.environ, {})[0] if folder else Settings()
     env = surroundings(settings, os.environ)
-    return World(
+    return Context(
         home=home, owner=owner(home), folder=home, env=env, out=Output(), signals=Signals(), dotenv=settings.dotenv
     )
 
@@ -192,22 +192,22 @@ def _watch(home: Path) -> set[int]:
 
 def _look(home: Path, tending: dict[int, tuple[threading.Thread, float]]) -> bool:
     """Give every cluster that needs it a thread, one at a time each. Returns whether there is still one to watch."""
-    world = _world(home)
+    ctx = _context(home)
     try:
-        parting = _see_off(home, world.ledger.parting(), tending)
-        rows = [row for row in world.ledger.clusters() if wants_guard(world.ledger, row)]
+        parting = _see_off(home, ctx.ledger.parting(), tending)
+        rows = [row for row in ctx.ledger.clusters() if wants_guard(ctx.ledger, row)]
         for row in rows:
             thread, began = tending.get(row.id, (None, -LOOK_S))
             alive = thread is not None and thread.is_alive()
             if alive and not _hangs(row, time.time(), time.monotonic() - began):
                 continue
-            if needs_tending(row, world.ledger.runs(cluster=row.id), time.time(), world.me, time.monotonic() - began):
+            if needs_tending(row, ctx.ledger.runs(cluster=row.id), time.time(), ctx.me, time.monotonic() - began):
                 rounds = thread.rounds if isinstance(thread, _Tending) else 0
                 again = alive and _had_its_time(row, time.time(), time.monotonic() - began)
                 tending[row.id] = (_Tending(home, row, rounds, saving=not again), time.monotonic())
                 tending[row.id][0].start()
     finally:
-        world.ledger.close()
+        ctx.ledger.close()
     return bool(rows) or parting
 
 
@@ -289,13 +289,13 @@ class _Tending(threading.Thread):
         from gpuops.guard import guardkeys, tend
 
         try:
-            world = _world(self._home, self._row.folder)
+            ctx = _context(self._home, self._row.folder)
             try:
-                tend.tend(world, self._row.id, saving=self._saving)
+                tend.tend(ctx, self._row.id, saving=self._saving)
                 guardkeys.refuse(self._home, self._row.provider, None)
-                self._over(world)
+                self._over(ctx)
             finally:
-                world.ledger.close()
+                ctx.ledger.close()
         except Exception as error:
             self.rounds += 1
             refusal = next((one for one in (error, error.__cause__) if isinstance(one, AuthFailed)), None)
@@ -312,15 +312,15 @@ class _Tending(threading.Thread):
         name, why = self._row.name, getattr(error, "say", "") or f"{type(error).__name__}: {error}"
         give_up = f"`gpuops down {name} --force` gives up what does not answer"
         try:
-            ledger = _world(self._home).ledger
+            ledger = _context(self._home).ledger
             ledger.notice(f"{name} cannot be looked after: {why}; the guard goes on trying, {give_up}")
             ledger.close()
         except (GpuopsError, sqlite3.Error):
             _log_failure(name)
 
-    def _over(self, world: World) -> None:
+    def _over(self, ctx: Context) -> None:
         if self.rounds >= TOLD_ROUNDS:
-            world.ledger.notice(f"{self._row.name} is looked after again")
+            ctx.ledger.notice(f"{self._row.name} is looked after again")
         self.rounds = 0
 
 
@@ -336,15 +336,15 @@ class _SeeingOff(threading.Thread):
         from gpuops.clusters import teardown
         from gpuops.guard import guardkeys
 
-        world = _world(self._home, self._row.folder)
+        ctx = _context(self._home, self._row.folder)
         try:
-            teardown.see_off_patiently(world, self._row)
+            teardown.see_off_patiently(ctx, self._row)
         except Exception as error:
             if isinstance(error, AuthFailed):
                 guardkeys.refuse(self._home, self._row.provider, error)
             _log_failure(self._row.name)
         finally:
-            world.ledger.close()
+            ctx.ledger.close()
 
 
 def pause(rounds: int) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from gpuops.clusters.teardown import tear_down
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, Nonsense
 from gpuops.core.progress import Silent
 from gpuops.guard.daemon import outlived
@@ -30,193 +30,193 @@ SAVE_S = 60.0
 """How long the results of a run on an expired cluster are waited for."""
 
 
-def tend(world: World, cluster: int, *, saving: bool = True) -> None:
+def tend(ctx: Context, cluster: int, *, saving: bool = True) -> None:
     """Look after one cluster that has no living keeper, or has outlived its lease. Raises GpuopsError: try again.
 
     `saving`: where its lease is over, what is on its nodes is brought home first; what is rented does not wait
     for that twice.
     """
-    taken = world.ledger.take(cluster, world.me)
-    row = world.ledger.cluster(cluster)  # as whoever had it has left it
-    expired = outlived(row, world.clock.now())
-    at_once = expired and not saving and _capability(world, row, "rented")
+    taken = ctx.ledger.take(cluster, ctx.me)
+    row = ctx.ledger.cluster(cluster)  # as whoever had it has left it
+    expired = outlived(row, ctx.clock.now())
+    at_once = expired and not saving and _capability(ctx, row, "rented")
     if row.state == "gone" or not (taken or expired):
         return
     if row.state == "creating":
         why = "was not ready in time" if expired else "was half-made when its command died"
-        _end(world, row, f"{row.name} {why}: undone")
+        _end(ctx, row, f"{row.name} {why}: undone")
     elif row.state == "ending":
-        if row.ready is not None and machines_of(world, row) and not at_once:
-            _save_edits(world, row)
-        _end(world, row, f"{row.name}: teardown finished")
+        if row.ready is not None and machines_of(ctx, row) and not at_once:
+            _save_edits(ctx, row)
+        _end(ctx, row, f"{row.name}: teardown finished")
     elif at_once:
-        _end(world, row, f"{row.name} reached the end of its lease and was ended, before all of it was home")
+        _end(ctx, row, f"{row.name} reached the end of its lease and was ended, before all of it was home")
     else:
-        _tend_live(world, row, expired)
+        _tend_live(ctx, row, expired)
 
 
-def _tend_live(world: World, row: ClusterRow, expired: bool) -> None:
-    unfinished = [run for run in world.ledger.runs(cluster=row.id) if run.state != "home"]
-    runs = [run for run in unfinished if _orphaned(world, run) and _take(world, run)]
+def _tend_live(ctx: Context, row: ClusterRow, expired: bool) -> None:
+    unfinished = [run for run in ctx.ledger.runs(cluster=row.id) if run.state != "home"]
+    runs = [run for run in unfinished if _orphaned(ctx, run) and _take(ctx, run)]
     if expired:
-        _end_with_keepers(world, row, [run for run in unfinished if run not in runs])
+        _end_with_keepers(ctx, row, [run for run in unfinished if run not in runs])
     ends = expired or row.ephemeral
     later: list[Callable[[], None]] = []
     for run in runs:
         try:
-            _finish_run(world, row, run, SAVE_S if expired else None, later if ends else None)
+            _finish_run(ctx, row, run, SAVE_S if expired else None, later if ends else None)
         except Exception as error:
-            if not expired or _can_wait(world, row, error):
+            if not expired or _can_wait(ctx, row, error):
                 raise
-            _give_up(world, f"{run.name} is not all home", error)
-    _end_or_leave(world, row, expired, unfinished, runs)
+            _give_up(ctx, f"{run.name} is not all home", error)
+    _end_or_leave(ctx, row, expired, unfinished, runs)
     for rest in later:
         rest()
 
 
 def _end_or_leave(
-    world: World, row: ClusterRow, expired: bool, unfinished: Sequence[RunRow], runs: Sequence[RunRow]
+    ctx: Context, row: ClusterRow, expired: bool, unfinished: Sequence[RunRow], runs: Sequence[RunRow]
 ) -> None:
     """What becomes of a cluster whose runs have ended. `unfinished`: those that had not; `runs`: its orphans."""
-    now = world.ledger.cluster(row.id)
-    if now.state != "up" or not (expired or now.keeper == world.me):
+    now = ctx.ledger.cluster(row.id)
+    if now.state != "up" or not (expired or now.keeper == ctx.me):
         return None  # somebody tore it down meanwhile, or is about to: what it brings home first is still there
     if expired:
-        _save_edits(world, row)
-        if _is_over(world, row):
-            return _end(world, row, f"{row.name} reached the end of its lease and was ended")
-        if world.ledger.cluster(row.id).keeper != world.me:
+        _save_edits(ctx, row)
+        if _is_over(ctx, row):
+            return _end(ctx, row, f"{row.name} reached the end of its lease and was ended")
+        if ctx.ledger.cluster(row.id).keeper != ctx.me:
             return None
-    if row.ephemeral and not _has_other_runs(world, row, runs):
+    if row.ephemeral and not _has_other_runs(ctx, row, runs):
         _end(
-            world,
+            ctx,
             row,
             f"{row.name} was torn down after its run"
             if runs
             else f"{row.name} was torn down: its command died before a run was started",
         )
-    elif all_ended(world, row) and all(run.state == "home" for run in world.ledger.runs(cluster=row.id)):
-        _save_edits(world, row)
-        _end(world, row, f"{row.name} had ended by itself and was cleared away")
-    elif not unfinished and _goes_on_for_nothing(world, row):
-        _save_edits(world, row)
-        _end(world, row, f"{row.name} was ended: its nodes had ended by themselves, and its machines went on")
+    elif all_ended(ctx, row) and all(run.state == "home" for run in ctx.ledger.runs(cluster=row.id)):
+        _save_edits(ctx, row)
+        _end(ctx, row, f"{row.name} had ended by itself and was cleared away")
+    elif not unfinished and _goes_on_for_nothing(ctx, row):
+        _save_edits(ctx, row)
+        _end(ctx, row, f"{row.name} was ended: its nodes had ended by themselves, and its machines went on")
     else:
-        world.ledger.leave(row.id, world.me)
+        ctx.ledger.leave(row.id, ctx.me)
     return None
 
 
-def _is_over(world: World, row: ClusterRow) -> bool:
+def _is_over(ctx: Context, row: ClusterRow) -> bool:
     """The last look at a lease, in one commit with the end's beginning: somebody may just have extended it."""
     try:
-        return world.ledger.ending(row.id, lease=row.lease)
+        return ctx.ledger.ending(row.id, lease=row.lease)
     except LedgerUnwritable:
         return True  # a full disk keeps nothing alive
 
 
-def _has_other_runs(world: World, row: ClusterRow, runs: Sequence[RunRow]) -> bool:
+def _has_other_runs(ctx: Context, row: ClusterRow, runs: Sequence[RunRow]) -> bool:
     """Whether a command that lives has a run on it, or waits with one for its turn; or had one, and died while `runs`
     were seen to: the next look is for that."""
     seen_to = {run.id for run in runs}
-    left = [run for run in world.ledger.runs(cluster=row.id) if run.state != "home"]
-    return any(run.id not in seen_to or not _orphaned(world, run) for run in left)
+    left = [run for run in ctx.ledger.runs(cluster=row.id) if run.state != "home"]
+    return any(run.id not in seen_to or not _orphaned(ctx, run) for run in left)
 
 
-def _goes_on_for_nothing(world: World, row: ClusterRow) -> bool:
+def _goes_on_for_nothing(ctx: Context, row: ClusterRow) -> bool:
     """Whether machines that cost money are still there after their nodes have ended. Those that can end themselves are
     asked for that once they may have been idle for too long."""
-    able = _capability(world, row, "self_destruct") and all(
-        one.data.get("ends_itself", True) for one in world.ledger.resources(row.id)
+    able = _capability(ctx, row, "self_destruct") and all(
+        one.data.get("ends_itself", True) for one in ctx.ledger.resources(row.id)
     )
     idle_s = row.lease.idle_s if row.lease.idle_s is not None else math.inf
-    early = able and world.clock.now() < (row.ready or 0.0) + idle_s
-    return _capability(world, row, "rented") and not early and watchdogs_ended(world, row)
+    early = able and ctx.clock.now() < (row.ready or 0.0) + idle_s
+    return _capability(ctx, row, "rented") and not early and watchdogs_ended(ctx, row)
 
 
-def _capability(world: World, row: ClusterRow, name: str) -> bool:
-    return world.provisioner(row.provider).capabilities.get(name) is True
+def _capability(ctx: Context, row: ClusterRow, name: str) -> bool:
+    return ctx.provisioner(row.provider).capabilities.get(name) is True
 
 
-def _end_with_keepers(world: World, row: ClusterRow, runs: list[RunRow]) -> None:
+def _end_with_keepers(ctx: Context, row: ClusterRow, runs: list[RunRow]) -> None:
     """Stop runs whose own commands live, and give these time to bring everything home."""
     if not runs:
         return
     try:
-        live = open_live(world, row, some=True)
+        live = open_live(ctx, row, some=True)
     except NodeError:
         return  # it has ended already, or is out of reach for their commands too
     except Exception as error:
-        _give_up(world, f"what runs on {row.name} could not be stopped in good order", error)
+        _give_up(ctx, f"what runs on {row.name} could not be stopped in good order", error)
         return
     try:
         for run in runs:
             halt(live, run.name, "graceful", WHY, kind="lease")
     except Exception as error:
-        _give_up(world, f"what runs on {row.name} could not be stopped in good order", error)
+        _give_up(ctx, f"what runs on {row.name} could not be stopped in good order", error)
         return
     finally:
         live.close()
     deadline = time.monotonic() + SAVE_S
-    while any(world.ledger.run(run.id).state != "home" for run in runs) and time.monotonic() < deadline:
+    while any(ctx.ledger.run(run.id).state != "home" for run in runs) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
 
 
-def _take(world: World, run: RunRow) -> bool:
+def _take(ctx: Context, run: RunRow) -> bool:
     try:
-        return world.ledger.take_run(run.id, world.me)
+        return ctx.ledger.take_run(run.id, ctx.me)
     except RowGone:
         return False
     except LedgerUnwritable:
         return True  # a full disk keeps nothing alive
 
 
-def _orphaned(world: World, run: RunRow) -> bool:
-    return run.keeper is None or run.keeper == world.me or not run.keeper.alive()
+def _orphaned(ctx: Context, run: RunRow) -> bool:
+    return run.keeper is None or run.keeper == ctx.me or not run.keeper.alive()
 
 
 def _finish_run(
-    world: World, row: ClusterRow, run: RunRow, patience: float | None, later: list[Callable[[], None]] | None
+    ctx: Context, row: ClusterRow, run: RunRow, patience: float | None, later: list[Callable[[], None]] | None
 ) -> None:
     """Follow a run to its end, bring its results home, write its verdict. Only the nodes know whether it began.
 
     `later`, where its machines are ended next: gets what is to be done after that.
     """
-    if not _take(world, run):
+    if not _take(ctx, run):
         return None  # a command has it, while another run was seen to
     try:
-        live = _reached(world, row)
+        live = _reached(ctx, row)
     except NodeError as error:
-        return _unreachable(world, row, run, error, given_up=patience is not None or isinstance(error, Nonsense))
+        return _unreachable(ctx, row, run, error, given_up=patience is not None or isinstance(error, Nonsense))
     try:
-        _follow(world, live, run, patience, later)
+        _follow(ctx, live, run, patience, later)
     finally:
         live.close()
 
 
-def _reached(world: World, row: ClusterRow) -> Live:
+def _reached(ctx: Context, row: ClusterRow) -> Live:
     """Raises NodeError; Nonsense where to ask again has not helped."""
     for _ in range(NONSENSE_TRIES - 1):
         try:
-            return open_live(world, row, some=True)
+            return open_live(ctx, row, some=True)
         except Nonsense:
             time.sleep(LOOK_S)
-    return open_live(world, row, some=True)
+    return open_live(ctx, row, some=True)
 
 
 def _follow(
-    world: World, live: Live, run: RunRow, patience: float | None, later: list[Callable[[], None]] | None
+    ctx: Context, live: Live, run: RunRow, patience: float | None, later: list[Callable[[], None]] | None
 ) -> None:
     """`patience`: the run is stopped; seconds until that is hurried, and again until its results are given up."""
     progress = Silent()
     if patience is not None:
         halt(live, run.name, "graceful", WHY, kind="lease")
-    following = follower(world, live, run, lambda *_: None, progress.say)
+    following = follower(ctx, live, run, lambda *_: None, progress.say)
     following.start()
-    fetching, renewal = LiveFetch(live, run), Renewal(world, live, run)
+    fetching, renewal = LiveFetch(live, run), Renewal(ctx, live, run)
     began = time.monotonic()
     stopped = False
     while not following.wait(LOOK_S):
-        if world.ledger.cluster(live.row.id).state != "up" or world.ledger.run(run.id).keeper != world.me:
+        if ctx.ledger.cluster(live.row.id).state != "up" or ctx.ledger.run(run.id).keeper != ctx.me:
             return following.quit()  # a command took over
         if patience is not None and time.monotonic() - began > patience:
             if stopped:
@@ -228,74 +228,74 @@ def _follow(
         renewal.look()
     told = dict(following.results)  # a thread may still bring one
     if told and all(one["reason"].get("kind") == "no-run" for one in told.values()):
-        return _never_started(world, run)
+        return _never_started(ctx, run)
     nodes = range(request_of(run).nodes)
     silent = {index: lost(index, f"node{index} did not stop in time", "node") for index in nodes}
     if len(told) == len(nodes) and all(one["reason"].get("kind") == "gone" for one in told.values()):
-        live, told = salvaged(world, live, run, told)
-    end = conclude(world, live, run, {**silent, **told}, progress, ending=later is not None)
+        live, told = salvaged(ctx, live, run, told)
+    end = conclude(ctx, live, run, {**silent, **told}, progress, ending=later is not None)
     if end.unsaved and patience is None:
         raise NodeError(f"{run.name}: {end.unsaved}")  # the guard tries again
-    _tell(world, live.row, run, end)
+    _tell(ctx, live.row, run, end)
     if end.rest and later is not None:
         rest = end.rest
-        later.append(lambda: _tell(world, live.row, run, rest()))
+        later.append(lambda: _tell(ctx, live.row, run, rest()))
     return None
 
 
-def _tell(world: World, row: ClusterRow, run: RunRow, end: Conclusion) -> None:
+def _tell(ctx: Context, row: ClusterRow, run: RunRow, end: Conclusion) -> None:
     results = f"{end.missing}; what came home is" if end.missing else "results"
     left = end.document.get("left_behind")
     stays = f"; still on {row.name}: {left}" if left else ""
     if kept := end.document.get("kept"):
         stays += f"; {kept}"
-    world.ledger.notice(f"{run.name}: {end.verdict.say}; {results} in {run.home}{stays}")
+    ctx.ledger.notice(f"{run.name}: {end.verdict.say}; {results} in {run.home}{stays}")
 
 
-def _save_edits(world: World, row: ClusterRow) -> None:
+def _save_edits(ctx: Context, row: ClusterRow) -> None:
     """A lease waits for nobody, but what its node's watchdog has left on the disk comes home first.
 
     Raises ConnectionLost where that can wait.
     """
     try:
-        for said in save_left(world, row, Silent()):
-            world.ledger.notice(said)
+        for said in save_left(ctx, row, Silent()):
+            ctx.ledger.notice(said)
     except Exception as error:
-        if _can_wait(world, row, error):
+        if _can_wait(ctx, row, error):
             raise
-        _give_up(world, f"what was edited or made on {row.name} outside of runs is not all home", error)
+        _give_up(ctx, f"what was edited or made on {row.name} outside of runs is not all home", error)
 
 
-def _can_wait(world: World, row: ClusterRow, error: Exception) -> bool:
+def _can_wait(ctx: Context, row: ClusterRow, error: Exception) -> bool:
     """Whether a host of the user's own is out of reach. It costs nothing, and cannot be cleared either: what it has
     would be lost if it came back just as its cluster is torn down."""
-    return isinstance(error, ConnectionLost) and not _capability(world, row, "rented")
+    return isinstance(error, ConnectionLost) and not _capability(ctx, row, "rented")
 
 
-def _give_up(world: World, what: str, error: Exception) -> None:
+def _give_up(ctx: Context, what: str, error: Exception) -> None:
     """A lease waits for nobody: whatever a node answers, and however full this disk is, its end comes."""
     why = error.say if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
     with suppress(GpuopsError):
-        world.ledger.notice(f"{what}: {why}")
+        ctx.ledger.notice(f"{what}: {why}")
 
 
-def _never_started(world: World, run: RunRow) -> None:
-    world.ledger.set_run(run.id, state="home", keeper=None, ended=time.time())
-    world.ledger.notice(f"{run.name} was never started: its command died first")
+def _never_started(ctx: Context, run: RunRow) -> None:
+    ctx.ledger.set_run(run.id, state="home", keeper=None, ended=time.time())
+    ctx.ledger.notice(f"{run.name} was never started: its command died first")
 
 
-def _unreachable(world: World, row: ClusterRow, run: RunRow, error: NodeError, *, given_up: bool) -> None:
+def _unreachable(ctx: Context, row: ClusterRow, run: RunRow, error: NodeError, *, given_up: bool) -> None:
     """No node answers. While its provider still knows the machines and the lease lasts, they are tried again later,
     unless they are there and answer nonsense."""
-    gone = not given_up and all_ended(world, row)
+    gone = not given_up and all_ended(ctx, row)
     if not (given_up or gone):
         raise error
     if run.started is None:
-        return _never_started(world, run)
-    end = conclude_without(world, row, run, error, gone=gone)
-    world.ledger.notice(f"{run.name}: {end.verdict.say}; what had come home is in {run.home}")
+        return _never_started(ctx, run)
+    end = conclude_without(ctx, row, run, error, gone=gone)
+    ctx.ledger.notice(f"{run.name}: {end.verdict.say}; what had come home is in {run.home}")
     return None
 
 
-def _end(world: World, row: ClusterRow, say: str) -> None:
-    tear_down(world, row.id, say, notice=True)
+def _end(ctx: Context, row: ClusterRow, say: str) -> None:
+    tear_down(ctx, row.id, say, notice=True)

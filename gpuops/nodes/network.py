@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Nonsense
 from gpuops.core.parallel import on_each
 from gpuops.nodes.rendezvous import Meeting, Party, Spot, Tried, Way, candidates, decide, distinct
@@ -37,7 +37,7 @@ NAMED = 4
 """So many nodes are shown with their addresses."""
 
 
-def meet(world: World, live: Live, nodes: int, *, alone: bool) -> Meeting:
+def meet(ctx: Context, live: Live, nodes: int, *, alone: bool) -> Meeting:
     """Where the first `nodes` nodes meet; what was found is said. Raises NodeError.
 
     `alone`: nothing of the run leaves a node, or all of them are this computer. So do nodes that turn out to be on
@@ -50,8 +50,8 @@ def meet(world: World, live: Live, nodes: int, *, alone: bool) -> Meeting:
     if len({_machine(home) for home in homes}) == 1:
         return _loopback(clients)
     for note in notes(live, nodes):
-        world.out.say(f"note: {note}")
-    return _probed(world, live, clients, homes)
+        ctx.out.say(f"note: {note}")
+    return _probed(ctx, live, clients, homes)
 
 
 def _loopback(clients: Sequence[AgentClient]) -> Meeting:
@@ -64,7 +64,7 @@ def _machine(home: Addresses) -> str:
     return " ".join([home["machine"], *sorted(entry["address"] for entry in home["addresses"])])
 
 
-def _probed(world: World, live: Live, clients: Sequence[AgentClient], homes: Sequence[Addresses]) -> Meeting:
+def _probed(ctx: Context, live: Live, clients: Sequence[AgentClient], homes: Sequence[Addresses]) -> Meeting:
     token = secrets.token_hex(32)
     with _listening(clients, token) as ports:
         parties = distinct(
@@ -81,7 +81,7 @@ def _probed(world: World, live: Live, clients: Sequence[AgentClient], homes: Seq
         spots = decide(parties, ways)
         ring = _ring(clients, token, spots, ports)
     for line in report(spots, ring):
-        world.out.say(line)
+        ctx.out.say(line)
     return Meeting(spots, ports[0][:LAUNCH_PORTS])
 
 

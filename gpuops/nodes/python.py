@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import NodeError, NodeRefused, RunFailed, UsageError
 from gpuops.core.models import NodeFacts, RunRequest
 from gpuops.core.parallel import on_each
@@ -90,7 +90,7 @@ class Equipped:
 
 
 def equip(
-    world: World,
+    ctx: Context,
     settings: Settings,
     live: Live,
     request: RunRequest,
@@ -101,12 +101,12 @@ def equip(
     """Each node's Python and ranks, at its spot. Raises NodeError where torch differs between nodes, or cannot use
     their GPUs."""
 
-    shared = capable(world, live, "shares_disk")
+    shared = capable(ctx, live, "shares_disk")
     given, _ = lots(live.machines[: request.nodes], live.facts, request.gpus)
 
     def one(index: int) -> Equipped:
         client, hello, lot = live.clients[index], live.facts[index], given[index]
-        found = _python(world, settings, client, hello, request, folder, shared, progress)
+        found = _python(ctx, settings, client, hello, request, folder, shared, progress)
         facts = NodeFacts(
             index=index,
             python=found["python"],
@@ -121,13 +121,13 @@ def equip(
         own = [gpu for gpu in hello["gpus"] if lot.gpus is None or str(gpu["index"]) in lot.gpus]
         used = own[: facts.ranks]
         if note := check(client, found["python"], found["torch"], found.get("cuda"), used, request):
-            world.out.say(f"note: {note}")
+            ctx.out.say(f"note: {note}")
         return Equipped(facts, found["torch"], found["why"], found["version"], lot.count)
 
     nodes = on_each(one, range(request.nodes))
     first = nodes[0]
     torch = f"torch {first.torch}" if first.torch else "no torch"
-    world.out.say(f"python: {first.facts.python} ({torch}; {first.why})")
+    ctx.out.say(f"python: {first.facts.python} ({torch}; {first.why})")
     for index, node in enumerate(nodes):
         if request.kind == "torchrun" and node.torch != first.torch:
             raise NodeError(
@@ -135,7 +135,7 @@ def equip(
                 "name one that is the same on all nodes with --python PATH",
             )
     for note in differences(nodes) if request.kind == "torchrun" else ():
-        world.out.say(f"note: {note}")
+        ctx.out.say(f"note: {note}")
     return nodes
 
 
@@ -156,7 +156,7 @@ def differences(nodes: Sequence[Equipped]) -> list[str]:
 
 
 def _python(
-    world: World,
+    ctx: Context,
     settings: Settings,
     client: AgentClient,
     hello: Mapping[str, Any],
@@ -169,7 +169,7 @@ def _python(
     make = environment.make_plan(folder, hello["gpus"], settings, workload=bool(request.workload))
     arguments: dict[str, Any] = {
         "explicit": request.python,
-        "candidates": own_pythons(world) if shared else [],
+        "candidates": own_pythons(ctx) if shared else [],
         "name": make["name"],
     }
     needs = request.kind == "torchrun"
@@ -194,15 +194,15 @@ def _stream_python(client: AgentClient, progress: Progress, arguments: dict[str,
     return found
 
 
-def own_pythons(world: World) -> list[str]:
+def own_pythons(ctx: Context) -> list[str]:
     """The user's own environment on this computer: the active one, then the one that gpuops runs in."""
-    active = [f"{world.env[name]}/bin/python" for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if world.env.get(name)]
+    active = [f"{ctx.env[name]}/bin/python" for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if ctx.env.get(name)]
     return [*active, sys.executable]
 
 
-def capable(world: World, live: Live, what: str) -> bool:
+def capable(ctx: Context, live: Live, what: str) -> bool:
     """Whether a cluster's provider declares a capability."""
-    return world.provisioner(live.row.provider).capabilities.get(what) is True
+    return ctx.provisioner(live.row.provider).capabilities.get(what) is True
 
 
 def setup_command(request: RunRequest, folder: Path, python: str, *, rented: bool) -> str:
@@ -218,7 +218,7 @@ def setup_command(request: RunRequest, folder: Path, python: str, *, rented: boo
 
 
 def set_up(
-    world: World,
+    ctx: Context,
     live: Live,
     tree: str,
     folder: Path,
@@ -261,7 +261,7 @@ def set_up(
                 + f"{f' --node {node.facts.index}' if node.facts.index and not live.row.ephemeral else ''}",
             )
         if not end["skipped"]:
-            world.out.say(f"node{node.facts.index}: set up")
+            ctx.out.say(f"node{node.facts.index}: set up")
 
     by_index = {node.facts.index: (node, command) for node, command in zip(nodes, commands, strict=True)}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuops.agent.node import PROTOCOL
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, Nonsense
 from gpuops.core.models import COSTLESS, Lease, Resource
 from gpuops.core.parallel import on_each
@@ -131,20 +131,20 @@ def _says_over(error: NodeError) -> bool:
     return isinstance(error, NodeRefused) and error.kind in OVER
 
 
-def open_live(world: World, row: ClusterRow, *, some: bool = False) -> Live:
+def open_live(ctx: Context, row: ClusterRow, *, some: bool = False) -> Live:
     """Reach a cluster that the ledger says is up; with `some`, as much of it as answers. Raises NodeError."""
-    with world.progress.during(f"reaching {row.name}"):
+    with ctx.progress.during(f"reaching {row.name}"):
         try:
-            return reach(row, nodes_of(world, row), some=some, progress=world.progress)
+            return reach(row, nodes_of(ctx, row), some=some, progress=ctx.progress)
         except ConnectionLost as error:
-            if not admitted(world, row, world.ledger.resources(row.id)):
-                raise (error if some else explained(world, row, error)) from error.__cause__
-        return reach(row, nodes_of(world, row), some=some, progress=world.progress)
+            if not admitted(ctx, row, ctx.ledger.resources(row.id)):
+                raise (error if some else explained(ctx, row, error)) from error.__cause__
+        return reach(row, nodes_of(ctx, row), some=some, progress=ctx.progress)
 
 
-def explained(world: World, row: ClusterRow, error: ConnectionLost) -> ConnectionLost:
+def explained(ctx: Context, row: ClusterRow, error: ConnectionLost) -> ConnectionLost:
     """A rented machine that is no more answers nobody, and its provider knows why."""
-    gone = [index for index, machine in enumerate(nodes_of(world, row)) if has_gone(world, row, machine)]
+    gone = [index for index, machine in enumerate(nodes_of(ctx, row)) if has_gone(ctx, row, machine)]
     if not gone:
         return error
     names = " and ".join(f"node{index}" for index in gone)
@@ -154,15 +154,15 @@ def explained(world: World, row: ClusterRow, error: ConnectionLost) -> Connectio
     )
 
 
-def admitted(world: World, row: ClusterRow, resources: Sequence[Resource]) -> bool:
+def admitted(ctx: Context, row: ClusterRow, resources: Sequence[Resource]) -> bool:
     """Whether a provider that lets this computer alone in had to be told its new address; said where that is so."""
     try:
-        admit: Callable[[Sequence[Resource]], bool] | None = getattr(world.provisioner_of(row), "admit", None)
+        admit: Callable[[Sequence[Resource]], bool] | None = getattr(ctx.provisioner_of(row), "admit", None)
         if admit is None or not admit(resources):
             return False
     except GpuopsError:
         return False  # that nothing answers is the better sentence
-    world.out.say(f"note: this computer's address has changed: {row.name} lets it in now")
+    ctx.out.say(f"note: this computer's address has changed: {row.name} lets it in now")
     return True
 
 
@@ -232,20 +232,20 @@ def _ping(client: AgentClient) -> tuple[Pong, float]:
     return pong, moment
 
 
-def machines_of(world: World, row: ClusterRow) -> list[Resource]:
+def machines_of(ctx: Context, row: ClusterRow) -> list[Resource]:
     """The cluster's machines as the ledger knows them, in node order."""
-    return in_order([one for one in world.ledger.resources(row.id) if one.kind == "machine"])
+    return in_order([one for one in ctx.ledger.resources(row.id) if one.kind == "machine"])
 
 
-def nodes_of(world: World, row: ClusterRow) -> list[Resource]:
+def nodes_of(ctx: Context, row: ClusterRow) -> list[Resource]:
     """The machine of each of the cluster's nodes, as the ledger knows them; virtual ones are among them."""
-    return with_virtual(machines_of(world, row))
+    return with_virtual(machines_of(ctx, row))
 
 
-def all_ended(world: World, row: ClusterRow) -> bool:
+def all_ended(ctx: Context, row: ClusterRow) -> bool:
     """Whether a cluster's provider says that none of its machines runs any more. Raises ProviderError."""
-    provider = world.provisioner_of(row)
-    machines = machines_of(world, row)
+    provider = ctx.provisioner_of(row)
+    machines = machines_of(ctx, row)
     return bool(machines) and all(is_dead(provider.describe(machine)) for machine in machines)
 
 
@@ -254,11 +254,11 @@ def is_dead(machine: Resource) -> bool:
     return machine.state in COSTLESS or any(machine.data.get(name) for name in ("hopeless", "reclaimed"))
 
 
-def has_gone(world: World, row: ClusterRow, machine: Resource) -> bool:
+def has_gone(ctx: Context, row: ClusterRow, machine: Resource) -> bool:
     """Whether a rented machine is no more, and nothing can come from it, as its provider tells; a silent one tells
     nothing."""
     try:
-        provider = world.provisioner_of(row)
+        provider = ctx.provisioner_of(row)
         return provider.capabilities.get("rented") is True and is_dead(provider.describe(machine))
     except GpuopsError:
         return False
@@ -284,9 +284,9 @@ def was_taken(machine: Resource) -> bool:
     return machine.state in COSTLESS and not told
 
 
-def watchdogs_ended(world: World, row: ClusterRow) -> bool:
+def watchdogs_ended(ctx: Context, row: ClusterRow) -> bool:
     """Whether every node says that its watchdog has ended it; its machine may go on, and cost money."""
-    machines = machines_of(world, row)
+    machines = machines_of(ctx, row)
 
     def one(index: int) -> bool:
         try:
@@ -319,13 +319,13 @@ def send_lease(live: Live, lease: Lease, now: float) -> None:
     live.each(tell)
 
 
-def name_hosts(world: World, row: ClusterRow, machines: Sequence[Resource]) -> None:
+def name_hosts(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> None:
     """Write the names under which plain `ssh`, rsync and editors reach nodes that have an sshd."""
     targets = [machine.data["target"] for machine in machines if machine.data.get("connection") == "ssh"]
     if targets and len(targets) == len(machines):
         from gpuops.transport import ssh
 
-        ssh.write_config(world.home / "ssh", row.name, [ssh.Target.from_document(one) for one in targets])
+        ssh.write_config(ctx.home / "ssh", row.name, [ssh.Target.from_document(one) for one in targets])
 
 
 def in_order(resources: Sequence[Resource]) -> list[Resource]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import Rejected, UsageError
 from gpuops.core.models import Lease, Offer, Payer, Request
 from gpuops.core.output import money
@@ -59,14 +59,14 @@ class Terms:
 
     def __init__(
         self,
-        world: World,
+        ctx: Context,
         request: Request,
         wish: LeaseWish,
         rented: bool,
         search: Search,
         bargain: Bargain | None = None,
     ) -> None:
-        self._world = world
+        self._world = ctx
         self._request = request
         self._wish = dataclasses.asdict(wish)
         self._rented = rented
@@ -168,16 +168,16 @@ class Terms:
             self._world.out.say(f"note: {note}")
 
 
-def _confirm(world: World, offer: Offer, besides: str) -> None:
+def _confirm(ctx: Context, offer: Offer, besides: str) -> None:
     """One question before money is spent, where somebody can answer it; with --yes what it asks is said. Raises
     UsageError."""
     if not offer.per_hour:
         return
     what = f"{offer.say}, {money(offer.per_hour)}/h{besides}"
-    if world.yes:
-        world.out.say(what)
+    if ctx.yes:
+        ctx.out.say(what)
         return
-    if not world.out.interactive:
+    if not ctx.out.interactive:
         raise UsageError("this costs money, and nobody is there to be asked", "say --yes")
-    if not world.out.confirm(f"{what}: go?"):
+    if not ctx.out.confirm(f"{what}: go?"):
         raise UsageError("not confirmed: nothing was created", "say --yes to skip the question")

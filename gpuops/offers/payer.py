@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.git import git
 from gpuops.core.models import DOTENV, Payer, Request
@@ -19,9 +19,9 @@ PATIENCE_S = 3.0
 """So long it is waited for an account's name where everything else is known."""
 
 
-def payer(world: World, request: Request) -> Payer | None:
+def payer(ctx: Context, request: Request) -> Payer | None:
     """Who would pay for a request; None where its provider does not tell."""
-    tell: Any = getattr(world.provisioner(request.provider), "payer", None)
+    tell: Any = getattr(ctx.provisioner(request.provider), "payer", None)
     found: Payer | None = tell(request, PATIENCE_S) if tell else None
     return found
 
@@ -51,7 +51,7 @@ def _is_tracked(folder: Path, path: Path) -> bool:
     return any(os.path.exists(folder / name) and os.path.samefile(folder / name, path) for name in here)
 
 
-def refuse_dotenv(world: World, provider: str) -> None:
+def refuse_dotenv(ctx: Context, provider: str) -> None:
     """Before a key is used to rent at a provider. Raises UsageError."""
-    if world.provisioner(provider).capabilities.get("rented") is True:
-        refuse_tracked(world.folder)
+    if ctx.provisioner(provider).capabilities.get("rented") is True:
+        refuse_tracked(ctx.folder)

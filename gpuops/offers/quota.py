@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted, RateLimited, Unknown, UsageError, worst
 from gpuops.core.models import Increase, Quota, QuotaReport, Request
 from gpuops.core.output import ago, columns, span, table
@@ -57,11 +57,11 @@ def fits(report: QuotaReport) -> bool | None:
     return None if any(quota.missing is None for quota in asked) else False
 
 
-def look(world: World, request: Request) -> QuotaReport:
+def look(ctx: Context, request: Request) -> QuotaReport:
     """Raises ProviderError, UsageError."""
-    refuse_dotenv(world, request.provider)
-    with world.progress.during(f"asking {request.provider} for its quotas"):
-        report = _teller(world, request.provider).quota(request)
+    refuse_dotenv(ctx, request.provider)
+    with ctx.progress.during(f"asking {request.provider} for its quotas"):
+        report = _teller(ctx, request.provider).quota(request)
     if report is None:
         raise UsageError(
             f"{request.provider} tells of no quotas", f"see what it has: gpuops up {request.provider} --dry-run"
@@ -70,7 +70,7 @@ def look(world: World, request: Request) -> QuotaReport:
 
 
 def ask(
-    world: World, request: Request, outcome: Outcome, wanted: float, code: str | None, *, market_said: bool = False
+    ctx: Context, request: Request, outcome: Outcome, wanted: float, code: str | None, *, market_said: bool = False
 ) -> Quota:
     """Have more asked for, unless that is needless, or nobody agrees. Raises UsageError, ProviderError.
 
@@ -83,18 +83,18 @@ def ask(
         outcome.said.append(f"{quota.limit:g} {quota.unit} of {where} are allowed already: nothing was asked for")
         return quota
     if quota.increases:
-        told = ", ".join(_told(one, quota, world.clock.now()) for one in quota.increases)
+        told = ", ".join(_told(one, quota, ctx.clock.now()) for one in quota.increases)
         outcome.said.append(f"more of {where} is asked for already: {told}; nothing was asked for now")
         return quota
-    _agree(world, f"ask {request.provider} for {total} of {where}{_sum(quota, wanted)}: go?")
-    filed = _teller(world, request.provider).request_quota(quota, wanted)
+    _agree(ctx, f"ask {request.provider} for {total} of {where}{_sum(quota, wanted)}: go?")
+    filed = _teller(ctx, request.provider).request_quota(quota, wanted)
     outcome.filed = filed
     if filed.wanted == wanted:
         outcome.said.append(f"asked for {total} of {where}: request {filed.id}, {filed.status}")
         if quota.need is not None and wanted < quota.need + (quota.used or 0.0):
             outcome.said.append(f"note: that would not do for what is wanted{_sum(quota, wanted)}")
     else:
-        told = _told(filed, quota, world.clock.now())
+        told = _told(filed, quota, ctx.clock.now())
         outcome.said.append(f"more of {where} is asked for already: {told}; nothing was asked for now")
     return dataclasses.replace(quota, increases=(filed,))
 
@@ -110,12 +110,12 @@ def _sum(quota: Quota, wanted: float) -> str:
     return f" ({'; '.join(known)})" if known else ""
 
 
-def _agree(world: World, question: str) -> None:
-    if world.yes:
+def _agree(ctx: Context, question: str) -> None:
+    if ctx.yes:
         return
-    if not world.out.interactive:
+    if not ctx.out.interactive:
         raise UsageError("nobody is there to be asked whether to file a request", "say --yes")
-    if not world.out.confirm(question):
+    if not ctx.out.confirm(question):
         raise UsageError("not confirmed: nothing was asked for", "say --yes to skip the question")
 
 
@@ -146,28 +146,28 @@ def _meant(report: QuotaReport, request: Request, wanted: float, code: str | Non
     )
 
 
-def watch(world: World, provider: str, outcome: Outcome, targets: Sequence[tuple[Quota, Increase]]) -> None:
+def watch(ctx: Context, provider: str, outcome: Outcome, targets: Sequence[tuple[Quota, Increase]]) -> None:
     """Look at open requests until all are decided, or somebody has seen enough."""
     outcome.decided = list(targets)
     for quota, one in targets:
-        for line in (f"{_what(quota, one)}: {one.status}{_since(one, world.clock.now())}", *one.advice):
-            world.out.say(line)
+        for line in (f"{_what(quota, one)}: {one.status}{_since(one, ctx.clock.now())}", *one.advice):
+            ctx.out.say(line)
     try:
-        with Signals(), world.progress.during(f"{provider} decides", aside=True):
-            _until_decided(world, provider, outcome)
+        with Signals(), ctx.progress.during(f"{provider} decides", aside=True):
+            _until_decided(ctx, provider, outcome)
     except Interrupted:
-        world.out.say("no longer watching; what was asked for stays so")
+        ctx.out.say("no longer watching; what was asked for stays so")
 
 
-def _until_decided(world: World, provider: str, outcome: Outcome) -> None:
+def _until_decided(ctx: Context, provider: str, outcome: Outcome) -> None:
     looks = 0
-    teller = _teller(world, provider)
+    teller = _teller(ctx, provider)
     troubled = ""
     while any(one.open for _, one in outcome.decided):
         pause = LOOKS[min(looks, len(LOOKS) - 1)]
         looks += 1
-        world.progress.waits(f"looking again in {span(pause)}")
-        world.clock.sleep(pause)
+        ctx.progress.waits(f"looking again in {span(pause)}")
+        ctx.clock.sleep(pause)
         for at, (quota, before) in enumerate(outcome.decided):
             if not before.open:
                 continue
@@ -175,13 +175,13 @@ def _until_decided(world: World, provider: str, outcome: Outcome) -> None:
                 now = teller.requested_quota(quota, before.id)
             except (RateLimited, Unknown) as error:  # one bad look is not the end of a long wait
                 if error.say != troubled:
-                    world.out.say(f"note: {error.say}")
+                    ctx.out.say(f"note: {error.say}")
                 troubled = error.say
                 continue
             outcome.decided[at] = (quota, now)
             if now.status != before.status and any(one.open for _, one in outcome.decided):  # the last is the result
                 for line in (f"{_what(quota, now)}: {_status(now)}", *(now.advice if now.open else ())):
-                    world.out.say(line)
+                    ctx.out.say(line)
 
 
 def open_ones(report: QuotaReport) -> list[tuple[Quota, Increase]]:
@@ -190,8 +190,8 @@ def open_ones(report: QuotaReport) -> list[tuple[Quota, Increase]]:
     return [(quota, one) for quota in asked for one in quota.increases or ()]
 
 
-def _teller(world: World, provider: str) -> Checked:
-    found = world.provisioner(provider)
+def _teller(ctx: Context, provider: str) -> Checked:
+    found = ctx.provisioner(provider)
     return found if isinstance(found, Checked) else Checked(found)
 
 
@@ -216,7 +216,7 @@ def _row_document(quota: Quota) -> Mapping[str, Any]:
     return {**dataclasses.asdict(quota), "missing": quota.missing, "free": quota.free}
 
 
-def lines(world: World, outcome: Outcome) -> list[str]:
+def lines(ctx: Context, outcome: Outcome) -> list[str]:
     """For people: how what was watched ended, what came of asking for more, or all there is to say."""
     if outcome.decided:
         told = [
@@ -227,7 +227,7 @@ def lines(world: World, outcome: Outcome) -> list[str]:
     if outcome.said:
         return outcome.said
     report = outcome.report
-    told = shown(worth_showing(report.quotas), world.clock.now(), columns(world.out.out))
+    told = shown(worth_showing(report.quotas), ctx.clock.now(), columns(ctx.out.out))
     verdict = {True: [], False: ["it does not fit"], None: ["whether it fits is not known"]}[fits(report)]
     return [*told, *verdict, *report.advice]
 

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import (
     GpuopsError,
     Interrupted,
@@ -102,8 +102,8 @@ PATIENCE_S = 3.0
 class Asked:
     """A question to a provider, under way since this was made."""
 
-    def __init__(self, world: World, provisioner: Provisioner) -> None:
-        self._at = world.clock.now()
+    def __init__(self, ctx: Context, provisioner: Provisioner) -> None:
+        self._at = ctx.clock.now()
         self._funds: Funds | None = None
         self._done = threading.Event()
         ask: Callable[[], Mapping[str, float] | None] | None = getattr(provisioner, "account", None)
@@ -128,13 +128,13 @@ class Asked:
             self._done.set()
 
 
-def beyond(world: World, row: ClusterRow, lease: Lease, now: float) -> str:
+def beyond(ctx: Context, row: ClusterRow, lease: Lease, now: float) -> str:
     """Why the account cannot pay for all of a live cluster's lease; empty where it can, or where that is not known."""
     try:
-        funds = Asked(world, world.provisioner_of(row)).told(PATIENCE_S)
+        funds = Asked(ctx, ctx.provisioner_of(row)).told(PATIENCE_S)
     except GpuopsError:  # the package that brings it is no longer installed
         return ""
-    per_hour = sum(one.per_hour for one in world.ledger.resources(row.id) if one.bills)
+    per_hour = sum(one.per_hour for one in ctx.ledger.resources(row.id) if one.bills)
     return leases.beyond(lease, funds, per_hour, now) if funds is not None else ""
 
 
@@ -155,7 +155,7 @@ class Search:
 
     def __init__(
         self,
-        world: World,
+        ctx: Context,
         request: Request,
         plan: Plan,
         agreed: float | None = None,
@@ -168,15 +168,15 @@ class Search:
         """$/h that somebody has agreed to; None: nobody was asked yet."""
         self.rounds = 0
         """How often nothing could be had."""
-        self._world = world
+        self._world = ctx
         self._request = request
         self._plan = plan
         self._notes: set[str] = set()
         self._replaces = replaces
         wait_s = (REPLACING_S if replaces else 0.0) if request.wait_s is None else request.wait_s
-        self._wait_s = wait_s if until is None else max(0.0, min(wait_s, until - world.clock.now()))
-        self._end = world.clock.monotonic() + self._wait_s
-        refuse_dotenv(world, request.provider)
+        self._wait_s = wait_s if until is None else max(0.0, min(wait_s, until - ctx.clock.now()))
+        self._end = ctx.clock.monotonic() + self._wait_s
+        refuse_dotenv(ctx, request.provider)
         self.asked = self._ask()
 
     def payer(self, offer: Offer) -> Payer | None:
@@ -218,14 +218,14 @@ class Search:
 
     def _pause(self, refused: ProviderError, row: ClusterRow | None) -> None:
         """Wait for the next look. Raises `refused` when the time is over, Interrupted when another command ends it."""
-        world, clock = self._world, self._world.clock
+        ctx, clock = self._world, self._world.clock
         left = self._end - clock.monotonic()
         quota = isinstance(refused, QuotaExceeded)
         if left <= 0 or (quota and not self._replaces):
             raise self._in_vain(refused)
         if not self.rounds:
             counted = " (what was taken back may still be counted)" if quota else ""
-            world.out.say(f"{refused.say}{counted}: asking again for {span(left)}")
+            ctx.out.say(f"{refused.say}{counted}: asking again for {span(left)}")
             if row is None:
                 self._agree_ahead(left)
         wait = min(PAUSES[min(self.rounds, len(PAUSES) - 1)], left)
@@ -234,8 +234,8 @@ class Search:
         self.rounds += 1
         if row is not None:
             self._put_off(row, wait)
-        with world.progress.during("nothing can be had yet", aside=True):
-            world.progress.waits(f"asking again in {span(wait)}, {span(left)} left")
+        with ctx.progress.during("nothing can be had yet", aside=True):
+            ctx.progress.waits(f"asking again in {span(wait)}, {span(left)} left")
             clock.pause(wait, self._end)
         if row is not None:
             self._put_off(row, 0.0)
@@ -254,17 +254,17 @@ class Search:
 
     def _agree_ahead(self, left: float) -> None:
         """The one question, before there is an offer. Raises UsageError."""
-        world, most = self._world, self._request.max_price
-        rented = world.provisioner(self._request.provider).capabilities.get("rented") is True
-        if world.yes or not rented or self.agreed is not None:
+        ctx, most = self._world, self._request.max_price
+        rented = ctx.provisioner(self._request.provider).capabilities.get("rented") is True
+        if ctx.yes or not rented or self.agreed is not None:
             return
-        if not world.out.interactive:
+        if not ctx.out.interactive:
             raise UsageError("this costs money, and nobody is there to be asked", "say --yes")
         if most is None:
-            world.out.say("note: stay near: you are asked when there is an offer; with --max-price you are asked now")
-        elif world.out.confirm(
+            ctx.out.say("note: stay near: you are asked when there is an offer; with --max-price you are asked now")
+        elif ctx.out.confirm(
             f"wait for {span(left)} at most, then rent for up to {money(most)}/h"
-            f"{table.paid(payer(world, self._request))}: go?"
+            f"{table.paid(payer(ctx, self._request))}: go?"
         ):
             self.agreed = most
         else:

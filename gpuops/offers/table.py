@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.models import Offer, Payer
 from gpuops.core.output import columns, money, table
 
@@ -18,12 +18,12 @@ PLAIN = ("OFFER", "GPUS", "REGION", "$/H")
 """The columns of an offer that has none of its own."""
 
 
-def show(world: World, offers: Sequence[Offer]) -> None:
+def show(ctx: Context, offers: Sequence[Offer]) -> None:
     """Say what there is to be rented, and what will be tried first."""
-    for line in lines(offers, columns(world.out.err)):
-        world.out.say(line)
+    for line in lines(offers, columns(ctx.out.err)):
+        ctx.out.say(line)
     if chosen := choice(offers):
-        world.out.say(chosen)
+        ctx.out.say(chosen)
 
 
 def lines(offers: Sequence[Offer], width: int | None = None) -> list[str]:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NodeRefused
 from gpuops.core.output import clock_time
 from gpuops.ledger.store import RunRow
@@ -30,13 +30,13 @@ WORTH_S = 60.0
 class Renewal:
     """`look` as often as you like; what takes long is done in a thread. `clock`: UTC seconds."""
 
-    def __init__(self, world: World, live: Live, row: RunRow, clock: Callable[[], float] = time.time) -> None:
-        self._world = world
+    def __init__(self, ctx: Context, live: Live, row: RunRow, clock: Callable[[], float] = time.time) -> None:
+        self._world = ctx
         self._live = live
         self._row = row
         self._clock = clock
         self._sink = request_of(row).sink or {}
-        facts = world.ledger.run(row.id).facts
+        facts = ctx.ledger.run(row.id).facts
         self._place: str = (facts.get("bucket") or {}).get("place") or ""
         self._until: float = (facts.get("bucket") or {}).get("until") or 0.0
         self._uploads: list[list[str]] = facts.get("uploads") or []

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import NodeError
 from gpuops.core.progress import Progress
 from gpuops.ledger.store import RunRow
@@ -25,16 +25,16 @@ def is_awaited(row: RunRow) -> bool:
     return row.state == "home" and bool(row.facts.get("in_bucket")) and archive.is_kept(row)
 
 
-def fetch(world: World, row: RunRow, progress: Progress) -> None:
+def fetch(ctx: Context, row: RunRow, progress: Progress) -> None:
     """Bring home what is in the bucket, and judge the run by it. Raises NodeError, ProviderError, LocalDisk."""
     request = request_of(row)
     place = str(row.facts["bucket"]["place"])
     told = {int(index): result for index, result in (row.facts.get("told") or {}).items()}
     asked = [index for index in range(request.nodes) if index not in told]
-    brought, errors = archive.bring(world, row, asked, progress)
+    brought, errors = archive.bring(ctx, row, asked, progress)
     results = {**told, **{index: _with_sink(one.result, one) for index, one in brought.items() if one.result}}
     if errors and brought:
-        world.ledger.set_run(row.id, facts={**row.facts, **_known(results, request.nodes)})
+        ctx.ledger.set_run(row.id, facts={**row.facts, **_known(results, request.nodes)})
     for error in errors:
         raise error
     silent = [index for index in range(request.nodes) if index not in results]
@@ -43,20 +43,20 @@ def fetch(world: World, row: RunRow, progress: Progress) -> None:
             f"nothing that {row.name} left is in {place}", "its nodes ended before they had sent it: see its logs"
         )
     gone = {index: lost(index, f"node{index} kept nothing", "gone", _taken(row, index)) for index in silent}
-    _judge(world, row, {**gone, **results}, missing=archive.lacking(brought), silent=silent)
+    _judge(ctx, row, {**gone, **results}, missing=archive.lacking(brought), silent=silent)
 
 
-def before_resuming(world: World, row: RunRow) -> None:
+def before_resuming(ctx: Context, row: RunRow) -> None:
     """The same for a run that goes on from it: from what is home, where there is nothing more to be had.
 
     Raises ProviderError, and NodeError where nothing is home either.
     """
     try:
-        fetch(world, row, world.progress)
+        fetch(ctx, row, ctx.progress)
     except NodeError as error:
         if not outputs(RunHome(row.home)):
             raise
-        world.out.say(f"note: {error.say}; going on from what is home")
+        ctx.out.say(f"note: {error.say}; going on from what is home")
 
 
 def _with_sink(result: Mapping[str, Any], one: archive.Brought) -> Mapping[str, Any]:
@@ -80,7 +80,7 @@ def _known(results: Mapping[int, Mapping[str, Any]], nodes: int) -> dict[str, An
 
 
 def _judge(
-    world: World, row: RunRow, results: Mapping[int, Mapping[str, Any]], missing: str, silent: list[int]
+    ctx: Context, row: RunRow, results: Mapping[int, Mapping[str, Any]], missing: str, silent: list[int]
 ) -> None:
     request, home = request_of(row), RunHome(row.home)
     skews = row.facts.get("skews") or [0.0] * request.nodes
@@ -103,5 +103,5 @@ def _judge(
     )
     known = {index: result for index, result in results.items() if index not in silent}
     facts = {**row.facts, **_known(known, request.nodes)}
-    world.ledger.set_run(row.id, verdict=dataclasses.asdict(verdict), facts=facts)
-    world.out.say(f"{row.name}: {verdict.say}")
+    ctx.ledger.set_run(row.id, verdict=dataclasses.asdict(verdict), facts=facts)
+    ctx.out.say(f"{row.name}: {verdict.say}")

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, NodeError, Nonsense
 from gpuops.core.models import Resource, RunRequest, Verdict
 from gpuops.core.output import SCHEMA, amount
@@ -107,9 +107,9 @@ def request_of(row: RunRow) -> RunRequest:
         ) from error
 
 
-def follower(world: World, live: Live, row: RunRow, on_bytes: OnBytes, say: Callable[[str], None]) -> Follower:
+def follower(ctx: Context, live: Live, row: RunRow, on_bytes: OnBytes, say: Callable[[str], None]) -> Follower:
     """Somebody who mirrors a run's logs and waits for its end."""
-    provider = world.provisioner_of(live.row)
+    provider = ctx.provisioner_of(live.row)
 
     def gone(index: int) -> bool:
         machine = live.machines[index]
@@ -127,7 +127,7 @@ def follower(world: World, live: Live, row: RunRow, on_bytes: OnBytes, say: Call
         say=say,
         gone=gone,
         how_ended=lambda index: _how_ended(provider, live.machines[index]),
-        admit=_Admitting(world, live.row, world.ledger.resources(live.row.id)),
+        admit=_Admitting(ctx, live.row, ctx.ledger.resources(live.row.id)),
     )
 
 
@@ -141,8 +141,8 @@ def _how_ended(provider: Provisioner, machine: Resource) -> Mapping[str, Any]:
 class _Admitting:
     """Followers of several nodes find out at the same time that this computer's address has changed: one asks."""
 
-    def __init__(self, world: World, row: ClusterRow, resources: Sequence[Resource]) -> None:
-        self._world, self._row = world, row
+    def __init__(self, ctx: Context, row: ClusterRow, resources: Sequence[Resource]) -> None:
+        self._world, self._row = ctx, row
         self._resources = resources  # read beforehand: a ledger is one thread's
         self._lock = threading.Lock()
         self._asked = 0.0
@@ -166,7 +166,7 @@ def fetch_now(live: Live, row: RunRow, progress: Progress, *, final: bool, nodes
 
 
 def conclude(
-    world: World,
+    ctx: Context,
     live: Live,
     row: RunRow,
     results: Mapping[int, Mapping[str, Any]],
@@ -182,42 +182,42 @@ def conclude(
     spoken = {index: result["reason"].get("kind") for index, result in sorted(results.items())}
     talking = [index for index, kind in spoken.items() if kind not in SILENT]
     with progress.during(f"looking at what {row.name} made"):
-        fetched = _fetch_last(world, live, row, progress, talking)
-        gone = _gone_meanwhile(world, live, talking, results) if fetched.failed else []
+        fetched = _fetch_last(ctx, live, row, progress, talking)
+        gone = _gone_meanwhile(ctx, live, talking, results) if fetched.failed else []
         if gone:
             talking = [index for index in talking if index not in gone]
-            fetched = _fetch_last(world, live, row, progress, talking)
+            fetched = _fetch_last(ctx, live, row, progress, talking)
     # After the nodes' own, which may go as well: a bucket stays.
     silent = [index for index, kind in spoken.items() if kind in ("node", "gone") or index in gone]
     taken = silent or any(result["reason"].get("kind") == "reclaim" for result in results.values())
     handed = _handed(live, row, talking, silent) if taken else {}
-    states = _kept(world, live, row, progress, talking) if request_of(row).sink else {}
+    states = _kept(ctx, live, row, progress, talking) if request_of(row).sink else {}
     heard = _Heard(over, results, talking, gone, fetched, handed, states)
 
     def whole() -> Conclusion:
-        return _judged(world, row, heard, *_recalled(world, row, silent, progress))
+        return _judged(ctx, row, heard, *_recalled(ctx, row, silent, progress))
 
     def rest() -> Conclusion:
         end = whole()
-        bucket.abandon(world, world.ledger.run(row.id))
+        bucket.abandon(ctx, ctx.ledger.run(row.id))
         return end
 
     # One that cannot be reached may have more than the bucket, which only what has come from there can tell.
     safe = not fetched.failed and all(index in gone or spoken[index] == "gone" for index in silent)
     if ending and silent and talking and safe and archive.is_kept(row):
         waiting = archive.waiting(row, silent)
-        end = _judged(world, row, heard, {}, waiting)
+        end = _judged(ctx, row, heard, {}, waiting)
         end.rest, end.unfetched = rest, waiting
     else:
         end = whole()
     if not end.unsaved:
         release(live, row)
         if end.rest is None:  # else one that is just going may still close its archive
-            bucket.abandon(world, world.ledger.run(row.id))
+            bucket.abandon(ctx, ctx.ledger.run(row.id))
     return end
 
 
-def _judged(world: World, row: RunRow, heard: _Heard, brought: Mapping[int, Brought], trouble: str) -> Conclusion:
+def _judged(ctx: Context, row: RunRow, heard: _Heard, brought: Mapping[int, Brought], trouble: str) -> Conclusion:
     """The verdict by what has come, and the record of it. `trouble`: why not all came from a bucket."""
     gone, talking, fetched = heard.gone, heard.talking, heard.fetched
     spoken = {index: result["reason"].get("kind") for index, result in sorted(heard.results.items())}
@@ -253,25 +253,25 @@ def _judged(world: World, row: RunRow, heard: _Heard, brought: Mapping[int, Brou
         more_said, hint = sinks.unfetched(row.name, place, trouble)
         verdict = dataclasses.replace(verdict, say=verdict.say + more_said, hint=hint)
     kept = sinks.outcome(request, row.name, states, range(request.nodes), place) if request.sink else ""
-    document = record(world, row, verdict, results, missing, heard.over)
+    document = record(ctx, row, verdict, results, missing, heard.over)
     document |= {"left_behind": fetched.behind, "kept": kept, "progress": how_far(nodes)}
     home.write_record(document)
-    world.ledger.set_run(
+    ctx.ledger.set_run(
         row.id,
         state="ended" if unsaved else "home",
         keeper=None,
         ended=heard.over,
         verdict=dataclasses.asdict(verdict),
-        facts={**world.ledger.run(row.id).facts, **_in_bucket(row, kinds, results, states)},
+        facts={**ctx.ledger.run(row.id).facts, **_in_bucket(row, kinds, results, states)},
     )
     return Conclusion(verdict, home, missing, unsaved, fetched.nonsense, unfetched, document)
 
 
 def _gone_meanwhile(
-    world: World, live: Live, nodes: Sequence[int], results: Mapping[int, Mapping[str, Any]]
+    ctx: Context, live: Live, nodes: Sequence[int], results: Mapping[int, Mapping[str, Any]]
 ) -> list[int]:
     """Nodes whose machines went while their results were fetched. One that is being taken back is waited for."""
-    provider, machines = world.provisioner_of(live.row), dict(enumerate(live.machines))
+    provider, machines = ctx.provisioner_of(live.row), dict(enumerate(live.machines))
     reasons = [result["reason"] for result in results.values()]
     going = any(reason.get("kind") == "reclaim" or reason.get("reclaimed") for reason in reasons)
     deadline = time.monotonic() + (GOING_S if going else 0.0)
@@ -280,19 +280,19 @@ def _gone_meanwhile(
             gone = [index for index in nodes if index in machines and is_dead(provider.describe(machines[index]))]
         except GpuopsError:
             gone = []
-        if gone or world.signals.hurry or time.monotonic() >= deadline:
+        if gone or ctx.signals.hurry or time.monotonic() >= deadline:
             return gone
         time.sleep(GOING_LOOK_S)
 
 
 def _recalled(
-    world: World, row: RunRow, silent: Sequence[int], progress: Progress
+    ctx: Context, row: RunRow, silent: Sequence[int], progress: Progress
 ) -> tuple[Mapping[int, Brought], str]:
     """What nodes that say nothing any more have kept in a bucket; and why not all could be fetched from there."""
     if not silent or not archive.is_kept(row):
         return {}, ""
     try:
-        brought, errors = archive.bring(world, row, silent, progress)
+        brought, errors = archive.bring(ctx, row, silent, progress)
         return brought, "; ".join(dict.fromkeys(error.say for error in errors))
     except GpuopsError as error:
         return {}, error.say
@@ -329,14 +329,14 @@ def release(live: Live, row: RunRow) -> None:
     on_each(tell, range(min(request.nodes, len(live.clients))))
 
 
-def _kept(world: World, live: Live, row: RunRow, progress: Progress, nodes: list[int]) -> dict[int, Mapping[str, Any]]:
+def _kept(ctx: Context, live: Live, row: RunRow, progress: Progress, nodes: list[int]) -> dict[int, Mapping[str, Any]]:
     """What each node says of the results that it keeps elsewhere, once it is done with that or gets no further."""
     states: dict[int, Mapping[str, Any]] = {}
     end = time.monotonic() + max(SETTLE_S, request_of(row).hold_s or 0.0)
 
     def wait(index: int) -> None:
         with suppress(GpuopsError):
-            states[index] = _settled(world, live.clients[index], row.name, end)
+            states[index] = _settled(ctx, live.clients[index], row.name, end)
 
     elsewhere = "in its bucket" if sinks.is_bucket(request_of(row).sink) else "on its volume"
     with progress.during(f"waiting for what {row.name} keeps {elsewhere}"):
@@ -344,7 +344,7 @@ def _kept(world: World, live: Live, row: RunRow, progress: Progress, nodes: list
     return states
 
 
-def _settled(world: World, client: AgentClient, run: str, end: float) -> Mapping[str, Any]:
+def _settled(ctx: Context, client: AgentClient, run: str, end: float) -> Mapping[str, Any]:
     latest: Mapping[str, Any] = {}
     since = time.monotonic()
     while True:
@@ -355,7 +355,7 @@ def _settled(world: World, client: AgentClient, run: str, end: float) -> Mapping
         if state != latest:
             latest, since = state, time.monotonic()
         now = time.monotonic()
-        if world.signals.hurry or now - since > STALL_S or now > end:
+        if ctx.signals.hurry or now - since > STALL_S or now > end:
             return {**state, "why": "it was not waited for any longer"}
         time.sleep(LOOK_S)
 
@@ -377,7 +377,7 @@ def _bring_left(live: Live, row: RunRow, progress: Progress, nodes: list[int]) -
     return sentence(large)
 
 
-def _fetch_last(world: World, live: Live, row: RunRow, progress: Progress, nodes: list[int]) -> _Fetched:
+def _fetch_last(ctx: Context, live: Live, row: RunRow, progress: Progress, nodes: list[int]) -> _Fetched:
     """The final fetch. In a thread: a second signal leaves it `HURRY_S`, a first one here raises."""
     failures: list[BaseException] = []
     came: list[_Fetched] = []
@@ -397,7 +397,7 @@ def _fetch_last(world: World, live: Live, row: RunRow, progress: Progress, nodes
     hurried: float | None = None
     while thread.is_alive():
         thread.join(LOOK_S)
-        if world.signals.hurry:
+        if ctx.signals.hurry:
             hurried = hurried or time.monotonic()
             if time.monotonic() - hurried > HURRY_S:
                 return _Fetched("the last fetch was cut short")
@@ -448,13 +448,13 @@ def _joined(*sentences: str) -> str:
 
 
 def record(
-    world: World, row: RunRow, verdict: Verdict, results: Mapping[int, Mapping[str, Any]], missing: str, over: float
+    ctx: Context, row: RunRow, verdict: Verdict, results: Mapping[int, Mapping[str, Any]], missing: str, over: float
 ) -> dict[str, Any]:
     """What `run.json` keeps and `--json` prints. `over`: when the run had ended everywhere (UTC seconds).
 
     Of a cluster that is kept, a run is billed from its own beginning.
     """
-    cluster = world.ledger.cluster(row.cluster)
+    cluster = ctx.ledger.cluster(row.cluster)
     started = row.started or over
     until = cluster.ended or time.time()
     since = cluster.created if cluster.ephemeral else row.created

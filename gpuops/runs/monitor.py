@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted
 from gpuops.core.output import span
 from gpuops.core.progress import Silent
@@ -180,17 +180,17 @@ PATIENCE_S = 30.0
 """How long after a second signal nodes that cannot be reached are still sought."""
 
 
-def attend(world: World, live: Live, row: RunRow, tail: HomeTail) -> Follower:
+def attend(ctx: Context, live: Live, row: RunRow, tail: HomeTail) -> Follower:
     """Show a run until it has ended everywhere. A first signal stops it in good order, a second at once."""
 
     def show(lines: Iterator[str]) -> None:
         for line in lines:
-            world.out.line(line)
+            ctx.out.line(line)
 
-    following, remarks = followed(world, live, row)
+    following, remarks = followed(ctx, live, row)
     try:
-        fetching, renewal = LiveFetch(live, row), Renewal(world, live, row)
-        with awaited(world, row) as first:
+        fetching, renewal = LiveFetch(live, row), Renewal(ctx, live, row)
+        with awaited(ctx, row) as first:
             while not following.watch(LOOK_S):
                 show(ending(first, tail.new()))
                 fetching.look()
@@ -200,20 +200,20 @@ def attend(world: World, live: Live, row: RunRow, tail: HomeTail) -> Follower:
         following.quit()
         raise
     except Interrupted:
-        with stopping(world.progress, row):
-            _stop(world, live, row, following, lambda: show(tail.new()))
+        with stopping(ctx.progress, row):
+            _stop(ctx, live, row, following, lambda: show(tail.new()))
     show(tail.rest())
     remarks.news()
     return following
 
 
-def _stop(world: World, live: Live, row: RunRow, following: Follower, show: Callable[[], None]) -> None:
+def _stop(ctx: Context, live: Live, row: RunRow, following: Follower, show: Callable[[], None]) -> None:
     """Stop a run and wait until no node has anything left of it; in a hurry, not for ever for one that is away."""
     _ask(live, row, "graceful", "interrupted")
     hurried: float | None = None
     while not following.wait(LOOK_S):
         show()
-        if world.signals.hurry and hurried is None:
+        if ctx.signals.hurry and hurried is None:
             hurried = time.monotonic()
             _ask(live, row, "now", "interrupted twice")
         if hurried is not None and time.monotonic() - hurried > PATIENCE_S:
@@ -225,14 +225,14 @@ def _ask(live: Live, row: RunRow, how: Literal["graceful", "now"], why: str) -> 
     threading.Thread(target=halt, args=(live, row.name, how, why), daemon=True, name=f"stop {row.name}").start()
 
 
-def awaited(world: World, row: RunRow, wanted: Filter | None = None) -> ExitStack:
+def awaited(ctx: Context, row: RunRow, wanted: Filter | None = None) -> ExitStack:
     """Until it is closed: a word on a live line, and now and then in a log, that the run goes on without a line."""
     ranks = int(row.facts.get("world") or 0) if request_of(row).kind == "torchrun" else 0
     on = f" on {ranks} rank{'s' * (ranks != 1)}" if ranks else ""
     every = wanted is None or wanted == Filter(tail=wanted.tail, launcher=wanted.launcher)
     first = ExitStack()
-    first.enter_context(world.progress.during(f"{row.name} runs{on}", aside=True))
-    world.progress.waits("no line yet" if every else "no line that fits yet")
+    first.enter_context(ctx.progress.during(f"{row.name} runs{on}", aside=True))
+    ctx.progress.waits("no line yet" if every else "no line that fits yet")
     return first
 
 
@@ -243,10 +243,10 @@ def ending(first: ExitStack, lines: Iterator[str]) -> Iterator[str]:
         yield line
 
 
-def followed(world: World, live: Live, row: RunRow) -> tuple[Follower, Remarks]:
+def followed(ctx: Context, live: Live, row: RunRow) -> tuple[Follower, Remarks]:
     """A run from now on followed to its end, and what is remarked beside it."""
     look = how_to_look(live.row.name, gpus=any(facts.get("gpus") for facts in live.facts))
-    remarks = Remarks(world.out.say, RunHome(row.home), world.folder, look)
-    following = follower(world, live, row, remarks.heard, world.out.say)
+    remarks = Remarks(ctx.out.say, RunHome(row.home), ctx.folder, look)
+    following = follower(ctx, live, row, remarks.heard, ctx.out.say)
     following.start()
     return following, remarks

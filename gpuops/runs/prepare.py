@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuops import __version__, sync
 from gpuops.clusters.virtual import widen
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import BUG, ConnectionLost, GpuopsError, Interrupted, NodeRefused, UsageError
 from gpuops.core.models import NodeFacts, RunRequest, Verdict
 from gpuops.core.parallel import on_each
@@ -91,17 +91,17 @@ def tree_of(request: RunRequest, folder: Path) -> tuple[str, Path]:
     return ("train", inputs.folder()) if request.workload else ("project", folder)
 
 
-def check(world: World, request: RunRequest, sending: Sending) -> None:
+def check(ctx: Context, request: RunRequest, sending: Sending) -> None:
     """What can be known to fail before anything is created. Raises UsageError."""
-    secret_values(request.secrets, world.folder, world.env)
-    refuse_tracked(world.folder, [name for name in request.secrets if not world.env.get(name)])
-    _, folder = tree_of(request, world.folder)
-    _check_script(request, inputs.scan_project(world, folder, _allowed(request, sending)))
+    secret_values(request.secrets, ctx.folder, ctx.env)
+    refuse_tracked(ctx.folder, [name for name in request.secrets if not ctx.env.get(name)])
+    _, folder = tree_of(request, ctx.folder)
+    _check_script(request, inputs.scan_project(ctx, folder, _allowed(request, sending)))
 
 
-def secrets_sent(world: World, request: RunRequest) -> str:
+def secrets_sent(ctx: Context, request: RunRequest) -> str:
     """Which secrets the nodes are sent, by name, and where those are from; empty for none. Raises UsageError."""
-    origins = secret_origins(request.secrets, world.folder, world.env)
+    origins = secret_origins(request.secrets, ctx.folder, ctx.env)
     return f"secrets: {', '.join(f'{name} (from {origin})' for name, origin in origins.items())}" if origins else ""
 
 
@@ -110,20 +110,20 @@ def _allowed(request: RunRequest, sending: Sending) -> Sequence[str]:
 
 
 def prepare(
-    world: World, settings: Settings, live: Live, request: RunRequest, sending: Sending, progress: Progress
+    ctx: Context, settings: Settings, live: Live, request: RunRequest, sending: Sending, progress: Progress
 ) -> Prepared:
     """Bring everything a run needs to its nodes. Nothing is started yet. Raises GpuopsError."""
     # The agents take stock of these files at the start, to tell what the run made from what was there.
     request = dataclasses.replace(request, outs=patterns(request.outs))
-    values = secret_values(request.secrets, world.folder, world.env)
+    values = secret_values(request.secrets, ctx.folder, ctx.env)
     if not sending.queue:
-        _refuse_second(world, live, None)
-    widen(world, live, request)
-    row = world.ledger.add_run(
+        _refuse_second(ctx, live, None)
+    widen(ctx, live, request)
+    row = ctx.ledger.add_run(
         stem=stem(request),
         cluster=live.row.id,
-        folder=world.folder,
-        tree=tree_of(request, world.folder)[0],
+        folder=ctx.folder,
+        tree=tree_of(request, ctx.folder)[0],
         request=dataclasses.asdict(request),
         facts={
             "gpuops": __version__,
@@ -132,26 +132,26 @@ def prepare(
             "per_hour": sum(machine.per_hour for machine in live.machines),
             "skews": live.skews,
         },
-        keeper=world.me,
+        keeper=ctx.me,
         now=time.time(),
     )
-    daemon.ensure(world.home)
+    daemon.ensure(ctx.home)
     try:
-        row = _wait_for_turn(world, live, sending, row)
-        return _prepared(world, settings, live, request, sending, row, values, progress)
+        row = _wait_for_turn(ctx, live, sending, row)
+        return _prepared(ctx, settings, live, request, sending, row, values, progress)
     except BaseException as error:
-        give_up(world, row, error)
+        give_up(ctx, row, error)
         raise
 
 
-def give_up(world: World, row: RunRow, error: BaseException) -> None:
+def give_up(ctx: Context, row: RunRow, error: BaseException) -> None:
     """Note a run that never started, and why; the folder that was to hold its results goes."""
     if isinstance(error, Interrupted):
         verdict = Verdict("stopped", error.exit_code, "stopped before it was started")
     else:
         say = error.say if isinstance(error, GpuopsError) else type(error).__name__
         verdict = Verdict("failed", getattr(error, "exit_code", BUG), f"not started: {say}")
-    world.ledger.set_run(row.id, state="home", keeper=None, ended=time.time(), verdict=dataclasses.asdict(verdict))
+    ctx.ledger.set_run(row.id, state="home", keeper=None, ended=time.time(), verdict=dataclasses.asdict(verdict))
     for folder in (RunHome(row.home).out, row.home):
         try:
             folder.rmdir()
@@ -160,7 +160,7 @@ def give_up(world: World, row: RunRow, error: BaseException) -> None:
 
 
 def _prepared(
-    world: World,
+    ctx: Context,
     settings: Settings,
     live: Live,
     request: RunRequest,
@@ -170,87 +170,87 @@ def _prepared(
     progress: Progress,
 ) -> Prepared:
     """The part of `prepare` that a run in the ledger stands for."""
-    name, folder = tree_of(request, world.folder)
-    shared = capable(world, live, "shares_disk")
+    name, folder = tree_of(request, ctx.folder)
+    shared = capable(ctx, live, "shares_disk")
     with progress.during("looking through the project"):
-        tree = _scanned(world, request, sending, folder, shared)
+        tree = _scanned(ctx, request, sending, folder, shared)
     home = RunHome(row.home)
     home.create()
     clients = live.clients[: request.nodes]
     alone = shared or not (request.kind == "torchrun" or request.all_nodes)
     with progress.during(f"trying the network between {request.nodes} nodes"):
-        meeting = meet(world, live, request.nodes, alone=alone)
+        meeting = meet(ctx, live, request.nodes, alone=alone)
     began = time.monotonic()
     with progress.during("comparing the project with what the nodes have"):
-        record = Pushed(world.home, live.row.token, name)
+        record = Pushed(ctx.home, live.row.token, name)
         reports = sync.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress, record=record)
     if not shared:
-        upload.remember(world.home / "cache", sum(one.bytes_sent for one in reports), time.monotonic() - began)
-    _say_kept(world, reports)
-    places = inputs.provide(world, live, request, allow=sending.send_anyway, overwrite=sending.overwrite)
+        upload.remember(ctx.home / "cache", sum(one.bytes_sent for one in reports), time.monotonic() - began)
+    _say_kept(ctx, reports)
+    places = inputs.provide(ctx, live, request, allow=sending.send_anyway, overwrite=sending.overwrite)
     if request.resume:
         with progress.during(f"putting back what {request.resume} made"):
-            count = put_back(clients, name, find_run(world, request.resume))
-        world.out.say(f"{count} file{'s' * (count != 1)} of {request.resume} put back on every node")
+            count = put_back(clients, name, find_run(ctx, request.resume))
+        ctx.out.say(f"{count} file{'s' * (count != 1)} of {request.resume} put back on every node")
     with progress.during("looking for a Python with torch" if request.kind == "torchrun" else "looking for a Python"):
-        nodes = equip(world, settings, live, request, folder, meeting.spots, progress)
-    rented = capable(world, live, "rented")
+        nodes = equip(ctx, settings, live, request, folder, meeting.spots, progress)
+    rented = capable(ctx, live, "rented")
     commands = [setup_command(request, folder, node.facts.python, rented=rented) for node in nodes]
     if any(commands):
         with progress.during("running the set-up command"):
-            set_up(world, live, name, folder, commands, nodes, progress)
+            set_up(ctx, live, name, folder, commands, nodes, progress)
     size = sum(node.facts.ranks for node in nodes)
     origin = {"commit": None, "dirty": False} if request.workload else {"commit": tree.commit, "dirty": tree.dirty}
     held = [one.path for one in tree.held]
     facts = {**row.facts, **origin, "held": held, "nodes": request.nodes, "world": size, **versions(live, nodes)}
-    world.ledger.set_run(row.id, facts=facts)
+    ctx.ledger.set_run(row.id, facts=facts)
     parts = [dataclasses.replace(node.facts, data=places.get(node.facts.index)) for node in nodes]
-    return Prepared(world.ledger.run(row.id), home, request, parts, meeting.ports, values)
+    return Prepared(ctx.ledger.run(row.id), home, request, parts, meeting.ports, values)
 
 
-def _scanned(world: World, request: RunRequest, sending: Sending, folder: Path, shared: bool) -> sync.Tree:
+def _scanned(ctx: Context, request: RunRequest, sending: Sending, folder: Path, shared: bool) -> sync.Tree:
     """What is sent, as it is now, and said. Raises UsageError."""
-    tree = inputs.scan_project(world, folder, _allowed(request, sending))
+    tree = inputs.scan_project(ctx, folder, _allowed(request, sending))
     first, *more = sync.summary(tree)
     for sentence in (f"code: {first}", *more):
-        world.out.say(sentence)
+        ctx.out.say(sentence)
     _check_script(request, tree)
     if request.data and not request.workload:
-        tree = inputs.with_link(tree, world.folder, Path(request.data), shared=shared)
+        tree = inputs.with_link(tree, ctx.folder, Path(request.data), shared=shared)
     return tree
 
 
-def _wait_for_turn(world: World, live: Live, sending: Sending, row: RunRow) -> RunRow:
+def _wait_for_turn(ctx: Context, live: Live, sending: Sending, row: RunRow) -> RunRow:
     """One run at a time on a node: refuse, or with --queue wait until all that came before have ended.
 
     The ledger says who came first, so that of two that wait only one goes on. What is billed counts from the turn.
     """
     if not sending.queue:
-        _refuse_second(world, live, row)
+        _refuse_second(ctx, live, row)
         return row
     told = ""
-    with world.progress.during(f"waiting for {live.row.name}"):
-        while busy := _busy(world, live, row):
+    with ctx.progress.during(f"waiting for {live.row.name}"):
+        while busy := _busy(ctx, live, row):
             if busy != told:
-                world.out.say(f"waiting for {busy} on {live.row.name}")
-                world.progress.waits(f"{busy} goes on")
+                ctx.out.say(f"waiting for {busy} on {live.row.name}")
+                ctx.progress.waits(f"{busy} goes on")
                 told = busy
             time.sleep(QUEUE_POLL_S)
     if told:
-        world.ledger.set_run(row.id, created=time.time())
-    return world.ledger.run(row.id)
+        ctx.ledger.set_run(row.id, created=time.time())
+    return ctx.ledger.run(row.id)
 
 
-def _refuse_second(world: World, live: Live, row: RunRow | None) -> None:
-    if busy := _busy(world, live, row):
+def _refuse_second(ctx: Context, live: Live, row: RunRow | None) -> None:
+    if busy := _busy(ctx, live, row):
         raise UsageError(
             f"{busy} is running on {live.row.name}", f"wait for it with --queue, or end it: gpuops stop {busy}"
         )
 
 
-def _busy(world: World, live: Live, row: RunRow | None) -> str:
+def _busy(ctx: Context, live: Live, row: RunRow | None) -> str:
     """A run that a new one, or that of `row`, has to wait for; empty when there is none."""
-    for run in world.ledger.runs(cluster=live.row.id):
+    for run in ctx.ledger.runs(cluster=live.row.id):
         before = row is None or run.id < row.id
         if before and run.state in ("starting", "running") and run.keeper is not None and run.keeper.alive():
             return run.name
@@ -279,18 +279,18 @@ def _check_script(request: RunRequest, tree: sync.Tree) -> None:
     )
 
 
-def _say_kept(world: World, reports: Sequence[sync.PushReport]) -> None:
+def _say_kept(ctx: Context, reports: Sequence[sync.PushReport]) -> None:
     for report in reports:
         if report.kept:
             first = ", ".join(report.kept[:3]) + (f" and {len(report.kept) - 3} more" if len(report.kept) > 3 else "")
-            world.out.say(f"kept as edited on {report.node}: {first} (`gpuops pull --edits` brings them home)")
+            ctx.out.say(f"kept as edited on {report.node}: {first} (`gpuops pull --edits` brings them home)")
 
 
-def find_run(world: World, name: str) -> RunRow:
+def find_run(ctx: Context, name: str) -> RunRow:
     """A run by its name. Raises UsageError."""
     import difflib
 
-    rows = world.ledger.runs()
+    rows = ctx.ledger.runs()
     for row in rows:
         if row.name == name:
             return row
@@ -300,20 +300,20 @@ def find_run(world: World, name: str) -> RunRow:
     )
 
 
-def launch(world: World, live: Live, prepared: Prepared) -> None:
+def launch(ctx: Context, live: Live, prepared: Prepared) -> None:
     """Start the run on every node, the head first. Other ports each time it is called. Raises GpuopsError."""
     prepared.attempt += 1
     try:
-        _start(world, live, prepared)
+        _start(ctx, live, prepared)
     except NodeRefused as refusal:
         if refusal.kind != "gang" or prepared.attempt > 1:
             raise
-        launch(world, live, prepared)  # the gang link's port was taken in the meantime; nothing has begun
+        launch(ctx, live, prepared)  # the gang link's port was taken in the meantime; nothing has begun
 
 
-def _start(world: World, live: Live, prepared: Prepared) -> None:
+def _start(ctx: Context, live: Live, prepared: Prepared) -> None:
     master, gang = _places(live, prepared)
-    request, granted = _granted(world, live, prepared)
+    request, granted = _granted(ctx, live, prepared)
     specs = node_specs(
         request,
         run=prepared.row.name,
@@ -326,42 +326,42 @@ def _start(world: World, live: Live, prepared: Prepared) -> None:
     )
     gang_secret = secrets.token_hex(32)
     # Before the first node is asked: killed in between, the run is one that the guard and `gpuops stop` know of.
-    world.ledger.set_run(prepared.row.id, state="running", started=time.time())
+    ctx.ledger.set_run(prepared.row.id, state="running", started=time.time())
     asked = 1
 
     def start(index: int) -> None:
-        world.progress.waits("takes stock of its files", f"node{index}")
+        ctx.progress.waits("takes stock of its files", f"node{index}")
         words = {"spec": specs[index], "secrets": dict(prepared.secrets), "gang_secret": gang_secret}
         if granted:
             words["urls"] = granted.urls[index]
         live.clients[index].call("start", timeout=START_S, **words)
-        world.progress.waits("", f"node{index}")
+        ctx.progress.waits("", f"node{index}")
 
     try:
-        with world.progress.during(f"starting {prepared.row.name}"):
+        with ctx.progress.during(f"starting {prepared.row.name}"):
             start(0)  # alone: where its port for the gang link is taken, nothing else has begun
             asked = len(specs)
             on_each(start, range(1, len(specs)))
     except BaseException:
         for index in range(asked):
             _call_off(live, index, prepared.row.name)
-        world.ledger.set_run(prepared.row.id, state="starting", started=None)
-        bucket.abandon(world, world.ledger.run(prepared.row.id))
+        ctx.ledger.set_run(prepared.row.id, state="starting", started=None)
+        bucket.abandon(ctx, ctx.ledger.run(prepared.row.id))
         raise
 
 
-def _granted(world: World, live: Live, prepared: Prepared) -> tuple[RunRequest, bucket.Grant | None]:
+def _granted(ctx: Context, live: Live, prepared: Prepared) -> tuple[RunRequest, bucket.Grant | None]:
     """What the nodes may write to in a bucket, anew for each launch, and the request with the place it is."""
     request = prepared.request
     if not request.sink or not sinks.is_bucket(request.sink):
         return request, None
-    row = world.ledger.run(prepared.row.id)
-    bucket.abandon(world, row)
-    lease = world.ledger.cluster(live.row.id).lease
-    with world.progress.during(f"opening the bucket {request.sink['bucket']} to the nodes"):
-        granted = bucket.grant(world, request.sink, row.name, len(prepared.nodes), lease.end)
+    row = ctx.ledger.run(prepared.row.id)
+    bucket.abandon(ctx, row)
+    lease = ctx.ledger.cluster(live.row.id).lease
+    with ctx.progress.during(f"opening the bucket {request.sink['bucket']} to the nodes"):
+        granted = bucket.grant(ctx, request.sink, row.name, len(prepared.nodes), lease.end)
     kept = {"bucket": {"place": granted.place, "until": granted.until}, "uploads": granted.uploads}
-    world.ledger.set_run(row.id, facts={**world.ledger.run(row.id).facts, **kept})
+    ctx.ledger.set_run(row.id, facts={**ctx.ledger.run(row.id).facts, **kept})
     return dataclasses.replace(request, sink={**request.sink, "place": granted.place}), granted
 
 

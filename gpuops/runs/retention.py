@@ -10,7 +10,7 @@ import dataclasses
 import time
 from contextlib import suppress
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, UsageError
 from gpuops.core.models import Lease, RunRequest
 from gpuops.core.output import clock_time, money, span
@@ -83,44 +83,44 @@ def _cost(wait_s: float, per_hour: float) -> str:
     return money(wait_s / 3600 * per_hour)
 
 
-def price(world: World, cluster: int) -> float:
+def price(ctx: Context, cluster: int) -> float:
     """$/h of all machines of a cluster."""
-    return sum(one.per_hour for one in world.ledger.resources(cluster) if one.kind == "machine")
+    return sum(one.per_hour for one in ctx.ledger.resources(cluster) if one.kind == "machine")
 
 
-def agree(world: World, request: RunRequest, provider: str, per_hour: float, lease: Lease) -> None:
+def agree(ctx: Context, request: RunRequest, provider: str, per_hour: float, lease: Lease) -> None:
     """Who detaches from rented nodes says who keeps the results, or is asked: also where a bucket does only until a
     login ends, which `lease` outlives. Raises UsageError, AuthFailed."""
-    if request.hold_s is not None or not _vanishes(world, provider):
+    if request.hold_s is not None or not _vanishes(ctx, provider):
         return
     opened = ""
     if request.sink is not None:
-        ends = object_store.session_ends(world, request.sink) if sinks.is_bucket(request.sink) else None
+        ends = object_store.session_ends(ctx, request.sink) if sinks.is_bucket(request.sink) else None
         if not ends or (lease.end is not None and ends >= lease.end):
             return
         opened = f"{clock_time(ends, time.time())} (local time)"
-    if world.out.interactive and not world.yes:
-        if world.out.confirm(question(per_hour, opened)):
+    if ctx.out.interactive and not ctx.yes:
+        if ctx.out.confirm(question(per_hour, opened)):
             return
         raise UsageError("not confirmed: nothing was started", refusal(per_hour, opened)[1])
     raise UsageError(*refusal(per_hour, opened))
 
 
-def arranged(world: World, live: Live, request: RunRequest) -> RunRequest:
+def arranged(ctx: Context, live: Live, request: RunRequest) -> RunRequest:
     """The request with where else its nodes keep the results, and how long they wait for whoever fetches them.
 
     Raises UsageError where they have no such place.
     """
     row = live.row
-    rented = world.provisioner(row.provider).capabilities.get("rented") is True
-    hold = hold_s(request.hold_s, row.lease, price(world, row.id), rented=rented, ephemeral=row.ephemeral)
+    rented = ctx.provisioner(row.provider).capabilities.get("rented") is True
+    hold = hold_s(request.hold_s, row.lease, price(ctx, row.id), rented=rented, ephemeral=row.ephemeral)
     sink = request.sink
     if sink:
-        sink = sinks.found(sink, row.name, machines_of(world, row), end=row.ephemeral)
+        sink = sinks.found(sink, row.name, machines_of(ctx, row), end=row.ephemeral)
     return dataclasses.replace(request, hold_s=hold, sink=sink)
 
 
-def said(world: World, live: Live, row: RunRow, request: RunRequest) -> str:
+def said(ctx: Context, live: Live, row: RunRow, request: RunRequest) -> str:
     """One sentence for a run that is on; empty: its results stay where they are."""
     if request.sink:
         folder = ""
@@ -131,12 +131,12 @@ def said(world: World, live: Live, row: RunRow, request: RunRequest) -> str:
         early = until is not None and (row.ended is None) and (live.row.lease.end is None or until < live.row.lease.end)
         limit = f", if it ends before {clock_time(until, time.time())} (local time)" if early and until else ""
         return f"results are kept {on} {sinks.place(request, row.name, folder)} as well{limit}"
-    if request.hold_s is None or not _vanishes(world, live.row.provider):
+    if request.hold_s is None or not _vanishes(ctx, live.row.provider):
         return ""
     return warning(request.hold_s, live.row.lease, time.time())
 
 
-def _vanishes(world: World, provider: str) -> bool:
+def _vanishes(ctx: Context, provider: str) -> bool:
     """Whether a node there ends without this computer, and with it what nobody has fetched."""
-    capabilities = world.provisioner(provider).capabilities
+    capabilities = ctx.provisioner(provider).capabilities
     return capabilities.get("rented") is True and capabilities.get("self_destruct") is True

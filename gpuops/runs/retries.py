@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, Interrupted, MachineGone, NodeError
 from gpuops.core.output import money, span
 from gpuops.ledger.store import ClusterRow, RunRow
@@ -25,21 +25,21 @@ LOOK_S = 30.0
 POLL_S = 3.0
 
 
-def explained(world: World, live: Live, error: NodeError) -> MachineGone | None:
+def explained(ctx: Context, live: Live, error: NodeError) -> MachineGone | None:
     """What stands behind an error, where their provider tells that one of the machines went by nobody's wish."""
-    clock = world.clock
+    clock = ctx.clock
     deadline = clock.monotonic() + (LOOK_S if isinstance(error, ConnectionLost) else 0.0)
     while True:
-        if world.ledger.cluster(live.row.id).state != "up":
+        if ctx.ledger.cluster(live.row.id).state != "up":
             return None  # another command ends it
-        gone = _gone(world, live)
-        if gone or clock.monotonic() >= deadline or world.signals.count:
+        gone = _gone(ctx, live)
+        if gone or clock.monotonic() >= deadline or ctx.signals.count:
             return gone
         clock.pause(POLL_S, deadline)
 
 
-def _gone(world: World, live: Live) -> MachineGone | None:
-    provider = world.provisioner_of(live.row)
+def _gone(ctx: Context, live: Live) -> MachineGone | None:
+    provider = ctx.provisioner_of(live.row)
     for index, machine in enumerate(live.machines):
         try:
             now = provider.describe(machine)
@@ -232,55 +232,55 @@ Attempt = Callable[[LeaseWish, str | None], Outcome]
 """One run on one cluster: within which limits, and which run it goes on from."""
 
 
-def until_it_ends(world: World, chain: Chain, wish: LeaseWish, attempt: Attempt) -> Outcome:
+def until_it_ends(ctx: Context, chain: Chain, wish: LeaseWish, attempt: Attempt) -> Outcome:
     """What the last attempt came to. Raises GpuopsError where there never was a run."""
-    outcome = _borne(world, chain, wish, attempt, Outcome(0, {}))
+    outcome = _borne(ctx, chain, wish, attempt, Outcome(0, {}))
     while outcome.loss is not None:
-        outcome = _again(world, chain, wish, attempt, outcome, outcome.loss)
+        outcome = _again(ctx, chain, wish, attempt, outcome, outcome.loss)
     return outcome
 
 
-def _borne(world: World, chain: Chain, wish: LeaseWish, attempt: Attempt, before: Outcome) -> Outcome:
+def _borne(ctx: Context, chain: Chain, wish: LeaseWish, attempt: Attempt, before: Outcome) -> Outcome:
     """An attempt. Machines that went before there was a run are a loss as well, once nothing is left of them."""
     try:
         return attempt(wish, chain.resume)
     except MachineGone as error:
-        row = None if error.cluster is None else world.ledger.cluster(error.cluster)
-        if not chain.retries or world.signals.count or row is None or row.state != "gone":
+        row = None if error.cluster is None else ctx.ledger.cluster(error.cluster)
+        if not chain.retries or ctx.signals.count or row is None or row.state != "gone":
             raise
-        loss = unready(row, error, world.clock.now())
+        loss = unready(row, error, ctx.clock.now())
         cost = final_cost(row, 0.0)
         return Outcome(error.exit_code, before.document, before.last, loss, row, cost, error)
 
 
-def _again(world: World, chain: Chain, wish: LeaseWish, attempt: Attempt, before: Outcome, loss: Loss) -> Outcome:
+def _again(ctx: Context, chain: Chain, wish: LeaseWish, attempt: Attempt, before: Outcome, loss: Loss) -> Outcome:
     """The next run of a job whose machines were taken back; the verdict stands where there may be none, or is none."""
     assert before.gone is not None
-    rest, why = within(wish, before.gone, chain.spent + before.cost, world.clock.now())
+    rest, why = within(wish, before.gone, chain.spent + before.cost, ctx.clock.now())
     if chain.left <= 0:
         why = f"--retries {chain.retries} is used up"
-    if why or world.signals.count:
+    if why or ctx.signals.count:
         last = [*before.last, *([f"not tried again: {why}"] if why else [])]
         before = dataclasses.replace(before, last=last, loss=None)
-        return _failed(world, before, chain, before.error, chain.spent + before.cost) if before.error else before
-    world.signals.forward()
+        return _failed(ctx, before, chain, before.error, chain.spent + before.cost) if before.error else before
+    ctx.signals.forward()
     chain.add(loss, before.cost)
-    world.out.say(chain.announce(loss))
+    ctx.out.say(chain.announce(loss))
     try:
-        return _borne(world, chain, rest, attempt, before)
+        return _borne(ctx, chain, rest, attempt, before)
     except GpuopsError as error:
-        return _failed(world, before, chain, error, chain.spent)
+        return _failed(ctx, before, chain, error, chain.spent)
     except Interrupted:
         if chain.resume:
-            world.out.say(f"what {chain.resume} saved is home: --resume {chain.resume} goes on from it")
+            ctx.out.say(f"what {chain.resume} saved is home: --resume {chain.resume} goes on from it")
         raise
 
 
-def _failed(world: World, before: Outcome, chain: Chain, error: GpuopsError, spent: float) -> Outcome:
+def _failed(ctx: Context, before: Outcome, chain: Chain, error: GpuopsError, spent: float) -> Outcome:
     """What a job came to that got no other machines, or lost them again. Raises `error` where it never had a run, and
     so has no receipt: what its machines have cost (`spent`, in $) is said all the same."""
     if not before.document:
-        world.out.say(receipt.without_run(spent))
+        ctx.out.say(receipt.without_run(spent))
         error.say = "; ".join([error.say, *before.last])
         raise error
     found = f"; go on from what is home: --resume {chain.resume}" if chain.resume else ""

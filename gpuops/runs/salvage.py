@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk, NodeError
 from gpuops.core.models import Resource
 from gpuops.core.progress import Silent
@@ -34,12 +34,12 @@ RESULT = "result.json"
 
 
 def salvage(
-    world: World, row: ClusterRow, run: RunRow
+    ctx: Context, row: ClusterRow, run: RunRow
 ) -> tuple[dict[int, Mapping[str, Any]], dict[int, ConnectionLost]]:
     """Bring home what is longer there than here; the results of nodes that have one, and why others were out of
     reach. Raises LocalDisk."""
     results, away = {}, {}
-    for index, machine in enumerate(nodes_of(world, row)[: int(run.request["nodes"])]):
+    for index, machine in enumerate(nodes_of(ctx, row)[: int(run.request["nodes"])]):
         try:
             programs = programs_of(row, machine, index)
             try:
@@ -58,40 +58,40 @@ def salvage(
     return results, away
 
 
-def conclude_without(world: World, row: ClusterRow, run: RunRow, error: NodeError, *, gone: bool) -> Conclusion:
+def conclude_without(ctx: Context, row: ClusterRow, run: RunRow, error: NodeError, *, gone: bool) -> Conclusion:
     """Judge a run whose nodes answer no more, by what they left. `gone`: their provider says that they ended.
 
     Raises ConnectionLost where a host of the user's own is out of reach: it costs nothing, and keeps what it has.
     """
-    live = absent(row, nodes_of(world, row), error)
-    told = _told(world, row, live.machines) if gone else {}
-    found, away = salvage(world, row, run)
-    if away and world.provisioner(row.provider).capabilities.get("rented") is not True:
+    live = absent(row, nodes_of(ctx, row), error)
+    told = _told(ctx, row, live.machines) if gone else {}
+    found, away = salvage(ctx, row, run)
+    if away and ctx.provisioner(row.provider).capabilities.get("rented") is not True:
         raise next(iter(away.values()))
     results = {**unreached(run, error, gone=gone, told=told), **found}
-    return conclude(world, live, run, results, Silent())
+    return conclude(ctx, live, run, results, Silent())
 
 
 def salvaged(
-    world: World, live: Live, run: RunRow, results: dict[int, Mapping[str, Any]]
+    ctx: Context, live: Live, run: RunRow, results: dict[int, Mapping[str, Any]]
 ) -> tuple[Live, dict[int, Mapping[str, Any]]]:
     """A run whose nodes all ended while it was followed: what lies on hosts of the user's own comes home as well.
 
     Returns what `conclude` takes. Raises ConnectionLost, as `conclude_without`.
     """
-    if world.provisioner(live.row.provider).capabilities.get("rented") is True:
+    if ctx.provisioner(live.row.provider).capabilities.get("rented") is True:
         return live, results
-    found, away = salvage(world, live.row, run)
+    found, away = salvage(ctx, live.row, run)
     if away:
         raise next(iter(away.values()))
     error = NodeError("its node has ended", "gpuops runs shows what came of it")
-    return absent(live.row, nodes_of(world, live.row), error), {**results, **found}
+    return absent(live.row, nodes_of(ctx, live.row), error), {**results, **found}
 
 
-def _told(world: World, row: ClusterRow, machines: Sequence[Resource]) -> dict[int, dict[str, Any]]:
+def _told(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> dict[int, dict[str, Any]]:
     """What their provider says of how machines ended."""
     with suppress(GpuopsError):
-        provider = world.provisioner_of(row)
+        provider = ctx.provisioner_of(row)
         return {index: how_ended(provider.describe(machine)) for index, machine in enumerate(machines)}
     return {}
 

@@ -69,9 +69,9 @@ def resume_hint(run: str, saved: bool) -> str:
 
 
 def judge(
-    request: RunRequest, world: int, results: Sequence[NodeResult], again: str = RESUME, run: str = ""
+    request: RunRequest, world_size: int, results: Sequence[NodeResult], again: str = RESUME, run: str = ""
 ) -> Verdict:
-    """The verdict over all nodes' results; `world` is the number of ranks that was asked for.
+    """The verdict over all nodes' results; `world_size` is the number of ranks that was asked for.
 
     `again`: the hint for a run that was ended from outside. `run`: its name, for what a hint tells to type.
     """
@@ -86,7 +86,7 @@ def judge(
         return outside[1]
     if blamed:
         return _failed(blamed, results, run)
-    return _formed(request, world, results, run)
+    return _formed(request, world_size, results, run)
 
 
 def is_port_clash(results: Iterable[Mapping[str, Any]]) -> bool:
@@ -214,23 +214,23 @@ def _left_early(death: Death, results: Sequence[NodeResult]) -> str:
     return ""
 
 
-def _formed(request: RunRequest, world: int, results: Sequence[NodeResult], run: str) -> Verdict:
+def _formed(request: RunRequest, world_size: int, results: Sequence[NodeResult], run: str) -> Verdict:
     """All ended well; did they train together?"""
     if request.kind != "torchrun":
         return _alone("the command ended well", [_last(result) for result in results])
     ranks = [rank for result in results for rank in result.ranks]
-    if world <= 1:
+    if world_size <= 1:
         return _alone("the run ended well", [_last(rank) for rank in ranks])
     together = sum(rank.joined is True for rank in ranks)
     unwilling = not together and all(remedies.wants_gpus(_last(rank)) for rank in ranks)
-    well = f"all {world} ranks ended well"
+    well = f"all {world_size} ranks ended well"
     if unwilling or any(rank.joined is False for rank in ranks):
         formed = f"only {together} of them joined" if together else "none of them joined"
-        say = f"{well}, but {formed} the world of {world} that was asked for"
+        say = f"{well}, but {formed} the world of {world_size} that was asked for"
         apart = {rank.rank: _last(rank) for rank in ranks if not rank.joined}
         return Verdict("unformed", FAILED, f"{say}: {_saying(apart)}", remedies.GPUS if unwilling else ALONE)
-    if together < world:
-        say = f"{well}, but too soon: gpuops could not tell whether they formed one world of {world}"
+    if together < world_size:
+        say = f"{well}, but too soon: gpuops could not tell whether they formed one world of {world_size}"
         return Verdict("unclear", 0, say, f"look for the world size in what rank 0 printed (`{logs(run)} --rank 0`)")
     return Verdict("done", 0, well)
 

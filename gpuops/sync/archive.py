@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, LocalDisk, NodeError
 from gpuops.core.output import amount
 from gpuops.core.progress import Progress
@@ -154,7 +154,7 @@ def is_kept(row: RunRow) -> bool:
 
 
 def bring(
-    world: World, row: RunRow, nodes: Iterable[int], progress: Progress
+    ctx: Context, row: RunRow, nodes: Iterable[int], progress: Progress
 ) -> tuple[dict[int, Brought], list[GpuopsError]]:
     """Bring home what those nodes have kept; those of which nothing is there are left out.
 
@@ -172,13 +172,13 @@ def bring(
         archives: dict[int, bucket.Download] = {}
         for node in nodes:
             with _noted(errors, node):
-                if there := bucket.open_archive(world, sink, place, node):
+                if there := bucket.open_archive(ctx, sink, place, node):
                     archives[node] = there
         sizes = {node: one.size for node, one in archives.items()}
         chosen = fitting(sizes, shutil.disk_usage(home.path).free)
         total, done = sum(sizes[node] for node in chosen), 0
         for node in chosen:
-            told = _teller(world, progress, node, archives[node], done, total)
+            told = _teller(ctx, progress, node, archives[node], done, total)
             try:
                 with _noted(errors, node):
                     found = unpack(archives[node], node, staging, told)
@@ -215,12 +215,12 @@ def _noted(errors: dict[int, GpuopsError], node: int) -> Iterator[None]:
 
 
 def _teller(
-    world: World, progress: Progress, node: int, archive: bucket.Download, done: int, total: int
+    ctx: Context, progress: Progress, node: int, archive: bucket.Download, done: int, total: int
 ) -> Callable[[int], None]:
     """Told of bytes, says how far all of it is. A second signal ends the wait: raises NodeError."""
 
     def told(_size: int) -> None:
-        if world.signals.hurry:
+        if ctx.signals.hurry:
             raise NodeError(f"what node{node} kept was not waited for any longer", "`gpuops pull` fetches it")
         progress.advance(done + archive.at, total, "results")
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Unknown, UsageError
 from gpuops.core.output import clock_time
 from gpuops.ledger.store import RunRow
@@ -53,34 +53,34 @@ class Grant:
     uploads: list[list[str]] = field(repr=False)
 
 
-def check(world: World, sink: Mapping[str, Any]) -> dict[str, Any]:
+def check(ctx: Context, sink: Mapping[str, Any]) -> dict[str, Any]:
     """Whether results can be kept there, before anything is rented: the sink with its `region`, and with the `profile`
     that it was asked with, by its name, or `dotenv` where the key was the project's: whoever comes back for the results
     asks with the same.
 
     Raises UsageError, AuthFailed, Unknown.
     """
-    sink = {**sink, "profile": whose(world.env, str(sink.get("profile") or "")), "dotenv": False}
-    sink["dotenv"] = from_dotenv(world, sink)
-    with world.progress.during(f"asking for the bucket {sink['bucket']}"):
-        found = {**sink, "region": _region(world, sink)}
-        s3 = client(world, found)
+    sink = {**sink, "profile": whose(ctx.env, str(sink.get("profile") or "")), "dotenv": False}
+    sink["dotenv"] = from_dotenv(ctx, sink)
+    with ctx.progress.during(f"asking for the bucket {sink['bucket']}"):
+        found = {**sink, "region": _region(ctx, sink)}
+        s3 = client(ctx, found)
         mark = key_of(found, MARK)
         ask(found, "s3:PutObject", s3.put_object, Key=mark, Body=b"")
         ask(found, "s3:GetObject", s3.get_object, Key=mark)["Body"].close()  # HEAD says nothing of why it is denied
         begun = ask(found, "s3:PutObject", s3.create_multipart_upload, Key=mark)
         try:
-            _try_address(world, s3, found, {"Key": mark, "UploadId": begun["UploadId"], "PartNumber": 1})
+            _try_address(ctx, s3, found, {"Key": mark, "UploadId": begun["UploadId"], "PartNumber": 1})
         finally:
             ask(found, "s3:AbortMultipartUpload", s3.abort_multipart_upload, Key=mark, UploadId=begun["UploadId"])
-    if (ends := session_ends(world, sink)) is not None:
+    if (ends := session_ends(ctx, sink)) is not None:
         say = "until the session of these temporary credentials ends"
         at = f", at {clock_time(ends, time.time())} (local time)" if ends else ""
-        world.out.say(f"note: the nodes can write to the bucket {say}{at}")
+        ctx.out.say(f"note: the nodes can write to the bucket {say}{at}")
     return found
 
 
-def _try_address(world: World, s3: Any, sink: Mapping[str, Any], part: Mapping[str, Any]) -> None:
+def _try_address(ctx: Context, s3: Any, sink: Mapping[str, Any], part: Mapping[str, Any]) -> None:
     """Send one byte as a node will: by an address, and not as boto3 does, which follows redirects. Raises Denied.
 
     That this computer has no way there, or does not trust it without boto3's help, says nothing of a node.
@@ -94,12 +94,12 @@ def _try_address(world: World, s3: Any, sink: Mapping[str, Any], part: Mapping[s
         say = f"the bucket {sink['bucket']} takes nothing from its nodes: an address that is signed for them is refused"
         raise Denied(f"{say} ({error.code})", "try again later, or name another bucket with --sink") from error
     except OSError as error:
-        world.out.say(f"note: whether nodes can write to the bucket {sink['bucket']} could not be tried: {error}")
+        ctx.out.say(f"note: whether nodes can write to the bucket {sink['bucket']} could not be tried: {error}")
 
 
-def grant(world: World, sink: Mapping[str, Any], run: str, nodes: int, lease_end: float | None) -> Grant:
+def grant(ctx: Context, sink: Mapping[str, Any], run: str, nodes: int, lease_end: float | None) -> Grant:
     """Open a place of its own for each node. Raises ProviderError. `lease_end`: UTC seconds."""
-    s3 = client(world, sink)
+    s3 = client(ctx, sink)
     folder = key_of(sink, run)
     if _size(s3, sink, f"{folder}/node0.json") is not None:  # an earlier attempt's, or another user's
         folder = f"{folder}-{uuid.uuid4().hex[:8]}"
@@ -108,16 +108,16 @@ def grant(world: World, sink: Mapping[str, Any], run: str, nodes: int, lease_end
         key = f"{folder}/node{index}.tar"
         begun = ask(sink, "s3:PutObject", s3.create_multipart_upload, Key=key)
         uploads.append([key, begun["UploadId"]])
-    return renewed(world, sink, f"s3://{sink['bucket']}/{folder}", uploads, lease_end)
+    return renewed(ctx, sink, f"s3://{sink['bucket']}/{folder}", uploads, lease_end)
 
 
 def renewed(
-    world: World, sink: Mapping[str, Any], place: str, uploads: list[list[str]], lease_end: float | None
+    ctx: Context, sink: Mapping[str, Any], place: str, uploads: list[list[str]], lease_end: float | None
 ) -> Grant:
     """Addresses for the same uploads, signed now. Raises UsageError, AuthFailed."""
     now = time.time()
-    until = min(wanted(now, lease_end), session_ends(world, sink) or now + LONGEST_S)
-    s3 = client(world, sink)
+    until = min(wanted(now, lease_end), session_ends(ctx, sink) or now + LONGEST_S)
+    s3 = client(ctx, sink)
     folder = place.removeprefix(f"s3://{sink['bucket']}/")
 
     def signed(operation: str, key: str, **more: Any) -> str:
@@ -146,28 +146,28 @@ def wanted(now: float, lease_end: float | None) -> float:
     return min(now + LONGEST_S, (lease_end or now + LONGEST_S) + AFTER_S)
 
 
-def abandon(world: World, row: RunRow) -> None:
+def abandon(ctx: Context, row: RunRow) -> None:
     """End a run's uploads that nobody has completed: their parts bill until then. What cannot be ended is said."""
     uploads = row.facts.get("uploads") or []
     sink = row.request.get("sink") or {}
     if not uploads or not sink.get("bucket"):
         return
     try:
-        s3 = client(world, sink)
+        s3 = client(ctx, sink)
         for key, upload in uploads:
             with suppress(Absent):
                 ask(sink, "s3:AbortMultipartUpload", s3.abort_multipart_upload, Key=key, UploadId=upload)
     except GpuopsError as error:
         name = f"s3://{sink['bucket']}/{uploads[0][0].rpartition('/')[0]}"
-        world.out.say(f"note: parts of {row.name} may be left in {name}, and cost there: {error.say}")
+        ctx.out.say(f"note: parts of {row.name} may be left in {name}, and cost there: {error.say}")
         return
-    world.ledger.set_run(row.id, facts={**world.ledger.run(row.id).facts, "uploads": []})
+    ctx.ledger.set_run(row.id, facts={**ctx.ledger.run(row.id).facts, "uploads": []})
 
 
-def abandon_all(world: World, cluster: int) -> None:
+def abandon_all(ctx: Context, cluster: int) -> None:
     """The same for every run of a cluster whose machines are gone."""
-    for row in world.ledger.runs(cluster=cluster):
-        abandon(world, row)
+    for row in ctx.ledger.runs(cluster=cluster):
+        abandon(ctx, row)
 
 
 class Download:
@@ -177,10 +177,10 @@ class Download:
     STALL_S = 300.0
     """After so long without a byte it is given up: nodes that are still there cost money meanwhile."""
 
-    def __init__(self, world: World, sink: Mapping[str, Any], key: str) -> None:
+    def __init__(self, ctx: Context, sink: Mapping[str, Any], key: str) -> None:
         self._sink = sink
         self._key = key
-        self._s3 = client(world, sink)
+        self._s3 = client(ctx, sink)
         # Not by HEAD: its answer says nothing of why it is none.
         first = ask(sink, "s3:GetObject", self._s3.get_object, Key=key, Range="bytes=0-0")
         first["Body"].close()
@@ -220,16 +220,16 @@ class Download:
         return self._body
 
 
-def open_archive(world: World, sink: Mapping[str, Any], place: str, node: int) -> Download | None:
+def open_archive(ctx: Context, sink: Mapping[str, Any], place: str, node: int) -> Download | None:
     """What a node has kept; None where it is not there. Raises ProviderError."""
     key = place.removeprefix(f"s3://{sink['bucket']}/") + f"/node{node}"
     try:
-        return Download(world, sink, f"{key}.tar")
+        return Download(ctx, sink, f"{key}.tar")
     except Absent:
         return None
     except Denied:
         # Who may not list a bucket is not told what is not in it; what the node said before its run began is.
-        if _size(client(world, sink), sink, f"{key}.json") is None:
+        if _size(client(ctx, sink), sink, f"{key}.json") is None:
             raise
         return None
 
@@ -241,11 +241,11 @@ def _size(s3: Any, sink: Mapping[str, Any], key: str) -> int | None:
         return None
 
 
-def _region(world: World, sink: Mapping[str, Any]) -> str:
+def _region(ctx: Context, sink: Mapping[str, Any]) -> str:
     """Where a bucket is: the service tells even who may do nothing else with it. Raises UsageError, ProviderError."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    s3 = client(world, sink)
+    s3 = client(ctx, sink)
     try:
         answer = s3.head_bucket(Bucket=sink["bucket"])
     except ClientError as error:

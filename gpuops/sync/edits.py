@@ -9,7 +9,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NodeError, NodeRefused
 from gpuops.core.models import Resource
 from gpuops.core.progress import Progress
@@ -153,7 +153,7 @@ class _Bringing:
 TREE = "project"
 
 
-def save_left(world: World, row: ClusterRow, progress: Progress) -> Iterator[str]:
+def save_left(ctx: Context, row: ClusterRow, progress: Progress) -> Iterator[str]:
     """Save it in `runs/<cluster>-left/node<i>/` of the cluster's folder; yields a sentence per node that had some.
     Where an earlier cluster of that name left something, it is `<cluster>-left-2`, and so on.
 
@@ -162,12 +162,12 @@ def save_left(world: World, row: ClusterRow, progress: Progress) -> Iterator[str
     """
     failed: GpuopsError | None = None
     gone: dict[int, GpuopsError] = {}
-    nodes = nodes_of(world, row)
+    nodes = nodes_of(ctx, row)
     for index, machine in enumerate(nodes):
         try:
-            said = save_one(world, row, machine, index, progress)
+            said = save_one(ctx, row, machine, index, progress)
         except GpuopsError as error:
-            if isinstance(error, NodeError) and has_gone(world, row, machine):
+            if isinstance(error, NodeError) and has_gone(ctx, row, machine):
                 gone[index] = error
             else:
                 failed = failed or error
@@ -182,12 +182,12 @@ def save_left(world: World, row: ClusterRow, progress: Progress) -> Iterator[str
         yield f"node{index} has ended: what was edited or made there outside of runs is gone with it"
 
 
-def save_one(world: World, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
+def save_one(ctx: Context, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
     """The same of one node; a sentence, empty where it had nothing. Raises NodeError, LocalDisk."""
     programs = programs_of(row, machine, index)
     try:
         with progress.during(f"looking for what was edited or made on node{index}"):
-            found = _unsaved(world, row, index, programs)
+            found = _unsaved(ctx, row, index, programs)
             home = at_home(programs, TREE, found, SafeFolder(row.folder))  # `gpuops pull --edits` may have brought it
             found = [one for one in found if one not in home]
         if not found:
@@ -221,8 +221,8 @@ def _is_its(path: Path, row: ClusterRow) -> bool:
     return read_json(path / MEMORY).get("cluster") == row.token or not any(path.glob("[!.]*"))
 
 
-def _unsaved(world: World, row: ClusterRow, index: int, programs: Programs) -> list[Left]:
-    runs = world.ledger.runs(cluster=row.id)
+def _unsaved(ctx: Context, row: ClusterRow, index: int, programs: Programs) -> list[Left]:
+    runs = ctx.ledger.runs(cluster=row.id)
     given_up = [one for run in runs for one in run.request.get("outs") or () if one.startswith("!")]
     try:
         found = left({index: programs}, given_up, tree=TREE)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpuops import sync
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.models import DATA, RunRequest
 from gpuops.nodes.python import by_machine, capable
@@ -74,22 +74,22 @@ def script(name: str) -> str:
 LETTERS = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
 
 
-def provide(world: World, live: Live, request: RunRequest, *, allow: Sequence[str], overwrite: bool) -> dict[int, str]:
+def provide(ctx: Context, live: Live, request: RunRequest, *, allow: Sequence[str], overwrite: bool) -> dict[int, str]:
     """Bring what `--data` names to the nodes of a run, and say where they keep what a workload downloads.
 
     Returns where each node has it, where the request itself does not tell. Raises as `push.push_many`.
     """
-    if said := downloads(world, live, request):
-        world.out.say(said)
-    if not request.data or capable(world, live, "shares_disk"):
+    if said := downloads(ctx, live, request):
+        ctx.out.say(said)
+    if not request.data or capable(ctx, live, "shares_disk"):
         return {}
-    with world.progress.during("looking through the data"):
-        tree = scan(world, request.data, allow)
+    with ctx.progress.during("looking through the data"):
+        tree = scan(ctx, request.data, allow)
     first, *more = sync.summary(tree)
-    for sentence in (f"data: {first}{origin(world, request.data, allow)}", *more):
-        world.out.say(sentence)
-    with world.progress.during("comparing the data with what the nodes have"):
-        places = _send(world, live, request.nodes, absolute(world.folder, request.data), tree, overwrite)
+    for sentence in (f"data: {first}{origin(ctx, request.data, allow)}", *more):
+        ctx.out.say(sentence)
+    with ctx.progress.during("comparing the data with what the nodes have"):
+        places = _send(ctx, live, request.nodes, absolute(ctx.folder, request.data), tree, overwrite)
     return places if Path(request.data).is_absolute() else {}
 
 
@@ -97,20 +97,20 @@ def absolute(folder: Path, data: str) -> Path:
     return (folder / data).absolute()
 
 
-def scan_project(world: World, folder: Path, allow: Sequence[str]) -> sync.Tree:
+def scan_project(ctx: Context, folder: Path, allow: Sequence[str]) -> sync.Tree:
     """What a push of the project sends. It takes a while: each new file is searched for keys. Raises UsageError."""
-    with world.progress.during("looking for keys in what would be sent", aside=True):
-        return sync.scan(folder, world.home / "cache", allow)
+    with ctx.progress.during("looking for keys in what would be sent", aside=True):
+        return sync.scan(folder, ctx.home / "cache", allow)
 
 
-def scan(world: World, data: str, allow: Sequence[str]) -> sync.Tree:
+def scan(ctx: Context, data: str, allow: Sequence[str]) -> sync.Tree:
     """What `--data` sends. Raises UsageError."""
-    return sync.scan_data(absolute(world.folder, data), world.home / "cache" / "data", allow, world.folder)
+    return sync.scan_data(absolute(ctx.folder, data), ctx.home / "cache" / "data", allow, ctx.folder)
 
 
-def origin(world: World, data: str, allow: Sequence[str]) -> str:
+def origin(ctx: Context, data: str, allow: Sequence[str]) -> str:
     """Where the data come from, in so far as their path does not say it: where links lead."""
-    full = absolute(world.folder, data)
+    full = absolute(ctx.folder, data)
     places = [full.resolve()] * full.is_symlink() + sync.allowed_places(allow)
     return f", from {' and '.join(shown(str(place)) for place in places)}" if places else ""
 
@@ -120,12 +120,12 @@ def tree_name(full: Path) -> str:
     return "data" + hashlib.sha256(os.fsencode(full)).hexdigest()[:8].translate(LETTERS)
 
 
-def _send(world: World, live: Live, nodes: int, full: Path, tree: sync.Tree, overwrite: bool) -> dict[int, str]:
+def _send(ctx: Context, live: Live, nodes: int, full: Path, tree: sync.Tree, overwrite: bool) -> dict[int, str]:
     name = tree_name(full)
 
     def put(indices: Sequence[int], what: sync.Tree) -> None:
         clients: list[AgentClient] = [live.clients[index] for index in indices]
-        sync.push_many(clients, name, what, overwrite=overwrite, progress=world.progress)
+        sync.push_many(clients, name, what, overwrite=overwrite, progress=ctx.progress)
 
     groups = by_machine(live, range(nodes))
     put([first for first, *_ in groups], tree)
@@ -149,10 +149,10 @@ def with_link(tree: sync.Tree, folder: Path, data: Path, *, shared: bool) -> syn
     return dataclasses.replace(tree, files=[*others, FileEntry(relative, 0, 0, 0o777, target)])
 
 
-def downloads(world: World, live: Live, request: RunRequest) -> str:
+def downloads(ctx: Context, live: Live, request: RunRequest) -> str:
     """Where a workload keeps what it downloads, as a sentence; empty where it reads nothing, or was told where from."""
-    here = capable(world, live, "shares_disk")
-    told = request.data or DATA in request.env or "--data" in request.argv or (here and DATA in world.env)
+    here = capable(ctx, live, "shares_disk")
+    told = request.data or DATA in request.env or "--data" in request.argv or (here and DATA in ctx.env)
     if told or not request.workload or not WORKLOADS[request.workload].reads:
         return ""
     root = str(live.facts[0]["folder"]).rsplit("/", 2)[0]

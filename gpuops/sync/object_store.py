@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, GpuopsError, NotSetUp, Unknown, UsageError
 from gpuops.core.models import DOTENV
 from gpuops.core.provider import Credential, credential
@@ -51,7 +51,7 @@ def whose(env: Mapping[str, str], given: str = "") -> str:
     return "" if env.get("AWS_ACCESS_KEY_ID") else env.get("AWS_PROFILE", "").strip() or given
 
 
-def _session(world: World, sink: Mapping[str, Any]) -> tuple[Any, str]:
+def _session(ctx: Context, sink: Mapping[str, Any]) -> tuple[Any, str]:
     """Keys by `gpuops.core.provider.credential`, and their source: what AWS's own tools find, but never this computer's
     own role. A profile that a sink was first asked with, or the project's `.env`, goes before the environment, which
     may be another command's; one that is no more leaves it to that.
@@ -64,7 +64,7 @@ def _session(world: World, sink: Mapping[str, Any]) -> tuple[Any, str]:
     except ImportError as error:
         raise NotSetUp("--sink s3://… needs the package boto3", "pip install 'gpuops[aws]'") from error
     dotenv = sink.get("dotenv")  # None: asked first when `.env` still went before AWS's own files
-    env = world.env if dotenv is False else with_keys(world.env, world.dotenv, insist=bool(dotenv))
+    env = ctx.env if dotenv is False else with_keys(ctx.env, ctx.dotenv, insist=bool(dotenv))
     profile = str(sink.get("profile") or "")
 
     session: Any = None
@@ -77,7 +77,7 @@ def _session(world: World, sink: Mapping[str, Any]) -> tuple[Any, str]:
         return Credential(session.profile_name, {}) if there or session._session.profile else None
 
     try:
-        found = stored() if profile else credential(env, world.dotenv, (KEY_ID, SECRET), stored, (TOKEN,))
+        found = stored() if profile else credential(env, ctx.dotenv, (KEY_ID, SECRET), stored, (TOKEN,))
         if found and found.values:
             session = boto3.Session(
                 aws_access_key_id=found.values.get(KEY_ID),
@@ -87,7 +87,7 @@ def _session(world: World, sink: Mapping[str, Any]) -> tuple[Any, str]:
         there = found is not None and session.get_credentials() is not None
     except ProfileNotFound as error:
         if profile and (env.get("AWS_ACCESS_KEY_ID") or whose(env) not in ("", profile)):
-            return _session(world, {**sink, "profile": ""})
+            return _session(ctx, {**sink, "profile": ""})
         raise UsageError(str(error), "`aws configure list-profiles` shows what there is") from error
     except BotoCoreError as error:
         raise _unsigned(error, sink) from error
@@ -99,17 +99,17 @@ def _session(world: World, sink: Mapping[str, Any]) -> tuple[Any, str]:
     return session, found.source
 
 
-def from_dotenv(world: World, sink: Mapping[str, Any]) -> bool:
+def from_dotenv(ctx: Context, sink: Mapping[str, Any]) -> bool:
     """Whether the keys are those of the project's `.env`. Raises NotSetUp, UsageError, AuthFailed."""
-    return _session(world, sink)[1] == DOTENV
+    return _session(ctx, sink)[1] == DOTENV
 
 
-def session_ends(world: World, sink: Mapping[str, Any]) -> float | None:
+def session_ends(ctx: Context, sink: Mapping[str, Any]) -> float | None:
     """When temporary credentials end (UTC seconds), 0.0 where they do not say; None for lasting ones.
 
     Raises NotSetUp, UsageError, AuthFailed.
     """
-    found = _session(world, sink)[0].get_credentials()
+    found = _session(ctx, sink)[0].get_credentials()
     from botocore.exceptions import BotoCoreError
 
     try:
@@ -119,14 +119,14 @@ def session_ends(world: World, sink: Mapping[str, Any]) -> float | None:
     ends = getattr(found, "_expiry_time", None)
     if ends is not None:
         return float(ends.timestamp())
-    if token and world.env.get(KEY_ID) == found.access_key:
+    if token and ctx.env.get(KEY_ID) == found.access_key:
         with suppress(ValueError):  # what `aws configure export-credentials --format env` writes, too
-            return datetime.fromisoformat(world.env.get(EXPIRATION, "")).timestamp()
+            return datetime.fromisoformat(ctx.env.get(EXPIRATION, "")).timestamp()
     return 0.0 if token else None
 
 
-def client(world: World, sink: Mapping[str, Any]) -> Any:
-    session, _ = _session(world, sink)
+def client(ctx: Context, sink: Mapping[str, Any]) -> Any:
+    session, _ = _session(ctx, sink)
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
@@ -134,7 +134,7 @@ def client(world: World, sink: Mapping[str, Any]) -> Any:
     common["retries"] = {"mode": "standard", "max_attempts": 4}
     # A signed address is used by who knows nothing of such sums.
     sums = {"request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"}
-    endpoint = world.env.get("AWS_ENDPOINT_URL") or None
+    endpoint = ctx.env.get("AWS_ENDPOINT_URL") or None
     region = sink.get("region") or session.region_name or "us-east-1"
 
     def made(**more: Any) -> Any:

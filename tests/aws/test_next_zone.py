@@ -10,7 +10,7 @@ from filelock import FileLock
 
 from gpuops.clusters import up as clusters
 from gpuops.clusters.teardown import see_off
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import NoCapacity, NodeError, QuotaExceeded
 from gpuops.core.models import Request
 from gpuops.core.output import Output
@@ -25,12 +25,12 @@ from tests.fakes.provider import FakeClock
 
 
 @pytest.fixture
-def world(tenant: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tenant: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
     """A command's world, whose time passes only where it waits."""
     for module in (launch, network):
         monkeypatch.setattr(module, "lull", lambda _attempt: 0.01)
     with FileLock(tenant.home / LOCK):  # to hold it is to be the guard
-        yield World(home=tenant.home, owner=OWNER, folder=tmp_path, env=tenant.env, out=Output(), signals=Signals(),
+        yield Context(home=tenant.home, owner=OWNER, folder=tmp_path, env=tenant.env, out=Output(), signals=Signals(),
                     yes=True, clock=FakeClock())  # fmt: skip
 
 
@@ -48,7 +48,7 @@ class Shared(FakeClock):
 
 @pytest.mark.parametrize("lacks", ["capacity", "quota at the launch", "quota as it is told"])
 def test_what_replaces_others_waits_for_capacity_and_for_a_quota_that_lags(
-    fake: FakeAWS, tenant: Tenant, world: World, lacks: str
+    fake: FakeAWS, tenant: Tenant, world: Context, lacks: str
 ) -> None:
     """Half an hour, without being told; a first `up` does not."""
     request = Request("aws", nodes=2, gpus=4, gpu_type="g5.12xlarge", spot=True, timeout_min=0.1)
@@ -81,7 +81,7 @@ def test_what_replaces_others_waits_for_capacity_and_for_a_quota_that_lags(
 @pytest.mark.parametrize(
     ("then", "code"), [("capacity", ""), ("code", "InsufficientFreeAddressesInSubnet"), ("code", "Unsupported")]
 )
-def test_it_goes_on_to_the_next_zone(fake: FakeAWS, world: World, then: str, code: str) -> None:
+def test_it_goes_on_to_the_next_zone(fake: FakeAWS, world: Context, then: str, code: str) -> None:
     fake.pending_s = 86400.0
     fake.price[("g5.12xlarge", "us-east-1b")], fake.price[("g5.12xlarge", "us-east-1c")] = 1.0, 1.1
     fake.play(Fault("RunInstances"), Fault("RunInstances", nth=2, what=then, code=code))

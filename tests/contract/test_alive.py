@@ -14,10 +14,10 @@ from filelock import FileLock
 
 from gpuops.commands.prove.sandbox import Bench
 from gpuops.commands.prove.scenarios import SCENARIOS, Result, run
-from gpuops.core.context import World
+from gpuops.core import provider as contract
+from gpuops.core.context import Context
 from gpuops.core.models import Offer, Request, Resource
 from gpuops.core.output import Output
-from gpuops.core.provider import Context
 from gpuops.core.signals import Signals
 from gpuops.guard.daemon import LOCK
 from provisioners.checked import Checked
@@ -33,11 +33,11 @@ def tents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.syspath_prepend(str(PLUGIN))
     from gpuops_tent import TentProvisioner
 
-    whole = TentProvisioner(Context(OWNER, tmp_path, os.environ))
+    whole = TentProvisioner(contract.Context(OWNER, tmp_path, os.environ))
 
     def on(broken: type, *names: str) -> dict[str, Result]:
-        tent = type("Broken", (broken, TentProvisioner), {})(Context(OWNER, tmp_path, os.environ))
-        world = World(home=tmp_path, owner=OWNER, folder=tmp_path, env=os.environ, out=Output(), signals=Signals(),
+        tent = type("Broken", (broken, TentProvisioner), {})(contract.Context(OWNER, tmp_path, os.environ))
+        world = Context(home=tmp_path, owner=OWNER, folder=tmp_path, env=os.environ, out=Output(), signals=Signals(),
                       yes=True, provisioners={"tent": Checked(tent)})  # fmt: skip
         bench = Bench(world, Request("tent"), patience_s=1.0)
         try:

@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
 from gpuops.core.output import Output
 from gpuops.core.provider import CONTRACT
@@ -41,7 +41,7 @@ class Plain:
     settle_s = 5.0
     gone_s = 30.0
 
-    world: World
+    world: Context
     """That of the test."""
 
     def __init__(self) -> None:
@@ -100,9 +100,9 @@ class Plain:
 
 
 @contextmanager
-def world_of(home: Path) -> Iterator[World]:
+def world_of(home: Path) -> Iterator[Context]:
     """A command's world in which no guard starts, under a clock that runs while somebody sleeps."""
-    world = World(home=home, owner=OWNER, folder=home, env={}, out=Output(), signals=Signals(), yes=True,
+    world = Context(home=home, owner=OWNER, folder=home, env={}, out=Output(), signals=Signals(), yes=True,
                   clock=FakeClock())  # fmt: skip
     Plain.world = world
     with FileLock(home / LOCK):  # to hold it is to be the guard

@@ -22,11 +22,12 @@ import pytest
 from filelock import FileLock
 
 from gpuops.core import errors
-from gpuops.core.context import World
+from gpuops.core import provider as contract
+from gpuops.core.context import Context
 from gpuops.core.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
 from gpuops.core.output import Output
 from gpuops.core.polling import Clock
-from gpuops.core.provider import CONTRACT, Context
+from gpuops.core.provider import CONTRACT
 from gpuops.core.signals import Signals
 from gpuops.guard.daemon import LOCK
 from provisioners.local import LocalProvisioner
@@ -90,7 +91,7 @@ class Scripted:
     name = NAME
     options: Sequence[Option] = (Option("tier", "How good.", "str"),)
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: contract.Context) -> None:
         self.folder = Path(context.env["SCRIPTED"])
         self.script = json.loads((self.folder / "script.json").read_text())
         self.settle_s = float(self.script.get("settle_s", 30.0))
@@ -272,7 +273,7 @@ def install(folder: Path) -> Cloud:
     return cloud
 
 
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock | None = None) -> tuple[Cloud, World]:
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock | None = None) -> tuple[Cloud, Context]:
     """A provider that can be named, and a command's world with a fake clock in which no guard starts."""
     (tmp_path / "cloud").mkdir()
     cloud = install(tmp_path / "cloud")
@@ -281,7 +282,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock |
     home.mkdir()
     cloud.guard = FileLock(home / LOCK)  # to hold it is to be the guard
     cloud.guard.acquire()
-    world = World(home=home, owner=OWNER, folder=tmp_path, env={"SCRIPTED": str(cloud.folder)}, out=Output(),
+    world = Context(home=home, owner=OWNER, folder=tmp_path, env={"SCRIPTED": str(cloud.folder)}, out=Output(),
                   signals=Signals(), yes=True, clock=clock or FakeClock(),
                   provisioners=cloud.provisioners)  # fmt: skip
     return cloud, world

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.output import Output
 from gpuops.core.signals import Signals
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path) -> Iterator[Context]:
     home = tmp_path / "home"
     home.mkdir()
-    one = World(home=home, owner="me", folder=tmp_path, env=dict(os.environ), out=Output(), signals=Signals())
+    one = Context(home=home, owner="me", folder=tmp_path, env=dict(os.environ), out=Output(), signals=Signals())
     yield one
     one.ledger.close()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpuops.commands import ssh, status
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, ConnectionLost, GpuopsError, NodeRefused
 from gpuops.core.models import Lease, Resource
 from gpuops.core.output import Output
@@ -40,12 +40,12 @@ class Door:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(tmp_path: Path) -> Context:
     out = Output(err=io.StringIO())
-    return World(home=tmp_path, owner="0a1b2c3d", folder=tmp_path, env={}, out=out, signals=Signals())
+    return Context(home=tmp_path, owner="0a1b2c3d", folder=tmp_path, env={}, out=out, signals=Signals())
 
 
-def a_cluster(world: World, provider: Any) -> ClusterRow:
+def a_cluster(world: Context, provider: Any) -> ClusterRow:
     world.provisioners["aws"] = provider
     row = world.ledger.intend(
         provider="aws", name="lab", folder=world.folder, ephemeral=False, token="t", request={}, boot_deadline=1.0,
@@ -70,12 +70,12 @@ def answers(monkeypatch: pytest.MonkeyPatch, *given: Any) -> list[Any]:
     return left
 
 
-def said(world: World) -> str:
+def said(world: Context) -> str:
     assert isinstance(world.out.err, io.StringIO)
     return world.out.err.getvalue()
 
 
-def test_it_is_let_in_and_tried_once_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_let_in_and_tried_once_more(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     door = Door(True)
     row = a_cluster(world, door)
     answers(monkeypatch, AWAY, THERE)
@@ -89,7 +89,7 @@ def test_it_is_let_in_and_tried_once_more(world: World, monkeypatch: pytest.Monk
     [(Door(False), 1), (Door(AuthFailed("expired", "log in")), 1), (SimpleNamespace(capabilities={}), 0)],
 )
 def test_what_nobody_changed_is_not_tried_again(
-    world: World, monkeypatch: pytest.MonkeyPatch, provider: Any, asked: int
+    world: Context, monkeypatch: pytest.MonkeyPatch, provider: Any, asked: int
 ) -> None:
     row = a_cluster(world, provider)
     left = answers(monkeypatch, AWAY, THERE)
@@ -100,7 +100,7 @@ def test_what_nobody_changed_is_not_tried_again(
     assert said(world) == ""
 
 
-def test_a_rented_machine_that_is_no_more_is_said_to_be(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rented_machine_that_is_no_more_is_said_to_be(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     landlord = SimpleNamespace(
         capabilities={"rented": True}, describe=lambda machine: dataclasses.replace(machine, state="ended")
     )
@@ -125,7 +125,7 @@ def logins(monkeypatch: pytest.MonkeyPatch, codes: list[int], *answers: BaseExce
     monkeypatch.setattr(ssh, "_log_in", log_in)
 
 
-def entered(world: World, row: ClusterRow) -> int:
+def entered(world: Context, row: ClusterRow) -> int:
     target = {"target": {"host": "192.0.2.1", "user": "u"}, "root": "/r", "connection": "ssh"}
     (machine,) = session.nodes_of(world, row)
     (world.home / "ssh").mkdir()
@@ -133,21 +133,21 @@ def entered(world: World, row: ClusterRow) -> int:
     return ssh.enter(world, row, dataclasses.replace(machine, data={**machine.data, **target}), 0, ["true"])
 
 
-def test_a_shell_on_a_node_is_let_in_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shell_on_a_node_is_let_in_too(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     door, codes = Door(True), [255, 0]
     logins(monkeypatch, codes, AWAY, None)
     assert entered(world, a_cluster(world, door)) == 0
     assert (codes, len(door.asked)) == ([], 1)
 
 
-def test_a_command_that_says_255_is_not_typed_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_says_255_is_not_typed_again(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     door, codes = Door(True), [255, 0]
     logins(monkeypatch, codes, None)
     assert entered(world, a_cluster(world, door)) == 255
     assert (codes, door.asked) == ([0], [])
 
 
-def test_a_shell_on_a_machine_that_is_no_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shell_on_a_machine_that_is_no_more(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     landlord = SimpleNamespace(
         capabilities={"rented": True}, describe=lambda machine: dataclasses.replace(machine, state="ended")
     )
@@ -156,7 +156,7 @@ def test_a_shell_on_a_machine_that_is_no_more(world: World, monkeypatch: pytest.
         entered(world, a_cluster(world, landlord))
 
 
-def test_a_second_failure_is_the_answer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_failure_is_the_answer(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     door = Door(True)
     row = a_cluster(world, door)
     answers(monkeypatch, AWAY, ConnectionLost("still not"))
@@ -166,7 +166,7 @@ def test_a_second_failure_is_the_answer(world: World, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("answer", [THERE, NodeRefused("it is busy", kind="busy")])
-def test_who_answers_needs_no_door(world: World, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+def test_who_answers_needs_no_door(world: Context, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     door = Door(True)
     row = a_cluster(world, door)
     answers(monkeypatch, answer)
@@ -178,7 +178,7 @@ def test_who_answers_needs_no_door(world: World, monkeypatch: pytest.MonkeyPatch
     assert door.asked == []
 
 
-def test_status_says_how_a_machine_ended(world: World) -> None:
+def test_status_says_how_a_machine_ended(world: Context) -> None:
     """And in which words: its provider's."""
 
     def describe(one: Resource) -> Resource:
@@ -192,7 +192,7 @@ def test_status_says_how_a_machine_ended(world: World) -> None:
 
 
 @pytest.mark.parametrize(("state", "shown"), [("running", {"node0": ["https://p1"]}), ("ended", {})])
-def test_status_says_where_open_ports_are(world: World, state: str, shown: dict[str, list[str]]) -> None:
+def test_status_says_where_open_ports_are(world: Context, state: str, shown: dict[str, list[str]]) -> None:
     def describe(one: Resource) -> Resource:
         return dataclasses.replace(one, state=state)
 

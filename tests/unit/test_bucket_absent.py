@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed
 from gpuops.core.output import Output
 from gpuops.core.signals import Signals
@@ -26,8 +26,8 @@ def fake() -> Iterator[FakeBucket]:
 
 
 @pytest.fixture
-def world(fake: FakeBucket, tmp_path: Path) -> World:
-    return World(tmp_path, "o", tmp_path, fake.env, Output(), Signals())
+def world(fake: FakeBucket, tmp_path: Path) -> Context:
+    return Context(tmp_path, "o", tmp_path, fake.env, Output(), Signals())
 
 
 def hidden(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -42,14 +42,14 @@ def hidden(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     monkeypatch.setattr(bucket, "ask", answer)
 
 
-def test_what_is_not_there_is_none(fake: FakeBucket, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_there_is_none(fake: FakeBucket, world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bucket.open_archive(world, SINK, PLACE, 0) is None
     fake.client().put_object(Bucket="results", Key="lab/r-1/node0.json", Body=b"{}")
     hidden(monkeypatch, "node0.tar")
     assert bucket.open_archive(world, SINK, PLACE, 0) is None
 
 
-def test_what_may_not_be_read_is_said(fake: FakeBucket, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_may_not_be_read_is_said(fake: FakeBucket, world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("json", "tar"):
         fake.client().put_object(Bucket="results", Key=f"lab/r-1/node0.{name}", Body=b"{}")
     found = bucket.open_archive(world, SINK, PLACE, 0)

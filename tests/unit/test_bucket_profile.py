@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, UsageError
 from gpuops.core.output import Output
 from gpuops.core.signals import Signals
@@ -41,10 +41,10 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def world(fake: FakeBucket, files: Path, tmp_path: Path) -> Callable[..., World]:  # noqa: ARG001
-    def of(**env: str) -> World:
+def world(fake: FakeBucket, files: Path, tmp_path: Path) -> Callable[..., Context]:  # noqa: ARG001
+    def of(**env: str) -> Context:
         surroundings = {"AWS_ENDPOINT_URL": fake.url, **env}
-        return World(tmp_path, "o", tmp_path, surroundings, Output(), Signals())
+        return Context(tmp_path, "o", tmp_path, surroundings, Output(), Signals())
 
     return of
 
@@ -65,21 +65,21 @@ def test_whose_keys(env: dict[str, str], given: str, profile: str) -> None:
     assert object_store.whose(env, given) == profile
 
 
-def test_the_profile_of_the_machines_serves_and_its_name_alone_is_kept(world: Callable[..., World]) -> None:
+def test_the_profile_of_the_machines_serves_and_its_name_alone_is_kept(world: Callable[..., Context]) -> None:
     found = bucket.check(world(), {**SINK, "profile": "work"})
     assert found == {**SINK, "profile": "work", "dotenv": False, "region": "us-east-1"}
     with pytest.raises(AuthFailed, match="does not accept these credentials"):
         bucket.check(world(), SINK)
 
 
-def test_what_is_exported_is_asked_first_and_kept_where_it_is_a_name(world: Callable[..., World]) -> None:
+def test_what_is_exported_is_asked_first_and_kept_where_it_is_a_name(world: Callable[..., Context]) -> None:
     assert bucket.check(world(AWS_PROFILE="work"), SINK)["profile"] == "work"
     assert bucket.check(world(**KEYS), {**SINK, "profile": "other"})["profile"] == ""
 
 
 @pytest.mark.parametrize("later", [{}, {"AWS_PROFILE": "other"}, VOID], ids=["nothing", "another profile", "keys"])
 def test_whoever_comes_later_asks_with_the_same(
-    fake: FakeBucket, world: Callable[..., World], later: dict[str, str]
+    fake: FakeBucket, world: Callable[..., Context], later: dict[str, str]
 ) -> None:
     sink = bucket.check(world(AWS_PROFILE="work"), SINK)
     fake.client().put_object(Bucket="results", Key="lab/r-1/node0.tar", Body=b"kept")
@@ -91,7 +91,7 @@ def test_whoever_comes_later_asks_with_the_same(
         bucket.open_archive(world(**later), {**sink, "profile": ""}, PLACE, 0)
 
 
-def test_a_profile_that_is_no_more(fake: FakeBucket, world: Callable[..., World], files: Path) -> None:
+def test_a_profile_that_is_no_more(fake: FakeBucket, world: Callable[..., Context], files: Path) -> None:
     """It leaves it to what is exported; where nothing is, it is said."""
     sink = bucket.check(world(), {**SINK, "profile": "work"})
     files.write_text(files.read_text().replace("[work]", "[moved]"))
@@ -105,7 +105,7 @@ def test_a_profile_that_is_no_more(fake: FakeBucket, world: Callable[..., World]
 
 
 def test_a_bucket_of_the_projects_keys_is_asked_with_these_later(
-    fake: FakeBucket, world: Callable[..., World], files: Path
+    fake: FakeBucket, world: Callable[..., Context], files: Path
 ) -> None:
     """Also where other keys are there by then, of AWS's own files or exported."""
     files.rename(files.with_name("away"))
@@ -127,7 +127,7 @@ def test_a_bucket_of_the_projects_keys_is_asked_with_these_later(
     assert bucket.open_archive(later, before, PLACE, 0), "kept when `.env` came first"
 
 
-def test_a_session_that_is_over_says_which_login(fake: FakeBucket, world: Callable[..., World]) -> None:
+def test_a_session_that_is_over_says_which_login(fake: FakeBucket, world: Callable[..., Context]) -> None:
     sink = bucket.check(world(), {**SINK, "profile": "work"})
     fake.expired = True
     try:

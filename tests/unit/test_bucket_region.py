@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from gpuops.agent.retain.object_requests import ask, patiently
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, UsageError
 from gpuops.core.output import Output
 from gpuops.core.signals import Signals
@@ -22,8 +22,8 @@ from tests.fakes.bucket import FakeBucket
 SINK = {"bucket": "results", "prefix": "lab"}
 
 
-def world_of(env: dict[str, str], folder: Path) -> World:
-    return World(folder, "o", folder, env, Output(), Signals())
+def world_of(env: dict[str, str], folder: Path) -> Context:
+    return Context(folder, "o", folder, env, Output(), Signals())
 
 
 @pytest.fixture(params=["eu-central-1", "af-south-1"])
@@ -40,7 +40,7 @@ def fake(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         yield one
 
 
-def at_amazon(fake: FakeBucket, folder: Path) -> World:
+def at_amazon(fake: FakeBucket, folder: Path) -> Context:
     return world_of({name: value for name, value in fake.env.items() if name != "AWS_ENDPOINT_URL"}, folder)
 
 

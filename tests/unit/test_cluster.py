@@ -16,7 +16,7 @@ from gpuops.clusters import up as clusters
 from gpuops.clusters import wait
 from gpuops.clusters.teardown import belonging, tear_down
 from gpuops.clusters.up import RETRIES
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
     Interrupted,
@@ -45,20 +45,20 @@ STATES_HELD = ["starting", "ended", "unknown", "EXITED"]
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World]:
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Context]:
     return surroundings(tmp_path, monkeypatch)
 
 
-def up(world: World, request: Request = TWO) -> Live:
+def up(world: Context, request: Request = TWO) -> Live:
     return clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseWish())
 
 
-def down_at_the_end(world: World) -> None:
+def down_at_the_end(world: Context) -> None:
     for row in world.ledger.clusters():
         tear_down(world, row.id, "the test's end")
 
 
-def assert_nothing_left(cloud: Cloud, world: World) -> None:
+def assert_nothing_left(cloud: Cloud, world: Context) -> None:
     assert cloud.machines() == []
     assert world.ledger.clusters() == []
 
@@ -83,7 +83,7 @@ def assert_nothing_left(cloud: Cloud, world: World) -> None:
         (Fault(made=2, twice=True, error="Unknown"), Unknown),
     ],
 )
-def test_what_fails_half_way_is_undone(there: tuple[Cloud, World], fault: Fault, error: type[Exception]) -> None:
+def test_what_fails_half_way_is_undone(there: tuple[Cloud, Context], fault: Fault, error: type[Exception]) -> None:
     cloud, world = there
     cloud.play(create=[fault])
     with pytest.raises(error):
@@ -91,7 +91,7 @@ def test_what_fails_half_way_is_undone(there: tuple[Cloud, World], fault: Fault,
     assert_nothing_left(cloud, world)
 
 
-def test_up_asks_its_provider_once_for_offers(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_asks_its_provider_once_for_offers(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     cloud, world = there
     monkeypatch.setenv("GPUOPS_HOME", str(world.home))
     monkeypatch.setenv("SCRIPTED", str(cloud.folder))
@@ -102,7 +102,7 @@ def test_up_asks_its_provider_once_for_offers(there: tuple[Cloud, World], monkey
 
 
 def test_a_name_that_is_taken_is_said_before_anybody_is_asked(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cloud, world = there
     for name, value in (("GPUOPS_HOME", world.home), ("SCRIPTED", cloud.folder)):
@@ -141,7 +141,7 @@ def test_a_machine_that_boots_is_waited_for(tmp_path: Path, monkeypatch: pytest.
     assert_nothing_left(cloud, world)
 
 
-def test_a_lost_answer_of_a_provider_that_lags_leaves_no_orphan(there: tuple[Cloud, World]) -> None:
+def test_a_lost_answer_of_a_provider_that_lags_leaves_no_orphan(there: tuple[Cloud, Context]) -> None:
     """The list shows what was made only after a while: an empty list means nothing until `settle_s` is over."""
     cloud, world = there
     cloud.play(create=[Fault("Unknown", made=1, told=0)], list_owned=[Fault(lie=True)] * 6, settle_s=60)
@@ -152,7 +152,7 @@ def test_a_lost_answer_of_a_provider_that_lags_leaves_no_orphan(there: tuple[Clo
 
 @pytest.mark.parametrize(("shown_at", "error"), [(1, NodeError), (2, Unknown)])
 def test_a_list_that_comes_late_tells_of_when_it_was_asked_for(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, shown_at: int, error: type[Exception]
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, shown_at: int, error: type[Exception]
 ) -> None:
     """Its answer takes longer than what was made may take to be shown. `shown_at`: the look that shows it; 1: when
     it is looked up after the lost answer (so that it is waited for), 2: when it is undone."""
@@ -186,7 +186,7 @@ def test_a_list_that_comes_late_tells_of_when_it_was_asked_for(
     ],
 )
 def test_a_no_behind_a_lost_answer_holds_once_nothing_is_found(
-    there: tuple[Cloud, World], fault: Fault, lies: int, monkeypatch: pytest.MonkeyPatch
+    there: tuple[Cloud, Context], fault: Fault, lies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is found is ended first; then the next offer is tried, or the same one again."""
     cloud, world = there
@@ -221,7 +221,7 @@ def test_a_no_behind_a_lost_answer_holds_once_nothing_is_found(
 
 @pytest.mark.parametrize(("instead", "error"), [("AuthFailed", AuthFailed), ("Rejected", Rejected)])
 def test_what_no_other_offer_changes_is_raised_itself(
-    there: tuple[Cloud, World], instead: str, error: type[Exception]
+    there: tuple[Cloud, Context], instead: str, error: type[Exception]
 ) -> None:
     cloud, world = there
     cloud.play(create=[Fault("Unknown", instead=instead, made=0)], offers_at=[2.0, 2.1])
@@ -231,7 +231,7 @@ def test_what_no_other_offer_changes_is_raised_itself(
     assert_nothing_left(cloud, world)
 
 
-def test_a_look_that_fails_is_no_proof_that_nothing_was_made(there: tuple[Cloud, World]) -> None:
+def test_a_look_that_fails_is_no_proof_that_nothing_was_made(there: tuple[Cloud, Context]) -> None:
     """It was made, and nobody was told; what the look came to must not make anybody believe the first empty list."""
     cloud, world = there
     fault = Fault("Unknown", instead="NoCapacity", made=1, told=0)
@@ -241,7 +241,7 @@ def test_a_look_that_fails_is_no_proof_that_nothing_was_made(there: tuple[Cloud,
     assert_nothing_left(cloud, world)
 
 
-def test_a_crash_before_the_answer_at_a_provider_that_lags_leaves_no_orphan(there: tuple[Cloud, World]) -> None:
+def test_a_crash_before_the_answer_at_a_provider_that_lags_leaves_no_orphan(there: tuple[Cloud, Context]) -> None:
     """The command died inside `create`; whoever undoes it sees an empty list at first, and does not believe it."""
     cloud, world = there
     row = made(cloud, world, list_owned=[Fault(lie=True)] * 6, settle_s=60)
@@ -252,7 +252,7 @@ def test_a_crash_before_the_answer_at_a_provider_that_lags_leaves_no_orphan(ther
     assert_nothing_left(cloud, world)
 
 
-def test_where_nothing_was_asked_for_nobody_need_say_that_nothing_is_left(there: tuple[Cloud, World]) -> None:
+def test_where_nothing_was_asked_for_nobody_need_say_that_nothing_is_left(there: tuple[Cloud, Context]) -> None:
     """Credentials that are refused everywhere: that is what is told, and not that something may still bill."""
     cloud, world = there
     cloud.play(create=[Fault("AuthFailed", made=0)], list_owned_always=[Fault("AuthFailed")])
@@ -261,7 +261,7 @@ def test_where_nothing_was_asked_for_nobody_need_say_that_nothing_is_left(there:
     assert_nothing_left(cloud, world)
 
 
-def test_what_a_refused_offer_had_made_does_not_count_for_the_next(there: tuple[Cloud, World]) -> None:
+def test_what_a_refused_offer_had_made_does_not_count_for_the_next(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(offers_at=[2.5, 2.5], create=[Fault("NoCapacity", made=1)])
     with pytest.raises(NodeError, match="reached by 'pigeon'"):
@@ -269,7 +269,7 @@ def test_what_a_refused_offer_had_made_does_not_count_for_the_next(there: tuple[
     assert_nothing_left(cloud, world)
 
 
-def test_what_the_list_hides_but_the_ledger_knows_is_ended_too(there: tuple[Cloud, World]) -> None:
+def test_what_the_list_hides_but_the_ledger_knows_is_ended_too(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(create=[Fault("AuthFailed", made=1)], list_owned_always=[Fault(lie=True)])
     with pytest.raises(AuthFailed):
@@ -277,7 +277,7 @@ def test_what_the_list_hides_but_the_ledger_knows_is_ended_too(there: tuple[Clou
     assert_nothing_left(cloud, world)
 
 
-def test_slow_down_in_the_middle_of_a_gang_makes_nothing_twice(there: tuple[Cloud, World]) -> None:
+def test_slow_down_in_the_middle_of_a_gang_makes_nothing_twice(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(create=[Fault("RateLimited", made=1, retry_after=7.0), Fault("AuthFailed")])
     with pytest.raises(AuthFailed):
@@ -289,7 +289,7 @@ def test_slow_down_in_the_middle_of_a_gang_makes_nothing_twice(there: tuple[Clou
 
 
 @pytest.mark.parametrize("retry_after", [None, 0.0, -5.0, 1e9, float("nan"), float("inf")])
-def test_slow_down_for_ever_has_a_limit(there: tuple[Cloud, World], retry_after: float | None) -> None:
+def test_slow_down_for_ever_has_a_limit(there: tuple[Cloud, Context], retry_after: float | None) -> None:
     cloud, world = there
     cloud.play(create_always=[Fault("RateLimited", made=0, retry_after=retry_after)])
     began = world.clock.monotonic()
@@ -300,7 +300,7 @@ def test_slow_down_for_ever_has_a_limit(there: tuple[Cloud, World], retry_after:
     assert_nothing_left(cloud, world)
 
 
-def test_offer_after_offer(there: tuple[Cloud, World]) -> None:
+def test_offer_after_offer(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(offers_at=[1.0, 1.0, 1.0], create_always=[Fault("NoCapacity", made=1)])
     with pytest.raises(NoCapacity, match="none of 3 offers"):
@@ -309,7 +309,7 @@ def test_offer_after_offer(there: tuple[Cloud, World]) -> None:
     assert_nothing_left(cloud, world)
 
 
-def test_the_next_offer_is_not_tried_while_something_of_the_last_is_left(there: tuple[Cloud, World]) -> None:
+def test_the_next_offer_is_not_tried_while_something_of_the_last_is_left(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(offers_at=[1.0, 1.0], create=[Fault("NoCapacity", made=1)], destroy_always=[Fault(lie=True)])
     with pytest.raises(StillBilling, match=r"\$1\.25/h"):
@@ -320,7 +320,10 @@ def test_the_next_offer_is_not_tried_while_something_of_the_last_is_left(there: 
 
 @pytest.mark.parametrize("create", [[Fault("AuthFailed", made=1)], [Fault("NoCapacity", made=1)], [Fault(made=1)]])
 def test_what_cannot_be_undone_is_told_with_what_went_wrong_first(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], create: list[Fault]
+    there: tuple[Cloud, Context],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    create: list[Fault],
 ) -> None:
     cloud, world = there
     monkeypatch.setenv("GPUOPS_HOME", str(world.home))
@@ -336,7 +339,7 @@ def test_what_cannot_be_undone_is_told_with_what_went_wrong_first(
 
 @pytest.mark.parametrize("max_price", [None, 50.0])
 def test_one_question_for_what_may_come_in_its_place_as_well(
-    there: tuple[Cloud, World], max_price: float | None
+    there: tuple[Cloud, Context], max_price: float | None
 ) -> None:
     """Nobody is asked about each dearer one."""
     cloud, world = there
@@ -360,7 +363,7 @@ def test_one_question_for_what_may_come_in_its_place_as_well(
     [(1.0, None, True, "1.50"), (1.0, 2.0, True, "2.00"), (2.4, None, False, "2.40")],
 )
 def test_what_costs_more_than_was_agreed_to_is_undone(
-    there: tuple[Cloud, World], offered: float, max_price: float | None, yes: bool, most: str
+    there: tuple[Cloud, Context], offered: float, max_price: float | None, yes: bool, most: str
 ) -> None:
     """What was made tells its price: $2.50/h for two."""
     cloud, world = there
@@ -389,7 +392,7 @@ class Yes(Output):
         return len(self.asked) == 1
 
 
-def test_an_offer_of_fewer_nodes_is_none(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offer_of_fewer_nodes_is_none(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     _, world = there
     provisioner = world.provisioner(NAME)
     two = provisioner.offers(TWO)
@@ -402,7 +405,7 @@ def test_an_offer_of_fewer_nodes_is_none(there: tuple[Cloud, World], monkeypatch
 
 
 @pytest.mark.parametrize("state", STATES_HELD)
-def test_a_state_that_lasts_for_ever(there: tuple[Cloud, World], state: str) -> None:
+def test_a_state_that_lasts_for_ever(there: tuple[Cloud, Context], state: str) -> None:
     cloud, world = there
     cloud.play(describe=[Fault(state=state, address="")] * 5000)
     began = world.clock.monotonic()
@@ -413,7 +416,7 @@ def test_a_state_that_lasts_for_ever(there: tuple[Cloud, World], state: str) -> 
     assert_nothing_left(cloud, world)
 
 
-def test_a_machine_that_ends_before_it_is_ready(there: tuple[Cloud, World]) -> None:
+def test_a_machine_that_ends_before_it_is_ready(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(describe=[Fault(state="starting")] * 6 + [Fault(state="ended")])
     with pytest.raises(MachineGone, match=r"lab-[01] ended before it was ready"):
@@ -421,7 +424,7 @@ def test_a_machine_that_ends_before_it_is_ready(there: tuple[Cloud, World]) -> N
     assert_nothing_left(cloud, world)
 
 
-def test_a_machine_that_its_provider_does_not_know_yet_is_waited_for(there: tuple[Cloud, World]) -> None:
+def test_a_machine_that_its_provider_does_not_know_yet_is_waited_for(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(describe=[Fault(state="ended")] * 8 + [Fault(state="starting")] * 500, settle_s=60)
     with pytest.raises(NodeError, match="still starting"):
@@ -430,7 +433,7 @@ def test_a_machine_that_its_provider_does_not_know_yet_is_waited_for(there: tupl
 
 
 @pytest.mark.parametrize("error", ["RateLimited", "Unknown", "KeyError"])
-def test_one_bad_look_is_not_the_end(there: tuple[Cloud, World], error: str) -> None:
+def test_one_bad_look_is_not_the_end(there: tuple[Cloud, Context], error: str) -> None:
     cloud, world = there
     cloud.play(real=True, describe=[Fault(error, retry_after=2.0)] * 3)
     live = up(world, Request(NAME, nodes=1, timeout_min=1.0))
@@ -441,7 +444,7 @@ def test_one_bad_look_is_not_the_end(there: tuple[Cloud, World], error: str) -> 
     assert_nothing_left(cloud, world)
 
 
-def test_a_provisioner_that_does_not_say_how_a_node_is_reached(there: tuple[Cloud, World]) -> None:
+def test_a_provisioner_that_does_not_say_how_a_node_is_reached(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(data={"connection": "ssh"})
     with pytest.raises(NodeError, match=r"does not say of .*: root, python, artefact"):
@@ -451,7 +454,7 @@ def test_a_provisioner_that_does_not_say_how_a_node_is_reached(there: tuple[Clou
 
 @pytest.mark.parametrize(("max_cost", "boot_s", "hint"), [(None, 660.0, "--timeout"), (0.02, 28.8, "--max-cost")])
 def test_a_node_does_not_boot_for_longer_than_the_money_lasts(
-    there: tuple[Cloud, World], max_cost: float | None, boot_s: float, hint: str
+    there: tuple[Cloud, Context], max_cost: float | None, boot_s: float, hint: str
 ) -> None:
     cloud, world = there
     cloud.play(describe=[Fault(state="starting")] * 5000)
@@ -464,7 +467,7 @@ def test_a_node_does_not_boot_for_longer_than_the_money_lasts(
     assert_nothing_left(cloud, world)
 
 
-def test_the_boot_lease_is_that_of_the_offer_that_was_taken(there: tuple[Cloud, World]) -> None:
+def test_the_boot_lease_is_that_of_the_offer_that_was_taken(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(offers_at=[1.0, 36.0], create=[Fault("NoCapacity", made=0)])
     began = world.clock.now()
@@ -482,7 +485,7 @@ def test_the_boot_lease_is_that_of_the_offer_that_was_taken(there: tuple[Cloud, 
 
 @pytest.mark.parametrize(("told", "per_hour"), [(PRICE, 2 * PRICE), (10 * PRICE, 20 * PRICE), (0.0, 2 * PRICE)])
 def test_money_is_counted_from_the_intent_on_and_at_the_dearer_price(
-    there: tuple[Cloud, World], told: float, per_hour: float
+    there: tuple[Cloud, Context], told: float, per_hour: float
 ) -> None:
     cloud, world = there
     row = made(cloud, world)
@@ -501,7 +504,7 @@ def test_money_is_counted_from_the_intent_on_and_at_the_dearer_price(
 
 
 def test_a_machine_that_does_not_know_our_key_yet_is_waited_for(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sshd is up before whoever rents it has put the key there; one that never comes is not waited for for long."""
     cloud, world = there
@@ -518,7 +521,7 @@ def test_a_machine_that_does_not_know_our_key_yet_is_waited_for(
     assert_nothing_left(cloud, world)
 
 
-def test_real_nodes_after_all_of_it(there: tuple[Cloud, World]) -> None:
+def test_real_nodes_after_all_of_it(there: tuple[Cloud, Context]) -> None:
     """A refused offer, a `slower` with half the gang made, a lost answer: two nodes, no more."""
     cloud, world = there
     cloud.play(real=True, offers_at=[2.0, 2.0],
@@ -544,7 +547,7 @@ class Quick(Clock):
 
 
 def test_a_run_that_could_not_be_started_on_machines_that_do_not_go(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What may still bill comes before why there is no run."""
     cloud, world = there
@@ -561,7 +564,7 @@ def test_a_run_that_could_not_be_started_on_machines_that_do_not_go(
 # -- the end ------------------------------------------------------------------------------------
 
 
-def made(cloud: Cloud, world: World, **script: object) -> int:
+def made(cloud: Cloud, world: Context, **script: object) -> int:
     """A cluster that is up as far as the ledger knows, on machines on which nothing answers."""
     from gpuops.core.models import Intent, Lease
     from gpuops.ledger.store import LedgerJournal
@@ -594,7 +597,7 @@ def made(cloud: Cloud, world: World, **script: object) -> int:
     ],
     ids=str,
 )
-def test_down_never_says_gone_of_what_may_be_there(there: tuple[Cloud, World], script: dict[str, object]) -> None:
+def test_down_never_says_gone_of_what_may_be_there(there: tuple[Cloud, Context], script: dict[str, object]) -> None:
     cloud, world = there
     row = made(cloud, world, **script)
     began = world.clock.monotonic()
@@ -616,7 +619,7 @@ def test_down_never_says_gone_of_what_may_be_there(there: tuple[Cloud, World], s
 @pytest.mark.parametrize("kind", [Unknown, AuthFailed])
 @pytest.mark.parametrize("alive", [True, False])
 def test_what_has_ended_is_not_named_because_another_region_is_silent(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, alive: bool, kind: type[ProviderError]
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, alive: bool, kind: type[ProviderError]
 ) -> None:
     """`alive`: whether something of the cluster is known to be where nobody answers."""
     cloud, world = there
@@ -656,7 +659,7 @@ def test_what_has_ended_is_not_named_because_another_region_is_silent(
     ],
     ids=str,
 )
-def test_down_gets_there_in_the_end(there: tuple[Cloud, World], script: dict[str, object]) -> None:
+def test_down_gets_there_in_the_end(there: tuple[Cloud, Context], script: dict[str, object]) -> None:
     cloud, world = there
     row = made(cloud, world, **script)
     tear_down(world, row, "down")
@@ -664,7 +667,7 @@ def test_down_gets_there_in_the_end(there: tuple[Cloud, World], script: dict[str
 
 
 def test_what_was_ended_in_the_last_moment_is_looked_at_again(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An end that is answered only after `gone_s` is one."""
     cloud, world = there
@@ -680,7 +683,7 @@ def test_what_was_ended_in_the_last_moment_is_looked_at_again(
     assert_nothing_left(cloud, world)
 
 
-def test_a_full_disk_keeps_nothing_alive(there: tuple[Cloud, World]) -> None:
+def test_a_full_disk_keeps_nothing_alive(there: tuple[Cloud, Context]) -> None:
     """The ledger cannot be written any more: the machines end all the same, and the error is told."""
     cloud, world = there
     row = made(cloud, world)
@@ -693,7 +696,7 @@ def test_a_full_disk_keeps_nothing_alive(there: tuple[Cloud, World]) -> None:
     assert_nothing_left(cloud, world)
 
 
-def test_a_cluster_that_another_command_ends_while_it_is_made(there: tuple[Cloud, World]) -> None:
+def test_a_cluster_that_another_command_ends_while_it_is_made(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     row = made(cloud, world)
     world.ledger.set_cluster(row, state="ending")
@@ -704,7 +707,7 @@ def test_a_cluster_that_another_command_ends_while_it_is_made(there: tuple[Cloud
     assert_nothing_left(cloud, world)
 
 
-def test_machines_that_another_command_ends_while_they_boot(there: tuple[Cloud, World]) -> None:
+def test_machines_that_another_command_ends_while_they_boot(there: tuple[Cloud, Context]) -> None:
     """They are gone and nobody says why; but they did not go by nobody's wish, and nothing is to replace them."""
     cloud, world = there
     cloud.play(describe_always=[*[Fault(state="starting")] * 6, Fault(state="ended")])
@@ -721,7 +724,7 @@ def test_machines_that_another_command_ends_while_they_boot(there: tuple[Cloud, 
     assert_nothing_left(cloud, world)
 
 
-def test_what_was_made_after_a_cluster_was_gone_is_ended_all_the_same(there: tuple[Cloud, World]) -> None:
+def test_what_was_made_after_a_cluster_was_gone_is_ended_all_the_same(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     row = made(cloud, world)
     machines = world.ledger.resources(row)
@@ -731,7 +734,7 @@ def test_what_was_made_after_a_cluster_was_gone_is_ended_all_the_same(there: tup
     assert cloud.machines() == []
 
 
-def test_two_teardowns_at_once_leave_a_newer_cluster_of_the_name_alone(there: tuple[Cloud, World]) -> None:
+def test_two_teardowns_at_once_leave_a_newer_cluster_of_the_name_alone(there: tuple[Cloud, Context]) -> None:
     """While the second waits for its provider's list, the first is done, and `up` takes the name again."""
     cloud, world = there
     row = made(cloud, world, destroy=[Fault(lie=True)])
@@ -752,7 +755,7 @@ def test_two_teardowns_at_once_leave_a_newer_cluster_of_the_name_alone(there: tu
     assert world.ledger.cluster(row).why == "the other command"
 
 
-def test_a_cluster_that_is_gone_is_not_made_to_end_again(there: tuple[Cloud, World]) -> None:
+def test_a_cluster_that_is_gone_is_not_made_to_end_again(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     row = made(cloud, world)
     assert world.ledger.ending(row)
@@ -761,13 +764,13 @@ def test_a_cluster_that_is_gone_is_not_made_to_end_again(there: tuple[Cloud, Wor
     assert world.ledger.cluster(row).state == "gone"
 
 
-def test_a_command_has_one_provisioner_of_each_provider(there: tuple[Cloud, World]) -> None:
+def test_a_command_has_one_provisioner_of_each_provider(there: tuple[Cloud, Context]) -> None:
     _, world = there
     assert world.provisioner(NAME) is world.provisioner(NAME)
     assert world.provisioner(NAME) is not world.provisioner("local")
 
 
-def test_a_mark_is_read_to_its_last_dash(there: tuple[Cloud, World]) -> None:
+def test_a_mark_is_read_to_its_last_dash(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     made(cloud, world)
     both = world.provisioner(NAME).list_owned(world.owner, [])
@@ -778,7 +781,7 @@ def test_a_mark_is_read_to_its_last_dash(there: tuple[Cloud, World]) -> None:
 
 
 @pytest.mark.parametrize("price", [0.0, -1.0, float("inf"), float("nan")])
-def test_who_rents_says_a_price(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, price: float) -> None:
+def test_who_rents_says_a_price(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, price: float) -> None:
     cloud, world = there
     monkeypatch.setattr("tests.fakes.provider.PRICE", price)
     with pytest.raises(ProviderError, match="says no price"):

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, ConnectionLost, Nonsense, UsageError
 from gpuops.core.models import Lease, Resource, RunRequest
 from gpuops.core.processes import Identity
@@ -31,14 +31,14 @@ REQUEST = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("true
 DEAD = Identity(2**22 + 1, 1.0)
 
 
-def a_cluster(world: World, *, created: float, ephemeral: bool = False) -> ClusterRow:
+def a_cluster(world: Context, *, created: float, ephemeral: bool = False) -> ClusterRow:
     return world.ledger.intend(
         provider="local", name="lab", folder=world.folder, ephemeral=ephemeral, token="t", request={},
         boot_deadline=created + 60, lease=Lease(), keeper=world.me, now=created,
     )  # fmt: skip
 
 
-def a_run(world: World, cluster: ClusterRow, *, created: float, keeper: Identity | None = None) -> RunRow:
+def a_run(world: Context, cluster: ClusterRow, *, created: float, keeper: Identity | None = None) -> RunRow:
     row = world.ledger.add_run(
         stem="r", cluster=cluster.id, folder=world.folder, tree="project", request=dataclasses.asdict(REQUEST),
         facts={"per_hour": 36.0, "world": 0}, keeper=keeper or world.me, now=created,
@@ -51,7 +51,7 @@ def a_run(world: World, cluster: ClusterRow, *, created: float, keeper: Identity
     ("kind", "state", "unsaved"),
     [("node", "ended", "node0 cannot be reached any more"), ("gone", "home", ""), ("no-run", "home", "")],
 )
-def test_only_what_is_certainly_lost_may_be_destroyed(world: World, kind: str, state: str, unsaved: str) -> None:
+def test_only_what_is_certainly_lost_may_be_destroyed(world: Context, kind: str, state: str, unsaved: str) -> None:
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
     end = conclude(world, Live(cluster, []), row, {0: lost(0, "node0 is silent", kind)}, Silent())
@@ -95,7 +95,7 @@ def test_a_node_that_answers_nonsense_keeps_no_others_files_away() -> None:
         _from_all(lose, [1, 2])
 
 
-def test_nonsense_leaves_nothing_to_try_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nonsense_leaves_nothing_to_try_again(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes may go, the run is done with, and whoever reads the verdict knows."""
     monkeypatch.setattr("gpuops.runs.finish._fetch_last", lambda *_: _Fetched(nonsense="node0 answers nonsense (x)"))
     cluster = a_cluster(world, created=time.time())
@@ -109,7 +109,7 @@ def test_nonsense_leaves_nothing_to_try_again(world: World, monkeypatch: pytest.
 
 @pytest.mark.parametrize(("looks", "state"), [(1, "home"), (3, "home"), (10**6, "ended")])
 def test_a_machine_that_goes_while_its_results_are_fetched(
-    world: World, monkeypatch: pytest.MonkeyPatch, looks: int, state: str
+    world: Context, monkeypatch: pytest.MonkeyPatch, looks: int, state: str
 ) -> None:
     """What the others have comes home; while the machine may still be there, nothing is given up."""
     monkeypatch.setattr("gpuops.runs.finish.GOING_S", HANG_S if state == "home" else 0.5)
@@ -143,7 +143,7 @@ BUCKET = {"bucket": "results", "prefix": "lab", "region": "us-east-1", "end": Tr
 AUTH = AuthFailed("the session of these AWS credentials has ended", "sign in again")
 
 
-def a_reclaimed_run(world: World) -> tuple[ClusterRow, RunRow, dict[str, Any]]:
+def a_reclaimed_run(world: Context) -> tuple[ClusterRow, RunRow, dict[str, Any]]:
     """Of one node, whose results are kept in a bucket; and what the node said."""
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
@@ -163,7 +163,7 @@ def a_reclaimed_run(world: World) -> tuple[ClusterRow, RunRow, dict[str, Any]]:
     ],
 )
 def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
-    world: World, monkeypatch: pytest.MonkeyPatch, brought: Brought | None, missing: str, in_bucket: list[int]
+    world: Context, monkeypatch: pytest.MonkeyPatch, brought: Brought | None, missing: str, in_bucket: list[int]
 ) -> None:
     """It told how its run ended, and was gone before its results had come: they are in the bucket."""
     asked: list[list[int]] = []
@@ -185,7 +185,7 @@ def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
     assert retries.loss_of(row, cluster, end) is not None
 
 
-def test_what_is_on_a_node_comes_before_what_is_in_a_bucket(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_on_a_node_comes_before_what_is_in_a_bucket(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bucket stays; the node costs money, and may go as well."""
     order: list[str] = []
     monkeypatch.setattr(
@@ -200,7 +200,7 @@ def test_what_is_on_a_node_comes_before_what_is_in_a_bucket(world: World, monkey
     assert order == ["node", "bucket"]
 
 
-def a_run_that_lost_a_node(world: World) -> tuple[Live, RunRow, dict[int, Mapping[str, Any]]]:
+def a_run_that_lost_a_node(world: Context) -> tuple[Live, RunRow, dict[int, Mapping[str, Any]]]:
     """Of two nodes, whose results are kept in a bucket; node0 is gone, and node1 has told how it ended."""
     cluster, row, _ = a_reclaimed_run(world)
     world.ledger.set_run(row.id, request={**row.request, "nodes": 2})
@@ -209,7 +209,7 @@ def a_run_that_lost_a_node(world: World) -> tuple[Live, RunRow, dict[int, Mappin
     return live, world.ledger.run(row.id), {0: taken, 1: {**DONE, "node": 1}}
 
 
-def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then the ledger says that something is there, for whoever is interrupted; the meter stops at their end."""
     order: list[str] = []
 
@@ -242,7 +242,7 @@ def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: World, monke
     assert (after.state, after.facts["in_bucket"], after.facts["told"]) == ("home", [], {})
 
 
-def test_what_was_left_there_is_fetched_later_and_nothing_else(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_left_there_is_fetched_later_and_nothing_else(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """And judged as it would have been then: what the other node told is known."""
     monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched())
     live, row, results = a_run_that_lost_a_node(world)
@@ -263,7 +263,7 @@ def test_what_was_left_there_is_fetched_later_and_nothing_else(world: World, mon
 
 
 def test_a_node_that_was_taken_back_and_kept_nothing_is_remembered_so(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched())
     monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({}, []))
@@ -277,7 +277,7 @@ def test_a_node_that_was_taken_back_and_kept_nothing_is_remembered_so(
 
 @pytest.mark.parametrize(("kind", "failed"), [("node", ""), ("gone", "node1 went away")])
 def test_while_something_may_be_on_a_node_alone_the_bucket_is_asked_first(
-    world: World, monkeypatch: pytest.MonkeyPatch, kind: str, failed: str
+    world: Context, monkeypatch: pytest.MonkeyPatch, kind: str, failed: str
 ) -> None:
     """Only what has come from there says whether the node may go."""
     monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({0: Brought(DONE, 0)}, []))
@@ -289,7 +289,7 @@ def test_while_something_may_be_on_a_node_alone_the_bucket_is_asked_first(
 
 @pytest.mark.parametrize(("missing", "state"), [(0, "home"), (2, "ended")])
 def test_a_node_that_may_have_more_than_the_bucket_is_not_given_up(
-    world: World, monkeypatch: pytest.MonkeyPatch, missing: int, state: str
+    world: Context, monkeypatch: pytest.MonkeyPatch, missing: int, state: str
 ) -> None:
     """Out of reach, it had no time for all: the rest may still be there."""
     cluster, row, said = a_reclaimed_run(world)
@@ -302,7 +302,7 @@ def test_a_node_that_may_have_more_than_the_bucket_is_not_given_up(
 
 @pytest.mark.parametrize("talks", [False, True])
 def test_without_what_is_in_the_bucket_nothing_is_begun_anew(
-    world: World, monkeypatch: pytest.MonkeyPatch, talks: bool
+    world: Context, monkeypatch: pytest.MonkeyPatch, talks: bool
 ) -> None:
     """Where another node has answered, what it has is home; else a new run would begin from something older."""
     monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({}, [AUTH]))
@@ -323,7 +323,7 @@ def test_without_what_is_in_the_bucket_nothing_is_begun_anew(
 
 
 @pytest.mark.parametrize(("ephemeral", "hours"), [(True, 3), (False, 2)])
-def test_what_a_run_costs_and_how_long_it_was(world: World, ephemeral: bool, hours: int) -> None:
+def test_what_a_run_costs_and_how_long_it_was(world: Context, ephemeral: bool, hours: int) -> None:
     now = time.time()
     cluster = a_cluster(world, created=now - 3 * 3600, ephemeral=ephemeral)
     row = a_run(world, cluster, created=now - 2 * 3600)
@@ -360,14 +360,14 @@ DONE = {
 }  # fmt: skip
 
 
-def a_kept_run(world: World, hold_s: float = 60.0) -> tuple[ClusterRow, RunRow]:
+def a_kept_run(world: Context, hold_s: float = 60.0) -> tuple[ClusterRow, RunRow]:
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
     world.ledger.set_run(row.id, request=dataclasses.asdict(dataclasses.replace(REQUEST, sink=SINK, hold_s=hold_s)))
     return cluster, world.ledger.run(row.id)
 
 
-def test_what_is_safe_elsewhere_keeps_no_node_alive(world: World) -> None:
+def test_what_is_safe_elsewhere_keeps_no_node_alive(world: Context) -> None:
     cluster, row = a_kept_run(world)
     node = Keeping("copying", "safe")
     end = conclude(world, Live(cluster, [], cast("Any", [node])), row, {0: DONE}, Silent())
@@ -377,7 +377,7 @@ def test_what_is_safe_elsewhere_keeps_no_node_alive(world: World) -> None:
     assert node.asked[-1] == "home"
 
 
-def test_nodes_that_get_no_further_are_waited_for_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_get_no_further_are_waited_for_together(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them costs money meanwhile."""
     monkeypatch.setattr("gpuops.runs.finish.STALL_S", 1.0)
     monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched())
@@ -397,7 +397,7 @@ def test_nodes_that_get_no_further_are_waited_for_together(world: World, monkeyp
     assert end.document["kept"].count("it was not waited for any longer") == 12
 
 
-def test_a_node_that_never_comes_to_an_end_is_not_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_never_comes_to_an_end_is_not_waited_for(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets one byte further at each look."""
     monkeypatch.setattr("gpuops.runs.finish.SETTLE_S", 1.0)
     monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched())
@@ -412,7 +412,7 @@ def test_a_node_that_never_comes_to_an_end_is_not_waited_for(world: World, monke
     assert "it was not waited for any longer" in end.document["kept"]
 
 
-def test_what_is_not_safe_anywhere_does(world: World) -> None:
+def test_what_is_not_safe_anywhere_does(world: Context) -> None:
     cluster, row = a_kept_run(world)
     node = Keeping("failed")
     end = conclude(world, Live(cluster, [], cast("Any", [node])), row, {0: DONE}, Silent())
@@ -422,7 +422,7 @@ def test_what_is_not_safe_anywhere_does(world: World) -> None:
     assert "home" not in node.asked
 
 
-def test_of_machines_that_are_gone_the_volume_is_named(world: World) -> None:
+def test_of_machines_that_are_gone_the_volume_is_named(world: Context) -> None:
     cluster, row = a_kept_run(world)
     end = conclude(world, Live(cluster, []), row, {0: lost(0, "gone", "gone")}, Silent())
     assert (end.verdict.outcome, end.verdict.exit_code) == ("unclear", 4)
@@ -446,7 +446,7 @@ class Hanging:
         raise ConnectionLost("away")
 
 
-def test_a_fetch_that_hangs_keeps_nobody_waiting_and_is_never_doubled(world: World) -> None:
+def test_a_fetch_that_hangs_keeps_nobody_waiting_and_is_never_doubled(world: Context) -> None:
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
     node = Hanging()
@@ -460,7 +460,7 @@ def test_a_fetch_that_hangs_keeps_nobody_waiting_and_is_never_doubled(world: Wor
     until(lambda: fetching.look() or node.asked > 1, "another fetch after the first")
 
 
-def test_of_two_runs_the_earlier_goes_first(world: World) -> None:
+def test_of_two_runs_the_earlier_goes_first(world: Context) -> None:
     """Both are in the ledger, and no node is busy yet: the second waits, or is refused without --queue."""
     cluster = a_cluster(world, created=time.time())
     live = Live(cluster, [])

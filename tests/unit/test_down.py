@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuops.commands.down import down
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted, StillBilling
 from gpuops.core.models import Lease, Verdict
 from gpuops.core.progress import Silent
@@ -19,7 +19,7 @@ from gpuops.sync import RunHome
 PULL = "gpuops pull r-1 fetches what is in s3://results/lab/r-1"
 
 
-def clusters(world: World) -> list[ClusterRow]:
+def clusters(world: Context) -> list[ClusterRow]:
     """Two that are up."""
     now = time.time()
     for name in ("one", "two"):
@@ -32,7 +32,7 @@ def clusters(world: World) -> list[ClusterRow]:
 
 
 @pytest.fixture
-def order(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def order(world: Context, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is done; both clusters have something in a bucket."""
     found: list[str] = []
 
@@ -44,7 +44,7 @@ def order(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return rest
 
-    def ended(world: World, cluster: int, *_: object, **__: object) -> None:
+    def ended(world: Context, cluster: int, *_: object, **__: object) -> None:
         found.append(f"end {world.ledger.cluster(cluster).name}")
         world.ledger.gone(cluster, time.time(), "gpuops down")
 
@@ -55,7 +55,7 @@ def order(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_every_cluster_is_ended_before_anything_is_fetched(
-    world: World, order: list[str], monkeypatch: pytest.MonkeyPatch
+    world: Context, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(world.out, "say", said.append)
@@ -65,7 +65,7 @@ def test_every_cluster_is_ended_before_anything_is_fetched(
 
 
 def test_one_that_may_still_bill_is_said_at_once(
-    world: World, order: list[str], monkeypatch: pytest.MonkeyPatch
+    world: Context, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def billing(*_: object, **__: object) -> None:
         raise StillBilling("two may still be there", "gpuops down two")
@@ -78,7 +78,7 @@ def test_one_that_may_still_bill_is_said_at_once(
 
 
 def test_interrupted_while_it_is_fetched_nothing_is_left_to_a_guard(
-    world: World, order: list[str], monkeypatch: pytest.MonkeyPatch
+    world: Context, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted() -> Conclusion:
         raise Interrupted("interrupted", PULL)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import NodeError, StillBilling
 from gpuops.core.progress import PlainProgress
 from tests.fakes.provider import Cloud, FakeClock, Fault, surroundings
@@ -33,14 +33,14 @@ class Watched(FakeClock):
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World, Watched]:
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Context, Watched]:
     clock = Watched()
     cloud, world = surroundings(tmp_path, monkeypatch, clock)
     world.progress = clock.progress
     return cloud, world, clock
 
 
-def test_machines_that_do_not_start(there: tuple[Cloud, World, Watched]) -> None:
+def test_machines_that_do_not_start(there: tuple[Cloud, Context, Watched]) -> None:
     cloud, world, clock = there
     cloud.play(describe=[Fault(state="starting")] * 6 + [Fault(state="running", address="")] * 5000)
     with pytest.raises(NodeError):
@@ -52,7 +52,7 @@ def test_machines_that_do_not_start(there: tuple[Cloud, World, Watched]) -> None
     assert all(after - before < 30 for before, after in zip(clock.moments, clock.moments[1:], strict=False))
 
 
-def test_machines_that_do_not_end(there: tuple[Cloud, World, Watched]) -> None:
+def test_machines_that_do_not_end(there: tuple[Cloud, Context, Watched]) -> None:
     cloud, world, clock = there
     cloud.play(describe=[Fault(state="ended")], create=[Fault()], destroy_always=[Fault(lie=True)])
     with pytest.raises(StillBilling):

@@ -17,12 +17,12 @@ import psutil
 import pytest
 
 from gpuops.clusters.up import bring_up
-from gpuops.core.context import World
+from gpuops.core import provider as contract
+from gpuops.core.context import Context
 from gpuops.core.errors import NodeError, StillBilling
 from gpuops.core.models import Lease, Request
 from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity, myself, started
-from gpuops.core.provider import Context
 from gpuops.guard import daemon
 from gpuops.guard import tend as keep
 from gpuops.ledger.store import ClusterRow, Ledger, RunRow
@@ -38,7 +38,7 @@ DEAD = Identity(ME.pid, ME.start - 5.0)
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World]:
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Context]:
     return surroundings(tmp_path, monkeypatch)
 
 
@@ -123,19 +123,19 @@ def test_who_has_had_time_enough_to_bring_things_home() -> None:
 # -- doing it -------------------------------------------------------------------------------------
 
 
-def cluster(world: World, *, keeper: Identity | None = None, state: str = "up", lease: Lease | None = None,
+def cluster(world: Context, *, keeper: Identity | None = None, state: str = "up", lease: Lease | None = None,
             machine: bool = True, ephemeral: bool = False) -> int:  # fmt: skip
     ledger = world.ledger
     made = ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=ephemeral, token="t", request={},
                          boot_deadline=world.clock.now() + 60, lease=lease or Lease(), keeper=keeper or DEAD,
                          now=world.clock.now())  # fmt: skip
     if machine:
-        ledger.got(made.id, Scripted(Context(OWNER, world.home, world.env))._add(f"gpuops-{OWNER}-lab-0"))
+        ledger.got(made.id, Scripted(contract.Context(OWNER, world.home, world.env))._add(f"gpuops-{OWNER}-lab-0"))
     ledger.set_cluster(made.id, state=state, ready=world.clock.now() if state == "up" else None)
     return made.id
 
 
-def running(world: World, on: int, keeper: Identity | None) -> RunRow:
+def running(world: Context, on: int, keeper: Identity | None) -> RunRow:
     made = world.ledger.add_run(stem="toy", cluster=on, folder=world.folder, tree="project", request=REQUEST, facts={},
                                 keeper=ME, now=0.0)  # fmt: skip
     world.ledger.set_run(made.id, state="running", started=1.0, keeper=keeper)
@@ -145,7 +145,7 @@ def running(world: World, on: int, keeper: Identity | None) -> RunRow:
 REQUEST = {"kind": "command", "mode": "run", "nodes": 1, "gpus": None, "argv": ["true"]}
 
 
-def told(world: World) -> str:
+def told(world: Context) -> str:
     return "; ".join(say for _, say in world.ledger.take_notices())
 
 
@@ -157,7 +157,7 @@ def told(world: World) -> str:
         ("up", True, "lab was torn down: its command died before a run was started"),
     ],
 )
-def test_what_a_dead_command_left(there: tuple[Cloud, World], state: str, ephemeral: bool, say: str) -> None:
+def test_what_a_dead_command_left(there: tuple[Cloud, Context], state: str, ephemeral: bool, say: str) -> None:
     cloud, world = there
     lab = cluster(world, state=state, ephemeral=ephemeral)
     keep.tend(world, lab)
@@ -166,7 +166,7 @@ def test_what_a_dead_command_left(there: tuple[Cloud, World], state: str, epheme
     assert say in told(world)
 
 
-def test_what_a_living_command_has_in_hand_is_left_to_it(there: tuple[Cloud, World], other: Identity) -> None:
+def test_what_a_living_command_has_in_hand_is_left_to_it(there: tuple[Cloud, Context], other: Identity) -> None:
     cloud, world = there
     for state in ("creating", "ending", "up"):
         lab = cluster(world, state=state, ephemeral=True, keeper=other)
@@ -176,7 +176,7 @@ def test_what_a_living_command_has_in_hand_is_left_to_it(there: tuple[Cloud, Wor
         keep.tend(world, lab)
 
 
-def test_a_lease_ends_a_cluster_even_while_its_keeper_lives(there: tuple[Cloud, World], other: Identity) -> None:
+def test_a_lease_ends_a_cluster_even_while_its_keeper_lives(there: tuple[Cloud, Context], other: Identity) -> None:
     cloud, world = there
     lab = cluster(world, keeper=other, lease=Lease(hard_end=world.clock.now() + 10))
     keep.tend(world, lab)
@@ -188,7 +188,7 @@ def test_a_lease_ends_a_cluster_even_while_its_keeper_lives(there: tuple[Cloud, 
 
 
 def test_a_lease_that_is_extended_at_the_last_moment_counts(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The guard has seen its end, and brings home what is there: then its nodes and the ledger are told of another."""
     cloud, world = there
@@ -206,7 +206,7 @@ def test_a_lease_that_is_extended_at_the_last_moment_counts(
 
 
 def test_who_takes_a_cluster_over_while_the_guard_looks_at_it_keeps_it(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, other: Identity
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, other: Identity
 ) -> None:
     """Its provider may take seconds to answer: in between `gpuops down` has begun."""
     _, world = there
@@ -217,7 +217,7 @@ def test_who_takes_a_cluster_over_while_the_guard_looks_at_it_keeps_it(
 
 
 def test_a_run_that_a_command_was_quicker_to_take_is_left_to_it(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, other: Identity
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, other: Identity
 ) -> None:
     """Between the guard's look and its beginning `gpuops stop` has become its keeper."""
     _, world = there
@@ -228,7 +228,7 @@ def test_a_run_that_a_command_was_quicker_to_take_is_left_to_it(
     assert (world.ledger.run(one.id).state, world.ledger.run(one.id).keeper) == ("running", other)
 
 
-def test_a_command_that_hangs_while_creating_is_ended_for(there: tuple[Cloud, World], other: Identity) -> None:
+def test_a_command_that_hangs_while_creating_is_ended_for(there: tuple[Cloud, Context], other: Identity) -> None:
     cloud, world = there
     lab = cluster(world, keeper=other, state="creating", lease=Lease(hard_end=world.clock.now() + 86400))
     world.clock.sleep(61)
@@ -237,7 +237,7 @@ def test_a_command_that_hangs_while_creating_is_ended_for(there: tuple[Cloud, Wo
     assert "lab was not ready in time: undone" in told(world)
 
 
-def test_a_node_that_cannot_be_reached_is_waited_for_but_not_beyond_its_lease(there: tuple[Cloud, World]) -> None:
+def test_a_node_that_cannot_be_reached_is_waited_for_but_not_beyond_its_lease(there: tuple[Cloud, Context]) -> None:
     """Nothing answers on it, and its provider says that it runs and bills: at the lease's end results are given up."""
     cloud, world = there
     lab = cluster(world, lease=Lease(hard_end=world.clock.now() + 10))
@@ -255,7 +255,7 @@ def test_a_node_that_cannot_be_reached_is_waited_for_but_not_beyond_its_lease(th
 
 @pytest.mark.parametrize("queued", [None, "lives", "dies"])
 def test_what_a_command_takes_over_is_not_ended_under_it(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, other: Identity, queued: str | None
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, other: Identity, queued: str | None
 ) -> None:
     """`down` stops a run and brings its results home, while the guard has followed it till now; or another run waits
     for its turn on the same machines, and its command may die."""
@@ -283,7 +283,7 @@ def test_what_a_command_takes_over_is_not_ended_under_it(
     assert cloud.machines() == []
 
 
-def test_a_cluster_that_ended_by_itself_is_cleared_away(there: tuple[Cloud, World]) -> None:
+def test_a_cluster_that_ended_by_itself_is_cleared_away(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     lab = cluster(world, lease=Lease(None, 1800.0))
     keep.tend(world, lab)
@@ -320,7 +320,7 @@ def test_machines_do_not_outlive_their_nodes(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("state", ["up", "ending"])
 def test_what_is_rented_waits_once_for_what_is_on_it(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, state: str
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     cloud, world = there
     lab = cluster(world, lease=Lease(hard_end=1.0), state=state)
@@ -334,7 +334,7 @@ def test_what_is_rented_waits_once_for_what_is_on_it(
 
 
 def test_after_a_provider_that_raises_the_guard_tries_again(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its own first attempt made it the keeper: that must not keep it from the second. After a few of them it leaves
     word, once; each is a line of the log."""
@@ -367,7 +367,7 @@ def test_failures_are_tried_again_ever_more_seldom() -> None:
 
 
 def test_a_ledger_that_cannot_be_read_is_not_waited_for_for_ever(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, world = there
     (world.home / "owner").write_text(OWNER + "\n")
@@ -376,7 +376,7 @@ def test_a_ledger_that_cannot_be_read_is_not_waited_for_for_ever(
     daemon._watch(world.home)
 
 
-def test_a_bug_does_not_end_the_guard(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_does_not_end_the_guard(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     _, world = there
     looks: list[int] = []
 
@@ -471,7 +471,7 @@ def test_with_command_and_guard_dead_a_node_ends_by_its_boot_lease(shell: Shell)
 
 
 def test_a_thread_that_hangs_keeps_no_cluster_beyond_its_lease(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud, world = there
     monkeypatch.setenv("SCRIPTED", str(cloud.folder))
@@ -491,7 +491,7 @@ def test_a_thread_that_hangs_keeps_no_cluster_beyond_its_lease(
 
 
 def test_what_is_begun_while_the_guard_leaves_has_another(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its command saw that a guard was there, and started none."""
     cloud, world = there
@@ -514,7 +514,7 @@ def test_what_is_begun_while_the_guard_leaves_has_another(
 
 
 def test_the_guard_does_not_leave_before_its_last_word(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its threads die with it, and one that waits for its next attempt has nothing to say."""
     _, world = there
@@ -522,7 +522,7 @@ def test_the_guard_does_not_leave_before_its_last_word(
     lab = cluster(world, ephemeral=True)
     begun, gone = threading.Event(), threading.Event()
 
-    def tend(theirs: World, one: int, **_: bool) -> None:
+    def tend(theirs: Context, one: int, **_: bool) -> None:
         begun.set()
         gone.wait()
         time.sleep(0.3)
@@ -540,13 +540,13 @@ def test_the_guard_does_not_leave_before_its_last_word(
     assert told(world) == f"{lab} is gone"
 
 
-def test_a_thread_that_rests_keeps_no_guard(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_rests_keeps_no_guard(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     _, world = there
     (world.home / "owner").write_text(OWNER + "\n")
     lab = cluster(world, ephemeral=True)
 
     def tend(*_: object, **__: bool) -> None:
-        world = daemon._world(there[1].home)
+        world = daemon._context(there[1].home)
         world.ledger.gone(lab, 1.0, "another command was quicker")
         raise NodeError("it does not answer", "")
 
@@ -560,7 +560,9 @@ def test_a_thread_that_rests_keeps_no_guard(there: tuple[Cloud, World], monkeypa
     assert not leaving.is_alive()
 
 
-def test_who_sees_that_a_cluster_is_gone_sees_why(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_sees_that_a_cluster_is_gone_sees_why(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The guard's word for it is in the ledger when the end is."""
     _, world = there
     lab = cluster(world, ephemeral=True)
@@ -582,7 +584,7 @@ def test_the_guard_knows_what_stands_in_the_projects_dotenv(tmp_path: Path, monk
     project.mkdir()
     (project / ".env").write_text("GPUOPS_TORCH_SPEC=torch==2.11.0\n= = =\n")
     monkeypatch.delenv("GPUOPS_TORCH_SPEC", raising=False)
-    assert "GPUOPS_TORCH_SPEC" not in daemon._world(home).env
-    assert daemon._world(home, project).env["GPUOPS_TORCH_SPEC"] == "torch==2.11.0"
+    assert "GPUOPS_TORCH_SPEC" not in daemon._context(home).env
+    assert daemon._context(home, project).env["GPUOPS_TORCH_SPEC"] == "torch==2.11.0"
     monkeypatch.setenv("GPUOPS_TORCH_SPEC", "torch")
-    assert daemon._world(home, project).env["GPUOPS_TORCH_SPEC"] == "torch"
+    assert daemon._context(home, project).env["GPUOPS_TORCH_SPEC"] == "torch"

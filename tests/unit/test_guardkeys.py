@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, NodeError, StillBilling
 from gpuops.core.models import Lease
 from gpuops.core.output import Output
@@ -193,7 +193,7 @@ def test_a_guard_whose_keys_expired_says_so_and_unsays_it(
 
     monkeypatch.setattr(keep, "tend", tend)
     monkeypatch.setattr(daemon, "pause", lambda _: 0.0)
-    monkeypatch.setattr(daemon, "_world", lambda *_: World(home=tmp_path, owner="", folder=tmp_path, env={},
+    monkeypatch.setattr(daemon, "_context", lambda *_: Context(home=tmp_path, owner="", folder=tmp_path, env={},
                                                           out=Output(), signals=Signals()))  # fmt: skip
     row = ClusterRow(1, "lab", "aws", tmp_path, "up", False, "t", {}, {}, 0.0, Lease(), None, 0.0, None, None, "")
     for error, told in ((expired, "aws"), (NodeError("away"), "aws"), (None, "")):

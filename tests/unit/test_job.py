@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from gpuops.commands import train
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted, StillBilling
 from gpuops.core.signals import HandOver
 from gpuops.runs.finish import Conclusion
@@ -19,7 +19,7 @@ END = cast("Any", object())
 """What is known before that."""
 
 
-def test_a_terminal_that_goes_while_it_is_fetched_leaves_word(world: World) -> None:
+def test_a_terminal_that_goes_while_it_is_fetched_leaves_word(world: Context) -> None:
     def rest() -> Conclusion:
         raise HandOver("the terminal is gone", "")
 
@@ -29,11 +29,11 @@ def test_a_terminal_that_goes_while_it_is_fetched_leaves_word(world: World) -> N
     assert said == ["what r-1 kept in its bucket is not all home: gpuops pull r-1 fetches it"]
 
 
-def test_interrupted_while_the_nodes_end_nothing_is_fetched(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_while_the_nodes_end_nothing_is_fetched(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """They do end; what is in the bucket stays there."""
     fetched: list[str] = []
 
-    def ended(world: World, *_: object) -> int:
+    def ended(world: Context, *_: object) -> int:
         world.signals.count += 1
         return 0
 
@@ -45,7 +45,7 @@ def test_interrupted_while_the_nodes_end_nothing_is_fetched(world: World, monkey
 
 
 def test_a_run_that_was_stopped_by_a_signal_brings_everything_home(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.signals.count = 1
     monkeypatch.setattr("gpuops.commands.train._tear_down", lambda *_: 0)
@@ -53,7 +53,7 @@ def test_a_run_that_was_stopped_by_a_signal_brings_everything_home(
     assert train._completed(world, LIVE, ROW, END, lambda: whole, ours=True) is whole
 
 
-def test_while_machines_may_still_bill_nothing_is_fetched(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_machines_may_still_bill_nothing_is_fetched(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their end is tried again at once, and not after hours."""
     fetched: list[str] = []
     monkeypatch.setattr("gpuops.commands.train._tear_down", lambda *_: StillBilling.exit_code)

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from gpuops.agent.files.outputs import matcher
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import NodeError
 from gpuops.core.models import Resource
 from gpuops.core.platform import System
@@ -105,7 +105,7 @@ def row(folder: Path, token: str) -> ClusterRow:
 
 
 @pytest.fixture
-def nobodys(client: InProcessClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def nobodys(client: InProcessClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     """A cluster without runs, on whose one node something was made."""
     client.connection = SimpleNamespace(close=lambda: None)  # type: ignore[attr-defined]
     monkeypatch.setattr(edits, "nodes_of", lambda *_: [None])
@@ -114,13 +114,13 @@ def nobodys(client: InProcessClient, tmp_path: Path, monkeypatch: pytest.MonkeyP
     nobody = SimpleNamespace(capabilities={})
     ledger = SimpleNamespace(runs=lambda **_: [])
     return cast(
-        World,
+        Context,
         SimpleNamespace(ledger=ledger, folder=tmp_path, provisioner=lambda _: nobody, provisioner_of=lambda _: nobody),
     )
 
 
 def test_what_is_saved_of_one_cluster_is_not_overwritten_by_the_next(
-    nobodys: World, client: InProcessClient, tmp_path: Path
+    nobodys: Context, client: InProcessClient, tmp_path: Path
 ) -> None:
     def saves(token: str, text: str) -> str:
         (there(client) / "notes.txt").write_text(text)
@@ -138,7 +138,7 @@ def test_what_is_saved_of_one_cluster_is_not_overwritten_by_the_next(
     }  # fmt: skip
 
 
-def test_what_lies_in_the_project_already_is_not_saved_again(nobodys: World, tmp_path: Path) -> None:
+def test_what_lies_in_the_project_already_is_not_saved_again(nobodys: Context, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("precious")
     assert list(edits.save_left(nobodys, row(tmp_path, "one"), Silent())) == []
     assert not (tmp_path / "runs").exists()
@@ -149,7 +149,12 @@ def test_what_lies_in_the_project_already_is_not_saved_again(nobodys: World, tmp
 
 @pytest.mark.parametrize(("rented", "ended"), [(True, True), (True, False), (False, True)])
 def test_a_rented_machine_that_is_no_more_keeps_no_other_waiting(
-    nobodys: World, client: InProcessClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rented: bool, ended: bool
+    nobodys: Context,
+    client: InProcessClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rented: bool,
+    ended: bool,
 ) -> None:
     """node0 answers, and node1 does not; its provider says what has become of it."""
 
@@ -176,7 +181,7 @@ def test_a_rented_machine_that_is_no_more_keeps_no_other_waiting(
 
 
 def test_what_a_node_does_not_send_is_not_said_to_be_saved(
-    nobodys: World, client: InProcessClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nobodys: Context, client: InProcessClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (there(client) / "secret.bin").write_text("roots")
     real = client.bulk

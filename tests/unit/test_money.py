@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpuops.clusters import up as clusters
 from gpuops.clusters.teardown import tear_down
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NoCapacity, QuotaExceeded, UsageError
 from gpuops.core.models import Lease, Offer, Price, Request
 from gpuops.core.output import Output, clock_time
@@ -36,7 +36,7 @@ ONE = Request(NAME, timeout_min=1.0)
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World]:
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Context]:
     return surroundings(tmp_path, monkeypatch)
 
 
@@ -191,7 +191,7 @@ def tells(monkeypatch: pytest.MonkeyPatch, account: Callable[[], Any], within_s:
     monkeypatch.setattr(Scripted, "account", lambda _: account(), raising=False)
 
 
-def up(world: World, request: Request = ONE, **wish: float) -> tuple[str, BaseException | None, Lease]:
+def up(world: Context, request: Request = ONE, **wish: float) -> tuple[str, BaseException | None, Lease]:
     """Bring it up, as far as it comes: what was said, what ended it, its lease."""
     world.out = Output(err=(said := io.StringIO()))
     try:
@@ -208,7 +208,7 @@ def up(world: World, request: Request = ONE, **wish: float) -> tuple[str, BaseEx
 
 @pytest.mark.parametrize(("wish", "hours"), [({}, 3.2), ({"max_hours": 100.0}, 3.2), ({"max_hours": 1.0}, 1.0)])
 def test_the_lease_ends_with_the_balance(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, wish: dict[str, float], hours: float
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, wish: dict[str, float], hours: float
 ) -> None:
     cloud, world = there
     cloud.play(real=True)
@@ -232,7 +232,7 @@ def broken() -> None:
      (lambda: {"balance": 1e9}, False)],
 )  # fmt: skip
 def test_a_balance_that_is_not_told_is_no_reason_to_fail(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, account: Callable[[], Any], said: bool
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, account: Callable[[], Any], said: bool
 ) -> None:
     cloud, world = there
     cloud.play(real=True)
@@ -243,7 +243,7 @@ def test_a_balance_that_is_not_told_is_no_reason_to_fail(
     assert ("note: the balance is unknown\n" in words) is said
 
 
-def test_who_tells_no_balance_is_not_asked_for_it(there: tuple[Cloud, World]) -> None:
+def test_who_tells_no_balance_is_not_asked_for_it(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(real=True)
     words, error, _ = up(world)
@@ -252,7 +252,7 @@ def test_who_tells_no_balance_is_not_asked_for_it(there: tuple[Cloud, World]) ->
 
 
 def test_nobody_waits_for_an_account_that_does_not_answer(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud, world = there
     cloud.play(real=True)
@@ -267,7 +267,7 @@ def test_nobody_waits_for_an_account_that_does_not_answer(
 
 
 def test_what_the_account_may_not_spend_is_not_asked_for(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud, world = there
     cloud.play(offers_at=[3.0, 2.0])
@@ -280,7 +280,7 @@ def test_what_the_account_may_not_spend_is_not_asked_for(
     assert world.ledger.clusters(live=False) == []
 
 
-def test_a_cheaper_one_within_the_limit_is_taken(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cheaper_one_within_the_limit_is_taken(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     cloud, world = there
     cloud.play(offers_at=[3.0, 1.0], create=[Fault("AuthFailed", made=0)])
     tells(monkeypatch, lambda: {"spend_per_hr": 78.5, "spend_limit": 80.0})
@@ -289,7 +289,7 @@ def test_a_cheaper_one_within_the_limit_is_taken(there: tuple[Cloud, World], mon
     assert "offer 0" not in words
 
 
-def test_without_anybody_to_ask_half_as_dear_again_is_the_most(there: tuple[Cloud, World]) -> None:
+def test_without_anybody_to_ask_half_as_dear_again_is_the_most(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(offers_at=[2.0, 3.0, 3.01, 2.5], create_always=[Fault("NoCapacity", made=0)])
     _, error, _ = up(world)
@@ -302,7 +302,7 @@ def test_without_anybody_to_ask_half_as_dear_again_is_the_most(there: tuple[Clou
     assert cloud.calls().count("create") == 3
 
 
-def test_a_price_that_was_named_is_the_limit(there: tuple[Cloud, World]) -> None:
+def test_a_price_that_was_named_is_the_limit(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(offers_at=[2.0, 9.0, 11.0], create_always=[Fault("NoCapacity", made=0)])
     _, error, _ = up(world, dataclasses.replace(ONE, max_price=10.0))
@@ -325,7 +325,7 @@ class Somebody(Output):
         return True
 
 
-def test_what_there_is_is_shown_before_the_one_question(there: tuple[Cloud, World]) -> None:
+def test_what_there_is_is_shown_before_the_one_question(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(offers_at=[2.0, 2.0], create=[Fault("AuthFailed", made=0)])
     world.yes = False
@@ -341,7 +341,7 @@ def test_what_there_is_is_shown_before_the_one_question(there: tuple[Cloud, Worl
     ]
 
 
-def test_nobody_is_there_to_be_asked(there: tuple[Cloud, World]) -> None:
+def test_nobody_is_there_to_be_asked(there: tuple[Cloud, Context]) -> None:
     _, world = there
     world.yes = False
     _, error, _ = up(world)
@@ -349,7 +349,7 @@ def test_nobody_is_there_to_be_asked(there: tuple[Cloud, World]) -> None:
     assert error.hint == "say --yes"
 
 
-def test_of_an_account_only_what_can_be_reckoned_with_is_passed_on(there: tuple[Cloud, World]) -> None:
+def test_of_an_account_only_what_can_be_reckoned_with_is_passed_on(there: tuple[Cloud, Context]) -> None:
     _, world = there
     inner = world.provisioner(NAME).inner  # type: ignore[attr-defined]
     assert Checked(inner).account() is None

@@ -10,7 +10,7 @@ import pytest
 
 from gpuops.clusters import up as clusters
 from gpuops.commands.doctor import doctor
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import ProviderError
 from gpuops.core.models import Problem, Request
 from gpuops.core.output import Output
@@ -23,11 +23,11 @@ CLOSED = Problem("the shop is closed", "come back tomorrow")
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World]:
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Context]:
     return surroundings(tmp_path, monkeypatch)
 
 
-def finds(world: World, monkeypatch: pytest.MonkeyPatch, *problems: Problem) -> None:
+def finds(world: Context, monkeypatch: pytest.MonkeyPatch, *problems: Problem) -> None:
     def preflight(_: Request) -> Sequence[Problem]:
         return problems
 
@@ -40,7 +40,7 @@ def test_a_note_stops_nobody_whatever_else_is_said_of_it() -> None:
 
 
 def test_before_something_is_made_a_note_is_no_warning(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, world = there
     finds(world, monkeypatch, WHOSE, SLOW)
@@ -51,7 +51,7 @@ def test_before_something_is_made_a_note_is_no_warning(
     assert "warning: the line is slow; move house\n" in said
 
 
-def test_what_is_fatal_stops(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_fatal_stops(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     cloud, world = there
     finds(world, monkeypatch, WHOSE, CLOSED)
     with pytest.raises(ProviderError) as caught:
@@ -60,7 +60,7 @@ def test_what_is_fatal_stops(there: tuple[Cloud, World], monkeypatch: pytest.Mon
     assert "offers" not in cloud.calls()
 
 
-def test_the_doctor_warns_of_what_is_wrong_alone(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_warns_of_what_is_wrong_alone(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     _, world = there
     finds(world, monkeypatch, WHOSE, SLOW)
     report = doctor.provider(world, Request(NAME), "")

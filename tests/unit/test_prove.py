@@ -70,10 +70,10 @@ def test_when_nothing_fits_nothing_is_begun() -> None:
 def test_money_is_asked_for_once(proving: Prove) -> None:
     class Nobody(Plain):
         def offers(self, request: Request) -> Sequence[Offer]:
-            self.world.yes = False
+            self.ctx.yes = False
             return super().offers(request)
 
-    Plain.world.out = Output(err=(said := io.StringIO()))
+    Plain.ctx.out = Output(err=(said := io.StringIO()))
     with pytest.raises(UsageError, match="nobody is there to be asked"):
         proving(Nobody())
     assert "about $0.2806 in all, at most $5.0000" in said.getvalue()
@@ -93,7 +93,7 @@ class Slow(Plain):
     """Ten minutes pass until `create` answers."""
 
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
-        self.world.clock.sleep(600.0)
+        self.ctx.clock.sleep(600.0)
         return super().create(offer, intent, journal)
 
 
@@ -150,11 +150,11 @@ class Lags(Plain):
 
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
         made = super().create(offer, intent, journal)
-        self.made = self.world.clock.monotonic()
+        self.made = self.ctx.clock.monotonic()
         return made
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
-        return super().list_owned(owner, regions) if self.world.clock.monotonic() > self.made + 40 else []
+        return super().list_owned(owner, regions) if self.ctx.clock.monotonic() > self.made + 40 else []
 
 
 def test_one_that_failed_is_not_believed_at_once(proving: Prove) -> None:

@@ -13,12 +13,12 @@ import pytest
 from gpuops.clusters import orphans, recovery, virtual
 from gpuops.clusters.orphans import note_rented
 from gpuops.commands import down, status
-from gpuops.core.context import World
+from gpuops.core import provider as contract
+from gpuops.core.context import Context
 from gpuops.core.errors import LocalDisk, NodeError, StillBilling, UsageError
 from gpuops.core.models import Lease, Resource
 from gpuops.core.output import Output
 from gpuops.core.progress import Silent
-from gpuops.core.provider import Context
 from gpuops.guard import tend
 from gpuops.ledger.store import Ledger, RowGone
 from gpuops.transport.ssh import Target
@@ -31,26 +31,26 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World]:
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Context]:
     for rented in ("runpod", "aws"):
         monkeypatch.delitem(registry.OURS, rented)  # has tests of its own
     return surroundings(tmp_path, monkeypatch)
 
 
-def exists(world: World, *clusters: str) -> None:
+def exists(world: Context, *clusters: str) -> None:
     """One machine each at the provider, whatever the ledger knows."""
     for name in clusters:
-        Scripted(Context(OWNER, world.home, world.env))._add(f"gpuops-{OWNER}-{name}-0")
+        Scripted(contract.Context(OWNER, world.home, world.env))._add(f"gpuops-{OWNER}-{name}-0")
 
 
-def known(world: World, name: str, state: str = "up") -> int:
+def known(world: Context, name: str, state: str = "up") -> int:
     row = world.ledger.intend(provider=NAME, name=name, folder=world.folder, ephemeral=False, token="t", request={},
                               boot_deadline=0.0, lease=Lease(), keeper=world.me, now=0.0)  # fmt: skip
     world.ledger.set_cluster(row.id, state=state, keeper=None)
     return row.id
 
 
-def unasked(world: World) -> list[str]:
+def unasked(world: Context) -> list[str]:
     return [one.say for one in orphans.strays(world)[1]]
 
 
@@ -58,7 +58,7 @@ def names(found: list[orphans.Stray]) -> list[str]:
     return sorted(stray.cluster for stray in found)
 
 
-def test_strays_are_what_no_live_cluster_accounts_for(there: tuple[Cloud, World]) -> None:
+def test_strays_are_what_no_live_cluster_accounts_for(there: tuple[Cloud, Context]) -> None:
     _, world = there
     exists(world, "lab", "lab-b", "old", "lost")
     known(world, "lab")
@@ -70,7 +70,7 @@ def test_strays_are_what_no_live_cluster_accounts_for(there: tuple[Cloud, World]
     assert there[0].machines() == [f"gpuops-{OWNER}-lab-0"]
 
 
-def test_the_same_name_at_another_provider_is_another_cluster(there: tuple[Cloud, World]) -> None:
+def test_the_same_name_at_another_provider_is_another_cluster(there: tuple[Cloud, Context]) -> None:
     _, world = there
     exists(world, "lab")
     row = known(world, "lab")
@@ -79,7 +79,7 @@ def test_the_same_name_at_another_provider_is_another_cluster(there: tuple[Cloud
     assert [one["known"] for one in status.cloud(world)[0]] == [False]
 
 
-def test_a_provider_that_cannot_be_asked_hides_no_other(there: tuple[Cloud, World]) -> None:
+def test_a_provider_that_cannot_be_asked_hides_no_other(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     exists(world, "lost")
     (cloud.site / "scripted-1.0.dist-info" / "entry_points.txt").write_text(
@@ -100,7 +100,7 @@ def test_a_provider_that_cannot_be_asked_hides_no_other(there: tuple[Cloud, Worl
     ],
     ids=str,
 )
-def test_reap_never_says_ended_of_what_may_be_there(there: tuple[Cloud, World], script: dict[str, Any]) -> None:
+def test_reap_never_says_ended_of_what_may_be_there(there: tuple[Cloud, Context], script: dict[str, Any]) -> None:
     cloud, world = there
     exists(world, "lost")
     found, _ = orphans.strays(world)
@@ -113,7 +113,7 @@ def test_reap_never_says_ended_of_what_may_be_there(there: tuple[Cloud, World], 
 
 
 def test_what_goes_in_the_last_moment_is_looked_at_again(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A provider answers only after `gone_s`, and lists for a moment longer what it has ended."""
     cloud, world = there
@@ -130,7 +130,7 @@ def test_what_goes_in_the_last_moment_is_looked_at_again(
     assert cloud.machines() == []
 
 
-def test_what_is_a_clusters_by_the_time_of_the_answer_is_left_to_it(there: tuple[Cloud, World]) -> None:
+def test_what_is_a_clusters_by_the_time_of_the_answer_is_left_to_it(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     exists(world, "lab", "lost")
     found, _ = orphans.strays(world)
@@ -139,7 +139,7 @@ def test_what_is_a_clusters_by_the_time_of_the_answer_is_left_to_it(there: tuple
     assert cloud.machines() == [f"gpuops-{OWNER}-lab-0"]
 
 
-def test_whoever_could_not_be_asked_is_named_after_the_rest_was_ended(there: tuple[Cloud, World]) -> None:
+def test_whoever_could_not_be_asked_is_named_after_the_rest_was_ended(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     exists(world, "lost")
     found, _ = orphans.strays(world)
@@ -149,7 +149,7 @@ def test_whoever_could_not_be_asked_is_named_after_the_rest_was_ended(there: tup
     orphans.settle(world, [], [])
 
 
-def test_down_of_what_is_gone_says_so(there: tuple[Cloud, World]) -> None:
+def test_down_of_what_is_gone_says_so(there: tuple[Cloud, Context]) -> None:
     _, world = there
     world.ledger.gone(known(world, "lab"), 1.0, "reached the end of its lease")
     rows = down.pick(world, ["lab"], everything=False)
@@ -159,7 +159,7 @@ def test_down_of_what_is_gone_says_so(there: tuple[Cloud, World]) -> None:
         down.pick(world, ["lib"], everything=False)
 
 
-def test_forgotten_clusters_are_closed_once_nothing_is_there(there: tuple[Cloud, World]) -> None:
+def test_forgotten_clusters_are_closed_once_nothing_is_there(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     exists(world, "lab")
     lab, old, making = known(world, "lab"), known(world, "old"), known(world, "making", "creating")
@@ -171,7 +171,7 @@ def test_forgotten_clusters_are_closed_once_nothing_is_there(there: tuple[Cloud,
     assert [one.say for one in unasked] == ["scripted could not be asked about lab: the provider said Unknown"]
 
 
-def test_a_cluster_that_somebody_works_on_is_not_closed_but_asked_about(there: tuple[Cloud, World]) -> None:
+def test_a_cluster_that_somebody_works_on_is_not_closed_but_asked_about(there: tuple[Cloud, Context]) -> None:
     """The guard takes a cluster up at any moment: what `reap` says of it must not depend on that."""
     cloud, world = there
     lab = known(world, "lab")
@@ -184,7 +184,7 @@ def test_a_cluster_that_somebody_works_on_is_not_closed_but_asked_about(there: t
     ]
 
 
-def test_a_cluster_whose_package_was_removed(there: tuple[Cloud, World]) -> None:
+def test_a_cluster_whose_package_was_removed(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     known(world, "lab")
     (cloud.site / "scripted-1.0.dist-info" / "entry_points.txt").unlink()
@@ -194,7 +194,7 @@ def test_a_cluster_whose_package_was_removed(there: tuple[Cloud, World]) -> None
     assert [one["name"] for one in status.look(world)] == ["lab"]
 
 
-def test_what_answers_is_ended_and_who_does_not_is_named(there: tuple[Cloud, World]) -> None:
+def test_what_answers_is_ended_and_who_does_not_is_named(there: tuple[Cloud, Context]) -> None:
     """Of several regions one is silent: the others' machines do not live on for it, and the end is not called whole."""
     cloud, world = there
     exists(world, "lost")
@@ -210,7 +210,7 @@ def test_what_answers_is_ended_and_who_does_not_is_named(there: tuple[Cloud, Wor
 
 
 def test_a_provider_that_is_not_set_up_and_was_never_used_is_no_failure(
-    there: tuple[Cloud, World],
+    there: tuple[Cloud, Context],
 ) -> None:
     cloud, world = there
     world.out = Output(err=(said := io.StringIO()))
@@ -223,7 +223,7 @@ def test_a_provider_that_is_not_set_up_and_was_never_used_is_no_failure(
 
 
 @pytest.mark.parametrize("how", ["damaged", "by hand", "removed"])
-def test_a_ledger_that_does_not_know_the_past_excuses_nobody(there: tuple[Cloud, World], how: str) -> None:
+def test_a_ledger_that_does_not_know_the_past_excuses_nobody(there: tuple[Cloud, Context], how: str) -> None:
     cloud, world = there
     cloud.play(list_owned_always=[Fault("AuthFailed")])
     if how == "damaged":
@@ -235,7 +235,7 @@ def test_a_ledger_that_does_not_know_the_past_excuses_nobody(there: tuple[Cloud,
     assert unasked(world) == ["scripted could not be asked: the provider said AuthFailed"]
 
 
-def test_a_newer_ledger_still_tells_which_providers_were_used(there: tuple[Cloud, World]) -> None:
+def test_a_newer_ledger_still_tells_which_providers_were_used(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(list_owned_always=[Fault("AuthFailed")])
     known(world, "lab")
@@ -248,7 +248,7 @@ def test_a_newer_ledger_still_tells_which_providers_were_used(there: tuple[Cloud
     assert orphans.strays(world) == ([], [])
 
 
-def test_who_never_rented_hears_nothing_of_a_provider_that_is_not_set_up(there: tuple[Cloud, World]) -> None:
+def test_who_never_rented_hears_nothing_of_a_provider_that_is_not_set_up(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     world.out = Output(err=(said := io.StringIO()))
     cloud.play(list_owned_always=[Fault("NotSetUp")])
@@ -267,14 +267,14 @@ def test_who_never_rented_hears_nothing_of_a_provider_that_is_not_set_up(there: 
     assert unasked(world) == ["scripted could not be asked: the provider said NotSetUp"]
 
 
-def test_a_provider_of_this_ledger_that_is_not_set_up_any_more_counts(there: tuple[Cloud, World]) -> None:
+def test_a_provider_of_this_ledger_that_is_not_set_up_any_more_counts(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(list_owned_always=[Fault("NotSetUp")])
     known(world, "lab")
     assert unasked(world) == ["scripted could not be asked: the provider said NotSetUp"]
 
 
-def test_two_clusters_of_one_name_are_told_apart_by_their_tokens(there: tuple[Cloud, World]) -> None:
+def test_two_clusters_of_one_name_are_told_apart_by_their_tokens(there: tuple[Cloud, Context]) -> None:
     """One is in the ledger; the other was made by an earlier ledger, on a host that has come back since."""
     cloud, world = there
     row = known(world, "lab")
@@ -287,13 +287,13 @@ def test_two_clusters_of_one_name_are_told_apart_by_their_tokens(there: tuple[Cl
     assert [len(one.resources) for one in orphans.lost(orphans.strays(world)[0])] == [1, 1]
 
 
-def test_what_cannot_be_taken_back_is_left_and_said(there: tuple[Cloud, World]) -> None:
+def test_what_cannot_be_taken_back_is_left_and_said(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     exists(world, "lab")
     found, _ = orphans.strays(world)
     back, failed = recovery.adopt_all(world, orphans.lost(found), complete=True)
     assert (back, [error.exit_code for error in failed]) == ([], [4])
-    Scripted(Context(OWNER, world.home, world.env))._add(f"gpuops-{OWNER}-half-1")
+    Scripted(contract.Context(OWNER, world.home, world.env))._add(f"gpuops-{OWNER}-half-1")
     (half,) = [one for one in orphans.lost(orphans.strays(world)[0]) if one.name == "half"]
     with pytest.raises(NodeError, match="half cannot be taken back: node0 of it is not found"):
         recovery.adopt(world, half)
@@ -301,7 +301,7 @@ def test_what_cannot_be_taken_back_is_left_and_said(there: tuple[Cloud, World]) 
     assert world.ledger.clusters(live=False) == []
 
 
-def test_a_host_is_forgotten_only_when_no_cluster_is_on_it(there: tuple[Cloud, World]) -> None:
+def test_a_host_is_forgotten_only_when_no_cluster_is_on_it(there: tuple[Cloud, Context]) -> None:
     _, world = there
     book = HostBook(world.home / "ssh" / "hosts.json")
     book.put("me@there", Met(Target("there", host_keys=("ssh-ed25519 AAAA",)), "/r", "python3"))
@@ -316,7 +316,7 @@ def test_a_host_is_forgotten_only_when_no_cluster_is_on_it(there: tuple[Cloud, W
         orphans.forget(world, "me@there")
 
 
-def test_down_without_a_ledger(there: tuple[Cloud, World]) -> None:
+def test_down_without_a_ledger(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     exists(world, "a", "b")
     with pytest.raises(UsageError, match="several clusters are live: a, b"):
@@ -328,7 +328,7 @@ def test_down_without_a_ledger(there: tuple[Cloud, World]) -> None:
     assert orphans.down_by_mark(world, [], everything=True) == ["b is gone"]
 
 
-def test_down_without_a_ledger_does_not_vouch_for_whom_it_could_not_ask(there: tuple[Cloud, World]) -> None:
+def test_down_without_a_ledger_does_not_vouch_for_whom_it_could_not_ask(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     world.ledger.gone(known(world, "a"), 1.0, "down")
     exists(world, "a")
@@ -372,7 +372,7 @@ def test_from_the_keyboard(shell: Shell) -> None:
     assert "scripted could not be asked: the provider said AuthFailed; do something about it\n" in seen.stderr
 
 
-def test_down_without_a_ledger_does_not_call_gone_what_it_saw_in_part(there: tuple[Cloud, World]) -> None:
+def test_down_without_a_ledger_does_not_call_gone_what_it_saw_in_part(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     exists(world, "lab")
     cloud.play(list_owned=[Fault("Partial")] + [Fault()] * 5)
@@ -391,7 +391,7 @@ def test_of_several_nodes_the_earliest_end_counts_by_our_clock() -> None:
 
 @pytest.mark.parametrize(("kept_h", "lives_h"), [(None, 24.0), (2.0, 2.0), (240.0, 24.0)])
 def test_what_is_rented_and_taken_back_lives_no_longer_than_what_is_new(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, kept_h: float | None, lives_h: float
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, kept_h: float | None, lives_h: float
 ) -> None:
     _, world = there
     exists(world, "lab")
@@ -404,7 +404,7 @@ def test_what_is_rented_and_taken_back_lives_no_longer_than_what_is_new(
     assert back.row.lease == Lease(now + lives_h * 3600, 1800.0 if kept_h is None else 60.0)
 
 
-def test_the_ledger_takes_no_number_that_it_could_not_read(there: tuple[Cloud, World]) -> None:
+def test_the_ledger_takes_no_number_that_it_could_not_read(there: tuple[Cloud, Context]) -> None:
     _, world = there
     row = known(world, "lab")
     with pytest.raises(ValueError, match="unreadable"):
@@ -412,7 +412,7 @@ def test_the_ledger_takes_no_number_that_it_could_not_read(there: tuple[Cloud, W
     assert [one.name for one in world.ledger.clusters()] == ["lab"]
 
 
-def test_without_a_machine_nothing_is_taken_back(there: tuple[Cloud, World]) -> None:
+def test_without_a_machine_nothing_is_taken_back(there: tuple[Cloud, Context]) -> None:
     _, world = there
     with pytest.raises(NodeError, match="no machine of it is left"):
         recovery.adopt(world, recovery.Lost(NAME, "lab", []))
@@ -420,13 +420,13 @@ def test_without_a_machine_nothing_is_taken_back(there: tuple[Cloud, World]) -> 
 
 
 def test_a_bug_with_one_cluster_keeps_no_other_alive(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, world = there
     exists(world, "a", "b")
     rows = [world.ledger.cluster(known(world, name)) for name in ("a", "b")]
 
-    def odd(_world: World, row: Any, *_: Any) -> list[down.Rest]:
+    def odd(_world: Context, row: Any, *_: Any) -> list[down.Rest]:
         if row.name == "a":
             raise OverflowError("a number of 400 digits")
         return []
@@ -439,7 +439,7 @@ def test_a_bug_with_one_cluster_keeps_no_other_alive(
 
 
 @pytest.fixture
-def with_a_run(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World, int]:
+def with_a_run(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Context, int]:
     """A cluster with a run that nobody keeps."""
     cloud, world = there
     exists(world, "lab")
@@ -461,7 +461,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, odd: Exception) -> None:
 
 @pytest.mark.parametrize("odd", [OverflowError("a number of 400 digits"), RowGone("it is gone"), LocalDisk("full")])
 def test_a_lease_that_is_over_waits_for_no_result(
-    with_a_run: tuple[Cloud, World, int], monkeypatch: pytest.MonkeyPatch, odd: Exception
+    with_a_run: tuple[Cloud, Context, int], monkeypatch: pytest.MonkeyPatch, odd: Exception
 ) -> None:
     cloud, world, row = with_a_run
     world.ledger.set_cluster(row, lease=Lease(hard_end=1.0))
@@ -472,7 +472,7 @@ def test_a_lease_that_is_over_waits_for_no_result(
 
 
 def test_a_lease_that_lasts_waits_for_them(
-    with_a_run: tuple[Cloud, World, int], monkeypatch: pytest.MonkeyPatch
+    with_a_run: tuple[Cloud, Context, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even where the cluster was brought up for this run alone: the guard tries again."""
     cloud, world, row = with_a_run

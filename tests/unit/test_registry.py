@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpuops.core.context import World
+from gpuops.core import provider as contract
+from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, RateLimited, Unknown, UsageError
 from gpuops.core.models import Payer, Request, Resource
-from gpuops.core.provider import Context, Credential
+from gpuops.core.provider import Credential
 from provisioners import registry
 from provisioners.checked import Checked
 from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, surroundings
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World]:
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Context]:
     return surroundings(tmp_path, monkeypatch)
 
 
@@ -35,7 +36,7 @@ class Older(Scripted):
 
 
 class Vague(Scripted):
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: contract.Context) -> None:
         super().__init__(context)
         self.gone_s: Any = "soon"
 
@@ -44,18 +45,18 @@ class Lacking(Scripted):
     describe: Any = property(lambda _: (_ for _ in ()).throw(AttributeError("describe")))
 
 
-def broken(context: Context) -> Scripted:
+def broken(context: contract.Context) -> Scripted:
     raise RuntimeError(f"no key for {context.owner}")
 
 
-def test_a_wheel_adds_a_provider(there: tuple[Cloud, World]) -> None:
+def test_a_wheel_adds_a_provider(there: tuple[Cloud, Context]) -> None:
     _, world = there
     assert registry.names() == ["aws", "local", "runpod", NAME, "ssh"]
     assert world.provisioner(NAME).name == NAME
     assert world.provisioner("local").name == "local"
 
 
-def test_to_list_names_imports_nothing(there: tuple[Cloud, World]) -> None:
+def test_to_list_names_imports_nothing(there: tuple[Cloud, Context]) -> None:
     cloud, _ = there
     bring(cloud, "mars = no_such_module:nothing")
     code = (
@@ -83,7 +84,7 @@ def test_to_list_names_imports_nothing(there: tuple[Cloud, World]) -> None:
         (f"mars = {__name__}:Lacking", "mars", "lacks describe, and does not fit this gpuops"),
     ],
 )  # fmt: skip
-def test_one_that_does_not_fit(there: tuple[Cloud, World], line: str, name: str, say: str) -> None:
+def test_one_that_does_not_fit(there: tuple[Cloud, Context], line: str, name: str, say: str) -> None:
     cloud, world = there
     bring(cloud, line)
     with pytest.raises(UsageError) as caught:
@@ -93,7 +94,7 @@ def test_one_that_does_not_fit(there: tuple[Cloud, World], line: str, name: str,
 
 
 @pytest.mark.parametrize("method", ["list_owned", "describe", "destroy", "offers", "preflight"])
-def test_a_foreign_exception_becomes_ours(there: tuple[Cloud, World], method: str) -> None:
+def test_a_foreign_exception_becomes_ours(there: tuple[Cloud, Context], method: str) -> None:
     cloud, world = there
     cloud.play(**{method: [Fault("KeyError"), Fault("RateLimited", retry_after=3.0)]})
     arguments: dict[str, tuple[Any, ...]] = {
@@ -122,9 +123,9 @@ class Hanging(Scripted):
         return resource
 
 
-def test_a_call_that_never_returns_is_left_behind(there: tuple[Cloud, World]) -> None:
+def test_a_call_that_never_returns_is_left_behind(there: tuple[Cloud, Context]) -> None:
     _, world = there
-    provisioner = Checked(Hanging(Context(OWNER, world.home, world.env)), limit_s=0.2)
+    provisioner = Checked(Hanging(contract.Context(OWNER, world.home, world.env)), limit_s=0.2)
     try:
         with pytest.raises(Unknown, match="did not answer within"):
             provisioner.describe(MACHINE)
@@ -132,10 +133,10 @@ def test_a_call_that_never_returns_is_left_behind(there: tuple[Cloud, World]) ->
         Hanging.release.set()
 
 
-def test_who_pays_is_never_a_reason_to_fail(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_pays_is_never_a_reason_to_fail(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     """A provisioner that was written before it could be asked has nobody named."""
     _, world = there
-    context, request = Context(OWNER, world.home, world.env), Request(NAME)
+    context, request = contract.Context(OWNER, world.home, world.env), Request(NAME)
     assert Checked(Scripted(context)).payer(request) is None
     monkeypatch.setattr("provisioners.checked.SPARE_S", 0.1)
     release = threading.Event()
@@ -159,27 +160,27 @@ def test_a_third_party_finds_keys_in_the_same_order(tmp_path: Path) -> None:
         ({"TENT_KEY": "k", "TENT_ID": "i"}, {}, 0, Credential("TENT_KEY", {"TENT_KEY": "k", "TENT_ID": "i"})),
         ({}, {"TENT_KEY": ""}, 1, None),
     ):
-        context = Context(OWNER, tmp_path, env, dotenv)
+        context = contract.Context(OWNER, tmp_path, env, dotenv)
         assert context.credential(["TENT_KEY"], lambda mine=mine: stored[mine], ["TENT_ID"]) == found
 
 
-def test_what_is_listed_is_ours_and_once(there: tuple[Cloud, World]) -> None:
+def test_what_is_listed_is_ours_and_once(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(list_owned_always=[Fault(twice=True)])
-    scripted = Scripted(Context(OWNER, world.home, world.env))
+    scripted = Scripted(contract.Context(OWNER, world.home, world.env))
     scripted._add(f"gpuops-{OWNER}-lab-0")
     scripted._add("gpuops-ffffffff-lab-0")
     assert [one.name for one in world.provisioner(NAME).list_owned(OWNER, [])] == [f"gpuops-{OWNER}-lab-0"]
 
 
-def test_an_unknown_state_is_unknown(there: tuple[Cloud, World]) -> None:
+def test_an_unknown_state_is_unknown(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(describe_always=[Fault(state="EXITED")])
-    machine = Scripted(Context(OWNER, world.home, world.env))._add(f"gpuops-{OWNER}-lab-0")
+    machine = Scripted(contract.Context(OWNER, world.home, world.env))._add(f"gpuops-{OWNER}-lab-0")
     assert world.provisioner(NAME).describe(machine).state == "unknown"
 
 
-def test_ours_keep_the_contract_too(there: tuple[Cloud, World]) -> None:
+def test_ours_keep_the_contract_too(there: tuple[Cloud, Context]) -> None:
     _, world = there
     for name in registry.OURS:
         provisioner = world.provisioner(name)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed
 from gpuops.core.output import Output
 from gpuops.core.signals import Signals
@@ -35,7 +35,7 @@ SINK = {"bucket": "results", "prefix": ""}
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Context]:
     (tmp_path / "config").write_text(CONFIG.format(tmp_path))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
@@ -43,14 +43,14 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Wo
     for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_DEFAULT_PROFILE"):
         monkeypatch.delenv(name, raising=False)
 
-    def of(profile: str) -> World:
+    def of(profile: str) -> Context:
         env = {"AWS_PROFILE": profile, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
-        return World(tmp_path, "o", tmp_path, env, Output(), Signals())
+        return Context(tmp_path, "o", tmp_path, env, Output(), Signals())
 
     return of
 
 
-ASKED: list[Callable[[World], Any]] = [
+ASKED: list[Callable[[Context], Any]] = [
     lambda world: bucket.check(world, SINK),
     lambda world: bucket.grant(world, SINK, "r-1", 1, None),
     lambda world: object_store.session_ends(world, SINK),
@@ -66,7 +66,7 @@ ASKED: list[Callable[[World], Any]] = [
     ],
 )
 def test_nobody_to_ask_as(
-    world: Callable[[str], World], asked: Callable[[World], Any], profile: str, say: str, hint: str
+    world: Callable[[str], Context], asked: Callable[[Context], Any], profile: str, say: str, hint: str
 ) -> None:
     with pytest.raises(AuthFailed) as error:
         asked(world(profile))
@@ -74,7 +74,7 @@ def test_nobody_to_ask_as(
     assert error.value.hint.startswith(hint)
 
 
-def test_when_they_end(world: Callable[[str], World], tmp_path: Path) -> None:
+def test_when_they_end(world: Callable[[str], Context], tmp_path: Path) -> None:
     ends = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
     (tmp_path / "brief.json").write_text(
         '{"Version": 1, "AccessKeyId": "A", "SecretAccessKey": "s", "SessionToken": "t", '

@@ -9,7 +9,7 @@ import pytest
 from gpuops.clusters import orphans, teardown
 from gpuops.clusters.teardown import clear, is_costless, tear_down
 from gpuops.commands.down import down
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, StillBilling
 from gpuops.core.models import Lease, Resource
 from gpuops.core.polling import Clock
@@ -20,7 +20,7 @@ from tests.fakes.provider import NAME, OWNER, Cloud, FakeClock, Fault, Scripted,
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World]:
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Context]:
     """Whose machines take long to leave."""
     cloud, world = surroundings(tmp_path, monkeypatch)
     monkeypatch.setenv("SCRIPTED", str(cloud.folder))
@@ -29,7 +29,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World
     return cloud, world
 
 
-def cluster(world: World, nodes: int = 1, name: str = "lab") -> ClusterRow:
+def cluster(world: Context, nodes: int = 1, name: str = "lab") -> ClusterRow:
     """One that is up, with machines at the provider."""
     now = world.clock.now()
     row = world.ledger.intend(
@@ -44,12 +44,12 @@ def cluster(world: World, nodes: int = 1, name: str = "lab") -> ClusterRow:
     return world.ledger.cluster(row.id)
 
 
-def left(world: World, row: ClusterRow) -> list[str]:
+def left(world: Context, row: ClusterRow) -> list[str]:
     return [one.name for one in world.ledger.left(row.id)]
 
 
 def test_who_ends_a_cluster_does_not_wait_until_it_has_left(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud, world = there
     monkeypatch.setattr("gpuops.commands.down._save_runs", lambda *_: [])
@@ -66,7 +66,7 @@ def test_who_ends_a_cluster_does_not_wait_until_it_has_left(
     assert down(world, [world.ledger.cluster(row.id)], Silent(), force=False) == ["lab is gone already (gpuops down)"]
 
 
-def test_its_name_is_free_and_a_newer_one_is_left_alone(there: tuple[Cloud, World]) -> None:
+def test_its_name_is_free_and_a_newer_one_is_left_alone(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     old = cluster(world)
     tear_down(world, old.id, "its end")
@@ -79,7 +79,7 @@ def test_its_name_is_free_and_a_newer_one_is_left_alone(there: tuple[Cloud, Worl
     assert world.provisioner(NAME).describe(world.ledger.resources(new.id)[0]).state == "running"
 
 
-def test_the_guard_sees_it_off(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guard_sees_it_off(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that was started long after, since the ledger knows."""
     cloud, world = there
     row = cluster(world)
@@ -107,7 +107,7 @@ def test_the_guard_sees_it_off(there: tuple[Cloud, World], monkeypatch: pytest.M
     ("list_owned", "looks"), [([], teardown.LOOKS), ([Fault(error="AuthFailed")], teardown.FAILURES)]
 )
 def test_nobody_looks_for_ever(
-    there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch, list_owned: list[Fault], looks: int
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, list_owned: list[Fault], looks: int
 ) -> None:
     """What cannot be cleared keeps no guard, and is told by `reap`, which goes on well."""
     cloud, world = there
@@ -127,7 +127,7 @@ def test_nobody_looks_for_ever(
     assert orphans.strays(world)[0] == []
 
 
-def test_a_stray_that_leaves_is_not_waited_for(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stray_that_leaves_is_not_waited_for(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     cloud, world = there
     row = cluster(world)
     world.ledger.gone(row.id, 1.0, "this ledger is mistaken")
@@ -140,7 +140,7 @@ def test_a_stray_that_leaves_is_not_waited_for(there: tuple[Cloud, World], monke
     assert len(cloud.machines()) == 1
 
 
-def test_what_leaves_is_not_named_among_what_may_bill(there: tuple[Cloud, World]) -> None:
+def test_what_leaves_is_not_named_among_what_may_bill(there: tuple[Cloud, Context]) -> None:
     """One of two machines leaves, the other one stays."""
     _, world = there
     row = cluster(world, 2)
@@ -167,7 +167,7 @@ def test_what_costs_nothing() -> None:
     assert not is_costless([])
 
 
-def test_a_refusal_is_the_last_word(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_the_last_word(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     cloud, world = there
     row = cluster(world)
     tear_down(world, row.id, "its end")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpuops.commands import down
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Lease
 from gpuops.core.processes import Identity, started
@@ -19,7 +19,7 @@ from gpuops.runs.follow import lost
 
 
 @pytest.fixture
-def run(world: World) -> RunRow:
+def run(world: Context) -> RunRow:
     """One that another command keeps, and has noted as running."""
     other = Identity(os.getppid(), started(os.getppid()))
     now = time.time()
@@ -41,7 +41,7 @@ def answer(patch: pytest.MonkeyPatch, *kinds: str) -> None:
 
 
 def test_one_that_no_node_has_heard_of_yet_is_not_called_stopped(
-    world: World, run: RunRow, monkeypatch: pytest.MonkeyPatch
+    world: Context, run: RunRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is noted as running before the first node is asked to start it, which it then does all the same."""
     answer(monkeypatch, "no-run", "no-run")
@@ -51,7 +51,7 @@ def test_one_that_no_node_has_heard_of_yet_is_not_called_stopped(
 
 
 def test_what_another_command_has_brought_home_is_not_judged_again(
-    world: World, run: RunRow, monkeypatch: pytest.MonkeyPatch
+    world: Context, run: RunRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who keeps the run may be through with it, and its machines gone, before its nodes have told this command."""
     answer(monkeypatch, "stop")
@@ -66,6 +66,6 @@ def test_what_another_command_has_brought_home_is_not_judged_again(
     assert judged == [run]
 
 
-def test_one_that_a_node_has_stopped_is(world: World, run: RunRow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_a_node_has_stopped_is(world: Context, run: RunRow, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, "stop", "no-run")
     assert down.stop(world, run, Silent()) == f"a-1 is stopped; its results are in {run.home}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, NodeError
 from gpuops.core.models import Intent, Lease, Request
 from gpuops.ledger.store import LedgerJournal
@@ -20,11 +20,11 @@ REFUSED = NodeError("its disk is full")
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World]:
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Context]:
     return surroundings(tmp_path, monkeypatch)
 
 
-def cluster(world: World) -> Live:
+def cluster(world: Context) -> Live:
     """Two machines that are up, as far as the ledger knows."""
     now = world.clock.now()
     row = world.ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=True, token="t", request={},
@@ -37,7 +37,7 @@ def cluster(world: World) -> Live:
 
 
 @pytest.mark.parametrize("error", [CUT, REFUSED])
-def test_one_that_is_gone(there: tuple[Cloud, World], error: NodeError) -> None:
+def test_one_that_is_gone(there: tuple[Cloud, Context], error: NodeError) -> None:
     cloud, world = there
     cloud.play(describe=[Fault(), Fault(state="ended")])
     live = cluster(world)
@@ -47,14 +47,14 @@ def test_one_that_is_gone(there: tuple[Cloud, World], error: NodeError) -> None:
     assert gone.say == f"{live.machines[1].name} ended before its run began"
 
 
-def test_one_that_its_provider_tells_of_late(there: tuple[Cloud, World]) -> None:
+def test_one_that_its_provider_tells_of_late(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(describe=[Fault(), Fault("Unknown"), Fault(), Fault(), Fault(), Fault(state="ended")])
     assert retries.explained(world, cluster(world), CUT) is not None
 
 
 @pytest.mark.parametrize(("error", "looks"), [(CUT, 22), (REFUSED, 2)])
-def test_machines_that_are_well(there: tuple[Cloud, World], error: NodeError, looks: int) -> None:
+def test_machines_that_are_well(there: tuple[Cloud, Context], error: NodeError, looks: int) -> None:
     """Who is only not reached is asked about for half a minute, and no longer."""
     cloud, world = there
     live = cluster(world)
@@ -64,13 +64,13 @@ def test_machines_that_are_well(there: tuple[Cloud, World], error: NodeError, lo
     assert world.clock.monotonic() - began <= retries.LOOK_S + 1
 
 
-def test_a_provider_that_says_nothing(there: tuple[Cloud, World]) -> None:
+def test_a_provider_that_says_nothing(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(describe_always=[Fault("Unknown")])
     assert retries.explained(world, cluster(world), CUT) is None
 
 
-def test_what_another_command_ends(there: tuple[Cloud, World]) -> None:
+def test_what_another_command_ends(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(describe_always=[Fault(state="ended")])
     live = cluster(world)
@@ -78,7 +78,7 @@ def test_what_another_command_ends(there: tuple[Cloud, World]) -> None:
     assert retries.explained(world, live, CUT) is None
 
 
-def test_somebody_who_does_not_want_to_wait(there: tuple[Cloud, World]) -> None:
+def test_somebody_who_does_not_want_to_wait(there: tuple[Cloud, Context]) -> None:
     _, world = there
     world.signals.count = 1
     live = cluster(world)

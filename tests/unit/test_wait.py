@@ -12,7 +12,7 @@ import pytest
 
 from gpuops.clusters import up as clusters
 from gpuops.clusters.teardown import tear_down
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, Interrupted, NoCapacity, Unknown, UsageError
 from gpuops.core.models import Offer, Price, Request
 from gpuops.core.output import Output
@@ -29,24 +29,24 @@ NOTHING = Fault("NoCapacity", made=0)
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, World]:
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Context]:
     cloud, world = surroundings(tmp_path, monkeypatch)
     world.out = Output(err=io.StringIO())
     return cloud, world
 
 
-def up(world: World, request: Request = WAITS, **wish: float) -> Live:
+def up(world: Context, request: Request = WAITS, **wish: float) -> Live:
     return clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseWish(**wish))
 
 
-def end(cloud: Cloud, world: World, live: Live) -> None:
+def end(cloud: Cloud, world: Context, live: Live) -> None:
     live.close()
     world.clock = Clock()  # real nodes take real time to end
     tear_down(world, live.row.id, "the test's end")
     assert cloud.machines() == []
 
 
-def said(world: World) -> str:
+def said(world: Context) -> str:
     return world.out.err.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
@@ -69,7 +69,7 @@ def offered(monkeypatch: pytest.MonkeyPatch, *rounds: list[float]) -> None:
 @pytest.mark.parametrize(
     "script", [{"offers": [NOTHING] * 5}, {"create": [NOTHING] * 5}, {"offers": [NOTHING] * 2, "create": [NOTHING] * 3}]
 )
-def test_it_is_asked_again_until_there_is_something(there: tuple[Cloud, World], script: dict[str, Any]) -> None:
+def test_it_is_asked_again_until_there_is_something(there: tuple[Cloud, Context], script: dict[str, Any]) -> None:
     """Money and lease count from the attempt that succeeds."""
     cloud, world = there
     cloud.play(real=True, **script)
@@ -87,7 +87,7 @@ def test_it_is_asked_again_until_there_is_something(there: tuple[Cloud, World], 
     end(cloud, world, live)
 
 
-def test_at_the_end_of_its_patience_it_says_what_it_has_tried(there: tuple[Cloud, World]) -> None:
+def test_at_the_end_of_its_patience_it_says_what_it_has_tried(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(create_always=[NOTHING])
     began = world.clock.monotonic()
@@ -99,7 +99,7 @@ def test_at_the_end_of_its_patience_it_says_what_it_has_tried(there: tuple[Cloud
     assert world.ledger.clusters() == []
 
 
-def test_without_it_nothing_is_asked_twice(there: tuple[Cloud, World]) -> None:
+def test_without_it_nothing_is_asked_twice(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(offers=[NOTHING])
     with pytest.raises(NoCapacity, match=r"^the provider said NoCapacity$"):
@@ -119,7 +119,7 @@ class Watched(FakeClock):
         self.look(self.now())
 
 
-def test_the_guard_lets_it_wait_and_undoes_it_when_it_is_killed(there: tuple[Cloud, World]) -> None:
+def test_the_guard_lets_it_wait_and_undoes_it_when_it_is_killed(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(create_always=[NOTHING])
     seen = []
@@ -142,7 +142,7 @@ def test_the_guard_lets_it_wait_and_undoes_it_when_it_is_killed(there: tuple[Clo
 
 
 @pytest.mark.parametrize("how", ["ending", "gone"])
-def test_another_command_may_end_what_waits(there: tuple[Cloud, World], how: str) -> None:
+def test_another_command_may_end_what_waits(there: tuple[Cloud, Context], how: str) -> None:
     cloud, world = there
     cloud.play(create_always=[NOTHING])
 
@@ -160,7 +160,7 @@ def test_another_command_may_end_what_waits(there: tuple[Cloud, World], how: str
 
 
 @pytest.mark.parametrize("script", [{"offers": [NOTHING]}, {"create": [NOTHING]}])
-def test_ctrl_c_ends_the_wait(there: tuple[Cloud, World], script: dict[str, Any]) -> None:
+def test_ctrl_c_ends_the_wait(there: tuple[Cloud, Context], script: dict[str, Any]) -> None:
     cloud, world = there
     cloud.play(**script)
 
@@ -174,7 +174,7 @@ def test_ctrl_c_ends_the_wait(there: tuple[Cloud, World], script: dict[str, Any]
 
 
 @pytest.mark.parametrize("error", ["RateLimited", "Unknown"])
-def test_one_bad_look_does_not_end_a_long_wait(there: tuple[Cloud, World], error: str) -> None:
+def test_one_bad_look_does_not_end_a_long_wait(there: tuple[Cloud, Context], error: str) -> None:
     cloud, world = there
     cloud.play(offers=[NOTHING, Fault(error, retry_after=200.0)], create=[Fault("AuthFailed", made=0)])
     with pytest.raises(AuthFailed):
@@ -183,7 +183,7 @@ def test_one_bad_look_does_not_end_a_long_wait(there: tuple[Cloud, World], error
     assert pauses == [60.0, 120.0 if error == "RateLimited" else 60.0]  # no single pause is longer
 
 
-def test_the_first_look_must_be_a_good_one(there: tuple[Cloud, World]) -> None:
+def test_the_first_look_must_be_a_good_one(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(offers=[Fault("Unknown")])
     with pytest.raises(Unknown):
@@ -210,7 +210,7 @@ class Somebody(Output):
 
 
 @pytest.fixture
-def somebody(there: tuple[Cloud, World]) -> tuple[Cloud, World, Somebody]:
+def somebody(there: tuple[Cloud, Context]) -> tuple[Cloud, Context, Somebody]:
     cloud, world = there
     cloud.play(create=[Fault("NoCapacity", made=0)] * 2 + [Fault("AuthFailed", made=0)])
     world.yes = False
@@ -218,7 +218,7 @@ def somebody(there: tuple[Cloud, World]) -> tuple[Cloud, World, Somebody]:
     return cloud, world, out
 
 
-def test_the_agreed_price_holds(somebody: tuple[Cloud, World, Somebody], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agreed_price_holds(somebody: tuple[Cloud, Context, Somebody], monkeypatch: pytest.MonkeyPatch) -> None:
     """A dearer one that comes up later is not taken, and nobody is asked in the middle of the night."""
     cloud, world, out = somebody
     offered(monkeypatch, [2.0], [2.5, 3.0], [2.5, 1.5], [2.0])
@@ -231,7 +231,7 @@ def test_the_agreed_price_holds(somebody: tuple[Cloud, World, Somebody], monkeyp
 
 
 def test_it_is_told_what_a_wait_has_passed_by(
-    somebody: tuple[Cloud, World, Somebody], monkeypatch: pytest.MonkeyPatch
+    somebody: tuple[Cloud, Context, Somebody], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, world, _ = somebody
     offered(monkeypatch, [2.0], [2.5])
@@ -242,7 +242,7 @@ def test_it_is_told_what_a_wait_has_passed_by(
 
 
 def test_where_a_limit_is_named_it_is_agreed_to_at_once(
-    somebody: tuple[Cloud, World, Somebody], monkeypatch: pytest.MonkeyPatch
+    somebody: tuple[Cloud, Context, Somebody], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud, world, out = somebody
     offered(monkeypatch, [], [2.0, 2.9])
@@ -253,7 +253,7 @@ def test_where_a_limit_is_named_it_is_agreed_to_at_once(
 
 
 def test_without_a_limit_there_is_nothing_to_agree_to_yet(
-    somebody: tuple[Cloud, World, Somebody], monkeypatch: pytest.MonkeyPatch
+    somebody: tuple[Cloud, Context, Somebody], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud, world, out = somebody
     offered(monkeypatch, [], [], [2.0])
@@ -264,7 +264,7 @@ def test_without_a_limit_there_is_nothing_to_agree_to_yet(
     assert "note: stay near" in said(world)
 
 
-def test_who_cannot_be_asked_does_not_wait_first(there: tuple[Cloud, World], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_cannot_be_asked_does_not_wait_first(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     _, world = there
     world.yes = False
     offered(monkeypatch, [])

@@ -16,7 +16,7 @@ from gpuops.commands.doctor.checks_host import host_findings
 from gpuops.commands.doctor.computer import computer_findings
 from gpuops.commands.doctor.differences import BETWEEN, differences
 from gpuops.commands.doctor.report import SETUP, Examined, Finding, Report, error, note, warning, well
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, NodeError, ProviderError, UsageError
 from gpuops.core.models import Problem, Request, Resource
 from gpuops.core.output import money
@@ -105,33 +105,33 @@ class Place:
     artefact: str = ""
 
 
-def computer(world: World, python: str) -> Report:
+def computer(ctx: Context, python: str) -> Report:
     """This machine: the computer gpuops is typed on, and one that may train."""
-    return Report([*_users_side(world), *_examined(world, [_here(world, python)] if HERE.local_nodes else [])])
+    return Report([*_users_side(ctx), *_examined(ctx, [_here(ctx, python)] if HERE.local_nodes else [])])
 
 
-def provider(world: World, request: Request, python: str) -> Report:
+def provider(ctx: Context, request: Request, python: str) -> Report:
     """What a provider says of its set-up, and the machines that stand there without us."""
-    provisioner = world.provisioner(request.provider)
+    provisioner = ctx.provisioner(request.provider)
     problems: list[Finding] = []
     try:
         problems = [_said(problem) for problem in provisioner.preflight(request)]
         if not any(problem.level == "error" for problem in problems):
-            problems += _quotas(world, request)
+            problems += _quotas(ctx, request)
     except ProviderError as refused:
         problems = [error(SETUP, refused.say, refused.hint)]
     except UsageError:
-        if not _standing(world, request):
+        if not _standing(ctx, request):
             raise
     if provisioner.capabilities.get("rented") is True:
         if not problems:
-            problems = [_account(world, request.provider)]
-        problems += _payer(world, request, named=not any(problem.level == "error" for problem in problems))
+            problems = [_account(ctx, request.provider)]
+        problems += _payer(ctx, request, named=not any(problem.level == "error" for problem in problems))
     if provisioner.capabilities.get("shares_disk") is True and HERE.local_nodes:
-        places = [_here(world, python)]
+        places = [_here(ctx, python)]
     else:
-        places = [_standing_place(machine, python) for machine in _standing(world, request)]
-    return Report([*_users_side(world), *_at(request.provider, problems), *_examined(world, places)])
+        places = [_standing_place(machine, python) for machine in _standing(ctx, request)]
+    return Report([*_users_side(ctx), *_at(request.provider, problems), *_examined(ctx, places)])
 
 
 def _said(problem: Problem) -> Finding:
@@ -143,30 +143,30 @@ def _said(problem: Problem) -> Finding:
     return warning(SETUP, problem.say, problem.hint)
 
 
-def _account(world: World, provider: str) -> Finding:
+def _account(ctx: Context, provider: str) -> Finding:
     """What there is to say of a provider that has no objection."""
-    provisioner = world.provisioner(provider)
+    provisioner = ctx.provisioner(provider)
     told = provisioner.account() if isinstance(provisioner, Checked) else None
     balance = (told or {}).get("balance")
     money_left = "its balance is unknown" if balance is None else f"its balance is {money(balance)}"
     return note("account", f"the account answers; {money_left}", f"what there is: gpuops up {provider} --dry-run")
 
 
-def _payer(world: World, request: Request, *, named: bool) -> list[Finding]:
+def _payer(ctx: Context, request: Request, *, named: bool) -> list[Finding]:
     """Who would pay, where that is to be said, and a `.env` whose keys are not used."""
-    paid = payer(world, request) if named else None
+    paid = payer(ctx, request) if named else None
     told = [note("account", f"what is rented here: {paid}", f"keys are looked for in this order: {ORDER}")]
     found = told if paid else []
     try:
-        refuse_tracked(world.folder)
+        refuse_tracked(ctx.folder)
     except UsageError as refused:
         found.append(error(SETUP, refused.say, refused.hint))
     return found
 
 
-def _quotas(world: World, request: Request) -> list[Finding]:
+def _quotas(ctx: Context, request: Request) -> list[Finding]:
     """What to say of an account that may have nothing yet, as a new one. Raises ProviderError."""
-    provisioner = world.provisioner(request.provider)
+    provisioner = ctx.provisioner(request.provider)
     report = provisioner.quota(request) if isinstance(provisioner, Checked) else None
     if report is None or not report.quotas or any(quota.limit != 0 for quota in report.quotas):
         return []
@@ -175,9 +175,9 @@ def _quotas(world: World, request: Request) -> list[Finding]:
     return [error(SETUP, say, f"what to ask for: gpuops quota {request.provider}")]
 
 
-def live(world: World, name: str) -> ClusterRow:
+def live(ctx: Context, name: str) -> ClusterRow:
     """The live cluster of that name. Raises UsageError."""
-    rows = world.ledger.clusters() if (world.home / "ledger.db").exists() else []
+    rows = ctx.ledger.clusters() if (ctx.home / "ledger.db").exists() else []
     for row in rows:
         if row.name == name:
             return row
@@ -185,9 +185,9 @@ def live(world: World, name: str) -> ClusterRow:
     raise UsageError(f"'{name}' is no provider and no live cluster", f"there are: {known}")
 
 
-def cluster(world: World, row: ClusterRow, python: str) -> Report:
+def cluster(ctx: Context, row: ClusterRow, python: str) -> Report:
     """Every machine of a live cluster, and what is unlike between them. Raises NodeError."""
-    machines = nodes_of(world, row)
+    machines = nodes_of(ctx, row)
     if not machines:
         raise NodeError(f"{row.name} has no machines", f"gpuops down {row.name}")
     places = []
@@ -195,7 +195,7 @@ def cluster(world: World, row: ClusterRow, python: str) -> Report:
         first = machines[nodes[0]]
         programs = programs_of(row, first, nodes[0])
         here = first.data.get("connection") == "process"
-        own = own_pythons(world) if here else []
+        own = own_pythons(ctx) if here else []
         options = [*_options(python, own), "--node", programs.paths.node]
         where = ", ".join(f"node{index}" for index in nodes)
         places.append(
@@ -208,7 +208,7 @@ def cluster(world: World, row: ClusterRow, python: str) -> Report:
                 str(first.data.get("artefact", "")),
             )
         )
-    return Report(_examined(world, places))
+    return Report(_examined(ctx, places))
 
 
 def _by_machine(machines: Sequence[Resource]) -> list[list[int]]:
@@ -219,8 +219,8 @@ def _by_machine(machines: Sequence[Resource]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _standing(world: World, request: Request) -> list[Resource]:
-    provisioner = world.provisioner(request.provider)
+def _standing(ctx: Context, request: Request) -> list[Resource]:
+    provisioner = ctx.provisioner(request.provider)
     return list(provisioner.standing(request)) if isinstance(provisioner, Checked) else []
 
 
@@ -228,8 +228,8 @@ def _standing_place(machine: Resource, python: str) -> Place:
     return Place(machine.region, lambda: connect(machine, 0), str(machine.data["python"]), options=_options(python))
 
 
-def _here(world: World, python: str) -> Place:
-    options = _options(python, own_pythons(world))
+def _here(ctx: Context, python: str) -> Place:
+    options = _options(python, own_pythons(ctx))
     return Place(COMPUTER, lambda: ProcessConnection(COMPUTER), sys.executable, reached=False, options=options)
 
 
@@ -237,8 +237,8 @@ def _options(python: str, first: Sequence[str] = ()) -> list[str]:
     return [*(["--python", python] if python else []), *(word for path in first for word in ("--first", path))]
 
 
-def _users_side(world: World) -> list[Finding]:
-    return _at(COMPUTER, computer_findings(world.home, world.env, Path.home()))
+def _users_side(ctx: Context) -> list[Finding]:
+    return _at(COMPUTER, computer_findings(ctx.home, ctx.env, Path.home()))
 
 
 def _at(where: str, findings: Iterable[Finding]) -> list[Finding]:
@@ -249,11 +249,11 @@ def _at(where: str, findings: Iterable[Finding]) -> list[Finding]:
     ]
 
 
-def _examined(world: World, places: Sequence[Place]) -> list[Finding]:
+def _examined(ctx: Context, places: Sequence[Place]) -> list[Finding]:
     """All findings about some places, examined at once, and about what is unlike between them."""
     if not places:
         return []
-    with world.progress.during(f"examining {', '.join(place.where for place in places)}"):
+    with ctx.progress.during(f"examining {', '.join(place.where for place in places)}"):
         answers = on_each(_examine, places)
     seen = [answer for answer in answers if isinstance(answer, Examined)]
     lost = [answer for answer in answers if isinstance(answer, Finding)]

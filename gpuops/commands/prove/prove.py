@@ -11,7 +11,7 @@ from gpuops.clusters.up import plan
 from gpuops.commands.prove.record import counted, document
 from gpuops.commands.prove.sandbox import Bench, dollars
 from gpuops.commands.prove.scenarios import SCENARIOS, Result, Scenario, run
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, UsageError, worst
 from gpuops.core.models import Offer, Request
 from gpuops.core.output import span, table
@@ -65,18 +65,18 @@ def steps(offer: Offer, settle_s: float, spend: float) -> list[Step]:
     return found
 
 
-def prove(world: World, request: Request, spend: float) -> Proof:
+def prove(ctx: Context, request: Request, spend: float) -> Proof:
     """Run what the money allows. Raises ProviderError and UsageError before anything is made."""
-    refuse_dotenv(world, request.provider)
-    provisioner, found = plan(world, request)
+    refuse_dotenv(ctx, request.provider)
+    provisioner, found = plan(ctx, request)
     offer = min(found, key=lambda one: one.per_hour)
     todo = steps(offer, provisioner.settle_s, spend)
-    _announce(world, request, offer, todo, spend)
-    _confirm(world, offer, todo, spend)
-    world.yes = True
+    _announce(ctx, request, offer, todo, spend)
+    _confirm(ctx, offer, todo, spend)
+    ctx.yes = True
     cap = offer.per_hour if offer.per_hour else request.max_price
-    bench = Bench(world, dataclasses.replace(request, max_price=cap), spend=spend)
-    began = world.clock.now()
+    bench = Bench(ctx, dataclasses.replace(request, max_price=cap), spend=spend)
+    began = ctx.clock.now()
     results, stopped = _run_all(bench, todo, offer)
     failed = any(one.outcome == "failed" for one in results)
     left = _left(bench, DOUBT_S if failed and bench.rented else 0.0)
@@ -87,36 +87,36 @@ def prove(world: World, request: Request, spend: float) -> Proof:
         3 if any(one.refused for one in results) else 0,
     )
     record = document(
-        request, offer, results, began=began, ended=world.clock.now(), spend=spend,
+        request, offer, results, began=began, ended=ctx.clock.now(), spend=spend,
         balance=(bench.balance_before, _balance(bench)), left=left, exit_code=exit_code,
     )  # fmt: skip
     return Proof(record, _last_words(record), exit_code)
 
 
-def _announce(world: World, request: Request, offer: Offer, todo: Sequence[Step], spend: float) -> None:
+def _announce(ctx: Context, request: Request, offer: Offer, todo: Sequence[Step], spend: float) -> None:
     price = f"{dollars(offer.per_hour)}/h" if offer.per_hour else "free"
-    paid = payer(world, dataclasses.replace(request, region=offer.region)) if offer.per_hour else None
-    world.out.say(f"{request.provider}: {offer.say}, {price}{paid_by(paid)}")
+    paid = payer(ctx, dataclasses.replace(request, region=offer.region)) if offer.per_hour else None
+    ctx.out.say(f"{request.provider}: {offer.say}, {price}{paid_by(paid)}")
     for note in offer.notes:
-        world.out.say(f"note: {note}")
+        ctx.out.say(f"note: {note}")
     rows = [["SCENARIO", "WHAT IS PROVEN", "ABOUT"]]
     for step in todo:
         about = f"not run: {step.skipped}" if step.skipped else dollars(step.cost) if step.cost else "-"
         rows.append([step.scenario.name, step.scenario.says, about])
     for text in table(rows):
-        world.out.say(text)
+        ctx.out.say(text)
     total = sum(step.cost for step in todo if not step.skipped)
-    world.out.say(f"about {dollars(total)} in all, at most {dollars(spend)}" if offer.per_hour else "nothing is billed")
+    ctx.out.say(f"about {dollars(total)} in all, at most {dollars(spend)}" if offer.per_hour else "nothing is billed")
 
 
-def _confirm(world: World, offer: Offer, todo: Sequence[Step], spend: float) -> None:
+def _confirm(ctx: Context, offer: Offer, todo: Sequence[Step], spend: float) -> None:
     """Raises UsageError where money would be spent that nobody has agreed to."""
-    if not offer.per_hour or world.yes:
+    if not offer.per_hour or ctx.yes:
         return
-    if not world.out.interactive:
+    if not ctx.out.interactive:
         raise UsageError("this costs money, and nobody is there to be asked", "say --yes")
     count = sum(not step.skipped for step in todo)
-    if not world.out.confirm(f"run {count} scenarios for at most {dollars(spend)}: go?"):
+    if not ctx.out.confirm(f"run {count} scenarios for at most {dollars(spend)}: go?"):
         raise UsageError("not confirmed: nothing was created", "say --yes to skip the question")
 
 
@@ -133,7 +133,7 @@ def _run_all(bench: Bench, todo: Sequence[Step], offer: Offer) -> tuple[list[Res
     except Interrupted as error:
         stopped = error.exit_code
     finally:
-        bench.world.signals.backward()
+        bench.ctx.signals.backward()
         missed = [Result(step.scenario.name, "skipped", "interrupted") for step in before[len(results) :]]
         results += [*missed, run(bench, last.scenario)]
         _tell(bench, results, len(todo), offer)
@@ -171,7 +171,7 @@ def _run_one(bench: Bench, step: Step, purse: Purse) -> Result:
 def _tell(bench: Bench, results: Sequence[Result], count: int, offer: Offer) -> None:
     one = results[-1]
     money = f"; {dollars(bench.spent())} so far" if offer.per_hour else ""
-    bench.world.out.say(f"{len(results)}/{count} {one.name}: {one.outcome}: {one.said}{money}")
+    bench.ctx.out.say(f"{len(results)}/{count} {one.name}: {one.outcome}: {one.said}{money}")
 
 
 def _left(bench: Bench, doubt_s: float) -> list[str]:

@@ -15,7 +15,7 @@ from gpuops.clusters import orphans
 from gpuops.clusters.orphans import note_rented
 from gpuops.clusters.teardown import POLL_S, POLL_SLOW_S, belonging, see_off, tear_down
 from gpuops.commands.prove.faults import Broken
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, RateLimited, StillBilling, Unknown, UsageError
 from gpuops.core.models import Intent, Journal, Lease, Offer, Problem, Request, Resource
 from gpuops.core.output import money
@@ -54,7 +54,7 @@ class Bill:
 class Bench:
     """One provisioner under proof. Its clusters are called `<prefix>-<part>`; `close` ends them all."""
 
-    world: World
+    ctx: Context
     request: Request
     """`max_price` holds for everything that is created."""
     prefix: str = field(default_factory=lambda: f"prove-{uuid.uuid4().hex[:4]}")
@@ -71,7 +71,7 @@ class Bench:
     @property
     def core(self) -> Checked:
         """The provisioner as gpuops uses it."""
-        return cast(Checked, self.world.provisioner(self.request.provider))
+        return cast(Checked, self.ctx.provisioner(self.request.provider))
 
     @property
     def raw(self) -> Provisioner:
@@ -101,7 +101,7 @@ class Bench:
                 if attempt == TRIES - 1:
                     raise
                 wait_s = (error.retry_after if isinstance(error, RateLimited) else None) or POLL_SLOW_S
-                self.world.clock.pause(wait_s, self.world.clock.monotonic() + wait_s)
+                self.ctx.clock.pause(wait_s, self.ctx.clock.monotonic() + wait_s)
         raise AssertionError("the last try returns or raises")
 
     def _typed(self, call: str, arguments: Sequence[Any]) -> Any:
@@ -116,17 +116,17 @@ class Bench:
 
     def listed(self, regions: Sequence[str] = ()) -> list[Resource]:
         """All that the provider shows with our mark."""
-        found: list[Resource] = self.ask("list_owned", self.world.owner, list(regions))
+        found: list[Resource] = self.ask("list_owned", self.ctx.owner, list(regions))
         return found
 
     def of(self, row: ClusterRow) -> list[Resource]:
         """What is listed of one cluster, in node order."""
-        return belonging(self.listed(), self.world.owner, row.name)
+        return belonging(self.listed(), self.ctx.owner, row.name)
 
     def there(self) -> set[tuple[str, str]]:
         """Everything of ours that no other command has made meanwhile."""
-        listed, owner = self.listed(), self.world.owner
-        theirs = [row.name for row in self.world.ledger.clusters() if not row.name.startswith(self.prefix)]
+        listed, owner = self.listed(), self.ctx.owner
+        theirs = [row.name for row in self.ctx.ledger.clusters() if not row.name.startswith(self.prefix)]
         strange = [one for name in theirs for one in belonging(listed, owner, name)]
         return {(one.kind, one.id) for one in listed} - {(one.kind, one.id) for one in strange}
 
@@ -139,7 +139,7 @@ class Bench:
 
     def within(self, seconds: float, look: Callable[[], T]) -> T:
         """What a look shows once it is true, or after so many seconds."""
-        clock = self.world.clock
+        clock = self.ctx.clock
         deadline = clock.monotonic() + seconds
         pause = POLL_S
         while not (value := look()) and clock.monotonic() < deadline:
@@ -151,44 +151,44 @@ class Bench:
 
     def intend(self, part: str) -> ClusterRow:
         """A cluster in the ledger, with a guard that undoes it should we die."""
-        now = self.world.clock.now()
-        row = self.world.ledger.intend(
+        now = self.ctx.clock.now()
+        row = self.ctx.ledger.intend(
             provider=self.request.provider,
             name=self.name(part),
-            folder=self.world.folder,
+            folder=self.ctx.folder,
             ephemeral=True,
             token=uuid.uuid4().hex,
             request=dataclasses.asdict(self.request),
             boot_deadline=now + min(self.request.timeout_min * 60 + BOOT_MARGIN_S, self.afford_s()),
             lease=Lease(),
-            keeper=self.world.me,
+            keeper=self.ctx.me,
             now=now,
         )
-        self.world.ledger.set_cluster(row.id, offer=noted(payer(self.world, self.request)))
-        daemon.ensure(self.world.home)
+        self.ctx.ledger.set_cluster(row.id, offer=noted(payer(self.ctx, self.request)))
+        daemon.ensure(self.ctx.home)
         if self.rented:
-            note_rented(self.world.home, self.request.provider)
-        return self.world.ledger.cluster(row.id)
+            note_rented(self.ctx.home, self.request.provider)
+        return self.ctx.ledger.cluster(row.id)
 
     def name(self, part: str) -> str:
         return f"{self.prefix}-{part}"
 
     def intent(self, row: ClusterRow) -> Intent:
-        agent, _ = bootstrap.build(self.world.home / "cache")
-        return Intent(self.world.owner, row.name, f"{row.token}-{uuid.uuid4().hex[:8]}", row.boot_deadline, agent)
+        agent, _ = bootstrap.build(self.ctx.home / "cache")
+        return Intent(self.ctx.owner, row.name, f"{row.token}-{uuid.uuid4().hex[:8]}", row.boot_deadline, agent)
 
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> list[Resource]:
         """The provisioner's own `create`. Raises Broken for what is none of our errors."""
-        with self.world.signals.shielded():  # what a provider has done must be in the ledger first
+        with self.ctx.signals.shielded():  # what a provider has done must be in the ledger first
             return _in_our_words("create", lambda: list(self.raw.create(offer, intent, journal)))
 
     def began(self, name: str, per_hour: float) -> None:
         """From now on a cluster costs money."""
-        self.bills.setdefault(name, Bill(per_hour, self.world.clock.monotonic()))
+        self.bills.setdefault(name, Bill(per_hour, self.ctx.clock.monotonic()))
 
     def spent(self) -> float:
         """$ so far, by our own count."""
-        return sum(bill.dollars(self.world.clock.monotonic()) for bill in self.bills.values())
+        return sum(bill.dollars(self.ctx.clock.monotonic()) for bill in self.bills.values())
 
     def afford_s(self) -> float:
         """For how many seconds the money lasts, at least one minute's."""
@@ -197,14 +197,14 @@ class Bench:
 
     def end(self, name: str) -> None:
         """As `gpuops down` ends a cluster: until nothing of it is listed. Raises StillBilling."""
-        rows = [row for row in self.world.ledger.clusters() if row.name == name]
+        rows = [row for row in self.ctx.ledger.clusters() if row.name == name]
         for row in rows:
-            tear_down(self.world, row.id, "it was made for a proof")
-            if self.world.ledger.left(row.id):
+            tear_down(self.ctx, row.id, "it was made for a proof")
+            if self.ctx.ledger.left(row.id):
                 self.within(self.core.gone_s, partial(self._seen_off, row))
         bill = self.bills.get(name)
         if bill is not None and bill.ended is None:
-            bill.ended = self.world.clock.monotonic()
+            bill.ended = self.ctx.clock.monotonic()
 
     def cleared(self, row: ClusterRow) -> bool:
         """Whether nothing of a cluster is listed any more, asked for again and again for as long as that may take."""
@@ -217,7 +217,7 @@ class Bench:
 
     def _seen_off(self, row: ClusterRow) -> bool:
         try:
-            return not see_off(self.world, row)
+            return not see_off(self.ctx, row)
         except ProviderError:
             return False  # it is asked again
 
@@ -226,7 +226,7 @@ class Bench:
         failed = []
         for stand in self.stands.values():
             stand.close()
-        for row in [row for row in self.world.ledger.clusters() if row.name.startswith(f"{self.prefix}-")]:
+        for row in [row for row in self.ctx.ledger.clusters() if row.name.startswith(f"{self.prefix}-")]:
             try:
                 self.end(row.name)
             except StillBilling as error:
@@ -242,14 +242,14 @@ class Bench:
         """The marks of what is left although all was ended: looked for so long, and ended once more as `reap` does."""
         if self.within(doubt_s, self.left):
             try:
-                orphans.end(self.world, [orphans.Stray(self.request.provider, one) for one in self._strays()])
+                orphans.end(self.ctx, [orphans.Stray(self.request.provider, one) for one in self._strays()])
             except StillBilling:
                 pass  # it is named by the look that follows
         return self.left()
 
     def _strays(self) -> list[Resource]:
-        ours = f"gpuops-{self.world.owner}-{self.prefix}-"
-        return [one for one in self.core.list_owned(self.world.owner, []) if one.name.startswith(ours)]
+        ours = f"gpuops-{self.ctx.owner}-{self.prefix}-"
+        return [one for one in self.core.list_owned(self.ctx.owner, []) if one.name.startswith(ours)]
 
 
 def dollars(amount: float) -> str:

@@ -76,7 +76,7 @@ SCENARIOS = (
 
 def run(bench: Bench, scenario: Scenario) -> Result:
     """One scenario. Raises what ends the whole story: Interrupted, and bugs of ours."""
-    clock = bench.world.clock
+    clock = bench.ctx.clock
     began, spent = clock.monotonic(), bench.spent()
 
     def result(outcome: Outcome, said: str) -> Result:

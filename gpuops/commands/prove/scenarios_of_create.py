@@ -68,14 +68,14 @@ def _check_will(one: Made, will: Will) -> None:
 
 def listing(bench: Bench) -> str:
     one = made(bench)
-    for regions in ([], bench.world.ledger.regions(one.row.id)):
+    for regions in ([], bench.ctx.ledger.regions(one.row.id)):
         if missing := _unlisted(bench, one, regions):
             asked = f"in {', '.join(regions)}" if regions else "everywhere"
             raise Broken(f"asked {asked}, list_owned does not show {_parts(missing)}")
     found = bench.listed()
-    if strange := [one.name for one in found if not one.name.startswith(f"gpuops-{bench.world.owner}-")]:
+    if strange := [one.name for one in found if not one.name.startswith(f"gpuops-{bench.ctx.owner}-")]:
         raise Broken(f"list_owned shows what does not carry our mark: '{strange[0]}'")
-    for seen in belonging(found, bench.world.owner, one.row.name):
+    for seen in belonging(found, bench.ctx.owner, one.row.name):
         if not str(seen.data.get("token") or one.row.token).startswith(one.row.token):
             raise Broken(
                 f"data['token'] of {_part(seen.name)} is not its journal.will's: gpuops takes it for another's"

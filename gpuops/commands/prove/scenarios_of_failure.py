@@ -34,7 +34,7 @@ LITTLE = 0.01
 def lost_answer(bench: Bench) -> str:
     one = adopted(bench)
     lost = {resource.id for resource in one.lost if resource.kind == "machine"}
-    known = {machine.id for machine in machines_of(bench.world, one.row)}
+    known = {machine.id for machine in machines_of(bench.ctx, one.row)}
     listed = {resource.id for resource in bench.of(one.row) if resource.kind == "machine"}
     if listed != lost:
         raise Broken(f"{len(lost)} machines were made, and {len(listed)} are there")
@@ -59,13 +59,13 @@ def watchdog(bench: Bench) -> str:
         argv = bench.ask("self_destruct", machine)
         if (able is True) != (bool(argv) and all(isinstance(word, str) for word in argv)):
             raise Broken(f"self_destruct gives {argv!r}, and the capability says {able!r}")
-    send_lease(one.live, Lease(hard_end=bench.world.clock.now() + LEASE_S), bench.world.clock.now())
-    began = bench.world.clock.monotonic()
+    send_lease(one.live, Lease(hard_end=bench.ctx.clock.now() + LEASE_S), bench.ctx.clock.now())
+    began = bench.ctx.clock.monotonic()
     one.live.close()
     limit_s = LEASE_S + bench.patience_s + bench.core.gone_s
     if not bench.within(limit_s, lambda: all(_ended(bench, machine) for machine in one.live.machines)):
         raise Broken(f"the lease was over, the client silent, and {span(limit_s)} later the provider still has a node")
-    took = bench.world.clock.monotonic() - began
+    took = bench.ctx.clock.monotonic() - began
     return f"{_ended_itself(bench, one.row, able)} {span(took)} after its last client; nothing is listed"
 
 
@@ -98,7 +98,7 @@ def killed(bench: Bench) -> str:
     if not found:
         raise Broken("what was made right before the command was killed is not found by its mark")
     with tempfile.TemporaryDirectory() as folder:
-        forgetful = dataclasses.replace(bench.world)
+        forgetful = dataclasses.replace(bench.ctx)
         forgetful.ledger = Ledger.open(Path(folder))
         try:
             orphans.end(forgetful, [orphans.Stray(bench.request.provider, resource) for resource in found])
@@ -116,8 +116,8 @@ def killed(bench: Bench) -> str:
 
 def _kill_another(bench: Bench, row: ClusterRow) -> str:
     """Another process creates, and gets SIGKILL when a machine is there and not yet in the ledger."""
-    question = {"home": str(bench.world.home), "owner": bench.world.owner, "cluster": row.id}
-    env = {**bench.world.env, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    question = {"home": str(bench.ctx.home), "owner": bench.ctx.owner, "cluster": row.id}
+    env = {**bench.ctx.env, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
         argv = [sys.executable, "-m", "gpuops.commands.prove.victim"]
         done = subprocess.run(argv, input=json.dumps(question), env=env,
@@ -140,7 +140,7 @@ def _cut_short(bench: Bench, row: ClusterRow) -> str:
         raise _PowerCut
 
     try:
-        bench.create(bench.offers()[0], bench.intent(row), Fatal(LedgerJournal(bench.world.ledger, row.id), end))
+        bench.create(bench.offers()[0], bench.intent(row), Fatal(LedgerJournal(bench.ctx.ledger, row.id), end))
     except _PowerCut:
         return "cut short between a machine and its line in the ledger"
     raise Broken("create went on after what ends a process")
@@ -148,7 +148,7 @@ def _cut_short(bench: Bench, row: ClusterRow) -> str:
 
 def boot_deadline(bench: Bench) -> str:
     """Nobody logs in, and the ledger's deadline is later: only what came with the machines can end them."""
-    able, clock = _able(bench), bench.world.clock
+    able, clock = _able(bench), bench.ctx.clock
     one = unattended(bench)
     machines = [resource for resource in one.resources if resource.kind == "machine"]
     if any(resource.data.get("ends_itself") is False for resource in one.resources):
@@ -190,11 +190,11 @@ def bill(bench: Bench) -> str:
 
 
 def nothing_left(bench: Bench) -> str:
-    began = bench.world.clock.monotonic()
+    began = bench.ctx.clock.monotonic()
     try:
         bench.close()
     except StillBilling as error:
         raise Broken(error.say) from error
     if left := bench.left():
         raise Broken(f"{len(left)} are still listed: {', '.join(left)}")
-    return f"the provider lists nothing of this proof ({span(bench.world.clock.monotonic() - began)})"
+    return f"the provider lists nothing of this proof ({span(bench.ctx.clock.monotonic() - began)})"

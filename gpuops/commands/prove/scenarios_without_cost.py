@@ -121,7 +121,7 @@ def bad_request(bench: Bench) -> str:
     for capability, wish in (("multinode", {"nodes": 2}), ("spot", {"spot": True})):
         if bench.core.capabilities.get(capability) is not True:
             try:
-                plan(bench.world, dataclasses.replace(bench.request, **wish))
+                plan(bench.ctx, dataclasses.replace(bench.request, **wish))
             except UsageError:
                 refused.append(capability)
             else:
@@ -144,9 +144,9 @@ def _takes(bench: Bench, request: Request) -> bool:
 def interrupted(bench: Bench) -> str:
     """Another command ends the cluster before the first effect: `journal.will` says so."""
     row = bench.intend("x")
-    bench.world.ledger.ending(row.id)
+    bench.ctx.ledger.ending(row.id)
     try:
-        bench.create(bench.offers()[0], bench.intent(row), LedgerJournal(bench.world.ledger, row.id))
+        bench.create(bench.offers()[0], bench.intent(row), LedgerJournal(bench.ctx.ledger, row.id))
     except Interrupted:
         pass
     except GpuopsError as error:

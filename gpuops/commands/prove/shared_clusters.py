@@ -98,37 +98,37 @@ def _make(bench: Bench, part: str, boot_s: float | None = None) -> Made:
     for offer in bench.offers():
         intent = bench.intent(row)
         if boot_s is not None:
-            intent = dataclasses.replace(intent, boot_deadline=bench.world.clock.now() + boot_s)
-        bench.world.ledger.set_cluster(row.id, offer=dataclasses.asdict(offer) | {"payer": dict(row.payer)})
-        spy = Spy(LedgerJournal(bench.world.ledger, row.id))
+            intent = dataclasses.replace(intent, boot_deadline=bench.ctx.clock.now() + boot_s)
+        bench.ctx.ledger.set_cluster(row.id, offer=dataclasses.asdict(offer) | {"payer": dict(row.payer)})
+        spy = Spy(LedgerJournal(bench.ctx.ledger, row.id))
         bench.began(row.name, offer.per_hour)
         try:
             made = bench.create(offer, intent, spy)
         except NoCapacity as error:
             full = error
-            bench.world.ledger.refused(row.id)
-            clear(bench.world, bench.core, row)
-            bench.world.ledger.cleared(row.id)
+            bench.ctx.ledger.refused(row.id)
+            clear(bench.ctx, bench.core, row)
+            bench.ctx.ledger.cleared(row.id)
             continue
         return Made(row, offer, intent, spy, made)
     raise full
 
 
 def _adopt(bench: Bench) -> Adopted:
-    clock = bench.world.clock
+    clock = bench.ctx.clock
     name, began = bench.name("b"), clock.monotonic()
     hours = min(MAX_HOURS, bench.afford_s() / 3600)
     request = dataclasses.replace(bench.request, timeout_min=min(bench.request.timeout_min, hours * 60))
     with _lossy(bench) as lossy:
         bench.began(name, next((offer.per_hour for offer in bench.offers()), 0.0))
         try:
-            live = bring_up(bench.world, request, name=name, ephemeral=True, wish=LeaseWish(max_hours=hours))
+            live = bring_up(bench.ctx, request, name=name, ephemeral=True, wish=LeaseWish(max_hours=hours))
         except Unknown as error:
             raise Broken(
                 f"the answer of create was lost, and what it made is not found by its mark: {error.say}"
             ) from error
         finally:
-            if not [row for row in bench.world.ledger.clusters() if row.name == name]:
+            if not [row for row in bench.ctx.ledger.clusters() if row.name == name]:
                 bench.end(name)
     return Adopted(live, lossy.lost, clock.monotonic() - began)
 
@@ -138,11 +138,11 @@ def _lossy(bench: Bench) -> Iterator[Lossy]:
     """While it lasts, the core meets a provisioner whose first `create` is never answered."""
     name, core = bench.request.provider, bench.core
     lossy = Lossy(core.inner)
-    bench.world.provisioners[name] = Checked(cast(Provisioner, lossy))
+    bench.ctx.provisioners[name] = Checked(cast(Provisioner, lossy))
     try:
         yield lossy
     finally:
-        bench.world.provisioners[name] = core
+        bench.ctx.provisioners[name] = core
 
 
 made = Stand("made", partial(_make, part="a"))

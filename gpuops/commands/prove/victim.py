@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuops.commands.prove.faults import Fatal
 from gpuops.commands.prove.sandbox import Bench
-from gpuops.core.context import World
+from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError
 from gpuops.core.models import Request
 from gpuops.core.output import Output
@@ -21,17 +21,17 @@ from gpuops.ledger.store import LedgerJournal
 
 def main(question: Mapping[str, Any]) -> int:
     """`{"home", "owner", "cluster"}`: the ledger's, whose keeper is whoever asks. Returns where it was not killed."""
-    world = World(home=Path(question["home"]), owner=question["owner"], folder=Path.cwd(), env=os.environ,
+    ctx = Context(home=Path(question["home"]), owner=question["owner"], folder=Path.cwd(), env=os.environ,
                   out=Output(), signals=Signals())  # fmt: skip
-    row = world.ledger.cluster(question["cluster"])
-    bench = Bench(world, Request(**row.request))
+    row = ctx.ledger.cluster(question["cluster"])
+    bench = Bench(ctx, Request(**row.request))
     try:
         bench.ask("preflight", bench.request)
-        bench.create(bench.offers()[0], bench.intent(row), Fatal(LedgerJournal(world.ledger, row.id)))
+        bench.create(bench.offers()[0], bench.intent(row), Fatal(LedgerJournal(ctx.ledger, row.id)))
     except GpuopsError as error:
-        world.out.say(f"{error.say}; {error.hint}")
+        ctx.out.say(f"{error.say}; {error.hint}")
         return error.exit_code
-    world.out.say("create told of no machine")
+    ctx.out.say("create told of no machine")
     return 1
 
 
