@@ -28,7 +28,7 @@ from gpuops.core.models import (
     Request,
     Resource,
 )
-from gpuops.core.provider import Provisioner, TellsQuota
+from provisioners.base import Provisioner, TellsQuota
 
 CALL_S = 180.0
 """How long a call other than `create` may take; each has shorter limits of its own for the network."""

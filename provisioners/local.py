@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from gpuops.core.errors import ProviderError, Unknown
 from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request, Resource
 from gpuops.core.platform import HERE, System, replace
-from gpuops.core.provider import CONTRACT, Context
 from gpuops.nodes.virtual import divide
+from provisioners.base import CONTRACT, Context
 from provisioners.ssh.placement import refuse_rent
 
 if TYPE_CHECKING:

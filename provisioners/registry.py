@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from typing import cast
 
 from gpuops.core.errors import GpuopsError, UsageError
-from gpuops.core.provider import CONTRACT, Context, Provisioner
+from provisioners.base import CONTRACT, Context, Provisioner
 from provisioners.checked import Checked
 
 OURS = {

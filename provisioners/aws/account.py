@@ -26,8 +26,8 @@ from gpuops.core.errors import (
     UsageError,
 )
 from gpuops.core.models import Request
-from gpuops.core.provider import NOTHING
 from provisioners.aws import credentials, errors
+from provisioners.base import NOTHING
 
 E = TypeVar("E", bound=Exception)
 K = TypeVar("K", bound=Hashable)

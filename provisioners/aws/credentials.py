@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from gpuops.core.errors import AuthFailed, NotSetUp, UsageError
 from gpuops.core.models import DOTENV
-from gpuops.core.provider import NOTHING, Credential, credential
 from provisioners.aws.errors import MFA, NO_KEYS
+from provisioners.base import NOTHING, Credential, credential
 
 NO_BOTO3 = ("AWS needs the package boto3", "pip install 'gpuops[aws]'")
 KEY_ID, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"

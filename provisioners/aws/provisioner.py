@@ -27,7 +27,6 @@ from gpuops.core.models import (
     Request,
     Resource,
 )
-from gpuops.core.provider import CONTRACT, Context
 from provisioners import keys
 from provisioners.aws import (
     images,
@@ -44,6 +43,7 @@ from provisioners.aws import (
 from provisioners.aws.account import Account, ask, split, sure, together
 from provisioners.aws.errors import FREE_PLAN, code
 from provisioners.aws.lifecycle import Ending
+from provisioners.base import CONTRACT, Context
 
 CALLER_S = 60.0
 """So long an address of this computer is taken for its present one while machines are made."""

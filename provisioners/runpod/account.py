@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from gpuops.core.errors import AuthFailed, NotSetUp, UsageError
 from gpuops.core.models import Payer, Resource
-from gpuops.core.provider import NOTHING, Credential, credential
+from provisioners.base import NOTHING, Credential, credential
 
 NAME = "RUNPOD_API_KEY"
 API = "https://api.runpod.io/v2"

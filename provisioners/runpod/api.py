@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from gpuops.core.errors import ProviderError, Unknown, UsageError
-from gpuops.core.provider import NOTHING
+from provisioners.base import NOTHING
 from provisioners.runpod import account
 from provisioners.runpod.errors import failure, other_shape, seconds
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from gpuops.core.errors import AuthFailed, NoCapacity, ProviderError, Rejected, Unknown, UsageError
 from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, Request, Resource
-from gpuops.core.provider import CONTRACT, Context
 from provisioners import keys
+from provisioners.base import CONTRACT, Context
 from provisioners.runpod import boot_log, catalog, offers, options, pods
 from provisioners.runpod.account import FRESH_S, Account
 from provisioners.runpod.api import Api, segment

@@ -29,7 +29,7 @@ from gpuops.core.errors import (
 )
 from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request, Resource
 from gpuops.core.parallel import on_each
-from gpuops.core.provider import CONTRACT, Context
+from provisioners.base import CONTRACT, Context
 from provisioners.ssh.hosts import HostBook, Met
 from provisioners.ssh.placement import Meetings, place, refuse_rent, typed_hosts
 

@@ -44,7 +44,7 @@ def test_it_knows_nothing_of_gpuops_but_the_contract() -> None:
     used = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     used |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     ours = {name for name in used if str(name).partition(".")[0] in ("gpuops", "provisioners")}
-    assert ours == {"gpuops.core.models", "gpuops.core.errors", "gpuops.core.provider"}
+    assert ours == {"gpuops.core.models", "gpuops.core.errors", "provisioners.base"}
     assert {str(name).partition(".")[0] for name in used - ours} <= sys.stdlib_module_names
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpuops.core.errors import Rejected, Unknown
 from gpuops.core.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
-from gpuops.core.provider import CONTRACT, Context
+from provisioners.base import CONTRACT, Context
 
 PER_HOUR = {"small": 0.36, "large": 0.72}
 CREDIT = 20.0

@@ -1,0 +1,39 @@
+"""The contract of a provisioner, as a provider's module imports it, ours or a third party's.
+
+`Provisioner` is what every provider has; the `Tells…`, `AdmitsCaller` and `KnowsMachines` Protocols are what it may
+have besides. `Context` is what its factory is called with, `CONTRACT` the version to state as `contract`. The nouns
+(`Offer`, `Resource`, …) are in `gpuops.core.models`, the errors in `gpuops.core.errors`. The definitions themselves
+stand in `gpuops.core.provider`, since the core calls provisioners and imports none.
+"""
+
+from gpuops.core.provider import (
+    CONTRACT,
+    NOTHING,
+    AdmitsCaller,
+    Context,
+    Credential,
+    KnowsMachines,
+    Provisioner,
+    TellsBalance,
+    TellsLogs,
+    TellsPayer,
+    TellsPolicy,
+    TellsQuota,
+    credential,
+)
+
+__all__ = [
+    "CONTRACT",
+    "NOTHING",
+    "AdmitsCaller",
+    "Context",
+    "Credential",
+    "KnowsMachines",
+    "Provisioner",
+    "TellsBalance",
+    "TellsLogs",
+    "TellsPayer",
+    "TellsPolicy",
+    "TellsQuota",
+    "credential",
+]
