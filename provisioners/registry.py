@@ -6,13 +6,12 @@ its functions. A third party adds one with the entry point group `gpuops.provisi
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import cast
 
-from gpuops.core.errors import GpuopsError, UsageError
+from gpuops.core.errors import GpuopsError, UsageError, did_you_mean
 from provisioners.base import CONTRACT, Context, Provisioner
 from provisioners.checked import Checked
 
@@ -67,8 +66,8 @@ def _third_party(name: str) -> Callable[[Context], Provisioner]:
     for point in entry_points(group=GROUP):
         if point.name == name:
             return cast("Callable[[Context], Provisioner]", point.load())
-    near = difflib.get_close_matches(name, names(), 1)
+    near = did_you_mean(name, names())
     raise UsageError(
-        f"there is no provider named '{name}'" + (f"; did you mean {near[0]}?" if near else ""),
+        f"there is no provider named '{name}'" + (near and f"; {near}"),
         f"choose one of: {', '.join(names())}",
     )

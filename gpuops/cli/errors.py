@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Sequence
 
 from gpuops.cli.help import passed
+from gpuops.core.errors import did_you_mean
 
 NEAR = 0.75
 """How alike two words must be for a typing error: `--epochs` is no `--detach`."""
@@ -81,7 +82,5 @@ def _value(names: Sequence[str], arguments: Sequence[str]) -> str:
 
 
 def _near(word: str, known: Sequence[str]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(word, known, 1, NEAR)
-    return f"; did you mean {close[0]}?" if close else ""
+    near = did_you_mean(word, known, alike=NEAR)
+    return near and f"; {near}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from gpuops.cli.errors import NEAR
 from gpuops.cli.flags import LaunchFlags, MachineFlags, filled, keys
 from gpuops.core.context import Context
-from gpuops.core.errors import UsageError
+from gpuops.core.errors import UsageError, did_you_mean
 from gpuops.core.models import Option, Request
 from gpuops.core.settings import KEYS, Settings
 from gpuops.offers.approval import LeaseWish
@@ -108,11 +107,8 @@ def own_options(ctx: Context, provider: str, words: Sequence[str], command: str 
         theirs = [f"--{known}" for known in _names(options)]
         if name in theirs:  # of `up`, and not of this command
             raise UsageError(f"there is no option {name}", f"see: gpuops {command} --help")
-        near = difflib.get_close_matches(name, theirs, 1, NEAR)
-        raise UsageError(
-            f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else ""),
-            both,
-        )
+        near = did_you_mean(name, theirs, alike=NEAR)
+        raise UsageError(f"there is no option {name}" + (near and f"; {near}"), both)
     return {name: value for name, value in vars(known).items() if value is not None}
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuops.core.errors import LocalDisk, UsageError
+from gpuops.core.errors import LocalDisk, UsageError, did_you_mean
 from gpuops.core.files import create_once, read_small
 from gpuops.core.platform import HERE
 
@@ -269,13 +269,8 @@ def _shown(value: Any) -> str:
 
 def _nearest(name: str, known: Iterable[str], form: str) -> str:
     """`did you mean gpus?`, or all there are."""
-    import difflib
-
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, 1)
-    if close:
-        return f"did you mean {form.format(close[0])}?"
-    return "use one of " + ", ".join(form.format(one) for one in known)
+    return did_you_mean(name, known, form=form) or "use one of " + ", ".join(form.format(one) for one in known)
 
 
 def secret_values(names: Iterable[str], folder: Path, environ: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gpuops import __version__, sync
 from gpuops.clusters.virtual import widen
 from gpuops.core.context import Context
-from gpuops.core.errors import BUG, ConnectionLost, GpuopsError, Interrupted, NodeRefused, UsageError
+from gpuops.core.errors import BUG, ConnectionLost, GpuopsError, Interrupted, NodeRefused, UsageError, did_you_mean
 from gpuops.core.models import NodeFacts, RunRequest, Verdict
 from gpuops.core.parallel import on_each
 from gpuops.core.progress import Progress
@@ -288,16 +288,12 @@ def _say_kept(ctx: Context, reports: Sequence[sync.PushReport]) -> None:
 
 def find_run(ctx: Context, name: str) -> RunRow:
     """A run by its name. Raises UsageError."""
-    import difflib
-
     rows = ctx.ledger.runs()
     for row in rows:
         if row.name == name:
             return row
-    near = difflib.get_close_matches(name, [row.name for row in rows], 1)
-    raise UsageError(
-        f"there is no run named {name}" + (f"; did you mean {near[0]}?" if near else ""), "`gpuops runs` lists them"
-    )
+    near = did_you_mean(name, [row.name for row in rows])
+    raise UsageError(f"there is no run named {name}" + (near and f"; {near}"), "`gpuops runs` lists them")
 
 
 def launch(ctx: Context, live: Live, prepared: Prepared) -> None:

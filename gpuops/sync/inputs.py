@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from gpuops import sync
 from gpuops.core.context import Context
-from gpuops.core.errors import UsageError
+from gpuops.core.errors import UsageError, did_you_mean
 from gpuops.core.models import DATA, RunRequest
 from gpuops.nodes.python import by_machine, capable
 from gpuops.nodes.session import Live
@@ -61,11 +61,9 @@ def folder(package: Path = Path(__file__).parents[1]) -> Path:
 def script(name: str) -> str:
     """The program's path relative to `folder()`. Raises UsageError for an unknown name."""
     if name not in WORKLOADS:
-        import difflib
-
-        near = difflib.get_close_matches(name, names(), 1)
+        near = did_you_mean(name, names())
         raise UsageError(
-            f"there is no workload named '{name}'" + (f"; did you mean {near[0]}?" if near else ""),
+            f"there is no workload named '{name}'" + (near and f"; {near}"),
             f"choose one of: {', '.join(names())}",
         )
     return f"{name}.py"

@@ -6,7 +6,6 @@ so that another command finds the same account.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import threading
@@ -24,6 +23,7 @@ from gpuops.core.errors import (
     ProviderError,
     Rejected,
     UsageError,
+    did_you_mean,
 )
 from gpuops.core.models import Request
 from provisioners.aws import credentials, errors
@@ -308,8 +308,7 @@ class Account:
                 f"{name} is a zone, and no region",
                 f"say --region {name[:-1]}: its zones are tried by their prices (--zone {name} for that one alone)",
             )
-        near = difflib.get_close_matches(name, known, 3, 0.7)
-        meant = f"did you mean {' or '.join(near)}?" if near else "write it like us-east-1, several by commas"
+        meant = did_you_mean(name, known, 3, 0.7) or "write it like us-east-1, several by commas"
         newer = " Where it is new: pip install -U boto3" if REGION.fullmatch(name) else ""
         raise UsageError(f"AWS has no region '{name}' that this computer knows", meant + newer)
 

@@ -7,13 +7,12 @@ name does not tell: g4dn.16xlarge has one GPU, g4dn.12xlarge four).
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuops.core.errors import UsageError
+from gpuops.core.errors import UsageError, did_you_mean
 from provisioners.aws.account import Account, pages
 from provisioners.aws.options import CPU
 
@@ -165,9 +164,8 @@ def _exactly(kinds: Iterable[Kind], name: str, where: str) -> Kind:
     by_name = {kind.type: kind for kind in kinds}
     kind, fit = by_name.get(name), [one.type for one in by_name.values() if not one.unfit]
     if kind is None:
-        near = difflib.get_close_matches(name, fit, 3, 0.6)
-        instead = f"did you mean {' or '.join(near)}? Or " if near else ""
-        raise UsageError(f"AWS has no instance type '{name}' {where}", instead + OTHERS)
+        near = did_you_mean(name, fit, 3)
+        raise UsageError(f"AWS has no instance type '{name}' {where}", (near and f"{near} Or ") + OTHERS)
     if kind.unfit:
         other = next((one for one in siblings(name) if one in fit), "")
         hint = f"its sibling for x86 is {other}: --instance-type {other}" if other else "name another --instance-type"
@@ -192,8 +190,8 @@ def _typed(kinds: Iterable[Kind], name: str, where: str) -> list[Kind]:
     by_name = {kind.type: kind for kind in kinds}
     kind = by_name.get(name.lower())
     if kind is None:
-        near = difflib.get_close_matches(name.lower(), [one for one, kind in by_name.items() if kind.gpus], 3, 0.6)
-        hint = f"did you mean {' or '.join(near)}? Or" if near else "name a GPU instead (--gpu-type a10g), or"
+        near = did_you_mean(name, [one for one, kind in by_name.items() if kind.gpus], 3)
+        hint = f"{near} Or" if near else "name a GPU instead (--gpu-type a10g), or"
         raise UsageError(f"AWS has no instance type '{name}' with a GPU {where}", f"{hint} {OTHERS}")
     if not kind.gpus:
         raise UsageError(
@@ -212,11 +210,10 @@ def _gpu(whole: Sequence[Kind], name: str, where: str) -> list[Kind]:
     if len(models) > 1:
         raise UsageError(f"'{name}' is more than one GPU at AWS: {', '.join(models)}", "name one of them exactly")
     if not found:
-        known = {kind.gpu.lower(): kind.gpu for kind in whole}
-        near = difflib.get_close_matches(name.lower(), known, 2, 0.7)
-        there = f"it has {_listed(known.values())}" if known else "there is none"
-        hint = f"did you mean {' or '.join(known[one] for one in near)}?" if near else there
-        raise UsageError(f"AWS has no GPU called '{name}' {where}" + (f": {there}" if near else ""), hint)
+        known = {kind.gpu for kind in whole}
+        near = did_you_mean(name, known, 2, 0.7)
+        there = f"it has {_listed(known)}" if known else "there is none"
+        raise UsageError(f"AWS has no GPU called '{name}' {where}" + (f": {there}" if near else ""), near or there)
     return found
 
 

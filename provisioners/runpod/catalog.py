@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuops.core.errors import UsageError
+from gpuops.core.errors import UsageError, close_names, did_you_mean
 
 REGION = "runpod"
 """The one region of every resource: an account's list is one, wherever its pods are."""
@@ -63,12 +62,10 @@ def _one(wish: str, centers: Sequence[Center]) -> list[str]:
 
 
 def _nearest_region(wish: str, centers: Sequence[Center]) -> str:
-    known = {one.id.lower(): one.id for one in centers}
-    close = difflib.get_close_matches(wish.lower(), known, 3, 0.7)
-    if close:
-        return f"did you mean {' or '.join(known[one] for one in close)}?"
+    known = sorted(one.id for one in centers)
     continents = sorted({one.continent for one in centers if one.continent and one.continent != "unknown"})
-    return f"it has {', '.join(sorted(known.values()))}; or say {', '.join(continents)}"
+    everything = f"it has {', '.join(known)}; or say {', '.join(continents)}"
+    return did_you_mean(wish, known, 3, 0.7) or everything
 
 
 LEVELS = ("NONE", "LOW", "MEDIUM", "HIGH")
@@ -227,8 +224,7 @@ def _near(gpus: Sequence[Gpu], wish: str) -> str:
         bare = _bare(words(name))
         for key in {" ".join(bare), bare[0] if bare else ""}:
             keyed.setdefault(key, []).append(name)
-    close = difflib.get_close_matches(" ".join(_bare(words(wish))), keyed, 2, 0.7)
-    if close:
+    if close := close_names(" ".join(_bare(words(wish))), keyed, 2, 0.7):
         meant = dict.fromkeys(name for key in close for name in keyed[key])
         return f"did you mean {' or '.join(list(meant)[:4])}?"
     return f"RunPod has {', '.join(names[:NAMES])}{' and others' if len(names) > NAMES else ''}"
