@@ -13,6 +13,7 @@ They run in order and share machines; what one of them lacks because another fai
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from gpuops.commands.prove.scenarios import SCENARIOS, Scenario, run
 from gpuops.core import provider as contract
 from gpuops.core.context import Context
 from gpuops.core.models import Request
-from gpuops.core.output import Output
+from gpuops.core.reporting import LogReporter
 from gpuops.core.signals import Signals
+from gpuops.guard.services import SERVICES
 from provisioners import registry
 
 OWNER = "0a1b2c3d"
@@ -54,7 +56,16 @@ class ProvisionerContract:
         from gpuops.guard.daemon import LOCK
 
         home = tmp_path_factory.mktemp("home")
-        ctx = Context(home=home, owner=OWNER, folder=home, env=cls.env, out=Output(), signals=Signals(), yes=True)
+        ctx = Context(
+            home=home,
+            owner=OWNER,
+            folder=home,
+            env=cls.env,
+            out=LogReporter(sys.stderr),
+            signals=Signals(),
+            services=SERVICES,
+            yes=True,
+        )
         with FileLock(home / LOCK):  # to hold it is to be the guard
             bench = Bench(ctx, wanted)
             try:

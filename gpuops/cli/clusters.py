@@ -62,7 +62,6 @@ def up(
     from gpuops.cli import trust
     from gpuops.cli.request import counted, lease_wish, machine_request, own_options, with_table
     from gpuops.clusters import up as cluster
-    from gpuops.core.output import columns
     from gpuops.offers import table
 
     if provider.startswith("-"):
@@ -79,7 +78,7 @@ def up(
     if dry_run:
         offers, payer = cluster.rehearse(ctx, request, lease_wish(machine))
         documents = [dataclasses.asdict(offer) | {"per_hour": offer.per_hour} for offer in offers]
-        width = columns(ctx.out.out)
+        width = ctx.out.columns(ctx.out.out)
         paid = dataclasses.asdict(payer) if payer else None
         lines = table.would_create(offers, payer, width)
         ctx.out.result("offers", {"offers": documents, "payer": paid}, lines)
@@ -96,12 +95,11 @@ def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> No
     import time
 
     from gpuops.commands import ssh
-    from gpuops.core.output import money
-    from gpuops.guard import daemon
+    from gpuops.core.format import money
     from gpuops.offers import lease as leases
 
-    if daemon.wants_guard(ctx.ledger, row):
-        daemon.ensure(ctx.home)
+    if ctx.ledger.wants_guard(row):
+        ctx.ensure_guard()
     nodes = [{"name": one.name, "address": one.address, "per_hour": one.per_hour} for one in machines]
     now = time.time()
     count = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
@@ -188,7 +186,6 @@ def lease(
     from gpuops.clusters import select
     from gpuops.core.errors import NodeError
     from gpuops.core.models import Lease
-    from gpuops.guard import daemon
     from gpuops.nodes.session import open_live, send_lease
     from gpuops.offers import lease as leases
     from gpuops.offers.search import beyond
@@ -212,7 +209,7 @@ def lease(
             raise NodeError(
                 f"{row.name} is being ended: its lease cannot be extended any more", "gpuops status shows what is left"
             )
-        daemon.ensure(ctx.home)
+        ctx.ensure_guard()
         if ours.end != ours.hard_end:
             ctx.out.say("note: the spending limit (--max-cost) comes first; extending time does not move it")
         if said := beyond(ctx, row, ours, now):

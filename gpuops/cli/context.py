@@ -6,13 +6,15 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from gpuops.cli.terminal.output import Output
+from gpuops.cli.terminal.progress import progress_on
 from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
-from gpuops.core.output import Output, ago
+from gpuops.core.format import ago
 from gpuops.core.platform import obey_escapes, pass_over_current_folder
-from gpuops.core.progress import progress_on
 from gpuops.core.settings import Settings, Tables, home, load, load_leniently, owner, surroundings
 from gpuops.core.signals import Signals
+from gpuops.guard.services import SERVICES
 
 
 def make_context(*, as_json: bool = False, yes: bool = False, strict: bool = False) -> tuple[Context, Settings]:
@@ -44,6 +46,7 @@ def make_context(*, as_json: bool = False, yes: bool = False, strict: bool = Fal
         env=surroundings(settings, os.environ),
         out=out,
         signals=signals,
+        services=SERVICES,
         yes=yes,
         dotenv=settings.dotenv,
         progress=progress_on(out, os.environ),
@@ -96,10 +99,8 @@ def _tell(ctx: Context) -> None:
 
 
 def _see_to_guard(ctx: Context) -> None:
-    from gpuops.guard import daemon
-
-    if daemon.is_wanted(ctx.ledger):
-        daemon.ensure(ctx.home)
+    if ctx.ledger.is_guard_wanted():
+        ctx.ensure_guard()
 
 
 def _tell_lost_of_ledger(ctx: Context) -> None:

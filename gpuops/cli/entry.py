@@ -121,7 +121,8 @@ def _bug(error: Exception, as_json: bool) -> int:
 
 def report(say: str, hint: str, code: int, as_json: bool) -> None:
     """One sentence and one thing to do, on stderr; with --json an error object on stdout as well."""
-    from gpuops.core.output import SCHEMA, calm, send
+    from gpuops.cli.terminal.output import send
+    from gpuops.core.format import SCHEMA, calm
 
     if as_json:
         import json

@@ -95,10 +95,9 @@ def status(
     cloud: Annotated[bool, typer.Option("--cloud", help="Ask the providers what is really there.")] = False,
     as_json: Json = False,
 ) -> None:
-    from gpuops.core.output import columns
 
     ctx, _ = make_context(as_json=as_json)
-    width = columns(ctx.out.out)
+    width = ctx.out.columns(ctx.out.out)
     if cloud:
         from gpuops.commands.status import cloud as look_outside
         from gpuops.commands.status import cloud_lines
@@ -127,7 +126,7 @@ def status(
 
 
 def runs(as_json: Json = False) -> None:
-    from gpuops.core.output import ago, columns, table
+    from gpuops.core.format import ago, table
 
     ctx, _ = make_context(as_json=as_json)
     greet(ctx)
@@ -156,7 +155,7 @@ def runs(as_json: Json = False) -> None:
         ]
         for row in rows
     ]
-    width = columns(ctx.out.out)
+    width = ctx.out.columns(ctx.out.out)
     lines = table([heading, *cells], width, gives=3, spare=SPARE) if rows else ["no run yet"]
     ctx.out.result("runs", {"runs": documents}, lines)
 

@@ -18,7 +18,6 @@ from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NodeError, UsageError
 from gpuops.core.models import Lease, Request, Resource, Verdict
 from gpuops.core.parallel import on_each
-from gpuops.guard import daemon
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes import host_key_handover
 from gpuops.nodes.session import in_order, name_hosts, open_live, programs_of, reach, send_lease
@@ -156,8 +155,8 @@ def adopt(ctx: Context, lost: Lost, *, complete: bool = True) -> Adopted:
     name_hosts(ctx, row, machines)
     if adrift:
         notes += _take_over(ctx, row, lease)
-    if daemon.wants_guard(ctx.ledger, row):
-        daemon.ensure(ctx.home)
+    if ctx.ledger.wants_guard(row):
+        ctx.ensure_guard()
     return Adopted(row, len(machines), [run for run in runs if run.name not in known], notes)
 
 

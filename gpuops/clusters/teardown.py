@@ -25,11 +25,10 @@ from gpuops.core.errors import (
     StillBilling,
     Unknown,
 )
+from gpuops.core.format import money, span
 from gpuops.core.models import COSTLESS, Resource
-from gpuops.core.output import money, span
 from gpuops.core.parallel import on_each
 from gpuops.core.provider import Provisioner
-from gpuops.guard import daemon
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable
 from gpuops.nodes.session import in_order
 from gpuops.sync import bucket, push_record
@@ -65,7 +64,7 @@ def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, noti
     ctx.ledger.gone(cluster, ctx.clock.now(), why, notice=said, left=left)
     if left:
         with suppress(OSError):  # the next command starts one
-            daemon.ensure(ctx.home)
+            ctx.ensure_guard()
 
 
 def what_leaves(left: Sequence[Resource]) -> str:

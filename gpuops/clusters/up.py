@@ -23,10 +23,9 @@ from gpuops.core.errors import (
     Unknown,
     UsageError,
 )
+from gpuops.core.format import money, span
 from gpuops.core.models import COSTLESS, Intent, Offer, Payer, Problem, Request, Resource
-from gpuops.core.output import money, span
 from gpuops.core.provider import Provisioner
-from gpuops.guard import daemon
 from gpuops.ledger.store import ClusterRow, LedgerJournal
 from gpuops.nodes import bootstrap
 from gpuops.nodes.session import Live, machines_of, send_lease
@@ -279,7 +278,7 @@ def bring_up(
         now=now,
     )
     try:
-        daemon.ensure(ctx.home, request.provider if rented else None)
+        ctx.ensure_guard(request.provider if rented else None)
         if rented:
             note_rented(ctx.home, request.provider)
         intent = Intent(ctx.owner, row.name, row.token, row.boot_deadline, agent)

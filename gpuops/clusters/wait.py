@@ -18,8 +18,8 @@ from gpuops.core.errors import (
     RateLimited,
     Unknown,
 )
+from gpuops.core.format import amount, money, span
 from gpuops.core.models import COSTLESS, Request, Resource
-from gpuops.core.output import amount, money, span
 from gpuops.core.parallel import on_each
 from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow

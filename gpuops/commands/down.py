@@ -11,8 +11,7 @@ from gpuops.clusters.orphans import orphans
 from gpuops.clusters.teardown import tear_down, what_leaves
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, NodeError, Nonsense, StillBilling, UsageError, worst
-from gpuops.core.progress import Progress
-from gpuops.guard import daemon
+from gpuops.core.reporting import Progress
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.nodes.session import Live, all_ended, open_live
 from gpuops.runs.finish import Conclusion, conclude, follower
@@ -99,7 +98,7 @@ def _left(ctx: Context, rows: Sequence[ClusterRow]) -> Interrupted:
             if run.keeper == ctx.me:
                 ctx.ledger.set_run(run.id, keeper=None)
         ctx.ledger.set_cluster(row.id, ephemeral=1, keeper=None)
-    daemon.ensure(ctx.home)
+    ctx.ensure_guard()
     names = ", ".join(row.name for row in left)
     return Interrupted(f"interrupted: the guard goes on ending {names}", "gpuops status shows what is left")
 

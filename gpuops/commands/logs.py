@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from gpuops.commands.down import pick_run
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, UsageError
-from gpuops.core.output import ago
+from gpuops.core.format import ago
 from gpuops.core.signals import Signals
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import Live, open_live

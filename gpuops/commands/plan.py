@@ -15,7 +15,6 @@ from gpuops.clusters import up as clusters
 from gpuops.commands.train import Job, on_all
 from gpuops.core.context import Context
 from gpuops.core.models import NodeFacts
-from gpuops.core.output import columns
 from gpuops.core.settings import secret_origins
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.session import machines_of
@@ -44,7 +43,7 @@ def dry_run(ctx: Context, job: Job) -> tuple[dict[str, Any], list[str]]:
         gpus = [offer.gpus] * job.request.nodes
         document["create"] = dataclasses.asdict(offer) | {"per_hour": offer.per_hour}
         document["payer"] = dataclasses.asdict(payer) if payer else None
-        lines += table.would_create(offers, payer, columns(ctx.out.out))
+        lines += table.would_create(offers, payer, ctx.out.columns(ctx.out.out))
     else:
         lines.append(f"would use {choice.row.name}")
         document["use"] = choice.row.name

@@ -11,7 +11,7 @@ from gpuops.clusters import select
 from gpuops.commands.down import pick_run
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError, UsageError
-from gpuops.core.progress import Progress
+from gpuops.core.reporting import Progress
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import open_live
 from gpuops.runs import belated

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError
+from gpuops.core.format import money, span, table
 from gpuops.core.models import COSTLESS, Resource
-from gpuops.core.output import money, span, table
 from gpuops.core.parallel import on_each
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import how_ended, is_dead

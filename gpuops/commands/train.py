@@ -18,12 +18,11 @@ from gpuops.clusters.teardown import tear_down, what_leaves
 from gpuops.commands.logs import merger_for
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, MachineGone, NodeError, worst
+from gpuops.core.format import span
 from gpuops.core.models import Offer, Request, RunRequest
-from gpuops.core.output import span
-from gpuops.core.progress import Progress
+from gpuops.core.reporting import Progress
 from gpuops.core.settings import Settings
 from gpuops.core.signals import HandOver
-from gpuops.guard import daemon
 from gpuops.ledger.store import LedgerUnwritable, RunRow
 from gpuops.nodes.session import Live, open_live
 from gpuops.offers import lease as leases
@@ -280,7 +279,7 @@ def _detached(ctx: Context, live: Live, row: RunRow, ours: bool) -> Outcome:
     """Leave the run to the guard, which brings results home and, where the cluster is the run's own, ends it."""
     ctx.ledger.set_run(row.id, keeper=None)
     ctx.ledger.set_cluster(live.row.id, keeper=None)
-    daemon.ensure(ctx.home)
+    ctx.ensure_guard()
     after = "then ends the nodes" if ours else f"{live.row.name} stays up"
     say = f"detached: the guard brings the results home, {after}; follow it with: gpuops logs {row.name} -f"
     return Outcome(
@@ -299,7 +298,7 @@ def _hand_over(ctx: Context, live: Live) -> None:
         ctx.ledger.set_cluster(live.row.id, keeper=None)
     except LedgerUnwritable:
         pass  # this command ends now, and a keeper that is dead says the same
-    daemon.ensure(ctx.home)
+    ctx.ensure_guard()
 
 
 def _tear_down(ctx: Context, live: Live, why: str) -> int:

@@ -1,23 +1,31 @@
-"""What every story needs: where we are, who we are, the ledger, the voice. Built once per command."""
+"""What every command needs: its folder, owner, ledger, provisioners, guard and output. Built once per command."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuops.core import provider
-from gpuops.core.output import Output
 from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity, myself
-from gpuops.core.progress import Progress, Silent
+from gpuops.core.reporting import Progress, Reporter, Silent
 from gpuops.core.signals import Signals
 
 if TYPE_CHECKING:
     from gpuops.core.provider import Provisioner
     from gpuops.ledger.store import ClusterRow, Ledger
+
+
+@dataclass(frozen=True)
+class Services:
+    """What lies in rooms above this one, handed in by whoever builds a Context (`gpuops.guard.services`)."""
+
+    open_ledger: Callable[[Path], Ledger]
+    load_provisioner: Callable[[str, provider.Context], Provisioner]
+    ensure_guard: Callable[[Path, str | None], None]
 
 
 @dataclass
@@ -31,8 +39,9 @@ class Context:
     """The folder the command was typed in: the project."""
     env: Mapping[str, str]
     """The real environment joined with the known names of `.env`, but for keys."""
-    out: Output
+    out: Reporter
     signals: Signals
+    services: Services = field(repr=False)
     yes: bool = False
     """Questions are answered in advance."""
     clock: Clock = field(default_factory=Clock)
@@ -45,9 +54,11 @@ class Context:
 
     @cached_property
     def ledger(self) -> Ledger:
-        from gpuops.ledger.store import Ledger
+        return self.services.open_ledger(self.home)
 
-        return Ledger.open(self.home)
+    def ensure_guard(self, provider: str | None = None) -> None:
+        """See that a guard runs; returns at once. `provider`: about to rent with the keys of this environment."""
+        self.services.ensure_guard(self.home, provider)
 
     @cached_property
     def me(self) -> Identity:
@@ -95,8 +106,6 @@ class Context:
 
     def _load(self, key: object, name: str, env: Mapping[str, str], dotenv: Mapping[str, str]) -> Provisioner:
         if key not in self.provisioners:
-            from provisioners import registry
-
             surroundings = provider.Context(owner=self.owner, home=self.home, env=env, dotenv=dotenv)
-            self.provisioners[key] = registry.load(name, surroundings)
+            self.provisioners[key] = self.services.load_provisioner(name, surroundings)
         return self.provisioners[key]

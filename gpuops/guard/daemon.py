@@ -14,12 +14,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuops.core.errors import AuthFailed, GpuopsError
-from gpuops.core.models import Lease
 from gpuops.core.platform import HERE
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from gpuops.core.context import Context
     from gpuops.core.processes import Identity
-    from gpuops.ledger.store import ClusterRow, Ledger, RunRow
+    from gpuops.ledger.store import ClusterRow, RunRow
 
 TICK_S = 1.0
 LEASE_MARGIN_S = 60.0
@@ -109,7 +108,7 @@ def main(home: Path) -> int:
         lock.release()
     # A cluster may have been intended between our last look and the release of the lock.
     ledger = _context(home).ledger
-    if is_wanted(ledger, seen_off):
+    if ledger.is_guard_wanted(seen_off):
         ensure(home)
     return 0
 
@@ -138,31 +137,25 @@ def _is_ours(lock: BaseFileLock, home: Path) -> bool:
     return True
 
 
-def is_wanted(ledger: Ledger, seen_off: Collection[int] = ()) -> bool:
-    """Whether there is anything for a guard to do. `seen_off`: clusters that are gone and whose rest was tried in vain:
-    at once another guard would do no better."""
-    parting = any(row.id not in seen_off for row in ledger.parting())
-    return parting or any(wants_guard(ledger, row) for row in ledger.clusters())
-
-
-def wants_guard(ledger: Ledger, row: ClusterRow) -> bool:
-    """Whether a live cluster has an end that somebody must see to: all but an idle one of the user's own
-    machines that was brought up to stay and has no lease."""
-    settled = row.state == "up" and not row.ephemeral and row.lease == Lease()
-    return not settled or any(run.state != "home" for run in ledger.runs(cluster=row.id))
-
-
 def _context(home: Path, folder: Path | None = None) -> Context:
     """The guard's surroundings; with those of the project in `folder`: credentials may stand in its `.env`."""
     from gpuops.core.context import Context
-    from gpuops.core.output import Output
+    from gpuops.core.reporting import LogReporter
     from gpuops.core.settings import Settings, load_leniently, owner, surroundings
     from gpuops.core.signals import Signals
+    from gpuops.guard.services import SERVICES
 
     settings = load_leniently(folder, os.environ, {})[0] if folder else Settings()
     env = surroundings(settings, os.environ)
     return Context(
-        home=home, owner=owner(home), folder=home, env=env, out=Output(), signals=Signals(), dotenv=settings.dotenv
+        home=home,
+        owner=owner(home),
+        folder=home,
+        env=env,
+        out=LogReporter(sys.stderr),
+        signals=Signals(),
+        services=SERVICES,
+        dotenv=settings.dotenv,
     )
 
 
@@ -195,7 +188,7 @@ def _look(home: Path, tending: dict[int, tuple[threading.Thread, float]]) -> boo
     ctx = _context(home)
     try:
         parting = _see_off(home, ctx.ledger.parting(), tending)
-        rows = [row for row in ctx.ledger.clusters() if wants_guard(ctx.ledger, row)]
+        rows = [row for row in ctx.ledger.clusters() if ctx.ledger.wants_guard(row)]
         for row in rows:
             thread, began = tending.get(row.id, (None, -LOOK_S))
             alive = thread is not None and thread.is_alive()
@@ -232,7 +225,7 @@ def needs_tending(row: ClusterRow, runs: Sequence[RunRow], now: float, me: Ident
     `now`: UTC seconds; `me`: this guard, which starts again where an attempt of its own failed;
     `looked_s`: seconds since it was tended last.
     """
-    if outlived(row, now - LEASE_MARGIN_S):
+    if row.is_overdue(now - LEASE_MARGIN_S):
         return True
     if _is_kept(row.keeper, me):
         return False
@@ -241,30 +234,19 @@ def needs_tending(row: ClusterRow, runs: Sequence[RunRow], now: float, me: Ident
     return row.state != "up" or over or not all(kept) or looked_s >= LOOK_S
 
 
-def outlived(row: ClusterRow, now: float) -> bool:
-    """Whether a cluster has reached its end: of its lease, or before it is up, of its boot lease."""
-    end = _end(row)
-    return end is not None and now > end
-
-
-def _end(row: ClusterRow) -> float | None:
-    """UTC seconds."""
-    return row.boot_deadline if row.state == "creating" else row.lease.end
-
-
 def _hangs(row: ClusterRow, now: float, began_s: float) -> bool:
     """Whether a thread that began so long ago keeps its cluster from its end: another must do without it.
 
     One from before the end does not know of it: it follows a run, or waits for a node that never answers.
     """
-    end = _end(row)
+    end = row.end
     late = now - end if end is not None else 0.0
     return late > LEASE_MARGIN_S and (began_s > late or began_s >= HANG_S)
 
 
 def _had_its_time(row: ClusterRow, now: float, began_s: float) -> bool:
     """Whether a thread that began so long ago has known of the end all the while."""
-    end = _end(row)
+    end = row.end
     return end is not None and HANG_S <= began_s <= now - end
 
 

@@ -10,8 +10,7 @@ from contextlib import suppress
 from gpuops.clusters.teardown import tear_down
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, Nonsense
-from gpuops.core.progress import Silent
-from gpuops.guard.daemon import outlived
+from gpuops.core.reporting import Silent
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RowGone, RunRow
 from gpuops.nodes.session import Live, all_ended, machines_of, open_live, watchdogs_ended
 from gpuops.runs.address_renewal import Renewal
@@ -38,7 +37,7 @@ def tend(ctx: Context, cluster: int, *, saving: bool = True) -> None:
     """
     taken = ctx.ledger.take(cluster, ctx.me)
     row = ctx.ledger.cluster(cluster)  # as whoever had it has left it
-    expired = outlived(row, ctx.clock.now())
+    expired = row.is_overdue(ctx.clock.now())
     at_once = expired and not saving and _capability(ctx, row, "rented")
     if row.state == "gone" or not (taken or expired):
         return

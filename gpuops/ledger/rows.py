@@ -42,6 +42,15 @@ class ClusterRow:
         found = self.offer.get("payer")
         return found if isinstance(found, Mapping) else {}
 
+    @property
+    def end(self) -> float | None:
+        """When the cluster's lease ends, or before it is up, its boot lease: UTC seconds; None without a lease."""
+        return self.boot_deadline if self.state == "creating" else self.lease.end
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether the cluster has outlived its lease."""
+        return self.end is not None and now > self.end
+
 
 @dataclass(frozen=True)
 class RunRow:

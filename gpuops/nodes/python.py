@@ -15,7 +15,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import NodeError, NodeRefused, RunFailed, UsageError
 from gpuops.core.models import NodeFacts, RunRequest
 from gpuops.core.parallel import on_each
-from gpuops.core.progress import Progress
+from gpuops.core.reporting import Progress
 from gpuops.core.settings import Settings
 from gpuops.nodes import cuda as compat
 from gpuops.nodes import environment

@@ -12,7 +12,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, Nonsense
 from gpuops.core.models import COSTLESS, Lease, Resource
 from gpuops.core.parallel import on_each
-from gpuops.core.progress import Progress, Silent
+from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.bootstrap import revive
 from gpuops.nodes.virtual import is_virtual, with_virtual

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from gpuops.core.context import Context
 from gpuops.core.errors import Rejected, UsageError
+from gpuops.core.format import money
 from gpuops.core.models import Lease, Offer, Payer, Request
-from gpuops.core.output import money
 from gpuops.ledger.store import ClusterRow
 from gpuops.offers import lease as leases
 from gpuops.offers import table

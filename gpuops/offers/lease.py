@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 
 from gpuops.core.errors import UsageError
+from gpuops.core.format import clock_time, money, span
 from gpuops.core.models import Lease
-from gpuops.core.output import clock_time, money, span
 
 RENTED_HOURS = 24.0
 RENTED_IDLE_MIN = 30.0

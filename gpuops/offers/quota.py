@@ -13,8 +13,8 @@ from typing import Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted, RateLimited, Unknown, UsageError, worst
+from gpuops.core.format import ago, span, table
 from gpuops.core.models import Increase, Quota, QuotaReport, Request
-from gpuops.core.output import ago, columns, span, table
 from gpuops.core.signals import Signals
 from gpuops.offers.payer import refuse_dotenv
 from provisioners.checked import Checked
@@ -227,7 +227,7 @@ def lines(ctx: Context, outcome: Outcome) -> list[str]:
     if outcome.said:
         return outcome.said
     report = outcome.report
-    told = shown(worth_showing(report.quotas), ctx.clock.now(), columns(ctx.out.out))
+    told = shown(worth_showing(report.quotas), ctx.clock.now(), ctx.out.columns(ctx.out.out))
     verdict = {True: [], False: ["it does not fit"], None: ["whether it fits is not known"]}[fits(report)]
     return [*told, *verdict, *report.advice]
 

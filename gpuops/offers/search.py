@@ -17,8 +17,8 @@ from gpuops.core.errors import (
     Unknown,
     UsageError,
 )
+from gpuops.core.format import money, span
 from gpuops.core.models import Lease, Offer, Payer, Request
-from gpuops.core.output import money, span
 from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow
 from gpuops.offers import lease as leases

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from gpuops.core.context import Context
+from gpuops.core.format import money, table
 from gpuops.core.models import Offer, Payer
-from gpuops.core.output import columns, money, table
 
 SHOWN = 12
 """So many offers are shown: of fifty nobody reads the fortieth."""
@@ -20,7 +20,7 @@ PLAIN = ("OFFER", "GPUS", "REGION", "$/H")
 
 def show(ctx: Context, offers: Sequence[Offer]) -> None:
     """Say what there is to be rented, and what will be tried first."""
-    for line in lines(offers, columns(ctx.out.err)):
+    for line in lines(offers, ctx.out.columns(ctx.out.err)):
         ctx.out.say(line)
     if chosen := choice(offers):
         ctx.out.say(chosen)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NodeRefused
-from gpuops.core.output import clock_time
+from gpuops.core.format import clock_time
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import Live
 from gpuops.runs.finish import request_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError
-from gpuops.core.progress import Progress
+from gpuops.core.reporting import Progress
 from gpuops.ledger.store import RunRow
 from gpuops.runs.finish import request_of
 from gpuops.runs.follow import lost

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, NodeError, Nonsense
+from gpuops.core.format import SCHEMA, amount
 from gpuops.core.models import Resource, RunRequest, Verdict
-from gpuops.core.output import SCHEMA, amount
 from gpuops.core.parallel import on_each
-from gpuops.core.progress import Progress
 from gpuops.core.provider import Provisioner
+from gpuops.core.reporting import Progress
 from gpuops.ledger.store import ClusterRow, RowGone, RunRow
 from gpuops.nodes.session import Live, admitted, how_ended, is_dead, is_over
 from gpuops.runs.follow import Follower, OnBytes, lost

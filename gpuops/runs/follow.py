@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, Nonsense
-from gpuops.core.output import span
+from gpuops.core.format import span
 from gpuops.nodes.session import Live
 from gpuops.sync import RunHome, mirror
 

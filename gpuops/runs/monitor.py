@@ -13,8 +13,8 @@ from typing import Literal
 
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted
-from gpuops.core.output import span
-from gpuops.core.progress import Silent
+from gpuops.core.format import span
+from gpuops.core.reporting import Silent
 from gpuops.core.signals import HandOver
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import Live

@@ -20,9 +20,8 @@ from gpuops.core.context import Context
 from gpuops.core.errors import BUG, ConnectionLost, GpuopsError, Interrupted, NodeRefused, UsageError, did_you_mean
 from gpuops.core.models import NodeFacts, RunRequest, Verdict
 from gpuops.core.parallel import on_each
-from gpuops.core.progress import Progress
+from gpuops.core.reporting import Progress
 from gpuops.core.settings import Settings, secret_origins, secret_values
-from gpuops.guard import daemon
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.network import meet
 from gpuops.nodes.python import capable, equip, set_up, setup_command, versions
@@ -135,7 +134,7 @@ def prepare(
         keeper=ctx.me,
         now=time.time(),
     )
-    daemon.ensure(ctx.home)
+    ctx.ensure_guard()
     try:
         row = _wait_for_turn(ctx, live, sending, row)
         return _prepared(ctx, settings, live, request, sending, row, values, progress)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gpuops.core.format import money, span
 from gpuops.core.models import Payer
-from gpuops.core.output import money, span
 
 SHORT_HASH = 10
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, UsageError
+from gpuops.core.format import clock_time, money, span
 from gpuops.core.models import Lease, RunRequest
-from gpuops.core.output import clock_time, money, span
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import Live, machines_of
 from gpuops.sync import object_store, sinks

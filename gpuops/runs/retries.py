@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, Interrupted, MachineGone, NodeError
-from gpuops.core.output import money, span
+from gpuops.core.format import money, span
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import Live, how_ended, was_taken
 from gpuops.offers import lease as leases

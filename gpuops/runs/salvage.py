@@ -16,7 +16,7 @@ from typing import Any
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk, NodeError
 from gpuops.core.models import Resource
-from gpuops.core.progress import Silent
+from gpuops.core.reporting import Silent
 from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import Live, absent, how_ended, nodes_of, programs_of

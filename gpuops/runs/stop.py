@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Literal
 
 from gpuops.core.errors import GpuopsError
-from gpuops.core.output import span
-from gpuops.core.progress import Progress
+from gpuops.core.format import span
+from gpuops.core.reporting import Progress
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import Live
 from gpuops.transport.rpc import AgentClient

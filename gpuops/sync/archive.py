@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, LocalDisk, NodeError
-from gpuops.core.output import amount
-from gpuops.core.progress import Progress
+from gpuops.core.format import amount
+from gpuops.core.reporting import Progress
 from gpuops.core.safe_folder import SPARE, Readable, SafeFolder, local_errors, may_come
 from gpuops.ledger.store import RunRow
 from gpuops.sync import bucket

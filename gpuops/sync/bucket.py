@@ -15,7 +15,7 @@ from typing import Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Unknown, UsageError
-from gpuops.core.output import clock_time
+from gpuops.core.format import clock_time
 from gpuops.ledger.store import RunRow
 from gpuops.sync.object_store import (
     OVER,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from gpuops.core.errors import ConnectionLost, LocalDisk, NodeError, Nonsense
-from gpuops.core.output import amount
+from gpuops.core.format import amount
 from gpuops.core.parallel import on_each
 from gpuops.core.safe_folder import SafeFolder, local_errors, may_come
 from gpuops.sync.download_plan import Listing, Sums, Todo, arrivals, batches, in_turn, picks, twins
@@ -21,7 +21,7 @@ from gpuops.transport.bulk import finish, read_files, transfer
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
-    from gpuops.core.progress import Progress
+    from gpuops.core.reporting import Progress
     from gpuops.transport.answers import Outs, Piece, Result, Sum, Tail
 
 

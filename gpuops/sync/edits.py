@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NodeError, NodeRefused
 from gpuops.core.models import Resource
-from gpuops.core.progress import Progress
+from gpuops.core.reporting import Progress
 from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.session import has_gone, nodes_of, programs_of

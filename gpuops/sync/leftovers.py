@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuops.core.output import amount
+from gpuops.core.format import amount
 from gpuops.core.parallel import on_each
 from gpuops.core.platform import HERE, System
 from gpuops.core.safe_folder import Readable, SafeFolder, local_errors, may_come

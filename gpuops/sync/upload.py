@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuops.core.errors import Nonsense, UsageError
+from gpuops.core.format import amount, money, span
 from gpuops.core.git import commit_of, lies_here
-from gpuops.core.output import amount, money, span
 from gpuops.core.parallel import on_each
-from gpuops.core.progress import Progress
+from gpuops.core.reporting import Progress
 from gpuops.sync.project import (
     IGNORE_FILE,
     FileEntry,

@@ -13,7 +13,7 @@ from typing import BinaryIO, Protocol, TypeVar, cast
 
 from gpuops.agent.wire import END, Whole, head
 from gpuops.core.errors import ConnectionLost, NodeError, NodeRefused, Nonsense, UsageError
-from gpuops.core.output import span
+from gpuops.core.format import span
 from gpuops.core.safe_folder import Readable
 from gpuops.transport.connection import Channel
 from gpuops.transport.tar_reader import Content, Member, TarError, Torn, members

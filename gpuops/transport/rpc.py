@@ -24,8 +24,8 @@ from typing import Any
 
 from gpuops.agent.wire import Whole
 from gpuops.core.errors import ConnectionLost, NodeError, NodeRefused, Nonsense
+from gpuops.core.format import span
 from gpuops.core.models import Resource
-from gpuops.core.output import span
 from gpuops.transport.connection import WORDS_S, Channel, Connection
 
 MAGIC = b"gpuops-agent 1\n"

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from gpuops.cli.terminal.output import Output
 from gpuops.clusters import up as clusters
 from gpuops.clusters.teardown import see_off
 from gpuops.core.context import Context
 from gpuops.core.errors import NoCapacity, NodeError, QuotaExceeded
 from gpuops.core.models import Request
-from gpuops.core.output import Output
 from gpuops.core.signals import Signals
 from gpuops.guard.daemon import LOCK
+from gpuops.guard.services import SERVICES
 from gpuops.offers.approval import Bargain, LeaseWish
 from provisioners.aws import launch, network
 from tests.aws.conftest import OWNER, Tenant
@@ -30,8 +31,17 @@ def world(tenant: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     for module in (launch, network):
         monkeypatch.setattr(module, "lull", lambda _attempt: 0.01)
     with FileLock(tenant.home / LOCK):  # to hold it is to be the guard
-        yield Context(home=tenant.home, owner=OWNER, folder=tmp_path, env=tenant.env, out=Output(), signals=Signals(),
-                    yes=True, clock=FakeClock())  # fmt: skip
+        yield Context(
+            home=tenant.home,
+            owner=OWNER,
+            folder=tmp_path,
+            env=tenant.env,
+            out=Output(),
+            signals=Signals(),
+            services=SERVICES,
+            yes=True,
+            clock=FakeClock(),
+        )
 
 
 class Shared(FakeClock):

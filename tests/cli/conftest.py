@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.cli.entry import execute
-from gpuops.core import progress
+from gpuops.cli.terminal import progress
 from tests.cli.renter import fake, money, no_guard_stays, renter  # noqa: F401 - fixtures for every file here
 from tests.cli.tenant import tenant  # noqa: F401
 from tests.conftest import Shell

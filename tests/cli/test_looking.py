@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuops.cli.terminal.progress import FRAMES
 from gpuops.core.processes import myself
-from gpuops.core.progress import FRAMES
 from gpuops.ledger.store import Ledger
 from tests.cli.conftest import Desk
 from tests.cli.test_json import on_a_terminal

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.core.output import Output
+from gpuops.cli.terminal.output import Output
 from gpuops.core.polling import Clock
 from gpuops.offers import quota as story
 from provisioners.aws import quota_advice, quotas

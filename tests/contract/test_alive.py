@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from gpuops.cli.terminal.output import Output
 from gpuops.commands.prove.sandbox import Bench
 from gpuops.commands.prove.scenarios import SCENARIOS, Result, run
 from gpuops.core import provider as contract
 from gpuops.core.context import Context
 from gpuops.core.models import Offer, Request, Resource
-from gpuops.core.output import Output
 from gpuops.core.signals import Signals
 from gpuops.guard.daemon import LOCK
+from gpuops.guard.services import SERVICES
 from provisioners.checked import Checked
 from tests.fakes.provider import OWNER
 from tests.fakes.tent import PLUGIN
@@ -37,8 +38,17 @@ def tents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
 
     def on(broken: type, *names: str) -> dict[str, Result]:
         tent = type("Broken", (broken, TentProvisioner), {})(contract.Context(OWNER, tmp_path, os.environ))
-        world = Context(home=tmp_path, owner=OWNER, folder=tmp_path, env=os.environ, out=Output(), signals=Signals(),
-                      yes=True, provisioners={"tent": Checked(tent)})  # fmt: skip
+        world = Context(
+            home=tmp_path,
+            owner=OWNER,
+            folder=tmp_path,
+            env=os.environ,
+            out=Output(),
+            signals=Signals(),
+            services=SERVICES,
+            yes=True,
+            provisioners={"tent": Checked(tent)},
+        )
         bench = Bench(world, Request("tent"), patience_s=1.0)
         try:
             return {scenario.name: run(bench, scenario) for scenario in SCENARIOS if scenario.name in names}

@@ -231,7 +231,7 @@ class OutlivesItsBootDeadline(Plain):
 
 class DiesYoung(Plain):
     def add(self, mark: str, intent: Intent) -> Resource:
-        return super().add(mark, dataclasses.replace(intent, boot_deadline=self.ctx.clock.now() + 5))
+        return super().add(mark, dataclasses.replace(intent, boot_deadline=self.world.clock.now() + 5))
 
 
 class OffersMake(Plain):

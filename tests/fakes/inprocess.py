@@ -22,11 +22,11 @@ AGENT_PYTHON = os.environ.get("GPUOPS_TEST_AGENT_PYTHON", sys.executable)
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {SOURCE!r})
-from gpuops.agent import left, tree
+from gpuops.agent.files import outputs, tree
 from gpuops.agent.__main__ import refuse
 from gpuops.agent.node import Node, Refusal
 try:
-    mode = getattr(left if sys.argv[1] == "left" else tree, sys.argv[1])
+    mode = getattr(outputs if sys.argv[1] == "left" else tree, sys.argv[1])
     sys.exit(mode(Node(sys.argv[3]), sys.argv[4:], sys.stdin.buffer, sys.stdout.buffer))
 except Refusal as refusal:
     sys.exit(refuse(refusal.kind, refusal.say, refusal.hint, 1))

@@ -14,12 +14,13 @@ from typing import Any
 
 from filelock import FileLock
 
+from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
-from gpuops.core.output import Output
 from gpuops.core.provider import CONTRACT
 from gpuops.core.signals import Signals
 from gpuops.guard.daemon import LOCK
+from gpuops.guard.services import SERVICES
 from provisioners.checked import Checked
 from tests.fakes.provider import OWNER, FakeClock
 
@@ -73,8 +74,17 @@ class Plain:
 
     def add(self, mark: str, intent: Intent) -> Resource:
         data = {"connection": "pigeon", "root": "/r", "python": "python3", "artefact": "a", "token": intent.token}
-        machine = Resource("machine", f"i-{len(self.machines)}", "moon", mark, bills=True, state="running",
-                           address="192.0.2.1", per_hour=PRICE, data=data)  # fmt: skip
+        machine = Resource(
+            "machine",
+            f"i-{len(self.machines)}",
+            "moon",
+            mark,
+            bills=True,
+            state="running",
+            address="192.0.2.1",
+            per_hour=PRICE,
+            data=data,
+        )
         self.machines[machine.id] = machine
         self.ends[machine.id] = intent.boot_deadline
         return machine
@@ -102,8 +112,17 @@ class Plain:
 @contextmanager
 def world_of(home: Path) -> Iterator[Context]:
     """A command's world in which no guard starts, under a clock that runs while somebody sleeps."""
-    world = Context(home=home, owner=OWNER, folder=home, env={}, out=Output(), signals=Signals(), yes=True,
-                  clock=FakeClock())  # fmt: skip
+    world = Context(
+        home=home,
+        owner=OWNER,
+        folder=home,
+        env={},
+        out=Output(),
+        signals=Signals(),
+        services=SERVICES,
+        yes=True,
+        clock=FakeClock(),
+    )
     Plain.world = world
     with FileLock(home / LOCK):  # to hold it is to be the guard
         yield world

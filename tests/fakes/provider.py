@@ -21,15 +21,16 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from gpuops.cli.terminal.output import Output
 from gpuops.core import errors
 from gpuops.core import provider as contract
 from gpuops.core.context import Context
 from gpuops.core.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
-from gpuops.core.output import Output
 from gpuops.core.polling import Clock
 from gpuops.core.provider import CONTRACT
 from gpuops.core.signals import Signals
 from gpuops.guard.daemon import LOCK
+from gpuops.guard.services import SERVICES
 from provisioners.local import LocalProvisioner
 
 NAME = "scripted"
@@ -283,6 +284,6 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock |
     cloud.guard = FileLock(home / LOCK)  # to hold it is to be the guard
     cloud.guard.acquire()
     world = Context(home=home, owner=OWNER, folder=tmp_path, env={"SCRIPTED": str(cloud.folder)}, out=Output(),
-                  signals=Signals(), yes=True, clock=clock or FakeClock(),
+                  signals=Signals(), services=SERVICES, yes=True, clock=clock or FakeClock(),
                   provisioners=cloud.provisioners)  # fmt: skip
     return cloud, world

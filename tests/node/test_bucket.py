@@ -18,10 +18,11 @@ from typing import Any
 
 import pytest
 
+from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.models import Lease, RunRequest
-from gpuops.core.output import Output
 from gpuops.core.signals import Signals
+from gpuops.guard.services import SERVICES
 from gpuops.runs.address_renewal import Renewal
 from gpuops.sync import bucket as home
 from tests.fakes.bucket import KEY, SECRET, Asked, FakeBucket
@@ -39,7 +40,7 @@ def fake() -> Iterator[FakeBucket]:
 
 
 def start(node: RealNode, fake: FakeBucket, tmp_path: Path, source: str, end: bool = False) -> None:
-    world = Context(tmp_path, "o", tmp_path, fake.env, Output(), Signals())
+    world = Context(tmp_path, "o", tmp_path, fake.env, Output(), Signals(), SERVICES)
     granted = home.grant(world, {"bucket": fake.name, "prefix": "", "region": "us-east-1"}, "r-1", 1, None)
     spec = node.spec("r-1", [sys.executable, "-c", source], sink={"bucket": granted.place, "end": end}, hold_s=600)
     client = node.client()
@@ -167,7 +168,7 @@ def test_addresses_are_renewed_before_the_session_that_signed_them_ends(
 
     session(began + 3600)
     env = {"AWS_ENDPOINT_URL": fake.url, "AWS_PROFILE": "sso"}
-    world = Context(tmp_path, "o", tmp_path, env, Output(), Signals())
+    world = Context(tmp_path, "o", tmp_path, env, Output(), Signals(), SERVICES)
     sink = {"bucket": fake.name, "prefix": "", "region": "us-east-1", "profile": "sso", "dotenv": False}
     granted = home.grant(world, sink, "r-1", 1, None)
     assert granted.until == began + 3600

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpuops.core.errors import ConnectionLost
-from gpuops.core.progress import Silent
+from gpuops.core.reporting import Silent
 from gpuops.sync import DEFAULT_OUTS, RunHome, fetch, mirror
 from gpuops.transport.rpc import AgentClient
 

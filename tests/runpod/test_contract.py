@@ -8,13 +8,14 @@ from collections.abc import Iterator
 import pytest
 from filelock import FileLock
 
+from gpuops.cli.terminal.output import Output
 from gpuops.commands.prove.sandbox import Bench
 from gpuops.commands.prove.scenarios import SCENARIOS, Scenario, run
 from gpuops.core.context import Context
 from gpuops.core.models import Request
-from gpuops.core.output import Output
 from gpuops.core.signals import Signals
 from gpuops.guard.daemon import LOCK
+from gpuops.guard.services import SERVICES
 from gpuops.testing import OWNER
 from provisioners.runpod import RunpodProvisioner
 from tests.fakes.runpod import FakeRunPod, Life
@@ -39,7 +40,9 @@ def fake(wanted: Request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def bench(fake: FakeRunPod, wanted: Request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     home = tmp_path_factory.mktemp("home")
     env = {**os.environ, **fake.env}
-    world = Context(home=home, owner=OWNER, folder=home, env=env, out=Output(), signals=Signals(), yes=True)
+    world = Context(
+        home=home, owner=OWNER, folder=home, env=env, out=Output(), signals=Signals(), services=SERVICES, yes=True
+    )
     with FileLock(home / LOCK), pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunpodProvisioner, "settle_s", 1.0)  # this service knows at once
         one = Bench(world, wanted)

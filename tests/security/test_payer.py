@@ -267,8 +267,10 @@ def test_the_price_names_who_pays_at_runpod(money: Renter, source: str) -> None:
     assert f"{OFFER}, {whose}\n" in money.type(*UP).err
     assert len([one for one in money.fake.requests if one.path == "/graphql"]) == 1
     questions: list[str] = []
-    money.patch.setattr("gpuops.core.output.Output.interactive", True)
-    money.patch.setattr("gpuops.core.output.Output.confirm", lambda _, question: bool(questions.append(question)))
+    money.patch.setattr("gpuops.cli.terminal.output.Output.interactive", True)
+    money.patch.setattr(
+        "gpuops.cli.terminal.output.Output.confirm", lambda _, question: bool(questions.append(question))
+    )
     assert money.type(*(word for word in UP if word != "--yes")).code == 2
     assert questions == [f"{OFFER}, {whose}: go?"]
 

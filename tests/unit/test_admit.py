@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from gpuops.cli.terminal.output import Output
 from gpuops.commands import ssh, status
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, ConnectionLost, GpuopsError, NodeRefused
 from gpuops.core.models import Lease, Resource
-from gpuops.core.output import Output
 from gpuops.core.signals import Signals
+from gpuops.guard.services import SERVICES
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import session
 
@@ -42,7 +43,9 @@ class Door:
 @pytest.fixture
 def world(tmp_path: Path) -> Context:
     out = Output(err=io.StringIO())
-    return Context(home=tmp_path, owner="0a1b2c3d", folder=tmp_path, env={}, out=out, signals=Signals())
+    return Context(
+        home=tmp_path, owner="0a1b2c3d", folder=tmp_path, env={}, out=out, signals=Signals(), services=SERVICES
+    )
 
 
 def a_cluster(world: Context, provider: Any) -> ClusterRow:

@@ -10,11 +10,12 @@ from typing import Any, cast
 
 import pytest
 
+from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, GpuopsError, LocalDisk, NodeError
-from gpuops.core.output import Output
-from gpuops.core.progress import Silent
+from gpuops.core.reporting import Silent
 from gpuops.core.signals import Signals
+from gpuops.guard.services import SERVICES
 from gpuops.runs import belated
 from gpuops.sync import RunHome
 from gpuops.sync.archive import Brought
@@ -45,7 +46,7 @@ def test_what_is_home_does_where_the_bucket_has_nothing_more(
     monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({}, errors))
     err = io.StringIO()
     monkeypatch.setattr(sys, "stderr", err)
-    world = Context(tmp_path, "o", tmp_path, {}, Output(), Signals())
+    world = Context(tmp_path, "o", tmp_path, {}, Output(), Signals(), SERVICES)
     belated.before_resuming(world, cast("Any", row_in(tmp_path, saved=True)))
     assert err.getvalue().startswith("note: ")
     assert said in err.getvalue()
@@ -57,7 +58,7 @@ def test_what_is_home_does_where_the_bucket_has_nothing_more(
 def test_what_could_not_be_asked_may_have_something_newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = AuthFailed("the session of these AWS credentials has ended", "sign in again")
     monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({}, [refused]))
-    world = Context(tmp_path, "o", tmp_path, {}, Output(), Signals())
+    world = Context(tmp_path, "o", tmp_path, {}, Output(), Signals(), SERVICES)
     with pytest.raises(AuthFailed, match="has ended"):
         belated.before_resuming(world, cast("Any", row_in(tmp_path, saved=True)))
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed
-from gpuops.core.output import Output
 from gpuops.core.signals import Signals
+from gpuops.guard.services import SERVICES
 from gpuops.sync import bucket
 from tests.fakes.bucket import FakeBucket
 
@@ -27,7 +28,7 @@ def fake() -> Iterator[FakeBucket]:
 
 @pytest.fixture
 def world(fake: FakeBucket, tmp_path: Path) -> Context:
-    return Context(tmp_path, "o", tmp_path, fake.env, Output(), Signals())
+    return Context(tmp_path, "o", tmp_path, fake.env, Output(), Signals(), SERVICES)
 
 
 def hidden(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, UsageError
-from gpuops.core.output import Output
 from gpuops.core.signals import Signals
+from gpuops.guard.services import SERVICES
 from gpuops.sync import bucket, object_store
 from tests.fakes.bucket import KEY, SECRET, FakeBucket
 
@@ -44,7 +45,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def world(fake: FakeBucket, files: Path, tmp_path: Path) -> Callable[..., Context]:  # noqa: ARG001
     def of(**env: str) -> Context:
         surroundings = {"AWS_ENDPOINT_URL": fake.url, **env}
-        return Context(tmp_path, "o", tmp_path, surroundings, Output(), Signals())
+        return Context(tmp_path, "o", tmp_path, surroundings, Output(), Signals(), SERVICES)
 
     return of
 

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from gpuops.agent.retain.object_requests import ask, patiently
+from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, UsageError
-from gpuops.core.output import Output
 from gpuops.core.signals import Signals
+from gpuops.guard.services import SERVICES
 from gpuops.sync import bucket, object_store
 from tests.certificate import certificate_in
 from tests.fakes.bucket import FakeBucket
@@ -23,7 +24,7 @@ SINK = {"bucket": "results", "prefix": "lab"}
 
 
 def world_of(env: dict[str, str], folder: Path) -> Context:
-    return Context(folder, "o", folder, env, Output(), Signals())
+    return Context(folder, "o", folder, env, Output(), Signals(), SERVICES)
 
 
 @pytest.fixture(params=["eu-central-1", "af-south-1"])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.cli.entry import execute
+from gpuops.cli.terminal.output import Output
 from gpuops.clusters import up as clusters
 from gpuops.clusters import wait
 from gpuops.clusters.teardown import belonging, tear_down
@@ -31,7 +32,6 @@ from gpuops.core.errors import (
     UsageError,
 )
 from gpuops.core.models import Intent, Journal, Lease, Offer, Price, Request, Resource
-from gpuops.core.output import Output
 from gpuops.core.polling import Clock
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.session import Live, reach

@@ -15,7 +15,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, ConnectionLost, Nonsense, UsageError
 from gpuops.core.models import Lease, Resource, RunRequest
 from gpuops.core.processes import Identity
-from gpuops.core.progress import Silent
+from gpuops.core.reporting import Silent
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import Live
 from gpuops.runs import belated, retries

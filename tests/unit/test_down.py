@@ -11,7 +11,7 @@ from gpuops.commands.down import down
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted, StillBilling
 from gpuops.core.models import Lease, Verdict
-from gpuops.core.progress import Silent
+from gpuops.core.reporting import Silent
 from gpuops.ledger.store import ClusterRow
 from gpuops.runs.finish import Conclusion
 from gpuops.sync import RunHome
@@ -84,7 +84,7 @@ def test_interrupted_while_it_is_fetched_nothing_is_left_to_a_guard(
         raise Interrupted("interrupted", PULL)
 
     monkeypatch.setattr("gpuops.commands.down._save_runs", lambda *_: [interrupted])
-    monkeypatch.setattr("gpuops.guard.daemon.ensure", lambda _: order.append("guard"))
+    monkeypatch.setattr("gpuops.guard.daemon.ensure", lambda *_: order.append("guard"))
     with pytest.raises(Interrupted) as found:
         down(world, clusters(world), Silent(), force=False)
     assert (found.value.say, found.value.hint) == ("interrupted", PULL)

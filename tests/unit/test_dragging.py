@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuops.cli.terminal.progress import PlainProgress
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError, StillBilling
-from gpuops.core.progress import PlainProgress
 from tests.fakes.provider import Cloud, FakeClock, Fault, surroundings
 from tests.unit.test_cluster import up
 

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, NodeError, StillBilling
 from gpuops.core.models import Lease
-from gpuops.core.output import Output
 from gpuops.core.signals import Signals
 from gpuops.guard import daemon, guardkeys
 from gpuops.guard import tend as keep
+from gpuops.guard.services import SERVICES
 from gpuops.ledger.store import ClusterRow
 from tests.conftest import until
 
@@ -193,8 +194,13 @@ def test_a_guard_whose_keys_expired_says_so_and_unsays_it(
 
     monkeypatch.setattr(keep, "tend", tend)
     monkeypatch.setattr(daemon, "pause", lambda _: 0.0)
-    monkeypatch.setattr(daemon, "_context", lambda *_: Context(home=tmp_path, owner="", folder=tmp_path, env={},
-                                                          out=Output(), signals=Signals()))  # fmt: skip
+    monkeypatch.setattr(
+        daemon,
+        "_context",
+        lambda *_: Context(
+            home=tmp_path, owner="", folder=tmp_path, env={}, out=Output(), signals=Signals(), services=SERVICES
+        ),
+    )
     row = ClusterRow(1, "lab", "aws", tmp_path, "up", False, "t", {}, {}, 0.0, Lease(), None, 0.0, None, None, "")
     for error, told in ((expired, "aws"), (NodeError("away"), "aws"), (None, "")):
         ends.append(error)

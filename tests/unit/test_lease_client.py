@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuops.core.errors import UsageError
+from gpuops.core.format import clock_time
 from gpuops.core.models import Lease
-from gpuops.core.output import clock_time
 from gpuops.offers.lease import describe, extended, make, parse_span
 
 NOW = 1_800_000_000.0

@@ -15,7 +15,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import NodeError
 from gpuops.core.models import Resource
 from gpuops.core.platform import System
-from gpuops.core.progress import Silent
+from gpuops.core.reporting import Silent
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.ledger.store import ClusterRow
 from gpuops.sync import edits, push_many, scan

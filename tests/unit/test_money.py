@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuops.cli.terminal.output import Output
 from gpuops.clusters import up as clusters
 from gpuops.clusters.teardown import tear_down
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NoCapacity, QuotaExceeded, UsageError
+from gpuops.core.format import clock_time
 from gpuops.core.models import Lease, Offer, Price, Request
-from gpuops.core.output import Output, clock_time
 from gpuops.core.polling import Clock
 from gpuops.offers import lease as leases
 from gpuops.offers import table

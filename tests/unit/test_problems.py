@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from gpuops.cli.terminal.output import Output
 from gpuops.clusters import up as clusters
 from gpuops.commands.doctor import doctor
 from gpuops.core.context import Context
 from gpuops.core.errors import ProviderError
 from gpuops.core.models import Problem, Request
-from gpuops.core.output import Output
 from gpuops.offers.approval import LeaseWish
 from tests.fakes.provider import NAME, Cloud, surroundings
 

@@ -8,9 +8,10 @@ import threading
 
 import pytest
 
-from gpuops.core.output import ERASE, Output, amount
-from gpuops.core.phase import Phase, beat_s, pace
-from gpuops.core.progress import PlainProgress, Progress, Silent, TerminalProgress, progress_on
+from gpuops.cli.terminal.output import ERASE, Output
+from gpuops.cli.terminal.progress import Phase, PlainProgress, TerminalProgress, beat_s, pace, progress_on
+from gpuops.core.format import amount
+from gpuops.core.reporting import Progress, Silent
 
 
 class Clock:

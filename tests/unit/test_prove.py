@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from gpuops.cli.terminal.output import Output
 from gpuops.commands.prove import record as records
 from gpuops.commands.prove.prove import Proof, prove, steps
 from gpuops.core.errors import AuthFailed, NoCapacity, UsageError
+from gpuops.core.format import span
 from gpuops.core.models import Intent, Journal, Offer, Price, Request, Resource
-from gpuops.core.output import Output, span
 from tests.fakes.plain import Plain, world_of
 
 ROOT = Path(__file__).parents[2]
@@ -70,10 +71,10 @@ def test_when_nothing_fits_nothing_is_begun() -> None:
 def test_money_is_asked_for_once(proving: Prove) -> None:
     class Nobody(Plain):
         def offers(self, request: Request) -> Sequence[Offer]:
-            self.ctx.yes = False
+            self.world.yes = False
             return super().offers(request)
 
-    Plain.ctx.out = Output(err=(said := io.StringIO()))
+    Plain.world.out = Output(err=(said := io.StringIO()))
     with pytest.raises(UsageError, match="nobody is there to be asked"):
         proving(Nobody())
     assert "about $0.2806 in all, at most $5.0000" in said.getvalue()
@@ -93,7 +94,7 @@ class Slow(Plain):
     """Ten minutes pass until `create` answers."""
 
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
-        self.ctx.clock.sleep(600.0)
+        self.world.clock.sleep(600.0)
         return super().create(offer, intent, journal)
 
 
@@ -150,11 +151,11 @@ class Lags(Plain):
 
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
         made = super().create(offer, intent, journal)
-        self.made = self.ctx.clock.monotonic()
+        self.made = self.world.clock.monotonic()
         return made
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
-        return super().list_owned(owner, regions) if self.ctx.clock.monotonic() > self.made + 40 else []
+        return super().list_owned(owner, regions) if self.world.clock.monotonic() > self.made + 40 else []
 
 
 def test_one_that_failed_is_not_believed_at_once(proving: Prove) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from gpuops.cli.terminal.progress import PlainProgress
 from gpuops.core.errors import ConnectionLost, NodeRefused, UsageError
-from gpuops.core.progress import PlainProgress, Silent
+from gpuops.core.reporting import Silent
 from gpuops.sync import PushReport, Tree, push_many, scan, summary
 from gpuops.sync.edits import Brought, pull_edits
 from gpuops.sync.project import FileEntry

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpuops.cli.terminal.output import Output
 from gpuops.clusters import orphans, recovery, virtual
 from gpuops.clusters.orphans import note_rented
 from gpuops.commands import down, status
@@ -17,8 +18,7 @@ from gpuops.core import provider as contract
 from gpuops.core.context import Context
 from gpuops.core.errors import LocalDisk, NodeError, StillBilling, UsageError
 from gpuops.core.models import Lease, Resource
-from gpuops.core.output import Output
-from gpuops.core.progress import Silent
+from gpuops.core.reporting import Silent
 from gpuops.guard import tend
 from gpuops.ledger.store import Ledger, RowGone
 from gpuops.transport.ssh import Target

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from gpuops.core.errors import GpuopsError, LocalDisk, Unknown
-from gpuops.core.progress import Silent
+from gpuops.core.reporting import Silent
 from gpuops.core.signals import Signals
 from gpuops.sync import RunHome, archive
 from gpuops.sync.archive import Brought, unpack

@@ -13,7 +13,7 @@ import pytest
 
 from gpuops.core.errors import NodeRefused, RunFailed
 from gpuops.core.models import NodeFacts, RunRequest
-from gpuops.core.progress import Silent
+from gpuops.core.reporting import Silent
 from gpuops.nodes.python import Equipped, set_up, setup_command, setup_key
 from gpuops.nodes.session import Live
 from gpuops.runs.prepare import Prepared, launch, stem

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed
-from gpuops.core.output import Output
 from gpuops.core.signals import Signals
+from gpuops.guard.services import SERVICES
 from gpuops.sync import bucket, object_store
 
 CONFIG = """
@@ -45,7 +46,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Co
 
     def of(profile: str) -> Context:
         env = {"AWS_PROFILE": profile, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
-        return Context(tmp_path, "o", tmp_path, env, Output(), Signals())
+        return Context(tmp_path, "o", tmp_path, env, Output(), Signals(), SERVICES)
 
     return of
 

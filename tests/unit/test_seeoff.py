@@ -13,7 +13,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, StillBilling
 from gpuops.core.models import Lease, Resource
 from gpuops.core.polling import Clock
-from gpuops.core.progress import Silent
+from gpuops.core.reporting import Silent
 from gpuops.guard import daemon
 from gpuops.ledger.store import ClusterRow
 from tests.fakes.provider import NAME, OWNER, Cloud, FakeClock, Fault, Scripted, surroundings
@@ -84,7 +84,7 @@ def test_the_guard_sees_it_off(there: tuple[Cloud, Context], monkeypatch: pytest
     cloud, world = there
     row = cluster(world)
     tear_down(world, row.id, "its end")
-    assert daemon.is_wanted(world.ledger)
+    assert world.ledger.is_guard_wanted()
     looks: list[float] = []
 
     def sleep(_: Clock, seconds: float) -> None:
@@ -119,8 +119,8 @@ def test_nobody_looks_for_ever(
     monkeypatch.setattr(daemon, "TICK_S", 0.01)
     tried = daemon._watch(world.home)
     assert cloud.calls()[before:].count("list_owned") == looks
-    assert daemon.is_wanted(world.ledger), "the next command's guard tries anew"
-    assert not daemon.is_wanted(world.ledger, tried), "and none that this one starts as it leaves"
+    assert world.ledger.is_guard_wanted(), "the next command's guard tries anew"
+    assert not world.ledger.is_guard_wanted(tried), "and none that this one starts as it leaves"
     (said,) = orphans.parting(world)
     assert said.startswith("lab costs nothing any more; left of it: 1 machine shutting down")
     assert said.endswith("which is not cleared: the provider said AuthFailed") == bool(list_owned)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuops.commands import status
-from gpuops.core.output import table
+from gpuops.core.format import table
 
 
 def document(**changed: Any) -> dict[str, Any]:

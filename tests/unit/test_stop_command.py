@@ -13,7 +13,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Lease
 from gpuops.core.processes import Identity, started
-from gpuops.core.progress import Silent
+from gpuops.core.reporting import Silent
 from gpuops.ledger.store import RunRow
 from gpuops.runs.follow import lost
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from gpuops.cli.terminal.output import Output
 from gpuops.clusters import up as clusters
 from gpuops.clusters.teardown import tear_down
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, Interrupted, NoCapacity, Unknown, UsageError
 from gpuops.core.models import Offer, Price, Request
-from gpuops.core.output import Output
 from gpuops.core.polling import Clock
 from gpuops.guard import daemon
 from gpuops.nodes.session import Live
@@ -127,7 +127,7 @@ def test_the_guard_lets_it_wait_and_undoes_it_when_it_is_killed(there: tuple[Clo
     def look(now: float) -> None:
         for row in world.ledger.clusters():
             seen.append(row)
-            assert not daemon.outlived(row, now)
+            assert not row.is_overdue(now)
             assert row.keeper is not None
             killed = dataclasses.replace(row, keeper=dataclasses.replace(row.keeper, start=row.keeper.start - 5.0))
             other = dataclasses.replace(world.me, pid=world.me.pid + 1)

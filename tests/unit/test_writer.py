@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.core import output, writer
-from gpuops.core.output import Output
+from gpuops.cli.terminal import output, writer
+from gpuops.cli.terminal.output import Output
 from tests.conftest import HANG_S, Shell, until
 
 ROOT = Path(__file__).parents[2]
@@ -132,8 +132,8 @@ def test_a_live_line_is_not_drawn_for_nobody(pipe: tuple[Output, int], monkeypat
 PROGRAM = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in its background without
-from gpuops.core import writer
-from gpuops.core.output import Output
+from gpuops.cli.terminal import writer
+from gpuops.cli.terminal.output import Output
 writer.ENDING_S = 1.0
 out = Output()
 if sys.argv[1] == "story":

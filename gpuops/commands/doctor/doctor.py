@@ -18,8 +18,8 @@ from gpuops.commands.doctor.differences import BETWEEN, differences
 from gpuops.commands.doctor.report import SETUP, Examined, Finding, Report, error, note, warning, well
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, NodeError, ProviderError, UsageError
+from gpuops.core.format import money
 from gpuops.core.models import Problem, Request, Resource
-from gpuops.core.output import money
 from gpuops.core.parallel import on_each
 from gpuops.core.platform import HERE
 from gpuops.ledger.store import ClusterRow

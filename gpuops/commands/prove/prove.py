@@ -13,8 +13,8 @@ from gpuops.commands.prove.sandbox import Bench, dollars
 from gpuops.commands.prove.scenarios import SCENARIOS, Result, Scenario, run
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, UsageError, worst
+from gpuops.core.format import span, table
 from gpuops.core.models import Offer, Request
-from gpuops.core.output import span, table
 from gpuops.offers.payer import payer, refuse_dotenv
 from gpuops.offers.table import paid as paid_by
 

@@ -12,8 +12,8 @@ from typing import Any
 from gpuops import __version__
 from gpuops.commands.prove.scenarios import SCENARIOS, Result
 from gpuops.core.errors import LocalDisk, UsageError
+from gpuops.core.format import SCHEMA
 from gpuops.core.models import Offer, Request
-from gpuops.core.output import SCHEMA
 
 KIND = "proof"
 

@@ -17,10 +17,9 @@ from gpuops.clusters.teardown import POLL_S, POLL_SLOW_S, belonging, see_off, te
 from gpuops.commands.prove.faults import Broken
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, RateLimited, StillBilling, Unknown, UsageError
+from gpuops.core.format import money
 from gpuops.core.models import Intent, Journal, Lease, Offer, Problem, Request, Resource
-from gpuops.core.output import money
 from gpuops.core.provider import Provisioner
-from gpuops.guard import daemon
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
 from gpuops.offers.approval import BOOT_MARGIN_S
@@ -165,7 +164,7 @@ class Bench:
             now=now,
         )
         self.ctx.ledger.set_cluster(row.id, offer=noted(payer(self.ctx, self.request)))
-        daemon.ensure(self.ctx.home)
+        self.ctx.ensure_guard()
         if self.rented:
             note_rented(self.ctx.home, self.request.provider)
         return self.ctx.ledger.cluster(row.id)

@@ -8,8 +8,8 @@ from gpuops.clusters.teardown import belonging
 from gpuops.commands.prove.faults import Broken, Missing, Will
 from gpuops.commands.prove.sandbox import Bench, check_noun
 from gpuops.commands.prove.shared_clusters import Made, made
+from gpuops.core.format import span
 from gpuops.core.models import STATES, Resource
-from gpuops.core.output import span
 
 TOKEN = re.compile(r"[A-Za-z0-9-]{1,48}")
 

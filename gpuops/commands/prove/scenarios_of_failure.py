@@ -16,8 +16,8 @@ from gpuops.commands.prove.faults import Broken, Fatal, Missing, NotGuaranteed
 from gpuops.commands.prove.sandbox import Bench, dollars
 from gpuops.commands.prove.shared_clusters import BOOT_S, adopted, unattended
 from gpuops.core.errors import ProviderError, StillBilling
+from gpuops.core.format import span
 from gpuops.core.models import COSTLESS, Lease, Resource
-from gpuops.core.output import span
 from gpuops.ledger.store import ClusterRow, Ledger, LedgerJournal
 from gpuops.nodes.session import machines_of, send_lease
 

@@ -11,8 +11,8 @@ from gpuops.clusters.up import plan
 from gpuops.commands.prove.faults import Broken
 from gpuops.commands.prove.sandbox import Bench, check_noun
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, UsageError
+from gpuops.core.format import money
 from gpuops.core.models import Option, Payer, Request
-from gpuops.core.output import money
 from gpuops.core.provider import CONTRACT
 from gpuops.ledger.store import LedgerJournal
 from gpuops.offers.payer import PATIENCE_S

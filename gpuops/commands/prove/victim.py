@@ -14,15 +14,16 @@ from gpuops.commands.prove.sandbox import Bench
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError
 from gpuops.core.models import Request
-from gpuops.core.output import Output
+from gpuops.core.reporting import LogReporter
 from gpuops.core.signals import Signals
+from gpuops.guard.services import SERVICES
 from gpuops.ledger.store import LedgerJournal
 
 
 def main(question: Mapping[str, Any]) -> int:
     """`{"home", "owner", "cluster"}`: the ledger's, whose keeper is whoever asks. Returns where it was not killed."""
     ctx = Context(home=Path(question["home"]), owner=question["owner"], folder=Path.cwd(), env=os.environ,
-                  out=Output(), signals=Signals())  # fmt: skip
+                  out=LogReporter(sys.stderr), signals=Signals(), services=SERVICES)  # fmt: skip
     row = ctx.ledger.cluster(question["cluster"])
     bench = Bench(ctx, Request(**row.request))
     try:

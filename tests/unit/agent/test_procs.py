@@ -25,9 +25,9 @@ def scenario(source: str, folder: Path) -> dict[str, object]:
     """Run it in a process of its own; the JSON that it prints last."""
     head = (
         "import json, os, signal, subprocess, sys, time\n"
-        "from gpuops.agent import prctl, procs\n"
+        "from gpuops.agent import processes as procs\n"
         "from gpuops.agent.processes import Marker, catches, find, lives, table\n"
-        "prctl.become_subreaper()\n"
+        "procs.become_subreaper()\n"
         "def until(test):\n"
         "    while not test(): time.sleep(0.01)\n"
         "py = sys.executable\n"

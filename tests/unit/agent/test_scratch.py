@@ -20,7 +20,7 @@ from gpuops.agent.rpc import hello
 from gpuops.clusters.wait import local_disks
 from gpuops.core.errors import GpuopsError
 from gpuops.core.models import Resource
-from gpuops.core.progress import Silent
+from gpuops.core.reporting import Silent
 from gpuops.sync import inputs
 from tests.fakes.inprocess import InProcessClient
 

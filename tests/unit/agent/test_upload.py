@@ -18,9 +18,10 @@ from gpuops.agent.retain import object_requests, upload, virtual_tar
 from gpuops.agent.retain.object_requests import Denied, Late, patiently
 from gpuops.agent.retain.upload import Kept, Upload
 from gpuops.agent.retain.virtual_tar import Archive, Item
+from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
-from gpuops.core.output import Output
 from gpuops.core.signals import Signals
+from gpuops.guard.services import SERVICES
 from gpuops.sync import bucket as home
 from tests.conftest import HANG_S, until
 from tests.fakes.bucket import FakeBucket
@@ -51,7 +52,7 @@ def fake(served: FakeBucket, monkeypatch: pytest.MonkeyPatch) -> FakeBucket:
 
 @pytest.fixture
 def urls(fake: FakeBucket, tmp_path: Path) -> dict[str, Any]:
-    world = Context(tmp_path, "o", tmp_path, fake.env, Output(), Signals())
+    world = Context(tmp_path, "o", tmp_path, fake.env, Output(), Signals(), SERVICES)
     granted = home.grant(world, {"bucket": fake.name, "prefix": "lab", "region": "us-east-1"}, "r-1", 1, None)
     return granted.urls[0]
 

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TextIO
 
-from gpuops.core.writer import WRITER, may_block
+from gpuops.cli.terminal.writer import WRITER, may_block
+from gpuops.core.format import COLOURS, SCHEMA, calm, tame
 
-SCHEMA = 1
-"""Version of every JSON document; within a number only fields are added."""
 ERASE = "\r\x1b[2K"
 """The line that the cursor is in is empty again."""
-COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
-PLAIN = "\x1b[0m"
-NARROW = 16
-"""A column of a table is not cut to fewer characters."""
 
 
 class Output:
     """Where a command talks. Safe to use from several threads; a closed pipe ends nothing, a full one holds up little
-    (`gpuops.core.writer`)."""
+    (`gpuops.cli.terminal.writer`)."""
 
     def __init__(self, *, as_json: bool = False, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self.as_json = as_json
@@ -44,6 +37,17 @@ class Output:
     def interactive(self) -> bool:
         """Whether somebody can be asked: a terminal on both sides."""
         return sys.stdin.isatty() and self.err.isatty()
+
+    @staticmethod
+    def columns(stream: TextIO) -> int | None:
+        """How many columns there are to write in; None where nobody says (a file, a pipe)."""
+        given = os.environ.get("COLUMNS", "")
+        if given.isdecimal() and int(given) > 0:
+            return int(given)
+        try:
+            return os.get_terminal_size(stream.fileno()).columns or None
+        except (OSError, ValueError):
+            return None
 
     def confirm(self, question: str) -> bool:
         """Ask a person; anything but yes is no."""
@@ -123,94 +127,3 @@ def _is_terminal(stream: TextIO) -> bool:
         return stream.isatty()
     except ValueError:  # closed
         return False
-
-
-def calm(text: str) -> str:
-    """Text without control characters, but for the ends of lines and tabs."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
-
-
-def tame(text: str) -> str:
-    """Text with the colours that its writer gave it, and calm otherwise. They end with the line."""
-    parts = COLOURS.split(text)
-    if len(parts) == 1:
-        return calm(text)
-    return "".join(part if index % 2 else calm(part) for index, part in enumerate(parts)) + PLAIN
-
-
-def columns(stream: TextIO) -> int | None:
-    """How many columns there are to write in; None where nobody says (a file, a pipe)."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given) > 0:
-        return int(given)
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or None
-    except (OSError, ValueError):
-        return None
-
-
-def table(
-    rows: list[list[str]], width: int | None = None, gives: int | None = None, spare: Sequence[str] = ()
-) -> list[str]:
-    """Rows as aligned lines; the first row is the heading. What is wider than `width` is cut in column `gives`; where
-    that is not enough, the columns headed `spare` are left out, in this order."""
-    lines = _aligned(rows, width, gives)
-    if width is None or max(map(len, lines)) <= width or not spare:
-        return lines
-    less, *spare = spare
-    kept = [column for column, heading in enumerate(rows[0]) if heading != less]
-    fewer = [[row[column] for column in kept] for row in rows]
-    return table(fewer, width, None if gives is None else kept.index(gives), spare)
-
-
-def _aligned(rows: list[list[str]], width: int | None, gives: int | None) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    if width is not None and gives is not None:
-        over = sum(widths) + 2 * (len(widths) - 1) - width
-        widths[gives] = min(widths[gives], max(NARROW, widths[gives] - over))
-    return ["  ".join(map(_fitted, row, widths)).rstrip() for row in rows]
-
-
-def _fitted(cell: str, width: int) -> str:
-    return cut(cell, width).ljust(width)
-
-
-def cut(text: str, length: int) -> str:
-    """The text, in so many characters."""
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def money(dollars: float) -> str:
-    return f"${dollars:,.2f}"
-
-
-def amount(size: float) -> str:
-    """Bytes for people: `512 B`, `1.5 MB`."""
-    if size < 1000:
-        return f"{size:.0f} B"
-    for unit in ("kB", "MB", "GB"):
-        size /= 1000
-        if size < 1000:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1000:.1f} TB"
-
-
-def span(seconds: float) -> str:
-    """A length of time for people: `7 s`, `2:40 min`, `3 h 05 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{max(whole, 0)} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def clock_time(when: float, now: float) -> str:
-    """A moment as this computer's clock shows it: `14:30`, of another day `Tue 24 Nov 14:30`."""
-    there, here = time.localtime(when), time.localtime(now)
-    today = there[:3] == here[:3]
-    return time.strftime("%H:%M" if today else f"%a {there.tm_mday} %b %H:%M", there)
-
-
-def ago(then: float, now: float | None = None) -> str:
-    return f"{span((time.time() if now is None else now) - then)} ago"

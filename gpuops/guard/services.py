@@ -1,0 +1,33 @@
+"""The one place that hands a command its ledger, its provisioners and its guard: lower rooms ask `Context` for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuops.core.context import Services
+
+if TYPE_CHECKING:
+    from gpuops.core import provider
+    from gpuops.ledger.store import Ledger
+
+
+def _open_ledger(home: Path) -> Ledger:
+    from gpuops.ledger.store import Ledger
+
+    return Ledger.open(home)
+
+
+def _load_provisioner(name: str, surroundings: provider.Context) -> provider.Provisioner:
+    from provisioners import registry
+
+    return registry.load(name, surroundings)
+
+
+def _ensure_guard(home: Path, provider: str | None) -> None:
+    from gpuops.guard import daemon
+
+    daemon.ensure(home, provider)
+
+
+SERVICES = Services(_open_ledger, _load_provisioner, _ensure_guard)
