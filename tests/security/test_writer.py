@@ -476,7 +476,7 @@ def test_hostile_members_by_every_way_home(tmp_path: Path, capsys: pytest.Captur
 # --- that it stays so ----------------------------------------------------------------------------
 
 
-SYNC = ("edits", "restore", "recall", "unsaved", "receive", "outputs", "archive", "download", "leftovers", "inherit")
+SYNC = ("edits", "restore", "outputs", "outputs_record", "archive", "download", "leftovers")
 WAYS_HOME = [*(f"sync/{name}" for name in SYNC), "runs/salvage", "transport/bulk", "transport/tar_reader"]
 WRITES = {"open", "write_text", "write_bytes", "read_text", "read_bytes", "mkdir", "touch", "unlink", "rename", "rmdir",
           "symlink_to", "hardlink_to", "symlink", "makedirs", "rmtree", "copyfileobj", "utime", "chmod"}  # fmt: skip
