@@ -28,7 +28,7 @@ from gpuops.core.models import COSTLESS, Intent, Offer, Payer, Problem, Request,
 from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow, LedgerJournal
 from gpuops.nodes import bootstrap
-from gpuops.nodes.session import Live, machines_of, send_lease
+from gpuops.nodes.session import ClusterSession, machines_of, send_lease
 from gpuops.offers import table
 from gpuops.offers.approval import ROUNDING, Bargain, LeaseWish, Terms, within
 from gpuops.offers.lease import LEAST_S
@@ -237,7 +237,7 @@ def bring_up(
     wish: LeaseWish,
     foreword: Callable[[Offer], str] = lambda _: "",
     bargain: Bargain | None = None,
-) -> Live:
+) -> ClusterSession:
     """Create a cluster and wait until every node answers. What fails is undone before it is raised.
 
     `foreword`: what is said of the offer before anybody is asked to agree to it. Where nothing can be had it is asked
@@ -354,7 +354,7 @@ def _told(machines: Sequence[Resource]) -> float:
     return sum(machine.per_hour for machine in machines)
 
 
-def _start_lease(ctx: Context, live: Live, terms: Terms, provisioner: Provisioner, offer: Offer) -> None:
+def _start_lease(ctx: Context, live: ClusterSession, terms: Terms, provisioner: Provisioner, offer: Offer) -> None:
     """The run lease replaces the boot lease. Money is counted from the intent on, at the dearer of the two prices."""
     now = ctx.clock.now()
     rented = provisioner.capabilities.get("rented") is True

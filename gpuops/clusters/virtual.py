@@ -16,14 +16,14 @@ from gpuops.core.models import Resource, RunRequest
 from gpuops.core.parallel import on_each
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, virtual
-from gpuops.nodes.session import Live, machines_of, meet
+from gpuops.nodes.session import ClusterSession, machines_of, meet
 from gpuops.nodes.virtual import MOST_NODES
 from gpuops.sync.edits import save_one
 from gpuops.transport.connection import connect
 from gpuops.transport.rpc import Absent, NodePaths
 
 
-def widen(ctx: Context, live: Live, request: RunRequest) -> None:
+def widen(ctx: Context, live: ClusterSession, request: RunRequest) -> None:
     """See to it that a cluster that answers has the nodes that a run asks for, and say where they are.
 
     Raises UsageError where the machines have not what is asked of them, NodeError.
@@ -43,11 +43,11 @@ def widen(ctx: Context, live: Live, request: RunRequest) -> None:
             _make(ctx, live, wanted, missing)
 
 
-def _is_missing(live: Live, index: int) -> bool:
+def _is_missing(live: ClusterSession, index: int) -> bool:
     return index >= len(live.clients) or isinstance(live.clients[index], Absent)
 
 
-def _make(ctx: Context, live: Live, wanted: list[Resource], missing: list[int]) -> None:
+def _make(ctx: Context, live: ClusterSession, wanted: list[Resource], missing: list[int]) -> None:
     """The ledger knows of them when they are there: one that it does not know of is found by its mark, or goes with
     its machine."""
     for index in missing:

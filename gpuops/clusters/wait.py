@@ -24,7 +24,7 @@ from gpuops.core.parallel import on_each
 from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, host_key_handover
-from gpuops.nodes.session import Live, how_ended, machines_of, name_hosts, reach, was_taken
+from gpuops.nodes.session import ClusterSession, how_ended, machines_of, name_hosts, reach, was_taken
 from gpuops.offers import lease as leases
 
 EAGER_S = 10.0
@@ -48,7 +48,7 @@ def wait_ready(
     row: ClusterRow,
     request: Request,
     check: Callable[[Sequence[Resource]], None] = lambda _: None,
-) -> Live:
+) -> ClusterSession:
     """One loop, one deadline: described, addressed, connected, answering. Raises NodeError, ProviderError.
 
     `check`: hears of the machines whenever they were looked at, and raises where they are not to be waited for.

@@ -13,7 +13,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, NodeError, Nonsense, StillBilling, UsageError, worst
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
-from gpuops.nodes.session import Live, all_ended, open_live
+from gpuops.nodes.session import ClusterSession, all_ended, open_live
 from gpuops.runs.finish import Conclusion, conclude, follower
 from gpuops.runs.prepare import find_run
 from gpuops.runs.salvage import conclude_without
@@ -188,7 +188,9 @@ def _given_up(row: ClusterRow, what: str, why: str) -> NodeError:
     )
 
 
-def _save(ctx: Context, live: Live, run: RunRow, progress: Progress, failed: list[GpuopsError]) -> Rest | None:
+def _save(
+    ctx: Context, live: ClusterSession, run: RunRow, progress: Progress, failed: list[GpuopsError]
+) -> Rest | None:
     ctx.ledger.set_run(run.id, keeper=ctx.me)
     ctx.out.say(f"stopping {run.name} and bringing its results home")
     results = stop_and_wait(ctx, live, run, "gpuops down")
@@ -205,7 +207,7 @@ def _save(ctx: Context, live: Live, run: RunRow, progress: Progress, failed: lis
     return end.rest
 
 
-def stop_and_wait(ctx: Context, live: Live, run: RunRow, why: str) -> dict[int, Mapping[str, Any]]:
+def stop_and_wait(ctx: Context, live: ClusterSession, run: RunRow, why: str) -> dict[int, Mapping[str, Any]]:
     """Stop a run on all its nodes and wait for their results. Raises NodeError past the deadline."""
     following = follower(ctx, live, run, lambda *_: None, ctx.out.say)
     following.start()

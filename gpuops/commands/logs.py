@@ -14,7 +14,7 @@ from gpuops.core.errors import GpuopsError, Interrupted, UsageError
 from gpuops.core.format import ago
 from gpuops.core.signals import Signals
 from gpuops.ledger.store import RunRow
-from gpuops.nodes.session import Live, open_live
+from gpuops.nodes.session import ClusterSession, open_live
 from gpuops.runs.finish import request_of
 from gpuops.runs.log_lines import LineMerger
 from gpuops.runs.log_view import Filter, HomeTail, LogTimes, last_heard
@@ -198,7 +198,7 @@ def _at_home(ctx: Context, row: RunRow, wanted: Filter, follow: bool, error: Gpu
     return None
 
 
-def _follow(ctx: Context, live: Live, row: RunRow, tail: HomeTail, first: ExitStack) -> None:
+def _follow(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail, first: ExitStack) -> None:
     following, remarks = followed(ctx, live, row)
     while not following.watch(LOOK_S):
         _print(ctx, ending(first, tail.new()))

@@ -24,7 +24,7 @@ from gpuops.core.reporting import Progress
 from gpuops.core.settings import Settings
 from gpuops.core.signals import HandOver
 from gpuops.ledger.store import LedgerUnwritable, RunRow
-from gpuops.nodes.session import Live, open_live
+from gpuops.nodes.session import ClusterSession, open_live
 from gpuops.offers import lease as leases
 from gpuops.offers.approval import Bargain, LeaseWish
 from gpuops.runs import retention, retries
@@ -126,7 +126,7 @@ def _attempt(
     return outcome
 
 
-def _clear_away(ctx: Context, live: Live, outcome: Outcome) -> None:
+def _clear_away(ctx: Context, live: ClusterSession, outcome: Outcome) -> None:
     """End what is left of machines that were taken back; where that fails, nothing replaces them."""
     per_hour = sum(machine.per_hour for machine in live.machines)
     code = _tear_down(ctx, live, "its provider took machines back")
@@ -145,7 +145,7 @@ def on_all(ctx: Context, job: Job, choice: select.Choice) -> Job:
     return dataclasses.replace(job, request=dataclasses.replace(job.request, nodes=nodes))
 
 
-def _reach(ctx: Context, job: Job, choice: select.Choice, bargain: Bargain) -> Live:
+def _reach(ctx: Context, job: Job, choice: select.Choice, bargain: Bargain) -> ClusterSession:
     if choice.row is not None:
         return open_live(ctx, choice.row)
     request = dataclasses.replace(job.machines, provider=choice.provider)
@@ -180,7 +180,7 @@ def upload_estimate(ctx: Context, job: Job, offer: Offer) -> str:
 
 
 def _run_on(
-    ctx: Context, settings: Settings, live: Live, job: Job, progress: Progress, ours: bool, chain: Chain
+    ctx: Context, settings: Settings, live: ClusterSession, job: Job, progress: Progress, ours: bool, chain: Chain
 ) -> Outcome:
     request = retention.arranged(ctx, live, job.request)
     try:
@@ -223,7 +223,7 @@ def _run_on(
 
 
 def _completed(
-    ctx: Context, live: Live, row: RunRow, end: Conclusion, rest: Callable[[], Conclusion], ours: bool
+    ctx: Context, live: ClusterSession, row: RunRow, end: Conclusion, rest: Callable[[], Conclusion], ours: bool
 ) -> Conclusion:
     """What is in a bucket comes home when nothing bills any more, and stays there while something may. Raises
     Interrupted, which loses nothing."""
@@ -245,7 +245,7 @@ def _completed(
         raise
 
 
-def _launch(ctx: Context, live: Live, prepared: Prepared) -> None:
+def _launch(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
     try:
         launch(ctx, live, prepared)
     except BaseException as error:
@@ -275,7 +275,7 @@ def _told(ctx: Context, end: Conclusion) -> Outcome:
     return Outcome(code, document, last)
 
 
-def _detached(ctx: Context, live: Live, row: RunRow, ours: bool) -> Outcome:
+def _detached(ctx: Context, live: ClusterSession, row: RunRow, ours: bool) -> Outcome:
     """Leave the run to the guard, which brings results home and, where the cluster is the run's own, ends it."""
     ctx.ledger.set_run(row.id, keeper=None)
     ctx.ledger.set_cluster(live.row.id, keeper=None)
@@ -289,7 +289,7 @@ def _detached(ctx: Context, live: Live, row: RunRow, ours: bool) -> Outcome:
     )
 
 
-def _hand_over(ctx: Context, live: Live) -> None:
+def _hand_over(ctx: Context, live: ClusterSession) -> None:
     """The guard goes on with what this command had in hand."""
     try:
         for run in ctx.ledger.runs(cluster=live.row.id):
@@ -301,7 +301,7 @@ def _hand_over(ctx: Context, live: Live) -> None:
     ctx.ensure_guard()
 
 
-def _tear_down(ctx: Context, live: Live, why: str) -> int:
+def _tear_down(ctx: Context, live: ClusterSession, why: str) -> int:
     """End what this command brought up. Returns an exit code; what could not be ended is said."""
     ctx.signals.backward()
     if ctx.ledger.cluster(live.row.id).state == "gone":

@@ -12,7 +12,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, Nonsense
 from gpuops.core.reporting import Silent
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RowGone, RunRow
-from gpuops.nodes.session import Live, all_ended, machines_of, open_live, watchdogs_ended
+from gpuops.nodes.session import ClusterSession, all_ended, machines_of, open_live, watchdogs_ended
 from gpuops.runs.address_renewal import Renewal
 from gpuops.runs.finish import Conclusion, conclude, follower, request_of
 from gpuops.runs.follow import lost
@@ -192,7 +192,7 @@ def _finish_run(
         live.close()
 
 
-def _reached(ctx: Context, row: ClusterRow) -> Live:
+def _reached(ctx: Context, row: ClusterRow) -> ClusterSession:
     """Raises NodeError; Nonsense where to ask again has not helped."""
     for _ in range(NONSENSE_TRIES - 1):
         try:
@@ -203,7 +203,7 @@ def _reached(ctx: Context, row: ClusterRow) -> Live:
 
 
 def _follow(
-    ctx: Context, live: Live, run: RunRow, patience: float | None, later: list[Callable[[], None]] | None
+    ctx: Context, live: ClusterSession, run: RunRow, patience: float | None, later: list[Callable[[], None]] | None
 ) -> None:
     """`patience`: the run is stopped; seconds until that is hurried, and again until its results are given up."""
     progress = Silent()

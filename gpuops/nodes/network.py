@@ -15,7 +15,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Nonsense
 from gpuops.core.parallel import on_each
 from gpuops.nodes.rendezvous import Meeting, Party, Spot, Tried, Way, candidates, decide, distinct
-from gpuops.nodes.session import Live
+from gpuops.nodes.session import ClusterSession
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ NAMED = 4
 """So many nodes are shown with their addresses."""
 
 
-def meet(ctx: Context, live: Live, nodes: int, *, alone: bool) -> Meeting:
+def meet(ctx: Context, live: ClusterSession, nodes: int, *, alone: bool) -> Meeting:
     """Where the first `nodes` nodes meet; what was found is said. Raises NodeError.
 
     `alone`: nothing of the run leaves a node, or all of them are this computer. So do nodes that turn out to be on
@@ -64,7 +64,7 @@ def _machine(home: Addresses) -> str:
     return " ".join([home["machine"], *sorted(entry["address"] for entry in home["addresses"])])
 
 
-def _probed(ctx: Context, live: Live, clients: Sequence[AgentClient], homes: Sequence[Addresses]) -> Meeting:
+def _probed(ctx: Context, live: ClusterSession, clients: Sequence[AgentClient], homes: Sequence[Addresses]) -> Meeting:
     token = secrets.token_hex(32)
     with _listening(clients, token) as ports:
         parties = distinct(
@@ -191,7 +191,7 @@ def _rate(mb_s: float) -> str:
     return f"{_short(mb_s / 1000)} GB/s" if mb_s >= 1000 else f"{_short(mb_s)} MB/s"
 
 
-def notes(live: Live, nodes: int) -> list[str]:
+def notes(live: ClusterSession, nodes: int) -> list[str]:
     """What differs between machines and a user should know, though it stops nothing."""
     found = []
     skews = live.skews[:nodes]

@@ -20,7 +20,7 @@ from gpuops.core.settings import Settings
 from gpuops.nodes import cuda as compat
 from gpuops.nodes import environment
 from gpuops.nodes.rendezvous import Spot
-from gpuops.nodes.session import Live
+from gpuops.nodes.session import ClusterSession
 from gpuops.nodes.virtual import lots, ranks_for
 from gpuops.transport.bulk import exchange
 from gpuops.transport.rpc import AgentClient
@@ -92,7 +92,7 @@ class Equipped:
 def equip(
     ctx: Context,
     settings: Settings,
-    live: Live,
+    live: ClusterSession,
     request: RunRequest,
     folder: Path,
     spots: Sequence[Spot],
@@ -200,7 +200,7 @@ def own_pythons(ctx: Context) -> list[str]:
     return [*active, sys.executable]
 
 
-def capable(ctx: Context, live: Live, what: str) -> bool:
+def capable(ctx: Context, live: ClusterSession, what: str) -> bool:
     """Whether a cluster's provider declares a capability."""
     return ctx.provisioner(live.row.provider).capabilities.get(what) is True
 
@@ -219,7 +219,7 @@ def setup_command(request: RunRequest, folder: Path, python: str, *, rented: boo
 
 def set_up(
     ctx: Context,
-    live: Live,
+    live: ClusterSession,
     tree: str,
     folder: Path,
     commands: Sequence[str],
@@ -278,7 +278,7 @@ def setup_key(command: str, python: str, folder: Path) -> str:
     return hashlib.sha256("\0".join([command, python, *read]).encode()).hexdigest()[:12]
 
 
-def by_machine(live: Live, nodes: Iterable[int]) -> list[list[int]]:
+def by_machine(live: ClusterSession, nodes: Iterable[int]) -> list[list[int]]:
     """Nodes by the machine that they are on."""
     machines: dict[str, list[int]] = {}
     for index in nodes:
@@ -291,7 +291,7 @@ def _last_line(output: bytes) -> str:
     return next((line for line in reversed(output.decode(errors="replace").splitlines()) if line.strip()), "")
 
 
-def versions(live: Live, nodes: Sequence[Equipped]) -> dict[str, Any]:
+def versions(live: ClusterSession, nodes: Sequence[Equipped]) -> dict[str, Any]:
     """What the receipt says the run was made with."""
     gpus = live.facts[0]["gpus"]
     return {

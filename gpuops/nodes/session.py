@@ -33,7 +33,7 @@ OVER = ("ended", "no-node")
 
 
 @dataclass
-class Live:
+class ClusterSession:
     """A cluster that answers: its row, its nodes' machines and a conversation with each node's agent."""
 
     row: ClusterRow
@@ -73,7 +73,7 @@ class Live:
 
 def reach(
     row: ClusterRow, machines: Sequence[Resource], *, some: bool = False, progress: Progress | None = None
-) -> Live:
+) -> ClusterSession:
     """Converse with every node of a cluster; with `some`, with those that answer, at least one.
 
     A virtual node that is over keeps nobody from the others: a run that needs it makes it anew.
@@ -95,7 +95,7 @@ def reach(
 
     failed: dict[int, NodeError] = {}
     nodes = on_each(one, range(len(machines)))
-    live = Live(row, list(machines), *(list(column) for column in zip(*nodes, strict=True)))
+    live = ClusterSession(row, list(machines), *(list(column) for column in zip(*nodes, strict=True)))
     missed = [index for index, error in failed.items() if not (is_virtual(machines[index]) and _says_over(error))]
     if len(failed) == len(machines) or (missed and not some):
         live.close()
@@ -131,7 +131,7 @@ def _says_over(error: NodeError) -> bool:
     return isinstance(error, NodeRefused) and error.kind in OVER
 
 
-def open_live(ctx: Context, row: ClusterRow, *, some: bool = False) -> Live:
+def open_live(ctx: Context, row: ClusterRow, *, some: bool = False) -> ClusterSession:
     """Reach a cluster that the ledger says is up; with `some`, as much of it as answers. Raises NodeError."""
     with ctx.progress.during(f"reaching {row.name}"):
         try:
@@ -185,10 +185,10 @@ def _in_its_words(row: ClusterRow, error: NodeError) -> NodeError:
     return error
 
 
-def absent(row: ClusterRow, machines: Sequence[Resource], error: NodeError) -> Live:
+def absent(row: ClusterRow, machines: Sequence[Resource], error: NodeError) -> ClusterSession:
     """A cluster none of whose nodes answers: asked anything, they say why."""
     nodes = [Absent(f"node{index}", _paths(row.name, one, index), error) for index, one in enumerate(machines)]
-    return Live(row, list(machines), [*nodes], [{} for _ in nodes], [0.0 for _ in nodes])
+    return ClusterSession(row, list(machines), [*nodes], [{} for _ in nodes], [0.0 for _ in nodes])
 
 
 def programs_of(row: ClusterRow, machine: Resource, index: int) -> Programs:
@@ -304,7 +304,7 @@ def watchdogs_ended(ctx: Context, row: ClusterRow) -> bool:
     return bool(machines) and all(on_each(one, range(len(machines))))
 
 
-def send_lease(live: Live, lease: Lease, now: float) -> None:
+def send_lease(live: ClusterSession, lease: Lease, now: float) -> None:
     """Tell every watchdog; clocks differ, so what travels is the time left.
 
     A virtual node has no idle end of its own: it goes with its machine's own node.

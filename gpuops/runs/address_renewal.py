@@ -15,7 +15,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NodeRefused
 from gpuops.core.format import clock_time
 from gpuops.ledger.store import RunRow
-from gpuops.nodes.session import Live
+from gpuops.nodes.session import ClusterSession
 from gpuops.runs.finish import request_of
 from gpuops.sync import bucket
 
@@ -30,7 +30,7 @@ WORTH_S = 60.0
 class Renewal:
     """`look` as often as you like; what takes long is done in a thread. `clock`: UTC seconds."""
 
-    def __init__(self, ctx: Context, live: Live, row: RunRow, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, ctx: Context, live: ClusterSession, row: RunRow, clock: Callable[[], float] = time.time) -> None:
         self._world = ctx
         self._live = live
         self._row = row

@@ -18,7 +18,7 @@ from gpuops.core.parallel import on_each
 from gpuops.core.provider import Provisioner
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import ClusterRow, RowGone, RunRow
-from gpuops.nodes.session import Live, admitted, how_ended, is_dead, is_over
+from gpuops.nodes.session import ClusterSession, admitted, how_ended, is_dead, is_over
 from gpuops.runs.follow import Follower, OnBytes, lost
 from gpuops.runs.remedies import held_back
 from gpuops.runs.verdict import NODE_FAILED, how_far, judge, node_result, resume_hint
@@ -107,7 +107,9 @@ def request_of(row: RunRow) -> RunRequest:
         ) from error
 
 
-def follower(ctx: Context, live: Live, row: RunRow, on_bytes: OnBytes, say: Callable[[str], None]) -> Follower:
+def follower(
+    ctx: Context, live: ClusterSession, row: RunRow, on_bytes: OnBytes, say: Callable[[str], None]
+) -> Follower:
     """Somebody who mirrors a run's logs and waits for its end."""
     provider = ctx.provisioner_of(live.row)
 
@@ -154,7 +156,9 @@ class _Admitting:
                 self._asked = time.monotonic()
 
 
-def fetch_now(live: Live, row: RunRow, progress: Progress, *, final: bool, nodes: list[int] | None = None) -> int:
+def fetch_now(
+    live: ClusterSession, row: RunRow, progress: Progress, *, final: bool, nodes: list[int] | None = None
+) -> int:
     """Bring home what the run has made so far; with `final`, all of it, verified. Returns files fetched."""
     request = request_of(row)
     wanted = range(request.nodes) if nodes is None else nodes
@@ -167,7 +171,7 @@ def fetch_now(live: Live, row: RunRow, progress: Progress, *, final: bool, nodes
 
 def conclude(
     ctx: Context,
-    live: Live,
+    live: ClusterSession,
     row: RunRow,
     results: Mapping[int, Mapping[str, Any]],
     progress: Progress,
@@ -268,7 +272,7 @@ def _judged(ctx: Context, row: RunRow, heard: _Heard, brought: Mapping[int, Brou
 
 
 def _gone_meanwhile(
-    ctx: Context, live: Live, nodes: Sequence[int], results: Mapping[int, Mapping[str, Any]]
+    ctx: Context, live: ClusterSession, nodes: Sequence[int], results: Mapping[int, Mapping[str, Any]]
 ) -> list[int]:
     """Nodes whose machines went while their results were fetched. One that is being taken back is waited for."""
     provider, machines = ctx.provisioner_of(live.row), dict(enumerate(live.machines))
@@ -316,7 +320,7 @@ def _in_bucket(
     return {"in_bucket": silent, "told": told if silent else {}}
 
 
-def release(live: Live, row: RunRow) -> None:
+def release(live: ClusterSession, row: RunRow) -> None:
     """Tell the nodes that nobody needs what the run has left on them any more. One that is not told waits in vain."""
     request = request_of(row)
     if request.hold_s is None:
@@ -329,7 +333,9 @@ def release(live: Live, row: RunRow) -> None:
     on_each(tell, range(min(request.nodes, len(live.clients))))
 
 
-def _kept(ctx: Context, live: Live, row: RunRow, progress: Progress, nodes: list[int]) -> dict[int, Mapping[str, Any]]:
+def _kept(
+    ctx: Context, live: ClusterSession, row: RunRow, progress: Progress, nodes: list[int]
+) -> dict[int, Mapping[str, Any]]:
     """What each node says of the results that it keeps elsewhere, once it is done with that or gets no further."""
     states: dict[int, Mapping[str, Any]] = {}
     end = time.monotonic() + max(SETTLE_S, request_of(row).hold_s or 0.0)
@@ -360,7 +366,7 @@ def _settled(ctx: Context, client: AgentClient, run: str, end: float) -> Mapping
         time.sleep(LOOK_S)
 
 
-def _bring_left(live: Live, row: RunRow, progress: Progress, nodes: list[int]) -> str:
+def _bring_left(live: ClusterSession, row: RunRow, progress: Progress, nodes: list[int]) -> str:
     """What the run made and no pattern names comes home too; what is large only where it would go with its node.
 
     Returns what stays behind.
@@ -377,7 +383,7 @@ def _bring_left(live: Live, row: RunRow, progress: Progress, nodes: list[int]) -
     return sentence(large)
 
 
-def _fetch_last(ctx: Context, live: Live, row: RunRow, progress: Progress, nodes: list[int]) -> _Fetched:
+def _fetch_last(ctx: Context, live: ClusterSession, row: RunRow, progress: Progress, nodes: list[int]) -> _Fetched:
     """The final fetch. In a thread: a second signal leaves it `HURRY_S`, a first one here raises."""
     failures: list[BaseException] = []
     came: list[_Fetched] = []
@@ -424,7 +430,9 @@ def _from_all(bring: Callable[[list[int]], str], nodes: list[int]) -> _Fetched:
     return _Fetched(nonsense=_joined(*nonsense), behind=", ".join(filter(None, behind)))
 
 
-def _handed(live: Live, row: RunRow, nodes: Sequence[int], silent: Sequence[int]) -> Mapping[int, Mapping[str, int]]:
+def _handed(
+    live: ClusterSession, row: RunRow, nodes: Sequence[int], silent: Sequence[int]
+) -> Mapping[int, Mapping[str, int]]:
     """What nodes that stay were handed by nodes that went: it counts as what those made. One that answers gives its
     files itself: nobody else decides what it made."""
     handed: dict[int, Mapping[str, int]] = {}

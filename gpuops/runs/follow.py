@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, Nonsense
 from gpuops.core.format import span
-from gpuops.nodes.session import Live
+from gpuops.nodes.session import ClusterSession
 from gpuops.sync import RunHome, mirror
 
 OnBytes = Callable[[int, str, int, bytes], None]
@@ -43,7 +43,7 @@ class Follower:
 
     def __init__(
         self,
-        live: Live,
+        live: ClusterSession,
         run: str,
         home: RunHome,
         nodes: int,

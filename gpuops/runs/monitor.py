@@ -17,7 +17,7 @@ from gpuops.core.format import span
 from gpuops.core.reporting import Silent
 from gpuops.core.signals import HandOver
 from gpuops.ledger.store import RunRow
-from gpuops.nodes.session import Live
+from gpuops.nodes.session import ClusterSession
 from gpuops.runs.address_renewal import Renewal
 from gpuops.runs.finish import fetch_now, follower, request_of
 from gpuops.runs.follow import Follower
@@ -33,7 +33,7 @@ class LiveFetch:
     """A fetch in a thread of its own, every `every_s` seconds at most, never two at once."""
 
     def __init__(
-        self, live: Live, row: RunRow, every_s: float = FETCH_S, clock: Callable[[], float] = time.monotonic
+        self, live: ClusterSession, row: RunRow, every_s: float = FETCH_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._live = live
         self._row = row
@@ -180,7 +180,7 @@ PATIENCE_S = 30.0
 """How long after a second signal nodes that cannot be reached are still sought."""
 
 
-def attend(ctx: Context, live: Live, row: RunRow, tail: HomeTail) -> Follower:
+def attend(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail) -> Follower:
     """Show a run until it has ended everywhere. A first signal stops it in good order, a second at once."""
 
     def show(lines: Iterator[str]) -> None:
@@ -207,7 +207,7 @@ def attend(ctx: Context, live: Live, row: RunRow, tail: HomeTail) -> Follower:
     return following
 
 
-def _stop(ctx: Context, live: Live, row: RunRow, following: Follower, show: Callable[[], None]) -> None:
+def _stop(ctx: Context, live: ClusterSession, row: RunRow, following: Follower, show: Callable[[], None]) -> None:
     """Stop a run and wait until no node has anything left of it; in a hurry, not for ever for one that is away."""
     _ask(live, row, "graceful", "interrupted")
     hurried: float | None = None
@@ -220,7 +220,7 @@ def _stop(ctx: Context, live: Live, row: RunRow, following: Follower, show: Call
             following.abandon()
 
 
-def _ask(live: Live, row: RunRow, how: Literal["graceful", "now"], why: str) -> None:
+def _ask(live: ClusterSession, row: RunRow, how: Literal["graceful", "now"], why: str) -> None:
     """Without waiting for the answers: a node that does not give one must not keep a second signal unheard."""
     threading.Thread(target=halt, args=(live, row.name, how, why), daemon=True, name=f"stop {row.name}").start()
 
@@ -243,7 +243,7 @@ def ending(first: ExitStack, lines: Iterator[str]) -> Iterator[str]:
         yield line
 
 
-def followed(ctx: Context, live: Live, row: RunRow) -> tuple[Follower, Remarks]:
+def followed(ctx: Context, live: ClusterSession, row: RunRow) -> tuple[Follower, Remarks]:
     """A run from now on followed to its end, and what is remarked beside it."""
     look = how_to_look(live.row.name, gpus=any(facts.get("gpus") for facts in live.facts))
     remarks = Remarks(ctx.out.say, RunHome(row.home), ctx.folder, look)

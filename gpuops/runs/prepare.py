@@ -25,7 +25,7 @@ from gpuops.core.settings import Settings, secret_origins, secret_values
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.network import meet
 from gpuops.nodes.python import capable, equip, set_up, setup_command, versions
-from gpuops.nodes.session import Live
+from gpuops.nodes.session import ClusterSession
 from gpuops.offers.payer import refuse_tracked
 from gpuops.runs.spec import Place, node_specs
 from gpuops.sync import DEFAULT_OUTS, RunHome, bucket, inputs, sinks, upload
@@ -109,7 +109,7 @@ def _allowed(request: RunRequest, sending: Sending) -> Sequence[str]:
 
 
 def prepare(
-    ctx: Context, settings: Settings, live: Live, request: RunRequest, sending: Sending, progress: Progress
+    ctx: Context, settings: Settings, live: ClusterSession, request: RunRequest, sending: Sending, progress: Progress
 ) -> Prepared:
     """Bring everything a run needs to its nodes. Nothing is started yet. Raises GpuopsError."""
     # The agents take stock of these files at the start, to tell what the run made from what was there.
@@ -161,7 +161,7 @@ def give_up(ctx: Context, row: RunRow, error: BaseException) -> None:
 def _prepared(
     ctx: Context,
     settings: Settings,
-    live: Live,
+    live: ClusterSession,
     request: RunRequest,
     sending: Sending,
     row: RunRow,
@@ -219,7 +219,7 @@ def _scanned(ctx: Context, request: RunRequest, sending: Sending, folder: Path, 
     return tree
 
 
-def _wait_for_turn(ctx: Context, live: Live, sending: Sending, row: RunRow) -> RunRow:
+def _wait_for_turn(ctx: Context, live: ClusterSession, sending: Sending, row: RunRow) -> RunRow:
     """One run at a time on a node: refuse, or with --queue wait until all that came before have ended.
 
     The ledger says who came first, so that of two that wait only one goes on. What is billed counts from the turn.
@@ -240,14 +240,14 @@ def _wait_for_turn(ctx: Context, live: Live, sending: Sending, row: RunRow) -> R
     return ctx.ledger.run(row.id)
 
 
-def _refuse_second(ctx: Context, live: Live, row: RunRow | None) -> None:
+def _refuse_second(ctx: Context, live: ClusterSession, row: RunRow | None) -> None:
     if busy := _busy(ctx, live, row):
         raise UsageError(
             f"{busy} is running on {live.row.name}", f"wait for it with --queue, or end it: gpuops stop {busy}"
         )
 
 
-def _busy(ctx: Context, live: Live, row: RunRow | None) -> str:
+def _busy(ctx: Context, live: ClusterSession, row: RunRow | None) -> str:
     """A run that a new one, or that of `row`, has to wait for; empty when there is none."""
     for run in ctx.ledger.runs(cluster=live.row.id):
         before = row is None or run.id < row.id
@@ -295,7 +295,7 @@ def find_run(ctx: Context, name: str) -> RunRow:
     raise UsageError(f"there is no run named {name}" + (near and f"; {near}"), "`gpuops runs` lists them")
 
 
-def launch(ctx: Context, live: Live, prepared: Prepared) -> None:
+def launch(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
     """Start the run on every node, the head first. Other ports each time it is called. Raises GpuopsError."""
     prepared.attempt += 1
     try:
@@ -306,7 +306,7 @@ def launch(ctx: Context, live: Live, prepared: Prepared) -> None:
         launch(ctx, live, prepared)  # the gang link's port was taken in the meantime; nothing has begun
 
 
-def _start(ctx: Context, live: Live, prepared: Prepared) -> None:
+def _start(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
     master, gang = _places(live, prepared)
     request, granted = _granted(ctx, live, prepared)
     specs = node_specs(
@@ -345,7 +345,7 @@ def _start(ctx: Context, live: Live, prepared: Prepared) -> None:
         raise
 
 
-def _granted(ctx: Context, live: Live, prepared: Prepared) -> tuple[RunRequest, bucket.Grant | None]:
+def _granted(ctx: Context, live: ClusterSession, prepared: Prepared) -> tuple[RunRequest, bucket.Grant | None]:
     """What the nodes may write to in a bucket, anew for each launch, and the request with the place it is."""
     request = prepared.request
     if not request.sink or not sinks.is_bucket(request.sink):
@@ -360,7 +360,7 @@ def _granted(ctx: Context, live: Live, prepared: Prepared) -> tuple[RunRequest, 
     return dataclasses.replace(request, sink={**request.sink, "place": granted.place}), granted
 
 
-def _places(live: Live, prepared: Prepared) -> tuple[Place, Place | None]:
+def _places(live: ClusterSession, prepared: Prepared) -> tuple[Place, Place | None]:
     """Where torchrun and the gang link meet: on the ports that the probe has found to be reached, once; then on fresh
     ones."""
     several = len(prepared.nodes) > 1
@@ -376,7 +376,7 @@ def _places(live: Live, prepared: Prepared) -> tuple[Place, Place | None]:
     return fresh(), fresh() if several else None
 
 
-def _call_off(live: Live, index: int, run: str) -> None:
+def _call_off(live: ClusterSession, index: int, run: str) -> None:
     """Stop what one node may have started of a run that does not start everywhere."""
     why: dict[str, Any] = {"run": run, "how": "now", "why": "the run could not be started on every node"}
     try:

@@ -15,7 +15,7 @@ from gpuops.core.errors import GpuopsError, UsageError
 from gpuops.core.format import clock_time, money, span
 from gpuops.core.models import Lease, RunRequest
 from gpuops.ledger.store import RunRow
-from gpuops.nodes.session import Live, machines_of
+from gpuops.nodes.session import ClusterSession, machines_of
 from gpuops.sync import object_store, sinks
 
 LONGEST_S = 7200.0
@@ -106,7 +106,7 @@ def agree(ctx: Context, request: RunRequest, provider: str, per_hour: float, lea
     raise UsageError(*refusal(per_hour, opened))
 
 
-def arranged(ctx: Context, live: Live, request: RunRequest) -> RunRequest:
+def arranged(ctx: Context, live: ClusterSession, request: RunRequest) -> RunRequest:
     """The request with where else its nodes keep the results, and how long they wait for whoever fetches them.
 
     Raises UsageError where they have no such place.
@@ -120,7 +120,7 @@ def arranged(ctx: Context, live: Live, request: RunRequest) -> RunRequest:
     return dataclasses.replace(request, hold_s=hold, sink=sink)
 
 
-def said(ctx: Context, live: Live, row: RunRow, request: RunRequest) -> str:
+def said(ctx: Context, live: ClusterSession, row: RunRow, request: RunRequest) -> str:
     """One sentence for a run that is on; empty: its results stay where they are."""
     if request.sink:
         folder = ""

@@ -11,7 +11,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, Interrupted, MachineGone, NodeError
 from gpuops.core.format import money, span
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import Live, how_ended, was_taken
+from gpuops.nodes.session import ClusterSession, how_ended, was_taken
 from gpuops.offers import lease as leases
 from gpuops.offers.approval import Bargain, LeaseWish
 from gpuops.offers.lease import LEAST_S
@@ -25,7 +25,7 @@ LOOK_S = 30.0
 POLL_S = 3.0
 
 
-def explained(ctx: Context, live: Live, error: NodeError) -> MachineGone | None:
+def explained(ctx: Context, live: ClusterSession, error: NodeError) -> MachineGone | None:
     """What stands behind an error, where their provider tells that one of the machines went by nobody's wish."""
     clock = ctx.clock
     deadline = clock.monotonic() + (LOOK_S if isinstance(error, ConnectionLost) else 0.0)
@@ -38,7 +38,7 @@ def explained(ctx: Context, live: Live, error: NodeError) -> MachineGone | None:
         clock.pause(POLL_S, deadline)
 
 
-def _gone(ctx: Context, live: Live) -> MachineGone | None:
+def _gone(ctx: Context, live: ClusterSession) -> MachineGone | None:
     provider = ctx.provisioner_of(live.row)
     for index, machine in enumerate(live.machines):
         try:

@@ -19,7 +19,7 @@ from gpuops.core.models import Resource
 from gpuops.core.reporting import Silent
 from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import Live, absent, how_ended, nodes_of, programs_of
+from gpuops.nodes.session import ClusterSession, absent, how_ended, nodes_of, programs_of
 from gpuops.runs.finish import Conclusion, conclude, unreached
 from gpuops.sync import RunHome
 from gpuops.sync.archive import keep_longer
@@ -73,8 +73,8 @@ def conclude_without(ctx: Context, row: ClusterRow, run: RunRow, error: NodeErro
 
 
 def salvaged(
-    ctx: Context, live: Live, run: RunRow, results: dict[int, Mapping[str, Any]]
-) -> tuple[Live, dict[int, Mapping[str, Any]]]:
+    ctx: Context, live: ClusterSession, run: RunRow, results: dict[int, Mapping[str, Any]]
+) -> tuple[ClusterSession, dict[int, Mapping[str, Any]]]:
     """A run whose nodes all ended while it was followed: what lies on hosts of the user's own comes home as well.
 
     Returns what `conclude` takes. Raises ConnectionLost, as `conclude_without`.

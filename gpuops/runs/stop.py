@@ -10,7 +10,7 @@ from gpuops.core.errors import GpuopsError
 from gpuops.core.format import span
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import RunRow
-from gpuops.nodes.session import Live
+from gpuops.nodes.session import ClusterSession
 from gpuops.transport.rpc import AgentClient
 
 
@@ -23,7 +23,7 @@ def stopping(progress: Progress, run: RunRow) -> Iterator[None]:
         yield
 
 
-def halt(live: Live, run: str, how: Literal["graceful", "now"], why: str, *, kind: str = "stop") -> None:
+def halt(live: ClusterSession, run: str, how: Literal["graceful", "now"], why: str, *, kind: str = "stop") -> None:
     """Ask every node at once. One that cannot be told has ended, or is stopped by the gang link or its lease."""
 
     def one(_index: int, client: AgentClient) -> None:

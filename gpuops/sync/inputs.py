@@ -18,7 +18,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import UsageError, did_you_mean
 from gpuops.core.models import DATA, RunRequest
 from gpuops.nodes.python import by_machine, capable
-from gpuops.nodes.session import Live
+from gpuops.nodes.session import ClusterSession
 from gpuops.sync.project import FileEntry, shown
 from gpuops.transport.rpc import AgentClient
 
@@ -72,7 +72,9 @@ def script(name: str) -> str:
 LETTERS = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
 
 
-def provide(ctx: Context, live: Live, request: RunRequest, *, allow: Sequence[str], overwrite: bool) -> dict[int, str]:
+def provide(
+    ctx: Context, live: ClusterSession, request: RunRequest, *, allow: Sequence[str], overwrite: bool
+) -> dict[int, str]:
     """Bring what `--data` names to the nodes of a run, and say where they keep what a workload downloads.
 
     Returns where each node has it, where the request itself does not tell. Raises as `push.push_many`.
@@ -118,7 +120,9 @@ def tree_name(full: Path) -> str:
     return "data" + hashlib.sha256(os.fsencode(full)).hexdigest()[:8].translate(LETTERS)
 
 
-def _send(ctx: Context, live: Live, nodes: int, full: Path, tree: sync.Tree, overwrite: bool) -> dict[int, str]:
+def _send(
+    ctx: Context, live: ClusterSession, nodes: int, full: Path, tree: sync.Tree, overwrite: bool
+) -> dict[int, str]:
     name = tree_name(full)
 
     def put(indices: Sequence[int], what: sync.Tree) -> None:
@@ -147,7 +151,7 @@ def with_link(tree: sync.Tree, folder: Path, data: Path, *, shared: bool) -> syn
     return dataclasses.replace(tree, files=[*others, FileEntry(relative, 0, 0, 0o777, target)])
 
 
-def downloads(ctx: Context, live: Live, request: RunRequest) -> str:
+def downloads(ctx: Context, live: ClusterSession, request: RunRequest) -> str:
     """Where a workload keeps what it downloads, as a sentence; empty where it reads nothing, or was told where from."""
     here = capable(ctx, live, "shares_disk")
     told = request.data or DATA in request.env or "--data" in request.argv or (here and DATA in ctx.env)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from gpuops.core.errors import ConnectionLost, NodeRefused
-from gpuops.nodes.session import Live
 from gpuops.runs import follow
 from gpuops.runs.follow import Follower
 from gpuops.sync import RunHome
@@ -53,7 +52,7 @@ def make(node: RealNode, tmp_path: Path) -> Iterator[Callable[..., Follower]]:
         defaults: dict[str, Any] = {"on_bytes": lambda *_: None, "say": lambda _: None, "gone": lambda _: False}
         home = RunHome(tmp_path / "home")
         home.create()
-        made.append(Follower(cast("Live", live), "r-1", home, options.pop("nodes", 1), **{**defaults, **options}))
+        made.append(Follower(cast("ClusterSession", live), "r-1", home, options.pop("nodes", 1), **{**defaults, **options}))
         return made[-1]
 
     yield one

@@ -15,7 +15,7 @@ from gpuops.core.errors import NodeError
 from gpuops.core.models import Resource
 from gpuops.nodes.network import meet
 from gpuops.nodes.rendezvous import Meeting, Spot
-from gpuops.nodes.session import Live
+from gpuops.nodes.session import ClusterSession
 from gpuops.transport.connection import ProcessChannel, ProcessConnection
 from tests.node.conftest import RealNode
 
@@ -30,7 +30,7 @@ def met(nodes: Sequence[RealNode], alone: bool = False, **machine: str) -> tuple
     said: list[str] = []
     world = cast(Any, SimpleNamespace(out=SimpleNamespace(say=said.append)))
     machines = [Resource("machine", f"m{index}", "", f"m{index}", False, **machine) for index in range(len(nodes))]
-    live = Live(cast(Any, None), machines, [node.client() for node in nodes], skews=[0.0] * len(nodes))
+    live = ClusterSession(cast(Any, None), machines, [node.client() for node in nodes], skews=[0.0] * len(nodes))
     try:
         return meet(world, live, len(nodes), alone=alone), said
     finally:

@@ -34,7 +34,7 @@ from gpuops.core.errors import (
 from gpuops.core.models import Intent, Journal, Lease, Offer, Price, Request, Resource
 from gpuops.core.polling import Clock
 from gpuops.ledger.store import ClusterRow
-from gpuops.nodes.session import Live, reach
+from gpuops.nodes.session import ClusterSession, reach
 from gpuops.offers.approval import LeaseWish, Terms
 from gpuops.offers.search import Search
 from gpuops.transport.ssh import Denied
@@ -49,7 +49,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Conte
     return surroundings(tmp_path, monkeypatch)
 
 
-def up(world: Context, request: Request = TWO) -> Live:
+def up(world: Context, request: Request = TWO) -> ClusterSession:
     return clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseWish())
 
 
@@ -121,7 +121,7 @@ def test_a_machine_that_boots_is_waited_for(tmp_path: Path, monkeypatch: pytest.
     cloud.play(real=True, settle_s=0.0)
     looks: list[int] = []
 
-    def early(row: ClusterRow, machines: Sequence[Resource]) -> Live:
+    def early(row: ClusterRow, machines: Sequence[Resource]) -> ClusterSession:
         folder = world.home / "local" / "lab" / "n1"
         looks.append(len(looks))
         if len(looks) > 1:
@@ -495,7 +495,7 @@ def test_money_is_counted_from_the_intent_on_and_at_the_dearer_price(
     machines = [dataclasses.replace(one, per_hour=told) for one in world.ledger.resources(row)]
     world.clock.sleep(600.0)
     provisioner = world.provisioner(NAME)
-    live = Live(row_then, machines)
+    live = ClusterSession(row_then, machines)
     terms = Terms(world, TWO, LeaseWish(max_cost=10.0), True, Search(world, TWO, lambda *_: []))
     clusters._start_lease(world, live, terms, provisioner, provisioner.offers(TWO)[0])
     assert live.row.lease.money_end == pytest.approx(row_then.created + 10.0 / per_hour * 3600, abs=1.0)
@@ -510,7 +510,7 @@ def test_a_machine_that_does_not_know_our_key_yet_is_waited_for(
     cloud, world = there
     looks: list[float] = []
 
-    def denied(*_: object) -> Live:
+    def denied(*_: object) -> ClusterSession:
         looks.append(world.clock.monotonic())
         raise Denied("permission denied for root@192.0.2.1", "pass --identity KEY")
 

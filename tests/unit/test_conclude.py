@@ -17,7 +17,7 @@ from gpuops.core.models import Lease, Resource, RunRequest
 from gpuops.core.processes import Identity
 from gpuops.core.reporting import Silent
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import Live
+from gpuops.nodes.session import ClusterSession
 from gpuops.runs import belated, retries
 from gpuops.runs.finish import _Fetched, _from_all, conclude
 from gpuops.runs.follow import lost
@@ -54,7 +54,7 @@ def a_run(world: Context, cluster: ClusterRow, *, created: float, keeper: Identi
 def test_only_what_is_certainly_lost_may_be_destroyed(world: Context, kind: str, state: str, unsaved: str) -> None:
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
-    end = conclude(world, Live(cluster, []), row, {0: lost(0, "node0 is silent", kind)}, Silent())
+    end = conclude(world, ClusterSession(cluster, []), row, {0: lost(0, "node0 is silent", kind)}, Silent())
     assert world.ledger.run(row.id).state == state
     assert end.unsaved == unsaved
     assert end.missing == (unsaved or ("node0 ended before all results were home" if kind == "gone" else ""))
@@ -100,7 +100,7 @@ def test_nonsense_leaves_nothing_to_try_again(world: Context, monkeypatch: pytes
     monkeypatch.setattr("gpuops.runs.finish._fetch_last", lambda *_: _Fetched(nonsense="node0 answers nonsense (x)"))
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
-    end = conclude(world, Live(cluster, []), row, {0: DONE}, Silent())
+    end = conclude(world, ClusterSession(cluster, []), row, {0: DONE}, Silent())
     assert (end.unsaved, end.missing, end.nonsense) == ("", *["node0 answers nonsense (x)"] * 2)
     assert (end.verdict.outcome, end.verdict.exit_code) == ("unclear", 4)
     assert "not all home: node0 answers nonsense (x)" in end.verdict.say
@@ -131,7 +131,11 @@ def test_a_machine_that_goes_while_its_results_are_fetched(
     reason = {"kind": "reclaim", "by": "AWS", "say": "AWS takes node1 back", "at": None, "node": 1}
     results = {index: {**DONE, "node": index, "outcome": "stopped", "reason": reason} for index in range(2)}
     end = conclude(
-        world, Live(cluster, machines, cast("Any", [Keeping("safe")] * 2)), world.ledger.run(row.id), results, Silent()
+        world,
+        ClusterSession(cluster, machines, cast("Any", [Keeping("safe")] * 2)),
+        world.ledger.run(row.id),
+        results,
+        Silent(),
     )
     assert fetched.asked == ([[0, 1], [0]] if state == "home" else [[0, 1]])
     assert world.ledger.run(row.id).state == state
@@ -178,7 +182,9 @@ def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
     world.provisioners["local"] = cast("Any", ended)
     cluster, row, said = a_reclaimed_run(world)
     machine = Resource("machine", "0", "", "m-0", True, state="running")
-    end = conclude(world, Live(cluster, [machine], cast("Any", [Keeping("copying")])), row, {0: said}, Silent())
+    end = conclude(
+        world, ClusterSession(cluster, [machine], cast("Any", [Keeping("copying")])), row, {0: said}, Silent()
+    )
     assert asked == [[0]]
     assert (end.missing, end.unsaved, end.unfetched) == (missing, "", "")
     assert world.ledger.run(row.id).facts["in_bucket"] == in_bucket
@@ -195,17 +201,17 @@ def test_what_is_on_a_node_comes_before_what_is_in_a_bucket(world: Context, monk
     cluster, row, said = a_reclaimed_run(world)
     world.ledger.set_run(row.id, request={**row.request, "nodes": 2})
     results = {0: lost(0, "node0 ended without a word", "gone"), 1: {**said, "node": 1}}
-    live = Live(cluster, [], cast("Any", [Keeping("safe")] * 2))
+    live = ClusterSession(cluster, [], cast("Any", [Keeping("safe")] * 2))
     conclude(world, live, world.ledger.run(row.id), results, Silent())
     assert order == ["node", "bucket"]
 
 
-def a_run_that_lost_a_node(world: Context) -> tuple[Live, RunRow, dict[int, Mapping[str, Any]]]:
+def a_run_that_lost_a_node(world: Context) -> tuple[ClusterSession, RunRow, dict[int, Mapping[str, Any]]]:
     """Of two nodes, whose results are kept in a bucket; node0 is gone, and node1 has told how it ended."""
     cluster, row, _ = a_reclaimed_run(world)
     world.ledger.set_run(row.id, request={**row.request, "nodes": 2})
     taken = lost(0, "node0 ended without a word", "gone")
-    live = Live(cluster, [], cast("Any", [Keeping("safe")] * 2))
+    live = ClusterSession(cluster, [], cast("Any", [Keeping("safe")] * 2))
     return live, world.ledger.run(row.id), {0: taken, 1: {**DONE, "node": 1}}
 
 
@@ -295,7 +301,7 @@ def test_a_node_that_may_have_more_than_the_bucket_is_not_given_up(
     cluster, row, said = a_reclaimed_run(world)
     monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({0: Brought(said, missing)}, []))
     results = {0: lost(0, "node0 could not be reached", "node")}
-    end = conclude(world, Live(cluster, [], cast("Any", [Keeping("safe")])), row, results, Silent())
+    end = conclude(world, ClusterSession(cluster, [], cast("Any", [Keeping("safe")])), row, results, Silent())
     assert world.ledger.run(row.id).state == state
     assert end.unsaved == ("node0 cannot be reached any more" if missing else "")
 
@@ -313,7 +319,7 @@ def test_without_what_is_in_the_bucket_nothing_is_begun_anew(
         row = world.ledger.run(row.id)
     taken = lost(0, "node0 ended without a word", "gone", {"reclaimed": True, "by": "AWS", "say": "AWS took it back"})
     results = {0: taken, 1: {**said, "node": 1}} if talks else {0: taken}
-    end = conclude(world, Live(cluster, [], cast("Any", [Keeping("safe")] * 2)), row, results, Silent())
+    end = conclude(world, ClusterSession(cluster, [], cast("Any", [Keeping("safe")] * 2)), row, results, Silent())
     assert end.verdict.outcome == "reclaimed"
     assert world.ledger.run(row.id).facts["in_bucket"] == [0]
     assert (retries.loss_of(row, cluster, end) is not None) is talks
@@ -328,7 +334,7 @@ def test_what_a_run_costs_and_how_long_it_was(world: Context, ephemeral: bool, h
     cluster = a_cluster(world, created=now - 3 * 3600, ephemeral=ephemeral)
     row = a_run(world, cluster, created=now - 2 * 3600)
     world.ledger.set_run(row.id, state="ended", started=now - 3600, ended=now - 1800)  # its fetch took half an hour
-    conclude(world, Live(cluster, []), world.ledger.run(row.id), {0: lost(0, "gone", "gone")}, Silent())
+    conclude(world, ClusterSession(cluster, []), world.ledger.run(row.id), {0: lost(0, "gone", "gone")}, Silent())
     record: dict[str, Any] = json.loads((row.home / "run.json").read_text())
     assert record["schema"] == 1
     assert record["duration_s"] == pytest.approx(1800)
@@ -370,7 +376,7 @@ def a_kept_run(world: Context, hold_s: float = 60.0) -> tuple[ClusterRow, RunRow
 def test_what_is_safe_elsewhere_keeps_no_node_alive(world: Context) -> None:
     cluster, row = a_kept_run(world)
     node = Keeping("copying", "safe")
-    end = conclude(world, Live(cluster, [], cast("Any", [node])), row, {0: DONE}, Silent())
+    end = conclude(world, ClusterSession(cluster, [], cast("Any", [node])), row, {0: DONE}, Silent())
     assert (end.missing, end.unsaved) == ("away", "")
     assert end.document["kept"] == "safe on the network volume data, in gpuops/r-1"
     assert world.ledger.run(row.id).state == "home"
@@ -393,7 +399,7 @@ def test_nodes_that_get_no_further_are_waited_for_together(world: Context, monke
 
     nodes = [Met("copying") for _ in range(12)]
     results = {index: {**DONE, "node": index} for index in range(12)}
-    end = conclude(world, Live(cluster, [], cast("Any", nodes)), world.ledger.run(row.id), results, Silent())
+    end = conclude(world, ClusterSession(cluster, [], cast("Any", nodes)), world.ledger.run(row.id), results, Silent())
     assert end.document["kept"].count("it was not waited for any longer") == 12
 
 
@@ -408,14 +414,14 @@ def test_a_node_that_never_comes_to_an_end_is_not_waited_for(world: Context, mon
             answer = super().call(verb, **more)
             return answer | {"sink": {"state": "copying", "done": len(self.asked)}} if verb == "run" else answer
 
-    end = conclude(world, Live(cluster, [], cast("Any", [Dripping("copying")])), row, {0: DONE}, Silent())
+    end = conclude(world, ClusterSession(cluster, [], cast("Any", [Dripping("copying")])), row, {0: DONE}, Silent())
     assert "it was not waited for any longer" in end.document["kept"]
 
 
 def test_what_is_not_safe_anywhere_does(world: Context) -> None:
     cluster, row = a_kept_run(world)
     node = Keeping("failed")
-    end = conclude(world, Live(cluster, [], cast("Any", [node])), row, {0: DONE}, Silent())
+    end = conclude(world, ClusterSession(cluster, [], cast("Any", [node])), row, {0: DONE}, Silent())
     assert end.unsaved == "away"
     assert end.document["kept"] == "not all on the network volume data, in gpuops/r-1 (node0: it is full)"
     assert world.ledger.run(row.id).state == "ended"
@@ -424,10 +430,10 @@ def test_what_is_not_safe_anywhere_does(world: Context) -> None:
 
 def test_of_machines_that_are_gone_the_volume_is_named(world: Context) -> None:
     cluster, row = a_kept_run(world)
-    end = conclude(world, Live(cluster, []), row, {0: lost(0, "gone", "gone")}, Silent())
+    end = conclude(world, ClusterSession(cluster, []), row, {0: lost(0, "gone", "gone")}, Silent())
     assert (end.verdict.outcome, end.verdict.exit_code) == ("unclear", 4)
     assert end.verdict.say.endswith("what they kept is on the network volume data, in gpuops/r-1")
-    never = conclude(world, Live(cluster, []), row, {0: lost(0, "no run", "no-run")}, Silent())
+    never = conclude(world, ClusterSession(cluster, []), row, {0: lost(0, "no run", "no-run")}, Silent())
     assert never.verdict.outcome == "lost"
 
 
@@ -450,7 +456,7 @@ def test_a_fetch_that_hangs_keeps_nobody_waiting_and_is_never_doubled(world: Con
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
     node = Hanging()
-    fetching = LiveFetch(Live(cluster, [], cast("Any", [node])), row, every_s=0.0)
+    fetching = LiveFetch(ClusterSession(cluster, [], cast("Any", [node])), row, every_s=0.0)
     fetching.look()
     until(lambda: node.asked, "the fetch to begin")
     fetching.look()
@@ -463,7 +469,7 @@ def test_a_fetch_that_hangs_keeps_nobody_waiting_and_is_never_doubled(world: Con
 def test_of_two_runs_the_earlier_goes_first(world: Context) -> None:
     """Both are in the ledger, and no node is busy yet: the second waits, or is refused without --queue."""
     cluster = a_cluster(world, created=time.time())
-    live = Live(cluster, [])
+    live = ClusterSession(cluster, [])
     first, second = (a_run(world, cluster, created=time.time()) for _ in range(2))
     assert _wait_for_turn(world, live, Sending(), first).id == first.id
     with pytest.raises(UsageError, match="r-1 is running on lab"):

@@ -10,7 +10,7 @@ from gpuops.core.models import NodeFacts
 from gpuops.nodes.network import notes, report
 from gpuops.nodes.python import Equipped, differences
 from gpuops.nodes.rendezvous import Spot
-from gpuops.nodes.session import Live
+from gpuops.nodes.session import ClusterSession
 
 
 def ring(*numbers: tuple[float | None, float | None]) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def test_a_slow_network_says_what_that_means() -> None:
     ],
 )
 def test_clocks(skews: list[float], found: list[str]) -> None:
-    live = Live(cast(Any, None), [], skews=skews)
+    live = ClusterSession(cast(Any, None), [], skews=skews)
     assert [note.partition(";")[0] for note in notes(live, 3)] == found
 
 

@@ -15,7 +15,7 @@ from gpuops.core.errors import NodeRefused, RunFailed
 from gpuops.core.models import NodeFacts, RunRequest
 from gpuops.core.reporting import Silent
 from gpuops.nodes.python import Equipped, set_up, setup_command, setup_key
-from gpuops.nodes.session import Live
+from gpuops.nodes.session import ClusterSession
 from gpuops.runs.prepare import Prepared, launch, stem
 from gpuops.transport.rpc import Items, Stream
 from tests.conftest import HANG_S
@@ -129,7 +129,7 @@ def test_nodes_on_one_machine_are_set_up_one_after_the_other(machines: str, at_o
     barrier = threading.Barrier(at_once)
     data = [{"target": {"host": name, "port": 22}} if name.strip() else {} for name in machines]
     agents = [SettingUp(name, busy, barrier) for name in machines]
-    live = Live(cast(Any, None), cast(Any, [SimpleNamespace(data=one) for one in data]), cast(Any, agents))
+    live = ClusterSession(cast(Any, None), cast(Any, [SimpleNamespace(data=one) for one in data]), cast(Any, agents))
     nodes = [Equipped(NodeFacts(index, "python", ranks=1, cores=1, address=""), None, "") for index in range(4)]
     said: list[str] = []
     world = SimpleNamespace(out=SimpleNamespace(say=said.append))
@@ -162,7 +162,7 @@ def failed_set_up(said: bytes, folder: Path, ephemeral: bool = True, index: int 
 
     agent = SimpleNamespace(stream=lambda *_, **__: Stream(items()))
     row = SimpleNamespace(name="lab", ephemeral=ephemeral)
-    live = Live(cast(Any, row), cast(Any, [SimpleNamespace(data={})] * 2), cast(Any, [agent] * 2))
+    live = ClusterSession(cast(Any, row), cast(Any, [SimpleNamespace(data={})] * 2), cast(Any, [agent] * 2))
     nodes = [Equipped(NodeFacts(index, "python", ranks=1, cores=1, address=""), None, "")]
     with pytest.raises(RunFailed) as caught:
         set_up(cast(Any, None), live, "project", folder, ["make deps"], nodes, Silent())
@@ -196,7 +196,7 @@ def launched(refusals: int, times: int = 1) -> list[Agent]:
     ledger = SimpleNamespace(set_run=lambda *_args, **_fields: None, run=lambda _id: row)
     world = SimpleNamespace(ledger=ledger, progress=Silent())
     prepared = Prepared(cast(Any, row), cast(Any, None), TRAIN, facts, (23456, 23457))
-    live = Live(cast(Any, SimpleNamespace(name="c-1")), [], cast(Any, agents))
+    live = ClusterSession(cast(Any, SimpleNamespace(name="c-1")), [], cast(Any, agents))
     try:
         for _ in range(times):
             launch(cast(Any, world), live, prepared)

@@ -10,7 +10,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, NodeError
 from gpuops.core.models import Intent, Lease, Request
 from gpuops.ledger.store import LedgerJournal
-from gpuops.nodes.session import Live
+from gpuops.nodes.session import ClusterSession
 from gpuops.runs import retries
 from tests.fakes.provider import NAME, Cloud, Fault, surroundings
 
@@ -24,7 +24,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Conte
     return surroundings(tmp_path, monkeypatch)
 
 
-def cluster(world: Context) -> Live:
+def cluster(world: Context) -> ClusterSession:
     """Two machines that are up, as far as the ledger knows."""
     now = world.clock.now()
     row = world.ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=True, token="t", request={},
@@ -33,7 +33,7 @@ def cluster(world: Context) -> Live:
     intent = Intent(world.owner, "lab", "t", now + 600, Path("agent"))
     machines = list(provisioner.create(provisioner.offers(TWO)[0], intent, LedgerJournal(world.ledger, row.id)))
     assert world.ledger.ready(row.id, Lease(), now)
-    return Live(world.ledger.cluster(row.id), machines)
+    return ClusterSession(world.ledger.cluster(row.id), machines)
 
 
 @pytest.mark.parametrize("error", [CUT, REFUSED])

@@ -18,7 +18,7 @@ from gpuops.core.errors import AuthFailed, Interrupted, NoCapacity, Unknown, Usa
 from gpuops.core.models import Offer, Price, Request
 from gpuops.core.polling import Clock
 from gpuops.guard import daemon
-from gpuops.nodes.session import Live
+from gpuops.nodes.session import ClusterSession
 from gpuops.offers.approval import LeaseWish
 from gpuops.offers.search import PAUSES
 from tests.fakes.provider import NAME, Cloud, FakeClock, Fault, Scripted, surroundings
@@ -35,11 +35,11 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Conte
     return cloud, world
 
 
-def up(world: Context, request: Request = WAITS, **wish: float) -> Live:
+def up(world: Context, request: Request = WAITS, **wish: float) -> ClusterSession:
     return clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseWish(**wish))
 
 
-def end(cloud: Cloud, world: Context, live: Live) -> None:
+def end(cloud: Cloud, world: Context, live: ClusterSession) -> None:
     live.close()
     world.clock = Clock()  # real nodes take real time to end
     tear_down(world, live.row.id, "the test's end")

@@ -17,7 +17,7 @@ from gpuops.core.errors import NoCapacity, Unknown
 from gpuops.core.models import Intent, Offer, Resource
 from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow, LedgerJournal
-from gpuops.nodes.session import Live
+from gpuops.nodes.session import ClusterSession
 from gpuops.offers.approval import LeaseWish
 from provisioners.checked import Checked
 
@@ -47,7 +47,7 @@ class Made:
 class Adopted:
     """A cluster whose creation was never answered, found by its mark and brought to life by the core."""
 
-    live: Live
+    live: ClusterSession
     lost: list[Resource]
     """What the answer would have said."""
     boot_s: float
