@@ -16,6 +16,7 @@ from gpuops.sync import RunHome
 from tests.node.conftest import HANG_S, until
 
 if TYPE_CHECKING:
+    from gpuops.nodes.session import ClusterSession
     from gpuops.transport.rpc import AgentClient
     from tests.node.conftest import RealNode
 
@@ -52,7 +53,9 @@ def make(node: RealNode, tmp_path: Path) -> Iterator[Callable[..., Follower]]:
         defaults: dict[str, Any] = {"on_bytes": lambda *_: None, "say": lambda _: None, "gone": lambda _: False}
         home = RunHome(tmp_path / "home")
         home.create()
-        made.append(Follower(cast("ClusterSession", live), "r-1", home, options.pop("nodes", 1), **{**defaults, **options}))
+        made.append(
+            Follower(cast("ClusterSession", live), "r-1", home, options.pop("nodes", 1), **{**defaults, **options})
+        )
         return made[-1]
 
     yield one
