@@ -1,8 +1,9 @@
-"""`up`, `down`, `lease`: bringing up and ending."""
+"""`gpuops up`: bring up a cluster and leave it up."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,14 +13,14 @@ from gpuops.cli import completion
 from gpuops.cli.context import greet, make_context
 from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
 from gpuops.cli.help import NamesProvider, example_help
-from gpuops.core.errors import StillBilling, UsageError
+from gpuops.core.errors import UsageError
 
 if TYPE_CHECKING:
     from gpuops.core.context import Context
     from gpuops.core.models import Resource
     from gpuops.ledger.store import ClusterRow
 
-UP_HELP = example_help(
+HELP = example_help(
     "Bring up a cluster and leave it up.",
     "gpuops up local --nodes 2",
     "gpuops up local --name lab --max-hours 3",
@@ -28,22 +29,11 @@ UP_HELP = example_help(
     "gpuops up aws --gpus 4 --nodes 2 --spot --max-hours 3",
     "gpuops up aws --gpus 4 --nodes 2 --spot",
 )
-DOWN_HELP = example_help(
-    "End clusters; results come home first.\n\nRuns are stopped in good order, and nothing is left that costs.",
-    "gpuops down",
-    "gpuops down lab",
-    "gpuops down --all",
-)
-LEASE_HELP = example_help(
-    "Show until when a cluster may live, or extend it.", "gpuops lease lab", "gpuops lease lab --extend 2h"
-)
 
 
 def register(app: typer.Typer) -> None:
-    their_own = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command("up", cls=NamesProvider, help=UP_HELP, context_settings=their_own)(up)
-    app.command("down", help=DOWN_HELP)(down)
-    app.command("lease", help=LEASE_HELP)(lease)
+    with_provider_options = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command("up", cls=NamesProvider, help=HELP, context_settings=with_provider_options)(up)
 
 
 @with_flags(MachineFlags)
@@ -92,8 +82,6 @@ def up(
 
 def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> None:
     """What is up, until when, and the document for programs."""
-    import time
-
     from gpuops.commands import ssh
     from gpuops.core.format import money
     from gpuops.offers import lease as leases
@@ -132,90 +120,3 @@ def check_name(name: str) -> None:
             f"'{name}' cannot be a cluster's name",
             "use a small letter, then at most 23 small letters, digits and dashes",
         )
-
-
-def down(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="NAME", help="Which clusters; without, the one there is.", autocompletion=completion.clusters
-        ),
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every live cluster.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Do not wait for runs, give up results that are not home.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    from gpuops.clusters.orphans import down_by_mark
-    from gpuops.commands import down as story
-    from gpuops.ledger.store import LedgerTooNew
-
-    ctx, _ = make_context(as_json=as_json)
-    try:
-        greet(ctx, lost=False)
-        lost = story.lost(ctx, names or [])
-        with ctx.signals:
-            ctx.signals.backward()
-            known = [name for name in names or [] if name not in lost]
-            rows = [] if names and not known else story.pick(ctx, known, everything)
-            said = story.down(ctx, rows, ctx.progress, force=force)
-        if lost:
-            raise StillBilling(
-                f"{', '.join(lost)} may still live, and the ledger does not know of it",
-                "take it back: gpuops reap --adopt; or end it: gpuops reap",
-            )
-    except LedgerTooNew as error:
-        ctx.out.say(f"note: {error.say}: working from the marks at the providers")
-        said = down_by_mark(ctx, names or [], everything)
-        for sentence in said:
-            ctx.out.say(sentence)
-    lines = [] if said else ["nothing is up"]
-    ctx.out.result("down", {"gone": [sentence.split()[0] for sentence in said]}, lines)
-
-
-def lease(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which cluster.", autocompletion=completion.clusters)],
-    extend: Annotated[
-        str | None, typer.Option(metavar="SPAN", help="Move its hard end by this much: 30min, 2h.", show_default=False)
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    import time
-
-    from gpuops.clusters import select
-    from gpuops.core.errors import NodeError
-    from gpuops.core.models import Lease
-    from gpuops.nodes.session import open_live, send_lease
-    from gpuops.offers import lease as leases
-    from gpuops.offers.search import beyond
-
-    by_s = leases.parse_span(extend) if extend is not None else None
-    ctx, _ = make_context(as_json=as_json)
-    greet(ctx)
-    row = select.by_name(ctx.ledger.clusters(), name)
-    now = time.time()
-    ours = row.lease
-    if by_s is not None:
-        if ours == Lease():
-            ctx.out.say(f"note: {row.name} had no end until now")
-        ours = leases.extended(ours, by_s, now)
-        live = open_live(ctx, row)
-        try:
-            send_lease(live, ours, now)
-        finally:
-            live.close()
-        if not ctx.ledger.extend(row.id, ours):
-            raise NodeError(
-                f"{row.name} is being ended: its lease cannot be extended any more", "gpuops status shows what is left"
-            )
-        ctx.ensure_guard()
-        if ours.end != ours.hard_end:
-            ctx.out.say("note: the spending limit (--max-cost) comes first; extending time does not move it")
-        if said := beyond(ctx, row, ours, now):
-            ctx.out.say(f"note: {said}")
-    ctx.out.result(
-        "lease",
-        {"name": row.name, "hard_end": ours.end, "idle_s": ours.idle_s},
-        [f"{row.name}: {leases.describe(ours, now, ephemeral=row.ephemeral)}"],
-    )

@@ -1,0 +1,64 @@
+"""`gpuops down`: end clusters, after their results were fetched."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpuops.cli import completion
+from gpuops.cli.context import greet, make_context
+from gpuops.cli.flags import Json
+from gpuops.cli.help import example_help
+from gpuops.core.errors import StillBilling
+
+HELP = example_help(
+    "End clusters; results come home first.\n\nRuns are stopped in good order, and nothing is left that costs.",
+    "gpuops down",
+    "gpuops down lab",
+    "gpuops down --all",
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("down", help=HELP)(down)
+
+
+def down(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME", help="Which clusters; without, the one there is.", autocompletion=completion.clusters
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every live cluster.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Do not wait for runs, give up results that are not home.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    from gpuops.clusters.orphans import down_by_mark
+    from gpuops.commands import down as story
+    from gpuops.ledger.store import LedgerTooNew
+
+    ctx, _ = make_context(as_json=as_json)
+    try:
+        greet(ctx, lost=False)
+        lost = story.lost(ctx, names or [])
+        with ctx.signals:
+            ctx.signals.backward()
+            known = [name for name in names or [] if name not in lost]
+            rows = [] if names and not known else story.pick(ctx, known, everything)
+            said = story.down(ctx, rows, ctx.progress, force=force)
+        if lost:
+            raise StillBilling(
+                f"{', '.join(lost)} may still live, and the ledger does not know of it",
+                "take it back: gpuops reap --adopt; or end it: gpuops reap",
+            )
+    except LedgerTooNew as error:
+        ctx.out.say(f"note: {error.say}: working from the marks at the providers")
+        said = down_by_mark(ctx, names or [], everything)
+        for sentence in said:
+            ctx.out.say(sentence)
+    lines = [] if said else ["nothing is up"]
+    ctx.out.result("down", {"gone": [sentence.split()[0] for sentence in said]}, lines)

@@ -1,0 +1,66 @@
+"""`gpuops lease`: show or extend the time that a cluster may live."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from gpuops.cli import completion
+from gpuops.cli.context import greet, make_context
+from gpuops.cli.flags import Json
+from gpuops.cli.help import example_help
+
+HELP = example_help(
+    "Show until when a cluster may live, or extend it.", "gpuops lease lab", "gpuops lease lab --extend 2h"
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("lease", help=HELP)(lease)
+
+
+def lease(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which cluster.", autocompletion=completion.clusters)],
+    extend: Annotated[
+        str | None, typer.Option(metavar="SPAN", help="Move its hard end by this much: 30min, 2h.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    from gpuops.clusters import select
+    from gpuops.core.errors import NodeError
+    from gpuops.core.models import Lease
+    from gpuops.nodes.session import open_live, send_lease
+    from gpuops.offers import lease as leases
+    from gpuops.offers.search import beyond
+
+    by_s = leases.parse_span(extend) if extend is not None else None
+    ctx, _ = make_context(as_json=as_json)
+    greet(ctx)
+    row = select.by_name(ctx.ledger.clusters(), name)
+    now = time.time()
+    ours = row.lease
+    if by_s is not None:
+        if ours == Lease():
+            ctx.out.say(f"note: {row.name} had no end until now")
+        ours = leases.extended(ours, by_s, now)
+        live = open_live(ctx, row)
+        try:
+            send_lease(live, ours, now)
+        finally:
+            live.close()
+        if not ctx.ledger.extend(row.id, ours):
+            raise NodeError(
+                f"{row.name} is being ended: its lease cannot be extended any more", "gpuops status shows what is left"
+            )
+        ctx.ensure_guard()
+        if ours.end != ours.hard_end:
+            ctx.out.say("note: the spending limit (--max-cost) comes first; extending time does not move it")
+        if said := beyond(ctx, row, ours, now):
+            ctx.out.say(f"note: {said}")
+    ctx.out.result(
+        "lease",
+        {"name": row.name, "hard_end": ours.end, "idle_s": ours.idle_s},
+        [f"{row.name}: {leases.describe(ours, now, ephemeral=row.ephemeral)}"],
+    )

@@ -1,0 +1,62 @@
+"""`gpuops runs`: list runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from gpuops.cli.context import greet, make_context
+from gpuops.cli.flags import Json
+from gpuops.cli.help import example_help
+
+HELP = example_help("List runs, the latest last.", "gpuops runs", "gpuops runs --json")
+
+NARROW_DROPS = ("STARTED", "RESULTS", "STATE")
+"""Columns that a narrow terminal leaves out, in this order."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("runs", help=HELP)(runs)
+
+
+def runs(as_json: Json = False) -> None:
+    from gpuops.core.format import ago, table
+
+    ctx, _ = make_context(as_json=as_json)
+    greet(ctx)
+    rows = ctx.ledger.runs() if (ctx.home / "ledger.db").exists() else []
+    documents = [
+        {
+            "run": row.name,
+            "state": row.state,
+            "outcome": (row.verdict or {}).get("outcome"),
+            "say": (row.verdict or {}).get("say"),
+            "created": row.created,
+            "ended": row.ended,
+            "folder": str(row.folder),
+            "home": str(row.home),
+        }
+        for row in rows
+    ]
+    heading = ["RUN", "STATE", "STARTED", "WHAT CAME OF IT", "RESULTS"]
+    cells = [
+        [
+            row.name,
+            str((row.verdict or {}).get("outcome") or row.state),
+            ago(row.created),
+            str((row.verdict or {}).get("say") or "-"),
+            _place(row.home, ctx.folder),
+        ]
+        for row in rows
+    ]
+    width = ctx.out.columns(ctx.out.out)
+    lines = table([heading, *cells], width, gives=3, spare=NARROW_DROPS) if rows else ["no run yet"]
+    ctx.out.result("runs", {"runs": documents}, lines)
+
+
+def _place(home: Path, folder: Path) -> str:
+    """Where results are, as short as it can be typed here; a dash where there are none."""
+    if not home.is_dir():
+        return "-"
+    return str(home.relative_to(folder) if home.is_relative_to(folder) else home)
