@@ -76,7 +76,7 @@ def up(
     with ctx.signals:
         live = cluster.bring_up(ctx, request, name=name, ephemeral=False, wish=lease_wish(machine))
     live.close()
-    ctx.ledger.set_cluster(live.row.id, keeper=None)
+    ctx.ledger.set_cluster(live.row.id, owner_process=None)
     _announce(ctx, live.row, live.machines)
 
 

@@ -220,7 +220,7 @@ def forgotten(ctx: Context) -> tuple[list[str], list[Unasked]]:
         except GpuopsError as error:
             unasked.append(Unasked(f"{row.provider} could not be asked about {row.name}: {error.say}", error))
             continue
-        if not left and not (row.keeper is not None and row.keeper.alive()):
+        if not left and not row.has_live_owner():
             forget_cluster(ctx, row)
             ctx.ledger.gone(row.id, ctx.clock.now(), f"{row.provider} lists nothing of it")
             closed.append(row.name)

@@ -179,7 +179,7 @@ def _draft(ctx: Context, lost: Lost) -> ClusterRow:
     tokens = [token for one in lost.resources if (token := stem(one))]
     return ClusterRow(
         id=0, name=lost.name, provider=lost.provider, folder=ctx.folder, state="up", ephemeral=False,
-        token=tokens[0] if tokens else "", request={}, offer={}, boot_deadline=0.0, lease=Lease(), keeper=None,
+        token=tokens[0] if tokens else "", request={}, offer={}, boot_deadline=0.0, lease=Lease(), owner_process=None,
         created=0.0, ready=None, ended=None, why="",
     )  # fmt: skip
 
@@ -290,7 +290,7 @@ def _run(
     return RunRow(
         id=0, name=name, cluster=0, folder=draft.folder, home=home, tree=str(spec["tree"]),
         request=dataclasses.asdict(request_of(spec)), state="home" if verdict else LIVE, facts=facts,
-        verdict=verdict, keeper=None, created=began, started=began, ended=_ended(record) if verdict else None,
+        verdict=verdict, owner_process=None, created=began, started=began, ended=_ended(record) if verdict else None,
     )  # fmt: skip
 
 

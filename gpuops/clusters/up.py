@@ -274,7 +274,7 @@ def bring_up(
         request=dataclasses.asdict(request),
         boot_deadline=terms.boot_end(offers[0], now),
         lease=terms.lease(offers[0].per_hour, now),
-        keeper=ctx.me,
+        owner_process=ctx.me,
         now=now,
     )
     try:

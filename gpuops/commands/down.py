@@ -95,9 +95,9 @@ def _left(ctx: Context, rows: Sequence[ClusterRow]) -> Interrupted:
         if row.state == "creating":
             ctx.ledger.ending(row.id)
         for run in ctx.ledger.runs(cluster=row.id):
-            if run.keeper == ctx.me:
-                ctx.ledger.set_run(run.id, keeper=None)
-        ctx.ledger.set_cluster(row.id, ephemeral=1, keeper=None)
+            if run.owner_process == ctx.me:
+                ctx.ledger.set_run(run.id, owner_process=None)
+        ctx.ledger.set_cluster(row.id, ephemeral=1, owner_process=None)
     ctx.ensure_guard()
     names = ", ".join(row.name for row in left)
     return Interrupted(f"interrupted: the guard goes on ending {names}", "gpuops status shows what is left")
@@ -110,7 +110,7 @@ def _end(ctx: Context, row: ClusterRow, progress: Progress, force: bool, failed:
     told in `failed`.
     """
     try:
-        ctx.ledger.set_cluster(row.id, keeper=ctx.me)
+        ctx.ledger.set_cluster(row.id, owner_process=ctx.me)
     except LedgerUnwritable:
         pass  # a full disk keeps nothing alive; tear_down says it
     rests: list[Rest] = []
@@ -191,7 +191,7 @@ def _given_up(row: ClusterRow, what: str, why: str) -> NodeError:
 def _save(
     ctx: Context, live: ClusterSession, run: RunRow, progress: Progress, failed: list[GpuopsError]
 ) -> Rest | None:
-    ctx.ledger.set_run(run.id, keeper=ctx.me)
+    ctx.ledger.set_run(run.id, owner_process=ctx.me)
     ctx.out.say(f"stopping {run.name} and bringing its results home")
     results = stop_and_wait(ctx, live, run, "gpuops down")
     end = conclude(ctx, live, run, results, progress, ending=True)
@@ -244,7 +244,7 @@ def stop(ctx: Context, run: RunRow, progress: Progress) -> str:
     if run.state not in ("starting", "running"):
         return f"{run.name} has ended already"
     if run.state == "starting":
-        if _has_keeper(ctx, run):
+        if _has_live_owner(ctx, run):
             raise UsageError(f"{run.name} is still being prepared", "press Ctrl-C where it was started")
         return f"{run.name} was never started: the guard clears it away"
     row = ctx.ledger.cluster(run.cluster)
@@ -253,14 +253,13 @@ def stop(ctx: Context, run: RunRow, progress: Progress) -> str:
         results = stop_and_wait(ctx, live, run, "gpuops stop")
         if ctx.ledger.take_run(run.id, ctx.me):
             conclude(ctx, live, run, results, progress)
-        elif _has_keeper(ctx, run) and all(one["reason"].get("kind") == "no-run" for one in results.values()):
+        elif _has_live_owner(ctx, run) and all(one["reason"].get("kind") == "no-run" for one in results.values()):
             raise UsageError(f"{run.name} is only just being started", f"try again: gpuops stop {run.name}")
     finally:
         live.close()
     return f"{run.name} is stopped; its results are in {run.home}"
 
 
-def _has_keeper(ctx: Context, run: RunRow) -> bool:
+def _has_live_owner(ctx: Context, run: RunRow) -> bool:
     """Whether the command that started it, or the guard, is there to conclude it."""
-    keeper = ctx.ledger.run(run.id).keeper
-    return keeper is not None and keeper != ctx.me and keeper.alive()
+    return ctx.ledger.run(run.id).has_live_owner(besides=ctx.me)

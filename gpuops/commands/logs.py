@@ -66,7 +66,7 @@ def _wait_for_start(ctx: Context, row: RunRow) -> RunRow | None:
 
 def _not_started(row: RunRow) -> str:
     """Why there can be no line of it yet, or ever; empty where there can."""
-    if row.state == "starting" and row.keeper is not None and row.keeper.alive():
+    if row.state == "starting" and row.has_live_owner():
         return f"{row.name} is still being prepared"
     say = str((row.verdict or {}).get("say") or "")
     left = say.startswith(NOT_STARTED) or (row.started is None and not row.home.is_dir())

@@ -121,7 +121,7 @@ def _attempt(
     elif ours and not (job.detach and outcome.document.get("detached")):
         outcome.exit_code = worst(outcome.exit_code, _tear_down(ctx, live, "its run ended"))
     elif choice.row is None and not outcome.document.get("detached"):
-        ctx.ledger.set_cluster(live.row.id, keeper=None)
+        ctx.ledger.set_cluster(live.row.id, owner_process=None)
         ctx.out.say(f"{live.row.name} is kept: `gpuops down {live.row.name}` ends it")
     return outcome
 
@@ -277,8 +277,8 @@ def _told(ctx: Context, end: Conclusion) -> Outcome:
 
 def _detached(ctx: Context, live: ClusterSession, row: RunRow, ours: bool) -> Outcome:
     """Leave the run to the guard, which brings results home and, where the cluster is the run's own, ends it."""
-    ctx.ledger.set_run(row.id, keeper=None)
-    ctx.ledger.set_cluster(live.row.id, keeper=None)
+    ctx.ledger.set_run(row.id, owner_process=None)
+    ctx.ledger.set_cluster(live.row.id, owner_process=None)
     ctx.ensure_guard()
     after = "then ends the nodes" if ours else f"{live.row.name} stays up"
     say = f"detached: the guard brings the results home, {after}; follow it with: gpuops logs {row.name} -f"
@@ -293,11 +293,11 @@ def _hand_over(ctx: Context, live: ClusterSession) -> None:
     """The guard goes on with what this command had in hand."""
     try:
         for run in ctx.ledger.runs(cluster=live.row.id):
-            if run.keeper == ctx.me:
-                ctx.ledger.set_run(run.id, keeper=None)
-        ctx.ledger.set_cluster(live.row.id, keeper=None)
+            if run.owner_process == ctx.me:
+                ctx.ledger.set_run(run.id, owner_process=None)
+        ctx.ledger.set_cluster(live.row.id, owner_process=None)
     except LedgerUnwritable:
-        pass  # this command ends now, and a keeper that is dead says the same
+        pass  # this command ends now, and a dead owner process says the same
     ctx.ensure_guard()
 
 

@@ -1,6 +1,6 @@
 """The guard: a small detached process that is there while anything of ours is.
 
-It looks after what has no living keeper: undoes half-made clusters, follows runs to their end,
+It looks after what has no living owner process: undoes half-made clusters, follows runs to their end,
 brings results home, tears down, and ends what has outlived its lease. What it did it leaves as
 a notice, which the next command shows. One guard at a time; it leaves when nothing is left.
 """
@@ -227,9 +227,9 @@ def needs_tending(row: ClusterRow, runs: Sequence[RunRow], now: float, me: Ident
     """
     if row.is_overdue(now - LEASE_MARGIN_S):
         return True
-    if _is_kept(row.keeper, me):
+    if row.has_live_owner(besides=me):
         return False
-    kept = [_is_kept(run.keeper, me) for run in runs if run.state != "home"]
+    kept = [run.has_live_owner(besides=me) for run in runs if run.state != "home"]
     over = row.ephemeral and not any(kept)
     return row.state != "up" or over or not all(kept) or looked_s >= LOOK_S
 
@@ -248,10 +248,6 @@ def _had_its_time(row: ClusterRow, now: float, began_s: float) -> bool:
     """Whether a thread that began so long ago has known of the end all the while."""
     end = row.end
     return end is not None and HANG_S <= began_s <= now - end
-
-
-def _is_kept(keeper: Identity | None, me: Identity) -> bool:
-    return keeper is not None and keeper != me and keeper.alive()
 
 
 class _Tending(threading.Thread):

@@ -30,7 +30,9 @@ SAVE_S = 60.0
 
 
 def tend(ctx: Context, cluster: int, *, saving: bool = True) -> None:
-    """Look after one cluster that has no living keeper, or has outlived its lease. Raises GpuopsError: try again.
+    """Look after one cluster that has no living owner process, or has outlived its lease.
+
+    Raises GpuopsError where a later attempt may succeed.
 
     `saving`: where its lease is over, what is on its nodes is brought home first; what is rented does not wait
     for that twice.
@@ -56,7 +58,7 @@ def tend(ctx: Context, cluster: int, *, saving: bool = True) -> None:
 
 def _tend_live(ctx: Context, row: ClusterRow, expired: bool) -> None:
     unfinished = [run for run in ctx.ledger.runs(cluster=row.id) if run.state != "home"]
-    runs = [run for run in unfinished if _orphaned(ctx, run) and _take(ctx, run)]
+    runs = [run for run in unfinished if not run.has_live_owner(besides=ctx.me) and _take(ctx, run)]
     if expired:
         _end_with_keepers(ctx, row, [run for run in unfinished if run not in runs])
     ends = expired or row.ephemeral
@@ -78,13 +80,13 @@ def _end_or_leave(
 ) -> None:
     """What becomes of a cluster whose runs have ended. `unfinished`: those that had not; `runs`: its orphans."""
     now = ctx.ledger.cluster(row.id)
-    if now.state != "up" or not (expired or now.keeper == ctx.me):
+    if now.state != "up" or not (expired or now.owner_process == ctx.me):
         return None  # somebody tore it down meanwhile, or is about to: what it brings home first is still there
     if expired:
         _save_edits(ctx, row)
         if _is_over(ctx, row):
             return _end(ctx, row, f"{row.name} reached the end of its lease and was ended")
-        if ctx.ledger.cluster(row.id).keeper != ctx.me:
+        if ctx.ledger.cluster(row.id).owner_process != ctx.me:
             return None
     if row.ephemeral and not _has_other_runs(ctx, row, runs):
         _end(
@@ -118,7 +120,7 @@ def _has_other_runs(ctx: Context, row: ClusterRow, runs: Sequence[RunRow]) -> bo
     were seen to: the next look is for that."""
     seen_to = {run.id for run in runs}
     left = [run for run in ctx.ledger.runs(cluster=row.id) if run.state != "home"]
-    return any(run.id not in seen_to or not _orphaned(ctx, run) for run in left)
+    return any(run.id not in seen_to or run.has_live_owner(besides=ctx.me) for run in left)
 
 
 def _goes_on_for_nothing(ctx: Context, row: ClusterRow) -> bool:
@@ -169,10 +171,6 @@ def _take(ctx: Context, run: RunRow) -> bool:
         return True  # a full disk keeps nothing alive
 
 
-def _orphaned(ctx: Context, run: RunRow) -> bool:
-    return run.keeper is None or run.keeper == ctx.me or not run.keeper.alive()
-
-
 def _finish_run(
     ctx: Context, row: ClusterRow, run: RunRow, patience: float | None, later: list[Callable[[], None]] | None
 ) -> None:
@@ -215,7 +213,7 @@ def _follow(
     began = time.monotonic()
     stopped = False
     while not following.wait(LOOK_S):
-        if ctx.ledger.cluster(live.row.id).state != "up" or ctx.ledger.run(run.id).keeper != ctx.me:
+        if ctx.ledger.cluster(live.row.id).state != "up" or ctx.ledger.run(run.id).owner_process != ctx.me:
             return following.quit()  # a command took over
         if patience is not None and time.monotonic() - began > patience:
             if stopped:
@@ -279,7 +277,7 @@ def _give_up(ctx: Context, what: str, error: Exception) -> None:
 
 
 def _never_started(ctx: Context, run: RunRow) -> None:
-    ctx.ledger.set_run(run.id, state="home", keeper=None, ended=time.time())
+    ctx.ledger.set_run(run.id, state="home", owner_process=None, ended=time.time())
     ctx.ledger.notice(f"{run.name} was never started: its command died first")
 
 

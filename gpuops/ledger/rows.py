@@ -14,8 +14,19 @@ from gpuops.core.models import Lease
 from gpuops.core.processes import Identity
 
 
+class Owned:
+    """What a process of this computer looks after: a command, or the guard."""
+
+    owner_process: Identity | None
+
+    def has_live_owner(self, besides: Identity | None = None) -> bool:
+        """Whether its owner process still runs, and is another than `besides`."""
+        owner = self.owner_process
+        return owner is not None and owner != besides and owner.alive()
+
+
 @dataclass(frozen=True)
-class ClusterRow:
+class ClusterRow(Owned):
     """A cluster as the ledger knows it. `state`: creating, up, ending, gone."""
 
     id: int
@@ -30,7 +41,7 @@ class ClusterRow:
     offer: Mapping[str, Any]
     boot_deadline: float
     lease: Lease
-    keeper: Identity | None
+    owner_process: Identity | None
     created: float
     ready: float | None
     ended: float | None
@@ -53,7 +64,7 @@ class ClusterRow:
 
 
 @dataclass(frozen=True)
-class RunRow:
+class RunRow(Owned):
     """A run as the ledger knows it. `state`: starting, running, ended (nodes are done), home."""
 
     id: int
@@ -68,7 +79,7 @@ class RunRow:
     facts: Mapping[str, Any]
     """What the receipt needs: commit, torch, driver, nodes, …"""
     verdict: Mapping[str, Any] | None
-    keeper: Identity | None
+    owner_process: Identity | None
     created: float
     started: float | None
     ended: float | None
@@ -79,12 +90,12 @@ def fields_of(row: ClusterRow | RunRow) -> dict[str, Any]:
 
 
 def flat(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns as SQLite takes them: documents as JSON, a lease in its three columns, a keeper in its two."""
+    """Columns as SQLite takes them: documents as JSON, a lease in three columns, an owner process in two."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name == "lease":
             found |= {"hard_end": value.hard_end, "idle_s": value.idle_s, "money_end": value.money_end}
-        elif name == "keeper":
+        elif name == "owner_process":
             found |= {"keeper_pid": value.pid if value else None, "keeper_start": value.start if value else None}
         elif name in ("request", "offer", "verdict", "facts", "resource"):
             found[name] = None if value is None else json.dumps(value)
@@ -141,7 +152,7 @@ def cluster_of(row: sqlite3.Row) -> ClusterRow:
         offer=_object(row["offer"] or "{}"),
         boot_deadline=number(row["boot_deadline"]),
         lease=Lease(number(row["hard_end"]), number(row["idle_s"]), number(row["money_end"])),
-        keeper=identity(row["keeper_pid"], row["keeper_start"]),
+        owner_process=identity(row["keeper_pid"], row["keeper_start"]),
         created=number(row["created"]),
         ready=number(row["ready"]),
         ended=number(row["ended"]),
@@ -161,7 +172,7 @@ def run_of(row: sqlite3.Row) -> RunRow:
         state=word(row["state"]),
         facts=_object(row["facts"]),
         verdict=_object(row["verdict"]) if row["verdict"] else None,
-        keeper=identity(row["keeper_pid"], row["keeper_start"]),
+        owner_process=identity(row["keeper_pid"], row["keeper_start"]),
         created=number(row["created"]),
         started=number(row["started"]),
         ended=number(row["ended"]),

@@ -4,8 +4,8 @@ Every change is one transaction that is on disk when the method returns. A clust
 
     creating -> up -> ending -> gone
 
-and has a keeper: the process (pid and start time) that looks after it. A dead keeper is how the
-guard, or the next command, knows that there is something to finish or to undo.
+and has an owner process (pid and start time), which looks after it. Where that process is dead, the guard or the
+next command finishes or undoes what it began. The columns are called `keeper_pid` and `keeper_start`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpuops.core.models import Lease, Resource
 from gpuops.core.processes import Identity
 from gpuops.ledger.rows import ClusterRow as ClusterRow
 from gpuops.ledger.rows import RunRow as RunRow
-from gpuops.ledger.rows import cluster_of, fields_of, flat, identity, number, run_of, word
+from gpuops.ledger.rows import cluster_of, fields_of, flat, number, run_of, word
 from gpuops.ledger.schema import BUSY_S, connect, damaged, is_damage, set_aside, unwritable
 from gpuops.ledger.schema import FILE as FILE
 from gpuops.ledger.schema import LedgerTooNew as LedgerTooNew
@@ -130,7 +130,7 @@ class Ledger:
         request: Mapping[str, Any],
         boot_deadline: float,
         lease: Lease,
-        keeper: Identity,
+        owner_process: Identity,
         now: float,
     ) -> ClusterRow:
         """Record that a cluster is about to be created. Without a name: `<provider>-<n>`, the next free."""
@@ -148,7 +148,7 @@ class Ledger:
                 "request": request,
                 "boot_deadline": boot_deadline,
                 "lease": lease,
-                "keeper": keeper,
+                "owner_process": owner_process,
                 "created": now,
             }
             row_id = _insert(db, "clusters", columns)
@@ -223,26 +223,24 @@ class Ledger:
             )
         return cursor.rowcount == 1
 
-    def take(self, cluster: int, keeper: Identity) -> bool:
-        """Become the keeper of a cluster and of its unfinished runs, unless another lives. Raises RowGone."""
+    def take(self, cluster: int, owner_process: Identity) -> bool:
+        """Become the owner of a cluster, unless another owner process lives. Raises RowGone."""
         with self._transaction():
-            row = _only(self._read("SELECT keeper_pid, keeper_start FROM clusters WHERE id = ?", cluster), "cluster")
-            holder = identity(row["keeper_pid"], row["keeper_start"])
-            if holder is not None and holder != keeper and holder.alive():
+            if self.cluster(cluster).has_live_owner(besides=owner_process):
                 return False
             self.db.execute(
                 "UPDATE clusters SET keeper_pid = ?, keeper_start = ? WHERE id = ? AND state != 'gone'",
-                (keeper.pid, keeper.start, cluster),
+                (owner_process.pid, owner_process.start, cluster),
             )
         return True
 
-    def leave(self, cluster: int, keeper: Identity) -> None:
-        """Be the keeper of a cluster no longer; another that has taken it over meanwhile stays."""
+    def leave(self, cluster: int, owner_process: Identity) -> None:
+        """Own a cluster no longer; another process that has become its owner meanwhile stays."""
         with self._transaction() as db:
             db.execute(
                 "UPDATE clusters SET keeper_pid = NULL, keeper_start = NULL"
                 " WHERE id = ? AND keeper_pid = ? AND keeper_start = ?",
-                (cluster, keeper.pid, keeper.start),
+                (cluster, owner_process.pid, owner_process.start),
             )
 
     # -- resources --------------------------------------------------------------------------
@@ -377,7 +375,7 @@ class Ledger:
         tree: str,
         request: Mapping[str, Any],
         facts: Mapping[str, Any],
-        keeper: Identity,
+        owner_process: Identity,
         now: float,
     ) -> RunRow:
         """Record a run before anything is started; its name is `<stem>-<n>`, the next free."""
@@ -394,7 +392,7 @@ class Ledger:
                 "request": request,
                 "state": "starting",
                 "facts": facts,
-                "keeper": keeper,
+                "owner_process": owner_process,
                 "created": now,
             }
             row_id = _insert(db, "runs", columns)
@@ -413,16 +411,15 @@ class Ledger:
         """Change columns by name; see `rows.flat`."""
         self._set("runs", row_id, flat(columns))
 
-    def take_run(self, row_id: int, keeper: Identity) -> bool:
-        """Become the keeper of a run that is not home yet, unless another lives. Raises RowGone."""
+    def take_run(self, row_id: int, owner_process: Identity) -> bool:
+        """Become the owner of a run that is not home yet, unless another owner process lives. Raises RowGone."""
         with self._transaction() as db:
-            rows = self._read("SELECT state, keeper_pid, keeper_start FROM runs WHERE id = ?", row_id)
-            row = _only(rows, "run")
-            holder = identity(row["keeper_pid"], row["keeper_start"])
-            if row["state"] == "home" or (holder is not None and holder != keeper and holder.alive()):
+            row = self.run(row_id)
+            if row.state == "home" or row.has_live_owner(besides=owner_process):
                 return False
             db.execute(
-                "UPDATE runs SET keeper_pid = ?, keeper_start = ? WHERE id = ?", (keeper.pid, keeper.start, row_id)
+                "UPDATE runs SET keeper_pid = ?, keeper_start = ? WHERE id = ?",
+                (owner_process.pid, owner_process.start, row_id),
             )
         return True
 

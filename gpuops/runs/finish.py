@@ -263,7 +263,7 @@ def _judged(ctx: Context, row: RunRow, heard: _Heard, brought: Mapping[int, Brou
     ctx.ledger.set_run(
         row.id,
         state="ended" if unsaved else "home",
-        keeper=None,
+        owner_process=None,
         ended=heard.over,
         verdict=dataclasses.asdict(verdict),
         facts={**ctx.ledger.run(row.id).facts, **_in_bucket(row, kinds, results, states)},

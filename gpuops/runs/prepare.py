@@ -131,7 +131,7 @@ def prepare(
             "per_hour": sum(machine.per_hour for machine in live.machines),
             "skews": live.skews,
         },
-        keeper=ctx.me,
+        owner_process=ctx.me,
         now=time.time(),
     )
     ctx.ensure_guard()
@@ -150,7 +150,7 @@ def give_up(ctx: Context, row: RunRow, error: BaseException) -> None:
     else:
         say = error.say if isinstance(error, GpuopsError) else type(error).__name__
         verdict = Verdict("failed", getattr(error, "exit_code", BUG), f"not started: {say}")
-    ctx.ledger.set_run(row.id, state="home", keeper=None, ended=time.time(), verdict=dataclasses.asdict(verdict))
+    ctx.ledger.set_run(row.id, state="home", owner_process=None, ended=time.time(), verdict=dataclasses.asdict(verdict))
     for folder in (RunHome(row.home).out, row.home):
         try:
             folder.rmdir()
@@ -251,7 +251,7 @@ def _busy(ctx: Context, live: ClusterSession, row: RunRow | None) -> str:
     """A run that a new one, or that of `row`, has to wait for; empty when there is none."""
     for run in ctx.ledger.runs(cluster=live.row.id):
         before = row is None or run.id < row.id
-        if before and run.state in ("starting", "running") and run.keeper is not None and run.keeper.alive():
+        if before and run.state in ("starting", "running") and run.has_live_owner():
             return run.name
     # What the nodes have just said of themselves will do for a first look, before there is a row.
     facts = live.facts if row is None else live.each(lambda _i, client: _hello(client))

@@ -98,13 +98,13 @@ def known(desk: Desk, _patch: pytest.MonkeyPatch) -> None:
     desk.home.mkdir()
     ledger = Ledger.open(desk.home)
     row = ledger.intend(provider="local", name="lab", folder=Path("/elsewhere"), ephemeral=False, token="t", request={},
-                        boot_deadline=0.0, lease=Lease(), keeper=DEAD, now=4e9)  # fmt: skip
-    ledger.set_cluster(row.id, state="up", keeper=None, ready=4e9)
+                        boot_deadline=0.0, lease=Lease(), owner_process=DEAD, now=4e9)  # fmt: skip
+    ledger.set_cluster(row.id, state="up", owner_process=None, ready=4e9)
     ledger.got(row.id, Resource("machine", "/nowhere/n0", "local", "gpuops-0-lab-0", bills=False))
     request = {"kind": "torchrun", "mode": "multinode", "nodes": 2, "gpus": 1, "script": "a.py"}
     run = ledger.add_run(stem="a", cluster=row.id, folder=desk.folder, tree="project", request=request,
-                         facts={"world": 2}, keeper=DEAD, now=4e9)  # fmt: skip
-    ledger.set_run(run.id, state="home", keeper=None)
+                         facts={"world": 2}, owner_process=DEAD, now=4e9)  # fmt: skip
+    ledger.set_run(run.id, state="home", owner_process=None)
     ledger.close()
     desk.write("a.py", "")
     desk.write("runs/a-1/out/model.pt", "")

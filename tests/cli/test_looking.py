@@ -100,14 +100,14 @@ def test_why_there_is_no_line(desk: Desk) -> None:
     def row(stem: str, kind: str = "torchrun", **columns: object) -> Path:
         request = {"kind": kind, "mode": "multinode", "nodes": 2, "gpus": 1}
         run = ledger.add_run(stem=stem, cluster=1, folder=desk.folder, tree="project", request=request,
-                             facts={"world": 2}, keeper=myself(), now=time.time())  # fmt: skip
+                             facts={"world": 2}, owner_process=myself(), now=time.time())  # fmt: skip
         ledger.set_run(run.id, **columns)
         return run.home
 
-    ended = {"state": "home", "keeper": None, "started": time.time() - 9}
+    ended = {"state": "home", "owner_process": None, "started": time.time() - 9}
     row("new", state="starting")
-    row("dead", keeper=None)
-    row("board", state="home", keeper=None, verdict={"say": "not started: no disk"})
+    row("dead", owner_process=None)
+    row("board", state="home", owner_process=None, verdict={"say": "not started: no disk"})
     row("bash", "command", **ended)
     row("mute", **ended)
     out = row("toy", **ended) / "logs/node0/rank0.out"

@@ -70,7 +70,7 @@ def test_reap_with_another_key_closes_nothing(renter: Renter) -> None:
     left_behind(renter)
     ledger = Ledger.open(renter.desk.home)
     (row,) = ledger.clusters()
-    ledger.set_cluster(row.id, state="up", keeper=None)  # as if it had been seen ready
+    ledger.set_cluster(row.id, state="up", owner_process=None)  # as if it had been seen ready
     ledger.close()
     renter.key(renter.fake.other_key)
     said = renter.type("reap", "--json")

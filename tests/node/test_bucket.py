@@ -173,11 +173,11 @@ def test_addresses_are_renewed_before_the_session_that_signed_them_ends(
     granted = home.grant(world, sink, "r-1", 1, None)
     assert granted.until == began + 3600
     cluster = world.ledger.intend(provider="local", name="lab", folder=tmp_path, ephemeral=False, token="t", request={},
-                                  boot_deadline=began, lease=Lease(), keeper=world.me, now=began)  # fmt: skip
+                                  boot_deadline=began, lease=Lease(), owner_process=world.me, now=began)  # fmt: skip
     facts = {"bucket": {"place": granted.place, "until": granted.until}, "uploads": granted.uploads}
     request = dataclasses.asdict(RunRequest(kind="command", mode="run", nodes=1, gpus=None, sink=sink))
     row = world.ledger.add_run(stem="r", cluster=cluster.id, folder=tmp_path, tree="project", request=request,
-                               facts=facts, keeper=world.me, now=began)  # fmt: skip
+                               facts=facts, owner_process=world.me, now=began)  # fmt: skip
     fake.play("PUT", "partNumber=3&", "500", times=10_000)
     spec = node.spec("r-1", [sys.executable, "-c", MAKES], sink={"bucket": granted.place, "end": False}, hold_s=600)
     client = node.client()

@@ -52,7 +52,7 @@ def a_cluster(world: Context, provider: Any) -> ClusterRow:
     world.provisioners["aws"] = provider
     row = world.ledger.intend(
         provider="aws", name="lab", folder=world.folder, ephemeral=False, token="t", request={}, boot_deadline=1.0,
-        lease=Lease(), keeper=world.me, now=0.0,
+        lease=Lease(), owner_process=world.me, now=0.0,
     )  # fmt: skip
     for kind in ("group", "machine"):
         world.ledger.got(row.id, Resource(kind, f"{kind}-1", "r", f"gpuops-0a1b2c3d-lab-{kind}", kind == "machine"))

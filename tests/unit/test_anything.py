@@ -215,11 +215,11 @@ def ledger_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     home = tmp_path_factory.mktemp("whole")
     ledger = Ledger.open(home)
     row = ledger.intend(provider="local", name="lab", folder=home, ephemeral=True, token="t", request={"nodes": 1},
-                        boot_deadline=1.0, lease=Lease(2.0, 3.0), keeper=Identity(1, 2.0), now=1.0)  # fmt: skip
+                        boot_deadline=1.0, lease=Lease(2.0, 3.0), owner_process=Identity(1, 2.0), now=1.0)  # fmt: skip
     ledger.got(row.id, Resource("machine", "m", "r", "gpuops-0-lab-0", bills=True))
     request = {"kind": "command", "mode": "run", "nodes": 1, "gpus": None}
     ledger.add_run(stem="a", cluster=row.id, folder=home, tree="project", request=request, facts={"world": 1},
-                   keeper=Identity(1, 2.0), now=1.0)  # fmt: skip
+                   owner_process=Identity(1, 2.0), now=1.0)  # fmt: skip
     ledger.notice("something happened")
     ledger.close()
     return (home / "ledger.db").read_bytes()

@@ -109,7 +109,7 @@ def test_a_name_that_is_taken_is_said_before_anybody_is_asked(
         monkeypatch.setenv(name, str(value))
     monkeypatch.chdir(world.folder)
     world.ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=False, token="t", request={},
-                        boot_deadline=time.time() + 60, lease=Lease(), keeper=world.me, now=0.0)  # fmt: skip
+                        boot_deadline=time.time() + 60, lease=Lease(), owner_process=world.me, now=0.0)  # fmt: skip
     assert execute(["up", NAME, "--yes", "--name", "lab"]) == 2
     assert "a cluster named lab exists already" in capfd.readouterr().err
     assert "offers" not in cloud.calls()
@@ -570,7 +570,7 @@ def made(cloud: Cloud, world: Context, **script: object) -> int:
     from gpuops.ledger.store import LedgerJournal
 
     row = world.ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=False, token="t",
-                              request={}, boot_deadline=world.clock.now() + 600, lease=Lease(), keeper=world.me,
+                              request={}, boot_deadline=world.clock.now() + 600, lease=Lease(), owner_process=world.me,
                               now=world.clock.now())  # fmt: skip
     provisioner = world.provisioner(NAME)
     intent = Intent(world.owner, "lab", "t", row.boot_deadline, world.home / "x.pyz")

@@ -34,14 +34,14 @@ DEAD = Identity(2**22 + 1, 1.0)
 def a_cluster(world: Context, *, created: float, ephemeral: bool = False) -> ClusterRow:
     return world.ledger.intend(
         provider="local", name="lab", folder=world.folder, ephemeral=ephemeral, token="t", request={},
-        boot_deadline=created + 60, lease=Lease(), keeper=world.me, now=created,
+        boot_deadline=created + 60, lease=Lease(), owner_process=world.me, now=created,
     )  # fmt: skip
 
 
-def a_run(world: Context, cluster: ClusterRow, *, created: float, keeper: Identity | None = None) -> RunRow:
+def a_run(world: Context, cluster: ClusterRow, *, created: float, owner_process: Identity | None = None) -> RunRow:
     row = world.ledger.add_run(
         stem="r", cluster=cluster.id, folder=world.folder, tree="project", request=dataclasses.asdict(REQUEST),
-        facts={"per_hour": 36.0, "world": 0}, keeper=keeper or world.me, now=created,
+        facts={"per_hour": 36.0, "world": 0}, owner_process=owner_process or world.me, now=created,
     )  # fmt: skip
     RunHome(row.home).create()
     return row
@@ -474,5 +474,5 @@ def test_of_two_runs_the_earlier_goes_first(world: Context) -> None:
     assert _wait_for_turn(world, live, Sending(), first).id == first.id
     with pytest.raises(UsageError, match="r-1 is running on lab"):
         _wait_for_turn(world, live, Sending(), second)
-    world.ledger.set_run(first.id, keeper=DEAD)
+    world.ledger.set_run(first.id, owner_process=DEAD)
     assert _wait_for_turn(world, live, Sending(queue=True), second).id == second.id

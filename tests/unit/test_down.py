@@ -25,7 +25,7 @@ def clusters(world: Context) -> list[ClusterRow]:
     for name in ("one", "two"):
         row = world.ledger.intend(
             provider="local", name=name, folder=world.folder, ephemeral=False, token=name, request={},
-            boot_deadline=now + 60, lease=Lease(), keeper=world.me, now=now,
+            boot_deadline=now + 60, lease=Lease(), owner_process=world.me, now=now,
         )  # fmt: skip
         world.ledger.set_cluster(row.id, state="up")
     return world.ledger.clusters()

@@ -54,14 +54,16 @@ def other() -> Iterator[Identity]:
 # -- what is to be done ---------------------------------------------------------------------------
 
 
-def row(state: str = "up", keeper: Identity | None = None, ephemeral: bool = False, lease: Lease | None = None,
+def row(state: str = "up", owner_process: Identity | None = None, ephemeral: bool = False, lease: Lease | None = None,
         boot: float = NOW + 99) -> ClusterRow:  # fmt: skip
     lease = lease or Lease()
-    return ClusterRow(1, "a", NAME, Path("/p"), state, ephemeral, "t", {}, {}, boot, lease, keeper, 0.0, None, None, "")
+    return ClusterRow(
+        1, "a", NAME, Path("/p"), state, ephemeral, "t", {}, {}, boot, lease, owner_process, 0.0, None, None, ""
+    )
 
 
-def run(state: str, keeper: Identity | None) -> RunRow:
-    return RunRow(1, "r", 1, Path("/p"), Path("/p/r"), "project", {}, state, {}, None, keeper, 0.0, None, None)
+def run(state: str, owner_process: Identity | None) -> RunRow:
+    return RunRow(1, "r", 1, Path("/p"), Path("/p/r"), "project", {}, state, {}, None, owner_process, 0.0, None, None)
 
 
 def test_who_needs_the_guard(other: Identity) -> None:
@@ -69,26 +71,26 @@ def test_who_needs_the_guard(other: Identity) -> None:
     just_now = Lease(hard_end=NOW - daemon.LEASE_MARGIN_S + 1)
     table: list[tuple[ClusterRow, list[RunRow], bool]] = [
         (row(), [], False),
-        (row(keeper=DEAD), [], False),
+        (row(owner_process=DEAD), [], False),
         (row("creating"), [], True),
-        (row("creating", keeper=DEAD), [], True),
-        (row("creating", keeper=other), [], False),
-        (row("creating", keeper=other, boot=NOW - daemon.LEASE_MARGIN_S - 1), [], True),
-        (row("ending", keeper=ME), [], True),
-        (row("ending", keeper=other), [], False),
+        (row("creating", owner_process=DEAD), [], True),
+        (row("creating", owner_process=other), [], False),
+        (row("creating", owner_process=other, boot=NOW - daemon.LEASE_MARGIN_S - 1), [], True),
+        (row("ending", owner_process=ME), [], True),
+        (row("ending", owner_process=other), [], False),
         (row(ephemeral=True), [], True),
-        (row(ephemeral=True, keeper=other), [], False),
+        (row(ephemeral=True, owner_process=other), [], False),
         (row(ephemeral=True), [run("home", None)], True),
         (row(ephemeral=True), [run("home", None), run("starting", other)], False),
         (row(ephemeral=True), [run("running", None), run("starting", other)], True),
-        (row(keeper=ME), [run("running", ME)], True),
+        (row(owner_process=ME), [run("running", ME)], True),
         (row(), [run("running", None)], True),
         (row(), [run("running", DEAD)], True),
         (row(), [run("running", other)], False),
         (row(), [run("home", None)], False),
-        (row(keeper=other, lease=long_ago), [], True),
-        (row(keeper=other, lease=just_now), [], False),
-        (row(keeper=other, lease=Lease(None, 5.0, NOW - 100)), [], True),
+        (row(owner_process=other, lease=long_ago), [], True),
+        (row(owner_process=other, lease=just_now), [], False),
+        (row(owner_process=other, lease=Lease(None, 5.0, NOW - 100)), [], True),
     ]
     for cluster, runs, expected in table:
         assert daemon.needs_tending(cluster, runs, NOW, ME, looked_s=1.0) is expected, (cluster, runs)
@@ -123,22 +125,22 @@ def test_who_has_had_time_enough_to_bring_things_home() -> None:
 # -- doing it -------------------------------------------------------------------------------------
 
 
-def cluster(world: Context, *, keeper: Identity | None = None, state: str = "up", lease: Lease | None = None,
+def cluster(world: Context, *, owner_process: Identity | None = None, state: str = "up", lease: Lease | None = None,
             machine: bool = True, ephemeral: bool = False) -> int:  # fmt: skip
     ledger = world.ledger
     made = ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=ephemeral, token="t", request={},
-                         boot_deadline=world.clock.now() + 60, lease=lease or Lease(), keeper=keeper or DEAD,
-                         now=world.clock.now())  # fmt: skip
+                         boot_deadline=world.clock.now() + 60, lease=lease or Lease(),
+                         owner_process=owner_process or DEAD, now=world.clock.now())  # fmt: skip
     if machine:
         ledger.got(made.id, Scripted(contract.Context(OWNER, world.home, world.env))._add(f"gpuops-{OWNER}-lab-0"))
     ledger.set_cluster(made.id, state=state, ready=world.clock.now() if state == "up" else None)
     return made.id
 
 
-def running(world: Context, on: int, keeper: Identity | None) -> RunRow:
+def running(world: Context, on: int, owner_process: Identity | None) -> RunRow:
     made = world.ledger.add_run(stem="toy", cluster=on, folder=world.folder, tree="project", request=REQUEST, facts={},
-                                keeper=ME, now=0.0)  # fmt: skip
-    world.ledger.set_run(made.id, state="running", started=1.0, keeper=keeper)
+                                owner_process=ME, now=0.0)  # fmt: skip
+    world.ledger.set_run(made.id, state="running", started=1.0, owner_process=owner_process)
     return world.ledger.run(made.id)
 
 
@@ -169,16 +171,16 @@ def test_what_a_dead_command_left(there: tuple[Cloud, Context], state: str, ephe
 def test_what_a_living_command_has_in_hand_is_left_to_it(there: tuple[Cloud, Context], other: Identity) -> None:
     cloud, world = there
     for state in ("creating", "ending", "up"):
-        lab = cluster(world, state=state, ephemeral=True, keeper=other)
+        lab = cluster(world, state=state, ephemeral=True, owner_process=other)
         keep.tend(world, lab)
         assert len(cloud.machines()) == 1
-        world.ledger.set_cluster(lab, keeper=DEAD)
+        world.ledger.set_cluster(lab, owner_process=DEAD)
         keep.tend(world, lab)
 
 
 def test_a_lease_ends_a_cluster_even_while_its_keeper_lives(there: tuple[Cloud, Context], other: Identity) -> None:
     cloud, world = there
-    lab = cluster(world, keeper=other, lease=Lease(hard_end=world.clock.now() + 10))
+    lab = cluster(world, owner_process=other, lease=Lease(hard_end=world.clock.now() + 10))
     keep.tend(world, lab)
     assert len(cloud.machines()) == 1, "not before its end"
     world.clock.sleep(20)
@@ -197,7 +199,7 @@ def test_a_lease_that_is_extended_at_the_last_moment_counts(
     monkeypatch.setattr(keep, "save_left", lambda *_: world.ledger.extend(lab, Lease(now + 3600, 60.0)) and [])
     keep.tend(world, lab)
     assert (world.ledger.cluster(lab).state, len(cloud.machines())) == ("up", 1)
-    assert world.ledger.cluster(lab).keeper is None
+    assert world.ledger.cluster(lab).owner_process is None
     world.clock.sleep(3700)
     monkeypatch.setattr(keep, "save_left", lambda *_: [])
     keep.tend(world, lab)
@@ -211,26 +213,27 @@ def test_who_takes_a_cluster_over_while_the_guard_looks_at_it_keeps_it(
     """Its provider may take seconds to answer: in between `gpuops down` has begun."""
     _, world = there
     lab = cluster(world)
-    monkeypatch.setattr(keep, "all_ended", lambda *_: bool(world.ledger.set_cluster(lab, keeper=other)))
+    monkeypatch.setattr(keep, "all_ended", lambda *_: bool(world.ledger.set_cluster(lab, owner_process=other)))
     keep.tend(world, lab)
-    assert world.ledger.cluster(lab).keeper == other
+    assert world.ledger.cluster(lab).owner_process == other
 
 
 def test_a_run_that_a_command_was_quicker_to_take_is_left_to_it(
     there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, other: Identity
 ) -> None:
-    """Between the guard's look and its beginning `gpuops stop` has become its keeper."""
+    """Between the guard's look and its beginning `gpuops stop` has become its owner."""
     _, world = there
     lab = cluster(world)
     one = running(world, lab, DEAD)
-    monkeypatch.setattr(keep, "_orphaned", lambda *_: bool(world.ledger.take_run(one.id, other)) or True)
+    take = keep._take
+    monkeypatch.setattr(keep, "_take", lambda ctx, run: world.ledger.take_run(run.id, other) and take(ctx, run))
     keep.tend(world, lab)
-    assert (world.ledger.run(one.id).state, world.ledger.run(one.id).keeper) == ("running", other)
+    assert (world.ledger.run(one.id).state, world.ledger.run(one.id).owner_process) == ("running", other)
 
 
 def test_a_command_that_hangs_while_creating_is_ended_for(there: tuple[Cloud, Context], other: Identity) -> None:
     cloud, world = there
-    lab = cluster(world, keeper=other, state="creating", lease=Lease(hard_end=world.clock.now() + 86400))
+    lab = cluster(world, owner_process=other, state="creating", lease=Lease(hard_end=world.clock.now() + 86400))
     world.clock.sleep(61)
     keep.tend(world, lab)
     assert cloud.machines() == []
@@ -241,7 +244,7 @@ def test_a_node_that_cannot_be_reached_is_waited_for_but_not_beyond_its_lease(th
     """Nothing answers on it, and its provider says that it runs and bills: at the lease's end results are given up."""
     cloud, world = there
     lab = cluster(world, lease=Lease(hard_end=world.clock.now() + 10))
-    one = running(world, lab, keeper=None)
+    one = running(world, lab, owner_process=None)
     with pytest.raises(NodeError, match="node0 is reached by 'pigeon'"):
         keep.tend(world, lab)
     assert len(cloud.machines()) == 1
@@ -265,20 +268,20 @@ def test_what_a_command_takes_over_is_not_ended_under_it(
 
     def finish(*_: object) -> None:
         if queued:
-            world.ledger.set_run(one.id, state="home", keeper=None)
+            world.ledger.set_run(one.id, state="home", owner_process=None)
             running(world, lab, other if queued == "lives" else DEAD)
         else:
-            world.ledger.set_cluster(lab, keeper=other)
-            world.ledger.set_run(one.id, keeper=other)
+            world.ledger.set_cluster(lab, owner_process=other)
+            world.ledger.set_run(one.id, owner_process=other)
 
     monkeypatch.setattr(keep, "_finish_run", finish)
     keep.tend(world, lab)
     assert len(cloud.machines()) == 1
     found = world.ledger.cluster(lab)
-    assert (found.state, found.keeper) == ("up", None if queued else other)
+    assert (found.state, found.owner_process) == ("up", None if queued else other)
     for run in world.ledger.runs(cluster=lab):
-        world.ledger.set_run(run.id, state="home", keeper=None)
-    world.ledger.set_cluster(lab, keeper=DEAD)
+        world.ledger.set_run(run.id, state="home", owner_process=None)
+    world.ledger.set_cluster(lab, owner_process=DEAD)
     keep.tend(world, lab)
     assert cloud.machines() == []
 
@@ -288,7 +291,7 @@ def test_a_cluster_that_ended_by_itself_is_cleared_away(there: tuple[Cloud, Cont
     lab = cluster(world, lease=Lease(None, 1800.0))
     keep.tend(world, lab)
     assert world.ledger.cluster(lab).state == "up"
-    assert world.ledger.cluster(lab).keeper is None, "the guard keeps nothing that it does not work on"
+    assert world.ledger.cluster(lab).owner_process is None, "the guard keeps nothing that it does not work on"
     for path in cloud.folder.glob("machines/*"):
         path.unlink()
     keep.tend(world, lab)
@@ -305,7 +308,7 @@ def test_machines_do_not_outlive_their_nodes(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(provider, "capabilities", {**provider.capabilities, "self_destruct": able})
     live = bring_up(world, Request(NAME, timeout_min=10.0), name="lab", ephemeral=False, wish=LeaseWish(idle_min=1.0))
     live.close()
-    world.ledger.set_cluster(live.row.id, keeper=None)
+    world.ledger.set_cluster(live.row.id, owner_process=None)
     keep.tend(world, live.row.id)
     assert (world.ledger.cluster(live.row.id).state, len(cloud.machines())) == ("up", 1)
     (world.home / "local" / "lab" / "n0" / "ended.json").write_text('{"at": 0, "why": "nothing was run on it"}')
@@ -336,7 +339,7 @@ def test_what_is_rented_waits_once_for_what_is_on_it(
 def test_after_a_provider_that_raises_the_guard_tries_again(
     there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its own first attempt made it the keeper: that must not keep it from the second. After a few of them it leaves
+    """Its own first attempt made it the owner: that must not keep it from the second. After a few of them it leaves
     word, once; each is a line of the log."""
     cloud, world = there
     monkeypatch.setenv("SCRIPTED", str(cloud.folder))

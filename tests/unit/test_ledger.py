@@ -33,21 +33,21 @@ home, count = Path(sys.argv[1]), int(sys.argv[2])
 for _ in range(count):
     ledger = Ledger.open(home)
     row = ledger.intend(provider="local", name=None, folder=home, ephemeral=True, token="t", request={},
-                        boot_deadline=0.0, lease=Lease(), keeper=myself(), now=0.0)
+                        boot_deadline=0.0, lease=Lease(), owner_process=myself(), now=0.0)
     journal = LedgerJournal(ledger, row.id)
     journal.will("machine", f"gpuops-x-{row.name}-0", "t", "r")
     journal.got(Resource("machine", row.name, "r", f"gpuops-x-{row.name}-0", False))
     run = ledger.add_run(stem="toy", cluster=row.id, folder=home, tree="project", request={}, facts={},
-                         keeper=myself(), now=0.0)
+                         owner_process=myself(), now=0.0)
     ledger.notice(f"{row.name} {run.name}")
     ledger.close()
 """
 
 
-def intend(ledger: Ledger, name: str | None = None, keeper: Identity | None = None) -> int:
+def intend(ledger: Ledger, name: str | None = None, owner_process: Identity | None = None) -> int:
     row = ledger.intend(provider="local", name=name, folder=Path("/p"), ephemeral=False, token="t",
                         request={"nodes": 2}, boot_deadline=10.0, lease=Lease(1.0, 2.0, 3.0),
-                        keeper=keeper or myself(), now=5.0)  # fmt: skip
+                        owner_process=owner_process or myself(), now=5.0)  # fmt: skip
     return row.id
 
 
@@ -64,10 +64,10 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 def test_what_goes_in_comes_out(ledger: Ledger) -> None:
     row = ledger.cluster(intend(ledger, "lab"))
-    assert (row.name, row.state, row.lease, row.request, row.keeper) == (
+    assert (row.name, row.state, row.lease, row.request, row.owner_process) == (
         "lab", "creating", Lease(1.0, 2.0, 3.0), {"nodes": 2}, myself())  # fmt: skip
-    ledger.set_cluster(row.id, offer={"say": "x"}, keeper=None, why="because")
-    assert (ledger.cluster(row.id).offer, ledger.cluster(row.id).keeper) == ({"say": "x"}, None)
+    ledger.set_cluster(row.id, offer={"say": "x"}, owner_process=None, why="because")
+    assert (ledger.cluster(row.id).offer, ledger.cluster(row.id).owner_process) == ({"say": "x"}, None)
 
 
 def test_it_is_safe_on_nfs_and_for_one_user(ledger: Ledger) -> None:
@@ -112,23 +112,23 @@ def test_only_one_keeper(ledger: Ledger) -> None:
     sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         other = Identity(sleeper.pid, started(sleeper.pid))
-        row = intend(ledger, keeper=other)
+        row = intend(ledger, owner_process=other)
         assert not ledger.take(row, myself())
     finally:
         sleeper.kill()
         sleeper.wait()
-    assert ledger.take(row, myself()), "a dead keeper keeps nothing"
+    assert ledger.take(row, myself()), "a dead process owns nothing"
     assert ledger.take(row, myself()), "and to take what one has is no quarrel"
 
 
 def test_gone_is_gone_for_its_runs_too_and_stays(ledger: Ledger) -> None:
     row = intend(ledger)
     run = ledger.add_run(stem="toy", cluster=row, folder=Path("/nowhere"), tree="project", request={}, facts={},
-                         keeper=myself(), now=1.0)  # fmt: skip
+                         owner_process=myself(), now=1.0)  # fmt: skip
     ledger.gone(row, 2.0, "down")
     ledger.gone(row, 3.0, "again")
     assert (ledger.cluster(row).ended, ledger.cluster(row).why) == (2.0, "down")
-    assert (ledger.run(run.id).state, ledger.run(run.id).keeper) == ("home", None)
+    assert (ledger.run(run.id).state, ledger.run(run.id).owner_process) == ("home", None)
 
 
 def test_eight_processes_at_once(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ def exists(world: Context, *clusters: str) -> None:
 
 def known(world: Context, name: str, state: str = "up") -> int:
     row = world.ledger.intend(provider=NAME, name=name, folder=world.folder, ephemeral=False, token="t", request={},
-                              boot_deadline=0.0, lease=Lease(), keeper=world.me, now=0.0)  # fmt: skip
-    world.ledger.set_cluster(row.id, state=state, keeper=None)
+                              boot_deadline=0.0, lease=Lease(), owner_process=world.me, now=0.0)  # fmt: skip
+    world.ledger.set_cluster(row.id, state=state, owner_process=None)
     return row.id
 
 
@@ -175,7 +175,7 @@ def test_a_cluster_that_somebody_works_on_is_not_closed_but_asked_about(there: t
     """The guard takes a cluster up at any moment: what `reap` says of it must not depend on that."""
     cloud, world = there
     lab = known(world, "lab")
-    world.ledger.set_cluster(lab, keeper=world.me)
+    world.ledger.set_cluster(lab, owner_process=world.me)
     assert orphans.forgotten(world) == ([], [])
     assert world.ledger.cluster(lab).state == "up"
     cloud.play(list_owned_always=[Fault("Unknown")])
@@ -443,7 +443,7 @@ def with_a_run(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) ->
     """A cluster with a run that nobody keeps."""
     cloud, world = there
     exists(world, "lab")
-    run = SimpleNamespace(id=1, name="train-1", state="running", keeper=None, facts={}, request={})
+    run = SimpleNamespace(id=1, name="train-1", state="running", owner_process=None, facts={}, request={})
     monkeypatch.setattr(world.ledger, "runs", lambda **_: [run])
     monkeypatch.setattr(world.ledger, "take_run", lambda *_: True)
     return cloud, world, known(world, "lab")

@@ -34,7 +34,7 @@ def cluster(world: Context, nodes: int = 1, name: str = "lab") -> ClusterRow:
     now = world.clock.now()
     row = world.ledger.intend(
         provider=NAME, name=name, folder=world.folder, ephemeral=False, token=f"{name}-token", request={},
-        boot_deadline=now + 99, lease=Lease(), keeper=world.me, now=now,
+        boot_deadline=now + 99, lease=Lease(), owner_process=world.me, now=now,
     )  # fmt: skip
     provider = world.provisioner(NAME).inner  # type: ignore[attr-defined]
     assert isinstance(provider, Scripted)

@@ -25,10 +25,10 @@ def run(world: Context) -> RunRow:
     now = time.time()
     cluster = world.ledger.intend(
         provider="local", name="lab", folder=world.folder, ephemeral=False, token="t", request={},
-        boot_deadline=now + 60, lease=Lease(), keeper=other, now=now,
+        boot_deadline=now + 60, lease=Lease(), owner_process=other, now=now,
     )  # fmt: skip
     row = world.ledger.add_run(stem="a", cluster=cluster.id, folder=world.folder, tree="project", request={}, facts={},
-                               keeper=other, now=now)  # fmt: skip
+                               owner_process=other, now=now)  # fmt: skip
     world.ledger.set_run(row.id, state="running", started=now)
     return world.ledger.run(row.id)
 
@@ -57,11 +57,11 @@ def test_what_another_command_has_brought_home_is_not_judged_again(
     answer(monkeypatch, "stop")
     judged: list[RunRow] = []
     monkeypatch.setattr(down, "conclude", lambda _world, _live, row, *_: judged.append(row))
-    world.ledger.set_run(run.id, keeper=None)
+    world.ledger.set_run(run.id, owner_process=None)
     down.stop(world, run, Silent())
     assert judged == [run], "of those that live, this command is the only one"
-    assert world.ledger.run(run.id).keeper == world.me, "the guard leaves it alone"
-    world.ledger.set_run(run.id, state="home", keeper=None)
+    assert world.ledger.run(run.id).owner_process == world.me, "the guard leaves it alone"
+    world.ledger.set_run(run.id, state="home", owner_process=None)
     down.stop(world, run, Silent())
     assert judged == [run]
 

@@ -28,7 +28,7 @@ def cluster(world: Context) -> ClusterSession:
     """Two machines that are up, as far as the ledger knows."""
     now = world.clock.now()
     row = world.ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=True, token="t", request={},
-                              boot_deadline=now + 600, lease=Lease(), keeper=world.me, now=now)  # fmt: skip
+                              boot_deadline=now + 600, lease=Lease(), owner_process=world.me, now=now)  # fmt: skip
     provisioner = world.provisioner(NAME)
     intent = Intent(world.owner, "lab", "t", now + 600, Path("agent"))
     machines = list(provisioner.create(provisioner.offers(TWO)[0], intent, LedgerJournal(world.ledger, row.id)))

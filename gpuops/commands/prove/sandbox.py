@@ -160,7 +160,7 @@ class Bench:
             request=dataclasses.asdict(self.request),
             boot_deadline=now + min(self.request.timeout_min * 60 + BOOT_MARGIN_S, self.afford_s()),
             lease=Lease(),
-            keeper=self.ctx.me,
+            owner_process=self.ctx.me,
             now=now,
         )
         self.ctx.ledger.set_cluster(row.id, offer=noted(payer(self.ctx, self.request)))

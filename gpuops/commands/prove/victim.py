@@ -21,7 +21,7 @@ from gpuops.ledger.store import LedgerJournal
 
 
 def main(question: Mapping[str, Any]) -> int:
-    """`{"home", "owner", "cluster"}`: the ledger's, whose keeper is whoever asks. Returns where it was not killed."""
+    """`{"home", "owner", "cluster"}`: the ledger's, owned by this process. Returns where it was not killed."""
     ctx = Context(home=Path(question["home"]), owner=question["owner"], folder=Path.cwd(), env=os.environ,
                   out=LogReporter(sys.stderr), signals=Signals(), services=SERVICES)  # fmt: skip
     row = ctx.ledger.cluster(question["cluster"])
