@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuops.core.errors import ProviderError, Unknown
+from gpuops.core.format import plural
 from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request, Resource
 from gpuops.core.platform import HERE, System, replace
 from gpuops.nodes.virtual import divide
@@ -148,9 +149,9 @@ class LocalProvisioner:
         gpus = visible_gpus()
         shares, note = divide(gpus, request.nodes, request.gpus, "this machine")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        each = f"{len(shares[0])} GPU{'s' * (len(shares[0]) != 1)}" if shares and shares[0] else "CPU"
+        each = plural(len(shares[0]), "GPU") if shares and shares[0] else "CPU"
         share = f"{each} each, {cores} cores shared" if request.nodes > 1 else f"{each}, {cores} cores"
-        what = f"{request.nodes} node{'s' * (request.nodes != 1)} on this machine ({share})"
+        what = f"{plural(request.nodes, 'node')} on this machine ({share})"
         return [
             Offer(
                 "local",

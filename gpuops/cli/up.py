@@ -14,6 +14,7 @@ from gpuops.cli.context import greet, make_context
 from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
 from gpuops.cli.help import NamesProvider, example_help
 from gpuops.core.errors import UsageError
+from gpuops.core.format import plural
 
 if TYPE_CHECKING:
     from gpuops.core.context import Context
@@ -90,7 +91,7 @@ def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> No
         ctx.ensure_guard()
     nodes = [{"name": one.name, "address": one.address, "per_hour": one.per_hour} for one in machines]
     now = time.time()
-    count = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
+    count = plural(len(nodes), "node")
     per_hour = sum(one.per_hour for one in machines if one.bills)
     price = f" at {money(per_hour)}/h" if per_hour else ""
     ctx.out.result(

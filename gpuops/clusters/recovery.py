@@ -16,6 +16,7 @@ from gpuops.clusters import virtual
 from gpuops.clusters.node_traces import Traces, home_of, read_traces, request_of
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NodeError, UsageError
+from gpuops.core.format import plural
 from gpuops.core.models import Lease, Request, Resource, Verdict
 from gpuops.core.parallel import on_each
 from gpuops.ledger.store import ClusterRow, RunRow
@@ -49,7 +50,7 @@ class Lost:
     def say(self) -> str:
         """`lab at ssh (2 nodes)`."""
         count = len(self.machines)
-        return f"{self.name} at {self.provider} ({count} node{'s' * (count != 1)})"
+        return f"{self.name} at {self.provider} ({plural(count, 'node')})"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Adopted:
 
     @property
     def say(self) -> list[str]:
-        count = f"{self.nodes} node{'s' * (self.nodes != 1)}"
+        count = plural(self.nodes, "node")
         until = leases.describe(self.row.lease, time.time())
         return [f"{self.row.name} is back: {count} on {self.row.provider}; {until}", *map(_say_run, self.runs)]
 

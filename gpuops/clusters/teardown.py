@@ -25,7 +25,7 @@ from gpuops.core.errors import (
     StillBilling,
     Unknown,
 )
-from gpuops.core.format import money, span
+from gpuops.core.format import money, plural, span
 from gpuops.core.models import COSTLESS, Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.provider import Provisioner
@@ -72,7 +72,7 @@ def what_leaves(left: Sequence[Resource]) -> str:
     count = sum(one.kind == "machine" for one in left)
     if not count:
         return "what served its machines still goes, which costs nothing" if left else ""
-    return f"{count} machine{'s' * (count != 1)} still shut{'s' * (count == 1)} down, which costs nothing"
+    return f"{plural(count, 'machine')} still shut{'s' * (count == 1)} down, which costs nothing"
 
 
 def is_costless(left: Sequence[Resource]) -> bool:
@@ -328,6 +328,6 @@ def see_off_patiently(ctx: Context, row: ClusterRow) -> None:
 def say(row: ClusterRow, left: Sequence[Resource]) -> str:
     """`lab costs nothing any more; left of it: 2 machines that shut down, security group sg-1`."""
     machines = sum(one.kind == "machine" for one in left)
-    parts = [f"{machines} machine{'s' * (machines != 1)} shutting down"] if machines else []
+    parts = [f"{plural(machines, 'machine')} shutting down"] if machines else []
     parts += [f"{one.kind} {one.id}" for one in left if one.kind != "machine"]
     return f"{row.name} costs nothing any more; left of it: {', '.join(parts)}"

@@ -11,6 +11,7 @@ from gpuops.clusters import select
 from gpuops.commands.down import pick_run
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError, UsageError
+from gpuops.core.format import plural
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import open_live
@@ -87,14 +88,10 @@ def _partly(failed: Mapping[int, NodeError], what: str, command: str) -> NodeErr
 
 def _said(report: sync.PushReport) -> str:
     """`node0: 2 files sent, 1 removed`, or that there was nothing to do."""
-    parts = [f"{_count(report.files_sent)} sent"] if report.files_sent else []
+    parts = [f"{plural(report.files_sent, 'file')} sent"] if report.files_sent else []
     parts += [f"{report.removed} removed"] if report.removed else []
     parts += [f"kept as edited there: {', '.join(report.kept)}"] if report.kept else []
     return f"{report.node}: {', '.join(parts) or 'up to date'}"
-
-
-def _count(files: int) -> str:
-    return f"{files} file{'s' * (files != 1)}"
 
 
 def pull_project_edits(ctx: Context, cluster: str | None) -> tuple[dict[str, Any], list[str]]:
@@ -191,5 +188,5 @@ def pull_results(ctx: Context, name: str | None, progress: Progress) -> tuple[di
             why = str((row.verdict or {}).get("say") or "never started")
             raise UsageError(f"{row.name} was {why}", where)
         raise UsageError(f"{row.name} left nothing at home", where)
-    say = f"{_count(len(places))} of {row.name} in {home.out}" if places else f"{row.name} has made no files"
+    say = f"{plural(len(places), 'file')} of {row.name} in {home.out}" if places else f"{row.name} has made no files"
     return {"run": row.name, "home": str(row.home), "files": places}, [say]

@@ -16,6 +16,7 @@ from pathlib import Path
 from gpuops.clusters import select
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, UsageError
+from gpuops.core.format import plural
 from gpuops.core.models import Resource
 from gpuops.core.platform import HERE, System
 from gpuops.ledger.store import ClusterRow
@@ -77,12 +78,10 @@ def pick(ctx: Context, name: str | None, node: int, verb: str) -> tuple[ClusterR
     row = select.by_name(live, name) if name else select.the_one(live, ctx.folder, f"gpuops {verb}")
     machines = nodes_of(ctx, row)
     if not 0 <= node < len(machines):
-        raise UsageError(f"{row.name} has {_nodes(len(machines))}, not node {node}", f"--node 0 to {len(machines) - 1}")
+        raise UsageError(
+            f"{row.name} has {plural(len(machines), 'node')}, not node {node}", f"--node 0 to {len(machines) - 1}"
+        )
     return row, machines[node]
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node{'s' * (count != 1)}"
 
 
 def enter(ctx: Context, row: ClusterRow, machine: Resource, node: int, command: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError
-from gpuops.core.format import money, span, table
+from gpuops.core.format import money, plural, span, table
 from gpuops.core.models import COSTLESS, Resource
 from gpuops.core.parallel import on_each
 from gpuops.ledger.store import ClusterRow, RunRow
@@ -153,7 +153,7 @@ def _notes(document: dict[str, Any]) -> Iterator[str]:
     if doing and doing["state"] == "starting":
         yield f"{doing['run']} is being prepared for {span(doing['for_s'])}"
     elif doing:
-        ranks = f" on {doing['ranks']} rank{'s' * (doing['ranks'] != 1)}" if doing["ranks"] else ""
+        ranks = f" on {plural(doing['ranks'], 'rank')}" if doing["ranks"] else ""
         silent = doing["silent_s"]
         last = "no line yet" if silent is None else f"last line {span(silent)} ago"
         yield f"{doing['run']} runs for {span(doing['for_s'])}{ranks}, {last}"
@@ -161,7 +161,7 @@ def _notes(document: dict[str, Any]) -> Iterator[str]:
         yield f"ends after {span(document['idle_s'])} without use, too"
     if document["virtual"]:
         count, virtual = len(document["nodes"]), document["virtual"]
-        machines = f"{count - virtual} machine{'s' * (count - virtual != 1)}"
+        machines = plural(count - virtual, "machine")
         yield f"{count} nodes on {machines}, {virtual} of them virtual"
     if document["state"] == "partly up":
         words = {"unknown": "does not answer", "ended": "has ended", "starting": "is starting", "leaving": "shuts down"}

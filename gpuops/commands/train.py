@@ -18,7 +18,7 @@ from gpuops.clusters.teardown import tear_down, what_leaves
 from gpuops.commands.logs import merger_for
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, MachineGone, NodeError, worst
-from gpuops.core.format import span
+from gpuops.core.format import plural, span
 from gpuops.core.models import Offer, Request, RunRequest
 from gpuops.core.reporting import Progress
 from gpuops.core.settings import Settings
@@ -261,8 +261,8 @@ def clashed(request: RunRequest, results: Mapping[int, Mapping[str, Any]]) -> bo
 
 def _where(prepared: Prepared) -> str:
     ranks, nodes = prepared.world_size, len(prepared.nodes)
-    on = f"{nodes} node{'s' * (nodes != 1)}"
-    return f"{on}, {ranks} rank{'s' * (ranks != 1)}" if prepared.request.kind == "torchrun" else on
+    on = plural(nodes, "node")
+    return f"{on}, {plural(ranks, 'rank')}" if prepared.request.kind == "torchrun" else on
 
 
 def _told(ctx: Context, end: Conclusion) -> Outcome:
@@ -322,6 +322,6 @@ def _tear_down(ctx: Context, live: ClusterSession, why: str) -> int:
         ctx.out.say(f"error: {error.say}\nhint: {error.hint}")
         return error.exit_code
     left = what_leaves(ctx.ledger.left(live.row.id)) or "nothing left"
-    ended = f"{nodes} node{'s' * (nodes != 1)} of {live.row.name} ended"
+    ended = f"{plural(nodes, 'node')} of {live.row.name} ended"
     ctx.out.say(f"{ended}, {left} ({span(time.monotonic() - began)})")
     return 0

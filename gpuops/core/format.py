@@ -98,3 +98,19 @@ def clock_time(when: float, now: float) -> str:
 
 def ago(then: float, now: float | None = None) -> str:
     return f"{span((time.time() if now is None else now) - then)} ago"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 file`, `2 files`: a count and its noun, for nouns whose plural adds an s."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def first_few(words: Sequence[str], most: int) -> str:
+    """`a, b and 4 more`: the first `most` words, and how many follow."""
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError, NodeRefused, RunFailed, UsageError
+from gpuops.core.format import plural
 from gpuops.core.models import NodeFacts, RunRequest
 from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
@@ -149,7 +150,7 @@ def differences(nodes: Sequence[Equipped]) -> list[str]:
         )
     if other := next((index for index, node in enumerate(nodes) if node.gpus != nodes[0].gpus), 0):
         unlike = [(0, nodes[0]), (other, nodes[other])]
-        has = ", ".join(f"node{index} has {node.gpus} GPU{'s' * (node.gpus != 1)}" for index, node in unlike)
+        has = ", ".join(f"node{index} has {plural(node.gpus, 'GPU')}" for index, node in unlike)
         run = " and ".join(str(node.facts.ranks) for _, node in unlike)
         found.append(f"{has}: they run {run} ranks; a script that takes all nodes for alike may fail")
     return found

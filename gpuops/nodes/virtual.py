@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuops.core.errors import Rejected, UsageError
+from gpuops.core.format import listed, plural
 from gpuops.core.models import Resource, RunRequest
 
 MOST_NODES = 128
@@ -28,7 +29,7 @@ def divide(gpus: Sequence[str], nodes: int, wanted: int | None, where: str) -> t
     if not gpus:
         return [[] for _ in range(nodes)], ""
     if len(gpus) < nodes:
-        have = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}"
+        have = plural(len(gpus), "GPU")
         return [[] for _ in range(nodes)], f"{where} has {have} for {nodes} nodes, so the ranks run on the CPU"
     each = len(gpus) // nodes if wanted is None else wanted
     if nodes == 1 and each > len(gpus):
@@ -147,13 +148,9 @@ def _are(count: int) -> str:
 def sentence(given: Sequence[Lot], machines: int) -> str:
     """`2 nodes on 1 machine: virtual nodes, 2 GPUs each`."""
     counts = [lot.count for lot in given]
-    each = f"{counts[0]} GPU{'s' * (counts[0] != 1)} each" if len(set(counts)) == 1 else f"{_listed(counts)} GPUs"
+    each = f"{plural(counts[0], 'GPU')} each" if len(set(counts)) == 1 else f"{listed([*map(str, counts)])} GPUs"
     what = each if any(counts) else "which share cores, memory and disk"
-    return f"{len(given)} nodes on {machines} machine{'s' * (machines != 1)}: virtual nodes, {what}"
-
-
-def _listed(counts: Sequence[int]) -> str:
-    return f"{', '.join(map(str, counts[:-1]))} and {counts[-1]}"
+    return f"{len(given)} nodes on {plural(machines, 'machine')}: virtual nodes, {what}"
 
 
 def ranks_for(request: RunRequest, gpus: int) -> int:
@@ -167,7 +164,7 @@ def ranks_for(request: RunRequest, gpus: int) -> int:
         return gpus or CPU_RANKS
     if 0 < gpus < request.gpus:
         raise UsageError(
-            f"--gpus {request.gpus} was asked for, but a node has {gpus} GPU{'s' if gpus > 1 else ''}",
+            f"--gpus {request.gpus} was asked for, but a node has {plural(gpus, 'GPU')}",
             f"ask for --gpus {gpus} or fewer, or leave --gpus out",
         )
     return request.gpus

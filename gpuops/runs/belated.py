@@ -8,6 +8,7 @@ from typing import Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError
+from gpuops.core.format import plural
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import RunRow
 from gpuops.runs.finish import request_of
@@ -61,7 +62,7 @@ def before_resuming(ctx: Context, row: RunRow) -> None:
 
 def _with_sink(result: Mapping[str, Any], one: archive.Brought) -> Mapping[str, Any]:
     """What a node told, and what its archive tells: not all may be in it, also when it is not fetched once more."""
-    why = f"{one.missing} file{'s' * (one.missing != 1)} could not be kept"
+    why = f"{plural(one.missing, 'file')} could not be kept"
     return {**result, "sink": {"state": "failed", "why": why} if one.missing else SAFE}
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted
-from gpuops.core.format import span
+from gpuops.core.format import plural, span
 from gpuops.core.reporting import Silent
 from gpuops.core.signals import HandOver
 from gpuops.ledger.store import RunRow
@@ -228,7 +228,7 @@ def _ask(live: ClusterSession, row: RunRow, how: Literal["graceful", "now"], why
 def awaited(ctx: Context, row: RunRow, wanted: Filter | None = None) -> ExitStack:
     """Until it is closed: a word on a live line, and now and then in a log, that the run goes on without a line."""
     ranks = int(row.facts.get("world") or 0) if request_of(row).kind == "torchrun" else 0
-    on = f" on {ranks} rank{'s' * (ranks != 1)}" if ranks else ""
+    on = f" on {plural(ranks, 'rank')}" if ranks else ""
     every = wanted is None or wanted == Filter(tail=wanted.tail, launcher=wanted.launcher)
     first = ExitStack()
     first.enter_context(ctx.progress.during(f"{row.name} runs{on}", aside=True))

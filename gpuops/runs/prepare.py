@@ -18,6 +18,7 @@ from gpuops import __version__, sync
 from gpuops.clusters.virtual import widen
 from gpuops.core.context import Context
 from gpuops.core.errors import BUG, ConnectionLost, GpuopsError, Interrupted, NodeRefused, UsageError, did_you_mean
+from gpuops.core.format import first_few, plural
 from gpuops.core.models import NodeFacts, RunRequest, Verdict
 from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
@@ -190,7 +191,7 @@ def _prepared(
     if request.resume:
         with progress.during(f"putting back what {request.resume} made"):
             count = put_back(clients, name, find_run(ctx, request.resume))
-        ctx.out.say(f"{count} file{'s' * (count != 1)} of {request.resume} put back on every node")
+        ctx.out.say(f"{plural(count, 'file')} of {request.resume} put back on every node")
     with progress.during("looking for a Python with torch" if request.kind == "torchrun" else "looking for a Python"):
         nodes = equip(ctx, settings, live, request, folder, meeting.spots, progress)
     rented = capable(ctx, live, "rented")
@@ -281,7 +282,7 @@ def _check_script(request: RunRequest, tree: sync.Tree) -> None:
 def _say_kept(ctx: Context, reports: Sequence[sync.PushReport]) -> None:
     for report in reports:
         if report.kept:
-            first = ", ".join(report.kept[:3]) + (f" and {len(report.kept) - 3} more" if len(report.kept) > 3 else "")
+            first = first_few(report.kept, 3)
             ctx.out.say(f"kept as edited on {report.node}: {first} (`gpuops pull --edits` brings them home)")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpuops.core.format import money, span
+from gpuops.core.format import money, plural, span
 from gpuops.core.models import Payer
 
 SHORT_HASH = 10
@@ -61,7 +61,7 @@ def _code(record: Mapping[str, Any]) -> str:
 
 def _where(record: Mapping[str, Any]) -> str:
     nodes, provider = record.get("nodes"), record.get("provider")
-    count = f"{nodes} node{'s' * (nodes != 1)}" if nodes else ""
+    count = plural(nodes, "node") if nodes else ""
     return " on ".join(part for part in (count, provider) if part)
 
 
@@ -86,7 +86,7 @@ def _lost(record: Mapping[str, Any]) -> str:
     steps = max(0, got["step"] - got["saved"])
     if not steps:
         return f"nothing: its newest snapshot is of step {got['saved']}"
-    return f"{steps} step{'s' * (steps != 1)}: from {got['saved']}, its newest snapshot's, to {got['step']}"
+    return f"{plural(steps, 'step')}: from {got['saved']}, its newest snapshot's, to {got['step']}"
 
 
 def _cost(record: Mapping[str, Any]) -> str:
@@ -110,7 +110,7 @@ def _before(record: Mapping[str, Any]) -> list[str]:
     told = []
     for loss in record.get("retries") or ():
         lost, gap = loss.get("steps_lost"), loss.get("gap_s")
-        parts = [] if lost is None else [f"{lost} step{'s' * (lost != 1)} lost"]
+        parts = [] if lost is None else [f"{plural(lost, 'step')} lost"]
         since = "the notice" if loss.get("warned", True) else "its end"
         parts += [] if gap is None else [f"{span(gap)} from {since} to the first new step"]
         at = "" if loss.get("step") is None else f" at step {loss['step']}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, LocalDisk, NodeError
-from gpuops.core.format import amount
+from gpuops.core.format import amount, first_few, plural
 from gpuops.core.reporting import Progress
 from gpuops.core.safe_folder import SPARE, Readable, SafeFolder, local_errors, may_come
 from gpuops.ledger.store import RunRow
@@ -103,9 +103,8 @@ def _verify(node: int, files: dict[str, _File], rows: dict[str, tuple[int, Any, 
         if name not in files or files[name].size != size or sha256 not in (None, files[name].sha256)
     ]
     if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise NodeError(
-            f"what node{node} kept could not be verified: {', '.join(wrong[:3])}{more}", "`gpuops pull` tries again"
+            f"what node{node} kept could not be verified: {first_few(wrong, 3)}", "`gpuops pull` tries again"
         )
 
 
@@ -269,4 +268,4 @@ def waiting(row: RunRow, nodes: Sequence[int]) -> str:
 def lacking(brought: Mapping[int, Brought]) -> str:
     """What nodes had no time for, or could not read; empty where there is nothing."""
     short = {node: one.missing for node, one in brought.items() if one.missing}
-    return "; ".join(f"node{node} could not keep {count} file{'s' * (count != 1)}" for node, count in short.items())
+    return "; ".join(f"node{node} could not keep {plural(count, 'file')}" for node, count in short.items())

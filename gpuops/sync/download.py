@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from gpuops.core.errors import ConnectionLost, LocalDisk, NodeError, Nonsense
-from gpuops.core.format import amount
+from gpuops.core.format import amount, plural
 from gpuops.core.parallel import on_each
 from gpuops.core.safe_folder import SafeFolder, local_errors, may_come
 from gpuops.sync.download_plan import Listing, Sums, Todo, arrivals, batches, in_turn, picks, twins
@@ -171,8 +171,7 @@ def fetch(
 
 
 def _count(files: Iterable[object]) -> str:
-    number = len(list(files))
-    return f"{number} file" + "s" * (number != 1)
+    return plural(len(list(files)), "file")
 
 
 def _no_room(files: Mapping[tuple[int, str], int], home: RunHome) -> LocalDisk:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuops.core.format import amount
+from gpuops.core.format import amount, first_few
 from gpuops.core.parallel import on_each
 from gpuops.core.platform import HERE, System
 from gpuops.core.safe_folder import Readable, SafeFolder, local_errors, may_come
@@ -78,8 +78,8 @@ def exactly(found: Sequence[Left]) -> list[str]:
 
 def sentence(found: Sequence[Left]) -> str:
     """`data/cache.bin (1.2 GB, node0) and 3 more`; empty when there is nothing."""
-    named = [f"{shown(one.path)} ({amount(one.size)}, node{one.node})" for one in found[:3]]
-    return ", ".join(named) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    named = [f"{shown(one.path)} ({amount(one.size)}, node{one.node})" for one in found]
+    return first_few(named, 3)
 
 
 def at_home(client: Programs, tree: str, found: Sequence[Left], folder: SafeFolder) -> list[Left]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuops.core.errors import Nonsense, UsageError
-from gpuops.core.format import amount, money, span
+from gpuops.core.format import amount, money, plural, span
 from gpuops.core.git import commit_of, lies_here
 from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
@@ -234,11 +234,11 @@ def _refuse_tracked(paths: Sequence[str], keys: dict[str, str]) -> None:
 def summary(tree: Tree) -> list[str]:
     """The sentences to print before a push."""
     count = len(tree.files)
-    lines = [f"{count} file{'s' * (count != 1)}, {amount(tree.size)}"]
+    lines = [f"{plural(count, 'file')}, {amount(tree.size)}"]
     if tree.size > NAME_BIGGEST:
         lines.append("biggest: " + ", ".join(f"{shown(file.path)} ({amount(file.size)})" for file in tree.biggest()))
     if large := sum(file.size > WHOLE for file in tree.files):
-        which = f"{large} file{'s' * (large != 1)} above {amount(WHOLE)}"
+        which = f"{plural(large, 'file')} above {amount(WHOLE)}"
         lines.append(f"{which} searched for keys at the beginning and the end only")
     lines += [f"held back: {shown(held.path)} ({held.why})" for held in tree.held[:10]]
     if len(tree.held) > 10:
@@ -332,7 +332,7 @@ def _send(plans: Sequence[_Plan], progress: Progress) -> list[str]:
         return []
     count = max(len(plan.need) for plan in plans)
     label = plans[0].client.label if len(plans) == 1 else f"{len(plans)} nodes"
-    progress.phase(f"sending {count} file{'s' * (count != 1)} to {label}, {amount(total)}")
+    progress.phase(f"sending {plural(count, 'file')} to {label}, {amount(total)}")
     told = _Total(progress, total, label)
     changed = on_each(partial(_send_one, told), [plan for plan in plans if plan.need])
     return sorted({path for paths in changed for path in paths})

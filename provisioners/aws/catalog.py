@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuops.core.errors import UsageError, did_you_mean
+from gpuops.core.format import plural
 from provisioners.aws.account import Account, pages
 from provisioners.aws.options import CPU
 
@@ -135,9 +136,7 @@ def _no_count(named: Sequence[Kind], wanted: int, gpu_type: str | None) -> Usage
         )
     if len(named) == 1:
         only = named[0]
-        return UsageError(
-            f"{only.type} has {only.gpus} GPU{'s' * (only.gpus != 1)}, not {wanted}", f"ask for --gpus {only.gpus}"
-        )
+        return UsageError(f"{only.type} has {plural(only.gpus, 'GPU')}, not {wanted}", f"ask for --gpus {only.gpus}")
     with_gpu = f" with {gpu_type}" if gpu_type else " with GPUs"
     numbers = ", ".join(map(str, counts))
     enough = [count for count in counts if count > wanted]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuops.core.errors import Partial, ProviderError, UsageError
+from gpuops.core.format import first_few
 from gpuops.core.models import Resource
 from provisioners.aws import instances
 from provisioners.aws.account import Account, ask, pages, split, together
@@ -46,9 +47,10 @@ def owned(account: Account, home: Path, owner: str, regions: Sequence[str]) -> l
         return list(found.values())
     if len(wanted) == 1 or (answered == 0 and len({type(error) for error in errors}) == 1):
         raise errors[0]
-    where = ", ".join(silent[:4]) + (f" and {len(silent) - 4} more" if len(silent) > 4 else "")
     raise Partial(
-        f"AWS does not tell what there is in {where}: {errors[0].say}", errors[0].hint, list(found.values())
+        f"AWS does not tell what there is in {first_few(silent, 4)}: {errors[0].say}",
+        errors[0].hint,
+        list(found.values()),
     ) from errors[0]
 
 

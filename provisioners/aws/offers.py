@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from gpuops.core.errors import NoCapacity, ProviderError, UsageError
+from gpuops.core.format import first_few
 from gpuops.core.models import Offer, Price
 from provisioners.aws import catalog, images, launch, network, pricing, quota_advice, quota_report, quotas, reservations
 from provisioners.aws.account import Account, split, sure, together
@@ -251,8 +252,7 @@ def _same_quota(short: Sequence[Way]) -> list[list[Way]]:
 
 
 def _left_out(asked: Asked, ways: Sequence[Way]) -> str:
-    more = f" and {len(ways) - NAMED} more" if len(ways) > NAMED else ""
-    names = ", ".join(way.kind.type for way in ways[:NAMED]) + more
+    names = first_few([way.kind.type for way in ways], NAMED)
     least = asked.exactly(ways[0].kind)
     to_type = quota_advice.command(least, "quota", ways[0].place.region)
     return f"left out: {names}: {quota_advice.lacking(ways[0])}: {to_type}"

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpuops.core.errors import QuotaExceeded
+from gpuops.core.format import plural
 from gpuops.core.models import Increase, Quota
 from provisioners.aws.account import split
 from provisioners.aws.alternatives import Asked, Place, Way, alike, as_asked, as_many, by_quota, by_region, fewer
@@ -327,7 +328,7 @@ def _increase(asked: Asked, ways: Sequence[Way], now: float) -> list[Advice]:
 
 def _days(one: Increase, now: float) -> str:
     days = int((now - one.created) // 86400) if one.created is not None else 0
-    return f"{days} day{'s' * (days != 1)}" if days > 0 else ""
+    return plural(days, "day") if days > 0 else ""
 
 
 def _open(asked: Asked, way: Way, one: Increase, now: float) -> Advice:

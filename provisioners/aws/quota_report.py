@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from gpuops.core.errors import ProviderError, UsageError
+from gpuops.core.format import first_few
 from gpuops.core.models import Increase, Quota, QuotaReport, Request
 from provisioners.aws import catalog, quota_advice
 from provisioners.aws.account import Account, ask, split, sure, together
@@ -118,9 +119,8 @@ def _by_reason(whys: Sequence[tuple[str, str]], what: str) -> list[str]:
     said = []
     for why in dict.fromkeys(why for _, why in whys):
         names = list(dict.fromkeys(split(region)[0] for region, same in whys if same == why))
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         are = "is" if len(names) == 1 else "are"
-        said.append(f"{', '.join(names[:NAMED])}{more} {are} {what}: {why}")
+        said.append(f"{first_few(names, NAMED)} {are} {what}: {why}")
     return said
 
 

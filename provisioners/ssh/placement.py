@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuops.core.errors import GpuopsError, NodeError, UsageError
+from gpuops.core.format import plural
 from gpuops.core.models import Problem, Request
 from gpuops.nodes.virtual import divide
 from provisioners.ssh.hosts import HostBook
@@ -186,6 +187,6 @@ def place(hosts: Sequence[Host], nodes: int, gpus: int | None) -> tuple[list[dic
                 "cores_share": 1 / count,
             })  # fmt: skip
     if nodes > len(hosts):
-        here = f"{len(hosts)} host{'s' * (len(hosts) != 1)}"
+        here = plural(len(hosts), "host")
         notes.append(f"{nodes} nodes on {here}: virtual nodes, which share cores, memory and disk")
     return places, notes

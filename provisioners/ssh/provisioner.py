@@ -27,6 +27,7 @@ from gpuops.core.errors import (
     Unknown,
     UsageError,
 )
+from gpuops.core.format import plural
 from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request, Resource
 from gpuops.core.parallel import on_each
 from provisioners.base import CONTRACT, Context
@@ -102,7 +103,7 @@ class SshProvisioner:
         if spare:
             notes.append(f"not used, since --nodes is {request.nodes}: {', '.join(host.name for host in spare)}")
         gpus = min((len(one["gpus"]) if one["gpus"] is not None else one["all_gpus"]) for one in places)
-        count = f"{request.nodes} node{'s' * (request.nodes != 1)}"
+        count = plural(request.nodes, "node")
         what = f"{count} on {', '.join(dict.fromkeys(one['host'] for one in places))}"
         return [Offer("ssh", "hosts", what, request.nodes, gpus, notes=tuple(notes), data={"places": places})]
 

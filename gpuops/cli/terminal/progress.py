@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gpuops.cli.terminal.output import Output
-from gpuops.core.format import amount, calm, cut, span
+from gpuops.core.format import amount, calm, cut, first_few, span
 from gpuops.core.platform import HERE
 from gpuops.core.reporting import Progress
 
@@ -86,8 +86,7 @@ class Phase:
 
 def _names(who: list[str]) -> str:
     named = [one for one in who if one]
-    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
-    return f"{', '.join(named[:NAMED])}{more}: " if named else ""
+    return f"{first_few(named, NAMED)}: " if named else ""
 
 
 def _short(text: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpuops.commands.doctor.report import Examined, Finding, error, megabytes, note, plural, warning
+from gpuops.commands.doctor.report import Examined, Finding, error, megabytes, note, warning
+from gpuops.core.format import plural
 from gpuops.nodes import cuda as compat
 
 USED_MB = 1000

@@ -6,7 +6,8 @@ import os.path
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from gpuops.commands.doctor.report import Examined, Finding, error, note, plural, size, warning
+from gpuops.commands.doctor.report import Examined, Finding, error, note, size, warning
+from gpuops.core.format import plural
 
 LEAST = 50_000_000
 """Below so many free bytes nothing can be brought to a place."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from gpuops.commands.doctor.checks_host import NETWORK
-from gpuops.commands.doctor.report import Examined, Finding, error, note, plural, size, warning
+from gpuops.commands.doctor.report import Examined, Finding, error, note, size, warning
+from gpuops.core.format import first_few, listed, plural
 
 BETWEEN = "between them"
 SKEW_S = 1.0
@@ -118,5 +119,5 @@ def _unlike(places: Sequence[Examined], fact: Callable[[Examined], str]) -> str:
 
 def _names(names: Sequence[str]) -> str:
     if len(names) > NAMED:
-        return f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} more"
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+        return first_few(names, NAMED - 1)
+    return listed(names)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpuops.core.errors import NodeError, ProviderError, worst
+from gpuops.core.format import listed, plural
 
 Level = Literal["ok", "note", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note", "ok")
@@ -87,10 +88,6 @@ def megabytes(text: object) -> int:
     return int(number) if number.isdigit() else 0
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 def size(count: float) -> str:
     """Bytes for people, in the units of `df -h` and of whoever sells GPUs."""
     for unit in ("bytes", "kB", "MB", "GB"):
@@ -128,7 +125,7 @@ class Report:
         found = [plural(count, level) for level, count in counts if count]
         if not found:
             return "nothing is wrong"
-        joined = " and ".join(filter(None, [", ".join(found[:-1]), found[-1]]))
+        joined = listed(found)
         if self.exit_code:
             return f"{joined}: see what is marked error first"
         return f"{joined}: nothing that keeps a run from starting"

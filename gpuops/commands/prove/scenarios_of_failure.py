@@ -16,7 +16,7 @@ from gpuops.commands.prove.faults import Broken, Fatal, Missing, NotGuaranteed
 from gpuops.commands.prove.sandbox import Bench, dollars
 from gpuops.commands.prove.shared_clusters import BOOT_S, adopted, unattended
 from gpuops.core.errors import ProviderError, StillBilling
-from gpuops.core.format import span
+from gpuops.core.format import plural, span
 from gpuops.core.models import COSTLESS, Lease, Resource
 from gpuops.ledger.store import ClusterRow, Ledger, LedgerJournal
 from gpuops.nodes.session import machines_of, send_lease
@@ -48,7 +48,7 @@ def ready(bench: Bench) -> str:
     for machine in one.live.machines:
         if machine.state != "running" or not machine.address:
             raise Broken(f"a node answers, and describe calls it '{machine.state}' at '{machine.address}'")
-    nodes = f"{len(one.live.machines)} node{'s' * (len(one.live.machines) != 1)}"
+    nodes = plural(len(one.live.machines), "node")
     return f"{nodes} answered hello {span(one.boot_s)} after create was called"
 
 
