@@ -17,7 +17,7 @@ from provisioners.checked import Checked
 
 OURS = {
     "local": "provisioners.local:LocalProvisioner",
-    "ssh": "provisioners.ssh.provisioner:SshProvisioner",
+    "ssh": "provisioners.ssh:SshProvisioner",
     "runpod": "provisioners.runpod:RunpodProvisioner",
     "aws": "provisioners.aws:AwsProvisioner",
 }

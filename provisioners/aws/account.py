@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +26,10 @@ from gpuops.core.errors import (
 )
 from gpuops.core.models import Request
 from provisioners.aws import credentials, errors
+from provisioners.aws.api import PROFILE, ask, join, split
 from provisioners.base import NOTHING
 
 E = TypeVar("E", bound=Exception)
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
-MOST_AT_ONCE = 8
-"""So many at a time: AWS counts requests, and what it allows to describe refills by 20 a second."""
 REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")
 DEFAULT = "us-east-1"
 CONNECT_S = 10.0
@@ -41,8 +37,6 @@ READ_S = 30.0
 NAMING_S = 10.0
 """How long the answer may take whose account this is: nothing hangs on it but a name."""
 ATTEMPTS = 3
-PROFILE = "gpuops_profile"
-"""On a client: whose credentials it asks with."""
 PROFILES = "aws-profiles"
 """In gpuops' own folder: one profile a line, of those that something was ever made with."""
 
@@ -60,47 +54,6 @@ class Identity:
     @property
     def say(self) -> str:
         return f"AWS account {self.account}, as {self.name}"
-
-
-def split(region: str) -> tuple[str, str]:
-    """A region's own name and its profile (empty: none)."""
-    name, _, profile = region.partition("@")
-    return name, profile
-
-
-def join(name: str, profile: str) -> str:
-    return f"{name}@{profile}" if profile else name
-
-
-def ask(doing: str, call: Callable[..., Any], *, creating: bool = False, client: Any = None, **parameters: Any) -> Any:
-    """The answer of one call. `doing`: `list machines in us-east-1`; `client`: which is asked, where the call is not
-    one of its own. Raises ProviderError.
-
-    A dry run that would have succeeded answers {}.
-    """
-    try:
-        return call(**parameters)
-    except GpuopsError:
-        raise
-    except Exception as error:
-        if errors.code(error) == "DryRunOperation":
-            return {}
-        whose = client if client is not None else getattr(call, "__self__", None)
-        region = str(getattr(getattr(whose, "meta", None), "region_name", "") or "")
-        profile = str(getattr(whose, PROFILE, "") or parameters.get("profile") or "")
-        raise errors.failure(error, doing, creating=creating, region=region, profile=profile) from error
-
-
-def pages(doing: str, client: Any, operation: str, key: str, **parameters: Any) -> list[Any]:
-    """What all pages of one call hold under `key`. Raises ProviderError."""
-
-    def everything() -> list[Any]:
-        if not client.can_paginate(operation):
-            return list(getattr(client, operation)(**parameters).get(key) or [])
-        found = client.get_paginator(operation).paginate(**parameters)
-        return [one for page in found for one in page.get(key) or []]
-
-    return list(ask(doing, everything, client=client))
 
 
 class Account:
@@ -311,26 +264,3 @@ class Account:
         meant = did_you_mean(name, known, 3, 0.7) or "write it like us-east-1, several by commas"
         newer = " Where it is new: pip install -U boto3" if REGION.fullmatch(name) else ""
         raise UsageError(f"AWS has no region '{name}' that this computer knows", meant + newer)
-
-
-def together(calls: Mapping[K, Callable[[], V]], most: int = MOST_AT_ONCE) -> dict[K, V | ProviderError | UsageError]:
-    """What each came to, in the order given. What is no error of ours is raised once all have ended."""
-    if not calls:
-        return {}
-    with ThreadPoolExecutor(min(most, len(calls)), thread_name_prefix="aws") as pool:
-        under_way = {name: pool.submit(_settled, call) for name, call in calls.items()}
-        return {name: future.result() for name, future in under_way.items()}
-
-
-def _settled(call: Callable[[], V]) -> V | ProviderError | UsageError:
-    try:
-        return call()
-    except (ProviderError, UsageError) as error:
-        return error
-
-
-def sure(settled: V | ProviderError | UsageError) -> V:
-    """An answer without which there is no going on. Raises what it came to instead."""
-    if isinstance(settled, ProviderError | UsageError):
-        raise settled
-    return settled

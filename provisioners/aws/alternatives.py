@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuops.core.models import Increase
-from provisioners.aws.account import split
+from provisioners.aws.api import split
 from provisioners.aws.catalog import Kind, is_old
 from provisioners.aws.quotas import UNIT, Class, Standing, class_of
 

@@ -14,8 +14,10 @@ from typing import Any
 
 from gpuops.core.errors import UsageError, did_you_mean
 from gpuops.core.format import plural
-from provisioners.aws.account import Account, pages
+from provisioners.aws.account import Account
+from provisioners.aws.api import pages
 from provisioners.aws.options import CPU
+from provisioners.names import spellings, words
 
 FAMILIES = ("g*", "p*", "vt*")
 """Whose vCPUs are counted as those of GPUs (`quotas`). All else, over a thousand types, need not be listed."""
@@ -216,15 +218,9 @@ def _gpu(whole: Sequence[Kind], name: str, where: str) -> list[Kind]:
     return found
 
 
-def words(text: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", text.lower())
-
-
 def _spellings(kind: Kind) -> set[str]:
     """All words of a GPU's name, neighbours written as one, its maker and its memory."""
-    parts = words(kind.gpu)
-    joined = {"".join(parts[start:end]) for start in range(len(parts)) for end in range(start + 1, len(parts) + 1)}
-    return joined | {"nvidia", f"{kind.memory}gb"}
+    return spellings(kind.gpu) | {"nvidia", f"{kind.memory}gb"}
 
 
 def is_old(kind: Kind) -> bool:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import getpass
 import importlib.util
-import ipaddress
 import os
 import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from gpuops.core.errors import AuthFailed, NotSetUp, UsageError
+from gpuops.core.errors import AuthFailed, NotSetUp
 from gpuops.core.models import DOTENV
 from provisioners.aws.errors import MFA, NO_KEYS
 from provisioners.base import NOTHING, Credential, credential
+from provisioners.endpoint import checked_url
 
 NO_BOTO3 = ("AWS needs the package boto3", "pip install 'gpuops[aws]'")
 KEY_ID, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
@@ -124,25 +123,4 @@ def endpoint(env: Mapping[str, str]) -> str | None:
     given = env.get("AWS_ENDPOINT_URL", "").strip()
     if not given:
         return None
-    try:
-        parts = urlsplit(given)
-        host, _ = parts.hostname or "", parts.port
-    except ValueError:
-        parts, host = urlsplit(""), ""
-    if parts.scheme not in ("http", "https") or not host:
-        raise UsageError(f"AWS_ENDPOINT_URL is '{given}', which is no address", "unset it, or write it with https://")
-    if parts.scheme == "http" and not _near(host):
-        raise UsageError(
-            f"AWS_ENDPOINT_URL is {given}: keys of machines would travel in clear", "write it with https://"
-        )
-    return given.rstrip("/")
-
-
-def _near(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        found = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return found.is_private or found.is_loopback
+    return checked_url(given, "AWS_ENDPOINT_URL", "https://vpce-example.amazonaws.com", "keys of machines")

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpuops.core.errors import ProviderError, Rejected, UsageError
-from provisioners.aws.account import Account, ask, pages, split
+from provisioners.aws.account import Account
+from provisioners.aws.api import ask, pages, split
 from provisioners.aws.options import Wishes
 
 PATH = "/aws/service/deeplearning/ami/x86_64"

@@ -9,9 +9,9 @@ from typing import Any
 
 from gpuops.core.errors import ProviderError, QuotaExceeded, RateLimited, Unknown
 from gpuops.core.models import Intent, Offer
-from provisioners.aws import errors, instances, quota_advice
-from provisioners.aws.account import ask, split
+from provisioners.aws import errors, machines, quota_advice
 from provisioners.aws.alternatives import Asked
+from provisioners.aws.api import ask, split
 from provisioners.aws.network import lull, unknown_yet
 from provisioners.aws.options import Wishes
 from provisioners.aws.quotas import arithmetic
@@ -53,7 +53,7 @@ def parameters(offer: Offer, intent: Intent, group: str, user_data: str, told: M
                 "DeleteOnTermination": True,
             }
         ],
-        "TagSpecifications": instances.specifications(
+        "TagSpecifications": machines.specifications(
             told, "instance", "volume", "network-interface", *(["spot-instances-request"] if spot else [])
         ),
     }

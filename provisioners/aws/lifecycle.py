@@ -12,8 +12,9 @@ from typing import Any
 from gpuops.core.errors import Partial, ProviderError, UsageError
 from gpuops.core.format import first_few
 from gpuops.core.models import Resource
-from provisioners.aws import instances
-from provisioners.aws.account import Account, ask, pages, split, together
+from provisioners.aws import machines
+from provisioners.aws.account import Account
+from provisioners.aws.api import ask, pages, split, together
 from provisioners.aws.errors import barred, code
 
 AT_A_TIME = 16
@@ -74,60 +75,60 @@ def _everywhere(account: Account) -> tuple[list[str], list[str], list[ProviderEr
 
 def _in_region(account: Account, home: Path, owner: str, region: str) -> list[Resource]:
     client, name = account.client("ec2", region), split(region)[0]
-    mine = instances.account(account.recognised(region), region)
-    living = {"Name": "instance-state-name", "Values": list(instances.ALIVE)}
+    mine = machines.account(account.recognised(region), region)
+    living = {"Name": "instance-state-name", "Values": list(machines.ALIVE)}
     reservations = pages(
         f"list machines in {name}",
         client,
         "describe_instances",
         "Reservations",
-        Filters=instances.filters(owner, living),
+        Filters=machines.filters(owner, living),
     )
-    there = instances.all_of(reservations)
+    there = machines.all_of(reservations)
     alive = {str(one["InstanceId"]) for one in there}
     requests = pages(
         f"list spot requests in {name}",
         client,
         "describe_spot_instance_requests",
         "SpotInstanceRequests",
-        Filters=instances.filters(owner, {"Name": "state", "Values": list(instances.OPEN)}),
+        Filters=machines.filters(owner, {"Name": "state", "Values": list(machines.OPEN)}),
     )
-    free = instances.filters(owner, instances.FREE)
+    free = machines.filters(owner, machines.FREE)
     volumes = pages(f"list volumes in {name}", client, "describe_volumes", "Volumes", Filters=free)
     doing = f"list network interfaces in {name}"
     cards = pages(doing, client, "describe_network_interfaces", "NetworkInterfaces", Filters=free)
     found = [
-        *(instances.resource(one, region, home, mine) for one in there),
-        *(instances.group(one, region, mine) for one in groups(client, name, owner)),
-        *(instances.request(one, region, mine) for one in requests if str(one.get("InstanceId") or "") not in alive),
-        *(instances.volume(one, region, mine) for one in volumes),
-        *(instances.card(one, region, mine) for one in cards),
+        *(machines.resource(one, region, home, mine) for one in there),
+        *(machines.group(one, region, mine) for one in groups(client, name, owner)),
+        *(machines.request(one, region, mine) for one in requests if str(one.get("InstanceId") or "") not in alive),
+        *(machines.volume(one, region, mine) for one in volumes),
+        *(machines.card(one, region, mine) for one in cards),
     ]
     return [one for one in found if one.name]
 
 
 def groups(client: Any, name: str, owner: str, cluster: str = "") -> list[Mapping[str, Any]]:
     """The security groups of an owner, or of one cluster, as AWS tells of them."""
-    further = [{"Name": f"tag:{instances.CLUSTER}", "Values": [cluster]}] if cluster else []
+    further = [{"Name": f"tag:{machines.CLUSTER}", "Values": [cluster]}] if cluster else []
     return pages(
         f"list security groups in {name}",
         client,
         "describe_security_groups",
         "SecurityGroups",
-        Filters=instances.filters(owner, *further),
+        Filters=machines.filters(owner, *further),
     )
 
 
 def look(account: Account, home: Path, resource: Resource) -> Resource | None:
     """A thing as it is now; None where AWS knows nothing of it. Raises ProviderError."""
     client = account.client("ec2", resource.region)
-    mine = instances.account(account.recognised(resource.region), resource.region, resource.data.get("account"))
+    mine = machines.account(account.recognised(resource.region), resource.region, resource.data.get("account"))
     looks: Mapping[str, Callable[[], Resource | None]] = {
         "machine": lambda: _machine(client, home, resource, mine),
-        instances.GROUP: lambda: _group(client, resource, mine),
-        instances.REQUEST: lambda: _request(client, resource),
-        instances.VOLUME: lambda: _volume(client, resource),
-        instances.CARD: lambda: _card(client, resource),
+        machines.GROUP: lambda: _group(client, resource, mine),
+        machines.REQUEST: lambda: _request(client, resource),
+        machines.VOLUME: lambda: _volume(client, resource),
+        machines.CARD: lambda: _card(client, resource),
     }
     return looks.get(resource.kind, lambda: None)()
 
@@ -136,25 +137,25 @@ def _machine(client: Any, home: Path, resource: Resource, mine: Mapping[str, str
     told = machine(client, resource.id)
     if told is None:
         return None
-    return instances.resource(told, resource.region, home, mine, known=resource.data, name=resource.name)
+    return machines.resource(told, resource.region, home, mine, known=resource.data, name=resource.name)
 
 
 def machine(client: Any, id_: str) -> Mapping[str, Any] | None:
     """An instance as AWS tells of it; None where it knows none."""
     answer = _found(f"look at the machine {id_}", client.describe_instances, InstanceIds=[id_])
-    there = instances.all_of(answer.get("Reservations") or [])
+    there = machines.all_of(answer.get("Reservations") or [])
     return there[0] if there else None
 
 
 def _group(client: Any, resource: Resource, mine: Mapping[str, str]) -> Resource | None:
     doing = f"look at the security group {resource.id}"
     there = _found(doing, client.describe_security_groups, GroupIds=[resource.id]).get("SecurityGroups")
-    return instances.group(there[0], resource.region, mine, resource.name) if there else None
+    return machines.group(there[0], resource.region, mine, resource.name) if there else None
 
 
 def _request(client: Any, resource: Resource) -> Resource | None:
     told = request(client, resource.id)
-    return resource if told and told.get("State") in instances.OPEN else None
+    return resource if told and told.get("State") in machines.OPEN else None
 
 
 def _volume(client: Any, resource: Resource) -> Resource | None:
@@ -209,16 +210,16 @@ class Ending:
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         """Raises what one of them came to, when all were asked for."""
-        ends = {instances.REQUEST: self._request, instances.VOLUME: self._volume, instances.CARD: self._card}
+        ends = {machines.REQUEST: self._request, machines.VOLUME: self._volume, machines.CARD: self._card}
         for region in dict.fromkeys(one.region for one in resources):
             here = [one for one in resources if one.region == region]
             self._try(partial(self._machines, region, [one for one in here if one.kind == "machine"]))
             for one in here:
                 if end := ends.get(one.kind):
                     self._try(partial(end, one))
-            busy = {instances.cluster_of(one.name) for one in here if one.kind == "machine"}
+            busy = {machines.cluster_of(one.name) for one in here if one.kind == "machine"}
             for one in here:
-                if one.kind == instances.GROUP and instances.cluster_of(one.name) not in busy:
+                if one.kind == machines.GROUP and machines.cluster_of(one.name) not in busy:
                     self._try(partial(self._group, one))
         if self._errors:
             raise self._errors[0]
@@ -246,7 +247,7 @@ class Ending:
     def _request(self, resource: Resource) -> None:
         client = self._account.client("ec2", resource.region)
         told = request(client, resource.id)
-        if told is None or told.get("State") not in instances.OPEN:
+        if told is None or told.get("State") not in machines.OPEN:
             return
         id_ = str(told.get("InstanceId") or "")
         if id_ and not self._is_over(client, id_, told):

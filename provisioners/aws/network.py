@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from gpuops.core.errors import ProviderError, Rejected, UsageError
 from provisioners.aws import errors
-from provisioners.aws.account import Account, ask, pages, split
+from provisioners.aws.account import Account
+from provisioners.aws.api import ask, pages, split
 from provisioners.aws.options import Wishes
 
 CHECKIP = "https://checkip.amazonaws.com"

@@ -6,55 +6,29 @@ In the order in which they are tried: regions by their cheapest offer, in a regi
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from gpuops.core.errors import NoCapacity, ProviderError, UsageError
 from gpuops.core.format import first_few
 from gpuops.core.models import Offer, Price
-from provisioners.aws import catalog, images, launch, network, pricing, quota_advice, quota_report, quotas, reservations
-from provisioners.aws.account import Account, split, sure, together
+from provisioners.aws import images, launch, pricing, quota_advice, quota_report, quotas, reservations
+from provisioners.aws.account import Account
 from provisioners.aws.alternatives import Asked, Place, Way
+from provisioners.aws.api import split, together
 from provisioners.aws.catalog import Kind
 from provisioners.aws.options import Wishes
 from provisioners.aws.quota_report import AT_A_TIME, asked_of
-from provisioners.aws.quotas import SPOT, UNIT, Class, class_of, unknown
+from provisioners.aws.quotas import SPOT, UNIT, Class, class_of
+from provisioners.aws.stock import Stock, is_prepaid, read_stock
 
 NAMED = 4
 """So many types are named."""
 BLOCKS = Class("", "Capacity Blocks", reservations.BLOCK)
 """Counts nothing: a block is as large as it was bought."""
 UNPRICED = "{}: the price of {} is not known, and counted as --max-price allows; look it up, for AWS may bill more"
-UNPRICED_HINT = "say what you would pay at most, which is then counted as the price: --max-price 5; or take --spot"
-ELSEWHERE = "ask for another --gpu-type, or look elsewhere with --region A,B"
-
-
-@dataclass(frozen=True)
-class Ground:
-    """What everything in a region stands on."""
-
-    region: str
-    image: images.Image
-    nets: Mapping[str, network.Place]
-    """By zone."""
-    disk: float
-    """$/h for a GB."""
-
-
-@dataclass(frozen=True)
-class Stock:
-    """A region: what it has of what was asked for, at which $/h and zone, and how the account stands there."""
-
-    ground: Ground
-    place: Place
-    priced: Sequence[tuple[Kind, str, float]]
-    unpriced: str = ""
-    """Why the prices are the highest that the user would pay, and not AWS's; empty where they are AWS's."""
 
 
 def offers(account: Account, given: Wishes, regions: Sequence[str]) -> list[Offer]:
@@ -63,7 +37,7 @@ def offers(account: Account, given: Wishes, regions: Sequence[str]) -> list[Offe
         given, regions = reservations.applied(account, given, regions)
     asked = asked_of(given)
     regions = _of_zone(regions, given.zone) if given.zone else regions
-    found = together({region: partial(_stock, account, region, given, asked) for region in regions}, AT_A_TIME)
+    found = together({region: partial(read_stock, account, region, given, asked) for region in regions}, AT_A_TIME)
     stocks = [one for one in found.values() if isinstance(one, Stock)]
     found = {region: one if isinstance(one, Stock) else account.explained(region, one) for region, one in found.items()}
     if not stocks:
@@ -112,115 +86,6 @@ def _worst(errors: Iterable[Any]) -> ProviderError | UsageError:
     return found
 
 
-def _stock(account: Account, region: str, given: Wishes, asked: Asked) -> Stock:
-    first: dict[str, Any] = together(
-        {
-            "kinds": partial(catalog.kinds, account, region, given.types),
-            "image": partial(images.find, account, region, given),
-            "nets": partial(network.places, account, region, given),
-            "disk": partial(pricing.disk, account, region),
-        }
-    )
-    kinds: dict[str, Kind] = sure(first["kinds"])
-    meant = _runnable(
-        catalog.chosen(
-            kinds.values(),
-            gpus=asked.gpus,
-            gpu_type=asked.gpu_type,
-            gpu_mem=asked.gpu_mem,
-            market=asked.market,
-            types=asked.types,
-            where=f"in {split(region)[0]}",
-        ),
-        given,
-    )
-    ground = Ground(region, sure(first["image"]), sure(first["nets"]), sure(first["disk"]))
-    types = [kind.type for kind in meant]
-    classes = list(dict.fromkeys(class_of(kind.type, asked.market) for kind in meant))
-    ask_price = (
-        partial(pricing.spot, account, region, types)
-        if given.spot
-        else partial(pricing.on_demand, account, region, () if _paid(given) else meant)
-    )
-    second: dict[str, Any] = together(
-        {
-            "zones": partial(catalog.zones, account, region, types),
-            "prices": ask_price,
-            "standing": partial(
-                quotas.read_standing,
-                account,
-                region,
-                classes,
-                lambda: {name: kind.vcpus for name, kind in kinds.items()},
-                history=False,
-            ),
-        }
-    )
-    place = Place(region, tuple(kinds.values()), {asked.market: meant}, sure(second["standing"]))
-    told, unpriced = second["prices"], ""
-    if isinstance(told, ProviderError) and not given.spot and unknown(told):
-        unpriced = told.say
-        told = _at_most(account, meant, told, ground, given)
-    priced = _priced(meant, sure(second["zones"]), sure(told), ground, given)
-    return Stock(ground, place, priced, unpriced)
-
-
-def _at_most(
-    account: Account, meant: Sequence[Kind], error: ProviderError, ground: Ground, given: Wishes
-) -> dict[str, float]:
-    """What the user would pay for each type, where AWS's prices cannot be read; without those that even spot machines
-    show to be dearer. Raises the error where the user has not said."""
-    if given.max_price is None:
-        error.hint = f"{error.hint}; or {UNPRICED_HINT}"
-        raise error
-    besides = ground.disk * max(given.disk, ground.image.root_gb) + pricing.ADDRESS
-    most = math.floor((given.max_price / given.nodes - besides) * 1e4) / 1e4
-    spot: Mapping[tuple[str, str], float] = {}
-    with suppress(ProviderError):
-        spot = pricing.spot(account, ground.region, [kind.type for kind in meant])
-    dear = {type for (type, _), price in spot.items() if price > most}
-    return {kind.type: most for kind in meant if most > 0 and kind.type not in dear}
-
-
-def _runnable(kinds: Sequence[Kind], given: Wishes) -> list[Kind]:
-    """Without those that AWS's image has no driver for. Raises UsageError where none is left."""
-    fit = [kind for kind in kinds if given.ami or not catalog.is_old(kind)]
-    if not fit:
-        raise UsageError(
-            f"AWS's image has no driver for the {kinds[0].gpu} of {kinds[0].type}", "name an image of your own: --ami"
-        )
-    return fit
-
-
-def _priced(
-    meant: Sequence[Kind], zones: Mapping[str, set[str]], told: Mapping[Any, float], ground: Ground, given: Wishes
-) -> list[tuple[Kind, str, float]]:
-    """Each kind in each zone that has it, where we have a network and there is a price. Raises NoCapacity."""
-    where = split(ground.region)[0]
-    names = ", ".join(kind.type for kind in meant[:4]) + (" or others" if len(meant) > 4 else "")
-    offered = [(kind, zone) for kind in meant for zone in sorted(zones.get(kind.type, ()))]
-    if not offered:
-        raise NoCapacity(f"no zone of {where} has {names}", ELSEWHERE)
-    reached = [(kind, zone) for kind, zone in offered if zone in ground.nets]
-    if not reached:
-        there = ", ".join(sorted({zone for _, zone in offered}))
-        if given.zone:
-            raise NoCapacity(
-                f"{given.zone} has no {names}: {where} has them in {there}", "leave out --zone, or name another"
-            )
-        raise NoCapacity(
-            f"{where} has {names} in {there} only, and our subnets are in {', '.join(sorted(ground.nets)) or 'none'}",
-            "name a subnet there (--subnet), or make the default one: aws ec2 create-default-subnet "
-            f"--availability-zone {offered[0][1]}",
-        )
-    priced = [(kind, zone, told.get((kind.type, zone) if given.spot else kind.type, 0.0)) for kind, zone in reached]
-    known = [(kind, zone, price) for kind, zone, price in priced if price or _paid(given)]
-    if not known:
-        what = "no spot price" if given.spot else "no price in its price list"
-        raise NoCapacity(f"AWS has {what} for {names} in {where} now", ELSEWHERE)
-    return known
-
-
 def _by_quota(stock: Stock, given: Wishes) -> tuple[list[tuple[Kind, str, float]], list[Way]]:
     """What the quotas let us have, or may; and the ways that they do not."""
     short: dict[str, Way] = {}
@@ -235,13 +100,8 @@ def _by_quota(stock: Stock, given: Wishes) -> tuple[list[tuple[Kind, str, float]
 
 
 def _way(stock: Stock, kind: Kind, given: Wishes) -> Way:
-    counted = BLOCKS if _paid(given) else class_of(kind.type, asked_of(given).market)
+    counted = BLOCKS if is_prepaid(given) else class_of(kind.type, asked_of(given).market)
     return Way(stock.place, kind, given.nodes, counted)
-
-
-def _paid(given: Wishes) -> bool:
-    """Whether the machines are paid already: those of a Capacity Block."""
-    return given.reserved is not None and given.reserved.block
 
 
 def _same_quota(short: Sequence[Way]) -> list[list[Way]]:
@@ -273,7 +133,7 @@ def _in_full(account: Account, place: Place, asked: Asked) -> Place:
 
 def _offer(stock: Stock, kind: Kind, zone: str, price: float, given: Wishes) -> Offer:
     ground, nodes = stock.ground, given.nodes
-    market = reservations.BLOCK if _paid(given) else asked_of(given).market
+    market = reservations.BLOCK if is_prepaid(given) else asked_of(given).market
     net = ground.nets[zone]
     disk = max(given.disk, ground.image.root_gb)
     way = _way(stock, kind, given)

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from gpuops.core.errors import ProviderError, UsageError
-from provisioners.aws.account import Account, join, pages, split, together
+from provisioners.aws.account import Account
+from provisioners.aws.api import join, pages, split, together
 from provisioners.aws.catalog import Kind
 
 PRICE_LISTS = ("us-east-1", "eu-central-1", "ap-south-1")

@@ -29,18 +29,19 @@ from gpuops.core.models import (
 )
 from provisioners import keys
 from provisioners.aws import (
+    boot_script,
     images,
-    instances,
     launch,
     lifecycle,
+    machines,
     network,
     offers,
     options,
     policy,
     quota_report,
-    user_data,
 )
-from provisioners.aws.account import Account, ask, split, sure, together
+from provisioners.aws.account import Account
+from provisioners.aws.api import ask, split, sure, together
 from provisioners.aws.errors import FREE_PLAN, code
 from provisioners.aws.lifecycle import Ending
 from provisioners.base import CONTRACT, Context
@@ -107,7 +108,7 @@ class AwsProvisioner:
         _, login = keys.login(self.context.home)
         host = keys.new()
         told = self._tags(offer, intent, host.public)
-        mine = instances.account(self._account.recognised(region), region)
+        mine = machines.account(self._account.recognised(region), region)
         made: list[Resource] = []
         named = str(data.get("security_group") or "")
         if not named:
@@ -117,7 +118,7 @@ class AwsProvisioner:
         launcher, gone = self._account.launcher(region), [str(data["ami"])]
         try:
             while True:
-                text = user_data.document(
+                text = boot_script.document(
                     host=host, login=login, user=str(offer.data["user"]), end=intent.boot_deadline
                 )
                 wanted = launch.parameters(offer, intent, named or made[0].id, text, told)
@@ -137,15 +138,15 @@ class AwsProvisioner:
             raise
         there = sorted(answer.get("Instances") or [], key=lambda one: int(one.get("AmiLaunchIndex") or 0))
         for one in there:
-            tagged = {**one, "Tags": one.get("Tags") or instances.listed(told)}
-            made.append(instances.resource(tagged, region, self.context.home, mine))
+            tagged = {**one, "Tags": one.get("Tags") or machines.listed(told)}
+            made.append(machines.resource(tagged, region, self.context.home, mine))
             journal.got(made[-1])
         if len(there) != offer.nodes:
             raise Unknown(f"AWS told of {len(there)} machines where {offer.nodes} were asked for", "try again")
         return made
 
     def _tags(self, offer: Offer, intent: Intent, host_key: str) -> dict[str, str]:
-        return instances.told(
+        return machines.told(
             intent,
             host_key=host_key,
             user=str(offer.data["user"]),
@@ -189,17 +190,17 @@ class AwsProvisioner:
         *,
         given: bool,
     ) -> Resource:
-        region, name = offer.region, intent.mark(instances.GROUP)
+        region, name = offer.region, intent.mark(machines.GROUP)
         launcher, where = self._account.launcher(region), split(region)[0]
-        journal.will(instances.GROUP, name, f"{intent.token}-{instances.GROUP}", region)
+        journal.will(machines.GROUP, name, f"{intent.token}-{machines.GROUP}", region)
         group = network.make_group(
             launcher,
             f"{name}-{intent.token[-8:]}",  # AWS may remember a name for a while after its end
             str(offer.data["vpc"]),
-            instances.specifications({**told, "Name": name}, "security-group"),
+            machines.specifications({**told, "Name": name}, "security-group"),
             f"make a security group in {where}",
         )
-        made = instances.group({"GroupId": group, "Tags": instances.listed(told)}, region, mine)
+        made = machines.group({"GroupId": group, "Tags": machines.listed(told)}, region, mine)
         journal.got(made)
         network.open_group(
             self._account.client("ec2", region),
@@ -257,7 +258,7 @@ class AwsProvisioner:
     def admit(self, resources: Sequence[Resource]) -> bool:
         """Security groups that let in this computer alone follow its address."""
         changed = False
-        for region, name in dict.fromkeys((one.region, instances.cluster_of(one.name)) for one in resources):
+        for region, name in dict.fromkeys((one.region, machines.cluster_of(one.name)) for one in resources):
             client = self._account.client("ec2", region)
             groups = lifecycle.groups(client, split(region)[0], *name)
             if any(network.followed(one.get("IpPermissions") or []) for one in groups):

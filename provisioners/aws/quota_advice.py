@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from gpuops.core.errors import QuotaExceeded
 from gpuops.core.format import plural
 from gpuops.core.models import Increase, Quota
-from provisioners.aws.account import split
 from provisioners.aws.alternatives import Asked, Place, Way, alike, as_asked, as_many, by_quota, by_region, fewer
+from provisioners.aws.api import split
 from provisioners.aws.catalog import is_old
 from provisioners.aws.options import CPU
 from provisioners.aws.quotas import MARKETS, ON_DEMAND, SPOT, UNIT, arithmetic, class_of

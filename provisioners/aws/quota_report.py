@@ -13,8 +13,9 @@ from gpuops.core.errors import ProviderError, UsageError
 from gpuops.core.format import first_few
 from gpuops.core.models import Increase, Quota, QuotaReport, Request
 from provisioners.aws import catalog, quota_advice
-from provisioners.aws.account import Account, ask, split, sure, together
+from provisioners.aws.account import Account
 from provisioners.aws.alternatives import Asked, Place
+from provisioners.aws.api import ask, split, sure, together
 from provisioners.aws.catalog import Kind
 from provisioners.aws.errors import FREE_PLAN, code
 from provisioners.aws.options import Wishes, wishes

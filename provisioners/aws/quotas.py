@@ -18,7 +18,8 @@ from typing import Any
 from gpuops.core.errors import AuthFailed, ProviderError, UsageError
 from gpuops.core.models import Increase, Quota
 from provisioners.aws import quota_advice
-from provisioners.aws.account import Account, ask, pages, sure, together
+from provisioners.aws.account import Account
+from provisioners.aws.api import ask, pages, sure, together
 from provisioners.aws.catalog import Kind
 from provisioners.aws.errors import code, denied
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuops.core.errors import NoCapacity, ProviderError, Rejected
-from provisioners.aws.account import Account, pages, split
+from provisioners.aws.account import Account
+from provisioners.aws.api import pages, split
 from provisioners.aws.errors import code
 
 if TYPE_CHECKING:

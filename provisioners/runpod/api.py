@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from gpuops.core.errors import ProviderError, Unknown, UsageError
 from provisioners.base import NOTHING
-from provisioners.runpod import account
+from provisioners.runpod import credentials
 from provisioners.runpod.errors import failure, other_shape, seconds
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ class Api:
 
     @property
     def key(self) -> str:
-        return account.key(self._env, self._dotenv)
+        return credentials.key(self._env, self._dotenv)
 
     @property
     def base(self) -> str:
-        return account.address(self._env)
+        return credentials.address(self._env)
 
     def get(self, path: str, doing: str, **query: Any) -> Any:
         """What is at a path, as JSON."""
@@ -129,7 +129,7 @@ class Api:
         """What the older interface tells (GraphQL, which RunPod ends in early 2027); {} where it tells nothing."""
         body = json.dumps({"query": query}).encode()
         try:
-            answer = self._ask("POST", "/graphql", body, OLDER_S, base=account.graphql_base(self._env))
+            answer = self._ask("POST", "/graphql", body, OLDER_S, base=credentials.graphql_base(self._env))
             data = json.loads(answer.body).get("data")
         except (Lost, UsageError, ProviderError, ValueError, AttributeError, RecursionError):
             return {}
@@ -247,7 +247,7 @@ class Api:
     def _unreadable(self, document: Any, doing: str) -> ProviderError:
         wrong = other_shape(document)
         if wrong:
-            return self._told(Unknown(wrong, f"unset RUNPOD_API_URL, or set it to {account.API}"))
+            return self._told(Unknown(wrong, f"unset RUNPOD_API_URL, or set it to {credentials.API}"))
         return self._unknown("what it answered cannot be read", doing)
 
     def _unknown(self, why: str, doing: str) -> ProviderError:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from provisioners.runpod import pods
 
 NEVER_PULLED = re.compile(
     r"manifest unknown|manifest for \S+ not found|no matching manifest|pull access denied|repository does not exist|"
@@ -25,7 +22,10 @@ NOT_STARTED = re.compile(
 )
 STARTS = re.compile(r"start container\b", re.IGNORECASE)
 """What the host says each time: a container whose command ends is started again, for ever."""
-LONGEST = 200
+NOT_PUBLIC = (
+    "its machine has no public address ({address} is behind another's): take --cloud secure, or another GPU or region"
+)
+MAX_LINE_CHARS = 200
 
 
 def lines(stream: bytes) -> list[str]:
@@ -71,7 +71,7 @@ def looping(said: Sequence[str], least: int) -> str:
 
 
 def short(line: str) -> str:
-    return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
+    return line if len(line) <= MAX_LINE_CHARS else f"{line[:MAX_LINE_CHARS]}…"
 
 
 def _plain(line: str) -> str:
@@ -89,7 +89,7 @@ BAD_COMMAND = re.compile(r"executable file not found|exec format error|no such f
 
 
 @dataclass(frozen=True)
-class Why:
+class Fault:
     """Why a pod will never be ready; `machine`: another one may be."""
 
     say: str = ""
@@ -97,41 +97,41 @@ class Why:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Of a pod that is no node yet; moments in seconds, of one clock."""
+class Observed:
+    """What is known of a pod that is no node yet. Times are seconds of one monotonic clock."""
 
     since: float
-    """When its log was last looked at, or the pod itself was first."""
-    hidden: float | None = None
-    """Since when its SSH port has an address that is not public."""
-    why: Why = Why()
+    """When its log was read last; before that, when the pod was first looked at."""
+    hidden_since: float | None = None
+    """Since when its SSH port has had an address that is not public."""
+    fault: Fault = Fault()
 
-    def at(self, pod: Mapping[str, Any], now: float) -> Seen:
-        """The same a look later."""
-        hidden = bool(pods.hidden(pod))
-        return dataclasses.replace(self, hidden=(now if self.hidden is None else self.hidden) if hidden else None)
+    def at(self, hidden: str, now: float) -> Observed:
+        """The same at the next look. `hidden`: `Pod.hidden`."""
+        since = now if self.hidden_since is None else self.hidden_since
+        return dataclasses.replace(self, hidden_since=since if hidden else None)
 
-    def read(self, why: Why, now: float) -> Seen:
-        """The same once its log was looked at; a log that tells nothing more takes nothing back."""
-        return dataclasses.replace(self, since=now, why=why if why.say else self.why)
+    def read(self, fault: Fault, now: float) -> Observed:
+        """The same once its log was read. A log without a fault does not take an earlier fault back."""
+        return dataclasses.replace(self, since=now, fault=fault if fault.say else self.fault)
 
-    def judged(self, pod: Mapping[str, Any], now: float, patience_s: float) -> Why:
+    def judged(self, hidden: str, now: float, hidden_limit_s: float) -> Fault:
         """Why it will never be ready, as far as that is known."""
-        if self.hidden is not None and now - self.hidden >= patience_s:
-            return Why(pods.NOT_PUBLIC.format(address=pods.hidden(pod)))
-        return self.why
+        if self.hidden_since is not None and now - self.hidden_since >= hidden_limit_s:
+            return Fault(NOT_PUBLIC.format(address=hidden))
+        return self.fault
 
 
-def judge(said: Sequence[str]) -> Why:
+def judge(said: Sequence[str]) -> Fault:
     """What its host's log tells of a pod that is on its way for a while."""
     if why := hopeless(list(said)):
-        return Why(why)
+        return Fault(why)
     if line := _last(UNPACKED, said):
-        return Why(f"its machine cannot unpack the image: {short(line)}", machine=True)
+        return Fault(f"its machine cannot unpack the image: {short(line)}", machine=True)
     failed = [line for line in said if NOT_MADE.search(line)]
     if len(failed) >= TIMES:
-        return Why(f"its container cannot be made: {short(failed[-1])}", not BAD_COMMAND.search(failed[-1]))
-    return Why(looping(said, TIMES))
+        return Fault(f"its container cannot be made: {short(failed[-1])}", not BAD_COMMAND.search(failed[-1]))
+    return Fault(looping(said, TIMES))
 
 
 def _last(pattern: re.Pattern[str], said: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Data centers, and which of them a `--region` means. Pure."""
+"""The kinds of GPU that RunPod has, and which of them a request means. Pure."""
 
 from __future__ import annotations
 
@@ -9,64 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuops.core.errors import UsageError, close_names, did_you_mean
-
-REGION = "runpod"
-"""The one region of every resource: an account's list is one, wherever its pods are."""
-ALIASES = {"eu": "europe", "na": "north america", "usa": "us", "states": "us", "apac": "asia"}
-
-
-@dataclass(frozen=True)
-class Center:
-    id: str
-    name: str
-    continent: str
-
-
-def read_places(documents: Sequence[Any]) -> list[Center]:
-    return [
-        Center(
-            str(one["id"]), str(one.get("name") or one["id"]), str(one.get("region") or "").replace("_", " ").lower()
-        )
-        for one in documents
-        if isinstance(one, dict) and one.get("id")
-    ]
-
-
-def meant(region: str, centers: Sequence[Center]) -> list[str]:
-    """The ids that a `--region` means: ids, or words for countries and continents, by commas. Raises UsageError."""
-    found: list[str] = []
-    for wish in (part.strip() for part in region.split(",")):
-        ids = _one(wish, centers)
-        if not ids:
-            raise UsageError(f"RunPod has no data center or region '{wish}'", _nearest_region(wish, centers))
-        found += ids
-    return list(dict.fromkeys(found))
-
-
-def _one(wish: str, centers: Sequence[Center]) -> list[str]:
-    """By id; else by continent, the id's country (`us`, `eu-ro`), then a word of the name (`kansas`)."""
-    if exact := [one.id for one in centers if one.id.lower() == wish.lower()]:
-        return exact
-    said = " ".join(words(wish))
-    said = ALIASES.get(said, said)
-    if not said:
-        return []
-    ways = (
-        lambda one: one.continent == said,
-        lambda one: f"{' '.join(words(one.id))} ".startswith(f"{said} "),
-        lambda one: words(one.id)[1:2] == [said] and words(one.id)[0] not in ("us", "ca"),
-        lambda one: set(words(said)) <= set(words(one.name)),
-    )
-    return next((ids for way in ways if (ids := [one.id for one in centers if way(one)])), [])
-
-
-def _nearest_region(wish: str, centers: Sequence[Center]) -> str:
-    known = sorted(one.id for one in centers)
-    continents = sorted({one.continent for one in centers if one.continent and one.continent != "unknown"})
-    everything = f"it has {', '.join(known)}; or say {', '.join(continents)}"
-    return did_you_mean(wish, known, 3, 0.7) or everything
-
+from gpuops.core.errors import UsageError, close_names
+from provisioners.names import spellings, words
 
 LEVELS = ("NONE", "LOW", "MEDIUM", "HIGH")
 MAKERS = frozenset({"nvidia", "amd", "geforce", "rtx", "instinct"})
@@ -109,6 +53,20 @@ class Gpu:
     ram: float = 0
     """GB of RAM of the cheapest machine that has the least that was asked for; 0 where nothing is said."""
     vcpus: float = 0
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A network volume of the account."""
+
+    id: str
+    name: str
+    center: str
+    """The data center that it is in: pods elsewhere cannot mount it."""
+
+
+def read_volume(document: Mapping[str, Any]) -> Volume:
+    return Volume(str(document["id"]), str(document.get("name") or ""), str(document.get("dataCenter") or ""))
 
 
 def read(document: Mapping[str, Any], cloud: str) -> Gpu:
@@ -230,10 +188,6 @@ def _near(gpus: Sequence[Gpu], wish: str) -> str:
     return f"RunPod has {', '.join(names[:NAMES])}{' and others' if len(names) > NAMES else ''}"
 
 
-def words(text: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", text.lower())
-
-
 def _bare(found: Sequence[str]) -> list[str]:
     """Without what makers put before a name: `NVIDIA GeForce RTX 4090`, `RTX 4090` and `4090` are one."""
     first = next((at for at, word in enumerate(found) if word not in MAKERS), 0)
@@ -249,11 +203,7 @@ def _formless(gpu: Gpu) -> str:
 
 def _spellings(gpu: Gpu) -> set[str]:
     """All words of a GPU's name and id, and neighbours written as one: `rtx4090`, `a100sxm4`."""
-    found = set()
-    for text in (gpu.name, gpu.id):
-        parts = words(text)
-        found |= {"".join(parts[start:end]) for start in range(len(parts)) for end in range(start + 1, len(parts) + 1)}
-    return found
+    return spellings(gpu.name) | spellings(gpu.id)
 
 
 def _level(said: Any) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuops.core.errors import AuthFailed, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Rejected, Unknown
-from provisioners.runpod.account import API, BILLING, CONSOLE
+from provisioners.runpod.credentials import API, BILLING, CONSOLE
 
 LATER = "try again later, let it be tried for you (--wait 2h), or allow more kinds of machine"
 NONE_FREE = re.compile(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from gpuops.core.errors import NoCapacity, UsageError
 from gpuops.core.models import Offer, Price
-from provisioners.runpod.catalog import REGION, Gpu, level
+from provisioners.runpod.catalog import Gpu, Volume, level
 from provisioners.runpod.options import CLUSTER_IMAGE, IMAGE, Wishes
+from provisioners.runpod.regions import REGION
 
 NOT_BY_THEMSELVES = (
     "RunPod does not say whether a cluster's pods may end it by themselves: the guard on this computer does, while it "
@@ -32,7 +32,7 @@ def disk_price(gigabytes: float) -> float:
     return gigabytes * DISK_MONTHLY / MONTH_H
 
 
-def offers(gpus: Sequence[Gpu], wishes: Wishes, centers: Sequence[str], volume: dict[str, Any] | None) -> list[Offer]:
+def offers(gpus: Sequence[Gpu], wishes: Wishes, centers: Sequence[str], volume: Volume | None) -> list[Offer]:
     """One for each kind that is free. Raises NoCapacity, UsageError where that is none, with the reason.
 
     `centers`: where it must be; empty: anywhere.
@@ -64,7 +64,7 @@ def offers(gpus: Sequence[Gpu], wishes: Wishes, centers: Sequence[str], volume: 
     return made
 
 
-def _offer(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: dict[str, Any] | None) -> Offer:
+def _offer(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: Volume | None) -> Offer:
     cloud, nodes = wishes.cloud.lower(), wishes.nodes
     count = f"{wishes.gpus} x {gpu.name} ({gpu.memory} GB each)"
     machines = f"{nodes} pods in one cluster, each {count}" if nodes > 1 else f"1 pod, {count}"
@@ -110,18 +110,18 @@ def _offer(gpu: Gpu, wishes: Wishes, centers: Sequence[str], volume: dict[str, A
             "registry": wishes.registry,
             "ports": list(wishes.ports),
             "cuda": wishes.cuda if gpu.maker != "AMD" else "",
-            "volume": volume["id"] if volume else "",
-            "volume_name": volume["name"] if volume else "",
+            "volume": volume.id if volume else "",
+            "volume_name": volume.name if volume else "",
         },
     )
 
 
-def _notes(gpu: Gpu, per_hour: float, wishes: Wishes, volume: dict[str, Any] | None) -> list[str]:
+def _notes(gpu: Gpu, per_hour: float, wishes: Wishes, volume: Volume | None) -> list[str]:
     nodes, notes = wishes.nodes, []
     if wishes.least and not (gpu.ram and gpu.vcpus):
         notes.append(UNCHECKED.format(wishes.least))
     if volume:
-        notes.append(f"the network volume {volume['name']} is at /workspace; it costs money with a pod or without")
+        notes.append(f"the network volume {volume.name} is at /workspace; it costs money with a pod or without")
     if nodes > 1:
         notes.append(NOT_BY_THEMSELVES)
         notes.append(f"{OF_PODS}; {NETWORK}" if gpu.price_of else NETWORK)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from gpuops.core.errors import UsageError
-from provisioners.runpod import catalog, options
+from provisioners.runpod import catalog, options, regions
 from provisioners.runpod.api import Api
+from provisioners.runpod.catalog import Volume
 from provisioners.runpod.options import Wishes
 
 SHAPES = 6
 """How many kinds of cluster a hint names."""
 
 
-class Shelf:
+class Stock:
     """Raises ProviderError, UsageError."""
 
     def __init__(self, api: Api) -> None:
@@ -69,8 +69,8 @@ class Shelf:
         """The ids of the data centers that a `--region` means; empty without one."""
         if not region:
             return []
-        return catalog.meant(
-            region, catalog.read_places(self._api.pages("/catalog/datacenters", "dataCenters", "list regions"))
+        return regions.meant(
+            region, regions.read(self._api.pages("/catalog/datacenters", "dataCenters", "list regions"))
         )
 
     def settled(self, wishes: Wishes) -> Wishes:
@@ -97,23 +97,24 @@ class Shelf:
                 )
         raise UsageError(f"there is no {what} '{wish}'", f"RunPod's console lists them; --{what} takes a name or an id")
 
-    def volume(self, wish: str, centers: Sequence[str]) -> dict[str, Any]:
-        """The network volume of that id or name, in one of those data centers."""
-        there = self._api.pages("/network-volumes", "networkVolumes", "list network volumes")
-        found = [one for one in there if one["id"] == wish] or [one for one in there if one.get("name") == wish]
-        if len(found) != 1:
-            what = f"more than one network volume is called '{wish}'"
-            names = ", ".join(f"{one.get('name')} ({one['id']}, {one.get('dataCenter')})" for one in found or there)
+    def volume(self, wish: str, centers: Sequence[str]) -> Volume:
+        """The network volume of that id or name, in one of these data centers; `centers` empty: in any."""
+        documents = self._api.pages("/network-volumes", "networkVolumes", "list network volumes")
+        volumes = [catalog.read_volume(one) for one in documents]
+        matching = [one for one in volumes if one.id == wish] or [one for one in volumes if one.name == wish]
+        if len(matching) != 1:
+            many = f"more than one network volume is called '{wish}'"
+            names = ", ".join(f"{one.name} ({one.id}, {one.center})" for one in matching or volumes)
             raise UsageError(
-                what if found else f"there is no network volume '{wish}'",
+                many if matching else f"there is no network volume '{wish}'",
                 f"name one by its id: {names}" if names else "make one in RunPod's console (Storage)",
             )
-        place = str(found[0].get("dataCenter") or "")
-        if centers and place not in centers:
+        volume = matching[0]
+        if centers and volume.center not in centers:
             raise UsageError(
-                f"the network volume '{wish}' is in {place}, not in {', '.join(centers)}", "leave out --region"
+                f"the network volume '{wish}' is in {volume.center}, not in {', '.join(centers)}", "leave out --region"
             )
-        return found[0]
+        return volume
 
     def shapes(self, wishes: Wishes) -> str:
         """Which clusters could be had instead: whole machines are what most are made of."""

@@ -15,7 +15,7 @@ import pytest
 from gpuops.core.models import Intent, Offer, Price, Request, Resource
 from gpuops.core.provider import Context
 from provisioners.aws import AwsProvisioner, images, launch, network
-from provisioners.aws.account import split
+from provisioners.aws.api import split
 from provisioners.aws.options import wishes
 from tests.fakes.aws import FakeAWS
 

@@ -13,7 +13,8 @@ import pytest
 from gpuops.core.errors import AuthFailed, NotSetUp, Rejected, Unknown, UsageError
 from gpuops.core.models import Request
 from provisioners.aws import credentials
-from provisioners.aws.account import ATTEMPTS, PROFILES, Account, ask, pages
+from provisioners.aws.account import ATTEMPTS, PROFILES, Account
+from provisioners.aws.api import ask, pages
 from tests.fakes.aws import FakeAWS, Fault
 
 

@@ -18,7 +18,7 @@ from gpuops.core.errors import (
     Unknown,
 )
 from provisioners.aws import errors
-from provisioners.aws.account import ask
+from provisioners.aws.api import ask
 
 DOING = "start 2 x g5.12xlarge in us-east-1a"
 ICE = (

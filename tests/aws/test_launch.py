@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError, ReadTimeoutError
 
 from gpuops.core.errors import AuthFailed, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Rejected, Unknown
 from gpuops.core.models import Intent, Offer, Price
-from provisioners.aws import instances, launch
+from provisioners.aws import launch, machines
 
 TOKEN = "0123456789abcdef0123456789abcdef-12345678"
 INTENT = Intent("0a1b2c3d", "c-one", TOKEN, 1_900_000_000.5, Path("agent"))
@@ -20,7 +20,7 @@ DATA = {
     "root_device": "/dev/sda1", "disk": 200, "subnet": "subnet-1", "vpc": "vpc-1", "devices": ["/dev/sdf"],
 }  # fmt: skip
 OFFER = Offer("aws", "x", "2 x g5.12xlarge", 2, 4, "us-east-1", (Price("machines", 4.5),), DATA)
-TOLD = instances.told(INTENT, host_key="ssh-ed25519 AAAA", user="ubuntu", price=2.25, public=True)
+TOLD = machines.told(INTENT, host_key="ssh-ed25519 AAAA", user="ubuntu", price=2.25, public=True)
 EBS = {"DeleteOnTermination": True, "Encrypted": True}
 
 

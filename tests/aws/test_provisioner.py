@@ -23,7 +23,8 @@ from gpuops.core.errors import (
 )
 from gpuops.core.models import Request, Resource
 from gpuops.core.provider import Context
-from provisioners.aws import AwsProvisioner, instances, launch, network
+from provisioners.aws import AwsProvisioner, launch, network
+from provisioners.aws.machines import specifications
 from tests.aws.conftest import OWNER, Notes, Tenant
 from tests.fakes.aws import FakeAWS, Fault
 
@@ -152,11 +153,11 @@ def test_what_machines_left_behind_is_found_and_ended(fake: FakeAWS, tenant: Ten
         Filters=[{"Name": "resource-id", "Values": [made[0].id]}])["Tags"]}  # fmt: skip
     subnet = fake.asked("RunInstances")[0].parameters["NetworkInterfaces"][0]["SubnetId"]
     group = next(one.id for one in tenant.listed(HOME) if one.kind == "group")
-    disk = ec2.create_volume(
-        AvailabilityZone="us-east-1b", Size=200, TagSpecifications=instances.specifications(told, "volume")
-    )["VolumeId"]
+    disk = ec2.create_volume(AvailabilityZone="us-east-1b", Size=200, TagSpecifications=specifications(told, "volume"))[
+        "VolumeId"
+    ]
     card = ec2.create_network_interface(
-        SubnetId=subnet, Groups=[group], TagSpecifications=instances.specifications(told, "network-interface")
+        SubnetId=subnet, Groups=[group], TagSpecifications=specifications(told, "network-interface")
     )["NetworkInterface"]["NetworkInterfaceId"]
     there = {one.kind: one for one in tenant.listed(HOME) if one.kind in ("volume", "interface")}
     assert {kind: (one.id, one.name, one.bills) for kind, one in there.items()} == {

@@ -19,7 +19,7 @@ from gpuops.core.errors import BUG
 from gpuops.core.polling import Clock
 from gpuops.ledger.store import Ledger
 from gpuops.offers import approval, payer, search
-from provisioners.runpod import account, api, provisioner
+from provisioners.runpod import account, api, lifecycle
 from provisioners.runpod.provisioner import RunpodProvisioner
 from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Fault, Life
@@ -147,8 +147,8 @@ def renter(desk: Desk, fake: FakeRunPod, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     monkeypatch.setattr(RunpodProvisioner, "settle_s", 0.5)
     monkeypatch.setattr(RunpodProvisioner, "gone_s", 0.6)
-    monkeypatch.setattr(provisioner, "PULLING_S", 0.2)
-    monkeypatch.setattr(provisioner, "LOG_S", HANG_S)
+    monkeypatch.setattr(lifecycle, "IMAGE_PULL_LOG_INTERVAL_S", 0.2)
+    monkeypatch.setattr(lifecycle, "LOG_LISTEN_S", HANG_S)
     fake.terse = True
     monkeypatch.setattr(api, "PAUSES_S", (0.05, 0.05))
     monkeypatch.setattr(account, "PROGRAM", "raise SystemExit(1)")

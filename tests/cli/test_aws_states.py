@@ -15,7 +15,7 @@ import pytest
 
 from gpuops.offers.payer import ORDER
 from provisioners.aws import credentials
-from provisioners.aws.offers import UNPRICED_HINT
+from provisioners.aws.stock import UNPRICED_HINT
 from tests.cli.tenant import ONE, Tenant
 from tests.conftest import Shell
 from tests.fakes.aws import Fault

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from provisioners.aws.errors import NO_KEYS
-from provisioners.runpod.account import NO_KEY
+from provisioners.runpod.credentials import NO_KEY
 from tests.cli.conftest import Desk
 from tests.cli.counting import MEETS
 from tests.conftest import HANG_S, Shell

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.agent.lease import BOOT_MARGIN_S
-from provisioners.aws.user_data import WATCH
+from provisioners.aws.boot_script import WATCH
 from tests.chaos.ec2 import SaboteurAtAws, TenantOfAws
 from tests.chaos.hits import guards, is_held
 from tests.chaos.together import Together, chosen

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from provisioners.aws import user_data
+from provisioners.aws import boot_script
 from provisioners.keys import Pair
 from tests.conftest import HANG_S, until
 from tests.fakes.aws.machines import Machines, Order
@@ -54,7 +54,7 @@ class Instances:
     def config(self, end: int = FAR, **more: Any) -> str:
         """gpuops' own user data, with more of what a user of AWS could write."""
         host = Pair((self.lab.folder / "host_key").read_text(), self.host_key)
-        own = user_data.document(host=host, login=self.lab.login, user="ubuntu", end=end)
+        own = boot_script.document(host=host, login=self.lab.login, user="ubuntu", end=end)
         return f"#cloud-config\n{yaml.safe_dump({**yaml.safe_load(own), **more})}"
 
     def login(self, id: str, line: str, user: str = "ubuntu", wait_s: int = 60) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.core.errors import AuthFailed, UsageError
-from provisioners.runpod import account
+from provisioners.runpod import credentials
 
 
 def stored(home: Path, text: str) -> dict[str, str]:
@@ -18,21 +18,21 @@ def stored(home: Path, text: str) -> dict[str, str]:
 
 def test_the_environment_comes_before_what_runpods_tools_have_stored(tmp_path: Path) -> None:
     env = stored(tmp_path, 'apiKey = "stored"\n')
-    assert account.key({**env, "RUNPOD_API_KEY": " given\n"}) == "given"
-    assert account.key({**env, "RUNPOD_API_KEY": ""}) == "stored"
+    assert credentials.key({**env, "RUNPOD_API_KEY": " given\n"}) == "given"
+    assert credentials.key({**env, "RUNPOD_API_KEY": ""}) == "stored"
 
 
 @pytest.mark.parametrize(
     "text", ['apiKey = "k1"\n', '[default]\napi_key = "k1"\n', 'apiKey = ""\n[default]\napi_key = "k1"\n']
 )
 def test_both_of_runpods_tools_are_understood(tmp_path: Path, text: str) -> None:
-    assert account.key(stored(tmp_path, text)) == "k1"
+    assert credentials.key(stored(tmp_path, text)) == "k1"
 
 
 @pytest.mark.parametrize("text", ["", "default = 3\n", "apiKey = 3\n", "not toml"])
 def test_no_key_is_said_with_the_way_to_one(tmp_path: Path, text: str) -> None:
     with pytest.raises(AuthFailed) as caught:
-        account.key(stored(tmp_path, text))
+        credentials.key(stored(tmp_path, text))
     assert "RUNPOD_API_KEY is not set" in caught.value.say
     assert "console.runpod.io" in caught.value.hint
 
@@ -40,7 +40,7 @@ def test_no_key_is_said_with_the_way_to_one(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("key", ["two words", "line\nbreak", "schlüssel"])
 def test_what_cannot_be_a_key_is_not_repeated(key: str) -> None:
     with pytest.raises(AuthFailed) as caught:
-        account.key({"RUNPOD_API_KEY": key})
+        credentials.key({"RUNPOD_API_KEY": key})
     assert key not in caught.value.say + caught.value.hint
 
 
@@ -49,13 +49,13 @@ def test_what_cannot_be_a_key_is_not_repeated(key: str) -> None:
     "http://[::1]:8/v2", "http://10.1.2.3/v2", "http://192.168.1.1/v2",
 ])  # fmt: skip
 def test_addresses_that_a_key_may_be_sent_to(url: str) -> None:
-    assert account.address({"RUNPOD_API_URL": url}) == url.rstrip("/")
+    assert credentials.address({"RUNPOD_API_URL": url}) == url.rstrip("/")
 
 
 @pytest.mark.parametrize(("url", "say"), [
-    ("http://api.runpod.io/v2", "would travel in clear"),
-    ("http://8.8.8.8/v2", "would travel in clear"),
-    ("http://localhost.evil.com/v2", "would travel in clear"),
+    ("http://api.runpod.io/v2", "would travel unencrypted"),
+    ("http://8.8.8.8/v2", "would travel unencrypted"),
+    ("http://localhost.evil.com/v2", "would travel unencrypted"),
     ("https://rest.runpod.io/v1", "is not RunPod's REST API v2"),
     ("https://api.runpod.io/graphql", "is not RunPod's REST API v2"),
     ("https://api.runpod.io", "is not RunPod's REST API v2"),
@@ -66,12 +66,12 @@ def test_addresses_that_a_key_may_be_sent_to(url: str) -> None:
 ])  # fmt: skip
 def test_addresses_that_it_may_not(url: str, say: str) -> None:
     with pytest.raises(UsageError, match=say):
-        account.address({"RUNPOD_API_URL": url})
+        credentials.address({"RUNPOD_API_URL": url})
 
 
 def test_the_balance_is_asked_for_where_the_api_is() -> None:
-    assert account.graphql_base({}) == "https://api.runpod.io"
-    assert account.graphql_base({"RUNPOD_API_URL": "http://127.0.0.1:7/v2"}) == "http://127.0.0.1:7"
-    assert account.graphql_base({"RUNPOD_API_BASE_URL": "https://x.org/"}) == "https://x.org"
+    assert credentials.graphql_base({}) == "https://api.runpod.io"
+    assert credentials.graphql_base({"RUNPOD_API_URL": "http://127.0.0.1:7/v2"}) == "http://127.0.0.1:7"
+    assert credentials.graphql_base({"RUNPOD_API_BASE_URL": "https://x.org/"}) == "https://x.org"
     with pytest.raises(UsageError):
-        account.graphql_base({"RUNPOD_API_BASE_URL": "http://x.org"})
+        credentials.graphql_base({"RUNPOD_API_BASE_URL": "http://x.org"})

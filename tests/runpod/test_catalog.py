@@ -9,14 +9,14 @@ import pytest
 
 from gpuops.core.errors import NoCapacity, UsageError
 from gpuops.core.models import Request
-from provisioners.runpod import catalog, offers, options
+from provisioners.runpod import catalog, offers, options, regions
 from provisioners.runpod.catalog import Gpu, Place
 from provisioners.runpod.options import cuda_of, wishes
 from tests.fakes.runpod.catalog import DATA_CENTERS, GPUS, data_center_view, gpu_view
 
 SECURE = [catalog.read(gpu_view(gpu), "SECURE") for gpu in GPUS]
 COMMUNITY = [catalog.read(gpu_view(gpu), "COMMUNITY") for gpu in GPUS]
-CENTERS = catalog.read_places([data_center_view(one) for one in DATA_CENTERS])
+CENTERS = regions.read([data_center_view(one) for one in DATA_CENTERS])
 
 
 @pytest.mark.parametrize(("typed", "name"), [
@@ -102,14 +102,14 @@ def test_a_price_that_is_none_is_no_price(document: dict[str, Any]) -> None:
     ("eu-ro", ["EU-RO-1"]), ("ro", ["EU-RO-1"]), ("australia, japan", ["OC-AU-1", "AP-JP-1"]),
 ])  # fmt: skip
 def test_regions(typed: str, ids: list[str]) -> None:
-    assert catalog.meant(typed, CENTERS) == ids
+    assert regions.meant(typed, CENTERS) == ids
 
 
 @pytest.mark.parametrize(
     ("typed", "start"), [("us", "US-"), ("USA", "US-"), ("europe", "EU"), ("eu", "EU"), ("ca", "CA-")]
 )
 def test_countries_and_continents(typed: str, start: str) -> None:
-    found = catalog.meant(typed, CENTERS)
+    found = regions.meant(typed, CENTERS)
     assert found == [one.id for one in CENTERS if one.id.startswith(start)]
     assert len(found) > 1
 
@@ -117,10 +117,10 @@ def test_countries_and_continents(typed: str, start: str) -> None:
 @pytest.mark.parametrize("typed", ["no-such-region", "US-KS-9", "", "US-KS-2,,", "us-"])
 def test_what_is_no_region(typed: str) -> None:
     if typed == "us-":
-        assert catalog.meant(typed, CENTERS), "as good as us"
+        assert regions.meant(typed, CENTERS), "as good as us"
         return
     with pytest.raises(UsageError) as caught:
-        catalog.meant(typed, CENTERS)
+        regions.meant(typed, CENTERS)
     assert "US-KS-2" in caught.value.hint
 
 

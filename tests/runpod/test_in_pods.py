@@ -14,7 +14,7 @@ import pytest
 from gpuops.core.models import Intent
 from gpuops.core.provider import Context
 from provisioners import keys
-from provisioners.runpod import RunpodProvisioner, options, pods
+from provisioners.runpod import RunpodProvisioner, launch, machines, options
 from tests.conftest import HANG_S, until
 from tests.fakes.runpod import FakeRunPod, Pod
 from tests.lab.available import why_no_lab
@@ -38,7 +38,7 @@ def fake(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeRun
 
 def told(lab: Lab, fake: FakeRunPod, lives_s: float) -> dict[str, str]:
     intent = Intent("0a1b2c3d", "lab", "t" * 32, time.time() + lives_s, Path("x.pyz"))
-    return pods.variables(intent, "t" * 32, keys.new(), lab.login, fake.url)
+    return launch.variables(intent, "t" * 32, keys.new(), lab.login, fake.url)
 
 
 def offered(image: str) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def offered(image: str) -> dict[str, Any]:
 
 
 def made(lab: Lab, fake: FakeRunPod, image: str, lives_s: float = 3600.0) -> Pod:
-    body = pods.body("gpuops-0a1b2c3d-lab-0", offered(image), told(lab, fake, lives_s))
+    body = launch.pod_body("gpuops-0a1b2c3d-lab-0", offered(image), told(lab, fake, lives_s))
     return fake.add_pod(body.pop("name"), **body)
 
 
@@ -88,15 +88,17 @@ def test_a_node_ends_its_pod(lab: Lab, fake: FakeRunPod, image: str, tmp_path: P
     pod = made(lab, fake, image)
     until(lambda: login(lab, pod, "true", tmp_path / "known").returncode == 0, f"a login: {pod.log}")
     runpod = RunpodProvisioner(Context("0a1b2c3d", tmp_path, fake.env))
-    machine = pods.resource({"id": pod.id, "env": pod.env}, pod.name, tmp_path, {})
+    machine = machines.resource(machines.read({"id": pod.id, "env": pod.env}), pod.name, tmp_path, {})
     line = shlex.join(runpod.self_destruct(machine))
     login(lab, pod, line, tmp_path / "known")
     until(lambda: not fake.pods[pod.id].bills, "it ends itself")
 
 
 def test_members_of_a_cluster_are_logged_in_to(lab: Lab, fake: FakeRunPod, tmp_path: Path) -> None:
-    env = {**told(lab, fake, 3600.0), pods.MARK: "gpuops-0a1b2c3d-lab-"}
-    body = pods.cluster_body("gpuops-0a1b2c3d-lab-cluster", {**offered(IMAGES[0]), "gpu": "NVIDIA H100 80GB HBM3"}, env)
+    env = {**told(lab, fake, 3600.0), machines.MARK: "gpuops-0a1b2c3d-lab-"}
+    body = launch.cluster_body(
+        "gpuops-0a1b2c3d-lab-cluster", {**offered(IMAGES[0]), "gpu": "NVIDIA H100 80GB HBM3"}, env
+    )
     members = fake.add_cluster(body.pop("name"), **body).members
     for pod in members:
         until(lambda pod=pod: login(lab, pod, "true", tmp_path / "known").returncode == 0, f"a login: {pod.log}")

@@ -19,8 +19,8 @@ from gpuops.core.settings import load, surroundings
 from gpuops.ledger.store import Ledger
 from gpuops.offers import payer as payers
 from provisioners.aws import account as aws_access
-from provisioners.aws import credentials
-from provisioners.runpod import account
+from provisioners.aws import api, credentials
+from provisioners.runpod import credentials as runpod_credentials
 from tests.cli.conftest import desk  # noqa: F401 - a fixture
 from tests.cli.renter import UP, Renter, fake, money, no_guard_stays, renter  # noqa: F401
 from tests.cli.tenant import ONE, Tenant, tenant  # noqa: F401
@@ -346,16 +346,16 @@ def test_the_first_key_counts_at_runpod(
     there = [key.strip() for key in (exported, stored, project) if key and key.strip()]
     if not there:
         with pytest.raises(NotSetUp):
-            account.key(surroundings(settings, environ), settings.dotenv)
+            runpod_credentials.key(surroundings(settings, environ), settings.dotenv)
         return
-    assert account.key(surroundings(settings, environ), settings.dotenv) == there[0]
+    assert runpod_credentials.key(surroundings(settings, environ), settings.dotenv) == there[0]
 
 
 def test_a_file_that_cannot_be_read_does_not_give_way(tmp_path: Path) -> None:
     (tmp_path / ".runpod").mkdir()
     (tmp_path / ".runpod" / "config.toml").write_text("apiKey = oops")
     with pytest.raises(AuthFailed, match=r"config.toml cannot be read"):
-        account.key({"HOME": str(tmp_path)}, {"RUNPOD_API_KEY": "rpa_PROJECTS"})
+        runpod_credentials.key({"HOME": str(tmp_path)}, {"RUNPOD_API_KEY": "rpa_PROJECTS"})
 
 
 ID, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
@@ -409,7 +409,7 @@ def test_the_first_credentials_count_at_aws(
         first: tuple[str, Any] | None = next((one for one in places if one), None)
 
         def found() -> tuple[str, ...]:
-            session, _ = aws_access.ask(
+            session, _ = api.ask(
                 "find",
                 credentials.session,
                 env=surroundings(settings, environ),  # noqa: B023

@@ -14,7 +14,8 @@ import pytest
 from gpuops.agent import processes
 from gpuops.core.provider import Context
 from gpuops.nodes import bootstrap
-from provisioners.local import LocalProvisioner, init_node, start_of, watchdog_lives
+from provisioners.local.processes import start_node, start_time_of, watchdog_lives
+from provisioners.local.provisioner import LocalProvisioner
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 def test_a_number_that_another_process_has_is_no_watchdog(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
     found = processes.find(sleeper.pid)
     assert found
-    assert start_of(sleeper.pid) == found.start
+    assert start_time_of(sleeper.pid) == found.start
     note = tmp_path / "watchdog.json"
     note.write_text(json.dumps({"pid": sleeper.pid, "start": found.start}))
     assert watchdog_lives(tmp_path)
@@ -54,7 +55,7 @@ def test_a_node_whose_agent_was_deleted_is_ended_before_its_folder_goes(tmp_path
     agent = provisioner._install(bootstrap.build(tmp_path / "cache")[0])
     folder = provisioner.root / "lab" / "n0"
     folder.mkdir(parents=True)
-    init_node(agent, folder, {"node": {"cluster": "lab", "owner": "0a1b2c3d"}, "lease": {"boot_in": 600.0}})
+    start_node(agent, folder, {"node": {"cluster": "lab", "owner": "0a1b2c3d"}, "lease": {"boot_in": 600.0}})
     pids = [json.loads((folder / f"{name}.json").read_text())["pid"] for name in ("watchdog", "agent")]
     shutil.rmtree(agent.parent)
     provisioner.destroy(provisioner.list_owned("0a1b2c3d", []))

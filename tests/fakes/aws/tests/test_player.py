@@ -6,14 +6,14 @@ import pytest
 import yaml
 
 from provisioners import keys
-from provisioners.aws import user_data
+from provisioners.aws import boot_script
 from tests.fakes.aws import player
 from tests.fakes.aws.player import Unplayable
 
 
 def test_gpuops_own_user_data_is_played() -> None:
     host = keys.new()
-    document = player.read(user_data.document(host=host, login="ssh-ed25519 AAAA", user="ubuntu", end=1800000000.0))
+    document = player.read(boot_script.document(host=host, login="ssh-ed25519 AAAA", user="ubuntu", end=1800000000.0))
     assert document["ssh_keys"]["ed25519_private"] == host.private
     assert document["ssh_authorized_keys"] == ["ssh-ed25519 AAAA"]
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from gpuops.core.errors import Rejected
 from provisioners import keys
-from provisioners.aws import user_data
+from provisioners.aws import boot_script
 
 HOST = keys.new()
 LOGIN = keys.new().public
@@ -49,7 +49,7 @@ SCHEMAS = (Path("/", SCHEMA), Path(__file__).parents[2] / ".venv/.made/cloud-ini
 
 
 def document() -> dict[str, Any]:
-    text = user_data.document(host=HOST, login=LOGIN, user="ubuntu", end=END)
+    text = boot_script.document(host=HOST, login=LOGIN, user="ubuntu", end=END)
     first, _, rest = text.partition("\n")
     assert first == "#cloud-config"
     found = yaml.safe_load(rest)
@@ -74,27 +74,27 @@ def test_it_holds_the_keys_and_no_more_than_aws_takes() -> None:
     keys = found["ssh_keys"]
     public = load_ssh_private_key(keys["ed25519_private"].encode(), None).public_key()
     assert public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode() == keys["ed25519_public"] == HOST.public
-    assert len(user_data.document(host=HOST, login=LOGIN, user="ubuntu", end=END).encode()) < user_data.MOST / 2
+    assert len(boot_script.document(host=HOST, login=LOGIN, user="ubuntu", end=END).encode()) < boot_script.MOST / 2
 
 
 def test_root_may_log_in_where_root_is_who_logs_in() -> None:
-    told = user_data.document(host=HOST, login=LOGIN, user="root", end=END)
+    told = boot_script.document(host=HOST, login=LOGIN, user="root", end=END)
     assert json.loads(told.removeprefix("#cloud-config"))["disable_root"] is False
 
 
 def test_what_aws_would_not_take_is_never_sent() -> None:
     with pytest.raises(Rejected, match="AWS takes 16384"):
-        user_data.document(host=HOST, login="x" * 17000, user="ubuntu", end=END)
+        boot_script.document(host=HOST, login="x" * 17000, user="ubuntu", end=END)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze here")
 def test_systemd_takes_its_units(tmp_path: Path) -> None:
     program = tmp_path / "end"
     program.write_text("exit 0\n")
-    for name, text in user_data.units().items():
-        (tmp_path / name).write_text(text.replace(user_data.PROGRAM, str(program)))
+    for name, text in boot_script.units().items():
+        (tmp_path / name).write_text(text.replace(boot_script.PROGRAM, str(program)))
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *(str(tmp_path / name) for name in user_data.units())],
+        ["systemd-analyze", "verify", "--man=no", *(str(tmp_path / name) for name in boot_script.units())],
         capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -102,10 +102,10 @@ def test_systemd_takes_its_units(tmp_path: Path) -> None:
 
 
 def test_nothing_of_the_dead_man_waits_for_the_rest_of_the_start() -> None:
-    units = user_data.units()
+    units = boot_script.units()
     assert all("DefaultDependencies=no" in text for text in units.values())
     assert not any(word in text for text in units.values() for word in ("After=", "Requires=", "Wants=", "Conflicts="))
-    assert "--no-block start" in user_data.arm("ubuntu", END)
+    assert "--no-block start" in boot_script.arm("ubuntu", END)
 
 
 class Machine:
@@ -132,7 +132,7 @@ class Machine:
         path.chmod(0o755)
 
     def arm(self, end: float, user: str = "") -> None:
-        self._run(user_data.arm(user or self.user, end))
+        self._run(boot_script.arm(user or self.user, end))
 
     def look(self) -> None:
         self._run(self.program.read_text())
@@ -162,7 +162,7 @@ def machine(tmp_path: Path) -> Machine:
 def test_a_boot_arms_the_timer(machine: Machine) -> None:
     machine.arm(END)
     assert (machine.watch / "end").read_text() == "1900000000\n"
-    assert {path.name for path in (machine.folder / "etc/systemd/system").iterdir()} == set(user_data.units())
+    assert {path.name for path in (machine.folder / "etc/systemd/system").iterdir()} == set(boot_script.units())
     assert machine.asked == [
         "systemctl daemon-reload",
         "systemctl enable gpuops-end.timer",
@@ -237,6 +237,6 @@ def test_the_node_is_started_again_once_in_half_a_minute(machine: Machine) -> No
 
 
 def test_it_goes_through_the_request_as_it_is() -> None:
-    text = user_data.document(host=HOST, login=LOGIN, user="ubuntu", end=END)
+    text = boot_script.document(host=HOST, login=LOGIN, user="ubuntu", end=END)
     assert base64.b64decode(base64.b64encode(text.encode())).decode() == text
     assert text.isascii()

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gpuops.core.models import Intent, Resource
-from provisioners.aws.account import Identity, split
+from provisioners.aws.account import Identity
+from provisioners.aws.api import split
+from provisioners.aws.boot_script import WATCH
 from provisioners.aws.pricing import DISK_MONTHLY, MONTH_H
-from provisioners.aws.user_data import WATCH
 
 MANAGED = "gpuops:managed"
 OWNER = "gpuops:owner"

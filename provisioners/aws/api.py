@@ -1,0 +1,95 @@
+"""One call of AWS's, one answer or one of our errors; several calls at once; a region and its profile as one word.
+
+A region is `us-east-1`, or `us-east-1@NAME` where the profile NAME gives the credentials: the profile travels with the
+region into the ledger, so that a later command finds the same account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from gpuops.core.errors import (
+    GpuopsError,
+    ProviderError,
+    UsageError,
+)
+from provisioners.aws import errors
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+MAX_CALLS_AT_ONCE = 8
+"""AWS throttles requests per account: its allowance for describing refills by 20 a second."""
+
+PROFILE = "gpuops_profile"
+"""Attribute of a client: the profile whose credentials it uses, for errors to name."""
+
+
+def split(region: str) -> tuple[str, str]:
+    """A region's own name and its profile (empty: none)."""
+    name, _, profile = region.partition("@")
+    return name, profile
+
+
+def join(name: str, profile: str) -> str:
+    """The word that `split` takes apart."""
+    return f"{name}@{profile}" if profile else name
+
+
+def ask(doing: str, call: Callable[..., Any], *, creating: bool = False, client: Any = None, **parameters: Any) -> Any:
+    """The answer of one call; {} for a dry run that would have succeeded. Raises ProviderError.
+
+    doing    what an error says was tried: `list machines in us-east-1`
+    client   the client that is used, where `call` is not a method of it
+    """
+    try:
+        return call(**parameters)
+    except GpuopsError:
+        raise
+    except Exception as error:
+        if errors.code(error) == "DryRunOperation":
+            return {}
+        whose = client if client is not None else getattr(call, "__self__", None)
+        region = str(getattr(getattr(whose, "meta", None), "region_name", "") or "")
+        profile = str(getattr(whose, PROFILE, "") or parameters.get("profile") or "")
+        raise errors.failure(error, doing, creating=creating, region=region, profile=profile) from error
+
+
+def pages(doing: str, client: Any, operation: str, key: str, **parameters: Any) -> list[Any]:
+    """What all pages of one call hold under `key`. Raises ProviderError."""
+
+    def everything() -> list[Any]:
+        if not client.can_paginate(operation):
+            return list(getattr(client, operation)(**parameters).get(key) or [])
+        found = client.get_paginator(operation).paginate(**parameters)
+        return [one for page in found for one in page.get(key) or []]
+
+    return list(ask(doing, everything, client=client))
+
+
+def together(
+    calls: Mapping[K, Callable[[], V]], most: int = MAX_CALLS_AT_ONCE
+) -> dict[K, V | ProviderError | UsageError]:
+    """The answer or the error of each call, in the order given. An error that is not ours is raised, after all calls
+    have ended."""
+    if not calls:
+        return {}
+    with ThreadPoolExecutor(min(most, len(calls)), thread_name_prefix="aws") as pool:
+        under_way = {name: pool.submit(_settled, call) for name, call in calls.items()}
+        return {name: future.result() for name, future in under_way.items()}
+
+
+def _settled(call: Callable[[], V]) -> V | ProviderError | UsageError:
+    try:
+        return call()
+    except (ProviderError, UsageError) as error:
+        return error
+
+
+def sure(settled: V | ProviderError | UsageError) -> V:
+    """The answer of a call by `together`. Raises its error."""
+    if isinstance(settled, ProviderError | UsageError):
+        raise settled
+    return settled

@@ -1,0 +1,159 @@
+"""What a region has of what was asked for: types, zones, prices, image, network, and how the account stands there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from gpuops.core.errors import NoCapacity, ProviderError, UsageError
+from provisioners.aws import catalog, images, network, pricing, quotas
+from provisioners.aws.account import Account
+from provisioners.aws.alternatives import Asked, Place
+from provisioners.aws.api import split, sure, together
+from provisioners.aws.catalog import Kind
+from provisioners.aws.options import Wishes
+from provisioners.aws.quotas import class_of, unknown
+
+ELSEWHERE = "ask for another --gpu-type, or look elsewhere with --region A,B"
+UNPRICED_HINT = "say what you would pay at most, which is then counted as the price: --max-price 5; or take --spot"
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What every offer in a region needs besides a type."""
+
+    region: str
+    image: images.Image
+    nets: Mapping[str, network.Place]
+    """By zone."""
+    disk: float
+    """$/h for a GB."""
+
+
+@dataclass(frozen=True)
+class Stock:
+    """A region: what it has of what was asked for, at which $/h and zone, and how the account stands there."""
+
+    ground: Ground
+    place: Place
+    priced: Sequence[tuple[Kind, str, float]]
+    unpriced: str = ""
+    """Why the prices are the highest that the user would pay, and not AWS's; empty where they are AWS's."""
+
+
+def read_stock(account: Account, region: str, given: Wishes, asked: Asked) -> Stock:
+    first: dict[str, Any] = together(
+        {
+            "kinds": partial(catalog.kinds, account, region, given.types),
+            "image": partial(images.find, account, region, given),
+            "nets": partial(network.places, account, region, given),
+            "disk": partial(pricing.disk, account, region),
+        }
+    )
+    kinds: dict[str, Kind] = sure(first["kinds"])
+    meant = _runnable(
+        catalog.chosen(
+            kinds.values(),
+            gpus=asked.gpus,
+            gpu_type=asked.gpu_type,
+            gpu_mem=asked.gpu_mem,
+            market=asked.market,
+            types=asked.types,
+            where=f"in {split(region)[0]}",
+        ),
+        given,
+    )
+    ground = Ground(region, sure(first["image"]), sure(first["nets"]), sure(first["disk"]))
+    types = [kind.type for kind in meant]
+    classes = list(dict.fromkeys(class_of(kind.type, asked.market) for kind in meant))
+    ask_price = (
+        partial(pricing.spot, account, region, types)
+        if given.spot
+        else partial(pricing.on_demand, account, region, () if is_prepaid(given) else meant)
+    )
+    second: dict[str, Any] = together(
+        {
+            "zones": partial(catalog.zones, account, region, types),
+            "prices": ask_price,
+            "standing": partial(
+                quotas.read_standing,
+                account,
+                region,
+                classes,
+                lambda: {name: kind.vcpus for name, kind in kinds.items()},
+                history=False,
+            ),
+        }
+    )
+    place = Place(region, tuple(kinds.values()), {asked.market: meant}, sure(second["standing"]))
+    told, unpriced = second["prices"], ""
+    if isinstance(told, ProviderError) and not given.spot and unknown(told):
+        unpriced = told.say
+        told = _at_most(account, meant, told, ground, given)
+    priced = _priced(meant, sure(second["zones"]), sure(told), ground, given)
+    return Stock(ground, place, priced, unpriced)
+
+
+def _at_most(
+    account: Account, meant: Sequence[Kind], error: ProviderError, ground: Ground, given: Wishes
+) -> dict[str, float]:
+    """What the user would pay for each type, where AWS's prices cannot be read; without those that even spot machines
+    show to be dearer. Raises the error where the user has not said."""
+    if given.max_price is None:
+        error.hint = f"{error.hint}; or {UNPRICED_HINT}"
+        raise error
+    besides = ground.disk * max(given.disk, ground.image.root_gb) + pricing.ADDRESS
+    most = math.floor((given.max_price / given.nodes - besides) * 1e4) / 1e4
+    spot: Mapping[tuple[str, str], float] = {}
+    with suppress(ProviderError):
+        spot = pricing.spot(account, ground.region, [kind.type for kind in meant])
+    dear = {type for (type, _), price in spot.items() if price > most}
+    return {kind.type: most for kind in meant if most > 0 and kind.type not in dear}
+
+
+def _runnable(kinds: Sequence[Kind], given: Wishes) -> list[Kind]:
+    """Without those that AWS's image has no driver for. Raises UsageError where none is left."""
+    fit = [kind for kind in kinds if given.ami or not catalog.is_old(kind)]
+    if not fit:
+        raise UsageError(
+            f"AWS's image has no driver for the {kinds[0].gpu} of {kinds[0].type}", "name an image of your own: --ami"
+        )
+    return fit
+
+
+def _priced(
+    meant: Sequence[Kind], zones: Mapping[str, set[str]], told: Mapping[Any, float], ground: Ground, given: Wishes
+) -> list[tuple[Kind, str, float]]:
+    """Each kind in each zone that has it, where we have a network and there is a price. Raises NoCapacity."""
+    where = split(ground.region)[0]
+    names = ", ".join(kind.type for kind in meant[:4]) + (" or others" if len(meant) > 4 else "")
+    offered = [(kind, zone) for kind in meant for zone in sorted(zones.get(kind.type, ()))]
+    if not offered:
+        raise NoCapacity(f"no zone of {where} has {names}", ELSEWHERE)
+    reached = [(kind, zone) for kind, zone in offered if zone in ground.nets]
+    if not reached:
+        there = ", ".join(sorted({zone for _, zone in offered}))
+        if given.zone:
+            raise NoCapacity(
+                f"{given.zone} has no {names}: {where} has them in {there}", "leave out --zone, or name another"
+            )
+        raise NoCapacity(
+            f"{where} has {names} in {there} only, and our subnets are in {', '.join(sorted(ground.nets)) or 'none'}",
+            "name a subnet there (--subnet), or make the default one: aws ec2 create-default-subnet "
+            f"--availability-zone {offered[0][1]}",
+        )
+    priced = [(kind, zone, told.get((kind.type, zone) if given.spot else kind.type, 0.0)) for kind, zone in reached]
+    known = [(kind, zone, price) for kind, zone, price in priced if price or is_prepaid(given)]
+    if not known:
+        what = "no spot price" if given.spot else "no price in its price list"
+        raise NoCapacity(f"AWS has {what} for {names} in {where} now", ELSEWHERE)
+    return known
+
+
+def is_prepaid(given: Wishes) -> bool:
+    """Whether the machines are paid already: those of a Capacity Block."""
+    return given.reserved is not None and given.reserved.block

@@ -1,0 +1,179 @@
+"""Pods and clusters that are there: finding ours, one look at one of them, its log, and its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gpuops.core.errors import AuthFailed, ProviderError, Rejected, Unknown
+from gpuops.core.models import Resource
+from provisioners.runpod import boot_log, machines
+from provisioners.runpod.account import Account
+from provisioners.runpod.api import Api, segment
+from provisioners.runpod.machines import CLUSTER, Pod, Status
+
+IMAGE_PULL_LOG_INTERVAL_S = 60.0
+"""How long a pod may be no node before its host's log is read, and from then on from one reading to the next: a normal
+pull takes about as long. A pod may have no public address for as long as that, too."""
+LOG_LISTEN_S = 5.0
+"""RunPod streams a log and does not end it."""
+LOG_LINES = 40
+LAST_LINES = 20
+"""Lines of a log that an error quotes."""
+
+
+class Lifecycle:
+    """All of an account's pods and clusters. Raises ProviderError; may be used from any thread."""
+
+    def __init__(self, api: Api, account: Account, home: Path) -> None:
+        self._api = api
+        self._account = account
+        self._home = home
+        self._lock = threading.Lock()
+        self._observed: dict[str, boot_log.Observed] = {}
+        self._never_up: dict[str, str] = {}
+
+    # Finding.
+
+    def owned(self, owner: str) -> list[Resource]:
+        """Every pod and cluster with the owner's mark. A pod's cluster tells its mark where its own name does not."""
+        ours, account = f"gpuops-{owner}-", self._account.marks()
+        pods = [machines.read(one) for one in self._api.pages("/pods", "pods", "list pods", includeClusterPods=True)]
+        has_members = any(pod.cluster and machines.mark(pod, {}).startswith(ours) for pod in pods)
+        clusters = {str(one["id"]): one for one in self._clusters(has_members)}
+        names = {id_: str(cluster.get("name") or "") for id_, cluster in clusters.items()}
+        resources = [
+            machines.resource(pod, name, self._home, account, kind=pod.kind)
+            for pod in pods
+            if (name := machines.mark(pod, names)).startswith(ours)
+        ]
+        tokens = {one.parent: str(one.data["token"]) for one in resources if one.parent}
+        return [
+            *(
+                machines.cluster_resource(cluster, account, tokens.get(id_, ""))
+                for id_, cluster in clusters.items()
+                if names[id_].startswith(ours)
+            ),
+            *(one for one in resources if one.state != "ended"),
+        ]
+
+    def _clusters(self, has_members: bool) -> list[dict[str, Any]]:
+        """All clusters. A key that may not list them has made none; their members are listed as pods in any case.
+
+        `has_members`: whether pods of ours are in one. Without any, a list that is refused (404) or fails is empty.
+        """
+        try:
+            return self._api.pages("/clusters", "clusters", "list clusters")
+        except AuthFailed:
+            return []
+        except (Rejected, Unknown):
+            if has_members:
+                raise
+            return []
+
+    def ranked(self, cluster: str, nodes: int) -> list[Pod]:
+        """A cluster's pods in the order of their ranks; none while RunPod has not numbered all of them."""
+        try:
+            pods = self._api.pages(f"/clusters/{segment(cluster)}/pods", "pods", "list a cluster's pods")
+        except ProviderError:
+            return []
+        by_rank = {pod.rank: pod for pod in map(machines.read, pods)}
+        return [by_rank[index] for index in range(nodes)] if set(by_rank) == set(range(nodes)) else []
+
+    # One look.
+
+    def look(self, resource: Resource) -> Resource:
+        """A pod or a cluster as it is now. Raises AuthFailed where another account's key may see it."""
+        is_cluster = resource.kind == CLUSTER
+        path = f"/{'clusters' if is_cluster else 'pods'}/{segment(resource.id)}"
+        document = self._api.find(path, f"look at a {'cluster' if is_cluster else 'pod'}")
+        if document is None:
+            self._account.check(resource)
+            return dataclasses.replace(resource, state="ended", address="", port=0, per_hour=0.0)
+        if is_cluster:
+            return dataclasses.replace(resource, state="running")
+        return self._as_it_is(machines.read(document), resource)
+
+    def _as_it_is(self, pod: Pod, resource: Resource) -> Resource:
+        before = resource.data
+        now = machines.resource(
+            pod,
+            resource.name,
+            self._home,
+            self._account.marks(),
+            known=before,
+            parent=resource.parent,
+            kind=resource.kind,
+        )
+        was_node = bool(before.get("artefact"))
+        if pod.is_coming and not was_node and (fault := self._boot_fault(pod)).say:
+            now = dataclasses.replace(now, data={**now.data, "hopeless": fault.say, "stopped": fault.machine})
+        if pod.status is Status.EXITED:
+            why = "" if was_node else self._why_never_up(pod.id)
+            now = dataclasses.replace(now, data={**now.data, "hopeless": why or machines.EXITED, "stopped": not why})
+        return now
+
+    def _boot_fault(self, pod: Pod) -> boot_log.Fault:
+        """Why a pod will never be a node; its host's log is read once in IMAGE_PULL_LOG_INTERVAL_S."""
+        now = time.monotonic()
+        with self._lock:
+            observed = self._observed.get(pod.id, boot_log.Observed(now)).at(pod.hidden, now)
+            due = now - observed.since >= IMAGE_PULL_LOG_INTERVAL_S
+            self._observed[pod.id] = observed = observed.read(boot_log.Fault(), now) if due else observed
+        if due:
+            try:
+                fault = boot_log.judge(self._log(pod.id, "system"))
+                self._observed[pod.id] = observed = observed.read(fault, now)
+            except ProviderError:
+                pass  # the next reading may succeed
+        return observed.judged(pod.hidden, now, IMAGE_PULL_LOG_INTERVAL_S)
+
+    def _why_never_up(self, pod: str) -> str:
+        """What its host says of a pod that has stopped and never was a node; read once."""
+        if pod not in self._never_up:
+            try:
+                self._never_up[pod] = boot_log.never_up(self._log(pod, "system"))
+            except ProviderError:
+                return ""
+        return self._never_up[pod]
+
+    def last_words(self, resource: Resource) -> str:
+        """The last lines of a pod's own log; a cluster has none."""
+        return "\n".join(self._log(resource.id)[-LAST_LINES:]) if resource.kind != CLUSTER else ""
+
+    def _log(self, pod: str, source: str | None = None) -> list[str]:
+        """The last lines of a pod's log. `source`: `system` for its host's alone; None for the container's own, too."""
+        path = f"/pods/{segment(pod)}/logs"
+        return boot_log.lines(self._api.listen(path, LOG_LISTEN_S, "read a pod's log", tail=LOG_LINES, source=source))
+
+    # Ending.
+
+    def destroy(self, resources: Sequence[Resource]) -> None:
+        """Clusters first: a member cannot go while its cluster is there, and one that is left behind can."""
+        clusters = dict.fromkeys(one.id if one.kind == CLUSTER else one.parent for one in resources)
+        ends: list[Callable[[], None]] = [partial(self._end_cluster, one) for one in clusters if one]
+        ends += [partial(self._end_pod, one) for one in resources if one.kind != CLUSTER]
+        errors: list[ProviderError] = []
+        for end in ends:
+            try:
+                end()
+            except ProviderError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _end_cluster(self, cluster: str) -> None:
+        self._api.delete(f"/clusters/{segment(cluster)}", "end a cluster")
+
+    def _end_pod(self, pod: Resource) -> None:
+        """A member that cannot go by itself (409) is ended with its cluster; any other is left for the next round."""
+        path = f"/pods/{segment(pod.id)}"
+        refused = self._api.delete(path, "end a pod") == 409
+        document = self._api.find(path, "look at a pod") if refused and not pod.parent else None
+        if document and (cluster := machines.read(document).cluster):
+            self._end_cluster(cluster)

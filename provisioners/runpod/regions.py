@@ -1,0 +1,69 @@
+"""RunPod's data centers, and which of them a `--region` means. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuops.core.errors import UsageError, did_you_mean
+from provisioners.names import words
+
+REGION = "runpod"
+"""The region of every resource: RunPod lists an account's pods as one, wherever they are."""
+ALIASES = {"eu": "europe", "na": "north america", "usa": "us", "states": "us", "apac": "asia"}
+
+
+@dataclass(frozen=True)
+class DataCenter:
+    id: str
+    """`US-KS-2`."""
+    name: str
+    continent: str
+    """In lower case: `north america`."""
+
+
+def read(documents: Sequence[Any]) -> list[DataCenter]:
+    """The catalog's data centers, without entries that have no id."""
+    return [
+        DataCenter(
+            str(one["id"]), str(one.get("name") or one["id"]), str(one.get("region") or "").replace("_", " ").lower()
+        )
+        for one in documents
+        if isinstance(one, dict) and one.get("id")
+    ]
+
+
+def meant(region: str, centers: Sequence[DataCenter]) -> list[str]:
+    """The ids that a `--region` means: ids, countries or continents, separated by commas. Raises UsageError."""
+    meant: list[str] = []
+    for wish in (part.strip() for part in region.split(",")):
+        ids = _ids_of(wish, centers)
+        if not ids:
+            raise UsageError(f"RunPod has no data center or region '{wish}'", _nearest(wish, centers))
+        meant += ids
+    return list(dict.fromkeys(meant))
+
+
+def _ids_of(wish: str, centers: Sequence[DataCenter]) -> list[str]:
+    """By id; else by continent, the id's country (`us`, `eu-ro`), then a word of the name (`kansas`)."""
+    if exact := [one.id for one in centers if one.id.lower() == wish.lower()]:
+        return exact
+    plain = " ".join(words(wish))
+    plain = ALIASES.get(plain, plain)
+    if not plain:
+        return []
+    ways = (
+        lambda one: one.continent == plain,
+        lambda one: f"{' '.join(words(one.id))} ".startswith(f"{plain} "),
+        lambda one: words(one.id)[1:2] == [plain] and words(one.id)[0] not in ("us", "ca"),
+        lambda one: set(words(plain)) <= set(words(one.name)),
+    )
+    return next((ids for way in ways if (ids := [one.id for one in centers if way(one)])), [])
+
+
+def _nearest(wish: str, centers: Sequence[DataCenter]) -> str:
+    known = sorted(one.id for one in centers)
+    continents = sorted({one.continent for one in centers if one.continent and one.continent != "unknown"})
+    everything = f"it has {', '.join(known)}; or say {', '.join(continents)}"
+    return did_you_mean(wish, known, 3, 0.7) or everything
