@@ -28,6 +28,7 @@ from gpuops.cli.request import (
 from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.models import RunRequest
+from gpuops.core.provider import is_rented
 from gpuops.sync import inputs, sinks
 
 NODES = 2
@@ -57,7 +58,7 @@ def tell(
     ctx, settings = make_context(as_json=as_json, yes=yes, strict=True)
     insisted = flags.retries is not None
     typed, flags = flags, launch_flags(settings, table, flags)
-    rents = bool(flags.on) and ctx.provisioner(str(flags.on)).capabilities.get("rented") is True
+    rents = bool(flags.on) and is_rented(ctx.provisioner(str(flags.on)))
     trust.check(ctx, settings.toml, table, typed, machine, rents=rents)
     asked, machine = machine, with_table(settings, table, machine)
     unfit = {name: getattr(asked, name) for name in one if getattr(machine, name) != 1}
@@ -106,7 +107,7 @@ def retries(ctx: Context, flags: LaunchFlags, *, insisted: bool) -> int:
     count = flags.retries or 0
     if count < 0:
         raise UsageError(f"--retries {count} is less than none", "--retries takes a number from 0")
-    rented = bool(flags.on) and ctx.provisioner(str(flags.on)).capabilities.get("rented") is True
+    rented = bool(flags.on) and is_rented(ctx.provisioner(str(flags.on)))
     if count and insisted and flags.detach:
         raise UsageError(
             f"--detach and --retries {count} exclude each other: the guard brings results home and ends machines, and "

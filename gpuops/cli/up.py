@@ -15,6 +15,7 @@ from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
 from gpuops.cli.help import NamesProvider, example_help
 from gpuops.core.errors import UsageError
 from gpuops.core.format import plural
+from gpuops.core.provider import is_rented
 
 if TYPE_CHECKING:
     from gpuops.core.context import Context
@@ -58,7 +59,7 @@ def up(
     if provider.startswith("-"):
         raise UsageError(f"there is no option {provider}", "the provider comes first: gpuops up local")
     ctx, settings = make_context(as_json=as_json, yes=yes, strict=True)
-    rents = ctx.provisioner(provider).capabilities.get("rented") is True
+    rents = is_rented(ctx.provisioner(provider))
     trust.check(ctx, settings.toml, "up", machine, rents=rents)
     machine = with_table(settings, "up", machine)
     options = own_options(ctx, provider, context.args)

@@ -19,6 +19,7 @@ from gpuops.core.errors import GpuopsError, NodeError, UsageError
 from gpuops.core.format import plural
 from gpuops.core.models import Lease, Request, Resource, Verdict
 from gpuops.core.parallel import on_each
+from gpuops.core.provider import is_rented
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes import host_key_handover
 from gpuops.nodes.session import in_order, name_hosts, open_live, programs_of, reach, send_lease
@@ -127,7 +128,7 @@ def adopt(ctx: Context, lost: Lost, *, complete: bool = True) -> Adopted:
     _refuse_gaps(lost, machines)
     machines = _recognised(ctx, lost, machines)
     draft = _draft(ctx, lost)
-    rented = provisioner.capabilities.get("rented") is True
+    rented = is_rented(provisioner)
     if rented:  # who lists machines knows nothing of what is beside the first node on one
         machines = with_virtual(
             on_each(lambda index: virtual.bearing(draft, machines[index], index), range(len(machines)))

@@ -28,7 +28,7 @@ from gpuops.core.errors import (
 from gpuops.core.format import money, plural, span
 from gpuops.core.models import COSTLESS, Resource
 from gpuops.core.parallel import on_each
-from gpuops.core.provider import Provisioner
+from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable
 from gpuops.nodes.session import in_order
 from gpuops.sync import bucket, push_record
@@ -93,7 +93,7 @@ def forget_cluster(ctx: Context, row: ClusterRow) -> None:
 def clear(ctx: Context, provisioner: Provisioner, row: ClusterRow, *, force: bool = False) -> Sequence[Resource]:
     """Destroy what carries a cluster's mark until nothing of it costs money, within `gone_s`. Returns what is still
     there, and costs nothing. Raises StillBilling."""
-    force = force and provisioner.capabilities.get("rented") is not True
+    force = force and not is_rented(provisioner)
     given_up: set[str] = set()
     clock = ctx.clock
     began = clock.monotonic()
@@ -142,7 +142,7 @@ def clear(ctx: Context, provisioner: Provisioner, row: ClusterRow, *, force: boo
 def _end_unlisted(ctx: Context, provisioner: Provisioner, row: ClusterRow) -> None:
     """A provider that lists nothing may still end what is rented and known by its id; whether it did, a list says."""
     known = ctx.ledger.resources(row.id)
-    if not known or provisioner.capabilities.get("rented") is not True:
+    if not known or not is_rented(provisioner):
         return
     try:
         provisioner.destroy(known)

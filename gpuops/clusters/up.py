@@ -25,7 +25,7 @@ from gpuops.core.errors import (
 )
 from gpuops.core.format import money, span
 from gpuops.core.models import COSTLESS, Intent, Offer, Payer, Problem, Request, Resource
-from gpuops.core.provider import Provisioner
+from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow, LedgerJournal
 from gpuops.nodes import bootstrap
 from gpuops.nodes.session import ClusterSession, machines_of, send_lease
@@ -178,7 +178,7 @@ def plan(ctx: Context, request: Request, said: set[str] | None = None) -> tuple[
         raise NoCapacity(
             f"{request.provider} offers nothing that fits this request", "ask for less, or try another provider"
         )
-    if provisioner.capabilities.get("rented") is True:
+    if is_rented(provisioner):
         for offer in offers:
             if not 0 < offer.per_hour < math.inf:
                 raise ProviderError(f"{request.provider} says no price for {offer.say}", "nothing was created")
@@ -216,7 +216,7 @@ def _check_capabilities(provisioner: Provisioner, request: Request) -> None:
 def rehearse(ctx: Context, request: Request, wish: LeaseWish) -> tuple[Sequence[Offer], Payer | None]:
     """The offers of a dry run, and who would pay; what there is to say of the money is said. Raises ProviderError,
     UsageError."""
-    rented = ctx.provisioner(request.provider).capabilities.get("rented") is True
+    rented = is_rented(ctx.provisioner(request.provider))
     search = Search(ctx, dataclasses.replace(request, wait_s=0.0), _planned(ctx))
     offers = search.offers()
     terms = Terms(ctx, request, wish, rented, search)
@@ -247,7 +247,7 @@ def bring_up(
     if name is not None:
         ctx.ledger.check_free(name)  # before others are asked, who may say no for reasons that then matter less
     provisioner = ctx.provisioner(request.provider)
-    rented = provisioner.capabilities.get("rented") is True
+    rented = is_rented(provisioner)
     search = Search(
         ctx,
         request,
@@ -357,7 +357,7 @@ def _told(machines: Sequence[Resource]) -> float:
 def _start_lease(ctx: Context, live: ClusterSession, terms: Terms, provisioner: Provisioner, offer: Offer) -> None:
     """The run lease replaces the boot lease. Money is counted from the intent on, at the dearer of the two prices."""
     now = ctx.clock.now()
-    rented = provisioner.capabilities.get("rented") is True
+    rented = is_rented(provisioner)
     told = _told(live.machines)
     terms.check(live.row.name, offer, told)
     if told > offer.per_hour * (1 + ROUNDING):

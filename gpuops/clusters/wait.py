@@ -21,7 +21,7 @@ from gpuops.core.errors import (
 from gpuops.core.format import amount, money, span
 from gpuops.core.models import COSTLESS, Request, Resource
 from gpuops.core.parallel import on_each
-from gpuops.core.provider import Provisioner
+from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, host_key_handover
 from gpuops.nodes.session import ClusterSession, how_ended, machines_of, name_hosts, reach, was_taken
@@ -59,7 +59,7 @@ def wait_ready(
     longer = "raise --timeout if it only needs longer"
     if deadline < started + request.timeout_min * 60:
         longer = "raise --max-cost if it only needs longer"
-    rented = provisioner.capabilities.get("rented") is True
+    rented = is_rented(provisioner)
     borne_until: float | None = None
     seen: set[str] = set()
     machines = ctx.ledger.resources(row.id)
@@ -199,7 +199,7 @@ def _may_pass(provisioner: Provisioner, error: NodeError) -> bool:
     from gpuops.transport import ssh
 
     strange = isinstance(error, ssh.Denied | ssh.HostKeyChanged)
-    return strange and provisioner.capabilities.get("rented") is True
+    return strange and is_rented(provisioner)
 
 
 def _given_up(machines: Sequence[Resource], error: NodeError) -> NodeError:

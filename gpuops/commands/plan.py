@@ -15,6 +15,7 @@ from gpuops.clusters import up as clusters
 from gpuops.commands.train import Job, on_all
 from gpuops.core.context import Context
 from gpuops.core.models import NodeFacts
+from gpuops.core.provider import has_capability
 from gpuops.core.settings import secret_origins
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.session import machines_of
@@ -52,7 +53,7 @@ def dry_run(ctx: Context, job: Job) -> tuple[dict[str, Any], list[str]]:
     name, folder = tree_of(job.request, ctx.folder)
     tree = inputs.scan_project(ctx, folder, job.sending.send_anyway)
     provider = choice.row.provider if choice.row else choice.provider
-    shared = ctx.provisioner(provider).capabilities.get("shares_disk") is True
+    shared = has_capability(ctx.provisioner(provider), "shares_disk")
     if job.request.data and not job.request.workload:
         tree = inputs.with_link(tree, ctx.folder, Path(job.request.data), shared=shared)
     document["send"] = {

@@ -20,6 +20,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, MachineGone, NodeError, worst
 from gpuops.core.format import plural, span
 from gpuops.core.models import Offer, Request, RunRequest
+from gpuops.core.provider import is_rented
 from gpuops.core.reporting import Progress
 from gpuops.core.settings import Settings
 from gpuops.core.signals import HandOver
@@ -164,7 +165,7 @@ def _foreword(ctx: Context, job: Job, offer: Offer) -> str:
     """What is settled and said before anything is rented. Raises UsageError."""
     if job.detach:
         wish = dataclasses.asdict(job.wish)
-        rented = ctx.provisioner(offer.provider).capabilities.get("rented") is True
+        rented = is_rented(ctx.provisioner(offer.provider))
         lease = leases.make(rented=rented, per_hour=offer.per_hour, now=time.time(), **wish)
         retention.agree(ctx, job.request, offer.provider, offer.per_hour, lease)
     return upload_estimate(ctx, job, offer)
@@ -172,7 +173,7 @@ def _foreword(ctx: Context, job: Job, offer: Offer) -> str:
 
 def upload_estimate(ctx: Context, job: Job, offer: Offer) -> str:
     """What is to be sent, how long that will take and cost: said before anything is rented. Raises UsageError."""
-    if ctx.provisioner(offer.provider).capabilities.get("rented") is not True:
+    if not is_rented(ctx.provisioner(offer.provider)):
         return ""
     tree = inputs.scan_project(ctx, tree_of(job.request, ctx.folder)[1], job.sending.send_anyway)
     size = tree.size + (inputs.scan(ctx, job.request.data, job.sending.send_anyway).size if job.request.data else 0)

@@ -258,3 +258,13 @@ class KnowsMachines(Protocol):
         """The machines a request speaks of, or all that are known, as they could be reached (`Resource.data`) before
         anything is created on them. Asked after `preflight`, which has said why others cannot be. No side effect.
         """
+
+
+def has_capability(provisioner: Provisioner, name: str) -> bool:
+    """Whether a provisioner declares a capability, rather than the sentence why it has not got it."""
+    return provisioner.capabilities.get(name) is True
+
+
+def is_rented(provisioner: Provisioner) -> bool:
+    """Whether the machines of a provider cost money while they exist, rather than being the user's own."""
+    return has_capability(provisioner, "rented")

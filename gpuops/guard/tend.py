@@ -10,6 +10,7 @@ from contextlib import suppress
 from gpuops.clusters.teardown import tear_down
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, Nonsense
+from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Silent
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RowGone, RunRow
 from gpuops.nodes.session import ClusterSession, all_ended, machines_of, open_live, watchdogs_ended
@@ -40,7 +41,7 @@ def tend(ctx: Context, cluster: int, *, saving: bool = True) -> None:
     taken = ctx.ledger.take(cluster, ctx.me)
     row = ctx.ledger.cluster(cluster)  # as whoever had it has left it
     expired = row.is_overdue(ctx.clock.now())
-    at_once = expired and not saving and _capability(ctx, row, "rented")
+    at_once = expired and not saving and is_rented(ctx.provisioner(row.provider))
     if row.state == "gone" or not (taken or expired):
         return
     if row.state == "creating":
@@ -126,16 +127,12 @@ def _has_other_runs(ctx: Context, row: ClusterRow, runs: Sequence[RunRow]) -> bo
 def _goes_on_for_nothing(ctx: Context, row: ClusterRow) -> bool:
     """Whether machines that cost money are still there after their nodes have ended. Those that can end themselves are
     asked for that once they may have been idle for too long."""
-    able = _capability(ctx, row, "self_destruct") and all(
+    able = has_capability(ctx.provisioner(row.provider), "self_destruct") and all(
         one.data.get("ends_itself", True) for one in ctx.ledger.resources(row.id)
     )
     idle_s = row.lease.idle_s if row.lease.idle_s is not None else math.inf
     early = able and ctx.clock.now() < (row.ready or 0.0) + idle_s
-    return _capability(ctx, row, "rented") and not early and watchdogs_ended(ctx, row)
-
-
-def _capability(ctx: Context, row: ClusterRow, name: str) -> bool:
-    return ctx.provisioner(row.provider).capabilities.get(name) is True
+    return is_rented(ctx.provisioner(row.provider)) and not early and watchdogs_ended(ctx, row)
 
 
 def _end_with_keepers(ctx: Context, row: ClusterRow, runs: list[RunRow]) -> None:
@@ -266,7 +263,7 @@ def _save_edits(ctx: Context, row: ClusterRow) -> None:
 def _can_wait(ctx: Context, row: ClusterRow, error: Exception) -> bool:
     """Whether a host of the user's own is out of reach. It costs nothing, and cannot be cleared either: what it has
     would be lost if it came back just as its cluster is torn down."""
-    return isinstance(error, ConnectionLost) and not _capability(ctx, row, "rented")
+    return isinstance(error, ConnectionLost) and not is_rented(ctx.provisioner(row.provider))
 
 
 def _give_up(ctx: Context, what: str, error: Exception) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpuops.core.errors import ConnectionLost, NodeError
 from gpuops.core.models import Resource
-from gpuops.core.provider import Provisioner
+from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
 from gpuops.transport.bulk import exchange
@@ -117,7 +117,7 @@ def taken_over(
         path = bootstrap.bring(connection, root, agent)
         folder = f"{root}/{row.name}/n{index}"
         watch = str(data.get("boot_watch") or "")
-        rented = provisioner.capabilities.get("rented") is True
+        rented = is_rented(provisioner)
         node = {
             "cluster": row.name,
             "owner": owner,

@@ -16,6 +16,7 @@ from gpuops.core.errors import NodeError, NodeRefused, RunFailed, UsageError
 from gpuops.core.format import plural
 from gpuops.core.models import NodeFacts, RunRequest
 from gpuops.core.parallel import on_each
+from gpuops.core.provider import has_capability
 from gpuops.core.reporting import Progress
 from gpuops.core.settings import Settings
 from gpuops.nodes import cuda as compat
@@ -102,7 +103,7 @@ def equip(
     """Each node's Python and ranks, at its spot. Raises NodeError where torch differs between nodes, or cannot use
     their GPUs."""
 
-    shared = capable(ctx, live, "shares_disk")
+    shared = has_capability(ctx.provisioner(live.row.provider), "shares_disk")
     given, _ = lots(live.machines[: request.nodes], live.facts, request.gpus)
 
     def one(index: int) -> Equipped:
@@ -199,11 +200,6 @@ def own_pythons(ctx: Context) -> list[str]:
     """The user's own environment on this computer: the active one, then the one that gpuops runs in."""
     active = [f"{ctx.env[name]}/bin/python" for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if ctx.env.get(name)]
     return [*active, sys.executable]
-
-
-def capable(ctx: Context, live: ClusterSession, what: str) -> bool:
-    """Whether a cluster's provider declares a capability."""
-    return ctx.provisioner(live.row.provider).capabilities.get(what) is True
 
 
 def setup_command(request: RunRequest, folder: Path, python: str, *, rented: bool) -> str:

@@ -12,6 +12,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, Nonsense
 from gpuops.core.models import COSTLESS, Lease, Resource
 from gpuops.core.parallel import on_each
+from gpuops.core.provider import is_rented
 from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.bootstrap import revive
@@ -259,7 +260,7 @@ def has_gone(ctx: Context, row: ClusterRow, machine: Resource) -> bool:
     nothing."""
     try:
         provider = ctx.provisioner_of(row)
-        return provider.capabilities.get("rented") is True and is_dead(provider.describe(machine))
+        return is_rented(provider) and is_dead(provider.describe(machine))
     except GpuopsError:
         return False
 

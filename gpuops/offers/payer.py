@@ -12,6 +12,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.git import git
 from gpuops.core.models import DOTENV, Payer, Request
+from gpuops.core.provider import is_rented
 from gpuops.core.settings import KEYS, dotenv_values
 
 ORDER = "an exported variable or profile, the provider's own file, .env"
@@ -53,5 +54,5 @@ def _is_tracked(folder: Path, path: Path) -> bool:
 
 def refuse_dotenv(ctx: Context, provider: str) -> None:
     """Before a key is used to rent at a provider. Raises UsageError."""
-    if ctx.provisioner(provider).capabilities.get("rented") is True:
+    if is_rented(ctx.provisioner(provider)):
         refuse_tracked(ctx.folder)

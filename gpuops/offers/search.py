@@ -19,7 +19,7 @@ from gpuops.core.errors import (
 )
 from gpuops.core.format import money, span
 from gpuops.core.models import Lease, Offer, Payer, Request
-from gpuops.core.provider import Provisioner
+from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.offers import lease as leases
 from gpuops.offers import table
@@ -107,7 +107,7 @@ class Asked:
         self._funds: Funds | None = None
         self._done = threading.Event()
         ask: Callable[[], Mapping[str, float] | None] | None = getattr(provisioner, "account", None)
-        if ask is None or provisioner.capabilities.get("rented") is not True:
+        if ask is None or not is_rented(provisioner):
             self._done.set()
         else:
             threading.Thread(target=self._ask, args=(ask,), daemon=True, name="account").start()
@@ -255,7 +255,7 @@ class Search:
     def _agree_ahead(self, left: float) -> None:
         """The one question, before there is an offer. Raises UsageError."""
         ctx, most = self._world, self._request.max_price
-        rented = ctx.provisioner(self._request.provider).capabilities.get("rented") is True
+        rented = is_rented(ctx.provisioner(self._request.provider))
         if ctx.yes or not rented or self.agreed is not None:
             return
         if not ctx.out.interactive:

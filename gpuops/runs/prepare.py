@@ -21,11 +21,12 @@ from gpuops.core.errors import BUG, ConnectionLost, GpuopsError, Interrupted, No
 from gpuops.core.format import first_few, plural
 from gpuops.core.models import NodeFacts, RunRequest, Verdict
 from gpuops.core.parallel import on_each
+from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Progress
 from gpuops.core.settings import Settings, secret_origins, secret_values
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.network import meet
-from gpuops.nodes.python import capable, equip, set_up, setup_command, versions
+from gpuops.nodes.python import equip, set_up, setup_command, versions
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers.payer import refuse_tracked
 from gpuops.runs.spec import Place, node_specs
@@ -171,7 +172,7 @@ def _prepared(
 ) -> Prepared:
     """The part of `prepare` that a run in the ledger stands for."""
     name, folder = tree_of(request, ctx.folder)
-    shared = capable(ctx, live, "shares_disk")
+    shared = has_capability(ctx.provisioner(live.row.provider), "shares_disk")
     with progress.during("looking through the project"):
         tree = _scanned(ctx, request, sending, folder, shared)
     home = RunHome(row.home)
@@ -194,7 +195,7 @@ def _prepared(
         ctx.out.say(f"{plural(count, 'file')} of {request.resume} put back on every node")
     with progress.during("looking for a Python with torch" if request.kind == "torchrun" else "looking for a Python"):
         nodes = equip(ctx, settings, live, request, folder, meeting.spots, progress)
-    rented = capable(ctx, live, "rented")
+    rented = is_rented(ctx.provisioner(live.row.provider))
     commands = [setup_command(request, folder, node.facts.python, rented=rented) for node in nodes]
     if any(commands):
         with progress.during("running the set-up command"):

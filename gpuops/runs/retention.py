@@ -14,6 +14,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, UsageError
 from gpuops.core.format import clock_time, money, span
 from gpuops.core.models import Lease, RunRequest
+from gpuops.core.provider import has_capability, is_rented
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession, machines_of
 from gpuops.sync import object_store, sinks
@@ -112,7 +113,7 @@ def arranged(ctx: Context, live: ClusterSession, request: RunRequest) -> RunRequ
     Raises UsageError where they have no such place.
     """
     row = live.row
-    rented = ctx.provisioner(row.provider).capabilities.get("rented") is True
+    rented = is_rented(ctx.provisioner(row.provider))
     hold = hold_s(request.hold_s, row.lease, price(ctx, row.id), rented=rented, ephemeral=row.ephemeral)
     sink = request.sink
     if sink:
@@ -138,5 +139,5 @@ def said(ctx: Context, live: ClusterSession, row: RunRow, request: RunRequest) -
 
 def _vanishes(ctx: Context, provider: str) -> bool:
     """Whether a node there ends without this computer, and with it what nobody has fetched."""
-    capabilities = ctx.provisioner(provider).capabilities
-    return capabilities.get("rented") is True and capabilities.get("self_destruct") is True
+    provisioner = ctx.provisioner(provider)
+    return is_rented(provisioner) and has_capability(provisioner, "self_destruct")

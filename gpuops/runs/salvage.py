@@ -16,6 +16,7 @@ from typing import Any
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk, NodeError
 from gpuops.core.models import Resource
+from gpuops.core.provider import is_rented
 from gpuops.core.reporting import Silent
 from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.ledger.store import ClusterRow, RunRow
@@ -66,7 +67,7 @@ def conclude_without(ctx: Context, row: ClusterRow, run: RunRow, error: NodeErro
     live = absent(row, nodes_of(ctx, row), error)
     told = _told(ctx, row, live.machines) if gone else {}
     found, away = salvage(ctx, row, run)
-    if away and ctx.provisioner(row.provider).capabilities.get("rented") is not True:
+    if away and not is_rented(ctx.provisioner(row.provider)):
         raise next(iter(away.values()))
     results = {**unreached(run, error, gone=gone, told=told), **found}
     return conclude(ctx, live, run, results, Silent())
@@ -79,7 +80,7 @@ def salvaged(
 
     Returns what `conclude` takes. Raises ConnectionLost, as `conclude_without`.
     """
-    if ctx.provisioner(live.row.provider).capabilities.get("rented") is True:
+    if is_rented(ctx.provisioner(live.row.provider)):
         return live, results
     found, away = salvage(ctx, live.row, run)
     if away:

@@ -17,7 +17,8 @@ from gpuops import sync
 from gpuops.core.context import Context
 from gpuops.core.errors import UsageError, did_you_mean
 from gpuops.core.models import DATA, RunRequest
-from gpuops.nodes.python import by_machine, capable
+from gpuops.core.provider import has_capability
+from gpuops.nodes.python import by_machine
 from gpuops.nodes.session import ClusterSession
 from gpuops.sync.project import FileEntry, shown
 from gpuops.transport.rpc import AgentClient
@@ -81,7 +82,7 @@ def provide(
     """
     if said := downloads(ctx, live, request):
         ctx.out.say(said)
-    if not request.data or capable(ctx, live, "shares_disk"):
+    if not request.data or has_capability(ctx.provisioner(live.row.provider), "shares_disk"):
         return {}
     with ctx.progress.during("looking through the data"):
         tree = scan(ctx, request.data, allow)
@@ -153,7 +154,7 @@ def with_link(tree: sync.Tree, folder: Path, data: Path, *, shared: bool) -> syn
 
 def downloads(ctx: Context, live: ClusterSession, request: RunRequest) -> str:
     """Where a workload keeps what it downloads, as a sentence; empty where it reads nothing, or was told where from."""
-    here = capable(ctx, live, "shares_disk")
+    here = has_capability(ctx.provisioner(live.row.provider), "shares_disk")
     told = request.data or DATA in request.env or "--data" in request.argv or (here and DATA in ctx.env)
     if told or not request.workload or not WORKLOADS[request.workload].reads:
         return ""

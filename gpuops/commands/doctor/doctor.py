@@ -22,6 +22,7 @@ from gpuops.core.format import money
 from gpuops.core.models import Problem, Request, Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.platform import HERE
+from gpuops.core.provider import has_capability, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
 from gpuops.nodes.python import own_pythons
@@ -123,11 +124,11 @@ def provider(ctx: Context, request: Request, python: str) -> Report:
     except UsageError:
         if not _standing(ctx, request):
             raise
-    if provisioner.capabilities.get("rented") is True:
+    if is_rented(provisioner):
         if not problems:
             problems = [_account(ctx, request.provider)]
         problems += _payer(ctx, request, named=not any(problem.level == "error" for problem in problems))
-    if provisioner.capabilities.get("shares_disk") is True and HERE.local_nodes:
+    if has_capability(provisioner, "shares_disk") and HERE.local_nodes:
         places = [_here(ctx, python)]
     else:
         places = [_standing_place(machine, python) for machine in _standing(ctx, request)]

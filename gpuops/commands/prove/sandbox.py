@@ -19,7 +19,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, RateLimited, StillBilling, Unknown, UsageError
 from gpuops.core.format import money
 from gpuops.core.models import Intent, Journal, Lease, Offer, Problem, Request, Resource
-from gpuops.core.provider import Provisioner
+from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
 from gpuops.offers.approval import BOOT_MARGIN_S
@@ -79,7 +79,7 @@ class Bench:
 
     @property
     def rented(self) -> bool:
-        return self.core.capabilities.get("rented") is True
+        return is_rented(self.core)
 
     @property
     def found_by_name(self) -> bool:

@@ -13,7 +13,7 @@ from gpuops.commands.prove.sandbox import Bench, check_noun
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, UsageError
 from gpuops.core.format import money
 from gpuops.core.models import Option, Payer, Request
-from gpuops.core.provider import CONTRACT
+from gpuops.core.provider import CONTRACT, has_capability
 from gpuops.ledger.store import LedgerJournal
 from gpuops.offers.payer import PATIENCE_S
 from provisioners.registry import MEMBERS
@@ -80,7 +80,7 @@ def preflight(bench: Bench) -> str:
 
 def offers(bench: Bench) -> str:
     before, core = bench.there(), bench.core
-    nodes = {1, bench.request.nodes} if core.capabilities.get("multinode") is True else {1}
+    nodes = {1, bench.request.nodes} if has_capability(core, "multinode") else {1}
     found = []
     for count in sorted(nodes):
         request = dataclasses.replace(bench.request, nodes=count)
@@ -119,7 +119,7 @@ def bad_request(bench: Bench) -> str:
             raise Broken(f"it offers something for {typed}: a wish that cannot be met is refused, never dropped")
         refused.append(typed)
     for capability, wish in (("multinode", {"nodes": 2}), ("spot", {"spot": True})):
-        if bench.core.capabilities.get(capability) is not True:
+        if not has_capability(bench.core, capability):
             try:
                 plan(bench.ctx, dataclasses.replace(bench.request, **wish))
             except UsageError:
