@@ -1,4 +1,4 @@
-"""What AWS's answers mean, in our errors. Pure: a table by code, and rules for what has none."""
+"""What AWS's failed answers mean, in our errors: one table by AWS's codes, one by botocore's exceptions. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from gpuops.core.errors import (
     Rejected,
     Unknown,
 )
+from provisioners import error_table
+from provisioners.error_table import ANY, Row, because, one_line
 
-LONGEST = 300
 LATER = "try again later, let it be tried for you (--wait 2h), or allow more: other types, --region A,B"
 SPOT_QUOTA = "see what is missing, and request more: gpuops quota aws --spot"
 QUOTA = "see what is missing, and request more: gpuops quota aws --on-demand"
@@ -48,105 +49,131 @@ MFA = (
     'export keys for some hours: eval "$(aws configure export-credentials --profile NAME --format env)"',
 )
 NO_CRT = "pip install 'botocore[crt]', or export keys"
+SKEWED = re.compile(r"^Signature (expired|not yet current)\b")
+"""How AWS's words begin where a request's time is not AWS's; the codes are those of a wrong secret key."""
+SLOWER = "wait, or run fewer commands at a time"
+NETWORK = "check the network, try again"
 NO_KEYS = "export AWS_ACCESS_KEY_ID=… and AWS_SECRET_ACCESS_KEY=… or put them into .env, or run: aws configure"
 
-Row = tuple[tuple[str, ...], type[ProviderError], str, str]
-"""Codes, class, sentence, thing to do; in them `{why}` (AWS's words after a colon), `{code}`, `{doing}`, `{region}`."""
-
-ROWS: tuple[Row, ...] = (
+ANSWERED: tuple[Row, ...] = (
+    # What AWS's words tell, whatever the code.
+    Row((ANY,), AuthFailed, "this computer's clock is wrong, says AWS{why}", CLOCK, SKEWED),
+    Row((ANY,), Rejected, *FREE_PLAN, NOT_FREE),
     # None to be had there now.
-    (("InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientCapacity", "UnfulfillableCapacity",
-      "Server.InsufficientInstanceCapacity", "InsufficientVolumeCapacity", "InsufficientAddressCapacity",
-      "ReservationCapacityExceeded"),
-     NoCapacity, "AWS has none free there now", LATER),  # in its own words for each zone: a page for all of them
-    (("SpotMaxPriceTooLow",), NoCapacity, "the spot price there is above the highest that was offered{why}", LATER),
-    (("Unsupported", "InvalidFleetConfiguration"), NoCapacity, "AWS has no such machine in that zone{why}", LATER),
-    (("InsufficientFreeAddressesInSubnet",), NoCapacity, "the subnet has no address left{why}",
-     "end what uses them, or name another subnet: --subnet"),
-    (("PendingVerification",), NoCapacity, "AWS still checks whether this account may use that region{why}",
-     "wait: it takes minutes, at most four hours (--wait 4h tries as long)"),
+    Row(("InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientCapacity", "UnfulfillableCapacity",
+         "Server.InsufficientInstanceCapacity", "InsufficientVolumeCapacity", "InsufficientAddressCapacity",
+         "ReservationCapacityExceeded"),
+        NoCapacity, "AWS has none free there now", LATER),  # in its own words for each zone: a page for all of them
+    Row(("SpotMaxPriceTooLow",), NoCapacity, "the spot price there is above the highest that was offered{why}", LATER),
+    Row(("Unsupported", "InvalidFleetConfiguration"), NoCapacity, "AWS has no such machine in that zone{why}", LATER),
+    Row(("InsufficientFreeAddressesInSubnet",), NoCapacity, "the subnet has no address left{why}",
+        "end what uses them, or name another subnet: --subnet"),
+    Row(("PendingVerification",), NoCapacity, "AWS still checks whether this account may use that region{why}",
+        "wait: it takes minutes, at most four hours (--wait 4h tries as long)"),
     # What the account may not have.
-    (("MaxSpotInstanceCountExceeded",), QuotaExceeded,
-     "the account's quota of spot vCPUs in that region is too small, or used up{why}", SPOT_QUOTA),
-    (("VcpuLimitExceeded",), QuotaExceeded,
-     "the account's quota of on-demand vCPUs in that region is too small, or used up{why}", QUOTA),
-    (("InstanceLimitExceeded",), QuotaExceeded, "the account may not have more machines in that region{why}",
-     "wait some minutes if you have just ended some, else request more: gpuops quota aws --on-demand"),
-    (("MaxSpotFleetRequestCountExceeded",), QuotaExceeded, "the account has too many spot requests{why}", SPOT_QUOTA),
-    (("VolumeLimitExceeded",), QuotaExceeded, "the account may not have more disks in that region{why}",
-     "delete volumes that nothing uses, or ask for less: --disk"),
-    (("SecurityGroupLimitExceeded",), QuotaExceeded, "the account may not have more security groups there{why}",
-     "delete some that nothing uses, or name one of yours: --security-group"),
-    (("NetworkInterfaceLimitExceeded",), QuotaExceeded, "the account may not have more network interfaces there{why}",
-     "end what uses them, or look in another region: --region"),
-    (("QuotaExceededException",), QuotaExceeded, "the account has too many open requests for more quota{why}",
-     "wait until AWS has decided them: gpuops quota aws --watch"),
-    (("OptInRequired",), QuotaExceeded, "the account has not subscribed to that{why}",
-     "switch the region on (AWS console, Account), or leave it out; a Marketplace image wants its terms accepted"),
+    Row(("MaxSpotInstanceCountExceeded",), QuotaExceeded,
+        "the account's quota of spot vCPUs in that region is too small, or used up{why}", SPOT_QUOTA),
+    Row(("VcpuLimitExceeded",), QuotaExceeded,
+        "the account's quota of on-demand vCPUs in that region is too small, or used up{why}", QUOTA),
+    Row(("InstanceLimitExceeded",), QuotaExceeded, "the account may not have more machines in that region{why}",
+        "wait some minutes if you have just ended some, else request more: gpuops quota aws --on-demand"),
+    Row(("MaxSpotFleetRequestCountExceeded",), QuotaExceeded, "the account has too many spot requests{why}",
+        SPOT_QUOTA),
+    Row(("VolumeLimitExceeded",), QuotaExceeded, "the account may not have more disks in that region{why}",
+        "delete volumes that nothing uses, or ask for less: --disk"),
+    Row(("SecurityGroupLimitExceeded",), QuotaExceeded, "the account may not have more security groups there{why}",
+        "delete some that nothing uses, or name one of yours: --security-group"),
+    Row(("NetworkInterfaceLimitExceeded",), QuotaExceeded,
+        "the account may not have more network interfaces there{why}",
+        "end what uses them, or look in another region: --region"),
+    Row(("QuotaExceededException",), QuotaExceeded, "the account has too many open requests for more quota{why}",
+        "wait until AWS has decided them: gpuops quota aws --watch"),
+    Row(("OptInRequired",), QuotaExceeded, "the account has not subscribed to that{why}",
+        "switch the region on (AWS console, Account), or leave it out; a Marketplace image wants its terms accepted"),
     # Slower.
-    (("RequestLimitExceeded", "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled",
-      "RequestThrottledException", "EC2ThrottledException", "TooManyRequestsException", "SlowDown"),
-     RateLimited, "AWS wants fewer requests{why}", "wait, or run fewer commands at a time"),
+    Row(("RequestLimitExceeded", "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled",
+         "RequestThrottledException", "EC2ThrottledException", "TooManyRequestsException", "SlowDown"),
+        RateLimited, "AWS wants fewer requests{why}", SLOWER),
     # It may have happened.
-    (("InternalError", "InternalFailure", "ServerInternal", "ServiceUnavailable", "Unavailable", "RequestTimeout",
-      "ServiceException"),
-     Unknown, "AWS failed to {doing} ({code}){why}", AGAIN),
-    (("IdempotentParameterMismatch",), Unknown, "AWS knows that request already, in another form{why}", AGAIN),
+    Row(("InternalError", "InternalFailure", "ServerInternal", "ServiceUnavailable", "Unavailable", "RequestTimeout",
+         "ServiceException"),
+        Unknown, "AWS failed to {doing} ({code}){why}", AGAIN),
+    Row(("IdempotentParameterMismatch",), Unknown, "AWS knows that request already, in another form{why}", AGAIN),
     # Who this is.
-    (("AuthFailure.ServiceLinkedRoleCreationNotPermitted",), AuthFailed,
-     "the account has never had a spot machine, and these credentials may not make the role that its first one needs",
-     SPOT_ROLE),
-    (("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId"), AuthFailed,
-     "AWS does not accept the credentials, or the region is not switched on for them{why}", KEYS),
-    (("SignatureDoesNotMatch", "InvalidSignatureException", "IncompleteSignature"), AuthFailed,
-     "AWS does not accept the signature of the credentials{why}", "check the secret key, and this computer's clock"),
-    (("ExpiredToken", "ExpiredTokenException"), AuthFailed, "the AWS credentials have expired", LOGIN),
-    (("RequestExpired",), AuthFailed, "the AWS credentials have expired, or this computer's clock is wrong{why}",
+    Row(("AuthFailure.ServiceLinkedRoleCreationNotPermitted",), AuthFailed,
+        "the account has never had a spot machine, and these credentials may not make the role that its first one needs",
+        SPOT_ROLE),
+    Row(("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId"), AuthFailed,
+        "AWS does not accept the credentials, or the region is not switched on for them{why}", KEYS),
+    Row(("SignatureDoesNotMatch", "InvalidSignatureException", "IncompleteSignature"), AuthFailed,
+        "AWS does not accept the signature of the credentials{why}", "check the secret key, and this computer's clock"),
+    Row(("ExpiredToken", "ExpiredTokenException"), AuthFailed, "the AWS credentials have expired", LOGIN),
+    Row(("RequestExpired",), AuthFailed, "the AWS credentials have expired, or this computer's clock is wrong{why}",
      f"{LOGIN}; and look at the clock: date -u"),
-    (("Blocked",), AuthFailed, "AWS has blocked this account{why}",
-     "write to its support: https://console.aws.amazon.com/support"),
+    Row(("Blocked",), AuthFailed, "AWS has blocked this account{why}",
+        "write to its support: https://console.aws.amazon.com/support"),
     # What would be refused again.
-    (("InvalidAMIID.NotFound",), Rejected, "the image (AMI) is not there in that region{why}",
-     "ids of images differ by region: name one of that region with --ami, or leave --ami out"),
-    (("InvalidAMIID.Unavailable",), Rejected, "the image (AMI) cannot be used any more{why}",
-     "name another one with --ami, or leave --ami out"),
-    (("InvalidAMIID.Malformed",), Rejected, "that is no id of an image (AMI){why}",
-     "write it like --ami ami-0123456789abcdef0"),
-    (("InvalidGroup.NotFound", "InvalidGroupId.Malformed", "InvalidGroupId.NotFound",
-      "InvalidSecurityGroupID.NotFound"),
-     Rejected, "the security group is not there{why}", f"{LOOK}; {LATELY}"),
-    (("InvalidSubnetID.NotFound",), Rejected, "the subnet is not there{why}", f"{LOOK}; {LATELY}"),
-    (("InvalidKeyPair.NotFound",), Rejected, "the key pair is not there{why}", f"{LOOK}; {LATELY}"),
-    (("InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"), Rejected, "the machine is not there{why}",
+    Row(("InvalidAMIID.NotFound",), Rejected, "the image (AMI) is not there in that region{why}",
+        "ids of images differ by region: name one of that region with --ami, or leave --ami out"),
+    Row(("InvalidAMIID.Unavailable",), Rejected, "the image (AMI) cannot be used any more{why}",
+        "name another one with --ami, or leave --ami out"),
+    Row(("InvalidAMIID.Malformed",), Rejected, "that is no id of an image (AMI){why}",
+        "write it like --ami ami-0123456789abcdef0"),
+    Row(("InvalidGroup.NotFound", "InvalidGroupId.Malformed", "InvalidGroupId.NotFound",
+         "InvalidSecurityGroupID.NotFound"),
+        Rejected, "the security group is not there{why}", f"{LOOK}; {LATELY}"),
+    Row(("InvalidSubnetID.NotFound",), Rejected, "the subnet is not there{why}", f"{LOOK}; {LATELY}"),
+    Row(("InvalidKeyPair.NotFound",), Rejected, "the key pair is not there{why}", f"{LOOK}; {LATELY}"),
+    Row(("InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"), Rejected, "the machine is not there{why}",
      f"{LOOK}; {LATELY}"),
-    (("VPCIdNotSpecified", "MissingInput", "DefaultVpcDoesNotExist"), Rejected,
-     "the account has no default network (VPC) in that region{why}", NO_VPC),
-    (("InvalidPlacementGroup.Unknown",), Rejected, "the placement group is not there{why}", LOOK),
-    (("InvalidPlacementGroup.Duplicate",), Rejected, "a placement group of that name is there already{why}", LOOK),
-    (("InvalidPlacementGroup.InUse",), Rejected, "the placement group is still in use{why}", AGAIN),
-    (("InvalidGroup.Duplicate",), Rejected, "a security group of that name is there already{why}",
-     "end what is left of it: gpuops reap"),
-    (("DependencyViolation", "InvalidGroup.InUse"), Rejected, "something still uses it{why}", AGAIN),
-    (("InvalidParameterValue", "InvalidParameterCombination", "InvalidParameter", "MissingParameter",
-      "InvalidInstanceType", "ValidationException", "ValidationError", "UnsupportedOperation"),
-     Rejected, "AWS refuses to {doing}{why}", OTHER),
+    Row(("VPCIdNotSpecified", "MissingInput", "DefaultVpcDoesNotExist"), Rejected,
+        "the account has no default network (VPC) in that region{why}", NO_VPC),
+    Row(("InvalidPlacementGroup.Unknown",), Rejected, "the placement group is not there{why}", LOOK),
+    Row(("InvalidPlacementGroup.Duplicate",), Rejected, "a placement group of that name is there already{why}", LOOK),
+    Row(("InvalidPlacementGroup.InUse",), Rejected, "the placement group is still in use{why}", AGAIN),
+    Row(("InvalidGroup.Duplicate",), Rejected, "a security group of that name is there already{why}",
+        "end what is left of it: gpuops reap"),
+    Row(("DependencyViolation", "InvalidGroup.InUse"), Rejected, "something still uses it{why}", AGAIN),
+    Row(("InvalidParameterValue", "InvalidParameterCombination", "InvalidParameter", "MissingParameter",
+         "InvalidInstanceType", "ValidationException", "ValidationError", "UnsupportedOperation"),
+        Rejected, "AWS refuses to {doing}{why}", OTHER),
+    # By status alone.
+    Row(("HTTP 5xx",), Unknown, "AWS failed to {doing} ({code}){why}", AGAIN),
+    Row(("HTTP 429",), RateLimited, "AWS wants fewer requests{why}", SLOWER),
+    Row((ANY,), Rejected, "AWS refuses to {doing} ({code}){why}", OTHER),
 )  # fmt: skip
-TABLE: Mapping[str, tuple[type[ProviderError], str, str]] = {
-    code: (kind, say, hint) for codes, kind, say, hint in ROWS for code in codes
-}
+"""`{why}`: AWS's words after a colon; `{code}`: AWS's code, else the status."""
+UNANSWERED: tuple[Row, ...] = (
+    Row(("NoCredentialsError",), NotSetUp, "there are no AWS credentials", NO_KEYS),
+    Row(("ProfileNotFound",), AuthFailed, "AWS is not set up for that here{why}",
+        "aws configure list-profiles shows what there is"),
+    Row(("SSOError", "UnauthorizedSSOTokenError", "SSOTokenLoadError", "TokenRetrievalError", "LoginError",
+         "NoAuthTokenError"),
+        AuthFailed, "the login at AWS is over{why}", LOGIN),
+    Row(("PartialCredentialsError", "CredentialRetrievalError", "InvalidConfigError", "ConfigParseError",
+         "InfiniteLoopConfigError", "ConfigNotFound", "UnknownCredentialError"),
+        AuthFailed, "the AWS credentials cannot be read{why}", "correct ~/.aws/config and ~/.aws/credentials"),
+    Row(("MissingDependencyException",), AuthFailed,
+        "these AWS credentials come from aws login, which needs the package awscrt", NO_CRT),
+    Row(("RefreshWithMFAUnsupportedError",), AuthFailed, *MFA),
+    Row(("SSLError",), Unknown, "the connection to AWS is not trusted{why}",
+        "check this computer's clock, and its proxy"),
+    Row(("ParamValidationError", "InvalidRegionError", "NoRegionError", "UnknownEndpointError"), Rejected,
+        "AWS cannot be asked to {doing}{why}", "check what was asked for, and --region"),
+    # The request may have been carried out.
+    Row(("ResponseParserError",), Unknown,  # its own words quote the whole page
+        "AWS did not answer to {doing}: what came is none of AWS's answers, or half of one (a proxy, or a network that "
+        "wants a login?){maybe}", NETWORK),
+    Row(("ConnectionError", "HTTPClientError", "OSError", "IncompleteReadError"), Unknown,
+        "AWS did not answer to {doing}{why}{maybe}", NETWORK),
+    Row((ANY,), Unknown, "AWS's answer to {doing} cannot be read: {kind}{why}", AGAIN),
+)  # fmt: skip
+"""By the names of an exception's classes: calls to which there was no answer of AWS's."""
 DENIED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"})
 NOBODY = frozenset({"AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException"})
 """Who asks is not known there."""
 ACTION = re.compile(r"perform:? (?:the )?([a-z0-9-]+:[A-Za-z*]+)")
-SKEWED = re.compile(r"Signature (expired|not yet current)\b")
-"""How AWS begins where a request's own time is not its time; the codes are those of a wrong secret key."""
 ENCODED = re.compile(r"\s*(?:Encoded )?authorization failure message:.*", re.IGNORECASE | re.DOTALL)
-LOGIN_OVER = frozenset({
-    "SSOError", "UnauthorizedSSOTokenError", "SSOTokenLoadError", "TokenRetrievalError", "LoginError",
-    "NoAuthTokenError",
-})  # fmt: skip
-UNSEEN = frozenset({"ConnectionError", "HTTPClientError", "ResponseParserError", "OSError", "IncompleteReadError"})
-"""What a request may end with whose answer nobody has seen."""
 
 
 def failure(
@@ -189,23 +216,12 @@ def barred(error: BaseException | None) -> bool:
 def _answered(error: BaseException, response: Mapping[str, Any], doing: str, region: str) -> ProviderError:
     named = str(response["Error"].get("Code") or "")
     said = _line(response["Error"].get("Message"))
-    why = f": {said}" if said else ""
     if named in DENIED:
         return _denied(error, said, doing)
-    if SKEWED.match(said):
-        return AuthFailed(f"this computer's clock is wrong, says AWS{why}", CLOCK)
-    if NOT_FREE.search(said):
-        return Rejected(*FREE_PLAN)
-    if row := TABLE.get(named):
-        kind, say, hint = row
-        words = {"why": why, "code": named, "doing": doing, "region": region or "REGION"}
-        return kind(say.format(**words), hint.format(**words))
     status = (response.get("ResponseMetadata") or {}).get("HTTPStatusCode")
-    if isinstance(status, int) and status >= 500:
-        return Unknown(f"AWS failed to {doing} ({named or f'HTTP {status}'}){why}", AGAIN)
-    if status == 429:
-        return RateLimited(f"AWS wants fewer requests{why}", "wait, or run fewer commands at a time")
-    return Rejected(f"AWS refuses to {doing} ({named or f'HTTP {status}'}){why}", OTHER)
+    names = {named, f"HTTP {status}", f"HTTP {str(status)[:1]}xx"}
+    values = {"why": because(said), "code": named or f"HTTP {status}", "doing": doing, "region": region or "REGION"}
+    return error_table.find(ANSWERED, names, said, values)
 
 
 def _denied(error: BaseException, said: str, doing: str) -> AuthFailed:
@@ -221,35 +237,13 @@ def _denied(error: BaseException, said: str, doing: str) -> AuthFailed:
 
 
 def _unanswered(error: BaseException, doing: str, *, creating: bool) -> ProviderError:
-    kinds = {kind.__name__ for kind in type(error).__mro__}
+    names = {kind.__name__ for kind in type(error).__mro__}
     said = _line(str(error))
-    if "NoCredentialsError" in kinds:
-        return NotSetUp("there are no AWS credentials", NO_KEYS)
-    if "ProfileNotFound" in kinds:
-        return AuthFailed(f"AWS is not set up for that here: {said}", "aws configure list-profiles shows what there is")
-    if kinds & LOGIN_OVER:
-        return AuthFailed(f"the login at AWS is over: {said}", LOGIN)
-    if kinds & {"PartialCredentialsError", "CredentialRetrievalError", "InvalidConfigError", "ConfigParseError",
-                "InfiniteLoopConfigError", "ConfigNotFound", "UnknownCredentialError"}:  # fmt: skip
-        return AuthFailed(f"the AWS credentials cannot be read: {said}", "correct ~/.aws/config and ~/.aws/credentials")
-    if "MissingDependencyException" in kinds:
-        return AuthFailed("these AWS credentials come from aws login, which needs the package awscrt", NO_CRT)
-    if "RefreshWithMFAUnsupportedError" in kinds:
-        return AuthFailed(*MFA)
-    if kinds & {"SSLError"}:
-        return Unknown(f"the connection to AWS is not trusted: {said}", "check this computer's clock, and its proxy")
-    if kinds & {"ParamValidationError", "InvalidRegionError", "NoRegionError", "UnknownEndpointError"}:
-        return Rejected(f"AWS cannot be asked to {doing}: {said}", "check what was asked for, and --region")
-    if kinds & UNSEEN:
-        maybe = "; it may have happened" if creating else ""
-        if "ResponseParserError" in kinds:  # which quotes the whole page
-            said = "what came is none of AWS's answers, or half of one (a proxy, or a network that wants a login?)"
-        return Unknown(f"AWS did not answer to {doing}: {said}{maybe}", "check the network, try again")
-    return Unknown(f"AWS's answer to {doing} cannot be read: {type(error).__name__}: {said}", AGAIN)
+    maybe = "; it may have happened" if creating else ""
+    values = {"why": because(said), "doing": doing, "kind": type(error).__name__, "maybe": maybe}
+    return error_table.find(UNANSWERED, names, said, values)
 
 
 def _line(said: Any) -> str:
     """AWS's words as one line, without what only AWS can decode, and without a full stop."""
-    text = ENCODED.sub("", said if isinstance(said, str) else "")
-    line = " ".join("".join(char if char.isprintable() else " " for char in text).split()).rstrip(".")
-    return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
+    return one_line(ENCODED.sub("", said) if isinstance(said, str) else "").rstrip(".")

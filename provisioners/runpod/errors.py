@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuops.core.errors import AuthFailed, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Rejected, Unknown
+from provisioners import error_table
+from provisioners.error_table import ANY, Row, because, one_line
 from provisioners.runpod.credentials import API, BILLING, CONSOLE
 
 LATER = "try again later, let it be tried for you (--wait 2h), or allow more kinds of machine"
@@ -22,16 +24,56 @@ NONE_FREE = re.compile(
     re.IGNORECASE,
 )
 """How `none to be had now` was worded over the years."""
-OURS = re.compile(
+RULE = re.compile(
     r"mutually exclusive|exactly one|must be|at most|at least|\binvalid\b|not (?:valid|allowed|supported|found)|"
     r"does not (?:support|exist)|only (?:available|supported)|network volume|\bimage\b|properties|"
-    r"environment variables?|bad request|malformed",
+    r"environment variables?|bad request|malformed|missing propert",
     re.IGNORECASE,
 )
 """How a rule is worded that the request broke: no other offer helps."""
 NO_MONEY = re.compile(r"balance|(?:insufficient|not enough|add|out of) (?:funds|credits?)|spend(?:ing)? limit", re.I)
 MISSING = re.compile(r"missing propert", re.IGNORECASE)
-LONGEST = 300
+PROPERTY = re.compile(r"missing propert|additional propert", re.IGNORECASE)
+IMAGE = re.compile("image", re.IGNORECASE)
+UNSET = f"unset RUNPOD_API_URL, or set it to {API}"
+CLOUDFLARE = "403 of Cloudflare"
+FOREIGN = "403 not in JSON"
+NO_MONEY_SAY = "the balance or spend limit of the RunPod account does not let it {doing}{why}"
+NO_MONEY_HINT = f"a pod needs credit for an hour, within the spend limit: {BILLING}"
+REFUSES = "RunPod refuses to {doing}: {detail}"
+CHANGED = "upgrade gpuops: RunPod's API has changed"
+KEY = f"see what this key may do: {CONSOLE}"
+TABLE: tuple[Row, ...] = (
+    Row(("3xx",), Rejected, "RunPod's address answers with a redirect, to {doing}", f"set RUNPOD_API_URL to {API}"),
+    Row(("429",), RateLimited, "RunPod wants fewer requests{why}", "wait, or run fewer commands at a time"),
+    Row(("5xx other API",), Unknown, "{other_api}", UNSET),
+    Row(("5xx",), Unknown, "RunPod failed to {doing} (HTTP {status}){why}", "try again in a minute"),
+    Row(("4xx other API",), Rejected, "{other_api}", UNSET),
+    Row(("401",), AuthFailed, "RunPod does not accept the API key{why}", f"look at your keys: {CONSOLE}"),
+    Row(("402",), QuotaExceeded, NO_MONEY_SAY, NO_MONEY_HINT),
+    Row(("400",), QuotaExceeded, NO_MONEY_SAY, NO_MONEY_HINT, NO_MONEY),
+    # Access that the account or its key has not; or a proxy before RunPod that lets nothing through.
+    Row((CLOUDFLARE,), Rejected,
+        "Cloudflare, which stands before RunPod, does not let this program {doing} (error code 1010: its User-Agent)",
+        "try another network, and tell the makers of gpuops"),
+    Row((FOREIGN,), Rejected,
+        "something between here and RunPod forbids to {doing} (HTTP 403, and not in RunPod's words)",
+        "look at your proxy, or try another network"),
+    Row(("403",), NoCapacity, "this account or its key may not {doing}: {detail} (a key that is Read Only looks, and "
+        "rents nothing)", KEY, creating=True),
+    Row(("403",), AuthFailed, "the RunPod API key may not {doing}: {detail}", KEY),
+    # None to be had now, in words alone.
+    Row(("400",), NoCapacity, "RunPod has none free: {first}", LATER, NONE_FREE, creating=True),
+    Row(("400",), NoCapacity, "RunPod makes none now, and does not say why: {detail}", LATER, without=RULE,
+        creating=True),
+    # What would be refused again.
+    Row(("410",), Rejected, "RunPod has switched off the API that this gpuops speaks", "upgrade gpuops"),
+    Row((ANY,), Rejected, REFUSES, "check --image: RunPod must be able to pull it without a login", IMAGE),
+    Row(("404", "405"), Rejected, REFUSES, CHANGED),
+    Row((ANY,), Rejected, REFUSES, CHANGED, PROPERTY),
+    Row((ANY,), Rejected, REFUSES, "change what is asked for: RunPod would say no again"),
+)  # fmt: skip
+"""`{why}`: RunPod's words after a colon; `{detail}`: they, else the status; `{first}`: their first sentence."""
 
 
 def failure(
@@ -40,59 +82,25 @@ def failure(
     """The error of an answer that is none of success. `doing`: `create a pod`; `creating`: it costs money once done."""
     text = body.decode(errors="replace")
     document = _document(text)
-    detail = _detail(document, text)
-    if 300 <= status < 400:
-        return Rejected(f"RunPod's address answers with a redirect, to {doing}", f"set RUNPOD_API_URL to {API}")
-    if status == 429:
-        said = f"RunPod wants fewer requests{_because(detail)}"
-        return RateLimited(said, "wait, or run fewer commands at a time", seconds(headers))
-    if status >= 500:
-        return _of_server(status, document, detail, doing)
-    if wrong := _other_api(document):
-        return Rejected(wrong, f"unset RUNPOD_API_URL, or set it to {API}")
-    if status == 401:
-        return AuthFailed(f"RunPod does not accept the API key{_because(detail)}", f"look at your keys: {CONSOLE}")
-    if status == 402 or (status == 400 and NO_MONEY.search(detail)):
-        return QuotaExceeded(
-            f"the balance or spend limit of the RunPod account does not let it {doing}{_because(detail)}",
-            f"a pod needs credit for an hour, within the spend limit: {BILLING}",
-        )
-    if status == 403:
-        return _forbidden(document, text, detail, doing, creating=creating)
-    if status == 400 and creating and NONE_FREE.search(detail):
-        first = detail.partition(". ")[0]  # the next one says to refresh a page
-        return NoCapacity(f"RunPod has none free: {first}", LATER)
-    if status == 400 and creating and not (OURS.search(detail) or MISSING.search(detail)):
-        return NoCapacity(f"RunPod makes none now, and does not say why: {detail or 'HTTP 400'}", LATER)
-    if status == 410:
-        return Rejected("RunPod has switched off the API that this gpuops speaks", "upgrade gpuops")
-    return Rejected(f"RunPod refuses to {doing}: {detail or f'HTTP {status}'}", _remedy(status, detail))
-
-
-def _of_server(status: int, document: Any, detail: str, doing: str) -> Unknown:
-    if wrong := _other_api(document):
-        return Unknown(wrong, f"unset RUNPOD_API_URL, or set it to {API}")
-    return Unknown(f"RunPod failed to {doing} (HTTP {status}){_because(detail)}", "try again in a minute")
-
-
-def _forbidden(document: Any, text: str, detail: str, doing: str, *, creating: bool) -> ProviderError:
-    """Access that the account or its key has not; or somebody before RunPod who lets nobody through."""
-    if "1010" in text and "error code" in text.lower():
-        return Rejected(
-            f"Cloudflare, which stands before RunPod, does not let this program {doing} (error code 1010: its "
-            "User-Agent)",
-            "try another network, and tell the makers of gpuops",
-        )
-    if not isinstance(document, dict):
-        return Rejected(
-            f"something between here and RunPod forbids to {doing} (HTTP 403, and not in RunPod's words)",
-            "look at your proxy, or try another network",
-        )
-    hint = f"see what this key may do: {CONSOLE}"
-    if creating:
-        said = f"this account or its key may not {doing}: {detail or 'access denied'}"
-        return NoCapacity(f"{said} (a key that is Read Only looks, and rents nothing)", hint)
-    return AuthFailed(f"the RunPod API key may not {doing}: {detail or 'access denied'}", hint)
+    other_api, detail = _other_api(document), _detail(document, text)
+    kind = f"{status // 100}xx"
+    names = {str(status), kind, *([f"{kind} other API"] if other_api else [])}
+    if status == 403 and "1010" in text and "error code" in text.lower():
+        names.add(CLOUDFLARE)
+    if status == 403 and not isinstance(document, dict):
+        names.add(FOREIGN)
+    values = {
+        "doing": doing,
+        "status": str(status),
+        "why": because(detail),
+        "detail": detail or ("access denied" if status == 403 else f"HTTP {status}"),
+        "first": detail.partition(". ")[0],  # the sentence after it says to refresh a page
+        "other_api": other_api,
+    }
+    error = error_table.find(TABLE, names, detail, values, creating=creating)
+    if isinstance(error, RateLimited):
+        error.retry_after = seconds(headers)
+    return error
 
 
 def other_shape(document: Any) -> str:
@@ -107,7 +115,7 @@ def other_shape(document: Any) -> str:
 def _other_api(document: Any) -> str:
     if isinstance(document, dict) and "detail" not in document and "title" not in document:
         if "error" in document:
-            return f"what answers is RunPod's older REST API v1, not v2{_because(_line(document['error']))}"
+            return f"what answers is RunPod's older REST API v1, not v2{because(_line(document['error']))}"
         if isinstance(document.get("errors"), list):
             return "what answers is RunPod's GraphQL API, not its REST API v2"
     return ""
@@ -132,21 +140,7 @@ def _detail(document: Any, text: str) -> str:
 
 
 def _line(said: Any) -> str:
-    text = said if isinstance(said, str) else json.dumps(said) if said else ""
-    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
-    return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
-
-
-def _because(detail: str) -> str:
-    return f": {detail}" if detail else ""
-
-
-def _remedy(status: int, detail: str) -> str:
-    if "image" in detail.lower():
-        return "check --image: RunPod must be able to pull it without a login"
-    if status in (404, 405) or MISSING.search(detail) or "additional propert" in detail.lower():
-        return "upgrade gpuops: RunPod's API has changed"
-    return "change what is asked for: RunPod would say no again"
+    return one_line(said if isinstance(said, str) else json.dumps(said) if said else "")
 
 
 def seconds(headers: Mapping[str, str]) -> float | None:
