@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from gpuops.core.errors import ConnectionLost, NodeError
-from gpuops.core.platform import replace
+from gpuops.core.files import write_atomic
 from gpuops.transport.bulk import exchange
 from gpuops.transport.connection import Connection
 
@@ -37,9 +36,7 @@ def build(cache: Path) -> tuple[Path, str]:
     path = cache / f"{sha}.pyz"
     if not path.is_file() or path.read_bytes() != content:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = cache / f"{sha}.{os.getpid()}.tmp"
-        temporary.write_bytes(content)
-        replace(temporary, path)
+        write_atomic(path, content)
     return path, sha
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from gpuops.core.errors import UsageError
-from gpuops.core.platform import replace
+from gpuops.core.files import write_atomic
 from gpuops.sync.project import FileEntry
 
 if TYPE_CHECKING:
@@ -243,8 +243,6 @@ def _load(store: Path) -> Remembered:
 def _save(store: Path, seen: Remembered) -> None:
     try:
         store.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = store.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps({"version": _version(), "files": seen}), "utf-8")
-        replace(temporary, store)
+        write_atomic(store, json.dumps({"version": _version(), "files": seen}).encode())
     except OSError:
         pass  # the next scan reads the files again

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuops.core.errors import Nonsense, UsageError
+from gpuops.core.files import write_atomic
 from gpuops.core.format import amount, money, plural, span
 from gpuops.core.git import commit_of, lies_here
 from gpuops.core.parallel import on_each
@@ -58,7 +59,7 @@ def remember(cache: Path, size: int, seconds: float) -> None:
     rate = size / seconds if before is None else WEIGHT * size / seconds + (1 - WEIGHT) * before
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (cache / FILE).write_text(json.dumps({"bytes_per_s": rate}), encoding="utf-8")
+        write_atomic(cache / FILE, json.dumps({"bytes_per_s": rate}).encode())
     except OSError:
         pass
 

@@ -11,9 +11,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gpuops.core.files import write_atomic
 from gpuops.core.format import plural
 from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request, Resource
-from gpuops.core.platform import HERE, System, replace
+from gpuops.core.platform import HERE, System
 from gpuops.nodes.virtual import divide
 from provisioners.base import CONTRACT, Context
 from provisioners.local.processes import end_by_force, start_node, watchdog_lives
@@ -115,11 +116,10 @@ class LocalProvisioner:
     def _install(self, agent: Path) -> Path:
         """The agent's place among local nodes, by content; written where that is not what lies there."""
         target = self.root / "agent" / agent.name
-        if not target.is_file() or target.read_bytes() != agent.read_bytes():
+        content = agent.read_bytes()
+        if not target.is_file() or target.read_bytes() != content:
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary = target.with_suffix(f".{os.getpid()}")
-            shutil.copyfile(agent, temporary)
-            replace(temporary, target)
+            write_atomic(target, content)
         return target
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuops.core.errors import Rejected, Unknown, UsageError
-from gpuops.core.platform import replace
+from gpuops.core.files import write_atomic
 
 if TYPE_CHECKING:
     from gpuops.transport.ssh import Target
@@ -103,13 +102,7 @@ class HostBook:
             with FileLock(self.path.with_suffix(".lock"), timeout=LOCK_S):
                 book = self._read()
                 yield book
-                temporary = self.path.with_suffix(f".{os.getpid()}")
-                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                    json.dump(book, file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                replace(temporary, self.path)
+                write_atomic(self.path, json.dumps(book).encode())
         except Timeout:
             raise Unknown(f"{self.path} is held by another command", "try again") from None
         except OSError as error:

@@ -12,7 +12,7 @@ import pytest
 from pathspec import GitIgnoreSpec
 
 from gpuops.core.errors import UsageError
-from gpuops.core.files import LARGEST, read_small
+from gpuops.core.files import MAX_SMALL_BYTES, read_small
 from gpuops.core.settings import TOML_LARGEST, read_dotenv, read_toml
 from gpuops.nodes.environment import wants
 from gpuops.sync.project import IgnoreRules, files_of, in_linear_time, project_files
@@ -43,8 +43,8 @@ def test_files_that_are_too_large_are_not_read(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError):
             read()
-    (tmp_path / "most").write_bytes(b"x" * LARGEST)
-    assert len(read_small(tmp_path / "most")) == LARGEST
+    (tmp_path / "most").write_bytes(b"x" * MAX_SMALL_BYTES)
+    assert len(read_small(tmp_path / "most")) == MAX_SMALL_BYTES
 
 
 @pytest.mark.timeout(120)
