@@ -31,9 +31,6 @@ from gpuops.core.models import RunRequest
 from gpuops.core.provider import is_rented
 from gpuops.sync import inputs, sinks
 
-NODES = 2
-"""How many nodes `train multinode` brings up when nobody says: the fewest that are several."""
-
 
 def tell(
     table: str,
@@ -53,6 +50,7 @@ def tell(
     behind `--on` reads. `one`: of what flags this launch takes one, whatever `gpuops.toml` says for others.
     """
     from gpuops.commands import train as story
+    from gpuops.commands.plan import Job, describe_plan, make_plan
     from gpuops.runs.prepare import Sending
 
     ctx, settings = make_context(as_json=as_json, yes=yes, strict=True)
@@ -69,9 +67,7 @@ def tell(
     count = counted(ctx, flags.on, options) if flags.on else 1
     machines = machine_request(flags.on or "local", machine, options, count)
     request = complete(ctx, make_request(machine), flags)
-    if request.kind == "torchrun":
-        machines = dataclasses.replace(machines, nodes=request.nodes or max(NODES, count))
-    job = story.Job(
+    job = Job(
         request=request,
         machines=machines,
         cluster=flags.cluster,
@@ -83,15 +79,13 @@ def tell(
         sending=Sending(bool(flags.overwrite), flags.send_anyway or (), bool(flags.queue)),
     )
     greet(ctx)
+    plan = make_plan(ctx, job)
     if dry_run:
-        from gpuops.commands.plan import dry_run as plan
-
-        document, lines = plan(ctx, job)
-        ctx.out.result("plan", document, lines)
+        ctx.out.result("plan", *describe_plan(ctx, plan))
         return
     progress = ctx.progress
     try:
-        outcome = story.execute(ctx, settings, job, progress)
+        outcome = story.execute(ctx, settings, plan, progress)
     finally:
         progress.close()
     ctx.out.result("run", outcome.document, [])
@@ -273,10 +267,11 @@ def train(
         workload = inputs.DEFAULT
 
     def request(machine: MachineFlags) -> RunRequest:
+        check_size(checked, machine, script)
         return RunRequest(
             kind="torchrun",
             mode=checked,
-            nodes=nodes_for(checked, machine, script),
+            nodes=machine.nodes or 0,
             gpus=machine.gpus,
             script=script,
             module=module,
@@ -301,20 +296,19 @@ def check_mode(mode: str) -> Literal["single", "multigpu", "multinode"]:
     )
 
 
-def nodes_for(mode: str, machine: MachineFlags, script: str | None) -> int:
-    """How many nodes a mode takes, 0 for all there are. Raises UsageError where the flags contradict it."""
-    nodes = machine.nodes or (0 if mode == "multinode" else 1)
+def check_size(mode: str, machine: MachineFlags, script: str | None) -> None:
+    """Raises UsageError where --nodes or --gpus contradict the mode."""
     same = f" {script}" if script else ""
-    if mode != "multinode" and nodes != 1:
+    if mode != "multinode" and machine.nodes not in (None, 1):
         raise UsageError(
-            f"train {mode} is for one node, {nodes} were asked for", f"gpuops train multinode --nodes {nodes}{same}"
+            f"train {mode} is for one node, {machine.nodes} were asked for",
+            f"gpuops train multinode --nodes {machine.nodes}{same}",
         )
     if mode == "single" and machine.gpus not in (None, 1):
         raise UsageError(
             f"train single is one rank on one GPU, {machine.gpus} were asked for",
             f"gpuops train multigpu --gpus {machine.gpus}{same}",
         )
-    return nodes
 
 
 @with_flags(LaunchFlags, MachineFlags)
@@ -334,7 +328,7 @@ def run(
         raise UsageError("there is no command to run", "write it behind `--`: gpuops run -- python3 hello.py")
 
     def request(machine: MachineFlags) -> RunRequest:
-        nodes = (machine.nodes or 0) if all_nodes else 1
+        nodes = machine.nodes or 0
         return RunRequest(kind="command", mode="run", nodes=nodes, gpus=machine.gpus, argv=words, all_nodes=all_nodes)
 
     tell("run", request, flags, machine, context.meta[WORDS], dry_run=dry_run, yes=yes, as_json=as_json)

@@ -9,17 +9,16 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from gpuops.clusters import select
 from gpuops.clusters import up as clusters
 from gpuops.clusters.teardown import tear_down, what_leaves
 from gpuops.commands.logs import merger_for
+from gpuops.commands.plan import Job, Plan
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, MachineGone, NodeError, worst
 from gpuops.core.format import plural, span
-from gpuops.core.models import Offer, Request, RunRequest
+from gpuops.core.models import Offer, RunRequest
 from gpuops.core.provider import is_rented
 from gpuops.core.reporting import Progress
 from gpuops.core.settings import Settings
@@ -33,7 +32,7 @@ from gpuops.runs import retries as retry
 from gpuops.runs.finish import Conclusion, conclude, release
 from gpuops.runs.log_view import Filter, HomeTail, Veil
 from gpuops.runs.monitor import attend, board
-from gpuops.runs.prepare import Prepared, Sending, check, give_up, launch, prepare, secrets_sent, tree_of
+from gpuops.runs.prepare import Prepared, give_up, launch, prepare, secrets_sent, tree_of
 from gpuops.runs.receipt import receipt
 from gpuops.runs.retries import Chain, Outcome
 from gpuops.runs.verdict import BY_ITSELF, is_port_clash
@@ -44,35 +43,10 @@ HOLD_S = 5.0
 RELAUNCHES = 1
 
 
-@dataclass(frozen=True)
-class Job:
-    """One `run` or `train` as typed."""
-
-    request: RunRequest
-    machines: Request
-    """What to bring up, where a fresh cluster is needed; its provider is replaced by the choice."""
-    cluster: str | None = None
-    on: str | None = None
-    keep: bool = False
-    detach: bool = False
-    retries: int = 0
-    """How often machines that their provider took back are replaced."""
-    wish: LeaseWish = field(default_factory=LeaseWish)
-    sending: Sending = field(default_factory=Sending)
-
-
-def execute(ctx: Context, settings: Settings, job: Job, progress: Progress) -> Outcome:
-    """The whole story. Raises GpuopsError for what ended it before there was a run to judge."""
-    choice = select.for_run(ctx.ledger.clusters(live=False), ctx.folder, cluster=job.cluster, on=job.on)
-    job = on_all(ctx, job, choice)
-    check(ctx, job.request, job.sending)
-    if job.request.sink and not choice.row:
-        sinks.implied(choice.provider, ctx.provisioner(choice.provider).options, {}, job.request.sink)
-    if job.request.sink and sinks.is_bucket(job.request.sink):
-        options = choice.row.request.get("options") or {} if choice.row else job.machines.options
-        provider = choice.row.provider if choice.row else choice.provider
-        sink = bucket.check(ctx, sinks.owned(job.request.sink, provider, options))
-        job = dataclasses.replace(job, request=dataclasses.replace(job.request, sink=sink))
+def execute(ctx: Context, settings: Settings, plan: Plan, progress: Progress) -> Outcome:
+    """Carry a plan out, from the cluster to the receipt. Raises GpuopsError where it ends before a run is judged."""
+    plan = _with_sink(ctx, plan)
+    job, choice = plan.job, plan.choice
     for said in filter(None, (choice.say, secrets_sent(ctx, job.request))):
         ctx.out.say(said)
     if choice.row and job.detach:
@@ -87,18 +61,30 @@ def execute(ctx: Context, settings: Settings, job: Job, progress: Progress) -> O
 
     def attempt(wish: LeaseWish, resume: str | None) -> Outcome:
         request = dataclasses.replace(job.request, resume=resume)
-        return _attempt(ctx, settings, dataclasses.replace(job, request=request, wish=wish), choice, progress, chain)
+        asked = dataclasses.replace(job, request=request, wish=wish)
+        return _attempt(ctx, settings, dataclasses.replace(plan, job=asked), progress, chain)
 
     with ctx.signals:
         return retries.until_it_ends(ctx, chain, job.wish, attempt)
 
 
-def _attempt(
-    ctx: Context, settings: Settings, job: Job, choice: select.Choice, progress: Progress, chain: Chain
-) -> Outcome:
+def _with_sink(ctx: Context, plan: Plan) -> Plan:
+    """The plan with its bucket or volume checked and completed. Raises UsageError and ProviderError."""
+    request, row = plan.job.request, plan.choice.row
+    if request.sink and not row:
+        sinks.implied(plan.provider, ctx.provisioner(plan.provider).options, {}, request.sink)
+    if not request.sink or not sinks.is_bucket(request.sink):
+        return plan
+    options = row.request.get("options") or {} if row else plan.job.machines.options
+    request = dataclasses.replace(request, sink=bucket.check(ctx, sinks.owned(request.sink, plan.provider, options)))
+    return dataclasses.replace(plan, job=dataclasses.replace(plan.job, request=request))
+
+
+def _attempt(ctx: Context, settings: Settings, plan: Plan, progress: Progress, chain: Chain) -> Outcome:
     """One run on one cluster, which is gone afterwards where it was brought up for it. What is to be replaced (`loss`)
     is gone in any case."""
-    live = _reach(ctx, job, choice, chain.bargain)
+    job, choice = plan.job, plan.choice
+    live = _reach(ctx, plan, chain.bargain)
     ours = choice.row is None and not job.keep
     try:
         outcome = _run_on(ctx, settings, live, job, progress, ours, chain)
@@ -138,21 +124,14 @@ def _clear_away(ctx: Context, live: ClusterSession, outcome: Outcome) -> None:
         outcome.loss = None
 
 
-def on_all(ctx: Context, job: Job, choice: select.Choice) -> Job:
-    """The job with its number of nodes: as asked for, else all that the cluster has, or will have."""
-    there = [one for one in ctx.ledger.resources(choice.row.id) if one.kind == "machine"] if choice.row else []
-    least = 2 if job.request.mode == "multinode" else 1
-    nodes = job.request.nodes or (max(least, len(there)) if choice.row else job.machines.nodes)
-    return dataclasses.replace(job, request=dataclasses.replace(job.request, nodes=nodes))
-
-
-def _reach(ctx: Context, job: Job, choice: select.Choice, bargain: Bargain) -> ClusterSession:
-    if choice.row is not None:
-        return open_live(ctx, choice.row)
-    request = dataclasses.replace(job.machines, provider=choice.provider)
+def _reach(ctx: Context, plan: Plan, bargain: Bargain) -> ClusterSession:
+    """A session with the cluster that the plan uses, brought up where there is none."""
+    job = plan.job
+    if plan.choice.row is not None:
+        return open_live(ctx, plan.choice.row)
     return clusters.bring_up(
         ctx,
-        request,
+        job.machines,
         name=None,
         ephemeral=not job.keep,
         wish=job.wish,
