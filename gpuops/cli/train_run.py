@@ -183,13 +183,13 @@ def script_inside(folder: Path, script: str) -> str:
 
 def _resumed(ctx: Context, request: RunRequest) -> RunRequest:
     """`--resume RUN`: the run must have outputs, and be of the same kind."""
-    from gpuops.runs import belated
+    from gpuops.runs.finish import finish_before_resume, is_awaited
     from gpuops.runs.prepare import find_run, tree_of
     from gpuops.sync.restore import check
 
     row = find_run(ctx, str(request.resume))
-    if belated.is_awaited(row):
-        belated.before_resuming(ctx, row)
+    if is_awaited(row):
+        finish_before_resume(ctx, row)
     check(row, tree_of(request, ctx.folder)[0])
     theirs = row.request.get("workload")
     if request.workload and theirs and theirs != request.workload:

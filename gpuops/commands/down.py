@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from gpuops.clusters import select
 from gpuops.clusters.orphans import orphans
 from gpuops.clusters.teardown import tear_down, what_leaves
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, NodeError, Nonsense, StillBilling, UsageError, worst
-from gpuops.core.reporting import Progress
+from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.nodes.session import ClusterSession, all_ended, open_live
-from gpuops.runs.finish import Conclusion, conclude, follower
+from gpuops.runs.collect import Agents, Disks
+from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.prepare import find_run
-from gpuops.runs.salvage import conclude_without
-from gpuops.runs.stop import halt, stopping
+from gpuops.runs.report import ReasonKind
+from gpuops.runs.stop import stop_and_wait
 from gpuops.sync import archive
 from gpuops.sync.edits import save_left
 
-STOP_S = 60.0
-"""How long a run may take to stop on top of its own grace."""
-LOOK_S = 0.2
-Rest = Callable[[], Conclusion]
+DeferredFetch = Callable[[], RunOutcome]
 """Brings home what a run kept in a bucket, once no machine bills any more."""
 
 
@@ -53,13 +49,13 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
     """
     said: list[str] = []
     failed: list[GpuopsError] = []
-    rests: list[Rest] = []
+    deferred: list[DeferredFetch] = []
     names = ", ".join(row.name for row in rows)
     ctx.signals.insist(lambda: ctx.out.say(f"\nstill ending {names}; once more leaves that to the guard"))
     for row in rows:
         try:
             if row.state != "gone":
-                rests += _end(ctx, row, progress, force, failed)
+                deferred += _end(ctx, row, progress, force, failed)
         except Interrupted:
             raise _left(ctx, rows) from None
         except GpuopsError as error:
@@ -80,10 +76,10 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
         for other in failed[:-1]:
             ctx.out.say(f"error: {other.say}\nhint: {other.hint}")
         raise failed[-1]
-    if rests:
+    if deferred:
         ctx.signals.insist(lambda: ctx.out.say("\nstill fetching what is in a bucket; once more leaves it there"))
-    for rest in rests:
-        if missing := rest().missing:
+    for fetch in deferred:
+        if missing := fetch().missing:
             ctx.out.say(f"note: {missing}")
     return said
 
@@ -103,27 +99,29 @@ def _left(ctx: Context, rows: Sequence[ClusterRow]) -> Interrupted:
     return Interrupted(f"interrupted: the guard goes on ending {names}", "gpuops status shows what is left")
 
 
-def _end(ctx: Context, row: ClusterRow, progress: Progress, force: bool, failed: list[GpuopsError]) -> list[Rest]:
-    """Returns what brings home the rest of its runs, which needs no machine.
+def _end(
+    ctx: Context, row: ClusterRow, progress: Progress, force: bool, failed: list[GpuopsError]
+) -> list[DeferredFetch]:
+    """Returns the fetches of its runs that need no machine.
 
-    Nodes that answer nonsense are ended like others, since asking again would not help: what they did not give is
-    told in `failed`.
+    Nodes that answer nonsense are ended like others, since another try would not help: what they did not give is
+    reported in `failed`.
     """
     try:
         ctx.ledger.set_cluster(row.id, owner_process=ctx.me)
     except LedgerUnwritable:
         pass  # a full disk keeps nothing alive; tear_down says it
-    rests: list[Rest] = []
+    deferred: list[DeferredFetch] = []
     if row.state == "up" and force:
         _save_what_answers(ctx, row, progress)
     elif row.state == "up":
-        rests = _save_runs(ctx, row, progress, failed)
+        deferred = _save_runs(ctx, row, progress, failed)
         _save_left(ctx, row, progress, failed)
     tear_down(ctx, row.id, "gpuops down", force=force)
-    return rests
+    return deferred
 
 
-def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> list[Rest]:
+def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> list[DeferredFetch]:
     """Stop what runs and bring home what is not, but for what is returned; a failure stops the teardown."""
     runs = [run for run in ctx.ledger.runs(cluster=row.id) if run.state in ("running", "ended")]
     if not runs:
@@ -133,14 +131,15 @@ def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[G
     except NodeError as error:
         if isinstance(error, Nonsense) or _have_ended(ctx, row):
             for run in runs:
-                end = conclude_without(ctx, row, run, error, gone=not isinstance(error, Nonsense))
-                ctx.out.say(f"{run.name}: {end.verdict.say}; what came home is in {run.home}")
-                if end.nonsense:
-                    failed.append(_given_up(row, run.name, end.nonsense))
+                disks = Disks(row, error, ended=not isinstance(error, Nonsense))
+                outcome = finish(ctx, run, disks, Policy(Silent()))
+                ctx.out.say(f"{run.name}: {outcome.verdict.say}; what came home is in {run.home}")
+                if outcome.nonsense:
+                    failed.append(_given_up(row, run.name, outcome.nonsense))
             return []
         raise _unsaved(row, f"results of {runs[-1].name}", error) from error
     try:
-        return [rest for run in runs if (rest := _save(ctx, live, run, progress, failed))]
+        return [fetch for run in runs if (fetch := _save(ctx, live, run, progress, failed))]
     finally:
         live.close()
 
@@ -190,35 +189,17 @@ def _given_up(row: ClusterRow, what: str, why: str) -> NodeError:
 
 def _save(
     ctx: Context, live: ClusterSession, run: RunRow, progress: Progress, failed: list[GpuopsError]
-) -> Rest | None:
+) -> DeferredFetch | None:
     ctx.ledger.set_run(run.id, owner_process=ctx.me)
     ctx.out.say(f"stopping {run.name} and bringing its results home")
-    results = stop_and_wait(ctx, live, run, "gpuops down")
-    end = conclude(ctx, live, run, results, progress, ending=True)
-    if end.unsaved:
-        raise NodeError(
-            f"results of {run.name} are not home: {end.unsaved}",
-            f"try again, or give them up: gpuops down {live.row.name} --force",
-        )
-    if end.nonsense:
-        failed.append(_given_up(live.row, run.name, end.nonsense))
-    if end.rest:
+    reports = stop_and_wait(ctx, live, run, "gpuops down")
+    hint = f"try again, or give them up: gpuops down {live.row.name} --force"
+    outcome = finish(ctx, run, Agents(live, reports), Policy(progress, ends_nodes=True, retry_hint=hint))
+    if outcome.nonsense:
+        failed.append(_given_up(live.row, run.name, outcome.nonsense))
+    if outcome.deferred_fetch:
         ctx.out.say(archive.announced(run, live.row.name))
-    return end.rest
-
-
-def stop_and_wait(ctx: Context, live: ClusterSession, run: RunRow, why: str) -> dict[int, Mapping[str, Any]]:
-    """Stop a run on all its nodes and wait for their results. Raises NodeError past the deadline."""
-    following = follower(ctx, live, run, lambda *_: None, ctx.out.say)
-    following.start()
-    halt(live, run.name, "graceful", why)
-    deadline = time.monotonic() + STOP_S + 2 * float(run.request.get("grace_s", 10.0))
-    with stopping(ctx.progress, run):
-        while not following.wait(LOOK_S):
-            if time.monotonic() > deadline:
-                following.quit()
-                raise NodeError(f"{run.name} did not stop", f"gpuops down {live.row.name} --force")
-    return dict(following.results)
+    return outcome.deferred_fetch
 
 
 def pick_run(ctx: Context, name: str | None, *, running: bool) -> RunRow:
@@ -250,10 +231,10 @@ def stop(ctx: Context, run: RunRow, progress: Progress) -> str:
     row = ctx.ledger.cluster(run.cluster)
     live = open_live(ctx, row, some=True)
     try:
-        results = stop_and_wait(ctx, live, run, "gpuops stop")
+        reports = stop_and_wait(ctx, live, run, "gpuops stop")
         if ctx.ledger.take_run(run.id, ctx.me):
-            conclude(ctx, live, run, results, progress)
-        elif _has_live_owner(ctx, run) and all(one["reason"].get("kind") == "no-run" for one in results.values()):
+            finish(ctx, run, Agents(live, reports), Policy(progress))
+        elif _has_live_owner(ctx, run) and all(one.kind == ReasonKind.NEVER_STARTED for one in reports.values()):
             raise UsageError(f"{run.name} is only just being started", f"try again: gpuops stop {run.name}")
     finally:
         live.close()

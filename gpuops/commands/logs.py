@@ -15,10 +15,10 @@ from gpuops.core.format import ago
 from gpuops.core.signals import Signals
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession, open_live
-from gpuops.runs.finish import request_of
 from gpuops.runs.log_lines import LineMerger
 from gpuops.runs.log_view import Filter, HomeTail, LogTimes, last_heard
 from gpuops.runs.monitor import awaited, ending, followed
+from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome, mirror
 
 LOOK_S = 0.2

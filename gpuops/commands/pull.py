@@ -14,9 +14,10 @@ from gpuops.core.errors import NodeError, UsageError
 from gpuops.core.format import plural
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import open_live
-from gpuops.runs import belated
-from gpuops.runs.finish import conclude, fetch_now
+from gpuops.nodes.session import ClusterSession, open_live
+from gpuops.runs.collect import Agents, fetch_now
+from gpuops.runs.finish import Policy, finish, finish_late, is_awaited
+from gpuops.runs.report import NodeReport, parse_report
 from gpuops.sync import RunHome, archive, inputs, mirror
 from gpuops.sync.edits import Brought, pull_edits
 from gpuops.sync.project import shown
@@ -146,13 +147,35 @@ def _from_bucket(ctx: Context, row: RunRow, cluster: ClusterRow, progress: Progr
     return bool(brought)
 
 
+def _from_nodes(ctx: Context, live: ClusterSession, row: RunRow, progress: Progress) -> None:
+    """What a run's nodes have. Raises NodeError where not all of it came home."""
+    nodes = range(int(row.request["nodes"]))
+    reports: dict[int, NodeReport] = {}
+    failed: dict[int, NodeError] = {}
+    for index in nodes:
+        with _noted(failed, index):
+            result = mirror(live.clients[index], row.name, index, RunHome(row.home), False, lambda *_: None)
+            if result is not None:
+                reports[index] = parse_report(index, result)
+    if failed:
+        fetch_now(live, row, progress, final=False, nodes=[index for index in nodes if index not in failed])
+        raise _partly(failed, f"what {row.name} made there is not home", f"gpuops pull {row.name}")
+    if len(reports) == len(nodes) and row.state == "ended":
+        outcome = finish(ctx, row, Agents(live, reports), Policy(progress))
+        if outcome.missing:
+            raise NodeError(f"results of {row.name} are not home: {outcome.missing}", "try again: gpuops pull")
+    else:
+        with progress.during(f"looking at what {row.name} made"):
+            fetch_now(live, row, progress, final=len(reports) == len(nodes))
+
+
 def pull_results(ctx: Context, name: str | None, progress: Progress) -> tuple[dict[str, Any], list[str]]:
     """Bring home what a run has made so far, or, when it has ended, all of it."""
     row = pick_run(ctx, name, running=False)
     home = RunHome(row.home)
     cluster = ctx.ledger.cluster(row.cluster)
-    if belated.is_awaited(row):
-        belated.fetch(ctx, row, progress)
+    if is_awaited(row):
+        finish_late(ctx, row, progress)
     elif row.state != "home" and not _from_bucket(ctx, row, cluster, progress):
         if cluster.state != "up":
             raise NodeError(
@@ -161,24 +184,7 @@ def pull_results(ctx: Context, name: str | None, progress: Progress) -> tuple[di
             )
         live = open_live(ctx, cluster, some=True)
         try:
-            results = {}
-            failed: dict[int, NodeError] = {}
-            for index in range(int(row.request["nodes"])):
-                with _noted(failed, index):
-                    result = mirror(live.clients[index], row.name, index, home, False, lambda *_: None)
-                    if result is not None:
-                        results[index] = result
-            if failed:
-                answering = [index for index in range(int(row.request["nodes"])) if index not in failed]
-                fetch_now(live, row, progress, final=False, nodes=answering)
-                raise _partly(failed, f"what {row.name} made there is not home", f"gpuops pull {row.name}")
-            if len(results) == int(row.request["nodes"]) and row.state == "ended":
-                end = conclude(ctx, live, row, results, progress)
-                if end.missing:
-                    raise NodeError(f"results of {row.name} are not home: {end.missing}", "try again: gpuops pull")
-            else:
-                with progress.during(f"looking at what {row.name} made"):
-                    fetch_now(live, row, progress, final=len(results) == int(row.request["nodes"]))
+            _from_nodes(ctx, live, row, progress)
         finally:
             live.close()
     places = outputs(home)

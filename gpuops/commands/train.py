@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from gpuops.clusters import up as clusters
 from gpuops.clusters.teardown import tear_down, what_leaves
@@ -29,11 +28,13 @@ from gpuops.offers import lease as leases
 from gpuops.offers.approval import Bargain, LeaseWish
 from gpuops.runs import retention, retries
 from gpuops.runs import retries as retry
-from gpuops.runs.finish import Conclusion, conclude, release
+from gpuops.runs.collect import Agents, release
+from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.log_view import Filter, HomeTail, Veil
 from gpuops.runs.monitor import attend, board
 from gpuops.runs.prepare import Prepared, give_up, launch, prepare, secrets_sent, tree_of
 from gpuops.runs.receipt import receipt
+from gpuops.runs.report import NodeReport
 from gpuops.runs.retries import Chain, Outcome
 from gpuops.runs.verdict import BY_ITSELF, is_port_clash
 from gpuops.sync import RunHome, archive, bucket, inputs, sinks, upload
@@ -185,33 +186,35 @@ def _run_on(
     tail = HomeTail(RunHome(row.home), merger_for(ctx, row, Filter()), Veil(HOLD_S))
     while True:
         following = attend(ctx, live, row, tail)
-        if ctx.signals.count or prepared.attempt > RELAUNCHES or not clashed(prepared.request, following.results):
+        if ctx.signals.count or prepared.attempt > RELAUNCHES or not clashed(prepared.request, following.reports):
             break
         ctx.out.say("the port was taken by another program in the meantime: launching once more")
         _launch(ctx, live, prepared)
-    end = conclude(ctx, live, ctx.ledger.run(row.id), following.results, progress, ending=True)
-    if end.rest:
-        end = _completed(ctx, live, row, end, end.rest, ours)
+    agents = Agents(live, dict(following.reports))
+    run = finish(ctx, ctx.ledger.run(row.id), agents, Policy(progress, ends_nodes=True))
+    if run.deferred_fetch:
+        run = _completed(ctx, live, row, run, run.deferred_fetch, ours)
     if chain.resumed(retry.first_step(row)):
-        end.document = {**end.document, "retries": chain.losses}
-        end.home.write_record(end.document)
-    if job.retries:  # they were asked for, so that nobody need be told of them
-        end.verdict = dataclasses.replace(end.verdict, hint=end.verdict.hint.removesuffix(BY_ITSELF))
-    outcome = _told(ctx, end)
-    outcome.loss = retry.loss_of(row, live.row, end) if job.retries else None
+        run = dataclasses.replace(run, document={**run.document, "retries": chain.losses})
+        run.home.write_record(run.document)
+    if job.retries:  # the hint to use --retries is for those who have not
+        verdict = dataclasses.replace(run.verdict, hint=run.verdict.hint.removesuffix(BY_ITSELF))
+        run = dataclasses.replace(run, verdict=verdict)
+    outcome = _told(ctx, run)
+    outcome.loss = retry.loss_of(row, live.row, run) if job.retries else None
     return outcome
 
 
 def _completed(
-    ctx: Context, live: ClusterSession, row: RunRow, end: Conclusion, rest: Callable[[], Conclusion], ours: bool
-) -> Conclusion:
+    ctx: Context, live: ClusterSession, row: RunRow, run: RunOutcome, fetch: Callable[[], RunOutcome], ours: bool
+) -> RunOutcome:
     """What is in a bucket comes home when nothing bills any more, and stays there while something may. Raises
     Interrupted, which loses nothing."""
     stopped = ctx.signals.count
     if ours:
         ctx.out.say(archive.announced(row, live.row.name))
         if _tear_down(ctx, live, "its run ended"):
-            return end  # their end is tried again, by this command and then by the guard: a fetch may take hours
+            return run  # their end is tried again, by this command and then by the guard: a fetch may take hours
         if not stopped:
             try:
                 ctx.signals.forward()
@@ -219,7 +222,7 @@ def _completed(
                 error.hint = f"gpuops pull {row.name} fetches what is in {row.facts['bucket']['place']}"
                 raise
     try:
-        return rest()
+        return fetch()
     except HandOver:
         ctx.ledger.notice(f"what {row.name} kept in its bucket is not all home: gpuops pull {row.name} fetches it")
         raise
@@ -234,9 +237,9 @@ def _launch(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
         raise
 
 
-def clashed(request: RunRequest, results: Mapping[int, Mapping[str, Any]]) -> bool:
+def clashed(request: RunRequest, reports: Mapping[int, NodeReport]) -> bool:
     """Whether the rendezvous port was taken between our look and torchrun's; a plain command's ports are its own."""
-    return request.kind == "torchrun" and is_port_clash(results.values())
+    return request.kind == "torchrun" and is_port_clash(reports.values())
 
 
 def _where(prepared: Prepared) -> str:
@@ -245,13 +248,14 @@ def _where(prepared: Prepared) -> str:
     return f"{on}, {plural(ranks, 'rank')}" if prepared.request.kind == "torchrun" else on
 
 
-def _told(ctx: Context, end: Conclusion) -> Outcome:
-    code = Interrupted.exit_code if ctx.signals.count else end.verdict.exit_code
-    document = {**end.document, "exit_code": code}
-    last = [*receipt(dict(end.document)), *filter(None, [board(end.home, ctx.folder)])]
-    if end.verdict.tail and end.verdict.exit_code:
-        last += ["", *end.verdict.tail.splitlines()]
-    last += [end.verdict.say + (f"\nhint: {end.verdict.hint}" if end.verdict.hint else "")]
+def _told(ctx: Context, run: RunOutcome) -> Outcome:
+    verdict = run.verdict
+    code = Interrupted.exit_code if ctx.signals.count else verdict.exit_code
+    document = {**run.document, "exit_code": code}
+    last = [*receipt(dict(run.document)), *filter(None, [board(run.home, ctx.folder)])]
+    if verdict.tail and verdict.exit_code:
+        last += ["", *verdict.tail.splitlines()]
+    last += [verdict.say + (f"\nhint: {verdict.hint}" if verdict.hint else "")]
     return Outcome(code, document, last)
 
 

@@ -275,54 +275,6 @@ class RunRequest:
 
 
 @dataclass(frozen=True)
-class RankResult:
-    """How one rank ended. Times are on its node's clock, corrected to ours by the client."""
-
-    rank: int
-    node: int
-    local: int
-    code: int | None
-    """Exit code, or None when a signal ended it or it never reported."""
-    signal: int | None
-    started: float | None
-    ended: float | None
-    joined: bool | None
-    """Whether it was seen connected to the rendezvous store; None: could not tell."""
-    oom: bool = False
-    after_stop: bool = False
-    """Ended because we had begun to stop this node."""
-    tail: str = ""
-    """The last lines of its stderr."""
-    error: Mapping[str, Any] | None = None
-    """torch's error.json, when the script uses `@record`."""
-    out: str = ""
-    """The last lines of its stdout, fewer of them."""
-
-
-@dataclass(frozen=True)
-class NodeResult:
-    """How a run ended on one node."""
-
-    node: int
-    outcome: Literal["done", "failed", "stopped", "lost"]
-    reason: Mapping[str, Any]
-    """`{"kind": "rank" | "launcher" | "command" | "stop" | "gang" | "lease" | "end" | "reclaim" | "agent" |
-    "watchdog" | "start", "say": …}`; see docs/protocol.md."""
-    started: float | None
-    ended: float | None
-    launcher_code: int | None
-    ranks: Sequence[RankResult] = ()
-    tail: str = ""
-    """The last lines of the launcher's (or the command's) stderr."""
-    out: str = ""
-    """The last lines of its stdout, fewer of them."""
-    disk_free: int | None = None
-    """Bytes that were free where the run had been, when it had ended; None: not known."""
-    progress: Mapping[str, float] = field(default_factory=dict)
-    """What its program last said of how far it is: `step`, `epoch`, `saved`, …"""
-
-
-@dataclass(frozen=True)
 class Verdict:
     """What is said last, and the exit code."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from gpuops.clusters.teardown import tear_down
@@ -15,10 +15,12 @@ from gpuops.core.reporting import Silent
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RowGone, RunRow
 from gpuops.nodes.session import ClusterSession, all_ended, machines_of, open_live, watchdogs_ended
 from gpuops.runs.address_renewal import Renewal
-from gpuops.runs.finish import Conclusion, conclude, follower, request_of
-from gpuops.runs.follow import lost
+from gpuops.runs.collect import Agents, Disks
+from gpuops.runs.finish import Policy, RunOutcome, finish
+from gpuops.runs.follow import follower
 from gpuops.runs.monitor import LiveFetch
-from gpuops.runs.salvage import conclude_without, salvaged
+from gpuops.runs.report import NodeReport, ReasonKind, lost_report
+from gpuops.runs.spec import request_of
 from gpuops.runs.stop import halt
 from gpuops.sync.edits import save_left
 
@@ -26,6 +28,7 @@ LOOK_S = 1.0
 NONSENSE_TRIES = 3
 """So often a cluster that answers nonsense is asked before it is done without."""
 WHY = "its lease ended"
+RETRY_HINT = "the guard tries again"
 SAVE_S = 60.0
 """How long the results of a run on an expired cluster are waited for."""
 
@@ -220,30 +223,36 @@ def _follow(
             stopped, began = True, time.monotonic()
         fetching.look()
         renewal.look()
-    told = dict(following.results)  # a thread may still bring one
-    if told and all(one["reason"].get("kind") == "no-run" for one in told.values()):
+    reports = dict(following.reports)  # a copy: a thread may still add one
+    if reports and all(report.kind == ReasonKind.NEVER_STARTED for report in reports.values()):
         return _never_started(ctx, run)
-    nodes = range(request_of(run).nodes)
-    silent = {index: lost(index, f"node{index} did not stop in time", "node") for index in nodes}
-    if len(told) == len(nodes) and all(one["reason"].get("kind") == "gone" for one in told.values()):
-        live, told = salvaged(ctx, live, run, told)
-    end = conclude(ctx, live, run, {**silent, **told}, progress, ending=later is not None)
-    if end.unsaved and patience is None:
-        raise NodeError(f"{run.name}: {end.unsaved}")  # the guard tries again
-    _tell(ctx, live.row, run, end)
-    if end.rest and later is not None:
-        rest = end.rest
-        later.append(lambda: _tell(ctx, live.row, run, rest()))
+    policy = Policy(progress, ends_nodes=later is not None, retry_hint=RETRY_HINT if patience is None else None)
+    outcome = finish(ctx, run, _source(ctx, live, run, reports), policy)
+    _notify(ctx, live.row, run, outcome)
+    if later is not None and (deferred_fetch := outcome.deferred_fetch):
+        later.append(lambda: _notify(ctx, live.row, run, deferred_fetch()))
     return None
 
 
-def _tell(ctx: Context, row: ClusterRow, run: RunRow, end: Conclusion) -> None:
-    results = f"{end.missing}; what came home is" if end.missing else "results"
-    left = end.document.get("left_behind")
+def _source(ctx: Context, live: ClusterSession, run: RunRow, reports: Mapping[int, NodeReport]) -> Agents | Disks:
+    """The agents; where all nodes ended while they were followed, the disks of hosts of the user's own, which stay."""
+    nodes = range(request_of(run).nodes)
+    ended = len(reports) == len(nodes) and all(report.kind == ReasonKind.ENDED for report in reports.values())
+    if ended and not is_rented(ctx.provisioner(live.row.provider)):
+        error = NodeError("its node has ended", "gpuops runs shows what came of it")
+        return Disks(live.row, error, reports=reports)
+    running = {index: lost_report(index, f"node{index} did not stop in time", ReasonKind.UNREACHABLE)
+               for index in nodes}  # fmt: skip
+    return Agents(live, {**running, **reports})
+
+
+def _notify(ctx: Context, row: ClusterRow, run: RunRow, outcome: RunOutcome) -> None:
+    results = f"{outcome.missing}; what came home is" if outcome.missing else "results"
+    left = outcome.document.get("left_behind")
     stays = f"; still on {row.name}: {left}" if left else ""
-    if kept := end.document.get("kept"):
+    if kept := outcome.document.get("kept"):
         stays += f"; {kept}"
-    ctx.ledger.notice(f"{run.name}: {end.verdict.say}; {results} in {run.home}{stays}")
+    ctx.ledger.notice(f"{run.name}: {outcome.verdict.say}; {results} in {run.home}{stays}")
 
 
 def _save_edits(ctx: Context, row: ClusterRow) -> None:
@@ -286,8 +295,8 @@ def _unreachable(ctx: Context, row: ClusterRow, run: RunRow, error: NodeError, *
         raise error
     if run.started is None:
         return _never_started(ctx, run)
-    end = conclude_without(ctx, row, run, error, gone=gone)
-    ctx.ledger.notice(f"{run.name}: {end.verdict.say}; what had come home is in {run.home}")
+    outcome = finish(ctx, run, Disks(row, error, ended=gone), Policy(Silent()))
+    ctx.ledger.notice(f"{run.name}: {outcome.verdict.say}; what had come home is in {run.home}")
     return None
 
 

@@ -16,7 +16,7 @@ from gpuops.core.errors import GpuopsError, NodeRefused
 from gpuops.core.format import clock_time
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession
-from gpuops.runs.finish import request_of
+from gpuops.runs.spec import request_of
 from gpuops.sync import bucket
 
 EARLY_S = 900.0

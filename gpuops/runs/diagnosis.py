@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuops.core.models import NodeResult, RankResult
 from gpuops.runs import remedies
+from gpuops.runs.report import NodeReport, RankReport, ReasonKind
 
 OWN, PEER, OURS = 0, 1, 2
 """How much a death explains: the fewer, the more."""
@@ -80,7 +80,7 @@ class Death:
     """What the agent says happened, where no process can say it."""
 
 
-def deaths(kind: str, result: NodeResult, several: bool) -> list[Death]:
+def deaths(kind: str, result: NodeReport, several: bool) -> list[Death]:
     """Every death on one node, in the order of its ranks. `several`: the run has other nodes."""
     if kind == "command" and result.outcome == "failed":
         return [_command_death(result, several)]
@@ -146,7 +146,7 @@ def last_words(tail: str) -> str:
     return "\n".join(lines)
 
 
-def words(rank: RankResult) -> str:
+def words(rank: RankReport) -> str:
     """The last lines of a rank's stderr, or the message that `@record` kept, or what it printed last."""
     return rank.tail.rstrip() or _recorded(rank.error) or rank.out.rstrip()
 
@@ -165,7 +165,7 @@ def without_summary(tail: str) -> str:
     return _TORCHRUN_LOG.sub("", words) if found else tail
 
 
-def _rank_death(result: NodeResult, rank: RankResult) -> Death:
+def _rank_death(result: NodeReport, rank: RankReport) -> Death:
     said = words(rank)
     return Death(
         who=f"rank {rank.rank} on node{rank.node}",
@@ -180,13 +180,13 @@ def _rank_death(result: NodeResult, rank: RankResult) -> Death:
     )
 
 
-def _weigh(result: NodeResult, rank: RankResult, said: str) -> int:
+def _weigh(result: NodeReport, rank: RankReport, said: str) -> int:
     if rank.after_stop:
         return OURS
     if rank.oom:
         return OWN
     ended_by_others = rank.signal in (SIGTERM, SIGKILL) or rank.code == 128 + SIGTERM
-    headless = result.outcome == "lost" or result.reason.get("kind") == "launcher"
+    headless = result.outcome == "lost" or result.kind == ReasonKind.LAUNCHER
     if ended_by_others and headless and rank.rank != _root_cause(result)[0]:
         return OURS  # what was left of a run whose agent or launcher had died
     if rank.signal == SIGTERM and _TRACEBACK in said:
@@ -202,7 +202,7 @@ def _weigh_words(said: str) -> int:
     return PEER if _PEER_WORDS.search(final) and not remedies.is_port_taken(final) else OWN
 
 
-def _command_death(result: NodeResult, several: bool) -> Death:
+def _command_death(result: NodeReport, several: bool) -> Death:
     """A plain command's; where it was a torchrun of the user's own, that of the rank which failed first."""
     words = "\n".join(once(without_summary(result.tail)).rstrip().splitlines()[-LINES:]) or result.out.rstrip()
     death = _launcher_death("the command", replace(result, tail=words), several)
@@ -213,11 +213,10 @@ def _command_death(result: NodeResult, several: bool) -> Death:
     return replace(death, who=who, code=code if code > 0 else None, signal=-code if code < 0 else None)
 
 
-def _launcher_death(who: str, result: NodeResult, several: bool) -> Death:
+def _launcher_death(who: str, result: NodeReport, several: bool) -> Death:
     where = f" on node{result.node}" if several else ""
-    reason = result.reason
-    starting = reason.get("kind") == "start"
-    signal = reason.get("signal")
+    starting = result.kind == ReasonKind.START
+    signal = result.reason.signal
     full = not (starting or signal or result.tail.strip()) and result.disk_free is not None and result.disk_free < FULL
     return Death(
         who=who + where,
@@ -233,14 +232,14 @@ def _launcher_death(who: str, result: NodeResult, several: bool) -> Death:
     )
 
 
-def _said(result: NodeResult, full: bool) -> str:
+def _said(result: NodeReport, full: bool) -> str:
     """What happened, where no process could say it."""
-    if result.reason.get("kind") == "start":
-        return f"node{result.node} could not start the run: {result.reason.get('say')}"
+    if result.kind == ReasonKind.START:
+        return f"node{result.node} could not start the run: {result.reason.say}"
     return f"the run failed on node{result.node}, whose disk is full" if full else ""
 
 
-def _completed(result: NodeResult) -> Iterator[RankResult]:
+def _completed(result: NodeReport) -> Iterator[RankReport]:
     """The node's ranks; one whose wrapper was killed is completed from torchrun's own report."""
     reported, code = _root_cause(result)
     for rank in result.ranks:
@@ -250,7 +249,7 @@ def _completed(result: NodeResult) -> Iterator[RankResult]:
             yield rank
 
 
-def _root_cause(result: NodeResult) -> tuple[int | None, int]:
+def _root_cause(result: NodeReport) -> tuple[int | None, int]:
     """The rank that failed first and its exit code (negative: a signal), from torchrun's own report."""
     report = _ROOT_CAUSE.search(result.tail)
     return (int(report[1]), int(report[2])) if report else (None, 0)

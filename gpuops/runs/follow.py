@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, Nonsense
 from gpuops.core.format import span
-from gpuops.nodes.session import ClusterSession
+from gpuops.core.models import Resource
+from gpuops.core.provider import Provisioner
+from gpuops.ledger.store import ClusterRow, RunRow
+from gpuops.nodes.session import ClusterSession, admitted, how_ended, is_dead, is_over
+from gpuops.runs.report import NodeReport, ReasonKind, lost_report, parse_report
+from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome, mirror
 
 OnBytes = Callable[[int, str, int, bytes], None]
@@ -26,6 +32,8 @@ GATHER_S = 0.02
 """How long what comes at the same time is gathered, to be shown together; it bounds how often is looked, too."""
 REMIND_S = 60.0
 """How often it is said that a node does not answer."""
+ADMISSION_INTERVAL_S = 60.0
+"""How often a provider is asked to let this computer in while a node does not answer."""
 NONSENSE_TRIES = 3
 """So often a node may answer nonsense before its result is given up."""
 FINAL = ("ended", "no-node", "no-run")
@@ -57,7 +65,7 @@ class Follower:
         self.live = live
         self.run = run
         self.home = home
-        self.results: dict[int, Mapping[str, Any]] = {}
+        self.reports: dict[int, NodeReport] = {}
         self._nodes = nodes
         self._on_bytes = on_bytes
         self._say = say
@@ -103,7 +111,7 @@ class Follower:
         return self._all_ended()
 
     def _all_ended(self) -> bool:
-        return len(self.results) == self._nodes
+        return len(self.reports) == self._nodes
 
     def _hear(self, index: int, stream: str, offset: int, data: bytes) -> None:
         self._on_bytes(index, stream, offset, data)
@@ -114,22 +122,22 @@ class Follower:
     def abandon(self) -> None:
         """Wait no longer for the nodes that cannot be reached now."""
         for index in list(self._away):
-            self._ended(index, lost(index, f"node{index} could not be reached", "node"))
+            self._ended(index, lost_report(index, f"node{index} could not be reached", ReasonKind.UNREACHABLE))
 
     def _follow(self, index: int) -> None:
         try:
             self._seek(index)
         except Exception as error:  # a thread that died in silence would be waited for for ever
             say = f"following node{index} failed: {type(error).__name__}: {error}"
-            self._ended(index, lost(index, say, "node"))
+            self._ended(index, lost_report(index, say, ReasonKind.UNREACHABLE))
 
     def _seek(self, index: int) -> None:
-        while not (self._quit.is_set() or index in self.results):
+        while not (self._quit.is_set() or index in self.reports):
             try:
                 result = mirror(self.live.clients[index], self.run, index, self.home, True, self._hear)
                 if result is not None:
                     self._answers(index)
-                    return self._ended(index, result)
+                    return self._ended(index, parse_report(index, result))
                 # The stream ended without the run having ended: look again.
                 trouble: GpuopsError = NodeError(f"node{index} stopped talking")
             except GpuopsError as error:
@@ -137,48 +145,54 @@ class Follower:
             if self._quit.is_set():
                 return None
             since = self._away.setdefault(index, time.monotonic())
-            if verdict := self._given_up(index, since, trouble) or self._reconnect(index, since, trouble):
-                return self._ended(index, verdict)
+            if report := self._given_up(index, since, trouble) or self._reconnect(index, since, trouble):
+                return self._ended(index, report)
         return None
 
-    def _given_up(self, index: int, since: float, trouble: GpuopsError) -> Mapping[str, Any] | None:
+    def _given_up(self, index: int, since: float, trouble: GpuopsError) -> NodeReport | None:
         if final := self._final(index, trouble):
             return final
         now = time.monotonic()
         away = now - since
-        others_ended = len(self.results) == self._nodes - 1 and self._nodes > 1
+        others_ended = len(self.reports) == self._nodes - 1 and self._nodes > 1
         if away > 2 * RETRY_S and self._gone(index):
             return self._over(index, f"node{index} ended without a word")
         patience = CONDEMNED_S if self._is_condemned(index) else OTHERS_ENDED_S
         if away > ALONE_S or (others_ended and now - max(since, self._ended_at) > patience):
-            return lost(index, f"node{index} could not be reached for {span(away)}: {trouble.say}", "node")
+            return lost_report(
+                index, f"node{index} could not be reached for {span(away)}: {trouble.say}", ReasonKind.UNREACHABLE
+            )
         return None
 
     def _is_condemned(self, index: int) -> bool:
-        reasons = [result.get("reason") or {} for result in list(self.results.values())]
-        return any(reason.get("kind") == "gang" and reason.get("from") == index for reason in reasons)
+        reasons = [report.reason for report in list(self.reports.values())]
+        return any(reason.kind == ReasonKind.GANG and reason.origin == index for reason in reasons)
 
-    def _final(self, index: int, trouble: GpuopsError) -> Mapping[str, Any] | None:
+    def _final(self, index: int, trouble: GpuopsError) -> NodeReport | None:
         """The result of a node whose agent will never give one; what lies on a machine that lives may be saved yet."""
         if isinstance(trouble, Nonsense):
             self._nonsense[index] = self._nonsense.get(index, 0) + 1
-            return lost(index, trouble.say, "nonsense") if self._nonsense[index] >= NONSENSE_TRIES else None
+            return (
+                lost_report(index, trouble.say, ReasonKind.NONSENSE)
+                if self._nonsense[index] >= NONSENSE_TRIES
+                else None
+            )
         if not isinstance(trouble, NodeRefused) or trouble.kind not in FINAL:
             return None
         if trouble.kind == "no-run":
-            return lost(index, trouble.say, trouble.kind)
+            return lost_report(index, trouble.say, ReasonKind.NEVER_STARTED)
         if not self._gone(index):
-            return lost(index, trouble.say, "node")
+            return lost_report(index, trouble.say, ReasonKind.UNREACHABLE)
         return self._over(index, f"node{index} ended without a word" if trouble.kind == "no-node" else trouble.say)
 
-    def _over(self, index: int, say: str) -> Mapping[str, Any]:
+    def _over(self, index: int, say: str) -> NodeReport:
         """The result of a node whose machine is no more; its provider's own words come before ours."""
         told = self._how_ended(index)
         if told:
             self._say(f"node{index} is gone: {told['say']}")
-        return lost(index, say, "gone", told)
+        return lost_report(index, say, ReasonKind.ENDED, told)
 
-    def _reconnect(self, index: int, since: float, trouble: GpuopsError) -> Mapping[str, Any] | None:
+    def _reconnect(self, index: int, since: float, trouble: GpuopsError) -> NodeReport | None:
         """Wait a little, and begin another conversation where the last one was lost."""
         away = time.monotonic() - since
         self._remind(index, away, trouble)
@@ -210,30 +224,60 @@ class Follower:
         if self._told.pop(index, None) is not None:
             self._say(f"node{index} answers again")
 
-    def _ended(self, index: int, result: Mapping[str, Any]) -> None:
+    def _ended(self, index: int, report: NodeReport) -> None:
         with self._changed:
-            if index not in self.results:
-                self.results[index] = result
+            if index not in self.reports:
+                self.reports[index] = report
                 self._ended_at = time.monotonic()
             self._away.pop(index, None)
             self._changed.notify_all()
 
 
-def lost(node: int, say: str, kind: str, told: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A result for a node that cannot give its own. `told`: what its provider says (`live.how_ended`).
+def follower(
+    ctx: Context, live: ClusterSession, row: RunRow, on_bytes: OnBytes, say: Callable[[str], None]
+) -> Follower:
+    """A Follower of a run of the ledger, which asks the cluster's provider about nodes that do not answer."""
+    provider = ctx.provisioner_of(live.row)
 
-    `kind`: `node` (out of reach; it may live, and hold results), `gone` (its provider says that the machine has
-    ended), `nonsense` (it answers, and nothing that it says of the run can be believed) or `no-run` (it was never
-    started there).
-    """
-    return {
-        "node": node,
-        "outcome": "lost",
-        "reason": {"kind": kind, "say": say, **(told or {})},
-        "started": None,
-        "ended": None,
-        "launcher": {"code": None, "signal": None},
-        "ranks": [],
-        "tail": "",
-        "left": None,
-    }
+    def gone(index: int) -> bool:
+        machine = live.machines[index]
+        try:
+            return is_dead(provider.describe(machine)) or is_over(live.row, machine, index)
+        except GpuopsError:
+            return False  # a provider that does not answer says nothing about its machine
+
+    return Follower(
+        live,
+        row.name,
+        RunHome(row.home),
+        request_of(row).nodes,
+        on_bytes=on_bytes,
+        say=say,
+        gone=gone,
+        how_ended=lambda index: _how_ended(provider, live.machines[index]),
+        admit=_Admission(ctx, live.row, ctx.ledger.resources(live.row.id)),
+    )
+
+
+def _how_ended(provider: Provisioner, machine: Resource) -> Mapping[str, Any]:
+    try:
+        return how_ended(provider.describe(machine))
+    except GpuopsError:
+        return {}
+
+
+class _Admission:
+    """Threads of several nodes find out at the same time that this computer's address has changed: one of them asks
+    the provider to admit the new one, at most once in `ADMISSION_INTERVAL_S`."""
+
+    def __init__(self, ctx: Context, row: ClusterRow, resources: Sequence[Resource]) -> None:
+        self._ctx, self._row = ctx, row
+        self._resources = resources  # read beforehand: a ledger belongs to one thread
+        self._lock = threading.Lock()
+        self._asked_at = 0.0
+
+    def __call__(self) -> None:
+        with self._lock:
+            if not self._asked_at or time.monotonic() - self._asked_at > ADMISSION_INTERVAL_S:
+                admitted(self._ctx, self._row, self._resources)
+                self._asked_at = time.monotonic()

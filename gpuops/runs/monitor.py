@@ -19,10 +19,11 @@ from gpuops.core.signals import HandOver
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs.address_renewal import Renewal
-from gpuops.runs.finish import fetch_now, follower, request_of
-from gpuops.runs.follow import Follower
+from gpuops.runs.collect import fetch_now
+from gpuops.runs.follow import Follower, follower
 from gpuops.runs.log_lines import STREAM
 from gpuops.runs.log_view import Filter, HomeTail
+from gpuops.runs.spec import request_of
 from gpuops.runs.stop import halt, stopping
 from gpuops.sync import RunHome
 

@@ -16,7 +16,7 @@ from gpuops.offers import lease as leases
 from gpuops.offers.approval import Bargain, LeaseWish
 from gpuops.offers.lease import LEAST_S
 from gpuops.runs import receipt
-from gpuops.runs.finish import Conclusion
+from gpuops.runs.finish import RunOutcome
 from gpuops.sync import RunHome
 from gpuops.sync.restore import outputs
 
@@ -136,10 +136,10 @@ class Chain:
         return True
 
 
-def loss_of(row: RunRow, cluster: ClusterRow, end: Conclusion) -> Loss | None:
+def loss_of(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Loss | None:
     """What is to be replaced, if this run ended so that something is; None also while some of its results are not
     home."""
-    if end.verdict.outcome != RECLAIMED or end.unsaved or end.unfetched:
+    if end.verdict.outcome != RECLAIMED or not end.may_destroy or end.left_in_bucket:
         return None
     resumable = bool(outputs(end.home))
     far = end.document.get("progress") or {}

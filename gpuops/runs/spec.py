@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpuops.core.models import DATA, NodeFacts, RunRequest
+from gpuops.ledger.store import RowGone, RunRow
 from gpuops.sync import sinks
 from gpuops.sync.inputs import WORKLOADS
 
@@ -37,6 +38,16 @@ IDENTITY = re.compile(
 
 Place = tuple[str, int]
 """Address and port."""
+
+
+def request_of(row: RunRow) -> RunRequest:
+    """The run's request as the ledger keeps it. Raises RowGone."""
+    try:
+        return RunRequest(**row.request)
+    except TypeError as error:
+        raise RowGone(
+            f"what the ledger says of {row.name} cannot be read", f"its results so far are in {row.home}"
+        ) from error
 
 
 def torchrun_command(

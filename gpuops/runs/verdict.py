@@ -1,20 +1,19 @@
 """What came of a run: one sentence, one thing to do, one exit code. Pure.
 
-`node_result` reads what a node says (`result.json`, docs/protocol.md), `judge` weighs what all
-nodes say. The order: a rank or a launcher with a cause of its own; then what ended the run from
-outside (lease, a machine taken back, a lost node, a stop); then deaths that only echo a peer's; then, when every
-process ended well, whether the ranks had formed the world that was asked for.
+`judge` weighs the reports of all nodes. The order: a rank or a launcher with a cause of its own; then what ended the
+run from outside (lease, preemption, a lost node, a stop); then deaths that only echo a peer's; then, when every process
+ended well, whether the ranks had formed the world that was asked for.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from gpuops.core.models import NodeResult, RankResult, RunRequest, Verdict
+from gpuops.core.models import RunRequest, Verdict
 from gpuops.runs import remedies
 from gpuops.runs.diagnosis import OWN, PEER, WINDOW_S, Death, culprit, deaths, hint, last_words, logs, sentence
+from gpuops.runs.report import NodeReport, RankReport, ReasonKind
 
 STOPPED = 130
 """Also for a run that `gpuops stop` ended from another terminal: nothing failed, and it is not done."""
@@ -32,28 +31,7 @@ BY_ITSELF = "; with `--retries 2` it would have gone on by itself"
 AGAIN = "run it again: it left no snapshot to continue from"
 
 
-def node_result(node: int, raw: Mapping[str, Any], skew: float) -> NodeResult:
-    """A node's result.json as a value. `skew` seconds are added to its times to make them ours."""
-    launcher = raw.get("launcher") or {}
-    reason = dict(raw.get("reason") or {})
-    if launcher.get("signal"):
-        reason.setdefault("signal", launcher["signal"])
-    return NodeResult(
-        node=node,
-        outcome=raw["outcome"],
-        reason=reason,
-        started=_ours(raw.get("started"), skew),
-        ended=_ours(raw.get("ended"), skew),
-        launcher_code=launcher.get("code"),
-        ranks=tuple(_rank_result(node, rank, skew) for rank in raw.get("ranks") or ()),
-        tail=raw.get("tail") or "",
-        out=raw.get("out") or "",
-        disk_free=raw.get("disk_free"),
-        progress=dict(raw.get("progress") or {}),
-    )
-
-
-def how_far(results: Iterable[NodeResult]) -> dict[str, int]:
+def how_far(results: Iterable[NodeReport]) -> dict[str, int]:
     """How far the run's program says it got: `step`, and `saved`, the step of its newest snapshot, where known."""
     found: dict[str, int] = {}
     for result in results:
@@ -69,7 +47,7 @@ def resume_hint(run: str, saved: bool) -> str:
 
 
 def judge(
-    request: RunRequest, world_size: int, results: Sequence[NodeResult], again: str = RESUME, run: str = ""
+    request: RunRequest, world_size: int, results: Sequence[NodeReport], again: str = RESUME, run: str = ""
 ) -> Verdict:
     """The verdict over all nodes' results; `world_size` is the number of ranks that was asked for.
 
@@ -89,115 +67,91 @@ def judge(
     return _formed(request, world_size, results, run)
 
 
-def is_port_clash(results: Iterable[Mapping[str, Any]]) -> bool:
+def is_port_clash(reports: Iterable[NodeReport]) -> bool:
     """Whether a run failed only because its port was taken: a relaunch with a fresh one helps.
 
-    `results`: the nodes' result.json. Torchrun finds out before it starts any rank; a port that
+    Torchrun finds out before it starts any rank; a port that
     the user's program opens is the user's.
     """
-    known = list(results)
-    started = any(rank.get("started") for result in known for rank in result.get("ranks") or ())
-    return not started and any(
-        result["outcome"] == "failed" and remedies.is_port_taken(result.get("tail") or "") for result in known
-    )
+    known = list(reports)
+    started = any(rank.started for report in known for rank in report.ranks)
+    return not started and any(report.outcome == "failed" and remedies.is_port_taken(report.tail) for report in known)
 
 
-def _rank_result(node: int, raw: Mapping[str, Any], skew: float) -> RankResult:
-    return RankResult(
-        rank=raw["rank"],
-        node=node,
-        local=raw.get("local", 0),
-        code=raw.get("code"),
-        signal=raw.get("signal"),
-        started=_ours(raw.get("started"), skew),
-        ended=_ours(raw.get("ended"), skew),
-        joined=raw.get("joined"),
-        oom=bool(raw.get("oom")),
-        after_stop=bool(raw.get("after_stop")),
-        tail=raw.get("tail") or "",
-        error=raw.get("error") if isinstance(raw.get("error"), Mapping) else None,
-        out=raw.get("out") or "",
-    )
-
-
-def _ours(at: float | None, skew: float) -> float | None:
-    return None if at is None else at + skew
-
-
-def _ended_from_outside(results: Sequence[NodeResult], again: str) -> tuple[NodeResult, Verdict] | None:
+def _ended_from_outside(results: Sequence[NodeReport], again: str) -> tuple[NodeReport, Verdict] | None:
     """What ended the run although no process of it failed: lease, reclaim, loss, stop, in this order."""
     first = sorted(results, key=lambda result: float("inf") if result.ended is None else result.ended)
     for result in first:
-        if result.reason.get("kind") == "lease":
+        if result.kind == ReasonKind.LEASE:
             say = f"the lease of node{result.node} ended the run"
             longer = f"give it longer (--max-hours, --max-cost, or in time `gpuops lease NAME --extend 2h`) and {again}"
             return result, Verdict("stopped", NODE_FAILED, say, longer, node=result.node)
     if taken := _taken_back(first):
         return taken, _reclaimed(taken, results, again)
     # A node that heard of the loss by the gang link is a witness only: the lost one itself speaks first.
-    for result in sorted(first, key=lambda result: result.reason.get("kind") == "gang"):
+    for result in sorted(first, key=lambda result: result.kind == ReasonKind.GANG):
         if result.outcome == "lost":
             return result, _lost(result, again)
     for result in first:
-        if result.reason.get("kind") == "end":  # by whom nobody knows: whoever stops a run first says so
+        if result.kind == ReasonKind.END:  # by whom nobody knows: whoever stops a run first says so
             return result, Verdict(
                 "lost", NODE_FAILED, f"node{result.node} was ended under the run", again, node=result.node
             )
     for result in first:
-        if result.outcome == "stopped" and result.reason.get("kind") != "gang":
+        if result.outcome == "stopped" and result.kind != ReasonKind.GANG:
             return result, Verdict("stopped", STOPPED, "the run was stopped before its end", again)
     for result in first:
-        if result.reason.get("kind") == "gang" and all(other.outcome != "failed" for other in results):
+        if result.kind == ReasonKind.GANG and all(other.outcome != "failed" for other in results):
             return result, _lost(result, again)
     return None
 
 
-def _taken_back(results: Sequence[NodeResult]) -> NodeResult | None:
+def _taken_back(results: Sequence[NodeReport]) -> NodeReport | None:
     """A node of those whose provider took a machine back: with notice, which all of them then know of, or without."""
-    told = [result for result in results if result.reason.get("kind") == "reclaim"]
-    if told or any(result.reason.get("kind") == "stop" for result in results):
-        return min(told, key=lambda result: "from" in result.reason, default=None)
-    return next((result for result in results if result.reason.get("reclaimed")), None)
+    noticed = [result for result in results if result.kind == ReasonKind.PREEMPTED]
+    if noticed or any(result.kind == ReasonKind.STOP for result in results):
+        return min(noticed, key=lambda result: result.reason.origin is not None, default=None)
+    return next((result for result in results if result.reason.preempted), None)
 
 
-def _reclaimed(result: NodeResult, results: Sequence[NodeResult], again: str) -> Verdict:
+def _reclaimed(result: NodeReport, results: Sequence[NodeReport], again: str) -> Verdict:
     """`reclaimed by AWS at step 120 (node1 at 08:22:00Z); the newest snapshot is of step 100`."""
     reason, got = result.reason, how_far(results)
-    node, at = int(reason.get("node", result.node)), reason.get("at")
+    node, at = result.node if reason.node is None else reason.node, reason.at
     step = f" at step {got['step']}" if "step" in got else ""
     when = time.strftime(" at %H:%M:%SZ", time.gmtime(at)) if at is not None else ""
-    say = f"reclaimed by {reason.get('by') or 'its provider'}{step} (node{node}{when})"
+    say = f"reclaimed by {reason.by or 'its provider'}{step} (node{node}{when})"
     if "saved" in got:
         say += f"; the newest snapshot is of step {got['saved']}"
     return Verdict("reclaimed", NODE_FAILED, say, again + BY_ITSELF, node=node)
 
 
-def _lost(result: NodeResult, again: str) -> Verdict:
-    why = str(result.reason.get("say") or "it was gone")
-    node = int(result.reason.get("from", result.node))
+def _lost(result: NodeReport, again: str) -> Verdict:
+    why = result.reason.say or "it was gone"
+    node = result.node if result.reason.origin is None else result.reason.origin
     say = why if why.startswith(f"node{node}") else f"the run was lost on node{node}: {why}"
     return Verdict("lost", NODE_FAILED, say, again, node=node)
 
 
-def _came_before(result: NodeResult, death: Death) -> bool:
+def _came_before(result: NodeReport, death: Death) -> bool:
     """Whether a lost node explains a death elsewhere that has its own words (a caught error)."""
     if result.outcome != "lost" or death.oom:
         return False
-    if result.reason.get("kind") in ("node", "gone"):
+    if result.kind in (ReasonKind.UNREACHABLE, ReasonKind.ENDED):
         return True  # it vanished and can say nothing; what its peers say then, they say of that
     if result.ended is None or death.ended is None:
         return False
     return result.ended <= death.ended + WINDOW_S
 
 
-def _failed(death: Death, results: Sequence[NodeResult], run: str) -> Verdict:
+def _failed(death: Death, results: Sequence[NodeReport], run: str) -> Verdict:
     advice = hint(death, run)
     if death.weight == PEER:
         advice = _left_early(death, results) or advice
     return Verdict("failed", FAILED, sentence(death), advice, death.rank, death.node, death.tail)
 
 
-def _left_early(death: Death, results: Sequence[NodeResult]) -> str:
+def _left_early(death: Death, results: Sequence[NodeReport]) -> str:
     """A rank that ended well while its peers still needed it: nothing else would name it.
 
     One that leaves the world closes its connections before it ends, so its end may be the later one.
@@ -214,7 +168,7 @@ def _left_early(death: Death, results: Sequence[NodeResult]) -> str:
     return ""
 
 
-def _formed(request: RunRequest, world_size: int, results: Sequence[NodeResult], run: str) -> Verdict:
+def _formed(request: RunRequest, world_size: int, results: Sequence[NodeReport], run: str) -> Verdict:
     """All ended well; did they train together?"""
     if request.kind != "torchrun":
         return _alone("the command ended well", [_last(result) for result in results])
@@ -243,7 +197,7 @@ def _alone(well: str, last: Sequence[str]) -> Verdict:
     return Verdict("unclear", 0, f"{well}, but it says {_quoted(unwilling)}", remedies.GPUS)
 
 
-def _last(one: RankResult | NodeResult) -> str:
+def _last(one: RankReport | NodeReport) -> str:
     """The last line that it printed."""
     return remedies.last_line(one.out) or remedies.last_line(one.tail)
 

@@ -12,6 +12,7 @@ import pytest
 from gpuops.core.errors import ConnectionLost, NodeRefused
 from gpuops.runs import follow
 from gpuops.runs.follow import Follower
+from gpuops.runs.report import ReasonKind, parse_report
 from gpuops.sync import RunHome
 from tests.node.conftest import HANG_S, until
 
@@ -68,7 +69,7 @@ def make(node: RealNode, tmp_path: Path) -> Iterator[Callable[..., Follower]]:
 def ended(follower: Follower) -> dict[str, Any]:
     follower.start()
     assert follower.wait(HANG_S), "it follows for ever"
-    return dict(follower.results[0])
+    return dict(follower.reports[0].document)
 
 
 def test_cuts_far_apart_do_not_add_up(
@@ -105,13 +106,13 @@ def test_who_watches_sees_bytes_before_the_end(node: RealNode, make: Callable[..
 
 def test_the_last_node_is_sought_from_when_the_others_ended(make: Callable[..., Follower]) -> None:
     follower = make(nodes=2)
-    follower._ended(0, {"outcome": "done"})
+    follower._ended(0, parse_report(0, {"outcome": "done"}))
     long_ago = time.monotonic() - 10 * follow.OTHERS_ENDED_S
     assert follower._given_up(1, long_ago, ConnectionLost("away")) is None
     follower._ended_at = long_ago
     verdict = follower._given_up(1, long_ago, ConnectionLost("away"))
     assert verdict is not None
-    assert verdict["reason"]["kind"] == "node"
+    assert verdict.kind == ReasonKind.UNREACHABLE
 
 
 def test_a_bug_in_a_follower_ends_as_a_sentence(node: RealNode, make: Callable[..., Follower]) -> None:
@@ -209,11 +210,11 @@ def test_who_is_away_can_be_given_up(node: RealNode, make: Callable[..., Followe
     live = Away(node)
     follower = make(live=live)
     follower.abandon()
-    assert not follower.results, "nobody is away yet"
+    assert not follower.reports, "nobody is away yet"
     live.clients[0].close()
     follower.start()
     until(lambda: follower._away, "the connection is missed")
     follower.abandon()
     assert follower.wait(HANG_S)
-    assert follower.results[0]["reason"]["kind"] == "node"
+    assert follower.reports[0].kind == ReasonKind.UNREACHABLE
     node.result("r-1")

@@ -26,7 +26,7 @@ from gpuops.core.errors import GpuopsError, NodeError
 from gpuops.core.models import Lease, Resource, RunRequest
 from gpuops.core.processes import Identity
 from gpuops.ledger.store import Ledger
-from gpuops.runs.finish import request_of
+from gpuops.runs.spec import request_of
 from gpuops.transport.rpc import MAGIC, AgentClient, NodePaths
 from gpuops.transport.ssh import resolution
 from provisioners.ssh.hosts import HostBook

@@ -16,7 +16,7 @@ from gpuops.core.errors import AuthFailed, GpuopsError, LocalDisk, NodeError
 from gpuops.core.reporting import Silent
 from gpuops.core.signals import Signals
 from gpuops.guard.services import SERVICES
-from gpuops.runs import belated
+from gpuops.runs import finish
 from gpuops.sync import RunHome
 from gpuops.sync.archive import Brought
 from gpuops.sync.outputs import OutFolder
@@ -47,12 +47,12 @@ def test_what_is_home_does_where_the_bucket_has_nothing_more(
     err = io.StringIO()
     monkeypatch.setattr(sys, "stderr", err)
     world = Context(tmp_path, "o", tmp_path, {}, Output(), Signals(), SERVICES)
-    belated.before_resuming(world, cast("Any", row_in(tmp_path, saved=True)))
+    finish.finish_before_resume(world, cast("Any", row_in(tmp_path, saved=True)))
     assert err.getvalue().startswith("note: ")
     assert said in err.getvalue()
     assert err.getvalue().endswith("; going on from what is home\n")
     with pytest.raises(NodeError, match=said):
-        belated.before_resuming(world, cast("Any", row_in(tmp_path / "other", saved=False)))
+        finish.finish_before_resume(world, cast("Any", row_in(tmp_path / "other", saved=False)))
 
 
 def test_what_could_not_be_asked_may_have_something_newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_what_could_not_be_asked_may_have_something_newer(tmp_path: Path, monkey
     monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({}, [refused]))
     world = Context(tmp_path, "o", tmp_path, {}, Output(), Signals(), SERVICES)
     with pytest.raises(AuthFailed, match="has ended"):
-        belated.before_resuming(world, cast("Any", row_in(tmp_path, saved=True)))
+        finish.finish_before_resume(world, cast("Any", row_in(tmp_path, saved=True)))
 
 
 def test_what_has_come_in_part_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_what_has_come_in_part_is_not_fetched_again(tmp_path: Path, monkeypatch:
     world = cast("Any", SimpleNamespace(ledger=ledger))
     for _ in range(2):
         with pytest.raises(LocalDisk, match="stays in"):
-            belated.fetch(world, row, Silent())
+            finish.finish_late(world, row, Silent())
         row.facts = changes[-1]
     assert asked == [[0, 1, 2], [0, 1]]
     assert (row.facts["in_bucket"], list(row.facts["told"])) == ([0, 1], ["2"])
@@ -97,7 +97,7 @@ def test_what_a_node_could_not_keep_is_told_also_when_the_rest_comes_later(
     monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: answers.pop(0))
     world = cast("Any", SimpleNamespace(ledger=ledger, out=Output()))
     with pytest.raises(NodeError, match="could not be verified"):
-        belated.fetch(world, row, Silent())
-    belated.fetch(world, row, Silent())
+        finish.finish_late(world, row, Silent())
+    finish.finish_late(world, row, Silent())
     kept = read_json(RunHome(row.home).path / "run.json")["kept"]
     assert kept == "not all in s3://results/r-1 (node0: 2 files could not be kept)"

@@ -18,11 +18,13 @@ from gpuops.core.processes import Identity
 from gpuops.core.reporting import Silent
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession
-from gpuops.runs import belated, retries
-from gpuops.runs.finish import _Fetched, _from_all, conclude
-from gpuops.runs.follow import lost
+from gpuops.runs import retries
+from gpuops.runs.collect import Agents, _from_all
+from gpuops.runs.finish import Policy, RunOutcome, finish, finish_late, is_awaited
+from gpuops.runs.judgement import FinalFetch, Retryable
 from gpuops.runs.monitor import LiveFetch
 from gpuops.runs.prepare import Sending, _wait_for_turn
+from gpuops.runs.report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.sync import RunHome
 from gpuops.sync.archive import Brought
 from tests.conftest import HANG_S, until
@@ -47,6 +49,27 @@ def a_run(world: Context, cluster: ClusterRow, *, created: float, owner_process:
     return row
 
 
+def conclude(
+    world: Context,
+    live: ClusterSession,
+    row: RunRow,
+    results: Mapping[int, NodeReport | Mapping[str, Any]],
+    *,
+    ends_nodes: bool = False,
+) -> RunOutcome:
+    """The end of a run whose nodes were followed: `results` are their documents."""
+    reports = {
+        index: result if isinstance(result, NodeReport) else parse_report(index, result)
+        for index, result in results.items()
+    }
+    return finish(world, row, Agents(live, reports), Policy(Silent(), ends_nodes=ends_nodes))
+
+
+def retryable(end: RunOutcome) -> str:
+    """Why another try may bring more; empty where none would."""
+    return end.results.why if isinstance(end.results, Retryable) else ""
+
+
 @pytest.mark.parametrize(
     ("kind", "state", "unsaved"),
     [("node", "ended", "node0 cannot be reached any more"), ("gone", "home", ""), ("no-run", "home", "")],
@@ -54,9 +77,9 @@ def a_run(world: Context, cluster: ClusterRow, *, created: float, owner_process:
 def test_only_what_is_certainly_lost_may_be_destroyed(world: Context, kind: str, state: str, unsaved: str) -> None:
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
-    end = conclude(world, ClusterSession(cluster, []), row, {0: lost(0, "node0 is silent", kind)}, Silent())
+    end = conclude(world, ClusterSession(cluster, []), row, {0: lost_report(0, "node0 is silent", ReasonKind(kind))})
     assert world.ledger.run(row.id).state == state
-    assert end.unsaved == unsaved
+    assert retryable(end) == unsaved
     assert end.missing == (unsaved or ("node0 ended before all results were home" if kind == "gone" else ""))
     assert (end.verdict.outcome, end.verdict.exit_code) == ("lost", 4)
 
@@ -68,9 +91,9 @@ class Fetched:
         self.silent = silent
         self.asked: list[list[int]] = []
 
-    def __call__(self, _world: Any, _live: Any, _row: Any, _progress: Any, nodes: list[int]) -> _Fetched:
+    def __call__(self, _world: Any, _live: Any, _row: Any, _progress: Any, nodes: list[int]) -> FinalFetch:
         self.asked.append(list(nodes))
-        return _Fetched("node1 went away" if set(nodes) & set(self.silent) else "")
+        return FinalFetch("node1 went away" if set(nodes) & set(self.silent) else "")
 
 
 def test_a_node_that_answers_nonsense_keeps_no_others_files_away() -> None:
@@ -85,7 +108,7 @@ def test_a_node_that_answers_nonsense_keeps_no_others_files_away() -> None:
 
     found = _from_all(bring, [0, 1, 2])
     assert asked == [[0, 1, 2], [0], [1], [2]]
-    assert (found.behind, found.failed) == ("big0, big2", "")
+    assert (found.left_behind, found.failed) == ("big0, big2", "")
     assert found.nonsense == "node1 answers nonsense (to 'outs')"
 
     def lose(nodes: list[int]) -> str:
@@ -97,11 +120,11 @@ def test_a_node_that_answers_nonsense_keeps_no_others_files_away() -> None:
 
 def test_nonsense_leaves_nothing_to_try_again(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes may go, the run is done with, and whoever reads the verdict knows."""
-    monkeypatch.setattr("gpuops.runs.finish._fetch_last", lambda *_: _Fetched(nonsense="node0 answers nonsense (x)"))
+    monkeypatch.setattr("gpuops.runs.collect._fetch_last", lambda *_: FinalFetch(nonsense="node0 answers nonsense (x)"))
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
-    end = conclude(world, ClusterSession(cluster, []), row, {0: DONE}, Silent())
-    assert (end.unsaved, end.missing, end.nonsense) == ("", *["node0 answers nonsense (x)"] * 2)
+    end = conclude(world, ClusterSession(cluster, []), row, {0: DONE})
+    assert (retryable(end), end.missing, end.nonsense) == ("", *["node0 answers nonsense (x)"] * 2)
     assert (end.verdict.outcome, end.verdict.exit_code) == ("unclear", 4)
     assert "not all home: node0 answers nonsense (x)" in end.verdict.say
     assert world.ledger.run(row.id).state == "home"
@@ -112,8 +135,8 @@ def test_a_machine_that_goes_while_its_results_are_fetched(
     world: Context, monkeypatch: pytest.MonkeyPatch, looks: int, state: str
 ) -> None:
     """What the others have comes home; while the machine may still be there, nothing is given up."""
-    monkeypatch.setattr("gpuops.runs.finish.GOING_S", HANG_S if state == "home" else 0.5)
-    monkeypatch.setattr("gpuops.runs.finish.GOING_LOOK_S", 0.02)
+    monkeypatch.setattr("gpuops.runs.collect.VANISHING_TIMEOUT_S", HANG_S if state == "home" else 0.5)
+    monkeypatch.setattr("gpuops.runs.collect.VANISHING_POLL_INTERVAL_S", 0.02)
     seen: list[str] = []
 
     def describe(machine: Resource) -> Resource:
@@ -123,7 +146,7 @@ def test_a_machine_that_goes_while_its_results_are_fetched(
 
     world.provisioners["local"] = cast(Any, type("Provider", (), {"describe": staticmethod(describe)})())
     fetched = Fetched(1)
-    monkeypatch.setattr("gpuops.runs.finish._fetch_last", fetched)
+    monkeypatch.setattr("gpuops.runs.collect._fetch_last", fetched)
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
     world.ledger.set_run(row.id, request={**dataclasses.asdict(REQUEST), "nodes": 2})
@@ -135,7 +158,6 @@ def test_a_machine_that_goes_while_its_results_are_fetched(
         ClusterSession(cluster, machines, cast("Any", [Keeping("safe")] * 2)),
         world.ledger.run(row.id),
         results,
-        Silent(),
     )
     assert fetched.asked == ([[0, 1], [0]] if state == "home" else [[0, 1]])
     assert world.ledger.run(row.id).state == state
@@ -177,16 +199,14 @@ def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
         return {node: brought for node in nodes if brought}, []
 
     monkeypatch.setattr("gpuops.sync.archive.bring", bring)
-    monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched(0))
+    monkeypatch.setattr("gpuops.runs.collect._fetch_last", Fetched(0))
     ended = type("Provider", (), {"describe": lambda _, machine: dataclasses.replace(machine, state="ended")})()
     world.provisioners["local"] = cast("Any", ended)
     cluster, row, said = a_reclaimed_run(world)
     machine = Resource("machine", "0", "", "m-0", True, state="running")
-    end = conclude(
-        world, ClusterSession(cluster, [machine], cast("Any", [Keeping("copying")])), row, {0: said}, Silent()
-    )
+    end = conclude(world, ClusterSession(cluster, [machine], cast("Any", [Keeping("copying")])), row, {0: said})
     assert asked == [[0]]
-    assert (end.missing, end.unsaved, end.unfetched) == (missing, "", "")
+    assert (end.missing, retryable(end), end.left_in_bucket) == (missing, "", "")
     assert world.ledger.run(row.id).facts["in_bucket"] == in_bucket
     assert retries.loss_of(row, cluster, end) is not None
 
@@ -197,12 +217,12 @@ def test_what_is_on_a_node_comes_before_what_is_in_a_bucket(world: Context, monk
     monkeypatch.setattr(
         "gpuops.sync.archive.bring", lambda *_: (order.append("bucket"), ({0: Brought(None, 0)}, []))[1]
     )
-    monkeypatch.setattr("gpuops.runs.finish._fetch_last", lambda *_: (order.append("node"), _Fetched())[1])
+    monkeypatch.setattr("gpuops.runs.collect._fetch_last", lambda *_: (order.append("node"), FinalFetch())[1])
     cluster, row, said = a_reclaimed_run(world)
     world.ledger.set_run(row.id, request={**row.request, "nodes": 2})
-    results = {0: lost(0, "node0 ended without a word", "gone"), 1: {**said, "node": 1}}
+    results = {0: lost_report(0, "node0 ended without a word", ReasonKind.ENDED), 1: {**said, "node": 1}}
     live = ClusterSession(cluster, [], cast("Any", [Keeping("safe")] * 2))
-    conclude(world, live, world.ledger.run(row.id), results, Silent())
+    conclude(world, live, world.ledger.run(row.id), results)
     assert order == ["node", "bucket"]
 
 
@@ -210,7 +230,7 @@ def a_run_that_lost_a_node(world: Context) -> tuple[ClusterSession, RunRow, dict
     """Of two nodes, whose results are kept in a bucket; node0 is gone, and node1 has told how it ended."""
     cluster, row, _ = a_reclaimed_run(world)
     world.ledger.set_run(row.id, request={**row.request, "nodes": 2})
-    taken = lost(0, "node0 ended without a word", "gone")
+    taken = lost_report(0, "node0 ended without a word", ReasonKind.ENDED)
     live = ClusterSession(cluster, [], cast("Any", [Keeping("safe")] * 2))
     return live, world.ledger.run(row.id), {0: taken, 1: {**DONE, "node": 1}}
 
@@ -224,23 +244,23 @@ def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: Context, mon
         return {0: Brought(DONE, 0)}, []
 
     monkeypatch.setattr("gpuops.sync.archive.bring", bring)
-    monkeypatch.setattr("gpuops.runs.finish._fetch_last", lambda *_: (order.append("node"), _Fetched())[1])
+    monkeypatch.setattr("gpuops.runs.collect._fetch_last", lambda *_: (order.append("node"), FinalFetch())[1])
     monkeypatch.setattr("gpuops.sync.bucket.abandon", lambda *_: order.append("abandon"))
     live, row, results = a_run_that_lost_a_node(world)
-    end = conclude(world, live, row, results, Silent(), ending=True)
-    assert (order, end.unsaved, end.verdict.outcome) == (["node"], "", "lost")
+    end = conclude(world, live, row, results, ends_nodes=True)
+    assert (order, retryable(end), end.verdict.outcome) == (["node"], "", "lost")
     waits = "what node0 kept is in s3://results/lab/r-1; `gpuops pull r-1` fetches it"
     assert end.missing == f"node0 ended before all results were home; {waits}"
-    assert end.unfetched, "nothing begins anew without it"
+    assert end.left_in_bucket, "nothing begins anew without it"
     meanwhile = world.ledger.run(row.id)
     assert (meanwhile.state, meanwhile.facts["in_bucket"]) == ("home", [0])
-    assert belated.is_awaited(meanwhile)
+    assert is_awaited(meanwhile)
     ended = time.time() + 1800.0
     world.ledger.gone(live.row.id, ended, "its run ended")
-    assert end.rest is not None
-    whole = end.rest()
+    assert end.deferred_fetch is not None
+    whole = end.deferred_fetch()
     assert order == ["node", "bucket [0]", "abandon"]
-    assert (whole.verdict.outcome, whole.missing, whole.unfetched, whole.rest) == ("done", "", "", None)
+    assert (whole.verdict.outcome, whole.missing, whole.left_in_bucket, whole.deferred_fetch) == ("done", "", "", None)
     assert whole.document["kept"].startswith("safe in ")
     assert whole.document["cost"] == pytest.approx(36.0 * 0.5, rel=0.01)
     assert json.loads((row.home / "run.json").read_text())["verdict"]["outcome"] == "done"
@@ -250,9 +270,9 @@ def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: Context, mon
 
 def test_what_was_left_there_is_fetched_later_and_nothing_else(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """And judged as it would have been then: what the other node told is known."""
-    monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched())
+    monkeypatch.setattr("gpuops.runs.collect._fetch_last", Fetched())
     live, row, results = a_run_that_lost_a_node(world)
-    conclude(world, live, row, results, Silent(), ending=True)
+    conclude(world, live, row, results, ends_nodes=True)
     asked: list[list[int]] = []
 
     def bring(_world: Any, _row: Any, nodes: Iterable[int], _progress: Any) -> Any:
@@ -260,24 +280,26 @@ def test_what_was_left_there_is_fetched_later_and_nothing_else(world: Context, m
         return {0: Brought(DONE, 0)}, []
 
     monkeypatch.setattr("gpuops.sync.archive.bring", bring)
-    belated.fetch(world, world.ledger.run(row.id), Silent())
+    finish_late(world, world.ledger.run(row.id), Silent())
     assert asked == [[0]]
     record = json.loads((row.home / "run.json").read_text())
     assert (record["verdict"]["outcome"], record["missing"]) == ("done", "")
     assert record["kept"].startswith("safe in ")
-    assert not belated.is_awaited(world.ledger.run(row.id))
+    assert not is_awaited(world.ledger.run(row.id))
 
 
 def test_a_node_that_was_taken_back_and_kept_nothing_is_remembered_so(
     world: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched())
+    monkeypatch.setattr("gpuops.runs.collect._fetch_last", Fetched())
     monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({}, []))
     live, row, results = a_run_that_lost_a_node(world)
-    taken = lost(0, "node0 ended without a word", "gone", {"reclaimed": True, "by": "AWS", "say": "AWS took it back"})
-    end = conclude(world, live, row, {**results, 0: taken}, Silent())
+    taken = lost_report(
+        0, "node0 ended without a word", ReasonKind.ENDED, {"reclaimed": True, "by": "AWS", "say": "AWS took it back"}
+    )
+    end = conclude(world, live, row, {**results, 0: taken})
     assert end.verdict.outcome == "reclaimed"
-    belated.fetch(world, world.ledger.run(row.id), Silent())
+    finish_late(world, world.ledger.run(row.id), Silent())
     assert json.loads((row.home / "run.json").read_text())["verdict"] == dataclasses.asdict(end.verdict)
 
 
@@ -287,10 +309,12 @@ def test_while_something_may_be_on_a_node_alone_the_bucket_is_asked_first(
 ) -> None:
     """Only what has come from there says whether the node may go."""
     monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({0: Brought(DONE, 0)}, []))
-    monkeypatch.setattr("gpuops.runs.finish._fetch_last", lambda *_: _Fetched(failed))
+    monkeypatch.setattr("gpuops.runs.collect._fetch_last", lambda *_: FinalFetch(failed))
     live, row, results = a_run_that_lost_a_node(world)
-    end = conclude(world, live, row, {**results, 0: lost(0, "node0 is silent", kind)}, Silent(), ending=True)
-    assert (end.rest, end.verdict.outcome) == (None, "done")
+    end = conclude(
+        world, live, row, {**results, 0: lost_report(0, "node0 is silent", ReasonKind(kind))}, ends_nodes=True
+    )
+    assert (end.deferred_fetch, end.verdict.outcome) == (None, "done")
 
 
 @pytest.mark.parametrize(("missing", "state"), [(0, "home"), (2, "ended")])
@@ -300,10 +324,10 @@ def test_a_node_that_may_have_more_than_the_bucket_is_not_given_up(
     """Out of reach, it had no time for all: the rest may still be there."""
     cluster, row, said = a_reclaimed_run(world)
     monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({0: Brought(said, missing)}, []))
-    results = {0: lost(0, "node0 could not be reached", "node")}
-    end = conclude(world, ClusterSession(cluster, [], cast("Any", [Keeping("safe")])), row, results, Silent())
+    results = {0: lost_report(0, "node0 could not be reached", ReasonKind.UNREACHABLE)}
+    end = conclude(world, ClusterSession(cluster, [], cast("Any", [Keeping("safe")])), row, results)
     assert world.ledger.run(row.id).state == state
-    assert end.unsaved == ("node0 cannot be reached any more" if missing else "")
+    assert retryable(end) == ("node0 cannot be reached any more" if missing else "")
 
 
 @pytest.mark.parametrize("talks", [False, True])
@@ -312,14 +336,16 @@ def test_without_what_is_in_the_bucket_nothing_is_begun_anew(
 ) -> None:
     """Where another node has answered, what it has is home; else a new run would begin from something older."""
     monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({}, [AUTH]))
-    monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched())
+    monkeypatch.setattr("gpuops.runs.collect._fetch_last", Fetched())
     cluster, row, said = a_reclaimed_run(world)
     if talks:
         world.ledger.set_run(row.id, request={**row.request, "nodes": 2})
         row = world.ledger.run(row.id)
-    taken = lost(0, "node0 ended without a word", "gone", {"reclaimed": True, "by": "AWS", "say": "AWS took it back"})
+    taken = lost_report(
+        0, "node0 ended without a word", ReasonKind.ENDED, {"reclaimed": True, "by": "AWS", "say": "AWS took it back"}
+    )
     results = {0: taken, 1: {**said, "node": 1}} if talks else {0: taken}
-    end = conclude(world, ClusterSession(cluster, [], cast("Any", [Keeping("safe")] * 2)), row, results, Silent())
+    end = conclude(world, ClusterSession(cluster, [], cast("Any", [Keeping("safe")] * 2)), row, results)
     assert end.verdict.outcome == "reclaimed"
     assert world.ledger.run(row.id).facts["in_bucket"] == [0]
     assert (retries.loss_of(row, cluster, end) is not None) is talks
@@ -334,7 +360,9 @@ def test_what_a_run_costs_and_how_long_it_was(world: Context, ephemeral: bool, h
     cluster = a_cluster(world, created=now - 3 * 3600, ephemeral=ephemeral)
     row = a_run(world, cluster, created=now - 2 * 3600)
     world.ledger.set_run(row.id, state="ended", started=now - 3600, ended=now - 1800)  # its fetch took half an hour
-    conclude(world, ClusterSession(cluster, []), world.ledger.run(row.id), {0: lost(0, "gone", "gone")}, Silent())
+    conclude(
+        world, ClusterSession(cluster, []), world.ledger.run(row.id), {0: lost_report(0, "gone", ReasonKind.ENDED)}
+    )
     record: dict[str, Any] = json.loads((row.home / "run.json").read_text())
     assert record["schema"] == 1
     assert record["duration_s"] == pytest.approx(1800)
@@ -376,8 +404,8 @@ def a_kept_run(world: Context, hold_s: float = 60.0) -> tuple[ClusterRow, RunRow
 def test_what_is_safe_elsewhere_keeps_no_node_alive(world: Context) -> None:
     cluster, row = a_kept_run(world)
     node = Keeping("copying", "safe")
-    end = conclude(world, ClusterSession(cluster, [], cast("Any", [node])), row, {0: DONE}, Silent())
-    assert (end.missing, end.unsaved) == ("away", "")
+    end = conclude(world, ClusterSession(cluster, [], cast("Any", [node])), row, {0: DONE})
+    assert (end.missing, retryable(end)) == ("away", "")
     assert end.document["kept"] == "safe on the network volume data, in gpuops/r-1"
     assert world.ledger.run(row.id).state == "home"
     assert node.asked[-1] == "home"
@@ -385,8 +413,8 @@ def test_what_is_safe_elsewhere_keeps_no_node_alive(world: Context) -> None:
 
 def test_nodes_that_get_no_further_are_waited_for_together(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them costs money meanwhile."""
-    monkeypatch.setattr("gpuops.runs.finish.STALL_S", 1.0)
-    monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched())
+    monkeypatch.setattr("gpuops.runs.collect.SINK_STALL_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("gpuops.runs.collect._fetch_last", Fetched())
     cluster, row = a_kept_run(world)
     world.ledger.set_run(row.id, request={**row.request, "nodes": 12})
     all_at_once = threading.Barrier(12)
@@ -399,14 +427,14 @@ def test_nodes_that_get_no_further_are_waited_for_together(world: Context, monke
 
     nodes = [Met("copying") for _ in range(12)]
     results = {index: {**DONE, "node": index} for index in range(12)}
-    end = conclude(world, ClusterSession(cluster, [], cast("Any", nodes)), world.ledger.run(row.id), results, Silent())
+    end = conclude(world, ClusterSession(cluster, [], cast("Any", nodes)), world.ledger.run(row.id), results)
     assert end.document["kept"].count("it was not waited for any longer") == 12
 
 
 def test_a_node_that_never_comes_to_an_end_is_not_waited_for(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets one byte further at each look."""
-    monkeypatch.setattr("gpuops.runs.finish.SETTLE_S", 1.0)
-    monkeypatch.setattr("gpuops.runs.finish._fetch_last", Fetched())
+    monkeypatch.setattr("gpuops.runs.collect.SINK_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("gpuops.runs.collect._fetch_last", Fetched())
     cluster, row = a_kept_run(world, hold_s=0.5)
 
     class Dripping(Keeping):
@@ -414,15 +442,15 @@ def test_a_node_that_never_comes_to_an_end_is_not_waited_for(world: Context, mon
             answer = super().call(verb, **more)
             return answer | {"sink": {"state": "copying", "done": len(self.asked)}} if verb == "run" else answer
 
-    end = conclude(world, ClusterSession(cluster, [], cast("Any", [Dripping("copying")])), row, {0: DONE}, Silent())
+    end = conclude(world, ClusterSession(cluster, [], cast("Any", [Dripping("copying")])), row, {0: DONE})
     assert "it was not waited for any longer" in end.document["kept"]
 
 
 def test_what_is_not_safe_anywhere_does(world: Context) -> None:
     cluster, row = a_kept_run(world)
     node = Keeping("failed")
-    end = conclude(world, ClusterSession(cluster, [], cast("Any", [node])), row, {0: DONE}, Silent())
-    assert end.unsaved == "away"
+    end = conclude(world, ClusterSession(cluster, [], cast("Any", [node])), row, {0: DONE})
+    assert retryable(end) == "away"
     assert end.document["kept"] == "not all on the network volume data, in gpuops/r-1 (node0: it is full)"
     assert world.ledger.run(row.id).state == "ended"
     assert "home" not in node.asked
@@ -430,10 +458,10 @@ def test_what_is_not_safe_anywhere_does(world: Context) -> None:
 
 def test_of_machines_that_are_gone_the_volume_is_named(world: Context) -> None:
     cluster, row = a_kept_run(world)
-    end = conclude(world, ClusterSession(cluster, []), row, {0: lost(0, "gone", "gone")}, Silent())
+    end = conclude(world, ClusterSession(cluster, []), row, {0: lost_report(0, "gone", ReasonKind.ENDED)})
     assert (end.verdict.outcome, end.verdict.exit_code) == ("unclear", 4)
     assert end.verdict.say.endswith("what they kept is on the network volume data, in gpuops/r-1")
-    never = conclude(world, ClusterSession(cluster, []), row, {0: lost(0, "no run", "no-run")}, Silent())
+    never = conclude(world, ClusterSession(cluster, []), row, {0: lost_report(0, "no run", ReasonKind.NEVER_STARTED)})
     assert never.verdict.outcome == "lost"
 
 

@@ -13,7 +13,8 @@ from gpuops.core.errors import Interrupted, StillBilling
 from gpuops.core.models import Lease, Verdict
 from gpuops.core.reporting import Silent
 from gpuops.ledger.store import ClusterRow
-from gpuops.runs.finish import Conclusion
+from gpuops.runs.finish import RunOutcome
+from gpuops.runs.judgement import Complete, Lost
 from gpuops.sync import RunHome
 
 PULL = "gpuops pull r-1 fetches what is in s3://results/lab/r-1"
@@ -37,10 +38,10 @@ def order(world: Context, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
 
     def rest_of(name: str) -> Any:
-        def rest() -> Conclusion:
+        def rest() -> RunOutcome:
             found.append(f"fetch {name}")
-            missing = "node0 could not keep 2 files" if name == "one" else ""
-            return Conclusion(Verdict("done", None, "", ""), RunHome(world.folder), missing)
+            results = Lost("node0 could not keep 2 files") if name == "one" else Complete()
+            return RunOutcome(Verdict("done", None, "", ""), RunHome(world.folder), results)
 
         return rest
 
@@ -80,7 +81,7 @@ def test_one_that_may_still_bill_is_said_at_once(
 def test_interrupted_while_it_is_fetched_nothing_is_left_to_a_guard(
     world: Context, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted() -> Conclusion:
+    def interrupted() -> RunOutcome:
         raise Interrupted("interrupted", PULL)
 
     monkeypatch.setattr("gpuops.commands.down._save_runs", lambda *_: [interrupted])

@@ -11,7 +11,7 @@ from gpuops.commands import train
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted, StillBilling
 from gpuops.core.signals import HandOver
-from gpuops.runs.finish import Conclusion
+from gpuops.runs.finish import RunOutcome
 
 ROW = cast("Any", SimpleNamespace(name="r-1", facts={"bucket": {"place": "s3://results/lab/r-1"}}))
 LIVE = cast("Any", SimpleNamespace(row=SimpleNamespace(name="lab")))
@@ -20,7 +20,7 @@ END = cast("Any", object())
 
 
 def test_a_terminal_that_goes_while_it_is_fetched_leaves_word(world: Context) -> None:
-    def rest() -> Conclusion:
+    def rest() -> RunOutcome:
         raise HandOver("the terminal is gone", "")
 
     with pytest.raises(HandOver):

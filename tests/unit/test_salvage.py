@@ -11,8 +11,10 @@ import pytest
 
 from gpuops.agent import run_files
 from gpuops.core.errors import ConnectionLost, LocalDisk, NodeRefused
+from gpuops.core.reporting import Silent
+from gpuops.runs.collect import Disks
+from gpuops.runs.report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.salvage import salvage, stream
-from gpuops.runs.salvage import salvaged as followed
 
 AWAY = ConnectionLost("node1 does not answer", "try again")
 
@@ -40,9 +42,9 @@ def test_every_stream_of_a_run_is_one_here(tmp_path: Path) -> None:
 
 
 def test_each_node_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuops.runs.salvage._salvage", lambda _programs, _run, index: {"node": index})
+    monkeypatch.setattr("gpuops.runs.salvage._salvage", lambda *_: {"outcome": "done"})
     refused = NodeRefused("it knows no such thing", "", "no-run")
-    assert salvaged(monkeypatch, [refused, AWAY, None]) == ({2: {"node": 2}}, {1: AWAY})
+    assert salvaged(monkeypatch, [refused, AWAY, None]) == ({2: parse_report(2, {"outcome": "done"})}, {1: AWAY})
 
 
 def test_a_full_disk_here_gives_up_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,16 +65,19 @@ def test_a_folder_that_cannot_be_written_to_is_said(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("rented", "away"), [(False, False), (False, True), (True, True)])
 def test_nodes_that_ended_while_they_were_followed(monkeypatch: pytest.MonkeyPatch, rented: bool, away: bool) -> None:
-    told = {0: {"node": 0, "outcome": "lost"}, 1: {"node": 1, "outcome": "lost"}}
-    live = cast("Any", SimpleNamespace(row=SimpleNamespace(provider="p")))
+    """A host of the user's own that is out of reach keeps what it has; a machine that is gone has no disk."""
+    reports = {index: lost_report(index, "ended", ReasonKind.ENDED) for index in (0, 1)}
+    found = parse_report(1, {"outcome": "done"})
+    collected: list[dict[int, NodeReport]] = []
     world = cast("Any", SimpleNamespace(provisioner=lambda _: SimpleNamespace(capabilities={"rented": rented})))
-    monkeypatch.setattr("gpuops.runs.salvage.salvage", lambda *_: ({1: {"node": 1}}, {0: AWAY} if away else {}))
-    monkeypatch.setattr("gpuops.runs.salvage.nodes_of", lambda *_: [])
-    monkeypatch.setattr("gpuops.runs.salvage.absent", lambda *_: "what nobody answers for")
-    if rented:
-        assert followed(world, live, cast("Any", None), told) == (live, told), "a machine that is gone has no disk"
-    elif away:
+    monkeypatch.setattr("gpuops.runs.collect.salvage", lambda *_: ({1: found}, {0: AWAY} if away else {}))
+    monkeypatch.setattr("gpuops.runs.collect.nodes_of", lambda *_: [])
+    monkeypatch.setattr("gpuops.runs.collect.absent", lambda *_: "no agent answers")
+    monkeypatch.setattr("gpuops.runs.collect.Agents.collect", lambda self, *_: collected.append(self.reports))
+    disks = Disks(cast("Any", SimpleNamespace(provider="p")), AWAY, reports=reports)
+    if away and not rented:
         with pytest.raises(ConnectionLost):
-            followed(world, live, cast("Any", None), told)
+            disks.collect(world, cast("Any", None), Silent())
     else:
-        assert followed(world, live, cast("Any", None), told) == ("what nobody answers for", {**told, 1: {"node": 1}})
+        disks.collect(world, cast("Any", None), Silent())
+        assert collected == [{**reports, 1: found}]

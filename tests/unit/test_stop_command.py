@@ -15,7 +15,7 @@ from gpuops.core.models import Lease
 from gpuops.core.processes import Identity, started
 from gpuops.core.reporting import Silent
 from gpuops.ledger.store import RunRow
-from gpuops.runs.follow import lost
+from gpuops.runs.report import ReasonKind, lost_report
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def run(world: Context) -> RunRow:
 
 def answer(patch: pytest.MonkeyPatch, *kinds: str) -> None:
     """Each node's answer."""
-    results = {index: lost(index, "as it says", kind) for index, kind in enumerate(kinds)}
+    results = {index: lost_report(index, "as it says", ReasonKind(kind)) for index, kind in enumerate(kinds)}
     patch.setattr(down, "open_live", lambda *_, **__: SimpleNamespace(close=lambda: None))
     patch.setattr(down, "stop_and_wait", lambda *_: results)
 
@@ -56,7 +56,7 @@ def test_what_another_command_has_brought_home_is_not_judged_again(
     """Who keeps the run may be through with it, and its machines gone, before its nodes have told this command."""
     answer(monkeypatch, "stop")
     judged: list[RunRow] = []
-    monkeypatch.setattr(down, "conclude", lambda _world, _live, row, *_: judged.append(row))
+    monkeypatch.setattr(down, "finish", lambda _world, row, *_: judged.append(row))
     world.ledger.set_run(run.id, owner_process=None)
     down.stop(world, run, Silent())
     assert judged == [run], "of those that live, this command is the only one"

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpuops.core.models import NodeResult, RunRequest, Verdict
+from gpuops.core.models import RunRequest, Verdict
 from gpuops.runs.diagnosis import last_words
-from gpuops.runs.verdict import is_port_clash, judge, node_result, resume_hint
+from gpuops.runs.report import NodeReport, Reason, parse_report
+from gpuops.runs.verdict import is_port_clash, judge, resume_hint
 
 TRAIN = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=None, script="train.py")
 COMMAND = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("make",))
@@ -165,7 +166,7 @@ def silent(number: int) -> dict[str, Any]:
 
 def node(
     index: int, outcome: str, *ranks: dict[str, Any], why: str = "rank", ended: float | None = 101.0, **more: Any
-) -> NodeResult:
+) -> NodeReport:
     """A node's result; `say`, `origin`, `code`, `signal` and `tail` where they matter."""
     reason = {"kind": why, "say": more.get("say", "")}
     if "origin" in more:
@@ -177,10 +178,10 @@ def node(
         "progress": more.get("progress"),
     }  # fmt: skip
     raw["reason"].update(more.get("told") or {})
-    return node_result(index, raw, 0.0)
+    return parse_report(index, raw)
 
 
-def gang(index: int, *ranks: dict[str, Any], origin: int) -> NodeResult:
+def gang(index: int, *ranks: dict[str, Any], origin: int) -> NodeReport:
     """A node that another one's end has stopped."""
     return node(index, "stopped", *ranks, why="gang", origin=origin, say=f"node{origin}: it ended")
 
@@ -189,14 +190,14 @@ NOTICE = {"by": "AWS", "at": 1795162920.0, "node": 1}
 """What AWS said to node1; the others have it from there."""
 
 
-def taken(index: int, *ranks: dict[str, Any], **more: Any) -> NodeResult:
+def taken(index: int, *ranks: dict[str, Any], **more: Any) -> NodeReport:
     """A node whose run was stopped since AWS takes node1 back."""
     told = NOTICE | ({} if index == 1 else {"from": 1})
     say = "AWS takes node1 back at 08:22:00Z"
     return node(index, "stopped", *ranks, why="reclaim", say=say, told=told, **more)
 
 
-def vanished(index: int, **told: Any) -> NodeResult:
+def vanished(index: int, **told: Any) -> NodeReport:
     """A machine that ended without a word, and what its provider says of that."""
     return node(index, "lost", why="gone", ended=None, say=f"node{index} ended without a word", told=told)
 
@@ -223,7 +224,7 @@ def blames_3(say: str, advice: str = "", exit_code: int = 1) -> Then:
 
 SHM = "shared memory (/dev/shm) is probably too small"
 
-RANKS: dict[str, tuple[list[NodeResult], Then]] = {
+RANKS: dict[str, tuple[list[NodeReport], Then]] = {
     "an exit code": (
         [VICTIM0, node(1, "failed", killed(2, 15), rank(3, 3, 99.9, "bad config\n"), code=1)],
         blames_3("failed with exit code 3", "`gpuops logs --rank 3` shows everything it said"),
@@ -365,7 +366,7 @@ RANKS: dict[str, tuple[list[NodeResult], Then]] = {
     ),
 }  # fmt: skip
 
-OUTSIDE: dict[str, tuple[list[NodeResult], Then]] = {
+OUTSIDE: dict[str, tuple[list[NodeReport], Then]] = {
     "torchrun killed": (
         [node(0, "failed", killed(0, 9), killed(1, 9, after_stop=True), why="launcher", code=None, signal=9), GOOD1],
         Then(1, "failed", "torchrun on node0 was ended by SIGKILL", "something outside gpuops killed it", node=0),
@@ -491,7 +492,7 @@ WANTS = "Unable to locate sufficient 2 gpus to run this example. Exiting."
 ASKED = "the world of 4 that was asked for"
 
 
-def joined(*seen: bool | None, out: tuple[str, ...] = ("", "", "", "")) -> list[NodeResult]:
+def joined(*seen: bool | None, out: tuple[str, ...] = ("", "", "", "")) -> list[NodeReport]:
     ranks = [rank(number, joined=value, out=text) for number, (value, text) in enumerate(zip(seen, out, strict=True))]
     return [node(0, "done", *ranks[:2], why="launcher"), node(1, "done", *ranks[2:], why="launcher")]
 
@@ -500,7 +501,7 @@ def unformed(say: str, advice: str = "torch.distributed.init_process_group") -> 
     return Then(1, "unformed", f"all 4 ranks ended well, but {say}", advice)
 
 
-FORMED: dict[str, tuple[list[NodeResult], Then]] = {
+FORMED: dict[str, tuple[list[NodeReport], Then]] = {
     "all joined": ([GOOD0, GOOD1], Then(0, "done", "all 4 ranks ended well")),
     "none joined, and none said why": (
         joined(False, False, False, False),
@@ -556,7 +557,7 @@ def test_what_a_hint_tells_to_type_names_the_run() -> None:
     assert "`gpuops logs boom-1 --rank 3`" in judge(TRAIN, 4, results, run="boom-1").hint
 
 
-COMMANDS: dict[str, tuple[list[NodeResult], Then]] = {
+COMMANDS: dict[str, tuple[list[NodeReport], Then]] = {
     "well": ([node(0, "done", why="command", out="hi\n")], Then(0, "done", "the command ended well")),
     "well, with words on stderr": (
         [node(0, "done", why="command", tail="hi\n")], Then(0, "done", "the command ended well")
@@ -650,9 +651,9 @@ def test_a_message_kept_by_record_stands_in_for_missing_words() -> None:
 
 
 def test_clocks_are_corrected_before_anything_is_compared() -> None:
-    def result(index: int, number: int, ended: float, skew: float) -> NodeResult:
+    def result(index: int, number: int, ended: float, skew: float) -> NodeReport:
         raw = {"outcome": "failed", "reason": {}, "started": 1.0, "ended": ended, "ranks": [rank(number, 3, ended)]}
-        return node_result(index, raw, skew)
+        return parse_report(index, raw).shifted(skew)
 
     fast = result(1, 3, 1000.0, -901.0)
     assert (fast.started, fast.ended, fast.ranks[0].started, fast.ranks[0].ended) == (-900.0, 99.0, -900.0, 99.0)
@@ -660,7 +661,7 @@ def test_clocks_are_corrected_before_anything_is_compared() -> None:
 
 
 def test_a_result_with_nothing_but_its_outcome_is_read() -> None:
-    assert node_result(1, {"outcome": "lost"}, 5.0) == NodeResult(1, "lost", {}, None, None, None)
+    assert parse_report(1, {"outcome": "lost"}).shifted(5.0) == NodeReport(1, "lost", Reason(), None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -692,4 +693,4 @@ RAW_CLASH = {"outcome": "failed", "ranks": [{"rank": 0, "started": None}], "tail
 )
 def test_only_torchruns_own_port_is_worth_a_relaunch(change: dict[str, Any], clash: bool) -> None:
     peer = {"outcome": "stopped", "reason": {"kind": "gang"}, "ranks": [], "tail": ""}
-    assert is_port_clash(iter([peer, {**RAW_CLASH, **change}])) is clash
+    assert is_port_clash(map(parse_report, (0, 1), [peer, {**RAW_CLASH, **change}])) is clash
