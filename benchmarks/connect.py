@@ -12,7 +12,7 @@ from benchmarks.hosts import together
 from benchmarks.measure import Options, Skip, Table, Work, alternate, compared, run, seconds
 from gpuops.transport import ssh
 from gpuops.transport.ssh.pool import Pool
-from tests.ssh.sshd import Sshd, can_serve
+from tests.sshd import Sshd, can_serve
 
 HOSTS = 32
 PORT = 22_100

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.measure import PYTHON, ROOT, Failed, Options, Skip, Table, alternate, compared, run, version
 from benchmarks.ranks import HERE, run_ranks, threads_for
-from tests.train.made import mnist
+from tests.system.train.made import mnist
 
 ADDRESS = "https://github.com/pytorch/examples"
 SERIES, MNIST = "distributed/ddp-tutorial-series/multigpu_torchrun.py", "mnist/main.py"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.measure import ROOT, Failed, Options, Skip, Table, version
 from benchmarks.ranks import HERE, Ran, run_ranks
-from tests.train.made import cifar10, mnist
+from tests.system.train.made import cifar10, mnist
 
 WAYS: tuple[Sequence[str], ...] = (
     (),

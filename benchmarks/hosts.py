@@ -1,6 +1,7 @@
 """Hosts to go to, and a user who goes there with gpuops and with plain ssh.
 
-Several hosts are the whole hosts of tests/lab (Linux, root); one host is an sshd on loopback, as the current user.
+Several hosts are the whole hosts of tests/system/lab (Linux, root); one host is an sshd on loopback, as the current
+user.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from pathlib import Path
 import psutil
 
 from benchmarks.measure import HANG_S, Failed, Skip, environment, gpuops, run
-from tests.lab.available import why_no_lab
-from tests.lab.hosts import Lab
-from tests.ssh.sshd import Sshd, can_serve
+from tests.sshd import Sshd, can_serve
+from tests.system.lab.available import why_no_lab
+from tests.system.lab.hosts import Lab
 
 LEAVE_S = 10.0
 MEMORY = Path("/dev/shm")

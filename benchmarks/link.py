@@ -9,10 +9,10 @@ from pathlib import Path
 
 from benchmarks.measure import Failed, Skip, run
 from benchmarks.ranks import Place
-from tests.lab.available import why_no_lab
-from tests.lab.host import Host
-from tests.lab.hosts import Lab
-from tests.lab.net import ENVIRON
+from tests.system.lab.available import why_no_lab
+from tests.system.lab.host import Host
+from tests.system.lab.hosts import Lab
+from tests.system.lab.net import ENVIRON
 
 BURST = 64_000
 """Bytes that may pass at once: one packet of the kernel's, before it is cut for the wire. More would carry small

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.link import Link, link
 from benchmarks.measure import ROOT, Failed, Options, Skip, Table, version
 from benchmarks.ranks import HERE, Place, Ran, run_ranks, threads_for
-from tests.train.made import cifar10, mnist
+from tests.system.train.made import cifar10, mnist
 
 PROGRAMS = ROOT / "benchmarks/programs"
 WORLDS = (1, 2, 4)

@@ -19,14 +19,18 @@ import hypothesis
 import psutil
 import pytest
 
+from gpuops.cli.terminal.output import Output
+from gpuops.core.context import Context
 from gpuops.core.platform import HERE
+from gpuops.core.signals import Signals
+from gpuops.guard.services import SERVICES
 from gpuops.ledger.store import Ledger
 from tests.platforms import LEFT_OUT, why_not
 
 HANG_S = 600.0
 """Beyond this a test is hanging; nothing is measured with it. pytest-timeout waits longer: this tells what hangs."""
 TESTS = Path(__file__).parent
-LONG = ("lab/test_workloads.py", "packaging/", "lab/test_cut.py", "chaos/", "lab/")
+LONG = ("system/lab/test_workloads.py", "system/packaging/", "system/lab/test_cut.py", "system/chaos/", "system/lab/")
 """What takes minutes comes first, the longest file before all, so that no worker has one left when others are done."""
 
 os.environ.setdefault("KF_RULE_CACHE_DIR", str(TESTS.parent / ".pytest_cache" / "rules"))
@@ -117,8 +121,8 @@ class Shell:
         return {**clean, "GPUOPS_HOME": str(self.home), "GPUOPS_TEST_HOME": str(self.home), **self.env}
 
     def start(self, *arguments: str, driver: str | None = None, **options: Any) -> subprocess.Popen[str]:
-        """Type a command and go on; `driver` is a point of sabotage (tests/chaos/driver.py)."""
-        program = [str(TESTS / "chaos" / "driver.py"), driver] if driver else ["-m", "gpuops"]
+        """Type a command and go on; `driver` is a point of sabotage (tests/system/chaos/driver.py)."""
+        program = [str(TESTS / "system" / "chaos" / "driver.py"), driver] if driver else ["-m", "gpuops"]
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         process = subprocess.Popen([*self.prefix, sys.executable, *program, *arguments], cwd=self.folder, text=True,
                                    env=self.environment(), **streams)  # fmt: skip
@@ -213,3 +217,15 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     one = Shell(tmp_path / "home", folder)
     yield one
     one.end()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Context]:
+    """A computer that gpuops runs on, for what needs a real ledger and no node."""
+    home = tmp_path / "home"
+    home.mkdir()
+    one = Context(
+        home=home, owner="me", folder=tmp_path, env=dict(os.environ), out=Output(), signals=Signals(), services=SERVICES
+    )
+    yield one
+    one.ledger.close()

@@ -1,5 +1,5 @@
-"""Tents of a fair, which its owner takes back: `tests/packaging/plugin` with several places, refusals and an end that
-nobody asked for.
+"""Tents of a fair, which its owner takes back: `tests/system/packaging/plugin` with several places, refusals and an end
+that nobody asked for.
 
     <home>/tent/full      a line for each place where nothing can be had
     <home>/tent/once      the same of places where something can be had the first time
@@ -26,7 +26,7 @@ from gpuops.core.errors import NoCapacity, QuotaExceeded
 from gpuops.core.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
 from gpuops.core.provider import Context
 from tests.files import change
-from tests.packaging.plugin.gpuops_tent import REGION, TentProvisioner
+from tests.system.packaging.plugin.gpuops_tent import REGION, TentProvisioner
 
 PLACES = {"east": 0.36, "west": 0.40, "north": 0.50}
 WHY = "the owner of the fair took the tent back"

@@ -1,4 +1,4 @@
-"""The example provider of tests/packaging/plugin as if its wheel were installed, without building one."""
+"""The example provider of tests/system/packaging/plugin as if its wheel were installed, without building one."""
 
 from __future__ import annotations
 

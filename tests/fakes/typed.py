@@ -22,7 +22,7 @@ def typed(argv: list[str], manual: str | None, make: Callable[..., Any], told: C
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fake-")))
         lab = None
         if with_lab:
-            from tests.lab.hosts import Lab
+            from tests.system.lab.hosts import Lab
 
             lab = stack.enter_context(Lab(folder / "lab"))
         fake = stack.enter_context(make(folder / "provider", lab=lab))

@@ -1,25 +1,53 @@
-"""A computer that gpuops runs on, for what needs a real ledger and no node."""
+"""A unit test starts no process, opens no socket and never sleeps; one that must belongs to tests/integration."""
 
 from __future__ import annotations
 
-import os
+import sys
+import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from gpuops.cli.terminal.output import Output
-from gpuops.core.context import Context
-from gpuops.core.signals import Signals
-from gpuops.guard.services import SERVICES
+FORBIDDEN = {
+    "subprocess.Popen": "starts no process",
+    "os.fork": "starts no process",
+    "os.forkpty": "starts no process",
+    "os.posix_spawn": "starts no process",
+    "os.exec": "starts no process",
+    "os.system": "starts no process",
+    "socket.bind": "opens no socket",
+    "socket.connect": "opens no socket",
+    "time.sleep": "never sleeps",
+}
+"""Python's audit events by what they break: the interpreter reports each, whatever name the code calls it by."""
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[Context]:
-    home = tmp_path / "home"
-    home.mkdir()
-    one = Context(
-        home=home, owner="me", folder=tmp_path, env=dict(os.environ), out=Output(), signals=Signals(), services=SERVICES
-    )
-    yield one
-    one.ledger.close()
+class Watch:
+    """Stops the test that is under way at the first forbidden event, whichever thread of the test it comes from."""
+
+    def __init__(self) -> None:
+        self.active = False
+        self.others: set[int] = set()
+        """Threads that were alive before the test: those of earlier tests do not count."""
+        self.broken: list[str] = []
+
+    def hook(self, event: str, arguments: tuple[object, ...]) -> None:
+        if not self.active or event not in FORBIDDEN or threading.get_ident() in self.others:
+            return
+        self.broken.append(f"a unit test {FORBIDDEN[event]} ({event} {arguments[:2]}); move it to tests/integration")
+        pytest.fail(self.broken[-1])
+
+
+watch = Watch()
+sys.addaudithook(watch.hook)
+
+
+@pytest.fixture(autouse=True)
+def _pure() -> Iterator[None]:
+    """Every test below this folder is watched, its other fixtures included; an error that was swallowed counts too."""
+    watch.others = {thread.ident or 0 for thread in threading.enumerate() if thread is not threading.current_thread()}
+    watch.broken, watch.active = [], True
+    yield
+    watch.active = False
+    if watch.broken:
+        pytest.fail(watch.broken[0])

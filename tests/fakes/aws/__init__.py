@@ -5,8 +5,8 @@
         run("gpuops", ..., env=fake.env)
         assert fake.left() == []
 
-What goes wrong is said with `fake.play(Fault(…))`: see faults.py. With a lab of tests/lab, as root, its instances are
-machines with an sshd, a metadata address and a power switch.
+What goes wrong is said with `fake.play(Fault(…))`: see faults.py. With a lab of tests/system/lab, as root, its
+instances are machines with an sshd, a metadata address and a power switch.
 """
 
 from tests.fakes.aws.fake import FakeAWS

@@ -9,7 +9,7 @@ import sys
 import uuid
 from pathlib import Path
 
-from tests.lab import disk
+from tests.system.lab import disk
 
 UNITS = Path("/lib/systemd/system")
 TARGETS = (

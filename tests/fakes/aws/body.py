@@ -11,7 +11,7 @@ from tests.fakes.aws.records import Instance
 from tests.fakes.aws.world import World
 
 if TYPE_CHECKING:
-    from tests.lab.hosts import Lab
+    from tests.system.lab.hosts import Lab
 
 
 class Bodies:

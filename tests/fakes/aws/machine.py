@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from tests.fakes.aws import ami, player
 from tests.fakes.aws.orders import Order, hostname, metadata
-from tests.lab.first_process import FirstProcess, command_line, in_namespace
-from tests.lab.net import ENVIRON, HANG_S, Place, host_commands, link_commands
+from tests.system.lab.first_process import FirstProcess, command_line, in_namespace
+from tests.system.lab.net import ENVIRON, HANG_S, Place, host_commands, link_commands
 
 if TYPE_CHECKING:
     from tests.fakes.aws.machines import Machines

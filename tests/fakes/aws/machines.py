@@ -5,8 +5,8 @@
         machines.start(Order(id="i-1", user_data="#cloud-config\n…"))
         machines.run("i-1", ["systemctl", "is-active", "ssh"]); machines.power_off("i-1")
 
-An instance has the namespaces, the network and the disk that a lab's host has (see tests/lab); its first process is
-systemd itself, with few units. What it lacks of a real one: a kernel and devices of its own, udev, D-Bus, PAM for
+An instance has the namespaces, the network and the disk that a lab's host has (see tests/system/lab); its first process
+is systemd itself, with few units. What it lacks of a real one: a kernel and devices of its own, udev, D-Bus, PAM for
 logins, a name server. Its public address is the laptop's way to it, and is translated; instances have only the private
 ones of each other. Everything ends with the lab, or with this process. What the kernel would keep, systemd's groups of
 processes, is removed by a small program that outlives us for that.
@@ -29,10 +29,10 @@ from tests.fakes.aws import ami
 from tests.fakes.aws.machine import FOLDER, Machine
 from tests.fakes.aws.orders import MISHAPS, NOTICES, Order
 from tests.fakes.aws.player import Unplayable
-from tests.lab.net import ENVIRON, HANG_S
+from tests.system.lab.net import ENVIRON, HANG_S
 
 if TYPE_CHECKING:
-    from tests.lab.hosts import Lab
+    from tests.system.lab.hosts import Lab
 
 __all__ = ["MISHAPS", "Machines", "Order"]
 

@@ -4,8 +4,8 @@
         run("gpuops", ..., env=fake.env)
         assert fake.running() == []
 
-What goes wrong is said with `fake.play(Fault(…))`: see faults.py for all that can. With a lab of tests/lab, as root,
-its pods are machines with an sshd: see landscape.py.
+What goes wrong is said with `fake.play(Fault(…))`: see faults.py for all that can. With a lab of tests/system/lab, as
+root, its pods are machines with an sshd: see landscape.py.
 """
 
 from tests.fakes.runpod.fake import FakeRunPod

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from tests.fakes.runpod.images import image, lay
 from tests.fakes.runpod.podenv import environment, hostname, hosts_file
-from tests.lab.first_process import FirstProcess, command_line, in_namespace
-from tests.lab.net import HANG_S, Place, host_commands, link_commands
+from tests.system.lab.first_process import FirstProcess, command_line, in_namespace
+from tests.system.lab.net import HANG_S, Place, host_commands, link_commands
 
 if TYPE_CHECKING:
     from tests.fakes.runpod.landscape import Landscape

@@ -22,7 +22,7 @@ from tests.fakes.runpod.views import ports_view
 from tests.fakes.web import loopback
 
 if TYPE_CHECKING:
-    from tests.lab.hosts import Lab
+    from tests.system.lab.hosts import Lab
 
 Callback = Callable[[Request, str], None]
 

@@ -4,9 +4,9 @@
         …                                   # programs started with lab.enter reach fake.url, and so do pods
         pod.body.run(["env"]); pod.body.first_environment; pod.body.processes(); pod.body.starts
 
-A pod has the namespaces, the network and the disk that a lab's host has (see tests/lab), and its image's first process.
-Its public address is its own on the lab's bridge; from there only mapped ports lead into it, and nothing from another
-pod: members of a cluster reach each other over `ens1`. Everything ends with the lab.
+A pod has the namespaces, the network and the disk that a lab's host has (see tests/system/lab), and its image's first
+process. Its public address is its own on the lab's bridge; from there only mapped ports lead into it, and nothing
+from another pod: members of a cluster reach each other over `ens1`. Everything ends with the lab.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 
 from tests.fakes.runpod.container import Container
 from tests.fakes.runpod.records import Cluster, Pod
-from tests.lab.net import address
+from tests.system.lab.net import address
 
 if TYPE_CHECKING:
     from tests.fakes.runpod.fake import FakeRunPod
-    from tests.lab.hosts import Lab
+    from tests.system.lab.hosts import Lab
 
 FIRST = 1024
 """The first number of a pod on the bridge; hosts of the lab count from 2."""

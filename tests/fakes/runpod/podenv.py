@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.fakes.runpod.images import PATH, Image
 from tests.fakes.runpod.records import Cluster, Pod
-from tests.lab.disk import LOCALHOST
+from tests.system.lab.disk import LOCALHOST
 
 PRIMARY_PORT = "29400"
 

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Iterator
-
 import pytest
 
-from gpuops.agent import sessions
 from gpuops.agent.sessions import Look, is_editor, is_used, parse, terminals
-from tests.conftest import until
 
 SERVER = b"/root/.vscode-server/cli/servers/Stable-e3/server/node\0/root/.vscode-server/out/server-main.js\0--port=0\0"
 
@@ -88,20 +82,3 @@ def test_it_is_looked_seldom_and_never_too_late() -> None:
     assert seen == [0, 30, 60, 90]
     quick = Look()
     assert [second for second in range(10) if quick.due(float(second), 12.0)] == [0, 3, 6, 9]
-
-
-@pytest.fixture
-def titled() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes of this test; ended after it."""
-    started: list[subprocess.Popen[bytes]] = []
-    yield started
-    for process in started:
-        process.kill()
-        process.wait()
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/cmdline"), reason="needs /proc")
-def test_titles_are_read_from_the_machine(titled: list[subprocess.Popen[bytes]]) -> None:
-    process = subprocess.Popen(["sshd: nobody@notty"], executable="/bin/cat", stdin=subprocess.PIPE)
-    titled.append(process)
-    until(lambda: dict(terminals(sessions.command_lines())).get(process.pid) is False, "it shows its new name")

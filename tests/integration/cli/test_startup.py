@@ -1,0 +1,24 @@
+"""What the command line loads before it says who it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.unit.test_imports import HEAVY
+
+
+@pytest.mark.parametrize("flag", ["--version", "--help"])
+def test_to_say_who_it_is_it_loads_nothing_heavy(flag: str) -> None:
+    code = (
+        "import sys\nfrom gpuops.cli import main\n"
+        f"try: main(['{flag}'])\n"
+        "except SystemExit as end: code = end.code\n"
+        f"heavy = [name for name in {sorted(HEAVY | {'msgspec', 'rich.table', 'rich.progress'})} "
+        "if name in sys.modules]\n"
+        "sys.exit(code or ' '.join(heavy) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr

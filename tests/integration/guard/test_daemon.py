@@ -1,0 +1,593 @@
+"""The guard: the second dead-man. And what is left when it is dead too: the node's own boot lease."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpuops.clusters.up import bring_up
+from gpuops.core import provider as contract
+from gpuops.core.context import Context
+from gpuops.core.errors import NodeError, StillBilling
+from gpuops.core.models import Lease, Request
+from gpuops.core.polling import Clock
+from gpuops.core.processes import Identity, myself, started
+from gpuops.guard import daemon
+from gpuops.guard import tend as keep
+from gpuops.ledger.store import ClusterRow, Ledger, RunRow
+from gpuops.offers.approval import LeaseWish
+from tests.conftest import HANG_S, Shell, until
+from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, surroundings
+
+ROOT = Path(__file__).parents[3]
+NOW = 1_800_000_000.0
+ME = myself()
+DEAD = Identity(ME.pid, ME.start - 5.0)
+"""Our number, given to another process."""
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Context]:
+    return surroundings(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def other() -> Iterator[Identity]:
+    """Somebody who lives: another command."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield Identity(process.pid, started(process.pid))
+    process.kill()
+    process.wait()
+
+
+# -- what is to be done ---------------------------------------------------------------------------
+
+
+def row(state: str = "up", owner_process: Identity | None = None, ephemeral: bool = False, lease: Lease | None = None,
+        boot: float = NOW + 99) -> ClusterRow:  # fmt: skip
+    lease = lease or Lease()
+    return ClusterRow(
+        1, "a", NAME, Path("/p"), state, ephemeral, "t", {}, {}, boot, lease, owner_process, 0.0, None, None, ""
+    )
+
+
+def run(state: str, owner_process: Identity | None) -> RunRow:
+    return RunRow(1, "r", 1, Path("/p"), Path("/p/r"), "project", {}, state, {}, None, owner_process, 0.0, None, None)
+
+
+def test_who_needs_the_guard(other: Identity) -> None:
+    long_ago = Lease(hard_end=NOW - daemon.LEASE_MARGIN_S - 1)
+    just_now = Lease(hard_end=NOW - daemon.LEASE_MARGIN_S + 1)
+    table: list[tuple[ClusterRow, list[RunRow], bool]] = [
+        (row(), [], False),
+        (row(owner_process=DEAD), [], False),
+        (row("creating"), [], True),
+        (row("creating", owner_process=DEAD), [], True),
+        (row("creating", owner_process=other), [], False),
+        (row("creating", owner_process=other, boot=NOW - daemon.LEASE_MARGIN_S - 1), [], True),
+        (row("ending", owner_process=ME), [], True),
+        (row("ending", owner_process=other), [], False),
+        (row(ephemeral=True), [], True),
+        (row(ephemeral=True, owner_process=other), [], False),
+        (row(ephemeral=True), [run("home", None)], True),
+        (row(ephemeral=True), [run("home", None), run("starting", other)], False),
+        (row(ephemeral=True), [run("running", None), run("starting", other)], True),
+        (row(owner_process=ME), [run("running", ME)], True),
+        (row(), [run("running", None)], True),
+        (row(), [run("running", DEAD)], True),
+        (row(), [run("running", other)], False),
+        (row(), [run("home", None)], False),
+        (row(owner_process=other, lease=long_ago), [], True),
+        (row(owner_process=other, lease=just_now), [], False),
+        (row(owner_process=other, lease=Lease(None, 5.0, NOW - 100)), [], True),
+    ]
+    for cluster, runs, expected in table:
+        assert daemon.needs_tending(cluster, runs, NOW, ME, looked_s=1.0) is expected, (cluster, runs)
+    assert daemon.needs_tending(row(), [], NOW, ME, looked_s=daemon.LOOK_S), "now and then it looks all the same"
+
+
+def test_who_is_not_waited_for_any_longer() -> None:
+    late = Lease(hard_end=NOW - daemon.LEASE_MARGIN_S - 1)
+    table: list[tuple[ClusterRow, float, bool]] = [
+        (row(), 9999.0, False),
+        (row(lease=late), daemon.LEASE_MARGIN_S, False),
+        (row(lease=late), daemon.LEASE_MARGIN_S + 2, True),
+        (row(lease=Lease(hard_end=NOW - 1)), 9999.0, False),
+        (row(lease=Lease(hard_end=NOW - 9999)), daemon.HANG_S, True),
+        (row("creating", boot=NOW - 9999), daemon.HANG_S - 1, False),
+    ]
+    for cluster, began_s, expected in table:
+        assert daemon._hangs(cluster, NOW, began_s) is expected, (cluster, began_s)
+
+
+def test_who_has_had_time_enough_to_bring_things_home() -> None:
+    table: list[tuple[ClusterRow, float, bool]] = [
+        (row(), 9999.0, False),
+        (row(lease=Lease(hard_end=NOW - 9999)), daemon.HANG_S, True),
+        (row(lease=Lease(hard_end=NOW - 9999)), daemon.HANG_S - 1, False),
+        (row(lease=Lease(hard_end=NOW - 700)), 701.0, False),
+    ]
+    for cluster, began_s, expected in table:
+        assert daemon._had_its_time(cluster, NOW, began_s) is expected, (cluster, began_s)
+
+
+# -- doing it -------------------------------------------------------------------------------------
+
+
+def cluster(world: Context, *, owner_process: Identity | None = None, state: str = "up", lease: Lease | None = None,
+            machine: bool = True, ephemeral: bool = False) -> int:  # fmt: skip
+    ledger = world.ledger
+    made = ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=ephemeral, token="t", request={},
+                         boot_deadline=world.clock.now() + 60, lease=lease or Lease(),
+                         owner_process=owner_process or DEAD, now=world.clock.now())  # fmt: skip
+    if machine:
+        ledger.got(made.id, Scripted(contract.Context(OWNER, world.home, world.env))._add(f"gpuops-{OWNER}-lab-0"))
+    ledger.set_cluster(made.id, state=state, ready=world.clock.now() if state == "up" else None)
+    return made.id
+
+
+def running(world: Context, on: int, owner_process: Identity | None) -> RunRow:
+    made = world.ledger.add_run(stem="toy", cluster=on, folder=world.folder, tree="project", request=REQUEST, facts={},
+                                owner_process=ME, now=0.0)  # fmt: skip
+    world.ledger.set_run(made.id, state="running", started=1.0, owner_process=owner_process)
+    return world.ledger.run(made.id)
+
+
+REQUEST = {"kind": "command", "mode": "run", "nodes": 1, "gpus": None, "argv": ["true"]}
+
+
+def told(world: Context) -> str:
+    return "; ".join(say for _, say in world.ledger.take_notices())
+
+
+@pytest.mark.parametrize(
+    ("state", "ephemeral", "say"),
+    [
+        ("creating", True, "lab was half-made when its command died: undone"),
+        ("ending", False, "lab: teardown finished"),
+        ("up", True, "lab was torn down: its command died before a run was started"),
+    ],
+)
+def test_what_a_dead_command_left(there: tuple[Cloud, Context], state: str, ephemeral: bool, say: str) -> None:
+    cloud, world = there
+    lab = cluster(world, state=state, ephemeral=ephemeral)
+    keep.tend(world, lab)
+    assert cloud.machines() == []
+    assert world.ledger.cluster(lab).state == "gone"
+    assert say in told(world)
+
+
+def test_what_a_living_command_has_in_hand_is_left_to_it(there: tuple[Cloud, Context], other: Identity) -> None:
+    cloud, world = there
+    for state in ("creating", "ending", "up"):
+        lab = cluster(world, state=state, ephemeral=True, owner_process=other)
+        keep.tend(world, lab)
+        assert len(cloud.machines()) == 1
+        world.ledger.set_cluster(lab, owner_process=DEAD)
+        keep.tend(world, lab)
+
+
+def test_a_lease_ends_a_cluster_even_while_its_keeper_lives(there: tuple[Cloud, Context], other: Identity) -> None:
+    cloud, world = there
+    lab = cluster(world, owner_process=other, lease=Lease(hard_end=world.clock.now() + 10))
+    keep.tend(world, lab)
+    assert len(cloud.machines()) == 1, "not before its end"
+    world.clock.sleep(20)
+    keep.tend(world, lab)
+    assert cloud.machines() == []
+    assert "lab reached the end of its lease and was ended" in told(world)
+
+
+def test_a_lease_that_is_extended_at_the_last_moment_counts(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard has seen its end, and brings home what is there: then its nodes and the ledger are told of another."""
+    cloud, world = there
+    now = world.clock.now()
+    lab = cluster(world, lease=Lease(hard_end=now - 1, idle_s=60.0))
+    monkeypatch.setattr(keep, "save_left", lambda *_: world.ledger.extend(lab, Lease(now + 3600, 60.0)) and [])
+    keep.tend(world, lab)
+    assert (world.ledger.cluster(lab).state, len(cloud.machines())) == ("up", 1)
+    assert world.ledger.cluster(lab).owner_process is None
+    world.clock.sleep(3700)
+    monkeypatch.setattr(keep, "save_left", lambda *_: [])
+    keep.tend(world, lab)
+    assert cloud.machines() == []
+    assert not world.ledger.extend(lab, Lease()), "too late"
+
+
+def test_who_takes_a_cluster_over_while_the_guard_looks_at_it_keeps_it(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, other: Identity
+) -> None:
+    """Its provider may take seconds to answer: in between `gpuops down` has begun."""
+    _, world = there
+    lab = cluster(world)
+    monkeypatch.setattr(keep, "all_ended", lambda *_: bool(world.ledger.set_cluster(lab, owner_process=other)))
+    keep.tend(world, lab)
+    assert world.ledger.cluster(lab).owner_process == other
+
+
+def test_a_run_that_a_command_was_quicker_to_take_is_left_to_it(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, other: Identity
+) -> None:
+    """Between the guard's look and its beginning `gpuops stop` has become its owner."""
+    _, world = there
+    lab = cluster(world)
+    one = running(world, lab, DEAD)
+    take = keep._take
+    monkeypatch.setattr(keep, "_take", lambda ctx, run: world.ledger.take_run(run.id, other) and take(ctx, run))
+    keep.tend(world, lab)
+    assert (world.ledger.run(one.id).state, world.ledger.run(one.id).owner_process) == ("running", other)
+
+
+def test_a_command_that_hangs_while_creating_is_ended_for(there: tuple[Cloud, Context], other: Identity) -> None:
+    cloud, world = there
+    lab = cluster(world, owner_process=other, state="creating", lease=Lease(hard_end=world.clock.now() + 86400))
+    world.clock.sleep(61)
+    keep.tend(world, lab)
+    assert cloud.machines() == []
+    assert "lab was not ready in time: undone" in told(world)
+
+
+def test_a_node_that_cannot_be_reached_is_waited_for_but_not_beyond_its_lease(there: tuple[Cloud, Context]) -> None:
+    """Nothing answers on it, and its provider says that it runs and bills: at the lease's end results are given up."""
+    cloud, world = there
+    lab = cluster(world, lease=Lease(hard_end=world.clock.now() + 10))
+    one = running(world, lab, owner_process=None)
+    with pytest.raises(NodeError, match="node0 is reached by 'pigeon'"):
+        keep.tend(world, lab)
+    assert len(cloud.machines()) == 1
+    assert world.ledger.run(one.id).state == "running"
+    world.clock.sleep(20)
+    keep.tend(world, lab)
+    assert cloud.machines() == []
+    assert world.ledger.run(one.id).state == "home"
+    assert "toy-1: " in told(world)
+
+
+@pytest.mark.parametrize("queued", [None, "lives", "dies"])
+def test_what_a_command_takes_over_is_not_ended_under_it(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, other: Identity, queued: str | None
+) -> None:
+    """`down` stops a run and brings its results home, while the guard has followed it till now; or another run waits
+    for its turn on the same machines, and its command may die."""
+    cloud, world = there
+    lab = cluster(world, ephemeral=True)
+    one = running(world, lab, DEAD)
+
+    def finish(*_: object) -> None:
+        if queued:
+            world.ledger.set_run(one.id, state="home", owner_process=None)
+            running(world, lab, other if queued == "lives" else DEAD)
+        else:
+            world.ledger.set_cluster(lab, owner_process=other)
+            world.ledger.set_run(one.id, owner_process=other)
+
+    monkeypatch.setattr(keep, "_finish_run", finish)
+    keep.tend(world, lab)
+    assert len(cloud.machines()) == 1
+    found = world.ledger.cluster(lab)
+    assert (found.state, found.owner_process) == ("up", None if queued else other)
+    for run in world.ledger.runs(cluster=lab):
+        world.ledger.set_run(run.id, state="home", owner_process=None)
+    world.ledger.set_cluster(lab, owner_process=DEAD)
+    keep.tend(world, lab)
+    assert cloud.machines() == []
+
+
+def test_a_cluster_that_ended_by_itself_is_cleared_away(there: tuple[Cloud, Context]) -> None:
+    cloud, world = there
+    lab = cluster(world, lease=Lease(None, 1800.0))
+    keep.tend(world, lab)
+    assert world.ledger.cluster(lab).state == "up"
+    assert world.ledger.cluster(lab).owner_process is None, "the guard keeps nothing that it does not work on"
+    for path in cloud.folder.glob("machines/*"):
+        path.unlink()
+    keep.tend(world, lab)
+    assert world.ledger.cluster(lab).state == "gone"
+    assert "lab had ended by itself and was cleared away" in told(world)
+
+
+@pytest.mark.parametrize("able", [True, "it has no door from inside"])
+def test_machines_do_not_outlive_their_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, able: bool | str) -> None:
+    """A watchdog whose node was idle for long ends what it can; what is rented goes on, until the guard sees that."""
+    cloud, world = surroundings(tmp_path, monkeypatch, Clock())
+    cloud.play(real=True, settle_s=0.0)
+    provider = world.provisioner(NAME)
+    monkeypatch.setattr(provider, "capabilities", {**provider.capabilities, "self_destruct": able})
+    live = bring_up(world, Request(NAME, timeout_min=10.0), name="lab", ephemeral=False, wish=LeaseWish(idle_min=1.0))
+    live.close()
+    world.ledger.set_cluster(live.row.id, owner_process=None)
+    keep.tend(world, live.row.id)
+    assert (world.ledger.cluster(live.row.id).state, len(cloud.machines())) == ("up", 1)
+    (world.home / "local" / "lab" / "n0" / "ended.json").write_text('{"at": 0, "why": "nothing was run on it"}')
+    if able is True:
+        keep.tend(world, live.row.id)
+        assert len(cloud.machines()) == 1, "before it may have been idle for too long it is not asked"
+        world.ledger.set_cluster(live.row.id, ready=world.clock.now() - 61.0)
+    keep.tend(world, live.row.id)
+    assert (world.ledger.cluster(live.row.id).state, cloud.machines()) == ("gone", [])
+    assert "its nodes had ended by themselves" in told(world)
+
+
+@pytest.mark.parametrize("state", ["up", "ending"])
+def test_what_is_rented_waits_once_for_what_is_on_it(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    cloud, world = there
+    lab = cluster(world, lease=Lease(hard_end=1.0), state=state)
+    world.ledger.set_cluster(lab, ready=2.0)
+    running(world, lab, DEAD)
+    asked: list[str] = []
+    monkeypatch.setattr(keep, "_finish_run", lambda *_: asked.append("results"))
+    monkeypatch.setattr(keep, "save_left", lambda *_: asked.append("edits") or [])
+    keep.tend(world, lab, saving=False)
+    assert (asked, cloud.machines()) == ([], [])
+
+
+def test_after_a_provider_that_raises_the_guard_tries_again(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own first attempt made it the owner: that must not keep it from the second. After a few of them it leaves
+    word, once; each is a line of the log."""
+    cloud, world = there
+    monkeypatch.setenv("SCRIPTED", str(cloud.folder))
+    monkeypatch.setattr(daemon, "RETRY_S", 0.1)
+    monkeypatch.setattr(daemon, "RETRY_SLOW_S", 0.2)
+    (world.home / "owner").write_text(OWNER + "\n")
+    lab = cluster(world, state="ending")
+    cloud.play(destroy_always=[Fault("KeyError", lie=True)], gone_s=0.3, settle_s=0.0)
+    tending: dict = {}  # type: ignore[type-arg]
+
+    def look() -> bool:
+        daemon._look(world.home, tending)
+        return cloud.calls().count("destroy") > 8
+
+    until(look, "several attempts")
+    until(lambda: capsys.readouterr().err.count("Z lab: gpuops-") and look(), "lines without a traceback")
+    until(lambda: "lab cannot be looked after: gpuops-" in str(told(world)), "word of it")
+    with pytest.raises(StillBilling):
+        keep.tend(world, lab)
+    cloud.play(settle_s=0.0)
+    until(lambda: not daemon._look(world.home, tending), "the end, now that it is possible")
+    assert cloud.machines() == []
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_failures_are_tried_again_ever_more_seldom() -> None:
+    assert [daemon.pause(rounds) for rounds in (1, 2, 3, 4, 5, 10_000)] == [30.0, 60.0, 120.0, 240.0, 300.0, 300.0]
+
+
+def test_a_ledger_that_cannot_be_read_is_not_waited_for_for_ever(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, world = there
+    (world.home / "owner").write_text(OWNER + "\n")
+    (world.home / "ledger.db").mkdir()
+    monkeypatch.setattr(daemon, "RETRY_S", 0.0)
+    daemon._watch(world.home)
+
+
+def test_a_bug_does_not_end_the_guard(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, world = there
+    looks: list[int] = []
+
+    def look(*_: object) -> bool:
+        looks.append(len(looks))
+        if len(looks) == 1:
+            raise RuntimeError("can't start new thread")
+        return False
+
+    monkeypatch.setattr(daemon, "RETRY_S", 0.0)
+    monkeypatch.setattr(daemon, "_look", look)
+    daemon._watch(world.home)
+    assert looks == [0, 1]
+
+
+# -- as a process ---------------------------------------------------------------------------------
+
+
+def guards(shell: Shell) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if "gpuops.guard.daemon" in process.cmdline() and str(shell.home) in process.cmdline():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def end_guards(shell: Shell) -> None:
+    for one in guards(shell):
+        with suppress(psutil.NoSuchProcess):  # of two that were started the second leaves by itself
+            one.kill()
+    until(lambda: not guards(shell), "their death")
+
+
+def test_one_at_a_time_and_gone_when_nothing_is_left(shell: Shell) -> None:
+    assert shell.run("up", "local", "--max-hours", "1").returncode == 0
+    before = until(lambda: guards(shell), "a guard")  # or two: one has just begun, and will leave
+    words = [sys.executable, "-m", "gpuops.guard.daemon", str(shell.home)]
+    more = [subprocess.Popen(words, cwd=ROOT, env=shell.environment()) for _ in range(3)]
+    assert [process.wait(HANG_S) for process in more] == [0, 0, 0]
+    (left,) = until(lambda: len(found := guards(shell)) == 1 and found, "one guard")
+    assert left in before
+    assert shell.run("down").returncode == 0
+    until(lambda: not guards(shell), "the guard gone")
+    shell.expect_clean()
+
+
+def test_a_killed_guard_is_replaced_by_the_next_command(shell: Shell) -> None:
+    assert shell.run("up", "local", "--max-hours", "1").returncode == 0
+    until(lambda: guards(shell), "a guard")
+    end_guards(shell)
+    shell.run("status")
+    until(lambda: guards(shell), "another guard")
+    assert shell.run("down").returncode == 0
+    shell.expect_clean()
+
+
+UP_THAT_NEVER_ENDS = """
+import os, signal, sys
+from gpuops.offers import approval as terms
+from provisioners.local import LocalProvisioner
+terms.BOOT_MARGIN_S = 4.0
+LocalProvisioner.describe = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)  # its node is made, and it is not over
+from gpuops.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_with_command_and_guard_dead_a_node_ends_by_its_boot_lease(shell: Shell) -> None:
+    """SIGKILL for both before the run lease came: the node's own watchdog is what is left, and it suffices."""
+    up = subprocess.Popen([sys.executable, "-c", UP_THAT_NEVER_ENDS, "up", "local", "--timeout", "0.05"], text=True,
+                          cwd=shell.folder, env={**shell.environment(), "PYTHONPATH": str(ROOT)},
+                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
+    shell.started.append(up)
+    node = shell.home / "local" / "local-1" / "n0"
+    stopped = psutil.Process(up.pid)
+    until(lambda: stopped.status() == psutil.STATUS_STOPPED and guards(shell), "a node and a guard")
+    end_guards(shell)
+    os.kill(up.pid, signal.SIGKILL)
+    up.wait()
+    until(lambda: (node / "ended.json").exists(), "the end of the boot lease")
+    assert json.loads((node / "ended.json").read_text())["why"] == "nobody took it over in time after it started"
+    until(lambda: not shell.processes(), "no process of the node left")
+    ledger = Ledger.open(shell.home)
+    assert [one.state for one in ledger.clusters()] == ["creating"], "nobody was there to write it down"
+    ledger.close()
+    shell.run("status")
+    shell.expect_clean()
+    until(lambda: not shell.clusters(), "the ledger's word for it")
+
+
+def test_a_thread_that_hangs_keeps_no_cluster_beyond_its_lease(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud, world = there
+    monkeypatch.setenv("SCRIPTED", str(cloud.folder))
+    (world.home / "owner").write_text(OWNER + "\n")
+    lab = cluster(world, lease=Lease(hard_end=1.0))
+    over = threading.Event()
+    hanging = threading.Thread(target=over.wait, daemon=True)
+    hanging.start()
+    tending = {lab: (hanging, time.monotonic() - daemon.HANG_S)}
+    assert daemon._look(world.home, tending)
+    until(lambda: not cloud.machines(), "the machine ended while the first thread hangs")
+    assert hanging.is_alive()
+    over.set()
+    for thread in (hanging, tending[lab][0]):
+        thread.join()
+    assert "lab reached the end of its lease and was ended, before all of it was home" in told(world)
+
+
+def test_what_is_begun_while_the_guard_leaves_has_another(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its command saw that a guard was there, and started none."""
+    cloud, world = there
+    assert cloud.guard
+    cloud.guard.release()
+    (world.home / "owner").write_text(OWNER + "\n")
+    started: list[str] = []
+    monkeypatch.setattr("gpuops.core.processes.start_background", lambda argv, **_: started.append(argv[-1]))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    def watch(home: Path) -> set[int]:
+        daemon.ensure(home)
+        assert started == []
+        cluster(world, state="creating", machine=False)
+        return set()
+
+    monkeypatch.setattr(daemon, "_watch", watch)
+    assert daemon.main(world.home) == 0
+    assert started == [str(world.home)]
+
+
+def test_the_guard_does_not_leave_before_its_last_word(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads die with it, and one that waits for its next attempt has nothing to say."""
+    _, world = there
+    (world.home / "owner").write_text(OWNER + "\n")
+    lab = cluster(world, ephemeral=True)
+    begun, gone = threading.Event(), threading.Event()
+
+    def tend(theirs: Context, one: int, **_: bool) -> None:
+        begun.set()
+        gone.wait()
+        time.sleep(0.3)
+        theirs.ledger.notice(f"{one} is gone")
+
+    monkeypatch.setattr(keep, "tend", tend)
+    monkeypatch.setattr(daemon, "TICK_S", 0.01)
+    leaving = threading.Thread(target=daemon._watch, args=(world.home,), daemon=True)
+    leaving.start()
+    assert begun.wait(60)
+    world.ledger.gone(lab, 1.0, "its end")
+    gone.set()
+    leaving.join(60)
+    assert not leaving.is_alive()
+    assert told(world) == f"{lab} is gone"
+
+
+def test_a_thread_that_rests_keeps_no_guard(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, world = there
+    (world.home / "owner").write_text(OWNER + "\n")
+    lab = cluster(world, ephemeral=True)
+
+    def tend(*_: object, **__: bool) -> None:
+        world = daemon._context(there[1].home)
+        world.ledger.gone(lab, 1.0, "another command was quicker")
+        raise NodeError("it does not answer", "")
+
+    monkeypatch.setattr(keep, "tend", tend)
+    monkeypatch.setattr(daemon, "TICK_S", 0.01)
+    monkeypatch.setattr(daemon, "RETRY_S", 600.0)
+    monkeypatch.setattr(daemon, "LAST_WORDS_S", 600.0)
+    leaving = threading.Thread(target=daemon._watch, args=(world.home,), daemon=True)
+    leaving.start()
+    leaving.join(60)
+    assert not leaving.is_alive()
+
+
+def test_who_sees_that_a_cluster_is_gone_sees_why(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard's word for it is in the ledger when the end is."""
+    _, world = there
+    lab = cluster(world, ephemeral=True)
+    seen: list[str] = []
+    real = Ledger.gone
+
+    def gone(self: Ledger, *args: object, **more: object) -> None:
+        real(self, *args, **more)  # type: ignore[arg-type]
+        seen.append(told(world))
+
+    monkeypatch.setattr(Ledger, "gone", gone)
+    keep.tend(world, lab)
+    assert ["lab was torn down" in say for say in seen] == [True]
+
+
+def test_the_guard_knows_what_stands_in_the_projects_dotenv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, project = tmp_path / "home", tmp_path / "project"
+    home.mkdir()
+    project.mkdir()
+    (project / ".env").write_text("GPUOPS_TORCH_SPEC=torch==2.11.0\n= = =\n")
+    monkeypatch.delenv("GPUOPS_TORCH_SPEC", raising=False)
+    assert "GPUOPS_TORCH_SPEC" not in daemon._context(home).env
+    assert daemon._context(home, project).env["GPUOPS_TORCH_SPEC"] == "torch==2.11.0"
+    monkeypatch.setenv("GPUOPS_TORCH_SPEC", "torch")
+    assert daemon._context(home, project).env["GPUOPS_TORCH_SPEC"] == "torch"

@@ -1,0 +1,37 @@
+"""AWS's provisioner keeps the contract: every scenario, against a fake whose instances are real machines."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.aws import FakeAWS
+from tests.system.lab.available import why_no_machines
+from tests.system.lab.hosts import Lab
+
+INSIDE = Path(__file__).parent / "inside" / "aws_contract.py"
+HANG_S = 600
+SCENARIOS = 17
+
+
+@pytest.mark.timeout(HANG_S + 20)
+def test_aws_with_machines(tmp_path: Path) -> None:
+    if reason := why_no_machines():
+        pytest.skip(reason)
+    report = tmp_path / "report.xml"
+    with Lab(tmp_path / "lab") as lab, FakeAWS(tmp_path / "aws", lab=lab) as fake:
+        fake.ending_s = 0.1  # the proof waits for the end of all
+        done = subprocess.run(
+            [*lab.enter, sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-p", "no:xdist",
+             f"--basetemp={tmp_path / 'inside'}", f"--junitxml={report}", "-o", "junit_family=xunit1", str(INSIDE)],
+            cwd=Path(__file__).parents[3], env={**os.environ, **fake.env}, capture_output=True, text=True,
+            timeout=HANG_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"{SCENARIOS} passed" in done.stdout, done.stdout
+        assert report.read_text().count('<property name="proven"') == SCENARIOS, report.read_text()
+        assert fake.left() == []

@@ -1,0 +1,53 @@
+"""Labs for tests; a machine that cannot have one skips them with the reason."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli.counting import PLAIN
+from tests.system.lab.available import why_no_lab
+from tests.system.lab.hosts import Host, Lab
+from tests.system.lab.laptop import Begin, HostCounting, Laptop
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    """An empty lab of this test's own."""
+    if reason := why_no_lab():
+        pytest.skip(reason)
+    with Lab(tmp_path / "lab") as one:
+        yield one
+
+
+@pytest.fixture
+def laptop(lab: Lab, tmp_path: Path) -> Iterator[Laptop]:
+    """A fresh home and an empty project folder on the laptop; whatever is left at the end is ended."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    with tempfile.TemporaryDirectory(prefix="gpuops-") as home:  # short: sockets lie in it
+        one = Laptop(Path(home), folder, prefix=lab.enter, lab=lab)
+        yield one
+        one.end()
+
+
+@pytest.fixture
+def hosts(lab: Lab, laptop: Laptop) -> tuple[Host, Host]:
+    """Two hosts, of which the cluster `lab` is up."""
+    pair = lab.host("a"), lab.host("b")
+    laptop.up(*pair)
+    return pair
+
+
+@pytest.fixture
+def begin(laptop: Laptop, hosts: tuple[Host, Host]) -> Begin:
+    """`begin("deaf")`: counters on both."""
+
+    def make(*mood: str, kind: tuple[str, ...] = PLAIN, flags: tuple[str, ...] = ()) -> HostCounting:
+        counting = HostCounting(laptop, Path("/srv/side"), kind, hosts=hosts)
+        return counting.start(*mood, flags=flags)
+
+    return make

@@ -1,0 +1,44 @@
+"""The wheel as a user gets it, built once, and environments with it in them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+collect_ignore = ["plugin"]
+"""Its tests are run where its wheel is installed."""
+
+
+def run(*argv: str | Path, cwd: Path) -> str:
+    """What a program prints; it must succeed, and nothing of this checkout is on its path."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(project: Path, target: Path) -> Path:
+    """A project's wheel, by the backend installed here."""
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, project, cwd=target)
+    [path] = target.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with nothing but the wheel and what it asks for."""
+    folder = tmp_path_factory.mktemp("installed")
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+    python = folder / "venv" / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", wheel, cwd=folder)
+    return python

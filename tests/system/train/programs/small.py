@@ -1,0 +1,52 @@
+"""One of the programs, on data as small as a test can make them, and with what may befall it.
+
+    small.py PROGRAM ARGUMENTS…
+
+The program is run as it is; only what is published is another: the size and checksum of a file are those that it has
+in $SMALL, its address is in $SOURCE. $HUGE: each is larger than any disk. $DOWNLOADS: ddp.downloads' numbers, as JSON.
+$KILL: RANK STEP, after which that rank is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).parents[4] / "train"))
+
+from ddp import downloads
+from ddp.trainer import Trainer
+from ddp.world import World
+
+
+def publish(file: downloads.File) -> downloads.File:
+    file, path = file._replace(url=f"{os.environ['SOURCE']}/{file.name}"), Path(os.environ["SMALL"]) / file.name
+    if "HUGE" in os.environ:
+        return file._replace(size=1 << 60)
+    return file._replace(size=path.stat().st_size, sha256=downloads.digest(path))
+
+
+def fetch(world: World, where: str | None, name: str, files: Sequence[downloads.File]) -> Path:
+    return honest_fetch(world, where, name, [publish(file) for file in files])
+
+
+def take_step(self: Trainer) -> None:
+    honest_step(self)
+    if os.environ.get("KILL") == f"{self.world.rank} {self.step + 1}":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+honest_fetch, downloads.fetch = downloads.fetch, fetch
+honest_step, Trainer.take_step = Trainer.take_step, take_step  # type: ignore[method-assign]
+for name, number in json.loads(os.environ.get("DOWNLOADS", "{}")).items():
+    setattr(downloads, name, number)
+
+folders = Path(sys.path[1]), Path(__file__).parent
+program = next(folder / sys.argv[1] for folder in folders if (folder / sys.argv[1]).exists())
+sys.argv = [str(program), *sys.argv[2:]]
+runpy.run_path(str(program), run_name="__main__")

@@ -1,0 +1,676 @@
+"""A cluster against a provider that refuses, loses answers, lies, lags and never finishes (tests/fakes/provider.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gpuops.cli.entry import execute
+from gpuops.cli.terminal.output import Output
+from gpuops.clusters import up as clusters
+from gpuops.clusters import wait
+from gpuops.clusters.teardown import belonging, tear_down
+from gpuops.clusters.up import RETRIES
+from gpuops.core.context import Context
+from gpuops.core.errors import (
+    AuthFailed,
+    Interrupted,
+    MachineGone,
+    NoCapacity,
+    NodeError,
+    ProviderError,
+    RateLimited,
+    Rejected,
+    StillBilling,
+    Unknown,
+    UsageError,
+)
+from gpuops.core.models import Intent, Journal, Lease, Offer, Price, Request, Resource
+from gpuops.core.polling import Clock
+from gpuops.nodes.session import ClusterSession
+from gpuops.offers.approval import LeaseWish, Terms
+from gpuops.offers.search import Search
+from gpuops.transport.ssh import Denied
+from tests.fakes.provider import NAME, PRICE, Cloud, FakeClock, Fault, Scripted, surroundings
+
+TWO = Request(NAME, nodes=2, timeout_min=1.0)
+STATES_HELD = ["starting", "ended", "unknown", "EXITED"]
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Context]:
+    return surroundings(tmp_path, monkeypatch)
+
+
+def up(world: Context, request: Request = TWO) -> ClusterSession:
+    return clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseWish())
+
+
+def assert_nothing_left(cloud: Cloud, world: Context) -> None:
+    assert cloud.machines() == []
+    assert world.ledger.clusters() == []
+
+
+# -- creation -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (Fault("NoCapacity", made=0), NoCapacity),
+        (Fault("NoCapacity", made=1), NoCapacity),
+        (Fault("AuthFailed", made=1), AuthFailed),
+        (Fault("QuotaExceeded", made=1), ProviderError),
+        (Fault("Rejected", made=0), ProviderError),
+        (Fault("Unknown", made=0), Unknown),
+        (Fault("Unknown", made=1, told=0), Unknown),
+        (Fault("Unknown", made=2, told=1, twice=True), Unknown),
+        (Fault("KeyError", made=1, told=0), Unknown),
+        (Fault("OSError", made=0), Unknown),
+        (Fault(made=1), Unknown),
+        (Fault(made=2, twice=True, error="Unknown"), Unknown),
+    ],
+)
+def test_what_fails_half_way_is_undone(there: tuple[Cloud, Context], fault: Fault, error: type[Exception]) -> None:
+    cloud, world = there
+    cloud.play(create=[fault])
+    with pytest.raises(error):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+def test_a_name_that_is_taken_is_said_before_anybody_is_asked(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cloud, world = there
+    for name, value in (("GPUOPS_HOME", world.home), ("SCRIPTED", cloud.folder)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.chdir(world.folder)
+    world.ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=False, token="t", request={},
+                        boot_deadline=time.time() + 60, lease=Lease(), owner_process=world.me, now=0.0)  # fmt: skip
+    assert execute(["up", NAME, "--yes", "--name", "lab"]) == 2
+    assert "a cluster named lab exists already" in capfd.readouterr().err
+    assert "offers" not in cloud.calls()
+
+
+def test_a_lost_answer_of_a_provider_that_lags_leaves_no_orphan(there: tuple[Cloud, Context]) -> None:
+    """The list shows what was made only after a while: an empty list means nothing until `settle_s` is over."""
+    cloud, world = there
+    cloud.play(create=[Fault("Unknown", made=1, told=0)], list_owned=[Fault(lie=True)] * 6, settle_s=60)
+    with pytest.raises(Unknown):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+@pytest.mark.parametrize(("shown_at", "error"), [(1, NodeError), (2, Unknown)])
+def test_a_list_that_comes_late_tells_of_when_it_was_asked_for(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, shown_at: int, error: type[Exception]
+) -> None:
+    """Its answer takes longer than what was made may take to be shown. `shown_at`: the look that shows it; 1: when
+    it is looked up after the lost answer (so that it is waited for), 2: when it is undone."""
+    cloud, world = there
+    cloud.play(create=[Fault("Unknown", told=0)], settle_s=30.0)
+    real, looks = Scripted.list_owned, list[int]()
+
+    def listed(self: Scripted, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
+        looks.append(len(looks))
+        if looks[-1] < shown_at:
+            world.clock.sleep(40.0)
+            return []
+        return real(self, owner, regions)
+
+    monkeypatch.setattr(Scripted, "list_owned", listed)
+    with pytest.raises(error):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+@pytest.mark.parametrize(
+    ("fault", "lies"),
+    [
+        (Fault("Unknown", instead="NoCapacity", made=0), 0),
+        (Fault("Unknown", instead="QuotaExceeded", made=0), 0),
+        (Fault("Unknown", instead="RateLimited", made=0), 0),
+        (Fault("Unknown", instead="NoCapacity", made=1, told=0), 6),
+        (Fault("Unknown", instead="NoCapacity", made=1, told=1), 6),
+        (Fault("Unknown", instead="NoCapacity", made=2, told=1, twice=True), 0),
+        (Fault("Unknown", instead="RateLimited", made=1, told=0), 6),
+    ],
+)
+def test_a_no_behind_a_lost_answer_holds_once_nothing_is_found(
+    there: tuple[Cloud, Context], fault: Fault, lies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is found is ended first; then the next offer is tried, or the same one again."""
+    cloud, world = there
+    cloud.play(
+        create=[fault],
+        list_owned=[Fault(lie=True)] * lies,
+        describe_always=[Fault(state="starting")],
+        settle_s=60,
+    )
+    asked, made_by = Scripted.create, Counter[str]()
+
+    def create(self: Scripted, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
+        assert cloud.machines() == [], "the attempt before has left something"
+        made_by[offer.id] += 1
+        return asked(self, offer, intent, journal)
+
+    def offers(_: Scripted, request: Request) -> list[Offer]:
+        price = (Price("machines", 2.0),)
+        return [
+            Offer(NAME, f"offer-{at}", "one", request.nodes, 0, prices=price, data={"quota": str(at)})
+            for at in range(2)
+        ]
+
+    monkeypatch.setattr(Scripted, "create", create)
+    monkeypatch.setattr(Scripted, "offers", offers)
+    with pytest.raises(NodeError, match="was not ready after"):
+        up(world)
+    again = fault.instead == "RateLimited"
+    assert made_by == ({"offer-0": 2} if again else {"offer-0": 1, "offer-1": 1})
+    assert_nothing_left(cloud, world)
+
+
+@pytest.mark.parametrize(("instead", "error"), [("AuthFailed", AuthFailed), ("Rejected", Rejected)])
+def test_what_no_other_offer_changes_is_raised_itself(
+    there: tuple[Cloud, Context], instead: str, error: type[Exception]
+) -> None:
+    cloud, world = there
+    cloud.play(create=[Fault("Unknown", instead=instead, made=0)], offers_at=[2.0, 2.1])
+    with pytest.raises(error):
+        up(world)
+    assert cloud.calls().count("create") == 1
+    assert_nothing_left(cloud, world)
+
+
+def test_a_look_that_fails_is_no_proof_that_nothing_was_made(there: tuple[Cloud, Context]) -> None:
+    """It was made, and nobody was told; what the look came to must not make anybody believe the first empty list."""
+    cloud, world = there
+    fault = Fault("Unknown", instead="NoCapacity", made=1, told=0)
+    cloud.play(create=[fault], list_owned=[Fault("AuthFailed"), *[Fault(lie=True)] * 6], settle_s=60)
+    with pytest.raises(AuthFailed):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+def test_a_crash_before_the_answer_at_a_provider_that_lags_leaves_no_orphan(there: tuple[Cloud, Context]) -> None:
+    """The command died inside `create`; whoever undoes it sees an empty list at first, and does not believe it."""
+    cloud, world = there
+    row = made(cloud, world, list_owned=[Fault(lie=True)] * 6, settle_s=60)
+    world.ledger.cleared(row)
+    world.ledger.set_cluster(row, state="creating", ready=None)
+    world.ledger.will(row, "machine", f"gpuops-{world.owner}-lab-0", "t", "moon")
+    tear_down(world, row, "undone")
+    assert_nothing_left(cloud, world)
+
+
+def test_where_nothing_was_asked_for_nobody_need_say_that_nothing_is_left(there: tuple[Cloud, Context]) -> None:
+    """Credentials that are refused everywhere: that is what is told, and not that something may still bill."""
+    cloud, world = there
+    cloud.play(create=[Fault("AuthFailed", made=0)], list_owned_always=[Fault("AuthFailed")])
+    with pytest.raises(AuthFailed):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+def test_what_a_refused_offer_had_made_does_not_count_for_the_next(there: tuple[Cloud, Context]) -> None:
+    cloud, world = there
+    cloud.play(offers_at=[2.5, 2.5], create=[Fault("NoCapacity", made=1)])
+    with pytest.raises(NodeError, match="reached by 'pigeon'"):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+def test_what_the_list_hides_but_the_ledger_knows_is_ended_too(there: tuple[Cloud, Context]) -> None:
+    cloud, world = there
+    cloud.play(create=[Fault("AuthFailed", made=1)], list_owned_always=[Fault(lie=True)])
+    with pytest.raises(AuthFailed):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+def test_slow_down_in_the_middle_of_a_gang_makes_nothing_twice(there: tuple[Cloud, Context]) -> None:
+    cloud, world = there
+    cloud.play(create=[Fault("RateLimited", made=1, retry_after=7.0), Fault("AuthFailed")])
+    with pytest.raises(AuthFailed):
+        up(world)
+    assert cloud.calls().index("destroy") < len(cloud.calls()) - 1 - cloud.calls()[::-1].index("create")
+    assert len(set(cloud.tokens())) == 2, "the second call is another one, with another token"
+    assert 7.0 in world.clock.slept  # type: ignore[attr-defined]
+    assert_nothing_left(cloud, world)
+
+
+@pytest.mark.parametrize("retry_after", [None, 0.0, -5.0, 1e9, float("nan"), float("inf")])
+def test_slow_down_for_ever_has_a_limit(there: tuple[Cloud, Context], retry_after: float | None) -> None:
+    cloud, world = there
+    cloud.play(create_always=[Fault("RateLimited", made=0, retry_after=retry_after)])
+    began = world.clock.monotonic()
+    with pytest.raises(RateLimited):
+        up(world)
+    assert cloud.calls().count("create") == RETRIES
+    assert world.clock.monotonic() - began < 3600
+    assert_nothing_left(cloud, world)
+
+
+def test_offer_after_offer(there: tuple[Cloud, Context]) -> None:
+    cloud, world = there
+    cloud.play(offers_at=[1.0, 1.0, 1.0], create_always=[Fault("NoCapacity", made=1)])
+    with pytest.raises(NoCapacity, match="none of 3 offers"):
+        up(world)
+    assert cloud.calls().count("create") == 3
+    assert_nothing_left(cloud, world)
+
+
+def test_the_next_offer_is_not_tried_while_something_of_the_last_is_left(there: tuple[Cloud, Context]) -> None:
+    cloud, world = there
+    cloud.play(offers_at=[1.0, 1.0], create=[Fault("NoCapacity", made=1)], destroy_always=[Fault(lie=True)])
+    with pytest.raises(StillBilling, match=r"\$1\.25/h"):
+        up(world)
+    assert cloud.calls().count("create") == 1
+    assert [row.state for row in world.ledger.clusters()] == ["ending"]
+
+
+@pytest.mark.parametrize("max_price", [None, 50.0])
+def test_one_question_for_what_may_come_in_its_place_as_well(
+    there: tuple[Cloud, Context], max_price: float | None
+) -> None:
+    """Nobody is asked about each dearer one."""
+    cloud, world = there
+    cloud.play(offers_at=[2.0, 2.9, 40.0], create=[Fault("NoCapacity", made=0)] * 3)
+    world.yes = False
+    asked: list[str] = []
+    world.out = Yes(asked)
+    with pytest.raises(NoCapacity) as caught:
+        up(world, request=dataclasses.replace(TWO, max_price=max_price))
+    dearest = "$40.00" if max_price else "$2.90"
+    assert [question.split(", ")[1] for question in asked] == [
+        f"$2.00/h (or up to {dearest}/h where that cannot be had): go?"
+    ]
+    assert cloud.calls().count("create") == (3 if max_price else 2)
+    assert ("allow it: --max-price 40.00" in caught.value.hint) is (max_price is None)
+    assert_nothing_left(cloud, world)
+
+
+@pytest.mark.parametrize(
+    ("offered", "max_price", "yes", "most"),
+    [(1.0, None, True, "1.50"), (1.0, 2.0, True, "2.00"), (2.4, None, False, "2.40")],
+)
+def test_what_costs_more_than_was_agreed_to_is_undone(
+    there: tuple[Cloud, Context], offered: float, max_price: float | None, yes: bool, most: str
+) -> None:
+    """What was made tells its price: $2.50/h for two."""
+    cloud, world = there
+    cloud.play(offers_at=[offered])
+    world.yes = yes
+    world.out = Yes([])
+    with pytest.raises(Rejected) as caught:
+        up(world, request=dataclasses.replace(TWO, max_price=max_price))
+    assert caught.value.say == f"lab costs $2.50/h, as {NAME} tells it now, and ${most}/h was agreed to"
+    assert caught.value.hint == "where that is worth it: --max-price 2.50"
+    assert cloud.calls().count("create") == 1
+    assert_nothing_left(cloud, world)
+
+
+class Yes(Output):
+    """Somebody at the terminal who says yes once."""
+
+    interactive = True  # type: ignore[assignment]
+
+    def __init__(self, asked: list[str]) -> None:
+        super().__init__()
+        self.asked = asked
+
+    def confirm(self, question: str) -> bool:
+        self.asked.append(question)
+        return len(self.asked) == 1
+
+
+def test_an_offer_of_fewer_nodes_is_none(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, world = there
+    provisioner = world.provisioner(NAME)
+    two = provisioner.offers(TWO)
+    monkeypatch.setattr("tests.fakes.provider.Scripted.offers", lambda *_: two)
+    with pytest.raises(NoCapacity):
+        clusters.plan(world, Request(NAME, nodes=3))
+
+
+# -- waiting ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", STATES_HELD)
+def test_a_state_that_lasts_for_ever(there: tuple[Cloud, Context], state: str) -> None:
+    cloud, world = there
+    cloud.play(describe=[Fault(state=state, address="")] * 5000)
+    began = world.clock.monotonic()
+    with pytest.raises(NodeError) as caught:
+        up(world)
+    assert world.clock.monotonic() - began < TWO.timeout_min * 60 + 200
+    assert caught.value.exit_code == 4
+    assert_nothing_left(cloud, world)
+
+
+def test_a_machine_that_ends_before_it_is_ready(there: tuple[Cloud, Context]) -> None:
+    cloud, world = there
+    cloud.play(describe=[Fault(state="starting")] * 6 + [Fault(state="ended")])
+    with pytest.raises(MachineGone, match=r"lab-[01] ended before it was ready"):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+def test_a_machine_that_its_provider_does_not_know_yet_is_waited_for(there: tuple[Cloud, Context]) -> None:
+    cloud, world = there
+    cloud.play(describe=[Fault(state="ended")] * 8 + [Fault(state="starting")] * 500, settle_s=60)
+    with pytest.raises(NodeError, match="still starting"):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+def test_a_provisioner_that_does_not_say_how_a_node_is_reached(there: tuple[Cloud, Context]) -> None:
+    cloud, world = there
+    cloud.play(data={"connection": "ssh"})
+    with pytest.raises(NodeError, match=r"does not say of .*: root, python, artefact"):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+@pytest.mark.parametrize(("max_cost", "boot_s", "hint"), [(None, 660.0, "--timeout"), (0.02, 28.8, "--max-cost")])
+def test_a_node_does_not_boot_for_longer_than_the_money_lasts(
+    there: tuple[Cloud, Context], max_cost: float | None, boot_s: float, hint: str
+) -> None:
+    cloud, world = there
+    cloud.play(describe=[Fault(state="starting")] * 5000)
+    began = world.clock.now()
+    with pytest.raises(NodeError) as caught:
+        clusters.bring_up(world, TWO, name="lab", ephemeral=False, wish=LeaseWish(max_cost=max_cost))
+    assert hint in caught.value.hint
+    (row,) = world.ledger.clusters(live=False)
+    assert row.boot_deadline == pytest.approx(began + boot_s, abs=1.0)
+    assert_nothing_left(cloud, world)
+
+
+def test_the_boot_lease_is_that_of_the_offer_that_was_taken(there: tuple[Cloud, Context]) -> None:
+    cloud, world = there
+    cloud.play(offers_at=[1.0, 36.0], create=[Fault("NoCapacity", made=0)])
+    began = world.clock.now()
+    with pytest.raises(NodeError):
+        clusters.bring_up(
+            world,
+            dataclasses.replace(TWO, max_price=50.0),
+            name="lab",
+            ephemeral=False,
+            wish=LeaseWish(max_cost=1.0),
+        )
+    (row,) = world.ledger.clusters(live=False)
+    assert row.boot_deadline == pytest.approx(began + 100.0, abs=1.0)
+
+
+@pytest.mark.parametrize(("told", "per_hour"), [(PRICE, 2 * PRICE), (10 * PRICE, 20 * PRICE), (0.0, 2 * PRICE)])
+def test_money_is_counted_from_the_intent_on_and_at_the_dearer_price(
+    there: tuple[Cloud, Context], told: float, per_hour: float
+) -> None:
+    cloud, world = there
+    row = made(cloud, world)
+    world.ledger.set_cluster(row, state="creating", ready=None)
+    world.out = Output(err=(said := io.StringIO()))
+    row_then = world.ledger.cluster(row)
+    machines = [dataclasses.replace(one, per_hour=told) for one in world.ledger.resources(row)]
+    world.clock.sleep(600.0)
+    provisioner = world.provisioner(NAME)
+    live = ClusterSession(row_then, machines)
+    terms = Terms(world, TWO, LeaseWish(max_cost=10.0), True, Search(world, TWO, lambda *_: []))
+    clusters._start_lease(world, live, terms, provisioner, provisioner.offers(TWO)[0])
+    assert live.row.lease.money_end == pytest.approx(row_then.created + 10.0 / per_hour * 3600, abs=1.0)
+    assert ("lab costs $25.00/h, and $2.50/h was offered" in said.getvalue()) is (told == 10 * PRICE)
+    assert "these machines cannot end themselves (nothing is known of that)" in said.getvalue()
+
+
+def test_a_machine_that_does_not_know_our_key_yet_is_waited_for(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sshd is up before whoever rents it has put the key there; one that never comes is not waited for for long."""
+    cloud, world = there
+    looks: list[float] = []
+
+    def denied(*_: object) -> ClusterSession:
+        looks.append(world.clock.monotonic())
+        raise Denied("permission denied for root@192.0.2.1", "pass --identity KEY")
+
+    monkeypatch.setattr(wait, "reach", denied)
+    with pytest.raises(Denied):
+        up(world, Request(NAME, nodes=2, timeout_min=20.0))
+    assert wait.DENIED_S <= looks[-1] - looks[0] < 2 * wait.DENIED_S
+    assert_nothing_left(cloud, world)
+
+
+# -- the end ------------------------------------------------------------------------------------
+
+
+def made(cloud: Cloud, world: Context, **script: object) -> int:
+    """A cluster that is up as far as the ledger knows, on machines on which nothing answers."""
+    from gpuops.core.models import Intent, Lease
+    from gpuops.ledger.store import LedgerJournal
+
+    row = world.ledger.intend(provider=NAME, name="lab", folder=world.folder, ephemeral=False, token="t",
+                              request={}, boot_deadline=world.clock.now() + 600, lease=Lease(), owner_process=world.me,
+                              now=world.clock.now())  # fmt: skip
+    provisioner = world.provisioner(NAME)
+    intent = Intent(world.owner, "lab", "t", row.boot_deadline, world.home / "x.pyz")
+    provisioner.create(provisioner.offers(TWO)[0], intent, LedgerJournal(world.ledger, row.id))
+    world.ledger.ready(row.id, Lease(), world.clock.now())
+    (cloud.folder / "calls").unlink()
+    cloud.play(**script)
+    return row.id
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        {"destroy_always": [Fault(lie=True)]},
+        {"destroy_always": [Fault("Unknown", lie=True)]},
+        {"destroy_always": [Fault("KeyError", lie=True)]},
+        {"destroy_always": [Fault("RateLimited", lie=True, retry_after=3600.0)]},
+        {"destroy_always": [Fault("AuthFailed", lie=True)]},
+        {"destroy_always": [Fault(lie=True)], "list_owned_always": [Fault(lie=True)]},
+        {"list_owned_always": [Fault("RateLimited", retry_after=-1.0)]},
+        {"list_owned_always": [Fault("Unknown")]},
+        {"list_owned_always": [Fault("AuthFailed")]},
+        {"list_owned_always": [Fault("OSError")]},
+    ],
+    ids=str,
+)
+def test_down_never_says_gone_of_what_may_be_there(there: tuple[Cloud, Context], script: dict[str, object]) -> None:
+    cloud, world = there
+    row = made(cloud, world, **script)
+    began = world.clock.monotonic()
+    with pytest.raises(StillBilling) as caught:
+        tear_down(world, row, "down")
+    assert world.clock.monotonic() - began < 200
+    assert caught.value.exit_code == 5
+    refused = any(one.error == "AuthFailed" for faults in script.values() for one in faults)  # type: ignore[attr-defined]
+    assert caught.value.hint == ("do something about it; then: " if refused else "") + "gpuops down lab"
+    assert "lab-0" in caught.value.say
+    assert "lab-1" in caught.value.say
+    assert f"${2 * PRICE:.2f}/h" in caught.value.say
+    assert world.ledger.cluster(row).state == "ending", "the guard, or the next `down`, goes on"
+    cloud.play()
+    tear_down(world, row, "down")
+    assert_nothing_left(cloud, world)
+
+
+@pytest.mark.parametrize("kind", [Unknown, AuthFailed])
+@pytest.mark.parametrize("alive", [True, False])
+def test_what_has_ended_is_not_named_because_another_region_is_silent(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, alive: bool, kind: type[ProviderError]
+) -> None:
+    """`alive`: whether something of the cluster is known to be where nobody answers."""
+    cloud, world = there
+    row = made(cloud, world)
+    first, second = world.ledger.resources(row)
+    if alive:
+        world.ledger.update_resource(row, dataclasses.replace(second, region="mars"))
+        world.ledger.db.execute("UPDATE resources SET region = 'mars' WHERE mark = ?", (second.name,))
+    else:  # what was asked for there was refused
+        world.ledger.will(row, "machine", first.name, "t", "mars")
+        world.ledger.refused(row)
+    real = Scripted.list_owned
+
+    def listed(self: Scripted, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
+        if "mars" in regions:
+            raise kind("mars does not answer", "do something about it")
+        return [one for one in real(self, owner, regions) if one.id != second.id or not alive]
+
+    monkeypatch.setattr(Scripted, "list_owned", listed)
+    with pytest.raises(StillBilling) as caught:
+        tear_down(world, row, "down")
+    what = f"{second.name} may still be there and bill ${PRICE:.2f}/h" if alive else "lab may still be there"
+    assert caught.value.say == f"{what}: mars does not answer"
+    assert world.ledger.cluster(row).state == "ending"
+    monkeypatch.undo()
+    tear_down(world, row, "down")
+    assert_nothing_left(cloud, world)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        {"destroy": [Fault("Unknown"), Fault("Unknown", lie=True), Fault("RateLimited", lie=True)]},
+        {"destroy": [Fault("Unknown")] * 3, "list_owned": [Fault("Unknown")] * 3},
+        {"destroy": [Fault(lie=True)] * 4},
+        {"list_owned_always": [Fault(twice=True)]},
+    ],
+    ids=str,
+)
+def test_down_gets_there_in_the_end(there: tuple[Cloud, Context], script: dict[str, object]) -> None:
+    cloud, world = there
+    row = made(cloud, world, **script)
+    tear_down(world, row, "down")
+    assert_nothing_left(cloud, world)
+
+
+def test_what_was_ended_in_the_last_moment_is_looked_at_again(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end that is answered only after `gone_s` is one."""
+    cloud, world = there
+    row = made(cloud, world)
+    real = Scripted.destroy
+
+    def destroy(self: Scripted, resources: Sequence[Resource]) -> None:
+        real(self, resources)
+        world.clock.sleep(self.gone_s + 1)
+
+    monkeypatch.setattr(Scripted, "destroy", destroy)
+    tear_down(world, row, "down")
+    assert_nothing_left(cloud, world)
+
+
+def test_a_full_disk_keeps_nothing_alive(there: tuple[Cloud, Context]) -> None:
+    """The ledger cannot be written any more: the machines end all the same, and the error is told."""
+    cloud, world = there
+    row = made(cloud, world)
+    world.ledger.db.execute("PRAGMA query_only = ON")
+    with pytest.raises(UsageError, match="cannot be used"):
+        tear_down(world, row, "down")
+    assert cloud.machines() == []
+    world.ledger.db.execute("PRAGMA query_only = OFF")
+    tear_down(world, row, "down")
+    assert_nothing_left(cloud, world)
+
+
+def test_a_cluster_that_another_command_ends_while_it_is_made(there: tuple[Cloud, Context]) -> None:
+    cloud, world = there
+    row = made(cloud, world)
+    world.ledger.set_cluster(row, state="ending")
+    with pytest.raises(Interrupted, match="another command ends lab"):
+        world.ledger.will(row, "machine", "m", "t", "moon")
+    assert not world.ledger.ready(row, world.ledger.cluster(row).lease, 0.0)
+    tear_down(world, row, "down")
+    assert_nothing_left(cloud, world)
+
+
+def test_machines_that_another_command_ends_while_they_boot(there: tuple[Cloud, Context]) -> None:
+    """They are gone and nobody says why; but they did not go by nobody's wish, and nothing is to replace them."""
+    cloud, world = there
+    cloud.play(describe_always=[*[Fault(state="starting")] * 6, Fault(state="ended")])
+
+    class Other(FakeClock):
+        def sleep(self, seconds: float) -> None:
+            for row in world.ledger.clusters():
+                world.ledger.ending(row.id)
+            super().sleep(seconds)
+
+    world.clock = Other()
+    with pytest.raises(Interrupted, match="another command ends lab while it is being created"):
+        up(world)
+    assert_nothing_left(cloud, world)
+
+
+def test_what_was_made_after_a_cluster_was_gone_is_ended_all_the_same(there: tuple[Cloud, Context]) -> None:
+    cloud, world = there
+    row = made(cloud, world)
+    machines = world.ledger.resources(row)
+    world.ledger.gone(row, 0.0, "somebody else's look came too early")
+    world.ledger.got(row, machines[0])
+    tear_down(world, row, "down")
+    assert cloud.machines() == []
+
+
+def test_two_teardowns_at_once_leave_a_newer_cluster_of_the_name_alone(there: tuple[Cloud, Context]) -> None:
+    """While the second waits for its provider's list, the first is done, and `up` takes the name again."""
+    cloud, world = there
+    row = made(cloud, world, destroy=[Fault(lie=True)])
+    newer = []
+
+    class Meanwhile(Clock):
+        def sleep(self, seconds: float) -> None:  # noqa: ARG002
+            if not newer:
+                for path in cloud.folder.glob("machines/*"):
+                    path.unlink()
+                world.ledger.gone(row, 0.0, "the other command")
+                newer.append(made(cloud, world))
+
+    world.clock = Meanwhile()
+    tear_down(world, row, "down")
+    assert world.ledger.cluster(newer[0]).state == "up"
+    assert len(cloud.machines()) == 2
+    assert world.ledger.cluster(row).why == "the other command"
+
+
+def test_a_cluster_that_is_gone_is_not_made_to_end_again(there: tuple[Cloud, Context]) -> None:
+    cloud, world = there
+    row = made(cloud, world)
+    assert world.ledger.ending(row)
+    world.ledger.gone(row, 0.0, "down")
+    assert not world.ledger.ending(row)
+    assert world.ledger.cluster(row).state == "gone"
+
+
+def test_a_command_has_one_provisioner_of_each_provider(there: tuple[Cloud, Context]) -> None:
+    _, world = there
+    assert world.provisioner(NAME) is world.provisioner(NAME)
+    assert world.provisioner(NAME) is not world.provisioner("local")
+
+
+def test_a_mark_is_read_to_its_last_dash(there: tuple[Cloud, Context]) -> None:
+    cloud, world = there
+    made(cloud, world)
+    both = world.provisioner(NAME).list_owned(world.owner, [])
+    assert len(belonging(both, world.owner, "lab")) == 2
+    assert belonging(both, world.owner, "la") == []
+    other = [type(one)(**{**vars(one), "name": one.name.replace("lab-", "lab-b-")}) for one in both]
+    assert belonging(other, world.owner, "lab") == []
+
+
+@pytest.mark.parametrize("price", [0.0, -1.0, float("inf"), float("nan")])
+def test_who_rents_says_a_price(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, price: float) -> None:
+    cloud, world = there
+    monkeypatch.setattr("tests.fakes.provider.PRICE", price)
+    with pytest.raises(ProviderError, match="says no price"):
+        up(world)
+    assert cloud.machines() == []
