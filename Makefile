@@ -2,7 +2,8 @@
 # A second call is quick: what was installed is remembered by stamps in .venv/.made/, until pyproject.toml changes.
 #
 # make demo     train a digit reader on two nodes, both of them this machine
-# make test     format, lint, types, the agent's Python 3.8, every test
+# make check    format, lint, types, imports, unit tests: a minute and a half, for every save
+# make test     make check's checks and every test: what must pass before a change is in
 # make proof    every test, with the full counts as well (long)
 # make bench    what is measured, beside what, as tables (a quarter of an hour, on a quiet machine)
 # make clean    remove what was made here, .venv/ too; never your runs/
@@ -19,7 +20,7 @@ PACKAGES := git:git ps:procps sshd:openssh-server ssh:openssh-client rsync:rsync
 # The rules that find keys are compiled once, before many commands at a time would each do it (tests/conftest.py)
 RULES := KF_RULE_CACHE_DIR=$(CURDIR)/.pytest_cache/rules
 
-.PHONY: help demo test proof bench clean packages
+.PHONY: help demo check static rules test proof bench clean packages
 .DELETE_ON_ERROR:
 
 help:
@@ -28,12 +29,20 @@ help:
 demo: $(MADE)/train
 	$(BIN)/gpuops train multinode --nodes 2
 
-test: packages $(MADE)/dev
+check: static rules
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit
+
+# What is said of the code without running it; the agent's floor is Python 3.8. Which room may import which: tests/unit/test_imports.py.
+static: $(MADE)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/vermin -q -t=3.8- --no-parse-comments gpuops/agent
+
+rules: $(MADE)/dev
 	@$(RULES) $(BIN)/python -c 'from gpuops.sync.secret_scan import by_content; by_content(b"")'
+
+test: packages static rules
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 proof: packages $(MADE)/dev
