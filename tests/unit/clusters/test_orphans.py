@@ -406,7 +406,15 @@ def with_a_run(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) ->
     """A cluster with a run that nobody keeps."""
     cloud, world = there
     exists(world, "lab")
-    run = SimpleNamespace(id=1, name="train-1", state="running", owner_process=None, facts={}, request={})
+    run = SimpleNamespace(
+        id=1,
+        name="train-1",
+        state="running",
+        owner_process=None,
+        has_live_owner=lambda **_: False,
+        facts={},
+        request={},
+    )
     monkeypatch.setattr(world.ledger, "runs", lambda **_: [run])
     monkeypatch.setattr(world.ledger, "take_run", lambda *_: True)
     return cloud, world, known(world, "lab")
