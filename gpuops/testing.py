@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from gpuops.commands.prove.sandbox import Bench
-from gpuops.commands.prove.scenarios import SCENARIOS, Scenario, run
+from gpuops.commands.prove.sandbox import Sandbox
+from gpuops.commands.prove.scenarios import SCENARIOS, Scenario, run_scenario
 from gpuops.core import provider as contract
 from gpuops.core.context import Context
 from gpuops.core.models import Request
@@ -49,7 +49,7 @@ class ProvisionerContract:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def bench(cls, wanted: Request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    def bench(cls, wanted: Request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         """A home of its own, in which no guard starts: what is left is to be seen, not tidied up."""
         from filelock import FileLock
 
@@ -67,15 +67,15 @@ class ProvisionerContract:
             yes=True,
         )
         with FileLock(home / LOCK):  # to hold it is to be the guard
-            bench = Bench(ctx, wanted)
+            bench = Sandbox(ctx, wanted)
             try:
                 yield bench
             finally:
                 bench.close()
 
     @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-    def test_contract(self, bench: Bench, scenario: Scenario, record_property: Any) -> None:
-        result = run(bench, scenario)
+    def test_contract(self, bench: Sandbox, scenario: Scenario, record_property: Any) -> None:
+        result = run_scenario(bench, scenario)
         record_property(result.outcome, result.said)
         if result.outcome == "failed" or result.refused:
             pytest.fail(f"{scenario.name}: {scenario.says}; but {result.said}", pytrace=False)

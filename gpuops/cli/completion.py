@@ -10,9 +10,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-LATEST = 50
+RUNS_MAX = 50
 """So many runs are offered."""
-BUSY_S = 0.2
+LEDGER_TIMEOUT_S = 0.2
 LEDGER = "ledger.db"
 
 
@@ -30,7 +30,7 @@ def clusters(incomplete: str) -> list[tuple[str, str]]:
 
 def runs(incomplete: str) -> list[tuple[str, str]]:
     """Runs, the latest first."""
-    rows = _ask("SELECT name, state FROM runs ORDER BY id DESC LIMIT ?", LATEST)
+    rows = _ask("SELECT name, state FROM runs ORDER BY id DESC LIMIT ?", RUNS_MAX)
     return [(name, {"home": "ended"}.get(state, state)) for name, state in _fitting(rows, incomplete)]
 
 
@@ -67,7 +67,7 @@ def _ask(query: str, *values: int) -> list[Sequence[str]]:
 
     home = Path(os.environ.get("GPUOPS_HOME") or Path.home() / ".gpuops")
     try:
-        db = sqlite3.connect(f"{(home / LEDGER).as_uri()}?mode=ro", uri=True, timeout=BUSY_S)
+        db = sqlite3.connect(f"{(home / LEDGER).as_uri()}?mode=ro", uri=True, timeout=LEDGER_TIMEOUT_S)
         try:
             return db.execute(query, values).fetchall()
         finally:

@@ -70,7 +70,7 @@ def tables() -> Tables:
     return {"up": keys(MachineFlags), "train": launch, "run": launch}
 
 
-def greet(ctx: Context, *, lost: bool = True) -> None:
+def report_news(ctx: Context, *, lost: bool = True) -> None:
     """Say what happened while nobody looked, and see that a guard is there for what is unfinished.
 
     A full disk or a ledger that another command holds is said, and keeps no command from its own work. Raises

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.context import greet, make_context
+from gpuops.cli.context import make_context, report_news
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 from gpuops.core.errors import StillBilling
@@ -43,7 +43,7 @@ def down(
 
     ctx, _ = make_context(as_json=as_json)
     try:
-        greet(ctx, lost=False)
+        report_news(ctx, lost=False)
         lost = story.lost(ctx, names or [])
         with ctx.signals:
             ctx.signals.backward()

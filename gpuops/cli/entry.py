@@ -70,7 +70,7 @@ def _call(ours: Sequence[str]) -> int:
     names = _meant(ours)
     import typer
 
-    from gpuops.cli.errors import in_our_words
+    from gpuops.cli.errors import explain_parser_error
 
     try:
         code = build(names)(args=list(ours), prog_name="gpuops", standalone_mode=False)
@@ -80,7 +80,7 @@ def _call(ours: Sequence[str]) -> int:
     except (GpuopsError, Interrupted):
         raise
     except Exception as error:
-        words = in_our_words(error, ours, list(COMMANDS))
+        words = explain_parser_error(error, ours, list(COMMANDS))
         if words is None:
             raise
         raise UsageError(*words) from error
@@ -141,7 +141,7 @@ def _print(text: str, stream: TextIO) -> None:
         pass  # the terminal is gone, and with it whoever would read this
 
 
-def hold_streams() -> None:
+def open_closed_streams() -> None:
     """What the shell has closed (`>&-`) leads nowhere: else the next file that is opened would take its place."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -151,7 +151,7 @@ def hold_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (to stay open)
 
 
-def settle() -> None:
+def flush_streams() -> None:
     """Write out what is buffered: a terminal or a pipe that is gone must not change the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:

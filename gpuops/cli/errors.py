@@ -22,7 +22,7 @@ PASSED: dict[str, str] = {
 """What belongs behind `--`, with an example."""
 
 
-def in_our_words(error: Exception, arguments: Sequence[str], commands: Sequence[str]) -> tuple[str, str] | None:
+def explain_parser_error(error: Exception, arguments: Sequence[str], commands: Sequence[str]) -> tuple[str, str] | None:
     """`(say, hint)` for an error of the parser; None for any other. `arguments`: those before `--`."""
     if not hasattr(error, "format_message"):
         return None

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.context import greet, make_context
+from gpuops.cli.context import make_context, report_news
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 
@@ -37,7 +37,7 @@ def lease(
 
     by_s = leases.parse_span(extend) if extend is not None else None
     ctx, _ = make_context(as_json=as_json)
-    greet(ctx)
+    report_news(ctx)
     row = select.by_name(ctx.ledger.clusters(), name)
     now = time.time()
     ours = row.lease

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.context import greet, make_context
+from gpuops.cli.context import make_context, report_news
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 from gpuops.core.errors import UsageError
@@ -49,7 +49,7 @@ def logs(
     launcher: Annotated[bool, typer.Option("--launcher", help="Show torchrun's own lines as well.")] = False,
     as_json: Json = False,
 ) -> None:
-    from gpuops.commands.logs import watch
+    from gpuops.commands.logs import show_logs
     from gpuops.runs.log_view import Filter, moment
 
     if tail is not None and tail < 1:
@@ -63,8 +63,8 @@ def logs(
         since=None if since is None else moment(since, time.time()),
     )
     ctx, _ = make_context(as_json=as_json)
-    greet(ctx)
-    watch(ctx, run, wanted, follow=follow)
+    report_news(ctx)
+    show_logs(ctx, run, wanted, follow=follow)
 
 
 def _regex(text: str) -> re.Pattern[str]:

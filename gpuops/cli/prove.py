@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from gpuops.cli.context import greet, make_context
+from gpuops.cli.context import make_context, report_news
 from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
 from gpuops.cli.help import NamesProvider, example_help
 from gpuops.core.errors import UsageError
@@ -27,13 +27,13 @@ def register(app: typer.Typer) -> None:
     app.command("prove", cls=NamesProvider, help=PROVE_HELP, context_settings=their_own)(prove)
 
 
-LEASES = ("max_hours", "max_cost", "idle")
+LEASE_FLAGS = ("max_hours", "max_cost", "idle")
 """Nothing is kept, so that there is no lease to shape."""
 HINTS = get_type_hints(MachineFlags, include_extras=True)
-Wanted = make_dataclass("Wanted", [(name, hint, None) for name, hint in HINTS.items() if name not in LEASES])
+ProveFlags = make_dataclass("Wanted", [(name, hint, None) for name, hint in HINTS.items() if name not in LEASE_FLAGS])
 
 
-@with_flags(Wanted)
+@with_flags(ProveFlags)
 def prove(
     wanted: Any,
     context: typer.Context,
@@ -45,22 +45,24 @@ def prove(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    from gpuops.cli.request import counted, machine_request, own_options
+    from gpuops.cli.request import count_named_machines, machine_request, parse_provider_options
     from gpuops.commands.prove import record as records
     from gpuops.commands.prove.prove import prove as story
 
     if not 0 < spend < float("inf"):
         raise UsageError(f"--spend {spend:g} is no limit that can be kept", "--spend takes a number above 0")
     named = {word.partition("=")[0] for word in context.args}
-    for flag in (f"--{name.replace('_', '-')}" for name in LEASES):
+    for flag in (f"--{name.replace('_', '-')}" for name in LEASE_FLAGS):
         if flag in named:
             raise UsageError(f"{flag} has no meaning here: nothing is kept", f"leave out {flag}; --spend is the limit")
     if record is not None:
         records.check_free(record)
     ctx, _ = make_context(as_json=as_json, yes=yes, strict=True)
-    options = own_options(ctx, provider, context.args, "prove")
-    request = machine_request(provider, MachineFlags(**vars(wanted)), options, counted(ctx, provider, options))
-    greet(ctx)
+    options = parse_provider_options(ctx, provider, context.args, "prove")
+    request = machine_request(
+        provider, MachineFlags(**vars(wanted)), options, count_named_machines(ctx, provider, options)
+    )
+    report_news(ctx)
     with ctx.signals:
         proof = story(ctx, request, spend)
     ctx.out.result(records.KIND, proof.record, [])

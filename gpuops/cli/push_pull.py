@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.context import greet, make_context
+from gpuops.cli.context import make_context, report_news
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 
@@ -54,7 +54,7 @@ def push(
     from gpuops.commands.pull import push_project
 
     ctx, _ = make_context(as_json=as_json)
-    greet(ctx)
+    report_news(ctx)
     progress = ctx.progress
     with ctx.signals:
         document, lines = push_project(
@@ -78,7 +78,7 @@ def pull(
     from gpuops.commands.pull import pull_project_edits, pull_results
 
     ctx, _ = make_context(as_json=as_json)
-    greet(ctx)
+    report_news(ctx)
     progress = ctx.progress
     with ctx.signals:
         document, lines = pull_project_edits(ctx, cluster) if edits else pull_results(ctx, run, progress)

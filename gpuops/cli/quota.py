@@ -23,10 +23,10 @@ QUOTA_HELP = example_help(
     "gpuops quota aws --gpus 4 --nodes 2 --spot --request 96",
     "gpuops quota aws --watch",
 )
-MEANT = ("nodes", "gpus", "gpu_type", "gpu_mem", "region")
+SIZE_FLAGS = ("nodes", "gpus", "gpu_type", "gpu_mem", "region")
 HINTS = get_type_hints(MachineFlags, include_extras=True)
-Sought = make_dataclass("Sought", [(name, HINTS[name], None) for name in MEANT])
-MOST = 1_000_000
+QuotaFlags = make_dataclass("Sought", [(name, HINTS[name], None) for name in SIZE_FLAGS])
+QUOTA_MAX = 1_000_000
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
     app.command("quota", cls=NamesProvider, help=QUOTA_HELP, context_settings=their_own)(quota)
 
 
-@with_flags(Sought)
+@with_flags(QuotaFlags)
 def quota(
     sought: Any,
     context: typer.Context,
@@ -54,17 +54,17 @@ def quota(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    from gpuops.cli.request import machine_request, own_options
+    from gpuops.cli.request import machine_request, parse_provider_options
     from gpuops.offers import quota as story
 
     if provider.startswith("-"):
         raise UsageError(f"there is no option {provider}", "the provider comes first: gpuops quota aws")
-    if wanted is not None and not 0 < wanted <= MOST:
+    if wanted is not None and not 0 < wanted <= QUOTA_MAX:
         raise UsageError(f"--request {wanted} is no quota", "--request takes the new total, a number above 0")
     if code is not None and wanted is None:
         raise UsageError("--code says of which quota more is asked for", "add --request N, or leave it out")
     ctx, _ = make_context(as_json=as_json, yes=yes)
-    options = own_options(ctx, provider, context.args, "quota")
+    options = parse_provider_options(ctx, provider, context.args, "quota")
     request = machine_request(provider, MachineFlags(**vars(sought), spot=bool(spot)), options)
     outcome = story.Outcome(story.look(ctx, request))
     for note in outcome.report.notes:

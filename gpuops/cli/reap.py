@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuops.cli.context import greet, make_context
+from gpuops.cli.context import make_context, report_news
 from gpuops.cli.flags import Json, Yes
 from gpuops.cli.help import example_help
 from gpuops.core.errors import GpuopsError, StillBilling, UsageError
+from gpuops.core.format import plural
 
 if TYPE_CHECKING:
     from gpuops.clusters.orphans import Unasked
@@ -51,7 +52,7 @@ def reap(
         raise UsageError("--yes, --adopt and --forget exclude each other", "end, take back or forget: say one of them")
     ctx, _ = make_context(as_json=as_json)
     try:
-        greet(ctx, lost=False)
+        report_news(ctx, lost=False)
     except LedgerTooNew as error:
         if adopt or forget:
             raise
@@ -106,7 +107,7 @@ def _asked(ctx: Context, clusters: Sequence[Lost], unasked: Sequence[Unasked]) -
         for sentence in said:
             ctx.out.say(f"found {sentence}")
         raise StillBilling(
-            f"{len(clusters)} left over, and nobody is there to be asked",
+            f"cannot ask what to do with {plural(len(clusters), 'orphaned cluster')}: no terminal",
             "take back what still lives: gpuops reap --adopt; or end it: gpuops reap --yes",
         )
     return [_choice(ctx, sentence) for sentence in said]

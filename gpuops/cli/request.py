@@ -22,11 +22,11 @@ from gpuops.offers.lease import parse_span
 
 F = TypeVar("F")
 TIMEOUT_MIN = 20.0
-ENDLESS = 1e6
+LIMIT_MAX = 1e6
 """No limit is higher, whatever its unit: an end in more than a hundred years is none."""
 MAY_BE_EMPTY = ("setup",)
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-KINDS: Mapping[str, tuple[Any, str]] = {
+OPTION_TYPES: Mapping[str, tuple[Any, str]] = {
     "str": (str, "text"),
     "int": (int, "a whole number"),
     "float": (float, "a number"),
@@ -34,7 +34,7 @@ KINDS: Mapping[str, tuple[Any, str]] = {
 }
 
 
-def with_table(settings: Settings, table: str, flags: F) -> F:
+def filled_from_table(settings: Settings, table: str, flags: F) -> F:
     """Flags completed from `gpuops.toml`'s table. Raises UsageError for a text without a letter: a variable of the
     shell that was not set, most often."""
     complete = filled(flags, settings.toml.tables.get(table, {}))
@@ -44,7 +44,7 @@ def with_table(settings: Settings, table: str, flags: F) -> F:
     return complete
 
 
-def counted(ctx: Context, provider: str, options: Mapping[str, Any]) -> int:
+def count_named_machines(ctx: Context, provider: str, options: Mapping[str, Any]) -> int:
     """How many machines a provider's own options name, at least 1."""
     counting = [option.name for option in ctx.provisioner(provider).options if option.counts]
     return max(1, sum(len(options.get(name) or ()) for name in counting))
@@ -64,7 +64,7 @@ def machine_request(provider: str, flags: MachineFlags, options: Mapping[str, An
         ("--idle", flags.idle),
         ("--timeout", flags.timeout),
     ):
-        if amount is not None and not 0 < amount <= ENDLESS:
+        if amount is not None and not 0 < amount <= LIMIT_MAX:
             raise UsageError(f"{name} {amount:g} is no limit that can be kept", f"{name} takes a number above 0")
     return Request(
         provider=provider,
@@ -92,7 +92,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(re.sub(r"argument (--[\w-]+): ", r"\1: ", said), f"see: gpuops {self.prog} --help")
 
 
-def own_options(ctx: Context, provider: str, words: Sequence[str], command: str = "up") -> dict[str, Any]:
+def parse_provider_options(ctx: Context, provider: str, words: Sequence[str], command: str = "up") -> dict[str, Any]:
     """A provider's own flags, parsed by what it declares. Raises UsageError for a flag nobody knows."""
     parser = _Parser(prog=f"up {provider}", add_help=False, allow_abbrev=False)
     options = ctx.provisioner(provider).options
@@ -138,7 +138,7 @@ def _lines(name: str, path: str) -> list[str]:
 
 
 def _reader(option: Option) -> Callable[[str], Any]:
-    kind, called = KINDS[option.type]
+    kind, called = OPTION_TYPES[option.type]
 
     def read(text: str) -> Any:
         try:
@@ -181,7 +181,7 @@ def environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, s
     return values
 
 
-def key_shaped(values: Mapping[str, str]) -> dict[str, str]:
+def find_key_like_values(values: Mapping[str, str]) -> dict[str, str]:
     """Variables whose values look like keys, and like which; none where nothing can be searched here."""
     from gpuops.sync.secret_scan import by_content
 
@@ -217,14 +217,14 @@ def check_data(data: str | None, folder: Path, *, inside: bool = True) -> str | 
 
 def grace_s(hours: float | None) -> float | None:
     """`--grace` in seconds. Raises UsageError for what is no length of time."""
-    if hours is not None and not 0 < hours <= ENDLESS:
+    if hours is not None and not 0 < hours <= LIMIT_MAX:
         raise UsageError(f"--grace {hours:g} is no time to wait", "--grace takes hours, a number above 0")
     return None if hours is None else hours * 3600
 
 
 def launch_flags(settings: Settings, table: str, flags: LaunchFlags) -> LaunchFlags:
     """Launch flags completed from `gpuops.toml`; lists are never None afterwards."""
-    complete = with_table(settings, table, flags)
+    complete = filled_from_table(settings, table, flags)
     lists: dict[str, Any] = {
         field.name: getattr(complete, field.name) or []
         for field in dataclasses.fields(complete)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from gpuops.cli.context import greet, make_context
+from gpuops.cli.context import make_context, report_news
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 
@@ -24,7 +24,7 @@ def runs(as_json: Json = False) -> None:
     from gpuops.core.format import ago, table
 
     ctx, _ = make_context(as_json=as_json)
-    greet(ctx)
+    report_news(ctx)
     rows = ctx.ledger.runs() if (ctx.home / "ledger.db").exists() else []
     documents = [
         {

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.context import greet, make_context
+from gpuops.cli.context import make_context, report_news
 from gpuops.cli.help import MayTakeCommand, example_help, passed
 from gpuops.core.errors import UsageError
 
@@ -43,9 +43,9 @@ def ssh(
     from gpuops.commands import ssh as login
 
     ctx, _ = make_context()
-    greet(ctx)
-    row, machine = login.pick(ctx, name, node, "ssh")
-    code = login.enter(ctx, row, machine, node, passed() or [])
+    report_news(ctx)
+    row, machine = login.pick_node(ctx, name, node, "ssh")
+    code = login.open_shell(ctx, row, machine, node, passed() or [])
     if code:
         raise typer.Exit(code)
 
@@ -72,8 +72,8 @@ def forward(
     port = _port(words[-1])
     here = port if local is None else _port(str(local))
     ctx, _ = make_context()
-    greet(ctx)
-    row, machine = login.pick(ctx, name, node, "forward")
+    report_news(ctx)
+    row, machine = login.pick_node(ctx, name, node, "forward")
     code = login.forward(ctx, row, machine, node, port, here)
     if code:
         raise typer.Exit(code)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gpuops.cli.context import greet, make_context
+from gpuops.cli.context import make_context, report_news
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 from gpuops.core.errors import StillBilling
@@ -26,8 +26,8 @@ def status(
     ctx, _ = make_context(as_json=as_json)
     width = ctx.out.columns(ctx.out.out)
     if cloud:
-        from gpuops.commands.status import cloud as look_outside
         from gpuops.commands.status import cloud_lines
+        from gpuops.commands.status import list_cloud as look_outside
 
         documents, unasked, idle = look_outside(ctx)
         for one in unasked:
@@ -37,16 +37,16 @@ def status(
         if unasked:
             raise typer.Exit(StillBilling.exit_code)
         return
-    greet(ctx)
+    report_news(ctx)
     if not (ctx.home / "ledger.db").exists():  # nothing was ever brought up: no need to open anything
         ctx.out.result("status", {"clusters": [], "guard_refused": {}}, ["nothing is up"])
         return
-    from gpuops.commands.status import lines, look
+    from gpuops.commands.status import cluster_lines, describe_clusters
     from gpuops.guard import guardkeys
 
-    found = look(ctx)
+    found = describe_clusters(ctx)
     refusing = guardkeys.refused(ctx.home)
     for provider, told in refusing.items():
         ctx.out.say(f"note: the guard cannot end what is rented at {provider}: {told['say']}")
         ctx.out.say(f"hint: {told['hint']}; then type `gpuops status` again: the guard takes over new ones")
-    ctx.out.result("status", {"clusters": found, "guard_refused": refusing}, lines(found, width))
+    ctx.out.result("status", {"clusters": found, "guard_refused": refusing}, cluster_lines(found, width))

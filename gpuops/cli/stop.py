@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.context import greet, make_context
+from gpuops.cli.context import make_context, report_news
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 
@@ -34,7 +34,7 @@ def stop(
     from gpuops.commands import down as story
 
     ctx, _ = make_context(as_json=as_json)
-    greet(ctx)
+    report_news(ctx)
     row = story.pick_run(ctx, run, running=run is None)
     with ctx.signals:
         say = story.stop(ctx, row, ctx.progress)

@@ -10,20 +10,20 @@ from typing import Annotated, Any, Literal
 import typer
 
 from gpuops.cli import completion, trust
-from gpuops.cli.context import greet, make_context
+from gpuops.cli.context import make_context, report_news
 from gpuops.cli.flags import Json, LaunchFlags, MachineFlags, Yes, with_flags
 from gpuops.cli.help import WORDS, TakesArguments, TakesCommand, example_help, passed
 from gpuops.cli.request import (
     check_data,
-    counted,
+    count_named_machines,
     environment,
+    filled_from_table,
+    find_key_like_values,
     grace_s,
-    key_shaped,
     launch_flags,
     lease_wish,
     machine_request,
-    own_options,
-    with_table,
+    parse_provider_options,
 )
 from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
@@ -32,7 +32,7 @@ from gpuops.core.provider import is_rented
 from gpuops.sync import inputs, sinks
 
 
-def tell(
+def launch(
     table: str,
     make_request: Callable[[MachineFlags], RunRequest],
     flags: LaunchFlags,
@@ -57,14 +57,14 @@ def tell(
     insisted = flags.retries is not None
     typed, flags = flags, launch_flags(settings, table, flags)
     rents = bool(flags.on) and is_rented(ctx.provisioner(str(flags.on)))
-    trust.check(ctx, settings.toml, table, typed, machine, rents=rents)
-    asked, machine = machine, with_table(settings, table, machine)
+    trust.require_trust(ctx, settings.toml, table, typed, machine, rents=rents)
+    asked, machine = machine, filled_from_table(settings, table, machine)
     unfit = {name: getattr(asked, name) for name in one if getattr(machine, name) != 1}
     machine = dataclasses.replace(machine, **unfit)
-    options = own_options(ctx, flags.on, own) if flags.on else {}
+    options = parse_provider_options(ctx, flags.on, own) if flags.on else {}
     if flags.on and flags.sink:
         options = sinks.implied(flags.on, ctx.provisioner(flags.on).options, options, sinks.parse(flags.sink))
-    count = counted(ctx, flags.on, options) if flags.on else 1
+    count = count_named_machines(ctx, flags.on, options) if flags.on else 1
     machines = machine_request(flags.on or "local", machine, options, count)
     request = complete(ctx, make_request(machine), flags)
     job = Job(
@@ -78,7 +78,7 @@ def tell(
         wish=lease_wish(machine),
         sending=Sending(bool(flags.overwrite), flags.send_anyway or (), bool(flags.queue)),
     )
-    greet(ctx)
+    report_news(ctx)
     plan = make_plan(ctx, job)
     if dry_run:
         ctx.out.result("plan", *describe_plan(ctx, plan))
@@ -120,7 +120,7 @@ def retries(ctx: Context, flags: LaunchFlags, *, insisted: bool) -> int:
 def complete(ctx: Context, request: RunRequest, flags: LaunchFlags) -> RunRequest:
     """The request with everything the flags say, checked. Raises UsageError before anything is created."""
     values = environment(flags.env or (), ctx.env)
-    for name, why in key_shaped(values).items():
+    for name, why in find_key_like_values(values).items():
         ctx.out.say(f"note: {name} looks like {why}, and --env is recorded with the run: --secret {name} is not")
     changes: dict[str, Any] = {
         "data": check_data(flags.data, ctx.folder, inside=not request.workload),
@@ -214,7 +214,7 @@ RUN_HELP = example_help(
     "gpuops run --nodes 2 --all-nodes -- nvidia-smi",
 )
 
-ONE = {"single": ("nodes", "gpus"), "multigpu": ("nodes",)}
+SINGLE_FLAGS = {"single": ("nodes", "gpus"), "multigpu": ("nodes",)}
 """What a mode takes one of."""
 MODES: tuple[Literal["single"], Literal["multigpu"], Literal["multinode"]] = ("single", "multigpu", "multinode")
 
@@ -279,8 +279,8 @@ def train(
             argv=passed() or [],
         )
 
-    words, one = context.meta[WORDS], ONE.get(checked, ())
-    tell("train", request, flags, machine, words, dry_run=dry_run, yes=yes, as_json=as_json, one=one)
+    words, one = context.meta[WORDS], SINGLE_FLAGS.get(checked, ())
+    launch("train", request, flags, machine, words, dry_run=dry_run, yes=yes, as_json=as_json, one=one)
 
 
 def check_mode(mode: str) -> Literal["single", "multigpu", "multinode"]:
@@ -331,4 +331,4 @@ def run(
         nodes = machine.nodes or 0
         return RunRequest(kind="command", mode="run", nodes=nodes, gpus=machine.gpus, argv=words, all_nodes=all_nodes)
 
-    tell("run", request, flags, machine, context.meta[WORDS], dry_run=dry_run, yes=yes, as_json=as_json)
+    launch("run", request, flags, machine, context.meta[WORDS], dry_run=dry_run, yes=yes, as_json=as_json)

@@ -72,7 +72,7 @@ def trust(
     if found and not words.is_trusted(ctx.home, toml):
         _show(ctx, toml, found)
         if not yes and not ctx.out.interactive:
-            raise UsageError("nobody is there to be asked", "read the file, then: gpuops trust --yes")
+            raise UsageError("cannot ask for confirmation: no terminal", "read the file, then: gpuops trust --yes")
         if not yes and not ctx.out.confirm("trust this file until it changes?"):
             raise UsageError(f"{NAME} is not trusted", "remove from it what you do not want")
         words.trust(ctx.home, toml)
@@ -100,7 +100,7 @@ def _is_free(mark: Free | None, value: Any, folder: Path, asked: bool) -> bool:
     return mark is Free.ALWAYS or (mark is Free.ASKED and asked)
 
 
-def check(ctx: Context, toml: Toml, table: str, *groups: Any, rents: bool = False) -> None:
+def require_trust(ctx: Context, toml: Toml, table: str, *groups: Any, rents: bool = False) -> None:
     """That the user trusts what this command takes from the file; asks at a terminal. `groups`: the flags as typed.
 
     `rents`: machines may be rented. Raises UsageError where the file is not trusted.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuops.cli import completion
-from gpuops.cli.context import greet, make_context
+from gpuops.cli.context import make_context, report_news
 from gpuops.cli.flags import Json, MachineFlags, Yes, with_flags
 from gpuops.cli.help import NamesProvider, example_help
 from gpuops.core.errors import UsageError
@@ -52,7 +52,13 @@ def up(
     as_json: Json = False,
 ) -> None:
     from gpuops.cli import trust
-    from gpuops.cli.request import counted, lease_wish, machine_request, own_options, with_table
+    from gpuops.cli.request import (
+        count_named_machines,
+        filled_from_table,
+        lease_wish,
+        machine_request,
+        parse_provider_options,
+    )
     from gpuops.clusters import up as cluster
     from gpuops.offers import table
 
@@ -60,13 +66,13 @@ def up(
         raise UsageError(f"there is no option {provider}", "the provider comes first: gpuops up local")
     ctx, settings = make_context(as_json=as_json, yes=yes, strict=True)
     rents = is_rented(ctx.provisioner(provider))
-    trust.check(ctx, settings.toml, "up", machine, rents=rents)
-    machine = with_table(settings, "up", machine)
-    options = own_options(ctx, provider, context.args)
-    request = machine_request(provider, machine, options, counted(ctx, provider, options))
+    trust.require_trust(ctx, settings.toml, "up", machine, rents=rents)
+    machine = filled_from_table(settings, "up", machine)
+    options = parse_provider_options(ctx, provider, context.args)
+    request = machine_request(provider, machine, options, count_named_machines(ctx, provider, options))
     if name is not None:
         check_name(name)
-    greet(ctx)
+    report_news(ctx)
     if dry_run:
         offers, payer = cluster.rehearse(ctx, request, lease_wish(machine))
         documents = [dataclasses.asdict(offer) | {"per_hour": offer.per_hour} for offer in offers]
@@ -107,7 +113,7 @@ def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> No
         },
         [
             f"{row.name} is up: {count}{price}; {leases.describe(row.lease, now)}",
-            *ssh.names(ctx, row, machines),
+            *ssh.host_name_lines(ctx, row, machines),
             *([leases.ending(row.name, row.lease, now)] if per_hour else []),
         ],
     )

@@ -21,16 +21,16 @@ from gpuops.runs.monitor import awaited, ending, followed
 from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome, mirror
 
-LOOK_S = 0.2
-NOTED_S = 5.0
+POLL_INTERVAL_S = 0.2
+TIME_NOTE_DELAY_S = 5.0
 """Within it a node's note of when it wrote what comes home after the bytes themselves."""
 NOT_STARTED = "not started: "
 """How the verdict on a run begins that was given up before its start (`run.give_up`)."""
-VERDICT_S = 30.0
+VERDICT_TIMEOUT_S = 30.0
 """How long the end of `logs -f` waits for whoever concludes the run."""
 
 
-def watch(ctx: Context, name: str | None, wanted: Filter, *, follow: bool) -> None:
+def show_logs(ctx: Context, name: str | None, wanted: Filter, *, follow: bool) -> None:
     """Print a run's lines; with `follow`, until it ends."""
     row = pick_run(ctx, name, running=False)
     if follow and row.state == "starting":
@@ -41,7 +41,7 @@ def watch(ctx: Context, name: str | None, wanted: Filter, *, follow: bool) -> No
     if why := _not_started(row):
         ctx.out.say(why)
         return
-    check(row, wanted)
+    check_filter(row, wanted)
     if row.state == "running" and ctx.ledger.cluster(row.cluster).state == "up":
         _live(ctx, row, wanted, follow)
         return
@@ -56,7 +56,7 @@ def _wait_for_start(ctx: Context, row: RunRow) -> RunRow | None:
     try:
         with Signals():
             while row.state == "starting":
-                time.sleep(LOOK_S)
+                time.sleep(POLL_INTERVAL_S)
                 row = ctx.ledger.run(row.id)
     except Interrupted:
         ctx.out.say(f"detached; {row.name} goes on")
@@ -75,7 +75,7 @@ def _not_started(row: RunRow) -> str:
     return ""
 
 
-def check(row: RunRow, wanted: Filter) -> None:
+def check_filter(row: RunRow, wanted: Filter) -> None:
     """Raises UsageError for a node or rank that the run never had: nothing shown would look like nothing said."""
     if wanted.rank is not None and request_of(row).kind == "command":
         raise UsageError(
@@ -96,16 +96,16 @@ def _tail(ctx: Context, row: RunRow, wanted: Filter) -> HomeTail:
         raise UsageError(
             f"nobody noted when {row.name} wrote what: an older gpuops started it", "leave out --since; --tail 50 works"
         )
-    return HomeTail(home, merger_for(ctx, row, wanted), times=times, since=wanted.since)
+    return HomeTail(home, make_merger(ctx, row, wanted), times=times, since=wanted.since)
 
 
 def _is_old(row: RunRow) -> bool:
     """Whether it has written something whose time will not be noted any more."""
     heard = last_heard(row.home)
-    return heard is not None and (row.state != "running" or time.time() - heard > NOTED_S)
+    return heard is not None and (row.state != "running" or time.time() - heard > TIME_NOTE_DELAY_S)
 
 
-def merger_for(ctx: Context, row: RunRow, wanted: Filter) -> LineMerger:
+def make_merger(ctx: Context, row: RunRow, wanted: Filter) -> LineMerger:
     """How this run's lines look: prefixed where there are several ranks, with the filters asked for."""
     request = request_of(row)
     return LineMerger(
@@ -140,7 +140,7 @@ def _print_all(ctx: Context, row: RunRow, wanted: Filter) -> None:
 
 def _nothing(ctx: Context, row: RunRow, wanted: Filter) -> str:
     """Whether those asked for said nothing at all, or nothing that fits."""
-    merger = merger_for(ctx, row, dataclasses.replace(wanted, grep=None, since=None))
+    merger = make_merger(ctx, row, dataclasses.replace(wanted, grep=None, since=None))
     if any(True for _ in HomeTail(RunHome(row.home), merger).rest()):
         latest = LogTimes(RunHome(row.home), row.facts.get("skews") or ()).latest()
         last = f"; its last line is from {ago(latest)}" if latest is not None else ""
@@ -191,7 +191,7 @@ def _at_home(ctx: Context, row: RunRow, wanted: Filter, follow: bool, error: Gpu
     with awaited(ctx, row, wanted) as first:
         _print(ctx, ending(first, tail.new()), wanted.tail)
         while ctx.ledger.run(row.id).state == "running":
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
             _print(ctx, ending(first, tail.new()))
     _print(ctx, tail.rest())
     _say_verdict(ctx, row)
@@ -200,7 +200,7 @@ def _at_home(ctx: Context, row: RunRow, wanted: Filter, follow: bool, error: Gpu
 
 def _follow(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail, first: ExitStack) -> None:
     following, remarks = followed(ctx, live, row)
-    while not following.watch(LOOK_S):
+    while not following.watch(POLL_INTERVAL_S):
         _print(ctx, ending(first, tail.new()))
         remarks.look()
         if ctx.ledger.run(row.id).state == "home":  # somebody else saw it to its end
@@ -211,11 +211,11 @@ def _follow(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail, fir
 
 def _say_verdict(ctx: Context, row: RunRow) -> None:
     """The verdict is written by whoever concludes the run: its own command, or the guard."""
-    deadline = time.monotonic() + VERDICT_S
+    deadline = time.monotonic() + VERDICT_TIMEOUT_S
     while time.monotonic() < deadline:
         verdict = ctx.ledger.run(row.id).verdict
         if verdict:
             ctx.out.say(str(verdict["say"]))
             return
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
     ctx.out.say(f"{row.name} has ended on its nodes; `gpuops runs` shows what came of it")

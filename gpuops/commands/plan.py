@@ -107,12 +107,12 @@ def describe_plan(ctx: Context, plan: Plan) -> tuple[dict[str, Any], list[str]]:
     lines = [plan.choice.say] if plan.choice.say else []
     gpus = _describe_cluster(ctx, plan, document, lines)
     _describe_upload(ctx, plan, document, lines)
-    document["execute"] = commands(request, gpus)
-    lines += [f"would execute on node{index}: {shown(argv)}" for index, argv in enumerate(document["execute"])]
+    document["execute"] = node_commands(request, gpus)
+    lines += [f"would execute on node{index}: {quote_command(argv)}" for index, argv in enumerate(document["execute"])]
     lines += [f"would set up: {request.setup}"] * bool(request.setup)
     if plan.job.retries:
         document["retries"] = plan.job.retries
-        lines.append(f"would {would_retry(plan.job.retries)}")
+        lines.append(f"would {describe_retries(plan.job.retries)}")
     return document, lines
 
 
@@ -160,7 +160,7 @@ def _describe_upload(ctx: Context, plan: Plan, document: dict[str, Any], lines: 
         lines.append(f"would send: {secrets_sent(ctx, request)}")
 
 
-def would_retry(times: int) -> str:
+def describe_retries(times: int) -> str:
     how_often = "once" if times == 1 else f"up to {times} times"
     return f"replace machines that are taken back {how_often}, elsewhere first and within the same limits, and resume"
 
@@ -180,7 +180,7 @@ def _gpus_of_nodes(ctx: Context, row: ClusterRow, size: Size) -> tuple[list[int]
     ]
 
 
-def commands(request: RunRequest, gpus: Sequence[int]) -> list[list[str]]:
+def node_commands(request: RunRequest, gpus: Sequence[int]) -> list[list[str]]:
     """Each node's command line; `gpus`: how many each node has. What only a node knows stands in angle brackets."""
     nodes = [
         NodeFacts(
@@ -216,6 +216,6 @@ def _without_tokens(spec: Mapping[str, Any]) -> list[str]:
     return filled + argv[ours:]
 
 
-def shown(argv: Sequence[str]) -> str:
+def quote_command(argv: Sequence[str]) -> str:
     """A command line for people: quoted as a shell needs it, but for our angle brackets."""
     return " ".join(word if PLAIN.fullmatch(word) else shlex.quote(word) for word in argv)

@@ -24,29 +24,29 @@ from gpuops.nodes.session import admitted, explained, nodes_of
 from gpuops.nodes.virtual import owner
 from gpuops.transport.connection import connect
 
-ANSWER_S = 2.0
+PORT_TIMEOUT_S = 2.0
 """Who is silent for so long waits for us to speak first, as web servers do."""
-LOOK_S = 2.0
+PORT_POLL_INTERVAL_S = 2.0
 
 
-def tell(port: int, say: Callable[[str], None], *, open_: str, closed: str, alive: Callable[[], bool]) -> None:
+def report_port(port: int, say: Callable[[str], None], *, open_: str, closed: str, alive: Callable[[], bool]) -> None:
     """Look until something answers on a port of this computer, for as long as whoever holds it open is `alive`."""
     told = False
     while alive():
-        state = answers(port)
+        state = is_answering(port)
         if state:
             return say(open_)
         if state is False and not told:
             say(closed)
             told = True
-        time.sleep(LOOK_S if told else 0.1)
+        time.sleep(PORT_POLL_INTERVAL_S if told else 0.1)
     return None
 
 
-def answers(port: int) -> bool | None:
+def is_answering(port: int) -> bool | None:
     """None while nobody holds the port; False where it is closed as soon as it is opened: nothing listens behind it."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=ANSWER_S) as one:
+        with socket.create_connection(("127.0.0.1", port), timeout=PORT_TIMEOUT_S) as one:
             try:
                 return one.recv(1) != b""
             except TimeoutError:
@@ -72,7 +72,7 @@ DIRECTIVE = re.compile(r'\s*(?P<word>\w+)(?:\s*=\s*|\s+)(?:"(?P<quoted>[^"]+)"|(
 SSH_FAILED = 255
 
 
-def pick(ctx: Context, name: str | None, node: int, verb: str) -> tuple[ClusterRow, Resource]:
+def pick_node(ctx: Context, name: str | None, node: int, verb: str) -> tuple[ClusterRow, Resource]:
     """The cluster and the machine of one node, which may be virtual. Raises UsageError."""
     live = ctx.ledger.clusters()
     row = select.by_name(live, name) if name else select.the_one(live, ctx.folder, f"gpuops {verb}")
@@ -84,7 +84,7 @@ def pick(ctx: Context, name: str | None, node: int, verb: str) -> tuple[ClusterR
     return row, machines[node]
 
 
-def enter(ctx: Context, row: ClusterRow, machine: Resource, node: int, command: Sequence[str]) -> int:
+def open_shell(ctx: Context, row: ClusterRow, machine: Resource, node: int, command: Sequence[str]) -> int:
     """A shell on a node, or one command, in the project's folder there; its exit code."""
     folder = f"{machine.data['root']}/{row.name}/n{node}"
     argv = ["sh", "-c", COMMAND if command else SHELL, "sh", f"{folder}/project", f"{folder}/image.sh", *command]
@@ -135,7 +135,7 @@ def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: i
     url = f"http://127.0.0.1:{here}"
 
     def beside(process: subprocess.Popen[bytes]) -> None:
-        tell(
+        report_port(
             here,
             ctx.out.say,
             open_=f"{url} is port {port} of node{node} of {row.name}; Ctrl-C ends it",
@@ -181,7 +181,7 @@ def _run(argv: Sequence[str], beside: Callable[[subprocess.Popen[bytes]], None] 
             continue  # it got the same signal, and decides
 
 
-def names(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> list[str]:
+def host_name_lines(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> list[str]:
     """Sentences: how the nodes of a cluster are reached by plain `ssh` and by editors; none for local nodes."""
     if any(machine.data.get("connection") != "ssh" for machine in machines):
         return []

@@ -20,13 +20,13 @@ from gpuops.runs.log_view import last_heard
 if TYPE_CHECKING:
     from gpuops.clusters.orphans import Unasked
 
-SPARE = ("$/H", "PROVIDER", "AGE")
+NARROW_DROPS = ("$/H", "PROVIDER", "AGE")
 """What a narrow terminal is spared, in this order: names are typed again, so they are never cut."""
-SPARE_OUTSIDE = ("$/H", "KIND", "PROVIDER", "STATE")
+NARROW_DROPS_CLOUD = ("$/H", "KIND", "PROVIDER", "STATE")
 """The same of what the providers list."""
 
 
-def look(ctx: Context) -> list[dict[str, Any]]:
+def describe_clusters(ctx: Context) -> list[dict[str, Any]]:
     """One document per live cluster: what the ledger says, and whether its machines are there."""
     with ctx.progress.during("asking the nodes how they are"):
         return [_cluster(ctx, row) for row in ctx.ledger.clusters()]
@@ -113,14 +113,14 @@ def _state(row: ClusterRow, nodes: list[str]) -> str:
     return row.state
 
 
-def lines(documents: list[dict[str, Any]], width: int | None = None) -> list[str]:
+def cluster_lines(documents: list[dict[str, Any]], width: int | None = None) -> list[str]:
     """One calm table, and under it what runs and which nodes are not as they should be; a sentence when nothing is."""
     if not documents:
         return ["nothing is up"]
     rows = [_row(one) for one in documents]
     notes = [f"{one['name']}: {note}" for one in documents for note in _notes(one)]
     shown = [heading for heading in rows[0] if heading != "$/H" or any(one["per_hour"] for one in documents)]
-    return [*table([shown, *([row[heading] for heading in shown] for row in rows)], width, spare=SPARE), *notes]
+    return [*table([shown, *([row[heading] for heading in shown] for row in rows)], width, spare=NARROW_DROPS), *notes]
 
 
 def _row(document: dict[str, Any]) -> dict[str, str]:
@@ -173,7 +173,7 @@ def _notes(document: dict[str, Any]) -> Iterator[str]:
         yield f"{node} is gone: {why}"
 
 
-def cloud(ctx: Context) -> tuple[list[dict[str, Any]], list[Unasked], list[Unasked]]:
+def list_cloud(ctx: Context) -> tuple[list[dict[str, Any]], list[Unasked], list[Unasked]]:
     """What the providers themselves list as ours, and whether the ledger knows it; who could not be asked; and who was
     not, being not set up and never used. Works without a ledger."""
     from gpuops.clusters.orphans import owned, unknown
@@ -220,5 +220,5 @@ def cloud_lines(
             ]
         )
     lost = not all(one["known"] for one in documents)
-    listed = table(rows, width, spare=SPARE_OUTSIDE)
+    listed = table(rows, width, spare=NARROW_DROPS_CLOUD)
     return [*listed, *(["not in the ledger: `gpuops reap --adopt` takes it back, `gpuops reap` ends it"] * lost)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from gpuops.clusters import up as clusters
 from gpuops.clusters.teardown import tear_down, what_leaves
-from gpuops.commands.logs import merger_for
+from gpuops.commands.logs import make_merger
 from gpuops.commands.plan import Job, Plan
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, MachineGone, NodeError, worst
@@ -183,7 +183,7 @@ def _run_on(
         ctx.out.say(f"note: {said}")
     if job.detach:
         return _detached(ctx, live, row, ours)
-    tail = HomeTail(RunHome(row.home), merger_for(ctx, row, Filter()), Veil(HOLD_S))
+    tail = HomeTail(RunHome(row.home), make_merger(ctx, row, Filter()), Veil(HOLD_S))
     while True:
         following = attend(ctx, live, row, tail)
         if ctx.signals.count or prepared.attempt > RELAUNCHES or not clashed(prepared.request, following.reports):

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpuops.commands.doctor.report import Examined, Finding, error, megabytes, note, warning
+from gpuops.commands.doctor.report import Checkup, Finding, error, megabytes, note, warning
 from gpuops.core.format import plural
 from gpuops.nodes import cuda as compat
 
-USED_MB = 1000
+IN_USE_MIN_MB = 1000
 """So much memory of a GPU may be in use (a desktop, a monitor) before it counts as somebody's."""
-BROKEN = ("ERR!", "Unknown Error", "requires reset", "GPU is lost")
+FAULT_SIGNS = ("ERR!", "Unknown Error", "requires reset", "GPU is lost")
 OLDEST_TORCH = (2, 4)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-ENVIRONMENT = "leave it: the first run makes an environment with torch; or name one that has it: --python PATH"
+NO_TORCH_HINT = "leave it: the first run makes an environment with torch; or name one that has it: --python PATH"
 
 
-def gpu_findings(place: Examined) -> Iterator[Finding]:
+def gpu_findings(place: Checkup) -> Iterator[Finding]:
     """Everything about GPUs and torch."""
     nvidia = place.part("nvidia")
     if nvidia:
@@ -28,7 +28,7 @@ def gpu_findings(place: Examined) -> Iterator[Finding]:
     yield from _torch(place)
 
 
-def _unusable(place: Examined, nvidia: Mapping[str, Any]) -> Iterator[Finding]:
+def _unusable(place: Checkup, nvidia: Mapping[str, Any]) -> Iterator[Finding]:
     """Why GPUs that are there cannot be used."""
     smi, files, gpus = nvidia.get("smi"), len(nvidia.get("files") or ()), len(place.gpus)
     if smi is None:
@@ -49,7 +49,7 @@ def _unusable(place: Examined, nvidia: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _without_smi(place: Examined, nvidia: Mapping[str, Any], files: int) -> Iterator[Finding]:
+def _without_smi(place: Checkup, nvidia: Mapping[str, Any], files: int) -> Iterator[Finding]:
     if files or (nvidia.get("loaded") and not place.part("machine").get("container")):
         yield error(
             "gpu-no-smi",
@@ -68,7 +68,7 @@ def _without_smi(place: Examined, nvidia: Mapping[str, Any], files: int) -> Iter
         )
 
 
-def _complaint(place: Examined, nvidia: Mapping[str, Any], said: str) -> Finding:
+def _complaint(place: Checkup, nvidia: Mapping[str, Any], said: str) -> Finding:
     """What nvidia-smi's own words mean."""
     last = (said.strip().splitlines() or [""])[0][:200]
     if not (nvidia.get("cards") or nvidia.get("files") or nvidia.get("loaded") or nvidia.get("wsl")):
@@ -102,7 +102,7 @@ def _complaint(place: Examined, nvidia: Mapping[str, Any], said: str) -> Finding
 
 def _one(gpu: Mapping[str, Any], *, busy: bool) -> Iterator[Finding]:
     called = f"GPU {gpu.get('index')} ({gpu.get('name')})"
-    if any(word in str(value) for value in gpu.values() for word in BROKEN):
+    if any(word in str(value) for value in gpu.values() for word in FAULT_SIGNS):
         yield error("gpu-fault", f"{called} reports an error instead of its state", "reboot, or leave this GPU out")
     errors = megabytes(gpu.get("ecc.errors.uncorrected.volatile.total"))
     if errors:
@@ -112,7 +112,7 @@ def _one(gpu: Mapping[str, Any], *, busy: bool) -> Iterator[Finding]:
             "reboot; where they come back, have the GPU replaced, or rent another machine",
         )
     used = megabytes(gpu.get("memory.used"))
-    if used >= USED_MB and not busy:
+    if used >= IN_USE_MIN_MB and not busy:
         yield warning(
             "gpu-used",
             f"{called} has {used / 1024:.0f} of {gpu['memory_mb'] / 1024:.0f} GB in use by other programs",
@@ -126,7 +126,7 @@ def _one(gpu: Mapping[str, Any], *, busy: bool) -> Iterator[Finding]:
         )
 
 
-def _together(place: Examined, nvidia: Mapping[str, Any]) -> Iterator[Finding]:
+def _together(place: Checkup, nvidia: Mapping[str, Any]) -> Iterator[Finding]:
     kinds = sorted({str(gpu.get("name")) for gpu in place.gpus})
     if len(kinds) > 1:
         yield warning(
@@ -159,7 +159,7 @@ def _together(place: Examined, nvidia: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _torch(place: Examined) -> Iterator[Finding]:
+def _torch(place: Checkup) -> Iterator[Finding]:
     pythons, python = place.part("pythons"), place.python
     if not pythons:
         return
@@ -178,7 +178,7 @@ def _torch(place: Examined) -> Iterator[Finding]:
         yield from _fits(place, python)
 
 
-def _no_torch(place: Examined, pythons: Mapping[str, Any], asked: str) -> Finding:
+def _no_torch(place: Checkup, pythons: Mapping[str, Any], asked: str) -> Finding:
     if asked:
         nvidia = place.part("nvidia")
         none = not any(nvidia.get(sign) for sign in ("gpus", "cards", "files", "loaded", "wsl"))
@@ -191,10 +191,10 @@ def _no_torch(place: Examined, pythons: Mapping[str, Any], asked: str) -> Findin
             "no Python here has torch, and none can make an environment",
             "sudo apt-get install python3-venv, or install uv",
         )
-    return note("torch-none", "no Python here has torch", ENVIRONMENT)
+    return note("torch-none", "no Python here has torch", NO_TORCH_HINT)
 
 
-def _fits(place: Examined, python: Mapping[str, Any]) -> Iterator[Finding]:
+def _fits(place: Checkup, python: Mapping[str, Any]) -> Iterator[Finding]:
     torch, cuda = str(python["torch"]), python.get("cuda")
     against = compat.misfit(torch, cuda, place.gpus, str(python.get("path") or "python"))
     if against is not None and against.kind == "cpu":

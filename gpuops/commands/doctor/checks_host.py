@@ -6,32 +6,32 @@ import os.path
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from gpuops.commands.doctor.report import Examined, Finding, error, note, size, warning
+from gpuops.commands.doctor.report import Checkup, Finding, error, format_size, note, warning
 from gpuops.core.format import plural
 
-LEAST = 50_000_000
+DISK_FULL_BYTES = 50_000_000
 """Below so many free bytes nothing can be brought to a place."""
-LITTLE = 2 * 2**30
-ENVIRONMENT = 10 * 2**30
+DISK_LOW_BYTES = 2 * 2**30
+ENVIRONMENT_BYTES = 10 * 2**30
 """What an environment with torch and CUDA takes while it is made."""
-FEW_INODES = 1000
-SHM = 2**30
+INODES_MIN = 1000
+SHM_MIN_BYTES = 2**30
 """Less shared memory than this is gone with the first batches of a few data loader workers."""
-FILES = 1024
-LOCKED = 2**30
-SKEW_S = 5.0
-NETWORK = frozenset({
+OPEN_FILES_MIN = 1024
+LOCKED_MEMORY_MIN_BYTES = 2**30
+CLOCK_SKEW_MAX_S = 5.0
+NETWORK_FILE_SYSTEMS = frozenset({
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "glusterfs", "fuse.glusterfs",
     "fuse.sshfs", "afs", "panfs", "wekafs", "9p",
 })  # fmt: skip
-CALLED = {"home": "the home folder", "root": "the root disk", "tmp": "the folder for temporary files",
+DISK_NAMES = {"home": "the home folder", "root": "the root disk", "tmp": "the folder for temporary files",
           "node": "the node's folder"}  # fmt: skip
 OTHER_SHELLS = frozenset({"fish", "csh", "tcsh", "xonsh", "nu", "elvish"})
 
-Rule = Callable[[Examined], Iterator[Finding]]
+Rule = Callable[[Checkup], Iterator[Finding]]
 
 
-def host_findings(place: Examined) -> Iterator[Finding]:
+def host_findings(place: Checkup) -> Iterator[Finding]:
     """Everything but GPUs and torch."""
     for rule in RULES:
         yield from rule(place)
@@ -39,7 +39,7 @@ def host_findings(place: Examined) -> Iterator[Finding]:
         yield note("probe", f"{name} could not be looked at: {why}", "look at it there by hand")
 
 
-def _disks(place: Examined) -> Iterator[Finding]:
+def _disks(place: Checkup) -> Iterator[Finding]:
     seen: set[str] = set()
     for disk in place.facts.get("disks") or []:
         if disk["of"] != "shm":
@@ -47,8 +47,8 @@ def _disks(place: Examined) -> Iterator[Finding]:
             seen.add(disk.get("mount", disk["path"]))
 
 
-def _disk(disk: Mapping[str, Any], place: Examined, *, new: bool) -> Iterator[Finding]:
-    called = f"{CALLED.get(disk['of'], disk['of'])} ({disk['path']})"
+def _disk(disk: Mapping[str, Any], place: Checkup, *, new: bool) -> Iterator[Finding]:
+    called = f"{DISK_NAMES.get(disk['of'], disk['of'])} ({disk['path']})"
     if disk.get("slow"):
         yield error("disk-hangs", f"{called} does not answer", "see whether its file server is there: mount | grep nfs")
         return
@@ -63,14 +63,15 @@ def _disk(disk: Mapping[str, Any], place: Examined, *, new: bool) -> Iterator[Fi
 def _space(disk: Mapping[str, Any], called: str, *, makes: bool) -> Iterator[Finding]:
     free, total, inodes = int(disk["free"]), int(disk["total"]), int(disk["inodes"])
     free_up = f"free some space there: du -xh {disk['mount']} | sort -h | tail"
-    if free < LEAST:
-        yield error("disk-full", f"{called} is full: {size(free)} of {size(total)} are free", free_up)
-    elif makes and free < ENVIRONMENT:
-        say = f"{called} has {size(free)} free, and an environment with torch for GPUs takes up to {size(ENVIRONMENT)}"
+    if free < DISK_FULL_BYTES:
+        yield error("disk-full", f"{called} is full: {format_size(free)} of {format_size(total)} are free", free_up)
+    elif makes and free < ENVIRONMENT_BYTES:
+        takes = format_size(ENVIRONMENT_BYTES)
+        say = f"{called} has {format_size(free)} free, and an environment with torch for GPUs takes up to {takes}"
         yield warning("disk-little", say, free_up)
-    elif free < LITTLE:
-        yield warning("disk-little", f"{called} has only {size(free)} of {size(total)} free", free_up)
-    if inodes and int(disk["inodes_free"]) < FEW_INODES:
+    elif free < DISK_LOW_BYTES:
+        yield warning("disk-little", f"{called} has only {format_size(free)} of {format_size(total)} free", free_up)
+    if inodes and int(disk["inodes_free"]) < INODES_MIN:
         yield error(
             "inodes",
             f"{called} has {plural(int(disk['inodes_free']), 'inode')} left: no more files fit, whatever the space",
@@ -78,23 +79,23 @@ def _space(disk: Mapping[str, Any], called: str, *, makes: bool) -> Iterator[Fin
         )
 
 
-def _shm(place: Examined) -> Iterator[Finding]:
+def _shm(place: Checkup) -> Iterator[Finding]:
     shm = place.disk("shm")
-    if not shm.get("there") or int(shm["total"]) >= SHM:
+    if not shm.get("there") or int(shm["total"]) >= SHM_MIN_BYTES:
         return
     container = bool(place.part("machine").get("container"))
     remount = "sudo mount -o remount,size=16g /dev/shm"
     larger = "start the container with --shm-size=16g or --ipc=host" if container else remount
     yield warning(
         "shm",
-        f"/dev/shm has {size(int(shm['total']))}: data loader workers may die with 'Bus error'",
+        f"/dev/shm has {format_size(int(shm['total']))}: data loader workers may die with 'Bus error'",
         f"{larger}; or train with num_workers=0",
     )
 
 
-def _home_on_network(place: Examined) -> Iterator[Finding]:
+def _home_on_network(place: Checkup) -> Iterator[Finding]:
     kind = place.disk("home").get("kind")
-    if kind in NETWORK:
+    if kind in NETWORK_FILE_SYSTEMS:
         yield note(
             "home-network",
             f"the home folder is on a network file system ({kind})",
@@ -102,7 +103,7 @@ def _home_on_network(place: Examined) -> Iterator[Finding]:
         )
 
 
-def _cores(place: Examined) -> Iterator[Finding]:
+def _cores(place: Checkup) -> Iterator[Finding]:
     cores, gpus = int(place.part("machine").get("cores") or 0), len(place.gpus)
     if 0 < cores < gpus:
         yield warning(
@@ -112,25 +113,26 @@ def _cores(place: Examined) -> Iterator[Finding]:
         )
 
 
-def _limits(place: Examined) -> Iterator[Finding]:
+def _limits(place: Checkup) -> Iterator[Finding]:
     limits = place.part("limits")
     files, locked = limits.get("files"), limits.get("locked")
-    if files is not None and files < FILES:
+    if files is not None and files < OPEN_FILES_MIN:
         yield warning(
             "open-files",
             f"a process may open {files} files: data loader workers need more (Too many open files)",
             "raise it: a line '* - nofile 65536' in /etc/security/limits.conf, then log in again",
         )
     adapters = place.facts.get("infiniband") or []
-    if adapters and locked is not None and locked < LOCKED:
+    if adapters and locked is not None and locked < LOCKED_MEMORY_MIN_BYTES:
         yield warning(
             "locked-memory",
-            f"InfiniBand ({', '.join(adapters)}) needs locked memory, {size(locked)} of it is allowed: NCCL may fail",
+            f"InfiniBand ({', '.join(adapters)}) needs locked memory, "
+            f"{format_size(locked)} of it is allowed: NCCL may fail",
             "raise it: a line '* - memlock unlimited' in /etc/security/limits.conf, then log in again",
         )
 
 
-def _scheduler(place: Examined) -> Iterator[Finding]:
+def _scheduler(place: Checkup) -> Iterator[Finding]:
     scheduler = place.part("scheduler")
     if scheduler.get("programs") and not scheduler.get("job"):
         name = scheduler["programs"][0]
@@ -142,7 +144,7 @@ def _scheduler(place: Examined) -> Iterator[Finding]:
         )
 
 
-def _logind(place: Examined) -> Iterator[Finding]:
+def _logind(place: Checkup) -> Iterator[Finding]:
     logind, user = place.part("logind"), place.part("machine").get("user")
     if not (logind.get("runs") and logind.get("kills")) or logind.get("spared") or logind.get("lingers"):
         return
@@ -151,7 +153,7 @@ def _logind(place: Examined) -> Iterator[Finding]:
     yield error("logout-kills", say, keep) if place.reached else warning("logout-kills", say, keep)
 
 
-def _login(place: Examined) -> Iterator[Finding]:
+def _login(place: Checkup) -> Iterator[Finding]:
     login = place.part("login")
     shell = str(login.get("shell") or "")
     if os.path.basename(shell) in OTHER_SHELLS:
@@ -172,7 +174,7 @@ def _login(place: Examined) -> Iterator[Finding]:
         )
 
 
-def _name(place: Examined) -> Iterator[Finding]:
+def _name(place: Checkup) -> Iterator[Finding]:
     name = place.part("name")
     if not place.reached or not name:
         return
@@ -189,7 +191,7 @@ def _name(place: Examined) -> Iterator[Finding]:
     yield note("host-name", say, "nothing for gpuops; else give the name its address in /etc/hosts")
 
 
-def _variables(place: Examined) -> Iterator[Finding]:
+def _variables(place: Checkup) -> Iterator[Finding]:
     if names := place.part("variables").get("torchrun"):
         several = len(names) > 1
         yield note(
@@ -200,19 +202,19 @@ def _variables(place: Examined) -> Iterator[Finding]:
         )
 
 
-def _misspelt(place: Examined) -> Iterator[Finding]:
+def _misspelt(place: Checkup) -> Iterator[Finding]:
     for name in place.facts.get("misspelt") or []:
         yield note(
             "misspelt", f"~/.ssh/{name} looks like authorized_keys misspelt", f"mv ~/.ssh/{name} ~/.ssh/authorized_keys"
         )
 
 
-def _clock(place: Examined) -> Iterator[Finding]:
+def _clock(place: Checkup) -> Iterator[Finding]:
     if place.clock is None:
         return
     low, high = place.clock
     by = low if low > 0 else -high
-    if by > SKEW_S:
+    if by > CLOCK_SKEW_MAX_S:
         yield warning(
             "clock",
             f"its clock is {by:.0f} s {'behind' if low > 0 else 'ahead of'} this computer's",

@@ -13,9 +13,9 @@ from gpuops.commands.doctor.report import Finding, error, note, warning
 from gpuops.core.platform import HERE, System
 from gpuops.transport.ssh import keys
 
-AGENT_S = 5.0
+KEY_AGENT_TIMEOUT_S = 5.0
 """How long a key agent may take: one whose forwarded socket is stale never answers."""
-NO_AGENT = 2
+NO_AGENT_EXIT_CODE = 2
 """Exit code of `ssh-add -L` where no agent answers."""
 
 Which = Callable[[str], str | None]
@@ -56,11 +56,16 @@ def _held(env: Mapping[str, str], which: Which) -> list[bytes] | None:
         return []
     try:
         done = subprocess.run(
-            [program, "-L"], stdin=subprocess.DEVNULL, capture_output=True, env=dict(env), timeout=AGENT_S, check=False
+            [program, "-L"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=dict(env),
+            timeout=KEY_AGENT_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if done.returncode == NO_AGENT:
+    if done.returncode == NO_AGENT_EXIT_CODE:
         return None
     return [blob for line in done.stdout.splitlines() if (blob := _blob(line))]
 

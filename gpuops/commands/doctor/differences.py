@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from gpuops.commands.doctor.checks_host import NETWORK
-from gpuops.commands.doctor.report import Examined, Finding, error, note, size, warning
+from gpuops.commands.doctor.checks_host import NETWORK_FILE_SYSTEMS
+from gpuops.commands.doctor.report import Checkup, Finding, error, format_size, note, warning
 from gpuops.core.format import first_few, listed, plural
 
 BETWEEN = "between them"
-SKEW_S = 1.0
-MEMORY = 0.1
+CLOCK_DIFFERENCE_MAX_S = 1.0
+MEMORY_DIFFERENCE_MAX = 0.1
 """Less than this part of difference in memory is the machine's own affair."""
-NAMED = 4
+NAMES_SHOWN_MAX = 4
 
 
-def differences(places: Sequence[Examined]) -> Iterator[Finding]:
+def differences(places: Sequence[Checkup]) -> Iterator[Finding]:
     """Findings about all of them together; nothing where there is one."""
     if len(places) < 2:
         return
@@ -25,7 +25,7 @@ def differences(places: Sequence[Examined]) -> Iterator[Finding]:
     yield from _shared(places)
 
 
-def _software(places: Sequence[Examined]) -> Iterator[Finding]:
+def _software(places: Sequence[Checkup]) -> Iterator[Finding]:
     same = "name one that is the same on all nodes with --python PATH, or install the same torch"
     if unlike := _unlike(places, _torch):
         yield error("torch-differs", f"torch differs: {unlike}; they cannot train together", same)
@@ -41,17 +41,17 @@ def _software(places: Sequence[Examined]) -> Iterator[Finding]:
         )
 
 
-def _torch(place: Examined) -> str:
+def _torch(place: Checkup) -> str:
     python = place.python
     return f"torch {python['torch']}" if python and python.get("torch") else "no torch"
 
 
-def _python(place: Examined) -> str:
+def _python(place: Checkup) -> str:
     version = (place.python or place.part("pythons").get("agent") or {}).get("version") or []
     return f"Python {'.'.join(str(part) for part in version[:2])}" if version else ""
 
 
-def _hardware(places: Sequence[Examined]) -> Iterator[Finding]:
+def _hardware(places: Sequence[Checkup]) -> Iterator[Finding]:
     alike = "train on nodes that are alike, or give every rank less to do than its GPU can"
     if unlike := _unlike(places, lambda place: ", ".join(sorted({str(gpu.get("name")) for gpu in place.gpus}))):
         yield warning(
@@ -68,12 +68,12 @@ def _hardware(places: Sequence[Examined]) -> Iterator[Finding]:
             "cores-differ", f"the number of cores differs: {unlike}", "nothing; reading data may be slower on some"
         )
     amounts = [int(place.part("machine").get("memory") or 0) for place in places]
-    if min(amounts) and max(amounts) > min(amounts) * (1 + MEMORY):
-        unlike = _unlike(places, lambda place: size(int(place.part("machine").get("memory") or 0)))
+    if min(amounts) and max(amounts) > min(amounts) * (1 + MEMORY_DIFFERENCE_MAX):
+        unlike = _unlike(places, lambda place: format_size(int(place.part("machine").get("memory") or 0)))
         yield note("memory-differs", f"memory differs: {unlike}", "what fits the smallest fits all")
 
 
-def _clocks(places: Sequence[Examined]) -> Iterator[Finding]:
+def _clocks(places: Sequence[Checkup]) -> Iterator[Finding]:
     """Only what is certain: the bounds must not meet."""
     timed = [(place.where, *place.clock) for place in places if place.clock is not None]
     if len(timed) < 2:
@@ -81,7 +81,7 @@ def _clocks(places: Sequence[Examined]) -> Iterator[Finding]:
     slow = max(timed, key=lambda one: one[1])
     fast = min(timed, key=lambda one: one[2])
     by = slow[1] - fast[2]
-    if by > SKEW_S:
+    if by > CLOCK_DIFFERENCE_MAX_S:
         yield warning(
             "clock-differs",
             f"the clock of {slow[0]} is {by:.1f} s behind that of {fast[0]}: times in their logs do not compare",
@@ -89,11 +89,11 @@ def _clocks(places: Sequence[Examined]) -> Iterator[Finding]:
         )
 
 
-def _shared(places: Sequence[Examined]) -> Iterator[Finding]:
+def _shared(places: Sequence[Checkup]) -> Iterator[Finding]:
     homes: dict[tuple[str, str], list[str]] = {}
     for place in places:
         home = place.disk("home")
-        if home.get("kind") in NETWORK:
+        if home.get("kind") in NETWORK_FILE_SYSTEMS:
             homes.setdefault((str(home["source"]), str(home["path"])), []).append(place.where)
     for (source, _), names in homes.items():
         if len(names) > 1:
@@ -104,7 +104,7 @@ def _shared(places: Sequence[Examined]) -> Iterator[Finding]:
             )
 
 
-def _unlike(places: Sequence[Examined], fact: Callable[[Examined], str]) -> str:
+def _unlike(places: Sequence[Checkup], fact: Callable[[Checkup], str]) -> str:
     """`node0 and node2 have A, node1 has B`; empty where all agree, or all but those that do not say."""
     groups: dict[str, list[str]] = {}
     for place in places:
@@ -118,6 +118,6 @@ def _unlike(places: Sequence[Examined], fact: Callable[[Examined], str]) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    if len(names) > NAMED:
-        return first_few(names, NAMED - 1)
+    if len(names) > NAMES_SHOWN_MAX:
+        return first_few(names, NAMES_SHOWN_MAX - 1)
     return listed(names)

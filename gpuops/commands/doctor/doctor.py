@@ -15,7 +15,7 @@ from gpuops.commands.doctor.checks_gpu import gpu_findings
 from gpuops.commands.doctor.checks_host import host_findings
 from gpuops.commands.doctor.computer import computer_findings
 from gpuops.commands.doctor.differences import BETWEEN, differences
-from gpuops.commands.doctor.report import SETUP, Examined, Finding, Report, error, note, warning, well
+from gpuops.commands.doctor.report import SETUP, Checkup, Finding, Report, error, note, summarize, warning
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, NodeError, ProviderError, UsageError
 from gpuops.core.format import money
@@ -33,10 +33,10 @@ from gpuops.transport.connection import Connection, ProcessConnection, connect
 from provisioners import registry
 from provisioners.checked import Checked
 
-SILENCE_S = 60.0
+CHECKUP_SILENCE_TIMEOUT_S = 60.0
 """Every probe has ended long before."""
-CLOCK_S = 20.0
-CARRY = r"""
+CLOCK_TIMEOUT_S = 20.0
+CHECKUP_SCRIPT = r"""
 umask 077
 for base in /dev/shm "${TMPDIR:-/tmp}" "$HOME"; do
     dir=$(mktemp -d "$base/gpuops.XXXXXX" 2>/dev/null) && break
@@ -50,16 +50,16 @@ shift
 "$python" -I "$dir/checkup.pyz" checkup "$@" </dev/null
 """
 """Memory comes first: a full disk must not keep anybody from seeing that it is full."""
-LATEST = 253_402_300_799.0
+TIME_MAX_S = 253_402_300_799.0
 """The end of the year 9999, in UTC seconds."""
-CLOCK = "import time; print(time.time())"
+CLOCK_PROGRAM = "import time; print(time.time())"
 
 
-def examine(connection: Connection, where: str, python: str, options: Sequence[str], *, reached: bool) -> Examined:
+def run_checkup(connection: Connection, where: str, python: str, options: Sequence[str], *, reached: bool) -> Checkup:
     """`reached`: by logging in. Raises NodeError where there is no way there, or no answer that can be read."""
-    argv = ["sh", "-c", CARRY, "sh", python, *(["--login"] if reached else []), *options]
-    said = exchange(connection.open(argv), where, bootstrap.pack(bootstrap.sources()), SILENCE_S)
-    return Examined(where, _read(said, where), reached, _clock(connection, where, python) if reached else None)
+    argv = ["sh", "-c", CHECKUP_SCRIPT, "sh", python, *(["--login"] if reached else []), *options]
+    said = exchange(connection.open(argv), where, bootstrap.pack(bootstrap.sources()), CHECKUP_SILENCE_TIMEOUT_S)
+    return Checkup(where, _read(said, where), reached, _clock(connection, where, python) if reached else None)
 
 
 def _read(said: bytes, where: str) -> Mapping[str, Any]:
@@ -79,11 +79,11 @@ def _read(said: bytes, where: str) -> Mapping[str, Any]:
 def _clock(connection: Connection, where: str, python: str) -> tuple[float, float]:
     """Bounds of the seconds to add to the place's clock to get ours: its time was read between our two."""
     before = time.time()
-    said = exchange(connection.open([python, "-I", "-c", CLOCK]), where, silence_s=CLOCK_S)
+    said = exchange(connection.open([python, "-I", "-c", CLOCK_PROGRAM]), where, silence_s=CLOCK_TIMEOUT_S)
     after = time.time()
     try:
         its = float(said)
-        if not 0 <= its <= LATEST:
+        if not 0 <= its <= TIME_MAX_S:
             raise ValueError(its)
     except ValueError:
         raise ConnectionLost(f"{where} does not say what time it is", "try again") from None
@@ -106,12 +106,12 @@ class Place:
     artefact: str = ""
 
 
-def computer(ctx: Context, python: str) -> Report:
+def check_computer(ctx: Context, python: str) -> Report:
     """This machine: the computer gpuops is typed on, and one that may train."""
     return Report([*_users_side(ctx), *_examined(ctx, [_here(ctx, python)] if HERE.local_nodes else [])])
 
 
-def provider(ctx: Context, request: Request, python: str) -> Report:
+def check_provider(ctx: Context, request: Request, python: str) -> Report:
     """What a provider says of its set-up, and the machines that stand there without us."""
     provisioner = ctx.provisioner(request.provider)
     problems: list[Finding] = []
@@ -176,7 +176,7 @@ def _quotas(ctx: Context, request: Request) -> list[Finding]:
     return [error(SETUP, say, f"what to ask for: gpuops quota {request.provider}")]
 
 
-def live(ctx: Context, name: str) -> ClusterRow:
+def find_live_cluster(ctx: Context, name: str) -> ClusterRow:
     """The live cluster of that name. Raises UsageError."""
     rows = ctx.ledger.clusters() if (ctx.home / "ledger.db").exists() else []
     for row in rows:
@@ -186,7 +186,7 @@ def live(ctx: Context, name: str) -> ClusterRow:
     raise UsageError(f"'{name}' is no provider and no live cluster", f"there are: {known}")
 
 
-def cluster(ctx: Context, row: ClusterRow, python: str) -> Report:
+def check_cluster(ctx: Context, row: ClusterRow, python: str) -> Report:
     """Every machine of a live cluster, and what is unlike between them. Raises NodeError."""
     machines = nodes_of(ctx, row)
     if not machines:
@@ -256,18 +256,18 @@ def _examined(ctx: Context, places: Sequence[Place]) -> list[Finding]:
         return []
     with ctx.progress.during(f"examining {', '.join(place.where for place in places)}"):
         answers = on_each(_examine, places)
-    seen = [answer for answer in answers if isinstance(answer, Examined)]
+    seen = [answer for answer in answers if isinstance(answer, Checkup)]
     lost = [answer for answer in answers if isinstance(answer, Finding)]
     judged = [finding for place in seen for finding in _judged(place.where, lambda place=place: _place(place))]  # type: ignore[misc]
     return [*lost, *judged, *_judged(BETWEEN, lambda: differences(seen))]
 
 
-def _examine(place: Place) -> Examined | Finding:
+def _examine(place: Place) -> Checkup | Finding:
     try:
         connection = place.connect()
         connection.label = place.where
         try:
-            found = examine(connection, place.where, place.python, place.options, reached=place.reached)
+            found = run_checkup(connection, place.where, place.python, place.options, reached=place.reached)
         finally:
             connection.close()
         return dataclasses.replace(found, artefact=place.artefact)
@@ -275,8 +275,8 @@ def _examine(place: Place) -> Examined | Finding:
         return dataclasses.replace(error("unreached", lost.say, lost.hint), where=place.where)
 
 
-def _place(place: Examined) -> Iterator[Finding]:
-    yield well(place)
+def _place(place: Checkup) -> Iterator[Finding]:
+    yield summarize(place)
     yield from gpu_findings(place)
     yield from host_findings(place)
 

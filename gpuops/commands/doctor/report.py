@@ -43,7 +43,7 @@ def note(what: str, say: str, hint: str) -> Finding:
 
 
 @dataclass(frozen=True)
-class Examined:
+class Checkup:
     """A place, and what mode `checkup` told of it."""
 
     where: str
@@ -88,7 +88,7 @@ def megabytes(text: object) -> int:
     return int(number) if number.isdigit() else 0
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     """Bytes for people, in the units of `df -h` and of whoever sells GPUs."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1024:
@@ -143,7 +143,7 @@ class Report:
         return [*lines, self.say]
 
 
-def well(place: Examined) -> Finding:
+def summarize(place: Checkup) -> Finding:
     """One line about a place as it is, however many findings it has."""
     machine, python, home = place.part("machine"), place.python, place.disk("home")
     parts = []
@@ -155,7 +155,7 @@ def well(place: Examined) -> Finding:
     parts += [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)] or ["no GPU"]
     parts += [f"driver {place.gpus[0]['driver']}"] if names else []
     parts += [plural(int(machine["cores"]), "core")] if machine.get("cores") else []
-    parts += [f"{size(int(machine['memory']))} of memory"] if machine.get("memory") else []
-    parts += [f"{size(int(home['free']))} of disk free"] if home.get("there") else []
+    parts += [f"{format_size(int(machine['memory']))} of memory"] if machine.get("memory") else []
+    parts += [f"{format_size(int(home['free']))} of disk free"] if home.get("there") else []
     host = f"{machine['hostname']}: " if place.reached and machine.get("hostname") else ""
     return Finding("ok", "place", host + ", ".join(parts), where=place.where)

@@ -1,4 +1,5 @@
-"""How a scenario may end other than well: each is raised with one sentence."""
+"""Outcomes that scenarios raise, each with one sentence, and the journals and provisioners that inject faults:
+an answer that is lost, a process that is killed."""
 
 from __future__ import annotations
 
@@ -14,21 +15,21 @@ from gpuops.core.models import Intent, Journal, Offer, Resource
 from gpuops.core.provider import Provisioner
 
 
-class Broken(Exception):
-    """The contract is not kept: the sentence says which promise, and what was seen instead."""
+class ContractBroken(Exception):
+    """The provisioner broke the contract: the sentence names the promise and what was seen instead."""
 
 
 class NotGuaranteed(Exception):
-    """The provider cannot do this, and the provisioner has said so; or nobody can tell from outside."""
+    """The provisioner declares that the provider cannot do this, or it cannot be observed from outside."""
 
 
-class Missing(Exception):
-    """What the scenario acts on does not exist, since another scenario has failed; or the money ends first."""
+class NotRunnable(Exception):
+    """The scenario could not run: another one failed to make what it acts on, or the money ended first."""
 
 
 @dataclass(frozen=True)
-class Will:
-    """What was said before an effect."""
+class Announcement:
+    """One call of `journal.will`: what the provisioner announced before an effect."""
 
     kind: str
     mark: str
@@ -37,17 +38,18 @@ class Will:
 
 
 @dataclass
-class Spy:
-    """A journal that passes everything on and remembers it, in order. Raises Broken for a call from another thread."""
+class RecordingJournal:
+    """A journal that passes every call on and records it, in order. Raises ContractBroken for a call from another
+    thread."""
 
     journal: Journal
-    lines: list[Will | Resource] = field(default_factory=list)
+    lines: list[Announcement | Resource] = field(default_factory=list)
     thread: int = field(default_factory=threading.get_ident)
 
     def will(self, kind: str, mark: str, token: str, region: str) -> None:
         self._here("will")
         self.journal.will(kind, mark, token, region)
-        self.lines.append(Will(kind, mark, token, region))
+        self.lines.append(Announcement(kind, mark, token, region))
 
     def got(self, resource: Resource) -> None:
         self._here("got")
@@ -56,12 +58,12 @@ class Spy:
 
     def _here(self, what: str) -> None:
         if threading.get_ident() != self.thread:
-            raise Broken(f"journal.{what} is called from another thread than create was")
+            raise ContractBroken(f"journal.{what} is called from another thread than create was")
 
 
 @dataclass
-class Deaf:
-    """A journal that hears what is intended and never what came of it: the answer is lost."""
+class AnswerLosingJournal:
+    """A journal that passes announcements on and drops the results, as if the answer had been lost."""
 
     journal: Journal
     lost: list[Resource] = field(default_factory=list)
@@ -73,17 +75,17 @@ class Deaf:
         self.lost.append(resource)
 
 
-def die() -> None:
-    """End this process as a power cut would."""
+def kill_this_process() -> None:
+    """SIGKILL, as a power cut would end this process."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass
-class Fatal:
-    """A journal under which the process dies: a machine was made, and nobody wrote it down."""
+class KillingJournal:
+    """A journal that kills the process between the creation of a machine and its record in the ledger."""
 
     journal: Journal
-    end: Callable[[], None] = die
+    end: Callable[[], None] = kill_this_process
 
     def will(self, kind: str, mark: str, token: str, region: str) -> None:
         self.journal.will(kind, mark, token, region)
@@ -94,8 +96,8 @@ class Fatal:
         self.journal.got(resource)
 
 
-class Lossy:
-    """A provisioner whose first `create` does its work, and whose answer nobody gets."""
+class AnswerLosingProvisioner:
+    """A provisioner whose first `create` works and then raises Unknown instead of answering."""
 
     def __init__(self, inner: Provisioner) -> None:
         self.inner = inner
@@ -109,7 +111,7 @@ class Lossy:
         self.calls += 1
         if self.calls > 1:
             return self.inner.create(offer, intent, journal)
-        deaf = Deaf(journal)
-        made = self.inner.create(offer, intent, deaf)
+        losing = AnswerLosingJournal(journal)
+        made = self.inner.create(offer, intent, losing)
         self.lost = [*made]
         raise Unknown("the answer of create was lost, on purpose", "it is looked up by its mark")

@@ -1,4 +1,4 @@
-"""The story of `gpuops prove`: what it will cost, the scenarios against the real thing, everything ended, a record."""
+"""`gpuops prove`: announce the cost, run the scenarios against the real provider, end everything, make the record."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuops.clusters.up import plan
-from gpuops.commands.prove.record import counted, document
-from gpuops.commands.prove.sandbox import Bench, dollars
-from gpuops.commands.prove.scenarios import SCENARIOS, Result, Scenario, run
+from gpuops.commands.prove.record import count_outcomes, make_document
+from gpuops.commands.prove.sandbox import Sandbox, dollars
+from gpuops.commands.prove.scenarios import SCENARIOS, Result, Scenario, run_scenario
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, UsageError, worst
 from gpuops.core.format import span, table
@@ -18,15 +18,15 @@ from gpuops.core.models import Offer, Request
 from gpuops.offers.payer import payer, refuse_dotenv
 from gpuops.offers.table import paid as paid_by
 
-STANDS_S = {"made": 150.0, "adopted": 480.0, "killed": 150.0, "unattended": 210.0}
-"""How long machines usually live for the scenarios that share them, in seconds; a boot takes most of it."""
-DOUBT_S = 60.0
-"""For so long a provider that has failed is not believed when it lists nothing."""
+CLUSTER_LIFETIMES_S = {"made": 150.0, "adopted": 480.0, "killed": 150.0, "unattended": 210.0}
+"""Seconds that the machines of each shared cluster usually live; a boot takes most of them."""
+RECHECK_AFTER_FAILURE_S = 60.0
+"""How long an empty list is asked for again after a failed scenario: a provider may list late what it made."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A scenario of the plan; `cost` is what its machines are expected to cost, at the first that needs them."""
+    """A planned scenario. `cost`: expected dollars of its machines, counted at the first scenario that needs them."""
 
     scenario: Scenario
     cost: float
@@ -42,13 +42,15 @@ class Proof:
     exit_code: int
 
 
-def steps(offer: Offer, settle_s: float, spend: float) -> list[Step]:
-    """What fits into the money. Raises UsageError where nothing that needs a machine does."""
-    expected = {stand: offer.per_hour * (seconds + settle_s) / 3600 for stand, seconds in STANDS_S.items()}
+def plan_steps(offer: Offer, settle_s: float, spend: float) -> list[Step]:
+    """The scenarios that `spend` dollars pay for. Raises UsageError where they pay for no machine at all."""
+    expected = {
+        machines: offer.per_hour * (seconds + settle_s) / 3600 for machines, seconds in CLUSTER_LIFETIMES_S.items()
+    }
     left, fits = spend, {}
-    for stand, cost in expected.items():
-        fits[stand] = cost <= left
-        left -= cost if fits[stand] else 0.0
+    for machines, cost in expected.items():
+        fits[machines] = cost <= left
+        left -= cost if fits[machines] else 0.0
     if not any(fits.values()):
         raise UsageError(
             f"the cheapest machines, {offer.say} at {dollars(offer.per_hour)}/h, would cost about "
@@ -66,31 +68,31 @@ def steps(offer: Offer, settle_s: float, spend: float) -> list[Step]:
 
 
 def prove(ctx: Context, request: Request, spend: float) -> Proof:
-    """Run what the money allows. Raises ProviderError and UsageError before anything is made."""
+    """Run the scenarios that `spend` pays for. Raises ProviderError and UsageError before anything is created."""
     refuse_dotenv(ctx, request.provider)
     provisioner, found = plan(ctx, request)
     offer = min(found, key=lambda one: one.per_hour)
-    todo = steps(offer, provisioner.settle_s, spend)
+    todo = plan_steps(offer, provisioner.settle_s, spend)
     _announce(ctx, request, offer, todo, spend)
     _confirm(ctx, offer, todo, spend)
     ctx.yes = True
     cap = offer.per_hour if offer.per_hour else request.max_price
-    bench = Bench(ctx, dataclasses.replace(request, max_price=cap), spend=spend)
+    sandbox = Sandbox(ctx, dataclasses.replace(request, max_price=cap), spend=spend)
     began = ctx.clock.now()
-    results, stopped = _run_all(bench, todo, offer)
+    results, stopped = _run_all(sandbox, todo, offer)
     failed = any(one.outcome == "failed" for one in results)
-    left = _left(bench, DOUBT_S if failed and bench.rented else 0.0)
+    left = _left(sandbox, RECHECK_AFTER_FAILURE_S if failed and sandbox.rented else 0.0)
     exit_code = worst(
         5 if left else 0,
         stopped,
         4 if failed else 0,
         3 if any(one.refused for one in results) else 0,
     )
-    record = document(
+    record = make_document(
         request, offer, results, began=began, ended=ctx.clock.now(), spend=spend,
-        balance=(bench.balance_before, _balance(bench)), left=left, exit_code=exit_code,
+        balance=(sandbox.balance_before, _balance(sandbox)), left=left, exit_code=exit_code,
     )  # fmt: skip
-    return Proof(record, _last_words(record), exit_code)
+    return Proof(record, _closing_lines(record), exit_code)
 
 
 def _announce(ctx: Context, request: Request, offer: Offer, todo: Sequence[Step], spend: float) -> None:
@@ -110,87 +112,88 @@ def _announce(ctx: Context, request: Request, offer: Offer, todo: Sequence[Step]
 
 
 def _confirm(ctx: Context, offer: Offer, todo: Sequence[Step], spend: float) -> None:
-    """Raises UsageError where money would be spent that nobody has agreed to."""
+    """Ask whether the money may be spent. Raises UsageError unless the answer is yes."""
     if not offer.per_hour or ctx.yes:
         return
     if not ctx.out.interactive:
-        raise UsageError("this costs money, and nobody is there to be asked", "say --yes")
+        raise UsageError("cannot ask for confirmation: no terminal", "add --yes")
     count = sum(not step.skipped for step in todo)
     if not ctx.out.confirm(f"run {count} scenarios for at most {dollars(spend)}: go?"):
-        raise UsageError("not confirmed: nothing was created", "say --yes to skip the question")
+        raise UsageError("not confirmed: nothing was created", "--yes skips the question")
 
 
-def _run_all(bench: Bench, todo: Sequence[Step], offer: Offer) -> tuple[list[Result], int]:
-    """Every step, and the exit code of an interruption. Whatever happens, what was made is ended."""
+def _run_all(sandbox: Sandbox, todo: Sequence[Step], offer: Offer) -> tuple[list[Result], int]:
+    """Run every step, then end what was created, in every case. Returns the results and the exit code of an
+    interruption, or 0."""
     *before, last = todo
     results: list[Result] = []
-    purse = Purse(bench)
+    purse = Budget(sandbox)
     stopped = 0
     try:
         for step in before:
-            results.append(_run_one(bench, step, purse))
-            _tell(bench, results, len(todo), offer)
+            results.append(_run_one(sandbox, step, purse))
+            _report(sandbox, results, len(todo), offer)
     except Interrupted as error:
         stopped = error.exit_code
     finally:
-        bench.ctx.signals.backward()
+        sandbox.ctx.signals.backward()
         missed = [Result(step.scenario.name, "skipped", "interrupted") for step in before[len(results) :]]
-        results += [*missed, run(bench, last.scenario)]
-        _tell(bench, results, len(todo), offer)
+        results += [*missed, run_scenario(sandbox, last.scenario)]
+        _report(sandbox, results, len(todo), offer)
     return results, stopped
 
 
 @dataclass
-class Purse:
-    """Whether the money lasts for the next step. What took longer than was expected will do so again."""
+class Budget:
+    """Decides whether the money lasts for the next step; a cost above the estimate raises the later estimates alike."""
 
-    bench: Bench
+    sandbox: Sandbox
     planned: float = 0.0
     denied: dict[str, str] = field(default_factory=dict)
-    """Machines for which it did not last when they were first needed, and why."""
+    """Machines that were refused when they were first needed, and why."""
 
     def refusal(self, step: Step) -> str:
-        """Why a step is left out; empty where it is not."""
-        stand, spent = step.scenario.on, self.bench.spent()
-        if not stand or step.skipped or stand in self.denied:
-            return step.skipped or self.denied.get(stand, "")
+        """Why a step is skipped; empty where it runs."""
+        machines, spent = step.scenario.on, self.sandbox.spent()
+        if not machines or step.skipped or machines in self.denied:
+            return step.skipped or self.denied.get(machines, "")
         cost = step.cost * max(1.0, spent / self.planned if self.planned else 1.0)
-        if spent + cost > self.bench.spend:
-            so_far = f"{dollars(spent)} of {dollars(self.bench.spend)} are spent"
-            self.denied[stand] = f"{so_far}, and its machines take about {dollars(cost)} more"
+        if spent + cost > self.sandbox.spend:
+            so_far = f"{dollars(spent)} of {dollars(self.sandbox.spend)} are spent"
+            self.denied[machines] = f"{so_far}, and its machines take about {dollars(cost)} more"
         else:
             self.planned += step.cost
-        return self.denied.get(stand, "")
+        return self.denied.get(machines, "")
 
 
-def _run_one(bench: Bench, step: Step, purse: Purse) -> Result:
+def _run_one(sandbox: Sandbox, step: Step, purse: Budget) -> Result:
     why = purse.refusal(step)
-    return Result(step.scenario.name, "skipped", why) if why else run(bench, step.scenario)
+    return Result(step.scenario.name, "skipped", why) if why else run_scenario(sandbox, step.scenario)
 
 
-def _tell(bench: Bench, results: Sequence[Result], count: int, offer: Offer) -> None:
+def _report(sandbox: Sandbox, results: Sequence[Result], count: int, offer: Offer) -> None:
     one = results[-1]
-    money = f"; {dollars(bench.spent())} so far" if offer.per_hour else ""
-    bench.ctx.out.say(f"{len(results)}/{count} {one.name}: {one.outcome}: {one.said}{money}")
+    money = f"; {dollars(sandbox.spent())} so far" if offer.per_hour else ""
+    sandbox.ctx.out.say(f"{len(results)}/{count} {one.name}: {one.outcome}: {one.said}{money}")
 
 
-def _left(bench: Bench, doubt_s: float) -> list[str]:
-    """What is still listed; the provider itself where it cannot be asked."""
+def _left(sandbox: Sandbox, doubt_s: float) -> list[str]:
+    """Marks that the provider still lists, or one sentence where it cannot be asked."""
     try:
-        return bench.sweep(doubt_s)
+        return sandbox.sweep(doubt_s)
     except ProviderError as error:
-        return [f"{bench.request.provider} could not be asked: {error.say}"]
+        return [f"{sandbox.request.provider} could not be asked: {error.say}"]
 
 
-def _balance(bench: Bench) -> float | None:
+def _balance(sandbox: Sandbox) -> float | None:
     try:
-        return bench.core.balance()
+        return sandbox.core.balance()
     except GpuopsError:
         return None
 
 
-def _last_words(record: dict[str, Any]) -> list[str]:
-    lines = [f"{record['provider']}: {counted(record)}, in {span(record['seconds'])}"]
+def _closing_lines(record: dict[str, Any]) -> list[str]:
+    lines = [f"{record['provider']}: {count_outcomes(record)}, in {span(record['seconds'])}"]
     lines += [f"{one['name']} failed: {one['said']}" for one in record["scenarios"] if one["outcome"] == "failed"]
     if record["left"]:
         lines += [f"something may still be there: {', '.join(record['left'])}", "end it with: gpuops reap"]

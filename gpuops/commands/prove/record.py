@@ -1,4 +1,4 @@
-"""What a proof leaves behind: one dated JSON document, and its line in docs/verified.md."""
+"""The record of a proof: one dated JSON document, and its row in docs/verified.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuops.core.models import Offer, Request
 KIND = "proof"
 
 
-def document(
+def make_document(
     request: Request, offer: Offer, results: Sequence[Result], *, began: float, ended: float, spend: float,
     balance: tuple[float | None, float | None], left: Sequence[str], exit_code: int,
 ) -> dict[str, Any]:  # fmt: skip
@@ -73,15 +73,15 @@ def save(path: Path, record: Mapping[str, Any]) -> None:
         ) from error
 
 
-def counted(record: Mapping[str, Any]) -> str:
+def count_outcomes(record: Mapping[str, Any]) -> str:
     """`15 proven, 1 not guaranteed`."""
     outcomes = [one["outcome"] for one in record["scenarios"]]
     kinds = ("proven", "not guaranteed", "failed", "skipped")
     return ", ".join(f"{outcomes.count(kind)} {kind}" for kind in kinds if kind in outcomes)
 
 
-def line(record: Mapping[str, Any], where: str, file: str) -> str:
+def table_row(record: Mapping[str, Any], where: str, file: str) -> str:
     """A row of the table in docs/verified.md. `where`: on what, in the words of whoever ran it."""
     cost = f"${record['cost']:.4f}" if record["per_hour"] else "free"
-    cells = [record["provider"], record["date"][:10], record["gpuops"], where, counted(record), cost]
+    cells = [record["provider"], record["date"][:10], record["gpuops"], where, count_outcomes(record), cost]
     return f"| {' | '.join(cells)} | [{file}](verified/{file}) |"

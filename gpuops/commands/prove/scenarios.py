@@ -1,4 +1,4 @@
-"""The scenarios, in the order in which they are run, and one of them run."""
+"""The table of scenarios, in the order in which they run, and the function that runs one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpuops.commands.prove import scenarios_of_create, scenarios_of_failure, scenarios_without_cost
-from gpuops.commands.prove.faults import Broken, Missing, NotGuaranteed
-from gpuops.commands.prove.sandbox import Bench
+from gpuops.commands.prove.faults import ContractBroken, NotGuaranteed, NotRunnable
+from gpuops.commands.prove.sandbox import Sandbox
 from gpuops.core.errors import AuthFailed, GpuopsError, NoCapacity, QuotaExceeded
 
 REFUSALS = (NoCapacity, QuotaExceeded, AuthFailed)
@@ -18,29 +18,29 @@ Outcome = Literal["proven", "failed", "not guaranteed", "skipped"]
 
 @dataclass(frozen=True)
 class Scenario:
-    """`act` returns what was seen in one sentence, or raises one of `outcome.py`, or a GpuopsError."""
+    """`act` returns one sentence on what was seen, or raises an outcome of `faults`, or a GpuopsError."""
 
     name: str
     says: str
-    """What is promised."""
-    act: Callable[[Bench], str]
+    """The promise, in one clause."""
+    act: Callable[[Sandbox], str]
     on: str = ""
-    """The machines it needs; those of one name are made once. Empty: it makes none."""
+    """The shared cluster that it needs; empty where it needs none."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one scenario."""
+    """The outcome of one scenario."""
 
     name: str
     outcome: Outcome
     said: str
-    """What was seen, or why not."""
+    """What was seen, or why it was not run."""
     seconds: float = 0.0
     cost: float = 0.0
-    """$ by our own count, of all that lived meanwhile."""
+    """Dollars by our own count, of every machine that lived while it ran."""
     refused: bool = False
-    """The provider said no to these very machines: nothing is shown by that."""
+    """The provider refused these machines (capacity, quota, login), which proves nothing about the contract."""
 
 
 SCENARIOS = (
@@ -74,21 +74,21 @@ SCENARIOS = (
 )
 
 
-def run(bench: Bench, scenario: Scenario) -> Result:
-    """One scenario. Raises what ends the whole story: Interrupted, and bugs of ours."""
-    clock = bench.ctx.clock
-    began, spent = clock.monotonic(), bench.spent()
+def run_scenario(sandbox: Sandbox, scenario: Scenario) -> Result:
+    """Run one scenario. Raises Interrupted, and exceptions that are bugs of gpuops."""
+    clock = sandbox.ctx.clock
+    began, spent = clock.monotonic(), sandbox.spent()
 
     def result(outcome: Outcome, said: str) -> Result:
-        return Result(scenario.name, outcome, said, clock.monotonic() - began, bench.spent() - spent)
+        return Result(scenario.name, outcome, said, clock.monotonic() - began, sandbox.spent() - spent)
 
     try:
-        return result("proven", scenario.act(bench))
+        return result("proven", scenario.act(sandbox))
     except NotGuaranteed as error:
         return result("not guaranteed", str(error))
-    except Missing as error:
+    except NotRunnable as error:
         return result("skipped", str(error))
-    except Broken as error:
+    except ContractBroken as error:
         return result("failed", str(error))
     except REFUSALS as error:
         return dataclasses.replace(result("skipped", error.say), refused=True)

@@ -1,4 +1,4 @@
-"""What several scenarios act on: made by whichever comes first, once; what failed is not tried again."""
+"""Clusters that several scenarios act on: the first scenario that needs one makes it; a failure is not retried."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Generic, TypeVar, cast
 
 from gpuops.clusters.teardown import clear
 from gpuops.clusters.up import bring_up
-from gpuops.commands.prove.faults import Broken, Lossy, Missing, Spy
-from gpuops.commands.prove.sandbox import Bench
+from gpuops.commands.prove.faults import AnswerLosingProvisioner, ContractBroken, NotRunnable, RecordingJournal
+from gpuops.commands.prove.sandbox import Sandbox
 from gpuops.core.errors import NoCapacity, Unknown
 from gpuops.core.models import Intent, Offer, Resource
 from gpuops.core.provider import Provisioner
@@ -21,22 +21,23 @@ from gpuops.nodes.session import ClusterSession
 from gpuops.offers.approval import LeaseWish
 from provisioners.checked import Checked
 
-MAX_HOURS = 2.0
-"""Whatever becomes of a proof, a node that answered ends after so long."""
-BOOT_S = 20.0
-"""After so long the machines that nobody logs in to have reached their boot deadline, which is not their ledger's."""
+LEASE_HOURS_MAX = 2.0
+"""Hours of the lease of a node that answered: it ends even if the proof is killed."""
+BOOT_DEADLINE_S = 20.0
+"""Seconds until the boot deadline that is sent with machines that gpuops never logs in to. The ledger's is later, so
+that only the machines can end themselves."""
 
 T = TypeVar("T")
 
 
 @dataclass
-class Made:
-    """A cluster straight from the provisioner's `create`; nobody has spoken to its nodes."""
+class CreatedCluster:
+    """A cluster as the provisioner's `create` returned it; gpuops has not logged in to its nodes."""
 
     row: ClusterRow
     offer: Offer
     intent: Intent
-    spy: Spy
+    spy: RecordingJournal
     resources: list[Resource]
 
     def close(self) -> None:
@@ -44,12 +45,12 @@ class Made:
 
 
 @dataclass
-class Adopted:
-    """A cluster whose creation was never answered, found by its mark and brought to life by the core."""
+class AdoptedCluster:
+    """A cluster whose `create` answer was lost, found by its mark and brought up by gpuops."""
 
     live: ClusterSession
     lost: list[Resource]
-    """What the answer would have said."""
+    """The resources that the lost answer named."""
     boot_s: float
 
     @property
@@ -61,8 +62,8 @@ class Adopted:
 
 
 @dataclass
-class Failed:
-    """What could not be made."""
+class FailedCluster:
+    """A shared cluster that could not be made."""
 
     error: BaseException
 
@@ -70,81 +71,81 @@ class Failed:
         """Nothing is open."""
 
 
-class Stand(Generic[T]):
-    """One of the things that scenarios share, by its name on the bench."""
+class SharedCluster(Generic[T]):
+    """A cluster that scenarios share, made once and kept in `Sandbox.shared` by its name."""
 
-    def __init__(self, name: str, make: Callable[[Bench], T]) -> None:
+    def __init__(self, name: str, make: Callable[[Sandbox], T]) -> None:
         self.name = name
         self._make = make
 
-    def __call__(self, bench: Bench) -> T:
-        """The thing. Raises what its making raised, to the first who asks, and Missing to everyone after."""
-        if self.name not in bench.stands:
-            if bench.balance_before is None:
-                bench.balance_before = bench.core.balance()
+    def __call__(self, sandbox: Sandbox) -> T:
+        """The cluster. A failure to make it is raised to the first scenario that asks; later ones get NotRunnable."""
+        if self.name not in sandbox.shared:
+            if sandbox.balance_before is None:
+                sandbox.balance_before = sandbox.core.balance()
             try:
-                bench.stands[self.name] = self._make(bench)
+                sandbox.shared[self.name] = self._make(sandbox)
             except BaseException as error:
-                bench.stands[self.name] = Failed(error)
+                sandbox.shared[self.name] = FailedCluster(error)
                 raise
-        if isinstance(bench.stands[self.name], Failed):
-            raise Missing("what it acts on could not be made")
-        return cast(T, bench.stands[self.name])
+        if isinstance(sandbox.shared[self.name], FailedCluster):
+            raise NotRunnable("what it acts on could not be made")
+        return cast(T, sandbox.shared[self.name])
 
 
-def _make(bench: Bench, part: str, boot_s: float | None = None) -> Made:
-    row = bench.intend(part)
+def _make(sandbox: Sandbox, part: str, boot_s: float | None = None) -> CreatedCluster:
+    row = sandbox.intend(part)
     full = NoCapacity("none of its offers could be had", "try again later")
-    for offer in bench.offers():
-        intent = bench.intent(row)
+    for offer in sandbox.offers():
+        intent = sandbox.intent(row)
         if boot_s is not None:
-            intent = dataclasses.replace(intent, boot_deadline=bench.ctx.clock.now() + boot_s)
-        bench.ctx.ledger.set_cluster(row.id, offer=dataclasses.asdict(offer) | {"payer": dict(row.payer)})
-        spy = Spy(LedgerJournal(bench.ctx.ledger, row.id))
-        bench.began(row.name, offer.per_hour)
+            intent = dataclasses.replace(intent, boot_deadline=sandbox.ctx.clock.now() + boot_s)
+        sandbox.ctx.ledger.set_cluster(row.id, offer=dataclasses.asdict(offer) | {"payer": dict(row.payer)})
+        spy = RecordingJournal(LedgerJournal(sandbox.ctx.ledger, row.id))
+        sandbox.began(row.name, offer.per_hour)
         try:
-            made = bench.create(offer, intent, spy)
+            made = sandbox.create(offer, intent, spy)
         except NoCapacity as error:
             full = error
-            bench.ctx.ledger.refused(row.id)
-            clear(bench.ctx, bench.core, row)
-            bench.ctx.ledger.cleared(row.id)
+            sandbox.ctx.ledger.refused(row.id)
+            clear(sandbox.ctx, sandbox.core, row)
+            sandbox.ctx.ledger.cleared(row.id)
             continue
-        return Made(row, offer, intent, spy, made)
+        return CreatedCluster(row, offer, intent, spy, made)
     raise full
 
 
-def _adopt(bench: Bench) -> Adopted:
-    clock = bench.ctx.clock
-    name, began = bench.name("b"), clock.monotonic()
-    hours = min(MAX_HOURS, bench.afford_s() / 3600)
-    request = dataclasses.replace(bench.request, timeout_min=min(bench.request.timeout_min, hours * 60))
-    with _lossy(bench) as lossy:
-        bench.began(name, next((offer.per_hour for offer in bench.offers()), 0.0))
+def _adopt(sandbox: Sandbox) -> AdoptedCluster:
+    clock = sandbox.ctx.clock
+    name, began = sandbox.name("b"), clock.monotonic()
+    hours = min(LEASE_HOURS_MAX, sandbox.afford_s() / 3600)
+    request = dataclasses.replace(sandbox.request, timeout_min=min(sandbox.request.timeout_min, hours * 60))
+    with _lossy(sandbox) as lossy:
+        sandbox.began(name, next((offer.per_hour for offer in sandbox.offers()), 0.0))
         try:
-            live = bring_up(bench.ctx, request, name=name, ephemeral=True, wish=LeaseWish(max_hours=hours))
+            live = bring_up(sandbox.ctx, request, name=name, ephemeral=True, wish=LeaseWish(max_hours=hours))
         except Unknown as error:
-            raise Broken(
+            raise ContractBroken(
                 f"the answer of create was lost, and what it made is not found by its mark: {error.say}"
             ) from error
         finally:
-            if not [row for row in bench.ctx.ledger.clusters() if row.name == name]:
-                bench.end(name)
-    return Adopted(live, lossy.lost, clock.monotonic() - began)
+            if not [row for row in sandbox.ctx.ledger.clusters() if row.name == name]:
+                sandbox.end(name)
+    return AdoptedCluster(live, lossy.lost, clock.monotonic() - began)
 
 
 @contextmanager
-def _lossy(bench: Bench) -> Iterator[Lossy]:
-    """While it lasts, the core meets a provisioner whose first `create` is never answered."""
-    name, core = bench.request.provider, bench.core
-    lossy = Lossy(core.inner)
-    bench.ctx.provisioners[name] = Checked(cast(Provisioner, lossy))
+def _lossy(sandbox: Sandbox) -> Iterator[AnswerLosingProvisioner]:
+    """Within this block gpuops uses a provisioner whose first `create` never answers."""
+    name, core = sandbox.request.provider, sandbox.core
+    lossy = AnswerLosingProvisioner(core.inner)
+    sandbox.ctx.provisioners[name] = Checked(cast(Provisioner, lossy))
     try:
         yield lossy
     finally:
-        bench.ctx.provisioners[name] = core
+        sandbox.ctx.provisioners[name] = core
 
 
-made = Stand("made", partial(_make, part="a"))
-adopted = Stand("adopted", _adopt)
-unattended = Stand("unattended", partial(_make, part="d", boot_s=BOOT_S))
+made = SharedCluster("made", partial(_make, part="a"))
+adopted = SharedCluster("adopted", _adopt)
+unattended = SharedCluster("unattended", partial(_make, part="d", boot_s=BOOT_DEADLINE_S))

@@ -1,4 +1,4 @@
-"""A command that is killed on purpose: it creates what the ledger intends, and dies before it can tell of it."""
+"""The process that the scenario `killed` starts: it creates a cluster and is killed before the ledger knows of it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuops.commands.prove.faults import Fatal
-from gpuops.commands.prove.sandbox import Bench
+from gpuops.commands.prove.faults import KillingJournal
+from gpuops.commands.prove.sandbox import Sandbox
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError
 from gpuops.core.models import Request
@@ -21,14 +21,15 @@ from gpuops.ledger.store import LedgerJournal
 
 
 def main(question: Mapping[str, Any]) -> int:
-    """`{"home", "owner", "cluster"}`: the ledger's, owned by this process. Returns where it was not killed."""
+    """`question`: `home` and `owner` of the ledger, and the `cluster` (its id) to create. Returns an exit code where
+    the process was not killed."""
     ctx = Context(home=Path(question["home"]), owner=question["owner"], folder=Path.cwd(), env=os.environ,
                   out=LogReporter(sys.stderr), signals=Signals(), services=SERVICES)  # fmt: skip
     row = ctx.ledger.cluster(question["cluster"])
-    bench = Bench(ctx, Request(**row.request))
+    sandbox = Sandbox(ctx, Request(**row.request))
     try:
-        bench.ask("preflight", bench.request)
-        bench.create(bench.offers()[0], bench.intent(row), Fatal(LedgerJournal(ctx.ledger, row.id)))
+        sandbox.ask("preflight", sandbox.request)
+        sandbox.create(sandbox.offers()[0], sandbox.intent(row), KillingJournal(LedgerJournal(ctx.ledger, row.id)))
     except GpuopsError as error:
         ctx.out.say(f"{error.say}; {error.hint}")
         return error.exit_code

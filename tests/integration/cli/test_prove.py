@@ -60,9 +60,9 @@ def test_what_is_wrong_is_said_before_anything_is_made(desk: Desk, words: list[s
 
 def test_everybodys_options_are_known_to_the_proof() -> None:
     from gpuops.cli.flags import LaunchFlags, MachineFlags, keys
-    from gpuops.commands.prove.scenarios_without_cost import EVERYBODYS
+    from gpuops.commands.prove.scenarios_without_cost import COMMON_OPTIONS
 
-    assert set(keys(MachineFlags, LaunchFlags)) <= EVERYBODYS
+    assert set(keys(MachineFlags, LaunchFlags)) <= COMMON_OPTIONS
 
 
 def test_money_needs_somebody_who_agrees(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_money_needs_somebody_who_agrees(desk: Desk, tmp_path: Path, monkeypatch
     assert said.code == 2
     assert "about $0.0300 in all, at most $0.0500" in said.err
     assert "lost-answer    a lost answer is found by its mark, nothing made twice     not run: its machines" in said.err
-    assert "error: this costs money, and nobody is there to be asked" in said.err
+    assert "error: cannot ask for confirmation: no terminal" in said.err
     refused = desk.type("prove", "tent", "--gpu-type", "h100", "--yes")
     assert (refused.code, refused.err) == (
         3,

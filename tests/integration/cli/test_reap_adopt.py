@@ -69,7 +69,7 @@ def test_a_ledger_that_was_removed_under_a_run(shell: Shell) -> None:
     assert (unasked.returncode, unasked.stdout) == (5, "")
     assert spoken(unasked.stderr) == [
         "found lab at local (2 nodes), sh-1 is going on there",
-        "error: 1 left over, and nobody is there to be asked",
+        "error: cannot ask what to do with 1 orphaned cluster: no terminal",
         "hint: take back what still lives: gpuops reap --adopt; or end it: gpuops reap --yes",
     ]
     other = shell.run("up", "local", "--name", "lab")

@@ -78,7 +78,7 @@ def test_what_the_ledger_does_not_know(renter: Renter) -> None:
         [stopped.name, "runpod", "machine", "unknown", "$0.03", "no"],  # its disk costs
     ]
     asked = renter.type("reap", "--json")
-    expect(asked, "2 left over, and nobody is there to be asked",
+    expect(asked, "cannot ask what to do with 2 orphaned clusters: no terminal",
            "take back what still lives: gpuops reap --adopt; or end it: gpuops reap --yes", 5, renter)  # fmt: skip
     ended = renter.type("reap", "--yes")
     assert ended == Said(0, f"ended {mine.name}\nended {stopped.name}\n", "")

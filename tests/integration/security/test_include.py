@@ -34,7 +34,7 @@ class User:
         machine: Any = SimpleNamespace(data={"connection": "ssh"})
         world: Any = SimpleNamespace(home=self.home / ".gpuops")
         row: Any = SimpleNamespace(name="lab")
-        first, second = login.names(world, row, [machine])
+        first, second = login.host_name_lines(world, row, [machine])
         assert first == "log in: gpuops ssh lab"
         return second.removeprefix("plain ssh and VS Code: gpuops-lab-0")
 

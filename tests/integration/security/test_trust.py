@@ -152,7 +152,9 @@ def test_a_word_is_for_one_content_of_one_file(shell: Shell) -> None:
     assert shell.run(*command).returncode == 2
     done = shell.run("trust")
     assert (done.returncode, done.stderr.splitlines()[-2:]) == (
-        2, ["error: nobody is there to be asked", "hint: read the file, then: gpuops trust --yes"])  # fmt: skip
+        2,
+        ["error: cannot ask for confirmation: no terminal", "hint: read the file, then: gpuops trust --yes"],
+    )
     done = shell.run("trust", "--yes")
     assert (done.returncode, done.stdout) == (0, f"{shell.folder}/gpuops.toml is trusted until it changes\n")
     asked = [f"{shell.folder}/gpuops.toml asks for:", '  [run] setup = "touch ../ran"', '  [run] env = ["WORD=one"]']

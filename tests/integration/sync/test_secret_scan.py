@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.cli.request import key_shaped
+from gpuops.cli.request import find_key_like_values
 from gpuops.core.errors import UsageError
 from gpuops.sync import scan, secret_scan
 from tests.unit.sync.test_secret_scan import TOKEN
@@ -22,4 +22,4 @@ def test_a_computer_without_the_search_sends_nothing_unasked(tmp_path: Path, mon
         scan(tmp_path, tmp_path / "home" / "cache")
     assert "--send-anyway '*'" in refused.value.hint
     assert [file.path for file in scan(tmp_path, tmp_path / "home" / "cache", ["*"]).files] == ["train.py"]
-    assert key_shaped({"TOKEN": TOKEN}) == {}
+    assert find_key_like_values({"TOKEN": TOKEN}) == {}

@@ -73,7 +73,7 @@ def test_the_same_name_at_another_provider_is_another_cluster(there: tuple[Cloud
     row = known(world, "lab")
     world.ledger.set_cluster(row, provider="local")
     assert names(orphans.strays(world)[0]) == ["lab"]
-    assert [one["known"] for one in status.cloud(world)[0]] == [False]
+    assert [one["known"] for one in status.list_cloud(world)[0]] == [False]
 
 
 def test_a_provider_that_cannot_be_asked_hides_no_other(there: tuple[Cloud, Context]) -> None:
@@ -188,7 +188,7 @@ def test_a_cluster_whose_package_was_removed(there: tuple[Cloud, Context]) -> No
     closed, unasked = orphans.forgotten(world)
     assert closed == []
     assert "there is no provider named 'scripted'" in unasked[0].say
-    assert [one["name"] for one in status.look(world)] == ["lab"]
+    assert [one["name"] for one in status.describe_clusters(world)] == ["lab"]
 
 
 def test_what_answers_is_ended_and_who_does_not_is_named(there: tuple[Cloud, Context]) -> None:
@@ -199,7 +199,7 @@ def test_what_answers_is_ended_and_who_does_not_is_named(there: tuple[Cloud, Con
     found, unasked = orphans.strays(world)
     assert names(found) == ["lost"]
     assert [one.say for one in unasked] == ["not all of scripted could be asked: the provider said Partial"]
-    documents, asked, _ = status.cloud(world)
+    documents, asked, _ = status.list_cloud(world)
     assert ([one["known"] for one in documents], asked) == ([False], [])
     with pytest.raises(StillBilling, match="not all of scripted could be asked"):
         orphans.settle(world, found, unasked)

@@ -34,10 +34,10 @@ def test_what_the_machines_say_of_a_cluster(ledger: str, nodes: list[str], expec
 
 
 def test_the_table_names_the_node_that_is_missing() -> None:
-    assert status.lines([]) == ["nothing is up"]
-    assert "$" not in status.lines([document()])[0], "no price where nothing costs"
+    assert status.cluster_lines([]) == ["nothing is up"]
+    assert "$" not in status.cluster_lines([document()])[0], "no price where nothing costs"
     away = document(state="partly up", nodes=["running", "unknown", "ended"])
-    lines = status.lines([away, document()])
+    lines = status.cluster_lines([away, document()])
     assert [line.split()[0] for line in lines[:3]] == ["NAME", "lab", "lab"]
     assert lines[3:] == ["lab: node1 does not answer, node2 has ended"]
 
@@ -47,7 +47,7 @@ RENTED = {"provider": "runpod", "per_hour": 3.94, "spent": 8.2, "age_s": 7500.0,
 
 def test_what_a_rented_cluster_has_cost_and_when_it_ends() -> None:
     doing = {"run": "digits-3", "state": "running", "ranks": 4, "for_s": 720.0, "silent_s": 3.0}
-    assert status.lines([document(**RENTED, doing=doing), document(name="here", idle_s=600.0)], 80) == [
+    assert status.cluster_lines([document(**RENTED, doing=doing), document(name="here", idle_s=600.0)], 80) == [
         "NAME  PROVIDER  NODES  STATE  AGE         $/H    COST   ENDS",
         "lab   runpod    1      up     2 h 05 min  $3.94  $8.20  in 21 h 55 min",
         "here  ssh       1      up     5 s         -      free   10:00 min idle",
@@ -58,7 +58,7 @@ def test_what_a_rented_cluster_has_cost_and_when_it_ends() -> None:
 
 def test_where_its_open_ports_are() -> None:
     urls = {"node0": ["https://p1-6006.example.org", "https://p1-8888.example.org"], "node1": ["https://p2"]}
-    assert status.lines([document(urls=urls)])[2:] == [
+    assert status.cluster_lines([document(urls=urls)])[2:] == [
         "lab: node0 shows https://p1-6006.example.org", "lab: node0 shows https://p1-8888.example.org",
         "lab: node1 shows https://p2",
     ]  # fmt: skip
@@ -78,17 +78,17 @@ def test_a_cluster_of_a_run_ends_with_it() -> None:
     ],
 )
 def test_what_a_run_is_at(doing: dict[str, Any], note: str) -> None:
-    assert status.lines([document(doing={"run": "x-1", "for_s": 70.0, **doing})])[-1] == f"lab: {note}"
+    assert status.cluster_lines([document(doing={"run": "x-1", "for_s": 70.0, **doing})])[-1] == f"lab: {note}"
 
 
 def test_a_narrow_terminal_is_spared_what_it_can_do_without_and_no_name_is_cut() -> None:
     long = document(name="a-name-of-twenty-4-chars", state="out of reach", **RENTED)
-    assert len(status.lines([long])[1]) > 90
-    assert status.lines([long], 80)[:2] == [
+    assert len(status.cluster_lines([long])[1]) > 90
+    assert status.cluster_lines([long], 80)[:2] == [
         "NAME                      NODES  STATE         AGE         COST   ENDS",
         "a-name-of-twenty-4-chars  1      out of reach  2 h 05 min  $8.20  in 21 h 55 min",
     ]
-    assert status.lines([long], 20)[0].split() == ["NAME", "NODES", "STATE", "COST", "ENDS"]
+    assert status.cluster_lines([long], 20)[0].split() == ["NAME", "NODES", "STATE", "COST", "ENDS"]
 
 
 def test_a_table_is_cut_in_one_column_alone() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuops.commands.doctor.checks_gpu import gpu_findings
 from gpuops.commands.doctor.checks_host import host_findings
-from gpuops.commands.doctor.report import Examined, Finding
+from gpuops.commands.doctor.report import Checkup, Finding
 
 GB = 2**20
 """In kB, as df counts."""
@@ -137,9 +137,9 @@ class Patient:
         facts: dict[str, Any] = json.loads(done.stdout)
         return facts
 
-    def examined(self, where: str = "node0") -> Examined:
-        return Examined(where, self.facts(), self.reached, self.clock)
+    def examined(self, where: str = "node0") -> Checkup:
+        return Checkup(where, self.facts(), self.reached, self.clock)
 
 
-def judged(place: Examined) -> list[Finding]:
+def judged(place: Checkup) -> list[Finding]:
     return [*gpu_findings(place), *host_findings(place)]

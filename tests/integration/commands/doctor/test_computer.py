@@ -126,7 +126,7 @@ def test_a_locked_key_that_the_agent_holds_is_well(computer: Computer) -> None:
 
 
 def test_a_key_agent_that_hangs_is_given_up(computer: Computer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuops.commands.doctor.computer.AGENT_S", 0.3)
+    monkeypatch.setattr("gpuops.commands.doctor.computer.KEY_AGENT_TIMEOUT_S", 0.3)
     computer.key()
     computer.agent("exec sleep 60")
     assert only(computer.examine()).what == "key-agent"

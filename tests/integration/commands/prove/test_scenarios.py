@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpuops.commands.prove.sandbox import LOOK_S, Bench
-from gpuops.commands.prove.scenarios import SCENARIOS, Result, run
+from gpuops.commands.prove.sandbox import CALL_TIMEOUT_S, Sandbox
+from gpuops.commands.prove.scenarios import SCENARIOS, Result, run_scenario
 from gpuops.core.errors import Interrupted, NodeError, Rejected
 from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Price, Request, Resource
 from tests.fakes.plain import Plain, world_of
@@ -27,9 +27,9 @@ def results_of(provider: Plain, home: Path) -> dict[str, Result]:
     """On a provisioner that no name leads to, so that what is to be killed is cut short instead."""
     with world_of(home) as world:
         world.provisioners[provider.name] = provider.checked()
-        look_s = 2.0 if isinstance(provider, Waits) else LOOK_S
-        bench = Bench(world, Request(provider.name, nodes=2), look_s=look_s)
-        return {scenario.name: run(bench, scenario) for scenario in RUN}
+        call_timeout_s = 2.0 if isinstance(provider, Waits) else CALL_TIMEOUT_S
+        bench = Sandbox(world, Request(provider.name, nodes=2), call_timeout_s=call_timeout_s)
+        return {scenario.name: run_scenario(bench, scenario) for scenario in RUN}
 
 
 def test_one_that_keeps_it_passes(tmp_path: Path) -> None:

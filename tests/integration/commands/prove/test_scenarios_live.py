@@ -13,8 +13,8 @@ import pytest
 from filelock import FileLock
 
 from gpuops.cli.terminal.output import Output
-from gpuops.commands.prove.sandbox import Bench
-from gpuops.commands.prove.scenarios import SCENARIOS, Result, run
+from gpuops.commands.prove.sandbox import Sandbox
+from gpuops.commands.prove.scenarios import SCENARIOS, Result, run_scenario
 from gpuops.core import provider as contract
 from gpuops.core.context import Context
 from gpuops.core.models import Offer, Request, Resource
@@ -49,11 +49,11 @@ def tents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
             yes=True,
             provisioners={"tent": Checked(tent)},
         )
-        bench = Bench(world, Request("tent"), patience_s=1.0)
+        bench = Sandbox(world, Request("tent"), patience_s=1.0)
         try:
-            return {scenario.name: run(bench, scenario) for scenario in SCENARIOS if scenario.name in names}
+            return {scenario.name: run_scenario(bench, scenario) for scenario in SCENARIOS if scenario.name in names}
         finally:
-            for stand in bench.stands.values():
+            for stand in bench.shared.values():
                 stand.close()
 
     with FileLock(tmp_path / LOCK):  # to hold it is to be the guard

@@ -10,8 +10,8 @@ import pytest
 from filelock import FileLock
 
 from gpuops.cli.terminal.output import Output
-from gpuops.commands.prove.sandbox import Bench
-from gpuops.commands.prove.scenarios import SCENARIOS, Scenario, run
+from gpuops.commands.prove.sandbox import Sandbox
+from gpuops.commands.prove.scenarios import SCENARIOS, Scenario, run_scenario
 from gpuops.core.context import Context
 from gpuops.core.models import Request
 from gpuops.core.signals import Signals
@@ -40,7 +40,7 @@ def fake(wanted: Request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(scope="module")
-def bench(fake: FakeAWS, wanted: Request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(fake: FakeAWS, wanted: Request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     home = tmp_path_factory.mktemp("home")
     env = {**os.environ, **fake.env}
     world = Context(
@@ -48,7 +48,7 @@ def bench(fake: FakeAWS, wanted: Request, tmp_path_factory: pytest.TempPathFacto
     )
     with FileLock(home / LOCK), pytest.MonkeyPatch.context() as patch:
         patch.setattr(AwsProvisioner, "settle_s", 1.0)  # this AWS knows at once
-        one = Bench(world, wanted)
+        one = Sandbox(world, wanted)
         try:
             yield one
         finally:
@@ -60,8 +60,8 @@ def bench(fake: FakeAWS, wanted: Request, tmp_path_factory: pytest.TempPathFacto
     [scenario for scenario in SCENARIOS if scenario.name not in NEED_NODES],
     ids=lambda scenario: scenario.name,
 )
-def test_contract(bench: Bench, fake: FakeAWS, scenario: Scenario) -> None:
-    result = run(bench, scenario)
+def test_contract(bench: Sandbox, fake: FakeAWS, scenario: Scenario) -> None:
+    result = run_scenario(bench, scenario)
     assert result.outcome == "proven", f"{scenario.name}: {scenario.says}; but {result.said}"
     if scenario.name == "nothing-left":
         assert fake.left() == []

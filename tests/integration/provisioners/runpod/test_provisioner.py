@@ -271,7 +271,7 @@ def test_a_template_a_registry_and_ports(runpod: RunpodProvisioner, fake: FakeRu
     assert pod.request["ports"] == ["22/tcp", "6006/http", "8000/tcp"]
     assert runpod.describe(machine).data["urls"] == [f"https://{pod.id}-6006.proxy.runpod.net"]
     world: Any = type("World", (), {"home": home})()
-    assert f"node0: https://{pod.id}-6006.proxy.runpod.net" in ssh.names(
+    assert f"node0: https://{pod.id}-6006.proxy.runpod.net" in ssh.host_name_lines(
         world, type("Row", (), {"name": "lab"})(), [machine]
     )
 

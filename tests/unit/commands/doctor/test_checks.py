@@ -10,12 +10,12 @@ from gpuops.commands.doctor.checks_gpu import gpu_findings
 from gpuops.commands.doctor.checks_host import host_findings
 from gpuops.commands.doctor.differences import differences
 from gpuops.commands.doctor.doctor import _judged, _place
-from gpuops.commands.doctor.report import SETUP, Examined, Finding, Report, well
+from gpuops.commands.doctor.report import SETUP, Checkup, Finding, Report, summarize
 
 A100 = {"name": "NVIDIA A100-SXM4-80GB", "driver_version": "580.1", "compute_cap": "8.0", "memory.total": "81920"}
 
 
-def place(where: str = "node0", **parts: Any) -> Examined:
+def place(where: str = "node0", **parts: Any) -> Checkup:
     """A place that is well, but for what is said otherwise."""
     torch, version = parts.pop("torch", "2.8.0+cu128"), parts.pop("version", [3, 11, 7])
     cuda = parts.pop("cuda", "12.8")
@@ -27,7 +27,7 @@ def place(where: str = "node0", **parts: Any) -> Examined:
         "disks": [{"of": "home", "path": "/home/a", "kind": "ext4", "source": "/dev/a", "there": False}],
         **parts,
     }
-    return Examined(where, facts, True, clock, artefact)
+    return Checkup(where, facts, True, clock, artefact)
 
 
 def nvidia(*gpus: dict[str, str]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def test_little_disk_matters_more_where_an_environment_must_be_made() -> None:
     ],
 )
 def test_whatever_a_place_answers_is_no_traceback(facts: dict[str, Any]) -> None:
-    found = _judged("node0", lambda: _place(Examined("node0", facts)))
+    found = _judged("node0", lambda: _place(Checkup("node0", facts)))
     assert {finding.what for finding in found} & {"nonsense", "place"}
 
 
@@ -161,10 +161,10 @@ def test_a_probe_that_failed_is_told() -> None:
 
 def test_what_is_well_is_one_line() -> None:
     assert (
-        well(place()).say
+        summarize(place()).say
         == "node0: torch 2.8.0+cu128 (/p), 2 x NVIDIA A100-SXM4-80GB, driver 580.1, 16 cores, 64 GB of memory"
     )
-    assert well(Examined("this computer", {})).say == "no GPU"
+    assert summarize(Checkup("this computer", {})).say == "no GPU"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from gpuops.cli.terminal.output import Output
 from gpuops.commands.prove import record as records
-from gpuops.commands.prove.prove import Proof, prove, steps
+from gpuops.commands.prove.prove import Proof, plan_steps, prove
 from gpuops.core.errors import AuthFailed, NoCapacity, UsageError
 from gpuops.core.format import span
 from gpuops.core.models import Intent, Journal, Offer, Price, Request, Resource
@@ -54,7 +54,7 @@ def offer(per_hour: float) -> Offer:
     ],
 )
 def test_what_fits_into_the_money(per_hour: float, spend: float, skipped: set[str]) -> None:
-    todo = steps(offer(per_hour), 0.0, spend)
+    todo = plan_steps(offer(per_hour), 0.0, spend)
     assert {step.scenario.on for step in todo if step.skipped} == skipped
     assert sum(step.cost for step in todo if not step.skipped) <= spend
     assert all("more than is left" in step.skipped for step in todo if step.scenario.on in skipped)
@@ -62,10 +62,10 @@ def test_what_fits_into_the_money(per_hour: float, spend: float, skipped: set[st
 
 def test_when_nothing_fits_nothing_is_begun() -> None:
     with pytest.raises(UsageError) as caught:
-        steps(offer(10.0), 0.0, 0.1)
+        plan_steps(offer(10.0), 0.0, 0.1)
     assert "$0.4167 for the least of it, and --spend is $0.1000" in caught.value.say
     enough = float(re.findall(r"--spend ([0-9.]+)", caught.value.hint)[0])
-    assert not [step for step in steps(offer(10.0), 0.0, enough) if step.skipped]
+    assert not [step for step in plan_steps(offer(10.0), 0.0, enough) if step.skipped]
 
 
 def test_money_is_asked_for_once(proving: Prove) -> None:
@@ -75,7 +75,7 @@ def test_money_is_asked_for_once(proving: Prove) -> None:
             return super().offers(request)
 
     Plain.world.out = Output(err=(said := io.StringIO()))
-    with pytest.raises(UsageError, match="nobody is there to be asked"):
+    with pytest.raises(UsageError, match="cannot ask for confirmation"):
         proving(Nobody())
     assert "about $0.2806 in all, at most $5.0000" in said.getvalue()
 

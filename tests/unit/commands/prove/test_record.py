@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.commands.prove.record import KIND, line
+from gpuops.commands.prove.record import KIND, table_row
 
 DOCS = Path(__file__).parents[4] / "docs"
 PAGE = (DOCS / "verified.md").read_text()
@@ -28,7 +28,7 @@ def test_a_row_says_what_its_record_says(name: str) -> None:
     record = RECORDS[name]
     assert (record["schema"], record["kind"]) == (1, KIND)
     (row,) = [row for row in ROWS if f"(verified/{name})" in row]
-    assert row == line(record, row.split(" | ")[3], name)
+    assert row == table_row(record, row.split(" | ")[3], name)
     assert name.startswith(f"{record['provider']}-{record['date'][:10]}")
 
 
