@@ -389,7 +389,7 @@ def test_a_bug_with_one_cluster_keeps_no_other_alive(
     exists(world, "a", "b")
     rows = [world.ledger.cluster(known(world, name)) for name in ("a", "b")]
 
-    def odd(_world: Context, row: Any, *_: Any) -> list[down.Rest]:
+    def odd(_world: Context, row: Any, *_: Any) -> list[down.DeferredFetch]:
         if row.name == "a":
             raise OverflowError("a number of 400 digits")
         return []

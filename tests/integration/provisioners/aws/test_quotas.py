@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.core.errors import AuthFailed
-from gpuops.core.models import Request
+from gpuops.core.models import QuotaReport, Request
 from provisioners.aws import quota_advice, quota_report, quotas
 from provisioners.aws.account import Account
 from provisioners.aws.quotas import CLASSES, ON_DEMAND, SPOT, STANDARD, STANDARD_SPOT, Standing, class_of, row, usage
@@ -142,7 +142,7 @@ def launch(fake: FakeAWS, kind: str, count: int, *, spot: bool) -> None:
     )
 
 
-def by_code(report: quotas.QuotaReport) -> dict[str, tuple[float | None, float | None]]:
+def by_code(report: QuotaReport) -> dict[str, tuple[float | None, float | None]]:
     return {quota.code: (quota.limit, quota.used) for quota in report.quotas}
 
 
