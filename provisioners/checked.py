@@ -30,10 +30,10 @@ from gpuops.core.models import (
 )
 from provisioners.base import Provisioner, TellsQuota
 
-CALL_S = 180.0
+CALL_TIMEOUT_S = 180.0
 """How long a call other than `create` may take; each has shorter limits of its own for the network."""
 
-SPARE_S = 10.0
+PAYER_EXTRA_S = 10.0
 """What a provisioner may take to find its key, beside its patience with others."""
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ T = TypeVar("T")
 class Checked:
     """A Provisioner around a Provisioner: `inner`, as whoever wrote it made it."""
 
-    def __init__(self, inner: Provisioner, limit_s: float = CALL_S) -> None:
+    def __init__(self, inner: Provisioner, limit_s: float = CALL_TIMEOUT_S) -> None:
         self.inner = inner
         self._limit_s = limit_s
         self.contract = inner.contract
@@ -108,7 +108,7 @@ class Checked:
         if tell is None:
             return None
         try:
-            found = in_time(lambda: tell(request, patience_s), patience_s + SPARE_S, f"payer at {self.name}")
+            found = in_time(lambda: tell(request, patience_s), patience_s + PAYER_EXTRA_S, f"payer at {self.name}")
         except Exception:
             found = None
         return found if isinstance(found, Payer) else Payer("", "")

@@ -26,17 +26,17 @@ from gpuops.core.errors import (
 )
 from gpuops.core.models import Request
 from provisioners.aws import credentials, errors
-from provisioners.aws.api import PROFILE, ask, join, split
+from provisioners.aws.api import PROFILE, ask, join_region, split_region
 from provisioners.base import NOTHING
 
 E = TypeVar("E", bound=Exception)
 REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")
 DEFAULT = "us-east-1"
-CONNECT_S = 10.0
-READ_S = 30.0
-NAMING_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 30.0
+IDENTITY_TIMEOUT_S = 10.0
 """How long the answer may take whose account this is: nothing hangs on it but a name."""
-ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 PROFILES = "aws-profiles"
 """In gpuops' own folder: one profile a line, of those that something was ever made with."""
 
@@ -85,17 +85,17 @@ class Account:
 
     def source(self, region: str) -> str:
         """Where the credentials for a region come from. Raises NotSetUp, AuthFailed."""
-        return self._found(split(region)[1])[1]
+        return self._found(split_region(region)[1])[1]
 
     def named(self, region: str) -> Identity | None:
         """Who this is, as far as that was asked for."""
         with self._lock:
-            return self._identities.get(split(region)[1])
+            return self._identities.get(split_region(region)[1])
 
     def recognised(self, region: str) -> Identity | None:
         """Who this is; None where that alone may not be asked, or is not answered. Asked once, whatever comes of it.
         Raises AuthFailed for credentials that are none."""
-        profile = split(region)[1]
+        profile = split_region(region)[1]
         with self._naming:
             if profile in self._unnamed:
                 return None
@@ -109,7 +109,7 @@ class Account:
 
     def identity(self, region: str) -> Identity:
         """Who this is; asked until it is known, and once each time. Raises ProviderError."""
-        profile = split(region)[1]
+        profile = split_region(region)[1]
         with self._lock:
             known = self._identities.get(profile)
         if known is None:
@@ -131,23 +131,23 @@ class Account:
 
         Accounts from before July 2025 have no plan, which is None as well.
         """
-        profile = split(region)[1]
+        profile = split_region(region)[1]
         with self._planning:
             if profile not in self._plans:
                 self._plans[profile] = None
                 with suppress(ProviderError):
-                    client = self._client("freetier", join(DEFAULT, profile), launching=True)
+                    client = self._client("freetier", join_region(DEFAULT, profile), launching=True)
                     told = ask("ask for the account's plan", client.get_account_plan_state)
                     self._plans[profile] = told.get("accountPlanType") == "FREE"
             return self._plans[profile]
 
     def explained(self, region: str, error: E) -> E | AuthFailed:
         """Why a region does not take credentials: one that is not switched on knows none, which others do."""
-        name, profile = split(region)
+        name, profile = split_region(region)
         if errors.code(error) not in errors.NOBODY or name == DEFAULT:
             return error
         try:
-            ask("ask who this is", self.client("sts", join(DEFAULT, profile)).get_caller_identity)
+            ask("ask who this is", self.client("sts", join_region(DEFAULT, profile)).get_caller_identity)
         except GpuopsError:
             return error
         return AuthFailed(
@@ -162,8 +162,10 @@ class Account:
         given = (request.region if request else None) or ""
         names = [one.strip() for one in given.split(",") if one.strip()] or [self._usual(profile)]
         for name in names:
-            self._check(split(name)[0])
-        return list(dict.fromkeys(join(split(name)[0], split(name)[1] or profile) for name in names))
+            self._check(split_region(name)[0])
+        return list(
+            dict.fromkeys(join_region(split_region(name)[0], split_region(name)[1] or profile) for name in names)
+        )
 
     def all_regions(self) -> list[str]:
         """Those that are switched on in the accounts of all known profiles. Raises ProviderError."""
@@ -188,13 +190,13 @@ class Account:
 
     def opted_in(self, profile: str) -> list[str]:
         """The regions that are switched on in a profile's account. Raises ProviderError."""
-        client = self.client("ec2", join(self._usual(profile), profile))
+        client = self.client("ec2", join_region(self._usual(profile), profile))
         told = ask("list the account's regions", client.describe_regions)
-        return [join(str(one["RegionName"]), profile) for one in told.get("Regions") or []]
+        return [join_region(str(one["RegionName"]), profile) for one in told.get("Regions") or []]
 
     def note_profile(self, region: str) -> None:
         """Before something is made: `all_regions` asks this profile from now on. Raises Rejected."""
-        profile = split(region)[1]
+        profile = split_region(region)[1]
         path = self.home / PROFILES
         try:
             with self._lock:
@@ -213,14 +215,14 @@ class Account:
         with self._lock:
             key = (service, region, launching)
             if key not in self._clients:
-                name, profile = split(region)
+                name, profile = split_region(region)
                 session, _ = self._found(profile)
                 from botocore.config import Config
 
-                tries = 1 if launching else ATTEMPTS
+                tries = 1 if launching else MAX_ATTEMPTS
                 settings = Config(
-                    connect_timeout=CONNECT_S,
-                    read_timeout=NAMING_S if service in ("sts", "freetier") else READ_S,
+                    connect_timeout=CONNECT_TIMEOUT_S,
+                    read_timeout=IDENTITY_TIMEOUT_S if service in ("sts", "freetier") else READ_TIMEOUT_S,
                     retries={"mode": "standard", "total_max_attempts": tries},
                     user_agent_extra="gpuops",
                     max_pool_connections=32,

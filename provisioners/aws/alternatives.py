@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuops.core.models import Increase
-from provisioners.aws.api import split
+from provisioners.aws.api import split_region
 from provisioners.aws.catalog import Kind, is_old
 from provisioners.aws.quotas import UNIT, Class, Standing, class_of
 
@@ -85,7 +85,7 @@ class Way:
 
     @property
     def region(self) -> str:
-        return split(self.place.region)[0]
+        return split_region(self.place.region)[0]
 
     @property
     def increases(self) -> Sequence[Increase]:

@@ -27,13 +27,13 @@ PROFILE = "gpuops_profile"
 """Attribute of a client: the profile whose credentials it uses, for errors to name."""
 
 
-def split(region: str) -> tuple[str, str]:
+def split_region(region: str) -> tuple[str, str]:
     """A region's own name and its profile (empty: none)."""
     name, _, profile = region.partition("@")
     return name, profile
 
 
-def join(name: str, profile: str) -> str:
+def join_region(name: str, profile: str) -> str:
     """The word that `split` takes apart."""
     return f"{name}@{profile}" if profile else name
 
@@ -69,7 +69,7 @@ def pages(doing: str, client: Any, operation: str, key: str, **parameters: Any) 
     return list(ask(doing, everything, client=client))
 
 
-def together(
+def ask_all(
     calls: Mapping[K, Callable[[], V]], most: int = MAX_CALLS_AT_ONCE
 ) -> dict[K, V | ProviderError | UsageError]:
     """The answer or the error of each call, in the order given. An error that is not ours is raised, after all calls
@@ -88,7 +88,7 @@ def _settled(call: Callable[[], V]) -> V | ProviderError | UsageError:
         return error
 
 
-def sure(settled: V | ProviderError | UsageError) -> V:
+def require(settled: V | ProviderError | UsageError) -> V:
     """The answer of a call by `together`. Raises its error."""
     if isinstance(settled, ProviderError | UsageError):
         raise settled

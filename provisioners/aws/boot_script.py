@@ -18,14 +18,14 @@ import shlex
 from gpuops.core.errors import Rejected
 from provisioners.keys import Pair
 
-MOST = 16384
+MAX_BYTES = 16384
 """Bytes that AWS takes."""
 WATCH = "/var/lib/gpuops"
 """Where the node's own watchdog and this one meet (`boot_watch`)."""
 PROGRAM = "/usr/local/lib/gpuops/end"
-LOOK_S = 10
+CHECK_INTERVAL_S = 10
 REVIVE_ROUNDS = 3
-FORCE_S = 60
+POWEROFF_TIMEOUT_S = 60
 
 TIMER = """\
 [Unit]
@@ -128,9 +128,9 @@ def document(*, host: Pair, login: str, user: str, end: float) -> str:
         "ssh_pwauth": False,
     }
     text = f"#cloud-config\n{json.dumps(told, indent=1)}\n"  # what is JSON is YAML, too
-    if len(text.encode()) > MOST:
+    if len(text.encode()) > MAX_BYTES:
         raise Rejected(
-            f"the machines' start-up data has {len(text.encode())} bytes, and AWS takes {MOST}",
+            f"the machines' start-up data has {len(text.encode())} bytes, and AWS takes {MAX_BYTES}",
             "tell the makers of gpuops",
         )
     return text
@@ -161,9 +161,9 @@ def _filled(text: str, user: str, end: float) -> str:
         "FOLDER": PROGRAM.rpartition("/")[0],
         "USER": shlex.quote(user),
         "END": str(int(end)),
-        "LOOK": str(LOOK_S),
+        "LOOK": str(CHECK_INTERVAL_S),
         "ROUNDS": str(REVIVE_ROUNDS),
-        "FORCE": str(FORCE_S),
+        "FORCE": str(POWEROFF_TIMEOUT_S),
     }
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)

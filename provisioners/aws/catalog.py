@@ -26,9 +26,9 @@ X86 = "x86_64"
 ARM = "has an ARM processor, and the images that gpuops starts are for x86"
 UNASKED = frozenset({"v100", "k80", "m60"})
 """What the images' drivers and newer builds of torch have left behind: only by name."""
-PAGE = 100
+PAGE_SIZE = 100
 OTHERS = "look in other regions: --region A,B"
-LISTED = 12
+MAX_NAMES = 12
 """How many names an error lists."""
 
 
@@ -229,7 +229,7 @@ def is_old(kind: Kind) -> bool:
 
 def _listed(names: Iterable[str]) -> str:
     known = sorted(set(names))
-    return ", ".join(known[:LISTED]) + (" and others" if len(known) > LISTED else "")
+    return ", ".join(known[:MAX_NAMES]) + (" and others" if len(known) > MAX_NAMES else "")
 
 
 # Questions.
@@ -246,7 +246,7 @@ def kinds(account: Account, region: str, types: str = "") -> dict[str, Kind]:
         "describe_instance_types",
         "InstanceTypes",
         Filters=[{"Name": "instance-type", "Values": [*FAMILIES, *sorted(further)]}],
-        MaxResults=PAGE,
+        MaxResults=PAGE_SIZE,
     )
     found = [read(one) for one in told]
     return {kind.type: kind for kind in found}

@@ -101,7 +101,8 @@ ANSWERED: tuple[Row, ...] = (
     Row(("IdempotentParameterMismatch",), Unknown, "AWS knows that request already, in another form{why}", AGAIN),
     # Who this is.
     Row(("AuthFailure.ServiceLinkedRoleCreationNotPermitted",), AuthFailed,
-        "the account has never had a spot machine, and these credentials may not make the role that its first one needs",
+        "the account has never had a spot machine, and these credentials may not make the role that its first one "
+        "needs",
         SPOT_ROLE),
     Row(("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId"), AuthFailed,
         "AWS does not accept the credentials, or the region is not switched on for them{why}", KEYS),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gpuops.core.errors import ProviderError, Rejected, UsageError
 from provisioners.aws.account import Account
-from provisioners.aws.api import ask, pages, split
+from provisioners.aws.api import ask, pages, split_region
 from provisioners.aws.options import Wishes
 
 PATH = "/aws/service/deeplearning/ami/x86_64"
@@ -28,7 +28,7 @@ CANDIDATES = (
 LINE = re.compile(r"/oss-nvidia-driver-gpu-pytorch-(\d+)\.(\d+)-(ubuntu|amazon-linux)-(\d+)(?:\.(\d+))?/latest/ami-id$")
 GONE = ("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable")
 """AWS's codes where it does not start from an image any more."""
-LOOKED_AT = 100
+MAX_CANDIDATES = 100
 """So many images are asked for in one question, which takes 200."""
 NAMES = ("Deep Learning OSS Nvidia Driver AMI GPU PyTorch *",)
 LOGINS = (
@@ -71,7 +71,7 @@ def find(account: Account, region: str, wishes: Wishes, gone: Sequence[str] = ()
     """The image for a request in one region. `gone`: ids not to take. Raises ProviderError, UsageError."""
     if not wishes.ami:
         return read(_newest(account, region, gone), wishes)
-    client, name, wanted = account.client("ec2", region), split(region)[0], wishes.ami
+    client, name, wanted = account.client("ec2", region), split_region(region)[0], wishes.ami
     told = ask(f"look at the image {wanted} in {name}", client.describe_images, ImageIds=[wanted]).get("Images") or []
     if not told:
         raise Rejected(f"the image {wanted} is not there in {name}", "name one of that region: --ami")
@@ -114,7 +114,7 @@ def _login(told: Mapping[str, Any], name: str) -> str:
 
 def _newest(account: Account, region: str, gone: Sequence[str]) -> Mapping[str, Any]:
     """AWS's image with PyTorch, as AWS tells of it: a known good one, else the newest. Raises ProviderError."""
-    name = split(region)[0]
+    name = split_region(region)[0]
     names = [f"{PATH}/oss-nvidia-driver-gpu-pytorch-{one}/latest/ami-id" for one in CANDIDATES]
     ssm = account.client("ssm", region)
     refused: ProviderError | None = None
@@ -142,11 +142,11 @@ def _newest(account: Account, region: str, gone: Sequence[str]) -> Mapping[str, 
 
 def _first(account: Account, region: str, ids: Sequence[str], gone: Sequence[str]) -> Mapping[str, Any] | None:
     """The first of these images that can be started: a parameter may name one that AWS has taken away."""
-    wanted = [one for one in ids if one not in gone][:LOOKED_AT]
+    wanted = [one for one in ids if one not in gone][:MAX_CANDIDATES]
     if not wanted:
         return None
     told = pages(
-        f"look at AWS's images in {split(region)[0]}",
+        f"look at AWS's images in {split_region(region)[0]}",
         account.client("ec2", region),
         "describe_images",
         "Images",

@@ -11,15 +11,15 @@ from gpuops.core.errors import ProviderError, QuotaExceeded, RateLimited, Unknow
 from gpuops.core.models import Intent, Offer
 from provisioners.aws import errors, machines, quota_advice
 from provisioners.aws.alternatives import Asked
-from provisioners.aws.api import ask, split
-from provisioners.aws.network import lull, unknown_yet
+from provisioners.aws.api import ask, split_region
+from provisioners.aws.network import backoff_s, is_unknown_yet
 from provisioners.aws.options import Wishes
 from provisioners.aws.quotas import arithmetic
 
-TRIES = 6
-LIMIT = re.compile(r"limit of (\d+)")
+MAX_ATTEMPTS = 6
+QUOTA_LIMIT = re.compile(r"limit of (\d+)")
 """In AWS's words: what the quota is now."""
-LIMIT_S = 100.0
+LAST_ATTEMPT_S = 100.0
 """So long after the beginning the request is made again: its answer may take 40 s more."""
 
 
@@ -53,7 +53,7 @@ def parameters(offer: Offer, intent: Intent, group: str, user_data: str, told: M
                 "DeleteOnTermination": True,
             }
         ],
-        "TagSpecifications": machines.specifications(
+        "TagSpecifications": machines.tag_specifications(
             told, "instance", "volume", "network-interface", *(["spot-instances-request"] if spot else [])
         ),
     }
@@ -92,14 +92,14 @@ def start(
     ProviderError: Unknown as soon as one of the requests was not answered, with what another said as `instead`.
     """
     began, unanswered = clock() if since is None else since, False
-    for attempt in range(TRIES):
+    for attempt in range(MAX_ATTEMPTS):
         try:
             return dict(ask(doing, client.run_instances, creating=True, **wanted))
         except ProviderError as error:
             unanswered = unanswered or isinstance(error, Unknown)
-            again = isinstance(error, Unknown | RateLimited) or (ours and unknown_yet(error))
-            wait = max(lull(attempt), getattr(error, "retry_after", None) or 0.0)
-            late = attempt == TRIES - 1 or clock() - began + wait >= LIMIT_S
+            again = isinstance(error, Unknown | RateLimited) or (ours and is_unknown_yet(error))
+            wait = max(backoff_s(attempt), getattr(error, "retry_after", None) or 0.0)
+            late = attempt == MAX_ATTEMPTS - 1 or clock() - began + wait >= LAST_ATTEMPT_S
             if not again or late or errors.code(error) == "IdempotentParameterMismatch":
                 if unanswered and not isinstance(error, Unknown):
                     say = f"{error.say}; and a request before was not answered"
@@ -114,9 +114,9 @@ def beyond(error: QuotaExceeded, offer: Offer) -> QuotaExceeded:
     data, named = offer.data, errors.code(error)
     if named not in ("MaxSpotInstanceCountExceeded", "VcpuLimitExceeded"):
         return error
-    told = LIMIT.search(error.say)
+    told = QUOTA_LIMIT.search(error.say)
     limit = f" ({told[1]} vCPU)" if told else ""
-    where, market = split(offer.region)[0], str(data["market"])
+    where, market = split_region(offer.region)[0], str(data["market"])
     kind = str(data["type"])
     wished = (
         Asked(offer.nodes, offer.gpus, kind, None, market)
@@ -133,5 +133,5 @@ def beyond(error: QuotaExceeded, offer: Offer) -> QuotaExceeded:
 def doing(offer: Offer) -> str:
     """What it is, for people: `start 2 x g5.12xlarge in us-east-1b`."""
     data = offer.data
-    where = data.get("zone") or split(offer.region)[0]
+    where = data.get("zone") or split_region(offer.region)[0]
     return f"start {offer.nodes} x {data['type']} in {where}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ from gpuops.core.format import first_few
 from gpuops.core.models import Resource
 from provisioners.aws import machines
 from provisioners.aws.account import Account
-from provisioners.aws.api import ask, pages, split, together
+from provisioners.aws.api import ask, ask_all, pages, split_region
 from provisioners.aws.errors import barred, code
+from provisioners.aws.machines import Instance, RequestState, SpotRequest, State
 
-AT_A_TIME = 16
+MAX_REGIONS_AT_ONCE = 16
 """So many regions."""
 
 
@@ -34,12 +34,12 @@ def owned(account: Account, home: Path, owner: str, regions: Sequence[str]) -> l
         wanted, silent, errors = _everywhere(account)
     calls = {region: partial(_in_region, account, home, owner, region) for region in wanted}
     found: dict[tuple[str, str], Resource] = {}
-    answers = together(calls, AT_A_TIME)
+    answers = ask_all(calls, MAX_REGIONS_AT_ONCE)
     answered = sum(not isinstance(answer, ProviderError | UsageError) for answer in answers.values())
     for region, answer in answers.items():
         if isinstance(answer, ProviderError | UsageError):
             if regions or not answered or not barred(answer):
-                silent.append(split(region)[0])
+                silent.append(split_region(region)[0])
                 errors.append(answer)
         else:
             for one in answer:  # two profiles may be of one account
@@ -58,7 +58,7 @@ def owned(account: Account, home: Path, owner: str, regions: Sequence[str]) -> l
 def _everywhere(account: Account) -> tuple[list[str], list[str], list[ProviderError | UsageError]]:
     """All regions of all profiles; which profiles do not tell theirs, and why."""
     profiles = account.profiles()
-    told = together({profile: partial(account.opted_in, profile) for profile in profiles})
+    told = ask_all({profile: partial(account.opted_in, profile) for profile in profiles})
     regions: list[str] = []
     silent: list[str] = []
     errors: list[ProviderError | UsageError] = []
@@ -74,112 +74,120 @@ def _everywhere(account: Account) -> tuple[list[str], list[str], list[ProviderEr
 
 
 def _in_region(account: Account, home: Path, owner: str, region: str) -> list[Resource]:
-    client, name = account.client("ec2", region), split(region)[0]
-    mine = machines.account(account.recognised(region), region)
-    living = {"Name": "instance-state-name", "Values": list(machines.ALIVE)}
+    client, where = account.client("ec2", region), split_region(region)[0]
+    data = machines.account_data(account.recognised(region), region)
+    living = {"Name": "instance-state-name", "Values": [state.value for state in machines.LISTED_STATES]}
     reservations = pages(
-        f"list machines in {name}",
+        f"list machines in {where}",
         client,
         "describe_instances",
         "Reservations",
-        Filters=machines.filters(owner, living),
+        Filters=machines.owner_filters(owner, living),
     )
-    there = machines.all_of(reservations)
-    alive = {str(one["InstanceId"]) for one in there}
+    instances = machines.instances_of(reservations)
+    alive = {one.id for one in instances}
+    counting = {"Name": "state", "Values": [RequestState.OPEN.value, RequestState.ACTIVE.value]}
     requests = pages(
-        f"list spot requests in {name}",
+        f"list spot requests in {where}",
         client,
         "describe_spot_instance_requests",
         "SpotInstanceRequests",
-        Filters=machines.filters(owner, {"Name": "state", "Values": list(machines.OPEN)}),
+        Filters=machines.owner_filters(owner, counting),
     )
-    free = machines.filters(owner, machines.FREE)
-    volumes = pages(f"list volumes in {name}", client, "describe_volumes", "Volumes", Filters=free)
-    doing = f"list network interfaces in {name}"
-    cards = pages(doing, client, "describe_network_interfaces", "NetworkInterfaces", Filters=free)
+    unattached = machines.owner_filters(owner, machines.UNATTACHED)
+    volumes = pages(f"list volumes in {where}", client, "describe_volumes", "Volumes", Filters=unattached)
+    doing = f"list network interfaces in {where}"
+    interfaces = pages(doing, client, "describe_network_interfaces", "NetworkInterfaces", Filters=unattached)
     found = [
-        *(machines.resource(one, region, home, mine) for one in there),
-        *(machines.group(one, region, mine) for one in groups(client, name, owner)),
-        *(machines.request(one, region, mine) for one in requests if str(one.get("InstanceId") or "") not in alive),
-        *(machines.volume(one, region, mine) for one in volumes),
-        *(machines.card(one, region, mine) for one in cards),
+        *(machines.resource(one, region, home, data) for one in instances),
+        *(_group_resource(one, region, data) for one in groups(client, where, owner)),
+        *(
+            machines.request_resource(one, region, data)
+            for one in map(machines.read_request, requests)
+            if one.instance not in alive
+        ),
+        *(machines.volume_resource(one, region, data) for one in volumes),
+        *(machines.interface_resource(one, region, data) for one in interfaces),
     ]
     return [one for one in found if one.name]
 
 
-def groups(client: Any, name: str, owner: str, cluster: str = "") -> list[Mapping[str, Any]]:
-    """The security groups of an owner, or of one cluster, as AWS tells of them."""
+def groups(client: Any, where: str, owner: str, cluster: str = "") -> list[Mapping[str, Any]]:
+    """The security groups of an owner, or of one cluster, as AWS describes them. `where`: the region, for errors."""
     further = [{"Name": f"tag:{machines.CLUSTER}", "Values": [cluster]}] if cluster else []
     return pages(
-        f"list security groups in {name}",
+        f"list security groups in {where}",
         client,
         "describe_security_groups",
         "SecurityGroups",
-        Filters=machines.filters(owner, *further),
+        Filters=machines.owner_filters(owner, *further),
     )
 
 
+def _group_resource(document: Mapping[str, Any], region: str, account: Mapping[str, str], name: str = "") -> Resource:
+    return machines.group_resource(str(document["GroupId"]), machines.tags_of(document), region, account, name)
+
+
 def look(account: Account, home: Path, resource: Resource) -> Resource | None:
-    """A thing as it is now; None where AWS knows nothing of it. Raises ProviderError."""
+    """A resource as it is now; None where AWS knows nothing of it. Raises ProviderError."""
     client = account.client("ec2", resource.region)
-    mine = machines.account(account.recognised(resource.region), resource.region, resource.data.get("account"))
+    data = machines.account_data(account.recognised(resource.region), resource.region, resource.data.get("account"))
     looks: Mapping[str, Callable[[], Resource | None]] = {
-        "machine": lambda: _machine(client, home, resource, mine),
-        machines.GROUP: lambda: _group(client, resource, mine),
-        machines.REQUEST: lambda: _request(client, resource),
+        "machine": lambda: _machine(client, home, resource, data),
+        machines.GROUP: lambda: _group(client, resource, data),
+        machines.SPOT_REQUEST: lambda: _request(client, resource),
         machines.VOLUME: lambda: _volume(client, resource),
-        machines.CARD: lambda: _card(client, resource),
+        machines.INTERFACE: lambda: _interface(client, resource),
     }
     return looks.get(resource.kind, lambda: None)()
 
 
-def _machine(client: Any, home: Path, resource: Resource, mine: Mapping[str, str]) -> Resource | None:
-    told = machine(client, resource.id)
-    if told is None:
+def _machine(client: Any, home: Path, resource: Resource, data: Mapping[str, str]) -> Resource | None:
+    instance = find_instance(client, resource.id)
+    if instance is None:
         return None
-    return machines.resource(told, resource.region, home, mine, known=resource.data, name=resource.name)
+    return machines.resource(instance, resource.region, home, data, known=resource.data, name=resource.name)
 
 
-def machine(client: Any, id_: str) -> Mapping[str, Any] | None:
-    """An instance as AWS tells of it; None where it knows none."""
-    answer = _found(f"look at the machine {id_}", client.describe_instances, InstanceIds=[id_])
-    there = machines.all_of(answer.get("Reservations") or [])
-    return there[0] if there else None
+def find_instance(client: Any, id_: str) -> Instance | None:
+    """The instance of that id; None where AWS knows none."""
+    answer = _find(f"look at the machine {id_}", client.describe_instances, InstanceIds=[id_])
+    return next(iter(machines.instances_of(answer.get("Reservations") or [])), None)
 
 
-def _group(client: Any, resource: Resource, mine: Mapping[str, str]) -> Resource | None:
+def _group(client: Any, resource: Resource, data: Mapping[str, str]) -> Resource | None:
     doing = f"look at the security group {resource.id}"
-    there = _found(doing, client.describe_security_groups, GroupIds=[resource.id]).get("SecurityGroups")
-    return machines.group(there[0], resource.region, mine, resource.name) if there else None
+    listed = _find(doing, client.describe_security_groups, GroupIds=[resource.id]).get("SecurityGroups")
+    return _group_resource(listed[0], resource.region, data, resource.name) if listed else None
 
 
 def _request(client: Any, resource: Resource) -> Resource | None:
-    told = request(client, resource.id)
-    return resource if told and told.get("State") in machines.OPEN else None
+    request = find_request(client, resource.id)
+    return resource if request and request.counts else None
 
 
 def _volume(client: Any, resource: Resource) -> Resource | None:
     doing = f"look at the volume {resource.id}"
-    there = _found(doing, client.describe_volumes, VolumeIds=[resource.id]).get("Volumes")
-    return resource if there and there[0].get("State") != "deleting" else None
+    listed = _find(doing, client.describe_volumes, VolumeIds=[resource.id]).get("Volumes")
+    return resource if listed and listed[0].get("State") != "deleting" else None
 
 
-def _card(client: Any, resource: Resource) -> Resource | None:
+def _interface(client: Any, resource: Resource) -> Resource | None:
     doing = f"look at the network interface {resource.id}"
-    told = _found(doing, client.describe_network_interfaces, NetworkInterfaceIds=[resource.id])
-    return resource if told.get("NetworkInterfaces") else None
+    answer = _find(doing, client.describe_network_interfaces, NetworkInterfaceIds=[resource.id])
+    return resource if answer.get("NetworkInterfaces") else None
 
 
-def request(client: Any, id_: str) -> Mapping[str, Any] | None:
-    """A spot request as AWS tells of it; None where it knows none."""
-    answer = _found(
+def find_request(client: Any, id_: str) -> SpotRequest | None:
+    """The spot request of that id; None where AWS knows none."""
+    answer = _find(
         f"look at the spot request {id_}", client.describe_spot_instance_requests, SpotInstanceRequestIds=[id_]
     )
-    there = answer.get("SpotInstanceRequests") or []
-    return there[0] if there else None
+    listed = answer.get("SpotInstanceRequests") or []
+    return machines.read_request(listed[0]) if listed else None
 
 
-def _found(doing: str, call: Callable[..., Any], **parameters: Any) -> dict[str, Any]:
+def _find(doing: str, call: Callable[..., Any], **parameters: Any) -> dict[str, Any]:
     """The answer to a question for one thing; {} where it is not there."""
     try:
         return dict(ask(doing, call, **parameters))
@@ -194,13 +202,13 @@ def is_absent(error: ProviderError) -> bool:
     return code(error).endswith(".NotFound")
 
 
-IN_USE = ("DependencyViolation", "InvalidGroup.InUse", "VolumeInUse", "InvalidNetworkInterface.InUse")
+IN_USE_CODES = ("DependencyViolation", "InvalidGroup.InUse", "VolumeInUse", "InvalidNetworkInterface.InUse")
 """Codes for what cannot go yet."""
-LAG_S = 60.0
+UNKNOWN_MACHINE_S = 60.0
 """So long after its creation a spot request's machine may exist and not be known."""
 
 
-class Ending:
+class Teardown:
     """One round. Gone already is success; what cannot go yet is left for the next."""
 
     def __init__(self, account: Account, now: Callable[[], float] = time.time) -> None:
@@ -210,7 +218,11 @@ class Ending:
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         """Raises what one of them came to, when all were asked for."""
-        ends = {machines.REQUEST: self._request, machines.VOLUME: self._volume, machines.CARD: self._card}
+        ends = {
+            machines.SPOT_REQUEST: self._request,
+            machines.VOLUME: self._volume,
+            machines.INTERFACE: self._interface,
+        }
         for region in dict.fromkeys(one.region for one in resources):
             here = [one for one in resources if one.region == region]
             self._try(partial(self._machines, region, [one for one in here if one.kind == "machine"]))
@@ -246,11 +258,10 @@ class Ending:
 
     def _request(self, resource: Resource) -> None:
         client = self._account.client("ec2", resource.region)
-        told = request(client, resource.id)
-        if told is None or told.get("State") not in machines.OPEN:
+        request = find_request(client, resource.id)
+        if request is None or not request.counts:
             return
-        id_ = str(told.get("InstanceId") or "")
-        if id_ and not self._is_over(client, id_, told):
+        if request.instance and not self._machine_ended(client, request):
             return
         doing = f"cancel the spot request {resource.id}"
         try:
@@ -258,24 +269,25 @@ class Ending:
         except ProviderError as error:
             self._unless_absent(error)
 
-    def _is_over(self, client: Any, id_: str, request: Mapping[str, Any]) -> bool:
-        """Whether a spot request's machine is no more. One that lives is ended; one not known may be too young."""
-        told = machine(client, id_)
-        state = str(((told or {}).get("State") or {}).get("Name") or "")
-        if state == "terminated":
+    def _machine_ended(self, client: Any, request: SpotRequest) -> bool:
+        """Whether a spot request's machine has ended. One that lives is ended now; one that AWS does not know may have
+        been started a moment ago, and is ended in a later round."""
+        instance = find_instance(client, request.instance)
+        if instance and instance.state is State.TERMINATED:
             return True
-        if state != "shutting-down":
+        if instance is None or instance.state is not State.SHUTTING_DOWN:
+            doing = f"end the machine {request.instance}"
             try:
-                ask(f"end the machine {id_}", client.terminate_instances, InstanceIds=[id_])
+                ask(doing, client.terminate_instances, InstanceIds=[request.instance])
             except ProviderError as error:
                 self._unless_absent(error)
-        return told is None and self._now() - _created(request) > LAG_S
+        return instance is None and self._now() - request.created > UNKNOWN_MACHINE_S
 
     def _volume(self, resource: Resource) -> None:
         client = self._account.client("ec2", resource.region)
         self._remove(f"delete the volume {resource.id}", client.delete_volume, VolumeId=resource.id)
 
-    def _card(self, resource: Resource) -> None:
+    def _interface(self, resource: Resource) -> None:
         client, id_ = self._account.client("ec2", resource.region), resource.id
         self._remove(f"delete the network interface {id_}", client.delete_network_interface, NetworkInterfaceId=id_)
 
@@ -288,15 +300,9 @@ class Ending:
         try:
             ask(doing, call, **which)
         except ProviderError as error:
-            if code(error) not in IN_USE:
+            if code(error) not in IN_USE_CODES:
                 self._unless_absent(error)
 
     def _unless_absent(self, error: ProviderError) -> None:
         if not is_absent(error):
             raise error
-
-
-def _created(request: Mapping[str, Any]) -> float:
-    """When a spot request was made, in UTC seconds; long ago where AWS does not say."""
-    at = request.get("CreateTime")
-    return at.timestamp() if isinstance(at, datetime) else 0.0

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 from gpuops.core.errors import ProviderError, Rejected, UsageError
 from provisioners.aws import errors
 from provisioners.aws.account import Account
-from provisioners.aws.api import ask, pages, split
+from provisioners.aws.api import ask, pages, split_region
 from provisioners.aws.options import Wishes
 
 CHECKIP = "https://checkip.amazonaws.com"
-CHECKIP_S = 10.0
+CHECKIP_TIMEOUT_S = 10.0
 OURS = "gpuops: whoever brought the cluster up"
 """Description of the rule that follows this computer's address."""
 GIVEN = "gpuops: --ssh-from"
 BETWEEN = "gpuops: between its machines"
-TRIES = 6
+MAX_ATTEMPTS = 6
 """So often a group that was just made may not be known yet."""
 
 
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 def places(account: Account, region: str, wishes: Wishes) -> dict[str, Place]:
     """The subnet of each zone; of all, those of the default network. Raises ProviderError, UsageError."""
-    client, name = account.client("ec2", region), split(region)[0]
+    client, name = account.client("ec2", region), split_region(region)[0]
     if wishes.subnets:
         several = f"subnet{'s' * (len(wishes.subnets) > 1)} {', '.join(wishes.subnets)}"
         told = pages(
@@ -107,7 +107,7 @@ def caller(env: Mapping[str, str]) -> str:
     hint = "say whom SSH is open to: --ssh-from 203.0.113.7"
     try:
         asked = urllib.request.Request(url, headers={"User-Agent": "gpuops"})
-        with urllib.request.urlopen(asked, timeout=CHECKIP_S) as answer:
+        with urllib.request.urlopen(asked, timeout=CHECKIP_TIMEOUT_S) as answer:
             said = answer.read(200).decode("ascii", "replace").strip()
     except (OSError, ValueError, urllib.error.URLError) as error:
         raise Rejected(f"{url} does not tell this computer's address: {error}", hint) from error
@@ -154,19 +154,19 @@ def open_group(
 ) -> None:
     """Let this computer in, and the machines to each other. Asked again it changes nothing. Raises ProviderError."""
     for rules in ([rule(cidr, GIVEN if given else OURS)], [among(group)]):
-        for left in reversed(range(TRIES)):
+        for left in reversed(range(MAX_ATTEMPTS)):
             try:
                 ask(doing, client.authorize_security_group_ingress, GroupId=group, IpPermissions=rules)
                 break
             except ProviderError as error:
                 if errors.code(error) == "InvalidPermission.Duplicate":
                     break
-                if not unknown_yet(error) or not left:
+                if not is_unknown_yet(error) or not left:
                     raise
-                pause(lull(TRIES - 1 - left))
+                pause(backoff_s(MAX_ATTEMPTS - 1 - left))
 
 
-def unknown_yet(error: ProviderError) -> bool:
+def is_unknown_yet(error: ProviderError) -> bool:
     """Whether AWS has not heard everywhere of a group that it has just made."""
     return errors.code(error) in (
         "InvalidGroup.NotFound",
@@ -175,7 +175,7 @@ def unknown_yet(error: ProviderError) -> bool:
     )
 
 
-def lull(attempt: int) -> float:
+def backoff_s(attempt: int) -> float:
     """How long to wait before asking again, in seconds; never the same."""
     return float(min(2.0**attempt, 16.0) * random.uniform(0.5, 1.0))
 

@@ -17,14 +17,14 @@ from gpuops.core.models import Offer, Price
 from provisioners.aws import images, launch, pricing, quota_advice, quota_report, quotas, reservations
 from provisioners.aws.account import Account
 from provisioners.aws.alternatives import Asked, Place, Way
-from provisioners.aws.api import split, together
+from provisioners.aws.api import ask_all, split_region
 from provisioners.aws.catalog import Kind
 from provisioners.aws.options import Wishes
-from provisioners.aws.quota_report import AT_A_TIME, asked_of
+from provisioners.aws.quota_report import MAX_REGIONS_AT_ONCE, asked_of
 from provisioners.aws.quotas import SPOT, UNIT, Class, class_of
 from provisioners.aws.stock import Stock, is_prepaid, read_stock
 
-NAMED = 4
+MAX_NAMES = 4
 """So many types are named."""
 BLOCKS = Class("", "Capacity Blocks", reservations.BLOCK)
 """Counts nothing: a block is as large as it was bought."""
@@ -37,12 +37,14 @@ def offers(account: Account, given: Wishes, regions: Sequence[str]) -> list[Offe
         given, regions = reservations.applied(account, given, regions)
     asked = asked_of(given)
     regions = _of_zone(regions, given.zone) if given.zone else regions
-    found = together({region: partial(read_stock, account, region, given, asked) for region in regions}, AT_A_TIME)
+    found = ask_all(
+        {region: partial(read_stock, account, region, given, asked) for region in regions}, MAX_REGIONS_AT_ONCE
+    )
     stocks = [one for one in found.values() if isinstance(one, Stock)]
     found = {region: one if isinstance(one, Stock) else account.explained(region, one) for region, one in found.items()}
     if not stocks:
         raise _worst(found.values())
-    notes = [f"{split(region)[0]}: {one.say}" for region, one in found.items() if not isinstance(one, Stock)]
+    notes = [f"{split_region(region)[0]}: {one.say}" for region, one in found.items() if not isinstance(one, Stock)]
     made: list[Offer] = []
     short: list[Way] = []
     for stock in stocks:
@@ -57,9 +59,9 @@ def offers(account: Account, given: Wishes, regions: Sequence[str]) -> list[Offe
 
 
 def _of_zone(regions: Sequence[str], zone: str) -> list[str]:
-    found = [region for region in regions if zone.startswith(split(region)[0])]
+    found = [region for region in regions if zone.startswith(split_region(region)[0])]
     if not found:
-        names = ", ".join(split(region)[0] for region in regions)
+        names = ", ".join(split_region(region)[0] for region in regions)
         raise UsageError(f"the zone {zone} is not in {names}", f"name its region as well: --region {zone[:-1]}")
     return found
 
@@ -112,7 +114,7 @@ def _same_quota(short: Sequence[Way]) -> list[list[Way]]:
 
 
 def _left_out(asked: Asked, ways: Sequence[Way]) -> str:
-    names = first_few([way.kind.type for way in ways], NAMED)
+    names = first_few([way.kind.type for way in ways], MAX_NAMES)
     least = asked.exactly(ways[0].kind)
     to_type = quota_advice.command(least, "quota", ways[0].place.region)
     return f"left out: {names}: {quota_advice.lacking(ways[0])}: {to_type}"
@@ -120,7 +122,9 @@ def _left_out(asked: Asked, ways: Sequence[Way]) -> str:
 
 def _once_more(account: Account, stocks: Sequence[Stock], asked: Asked) -> list[Place]:
     """The same places with the other market, and with their open requests for more, as far as those may be seen."""
-    told = together({one.place.region: partial(_in_full, account, one.place, asked) for one in stocks}, AT_A_TIME)
+    told = ask_all(
+        {one.place.region: partial(_in_full, account, one.place, asked) for one in stocks}, MAX_REGIONS_AT_ONCE
+    )
     return [found if isinstance(found := told[one.place.region], Place) else one.place for one in stocks]
 
 
@@ -140,7 +144,7 @@ def _offer(stock: Stock, kind: Kind, zone: str, price: float, given: Wishes) -> 
     costs = [
         Price(f"{nodes} x {kind.type}, {market}{stock.unpriced and ', at most'}", round(price * nodes, 6)),
         Price(f"{nodes} x {disk} GB of disk (gp3)", round(ground.disk * disk * nodes, 6)),
-        *([Price(f"{nodes} x public IPv4 address", round(pricing.ADDRESS * nodes, 6))] if net.public else []),
+        *([Price(f"{nodes} x public IPv4 address", round(pricing.ADDRESS_HOURLY * nodes, 6))] if net.public else []),
     ]
     per_hour = sum(cost.per_hour for cost in costs)
     count = (f"{nodes} x {kind.gpus}" if nodes > 1 else str(kind.gpus)) if kind.gpus else ""

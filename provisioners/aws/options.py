@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from provisioners.aws.reservations import Reserved
 
 DISK_GB = 100
-DISK_MOST = 16384
+MAX_DISK_GB = 16384
 OPTIONS: Sequence[Option] = (
     Option(
         "instance-type",
@@ -104,8 +104,8 @@ def wishes(request: Request) -> Wishes:
         raise UsageError("a cluster has at least one node", "--nodes is 1 and more")
     if request.gpus is not None and request.gpus < 1:
         raise UsageError("a machine is asked for with at least one GPU", "leave out --gpus, or ask for 1 and more")
-    if not 1 <= disk <= DISK_MOST:
-        raise UsageError(f"no disk has {disk} GB", f"--disk is in GB, from 1 to {DISK_MOST}")
+    if not 1 <= disk <= MAX_DISK_GB:
+        raise UsageError(f"no disk has {disk} GB", f"--disk is in GB, from 1 to {MAX_DISK_GB}")
     for name, start in (("subnet", "subnet-"), ("security-group", "sg-"), ("ami", "ami-")):
         for value in _several(text(name)) if name == "subnet" else filter(None, [text(name)]):
             if not (value.startswith(start) and ID.fullmatch(value.removeprefix(start))):

@@ -11,20 +11,20 @@ from typing import Any
 
 from gpuops.core.errors import ProviderError, UsageError
 from provisioners.aws.account import Account
-from provisioners.aws.api import join, pages, split, together
+from provisioners.aws.api import ask_all, join_region, pages, split_region
 from provisioners.aws.catalog import Kind
 
 PRICE_LISTS = ("us-east-1", "eu-central-1", "ap-south-1")
 """Where the price list of all regions is asked, one after another: an organization may close the first of them."""
-ADDRESS = 0.005
+ADDRESS_HOURLY = 0.005
 """$/h of a public IPv4 address, the same in every region."""
 DISK_MONTHLY = 0.10
 """$ a month for a GB of gp3, where the price list does not say: 0.08 in us-east-1, more in others."""
 MONTH_H = 730.0
-SINGLY = 40
+MAX_SINGLE_LOOKUPS = 40
 """So many types are asked for one by one, where they were not in the list of those with as many GPUs: whether every
 product there says how many it has is not documented."""
-MACHINE = {
+PLAIN_MACHINE = {
     "operatingSystem": "Linux",
     "tenancy": "Shared",
     "preInstalledSw": "NA",
@@ -115,10 +115,12 @@ def on_demand(account: Account, region: str, kinds: Iterable[Kind]) -> dict[str,
     wanted = {kind.type: kind for kind in kinds}
     found: dict[str, float] = {}
     for gpus in sorted({kind.gpus for kind in wanted.values() if kind.gpus}):
-        found |= by_type(_products(account, region, **MACHINE, gpu=str(gpus)))
-    missing = sorted((type for type in wanted if type not in found), key=lambda type: wanted[type].vcpus)[:SINGLY]
-    calls = {type: partial(_products, account, region, **MACHINE, instanceType=type) for type in missing}
-    for answer in together(calls).values():
+        found |= by_type(_products(account, region, **PLAIN_MACHINE, gpu=str(gpus)))
+    missing = sorted((type for type in wanted if type not in found), key=lambda type: wanted[type].vcpus)[
+        :MAX_SINGLE_LOOKUPS
+    ]
+    calls = {type: partial(_products, account, region, **PLAIN_MACHINE, instanceType=type) for type in missing}
+    for answer in ask_all(calls).values():
         if isinstance(answer, ProviderError | UsageError):
             raise answer
         found |= by_type(answer)
@@ -134,14 +136,14 @@ def disk(account: Account, region: str) -> float:
 
 
 def _products(account: Account, region: str, **attributes: str) -> list[str]:
-    name, profile = split(region)
+    name, profile = split_region(region)
     filters = [
         {"Type": "TERM_MATCH", "Field": field, "Value": value}
         for field, value in {"regionCode": name, **attributes}.items()
     ]
     refused: ProviderError | None = None
     for at in (account.price_list, *(one for one in PRICE_LISTS if one != account.price_list)):
-        client = account.client("pricing", join(at, profile))
+        client = account.client("pricing", join_region(at, profile))
         try:
             found = pages(DOING, client, "get_products", "PriceList", ServiceCode="AmazonEC2", Filters=filters)
         except ProviderError as error:

@@ -41,12 +41,13 @@ from provisioners.aws import (
     quota_report,
 )
 from provisioners.aws.account import Account
-from provisioners.aws.api import ask, split, sure, together
+from provisioners.aws.api import ask, ask_all, require, split_region
 from provisioners.aws.errors import FREE_PLAN, code
-from provisioners.aws.lifecycle import Ending
+from provisioners.aws.lifecycle import Teardown
+from provisioners.aws.machines import Instance
 from provisioners.base import CONTRACT, Context
 
-CALLER_S = 60.0
+CALLER_ADDRESS_VALID_S = 60.0
 """So long an address of this computer is taken for its present one while machines are made."""
 LAST_LINES = 20
 
@@ -83,12 +84,12 @@ class AwsProvisioner:
             "who": partial(self._account.recognised, regions[0]),
             "plan": partial(self._account.on_free_plan, regions[0]),
         }
-        told = together(calls)
+        told = ask_all(calls)
         if isinstance(told["who"], AuthFailed):
             return [Problem(told["who"].say, told["who"].hint)]
-        who = sure(told["who"])
+        who = require(told["who"])
         free = [Problem(*FREE_PLAN, fatal=not given.types)] if told["plan"] is True else []
-        names = ", ".join(split(one)[0] for one in regions)
+        names = ", ".join(split_region(one)[0] for one in regions)
         whose = who.say if who else "AWS does not say whose account this is"
         return [
             *free,
@@ -102,118 +103,101 @@ class AwsProvisioner:
     # Making.
 
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
-        """A security group, unless one was named, and all machines in one request."""
-        began, region, data = time.monotonic(), offer.region, offer.data
+        """A security group, unless the user named one, and all machines in one request."""
+        began, region = time.monotonic(), offer.region
         self._account.note_profile(region)
-        _, login = keys.login(self.context.home)
         host = keys.new()
-        told = self._tags(offer, intent, host.public)
-        mine = machines.account(self._account.recognised(region), region)
+        account = machines.account_data(self._account.recognised(region), region)
         made: list[Resource] = []
-        named = str(data.get("security_group") or "")
-        if not named:
-            made.append(self._group(offer, intent, journal, told, mine))
+        group = str(offer.data.get("security_group") or "")
+        is_ours = not group
+        if is_ours:
+            made.append(self._group(offer, intent, journal, _tags(offer, intent, host.public), account))
+            group = made[0].id
         for index in range(offer.nodes):
             journal.will("machine", intent.mark(index), f"{intent.token}-{index}", region)
-        launcher, gone = self._account.launcher(region), [str(data["ami"])]
+        instances = self._launch(offer, intent, host, group, is_ours=is_ours, began=began)
+        for instance in instances:
+            made.append(machines.resource(instance, region, self.context.home, account))
+            journal.got(made[-1])
+        if len(instances) != offer.nodes:
+            raise Unknown(f"AWS told of {len(instances)} machines where {offer.nodes} were asked for", "try again")
+        return made
+
+    def _launch(
+        self, offer: Offer, intent: Intent, host: keys.Pair, group: str, *, is_ours: bool, began: float
+    ) -> list[Instance]:
+        """Start an offer's machines, with the next of AWS's images where AWS has withdrawn the offer's."""
+        _, login = keys.login(self.context.home)
+        launcher, withdrawn = self._account.launcher(offer.region), [str(offer.data["ami"])]
         try:
             while True:
-                text = boot_script.document(
-                    host=host, login=login, user=str(offer.data["user"]), end=intent.boot_deadline
-                )
-                wanted = launch.parameters(offer, intent, named or made[0].id, text, told)
+                user = str(offer.data["user"])
+                text = boot_script.document(host=host, login=login, user=user, end=intent.boot_deadline)
+                tags = _tags(offer, intent, host.public)
+                wanted = launch.parameters(offer, intent, group, text, tags)
                 try:
-                    answer = launch.start(launcher, wanted, launch.doing(offer), ours=not named, since=began)
+                    answer = launch.start(launcher, wanted, launch.doing(offer), ours=is_ours, since=began)
                     break
                 except Rejected as error:
-                    if code(error) not in images.GONE or not data.get("ami_ours"):
+                    if code(error) not in images.GONE or not offer.data.get("ami_ours"):
                         raise
-                    offer = self._with_another_image(offer, gone)
-                    told = self._tags(offer, intent, host.public)
+                    offer = self._with_another_image(offer, withdrawn)
         except QuotaExceeded as error:
             raise launch.beyond(error, offer) from error
         except Unknown as error:
             if isinstance(error.instead, QuotaExceeded):
                 error.instead = launch.beyond(error.instead, offer)
             raise
-        there = sorted(answer.get("Instances") or [], key=lambda one: int(one.get("AmiLaunchIndex") or 0))
-        for one in there:
-            tagged = {**one, "Tags": one.get("Tags") or machines.listed(told)}
-            made.append(machines.resource(tagged, region, self.context.home, mine))
-            journal.got(made[-1])
-        if len(there) != offer.nodes:
-            raise Unknown(f"AWS told of {len(there)} machines where {offer.nodes} were asked for", "try again")
-        return made
+        instances = [machines.read(one) for one in answer.get("Instances") or []]
+        tagged = [dataclasses.replace(one, tags=one.tags or tags) for one in instances]
+        return sorted(tagged, key=lambda one: one.index)
 
-    def _tags(self, offer: Offer, intent: Intent, host_key: str) -> dict[str, str]:
-        return machines.told(
-            intent,
-            host_key=host_key,
-            user=str(offer.data["user"]),
-            price=offer.per_hour / offer.nodes,
-            public=bool(offer.data.get("public", True)),
-        )
-
-    def _with_another_image(self, offer: Offer, gone: list[str]) -> Offer:
-        """The offer with the next of AWS's images, where it has taken those of the ids `gone` away since it named
-        them. Raises ProviderError."""
-        image = images.find(self._account, offer.region, options.wishes(Request(self.name)), gone)
-        gone.append(image.id)
+    def _with_another_image(self, offer: Offer, withdrawn: list[str]) -> Offer:
+        """The offer with the next of AWS's images; its id is added to `withdrawn`. Raises ProviderError."""
+        image = images.find(self._account, offer.region, options.wishes(Request(self.name)), withdrawn)
+        withdrawn.append(image.id)
         return dataclasses.replace(
             offer, data={**offer.data, **image.data, "disk": max(int(offer.data["disk"]), image.root_gb)}
         )
 
     def _group(
-        self, offer: Offer, intent: Intent, journal: Journal, told: Mapping[str, str], mine: Mapping[str, str]
+        self, offer: Offer, intent: Intent, journal: Journal, tags: Mapping[str, str], account: Mapping[str, str]
     ) -> Resource:
-        """The one that an offer before has left, in the same network, or a new one."""
+        """The cluster's group in the offer's network: one that an earlier offer has left, or a new one."""
         given = str(offer.data.get("ssh_from") or "")
         cidr = given or self._my_address()
-        whose = intent.token.partition("-")[0]
-        where = (whose, offer.region, str(offer.data["vpc"]), cidr)
+        where = (intent.token.partition("-")[0], offer.region, str(offer.data["vpc"]), cidr)
         with self._lock:
-            made = self._groups.get(where)
-        if made is None:
-            made = self._make_group(offer, intent, journal, told, mine, cidr, given=bool(given))
+            group = self._groups.get(where)
+        if group is None:
+            group = self._make_group(offer, intent, journal, tags, account)
+            doing = f"open the security group {group.id}"
+            client = self._account.client("ec2", offer.region)
+            network.open_group(client, group.id, cidr, given=bool(given), doing=doing)
             with self._lock:
-                self._groups[where] = made
-        return made
+                self._groups[where] = group
+        return group
 
     def _make_group(
-        self,
-        offer: Offer,
-        intent: Intent,
-        journal: Journal,
-        told: Mapping[str, str],
-        mine: Mapping[str, str],
-        cidr: str,
-        *,
-        given: bool,
+        self, offer: Offer, intent: Intent, journal: Journal, tags: Mapping[str, str], account: Mapping[str, str]
     ) -> Resource:
         region, name = offer.region, intent.mark(machines.GROUP)
-        launcher, where = self._account.launcher(region), split(region)[0]
         journal.will(machines.GROUP, name, f"{intent.token}-{machines.GROUP}", region)
-        group = network.make_group(
-            launcher,
+        id_ = network.make_group(
+            self._account.launcher(region),
             f"{name}-{intent.token[-8:]}",  # AWS may remember a name for a while after its end
             str(offer.data["vpc"]),
-            machines.specifications({**told, "Name": name}, "security-group"),
-            f"make a security group in {where}",
+            machines.tag_specifications({**tags, "Name": name}, "security-group"),
+            f"make a security group in {split_region(region)[0]}",
         )
-        made = machines.group({"GroupId": group, "Tags": machines.listed(told)}, region, mine)
-        journal.got(made)
-        network.open_group(
-            self._account.client("ec2", region),
-            group,
-            cidr,
-            given=given,
-            doing=f"open the security group {group}",
-        )
-        return made
+        group = machines.group_resource(id_, tags, region, account)
+        journal.got(group)
+        return group
 
     def _my_address(self) -> str:
         with self._lock:
-            if self._caller is None or time.monotonic() - self._caller[0] > CALLER_S:
+            if self._caller is None or time.monotonic() - self._caller[0] > CALLER_ADDRESS_VALID_S:
                 self._caller = (time.monotonic(), network.caller(self.context.env))
             return self._caller[1]
 
@@ -246,7 +230,7 @@ class AwsProvisioner:
         ids = {one.id for one in resources}
         with self._lock:
             self._groups = {where: one for where, one in self._groups.items() if one.id not in ids}
-        Ending(self._account).destroy(resources)
+        Teardown(self._account).destroy(resources)
 
     def self_destruct(self, resource: Resource) -> Sequence[str]:
         """A machine that switches itself off is ended by AWS, which was told so when it was made."""
@@ -260,7 +244,7 @@ class AwsProvisioner:
         changed = False
         for region, name in dict.fromkeys((one.region, machines.cluster_of(one.name)) for one in resources):
             client = self._account.client("ec2", region)
-            groups = lifecycle.groups(client, split(region)[0], *name)
+            groups = lifecycle.groups(client, split_region(region)[0], *name)
             if any(network.followed(one.get("IpPermissions") or []) for one in groups):
                 cidr = network.caller(self.context.env)
                 for one in groups:
@@ -305,3 +289,13 @@ class AwsProvisioner:
 
     def policy(self, sink: str = "") -> Mapping[str, Any]:
         return policy.document(sink)
+
+
+def _tags(offer: Offer, intent: Intent, host_key: str) -> dict[str, str]:
+    return machines.tags_for(
+        intent,
+        host_key=host_key,
+        user=str(offer.data["user"]),
+        price=offer.per_hour / offer.nodes,
+        public=bool(offer.data.get("public", True)),
+    )

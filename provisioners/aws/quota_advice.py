@@ -17,17 +17,17 @@ from gpuops.core.errors import QuotaExceeded
 from gpuops.core.format import plural
 from gpuops.core.models import Increase, Quota
 from provisioners.aws.alternatives import Asked, Place, Way, alike, as_asked, as_many, by_quota, by_region, fewer
-from provisioners.aws.api import split
+from provisioners.aws.api import split_region
 from provisioners.aws.catalog import is_old
 from provisioners.aws.options import CPU
 from provisioners.aws.quotas import MARKETS, ON_DEMAND, SPOT, UNIT, arithmetic, class_of
 
 CASE = "https://support.console.aws.amazon.com/support/home#/case/?displayId={}"
 CASES = "https://support.console.aws.amazon.com/support/home#/case/history"
-SETTLES_S = 3600.0
+GRANT_DELAY_S = 3600.0
 """So long after a case was closed its quota may still change."""
 SETTLING = "a grant takes effect within an hour: the quota is looked at until then"
-SMALL = 8
+SMALL_VCPUS = 8
 """vCPU: a first request for more than that is rarely granted to a new account."""
 
 
@@ -39,7 +39,7 @@ def link(one: Increase) -> str:
 def settles(one: Increase, now: float) -> bool:
     """Whether a request that was closed without a word of how may still turn out to be granted."""
     since = one.decided if one.decided is not None else one.created
-    return since is not None and now - since < SETTLES_S
+    return since is not None and now - since < GRANT_DELAY_S
 
 
 def open_case(one: Increase) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ def refused(quota: Quota, one: Increase) -> tuple[str, ...]:
     )
 
 
-NAMED = 3
+MAX_NAMES = 3
 """So many regions are named."""
 
 
@@ -148,7 +148,7 @@ def lacking(way: Way) -> str:
 
 def command(asked: Asked, what: str, region: str, *more: str) -> str:
     """The line that says what is asked for: `gpuops quota aws --gpus 4 --nodes 2 --spot --region us-east-1`."""
-    name, profile = split(region)
+    name, profile = split_region(region)
     words = ["gpuops", what, "aws"]
     for flag, value in (
         ("gpus", asked.gpus),
@@ -260,7 +260,9 @@ def _in_use(ways: Sequence[Way]) -> list[Advice]:
 def _elsewhere(asked: Asked, places: Sequence[Place]) -> list[Advice]:
     if len(places) > 1:
         return []
-    look = command(asked, "quota", "all" + "@" * bool(split(places[0].region)[1]) + split(places[0].region)[1])
+    look = command(
+        asked, "quota", "all" + "@" * bool(split_region(places[0].region)[1]) + split_region(places[0].region)[1]
+    )
     return [Advice("quotas are counted by region, and another may have room", look)]
 
 
@@ -269,14 +271,14 @@ def _first(asked: Asked, known: Sequence[Way]) -> list[Advice]:
     least = min(known, key=lambda way: (way.total, way.kind.type))
     place, counted = least.place, class_of(least.kind.type, ON_DEMAND)
     limits = [place.standing.limits.get(class_of(least.kind.type, market).code) for market in MARKETS]
-    if any(limit != 0 for limit in limits) or least.total <= SMALL or least.increases or least.closed:
+    if any(limit != 0 for limit in limits) or least.total <= SMALL_VCPUS or least.increases or least.closed:
         return []
     alike = [kind for kind in place.kinds if ON_DEMAND in kind.markets and kind.gpus and not is_old(kind)]
-    same = [kind for kind in alike if class_of(kind.type, ON_DEMAND) == counted and kind.vcpus <= SMALL]
+    same = [kind for kind in alike if class_of(kind.type, ON_DEMAND) == counted and kind.vcpus <= SMALL_VCPUS]
     small = min(same, key=lambda kind: (kind.vcpus, kind.type), default=None)
     if small is None:
         return []
-    nodes = SMALL // small.vcpus
+    nodes = SMALL_VCPUS // small.vcpus
     wish = dataclasses.replace(asked.exactly(small), nodes=nodes, gpus=small.gpus, gpu_mem=None, market=ON_DEMAND)
     total = str(nodes * small.vcpus)
     return [
@@ -352,5 +354,5 @@ def _instead(asked: Asked, way: Way) -> Asked:
 
 def _regions(names: Iterable[str]) -> str:
     known = list(names)
-    more = len(known) - NAMED
-    return ", ".join(known[:NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(known) - MAX_NAMES
+    return ", ".join(known[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -15,7 +15,7 @@ from gpuops.core.models import Increase, Quota, QuotaReport, Request
 from provisioners.aws import catalog, quota_advice
 from provisioners.aws.account import Account
 from provisioners.aws.alternatives import Asked, Place
-from provisioners.aws.api import ask, split, sure, together
+from provisioners.aws.api import ask, ask_all, require, split_region
 from provisioners.aws.catalog import Kind
 from provisioners.aws.errors import FREE_PLAN, code
 from provisioners.aws.options import Wishes, wishes
@@ -30,19 +30,19 @@ from provisioners.aws.quotas import (
     Class,
     G,
     class_of,
-    increase,
-    increases,
-    limit,
+    is_unknown,
     of_state,
+    read_increase,
+    read_increases,
+    read_limit,
     read_standing,
     row,
-    unknown,
 )
 
 EVERYWHERE = "all"
-AT_A_TIME = 4
+MAX_REGIONS_AT_ONCE = 4
 """So many regions, each with several questions at once."""
-NAMED = 3
+MAX_NAMES = 3
 OPEN_ALREADY = "ResourceAlreadyExistsException"
 
 
@@ -58,11 +58,13 @@ def report(account: Account, request: Request) -> QuotaReport:
     regions = _regions(account, request)
     something = bool(given.gpus or given.gpu_type or given.gpu_mem or given.types or given.nodes > 1)
     asked = asked_of(given)
-    found = together({region: partial(_place, account, region, asked, something) for region in regions}, AT_A_TIME)
+    found = ask_all(
+        {region: partial(_place, account, region, asked, something) for region in regions}, MAX_REGIONS_AT_ONCE
+    )
     found = {region: one if isinstance(one, Place) else account.explained(region, one) for region, one in found.items()}
     places = [one for one in found.values() if isinstance(one, Place)]
     if not places:
-        sure(found[regions[0]])
+        require(found[regions[0]])
     left_out = [(region, one.say) for region, one in found.items() if not isinstance(one, Place)]
     gaps = [(place.region, said) for place in places for said in place.standing.why.values()]
     notes = [*_by_reason(left_out, "left out"), *_by_reason(gaps, "known in part")]
@@ -81,8 +83,10 @@ def _regions(account: Account, request: Request) -> list[str]:
     if (request.region or "").partition("@")[0].strip().lower() != EVERYWHERE:
         return account.regions(request)
     usual = account.regions(dataclasses.replace(request, region=None))[0]
-    found = account.opted_in(split(usual)[1] or (request.region or "").partition("@")[2])
-    return sorted(found, key=lambda one: split(one)[0] != split(usual)[0])  # of equals the usual one is advised
+    found = account.opted_in(split_region(usual)[1] or (request.region or "").partition("@")[2])
+    return sorted(
+        found, key=lambda one: split_region(one)[0] != split_region(usual)[0]
+    )  # of equals the usual one is advised
 
 
 def rows_of(place: Place, asked: Asked, *, something: bool) -> list[Quota]:
@@ -119,9 +123,9 @@ def _by_reason(whys: Sequence[tuple[str, str]], what: str) -> list[str]:
     """Each reason once, with the regions that it was heard from."""
     said = []
     for why in dict.fromkeys(why for _, why in whys):
-        names = list(dict.fromkeys(split(region)[0] for region, same in whys if same == why))
+        names = list(dict.fromkeys(split_region(region)[0] for region, same in whys if same == why))
         are = "is" if len(names) == 1 else "are"
-        said.append(f"{first_few(names, NAMED)} {are} {what}: {why}")
+        said.append(f"{first_few(names, MAX_NAMES)} {are} {what}: {why}")
     return said
 
 
@@ -143,7 +147,7 @@ def _meaning(place: Place, asked: Asked) -> Place:
 def chosen(kinds: Sequence[Kind], asked: Asked, region: str = "") -> dict[str, list[Kind]]:
     """The kinds that a request means, by market. Raises UsageError where the market asked for has none."""
     found = {}
-    where = f"in {split(region)[0]}" if region else "there"
+    where = f"in {split_region(region)[0]}" if region else "there"
     for market in MARKETS:
         try:
             found[market] = catalog.chosen(
@@ -171,7 +175,7 @@ def survey(account: Account, region: str, *, types: str = "") -> Place:
         try:
             kinds = found.result()
         except ProviderError as error:
-            if not unknown(error):
+            if not is_unknown(error):
                 raise
             return Place(region, (), {}, dataclasses.replace(standing, why={**standing.why, "types": error.say}))
     return Place(region, tuple(kinds.values()), {}, standing)
@@ -191,11 +195,11 @@ def request_quota(account: Account, quota: Quota, wanted: float) -> Increase:
     except ProviderError as error:
         if code(error) != OPEN_ALREADY:
             raise
-        there = of_state(increases(account, quota.region), open=True).get(quota.code)
+        there = of_state(read_increases(account, quota.region), open=True).get(quota.code)
         if not there:
             raise
         return there[0]
-    return increase(told["RequestedQuota"])
+    return read_increase(told["RequestedQuota"])
 
 
 def requested_quota(account: Account, quota: Quota, id: str) -> Increase:
@@ -203,11 +207,11 @@ def requested_quota(account: Account, quota: Quota, id: str) -> Increase:
     ProviderError."""
     client = account.client("service-quotas", quota.region)
     told: dict[str, Any] = ask("look at the request", client.get_requested_service_quota_change, RequestId=id)
-    found = increase(told["RequestedQuota"])
+    found = read_increase(told["RequestedQuota"])
     if found.open or found.granted:
         return found
     if found.granted is None:
-        if limit(account, quota.region, quota.code) >= found.wanted:
+        if read_limit(account, quota.region, quota.code) >= found.wanted:
             return dataclasses.replace(found, granted=True)
         if quota_advice.settles(found, time.time()):
             return dataclasses.replace(found, open=True, advice=(quota_advice.SETTLING,))

@@ -19,19 +19,20 @@ from gpuops.core.errors import AuthFailed, ProviderError, UsageError
 from gpuops.core.models import Increase, Quota
 from provisioners.aws import quota_advice
 from provisioners.aws.account import Account
-from provisioners.aws.api import ask, pages, sure, together
+from provisioners.aws.api import ask, ask_all, pages, require
 from provisioners.aws.catalog import Kind
 from provisioners.aws.errors import code, denied
+from provisioners.aws.machines import Instance, RequestState, SpotRequest, State, instances_of, read_request
 
 SERVICE = "ec2"
 SPOT, ON_DEMAND = "spot", "on-demand"
 MARKETS = (SPOT, ON_DEMAND)
 UNIT = "vCPU"
-OPEN = ("PENDING", "CASE_OPENED")
+OPEN_STATUSES = ("PENDING", "CASE_OPENED")
 GRANTED = {"APPROVED": True, "DENIED": False, "NOT_APPROVED": False, "INVALID_REQUEST": False}
 """What is not here, CASE_CLOSED above all, does not say how it ended."""
 NO_SUCH = "NoSuchResourceException"
-COUNTED = ("pending", "running")
+COUNTED_STATES = (State.PENDING, State.RUNNING)
 DOING = "read the quotas"
 FAMILY = re.compile(r"([a-z]+)(\d*)")
 
@@ -78,12 +79,9 @@ def class_of(type: str, market: str) -> Class:
 
 
 def usage(
-    instances: Iterable[Mapping[str, Any]], requests: Iterable[Mapping[str, Any]], vcpus: Mapping[str, int]
+    instances: Iterable[Instance], requests: Iterable[SpotRequest], vcpus: Mapping[str, int]
 ) -> dict[str, float | None]:
-    """vCPUs in use by code. None where a type's vCPUs are not known.
-
-    `requests`: the spot requests that are open, or active: one whose machine has ended counts until AWS has closed it.
-    """
+    """vCPUs in use by code. None where a type's vCPUs are not known. `vcpus`: by type."""
     counted: set[str] = set()
     used: dict[str, float | None] = {one.code: 0.0 for one in KNOWN}
 
@@ -93,24 +91,17 @@ def usage(
             so_far = used[against.code]
             used[against.code] = None if number is None or so_far is None else so_far + number
 
-    for one in instances:
-        lifecycle = one.get("InstanceLifecycle") or ON_DEMAND
-        if (one.get("State") or {}).get("Name") in COUNTED and lifecycle in MARKETS:
-            count(str(one.get("InstanceType")), lifecycle, _vcpus(one, vcpus))
-            counted.add(str(one.get("InstanceId")))
-    for one in requests:
-        type = str((one.get("LaunchSpecification") or {}).get("InstanceType") or "")
-        ended = one.get("State") == "active" and one.get("InstanceId") and one["InstanceId"] not in counted
-        if one.get("State") == "open" or ended:
-            count(type, SPOT, vcpus.get(type))
+    for instance in instances:
+        market = instance.lifecycle or ON_DEMAND
+        if instance.state in COUNTED_STATES and market in MARKETS:
+            own = vcpus.get(instance.type) if instance.vcpus is None else instance.vcpus
+            count(instance.type, market, own)
+            counted.add(instance.id)
+    for request in requests:
+        ended = request.state is RequestState.ACTIVE and request.instance and request.instance not in counted
+        if request.state is RequestState.OPEN or ended:  # AWS counts an ended machine's request until it is closed
+            count(request.type, SPOT, vcpus.get(request.type))
     return used
-
-
-def _vcpus(instance: Mapping[str, Any], vcpus: Mapping[str, int]) -> int | None:
-    told = instance.get("CpuOptions") or {}
-    if told.get("CoreCount") and told.get("ThreadsPerCore"):
-        return int(told["CoreCount"]) * int(told["ThreadsPerCore"])
-    return vcpus.get(str(instance.get("InstanceType")))
 
 
 @dataclass(frozen=True)
@@ -171,7 +162,7 @@ def arithmetic(nodes: int, vcpus: float) -> str:
     return f"{nodes} x {vcpus:g} {UNIT}"
 
 
-def increase(document: Mapping[str, Any]) -> Increase:
+def read_increase(document: Mapping[str, Any]) -> Increase:
     """A request for more, as Service Quotas tells of it."""
     status = str(document.get("Status") or "")
     found = Increase(
@@ -179,7 +170,7 @@ def increase(document: Mapping[str, Any]) -> Increase:
         status=status,
         wanted=float(document.get("DesiredValue") or 0.0),
         created=_moment(document.get("Created")),
-        open=status in OPEN,
+        open=status in OPEN_STATUSES,
         granted=GRANTED.get(status),
         case=str(document.get("CaseId") or ""),
         decided=_moment(document.get("LastUpdated")),
@@ -204,13 +195,13 @@ def read_standing(
 ) -> Standing:
     """How the account stands in a region. `history`: whether open requests for more are asked for as well."""
     codes = [one.code for one in classes if one.code]
-    calls: dict[str, Callable[[], Any]] = {one: partial(limit, account, region, one) for one in codes}
+    calls: dict[str, Callable[[], Any]] = {one: partial(read_limit, account, region, one) for one in codes}
     spot = any(one.market == SPOT for one in classes)
     calls["used"] = partial(_used, account, region, vcpus, spot=spot)
     if history:
-        calls["history"] = partial(increases, account, region)
-    found = together(calls)
-    known: dict[str, Any] = {name: value for name, value in found.items() if not unknown(value)}
+        calls["history"] = partial(read_increases, account, region)
+    found = ask_all(calls)
+    known: dict[str, Any] = {name: value for name, value in found.items() if not is_unknown(value)}
     return Standing(
         limits={one: float(known[one]) for one in codes if one in known},
         used=known.get("used", {}),
@@ -220,14 +211,14 @@ def read_standing(
     )
 
 
-def unknown(answer: Any) -> bool:
+def is_unknown(answer: Any) -> bool:
     """Whether an answer is none, and may be. Raises what is wrong with the credentials, or with what was typed."""
     if isinstance(answer, UsageError) or (isinstance(answer, AuthFailed) and not denied(answer)):
         raise answer
     return isinstance(answer, ProviderError)
 
 
-def limit(account: Account, region: str, of: str) -> float:
+def read_limit(account: Account, region: str, of: str) -> float:
     """The quota as it is now: the one applied, else the default. Raises ProviderError."""
     client = account.client("service-quotas", region)
     try:
@@ -243,8 +234,8 @@ def _used(
     account: Account, region: str, vcpus: Callable[[], Mapping[str, int]], *, spot: bool
 ) -> dict[str, float | None]:
     client = account.client("ec2", region)
-    running = [{"Name": "instance-state-name", "Values": list(COUNTED)}]
-    waiting = [{"Name": "state", "Values": ["open", "active"]}]
+    running = [{"Name": "instance-state-name", "Values": [state.value for state in COUNTED_STATES]}]
+    waiting = [{"Name": "state", "Values": [RequestState.OPEN.value, RequestState.ACTIVE.value]}]
     doing = "see what is in use"
     calls: dict[str, Callable[[], list[Any]]] = {
         "machines": partial(pages, doing, client, "describe_instances", "Reservations", Filters=running)
@@ -253,9 +244,9 @@ def _used(
         calls["requests"] = partial(
             pages, doing, client, "describe_spot_instance_requests", "SpotInstanceRequests", Filters=waiting
         )
-    found = {name: sure(value) for name, value in together(calls).items()}
-    instances = [one for group in found["machines"] for one in group.get("Instances", ())]
-    return usage(instances, found.get("requests", ()), vcpus())
+    found = {name: require(value) for name, value in ask_all(calls).items()}
+    requests = map(read_request, found.get("requests", ()))
+    return usage(instances_of(found["machines"]), requests, vcpus())
 
 
 def of_state(history: Mapping[str, Sequence[Increase]], *, open: bool) -> dict[str, list[Increase]]:
@@ -267,7 +258,7 @@ def of_state(history: Mapping[str, Sequence[Increase]], *, open: bool) -> dict[s
     return {code: listed for code, listed in found.items() if listed and listed[0].granted is not True}
 
 
-def increases(account: Account, region: str) -> dict[str, list[Increase]]:
+def read_increases(account: Account, region: str) -> dict[str, list[Increase]]:
     """The requests for more of the last 90 days, by code, the last one first. Raises ProviderError."""
     client = account.client("service-quotas", region)
     told = pages(
@@ -279,5 +270,5 @@ def increases(account: Account, region: str) -> dict[str, list[Increase]]:
     )
     found: dict[str, list[Increase]] = {}
     for one in told:
-        found.setdefault(str(one.get("QuotaCode")), []).append(increase(one))
+        found.setdefault(str(one.get("QuotaCode")), []).append(read_increase(one))
     return {of: sorted(listed, key=lambda one: -(one.created or 0.0)) for of, listed in found.items()}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuops.core.errors import NoCapacity, ProviderError, Rejected
 from provisioners.aws.account import Account
-from provisioners.aws.api import pages, split
+from provisioners.aws.api import pages, split_region
 from provisioners.aws.errors import code
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 BLOCK = "capacity-block"
-BEFORE_S = 2400.0
+END_EARLY_S = 2400.0
 """So long before a block's end, in seconds, a lease in it ends: AWS begins 30 minutes before, and results come home."""
 ANOTHER = "name another one with --reservation, or leave it out"
 
@@ -67,7 +67,7 @@ def read(told: Mapping[str, Any], nodes: int) -> Reserved:
         type=str(told.get("InstanceType") or ""),
         zone=str(told.get("AvailabilityZone") or ""),
         block=block,
-        ends=ends.timestamp() - BEFORE_S if block and ends is not None else None,
+        ends=ends.timestamp() - END_EARLY_S if block and ends is not None else None,
     )
 
 
@@ -76,7 +76,7 @@ def applied(account: Account, given: Wishes, regions: Sequence[str]) -> tuple[Wi
     for region in regions:
         try:
             told = pages(
-                f"look at the reservation {given.reservation} in {split(region)[0]}",
+                f"look at the reservation {given.reservation} in {split_region(region)[0]}",
                 account.client("ec2", region),
                 "describe_capacity_reservations",
                 "CapacityReservations",
@@ -89,5 +89,5 @@ def applied(account: Account, given: Wishes, regions: Sequence[str]) -> tuple[Wi
         if told:
             found = read(told[0], given.nodes)
             return dataclasses.replace(given, types=found.type, zone=found.zone, reserved=found), [region]
-    names = ", ".join(split(region)[0] for region in regions)
+    names = ", ".join(split_region(region)[0] for region in regions)
     raise Rejected(f"there is no reservation {given.reservation} in {names}", "name its region: --region us-east-1")

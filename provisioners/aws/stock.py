@@ -13,10 +13,10 @@ from gpuops.core.errors import NoCapacity, ProviderError, UsageError
 from provisioners.aws import catalog, images, network, pricing, quotas
 from provisioners.aws.account import Account
 from provisioners.aws.alternatives import Asked, Place
-from provisioners.aws.api import split, sure, together
+from provisioners.aws.api import ask_all, require, split_region
 from provisioners.aws.catalog import Kind
 from provisioners.aws.options import Wishes
-from provisioners.aws.quotas import class_of, unknown
+from provisioners.aws.quotas import class_of, is_unknown
 
 ELSEWHERE = "ask for another --gpu-type, or look elsewhere with --region A,B"
 UNPRICED_HINT = "say what you would pay at most, which is then counted as the price: --max-price 5; or take --spot"
@@ -46,7 +46,7 @@ class Stock:
 
 
 def read_stock(account: Account, region: str, given: Wishes, asked: Asked) -> Stock:
-    first: dict[str, Any] = together(
+    first: dict[str, Any] = ask_all(
         {
             "kinds": partial(catalog.kinds, account, region, given.types),
             "image": partial(images.find, account, region, given),
@@ -54,7 +54,7 @@ def read_stock(account: Account, region: str, given: Wishes, asked: Asked) -> St
             "disk": partial(pricing.disk, account, region),
         }
     )
-    kinds: dict[str, Kind] = sure(first["kinds"])
+    kinds: dict[str, Kind] = require(first["kinds"])
     meant = _runnable(
         catalog.chosen(
             kinds.values(),
@@ -63,11 +63,11 @@ def read_stock(account: Account, region: str, given: Wishes, asked: Asked) -> St
             gpu_mem=asked.gpu_mem,
             market=asked.market,
             types=asked.types,
-            where=f"in {split(region)[0]}",
+            where=f"in {split_region(region)[0]}",
         ),
         given,
     )
-    ground = Ground(region, sure(first["image"]), sure(first["nets"]), sure(first["disk"]))
+    ground = Ground(region, require(first["image"]), require(first["nets"]), require(first["disk"]))
     types = [kind.type for kind in meant]
     classes = list(dict.fromkeys(class_of(kind.type, asked.market) for kind in meant))
     ask_price = (
@@ -75,7 +75,7 @@ def read_stock(account: Account, region: str, given: Wishes, asked: Asked) -> St
         if given.spot
         else partial(pricing.on_demand, account, region, () if is_prepaid(given) else meant)
     )
-    second: dict[str, Any] = together(
+    second: dict[str, Any] = ask_all(
         {
             "zones": partial(catalog.zones, account, region, types),
             "prices": ask_price,
@@ -89,12 +89,12 @@ def read_stock(account: Account, region: str, given: Wishes, asked: Asked) -> St
             ),
         }
     )
-    place = Place(region, tuple(kinds.values()), {asked.market: meant}, sure(second["standing"]))
+    place = Place(region, tuple(kinds.values()), {asked.market: meant}, require(second["standing"]))
     told, unpriced = second["prices"], ""
-    if isinstance(told, ProviderError) and not given.spot and unknown(told):
+    if isinstance(told, ProviderError) and not given.spot and is_unknown(told):
         unpriced = told.say
         told = _at_most(account, meant, told, ground, given)
-    priced = _priced(meant, sure(second["zones"]), sure(told), ground, given)
+    priced = _priced(meant, require(second["zones"]), require(told), ground, given)
     return Stock(ground, place, priced, unpriced)
 
 
@@ -106,7 +106,7 @@ def _at_most(
     if given.max_price is None:
         error.hint = f"{error.hint}; or {UNPRICED_HINT}"
         raise error
-    besides = ground.disk * max(given.disk, ground.image.root_gb) + pricing.ADDRESS
+    besides = ground.disk * max(given.disk, ground.image.root_gb) + pricing.ADDRESS_HOURLY
     most = math.floor((given.max_price / given.nodes - besides) * 1e4) / 1e4
     spot: Mapping[tuple[str, str], float] = {}
     with suppress(ProviderError):
@@ -129,7 +129,7 @@ def _priced(
     meant: Sequence[Kind], zones: Mapping[str, set[str]], told: Mapping[Any, float], ground: Ground, given: Wishes
 ) -> list[tuple[Kind, str, float]]:
     """Each kind in each zone that has it, where we have a network and there is a price. Raises NoCapacity."""
-    where = split(ground.region)[0]
+    where = split_region(ground.region)[0]
     names = ", ".join(kind.type for kind in meant[:4]) + (" or others" if len(meant) > 4 else "")
     offered = [(kind, zone) for kind in meant for zone in sorted(zones.get(kind.type, ()))]
     if not offered:

@@ -16,8 +16,8 @@ from provisioners.base import NOTHING
 from provisioners.runpod import credentials
 from provisioners.runpod.credentials import fingerprint, graphql_base, key
 
-LIMIT_S = 20.0
-FRESH_S = 10.0
+QUERY_TIMEOUT_S = 20.0
+BALANCE_VALID_S = 10.0
 """So long an answer about money is still the present one."""
 QUERIES = tuple(
     f"query {{ myself {{ id {email}clientBalance currentSpendPerHr spendLimit }} }}" for email in ("email ", "")
@@ -52,7 +52,7 @@ def ask(key: str, base: str, environ: Mapping[str, str]) -> dict[str, Any]:
             env=hidden,
             capture_output=True,
             text=True,
-            timeout=LIMIT_S,
+            timeout=QUERY_TIMEOUT_S,
             check=True,
         )
         return read(json.loads(done.stdout))

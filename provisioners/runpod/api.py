@@ -23,19 +23,19 @@ from provisioners.runpod.errors import failure, other_shape, seconds
 if TYPE_CHECKING:
     import urllib3
 
-CONNECT_S = 10.0
-ANSWER_S = 45.0
+CONNECT_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 45.0
 """How long an answer may take from the last word of the request to its own last word; with CONNECT_S under a minute."""
-OLDER_S = 20.0
-READ_S = 55.0
+GRAPHQL_TIMEOUT_S = 20.0
+READ_ATTEMPTS_S = 55.0
 """All tries of one look together."""
-TOLD_S = 65.0
+RETRY_AFTER_TOTAL_S = 65.0
 """All waits of one look that RunPod asked for (`Retry-After`), beside its tries: its shortest window is a minute."""
-PAUSES_S = (0.5, 1.5)
-LEAST_S = 1.0
+RETRY_DELAYS_S = (0.5, 1.5)
+MIN_RETRY_AFTER_S = 1.0
 """The shortest wait, where RunPod says `Retry-After: 0`."""
-LARGEST = 32 * 1024 * 1024
-PAGES = 100
+MAX_ANSWER_BYTES = 32 * 1024 * 1024
+MAX_PAGES = 100
 CURSORS = ("nextCursor", "next_cursor", "cursor", "nextPageToken", "next")
 
 
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
     body: bytes
 
 
-class Lost(Exception):
+class NoAnswer(Exception):
     """No answer, or half of one. Its text says why."""
 
 
@@ -74,7 +74,7 @@ class Api:
         """The list `name` of an answer, with all its pages. Raises Unknown rather than tell of a part of them."""
         found: dict[str, dict[str, Any]] = {}
         more: dict[str, str] = {}
-        for _ in range(PAGES):
+        for _ in range(MAX_PAGES):
             document = self.get(path, doing, **query, **more)
             page = document.get(name) if isinstance(document, dict) else None
             if not isinstance(page, list) or not all(isinstance(one, dict) and one.get("id") for one in page):
@@ -95,8 +95,10 @@ class Api:
         By a connection of its own: one that was kept may be cut just then, and nobody would know what it did.
         """
         try:
-            answer = self._ask("POST", path, json.dumps(body).encode(), CONNECT_S + ANSWER_S, fresh=True)
-        except Lost as error:
+            answer = self._ask(
+                "POST", path, json.dumps(body).encode(), CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S, fresh=True
+            )
+        except NoAnswer as error:
             raise self._unknown(str(error), doing) from error
         if answer.status >= 300:
             raise self._told(failure(answer.status, answer.headers, answer.body, doing, creating=True))
@@ -108,8 +110,8 @@ class Api:
     def delete(self, path: str, doing: str) -> int:
         """The status: 2xx, 404 where it is gone already, 409 where it cannot go this way. Other answers are raised."""
         try:
-            answer = self._ask("DELETE", path, None, CONNECT_S + ANSWER_S)
-        except Lost as error:
+            answer = self._ask("DELETE", path, None, CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S)
+        except NoAnswer as error:
             raise self._unknown(str(error), doing) from error
         if answer.status < 300 or answer.status in (404, 409):
             return answer.status
@@ -119,7 +121,7 @@ class Api:
         """What a stream says within so many seconds."""
         try:
             answer = self._ask("GET", _with_query(path, query), None, seconds, partial=True)
-        except Lost as error:
+        except NoAnswer as error:
             raise self._unknown(str(error), doing) from error
         if answer.status >= 300:
             raise self._told(failure(answer.status, answer.headers, answer.body, doing))
@@ -129,9 +131,9 @@ class Api:
         """What the older interface tells (GraphQL, which RunPod ends in early 2027); {} where it tells nothing."""
         body = json.dumps({"query": query}).encode()
         try:
-            answer = self._ask("POST", "/graphql", body, OLDER_S, base=credentials.graphql_base(self._env))
+            answer = self._ask("POST", "/graphql", body, GRAPHQL_TIMEOUT_S, base=credentials.graphql_base(self._env))
             data = json.loads(answer.body).get("data")
-        except (Lost, UsageError, ProviderError, ValueError, AttributeError, RecursionError):
+        except (NoAnswer, UsageError, ProviderError, ValueError, AttributeError, RecursionError):
             return {}
         return data if isinstance(data, dict) else {}
 
@@ -146,8 +148,8 @@ class Api:
         return document
 
     def _look(self, path: str, doing: str, query: Mapping[str, Any], *, gone: bool = False) -> Answer:
-        deadline, patience = time.monotonic() + READ_S, TOLD_S
-        pauses = list(PAUSES_S)
+        deadline, patience = time.monotonic() + READ_ATTEMPTS_S, RETRY_AFTER_TOTAL_S
+        pauses = list(RETRY_DELAYS_S)
         while True:
             error: ProviderError
             told: float | None = None
@@ -157,13 +159,17 @@ class Api:
                     return answer
                 error = self._told(failure(answer.status, answer.headers, answer.body, doing))
                 told = seconds(answer.headers) if answer.status in (429, 503) else None
-            except Lost as lost:
+            except NoAnswer as lost:
                 error = self._unknown(str(lost), doing)
-            if told is not None and (wait := max(told, LEAST_S)) <= patience:
+            if told is not None and (wait := max(told, MIN_RETRY_AFTER_S)) <= patience:
                 patience, deadline = patience - wait, deadline + wait
                 time.sleep(wait)
                 continue
-            if not pauses or not isinstance(error, Unknown) or deadline - time.monotonic() < CONNECT_S + pauses[0]:
+            if (
+                not pauses
+                or not isinstance(error, Unknown)
+                or deadline - time.monotonic() < CONNECT_TIMEOUT_S + pauses[0]
+            ):
                 raise error
             time.sleep(pauses.pop(0))
 
@@ -188,7 +194,7 @@ class Api:
             "User-Agent": f"gpuops/{version()}",
             **({} if body is None else {"Content-Type": "application/json"}),
         }
-        timeout = urllib3.Timeout(connect=min(CONNECT_S, limit_s), read=min(ANSWER_S, limit_s))
+        timeout = urllib3.Timeout(connect=min(CONNECT_TIMEOUT_S, limit_s), read=min(ANSWER_TIMEOUT_S, limit_s))
         try:
             with self._pool(fresh) as pool:
                 response = pool.request(
@@ -202,10 +208,10 @@ class Api:
                     raise
                 response.release_conn() if whole else response.close()  # a half-read one is of no use to the next
                 if not whole and not (partial and response.status < 300):
-                    raise Lost("its answer was not at its end in time")
+                    raise NoAnswer("its answer was not at its end in time")
                 return Answer(response.status, dict(response.headers.items()), data)
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise Lost(_why(error)) from error
+            raise NoAnswer(_why(error)) from error
 
     @contextmanager
     def _pool(self, fresh: bool) -> Iterator[urllib3.PoolManager]:
@@ -266,7 +272,7 @@ def _all_of(response: Any, deadline: float, partial: bool) -> tuple[bytes, bool]
 
     parts: list[bytes] = []
     size = 0
-    while (not parts or time.monotonic() < deadline) and size <= LARGEST:
+    while (not parts or time.monotonic() < deadline) and size <= MAX_ANSWER_BYTES:
         if response.connection is not None and getattr(response.connection, "sock", None) is not None:
             response.connection.sock.settimeout(max(0.1, deadline - time.monotonic()))
         try:

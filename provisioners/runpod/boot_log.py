@@ -78,7 +78,7 @@ def _plain(line: str) -> str:
     return "".join(char if char.isprintable() else " " for char in line).rstrip()
 
 
-TIMES = 3
+MAX_STARTS = 3
 """So often a container was started, or not made, until that is no chance any more."""
 UNPACKED = re.compile(r"failed to register layer|cannot be mapped to a host ID", re.IGNORECASE)
 """Its machine's fault: another one unpacks the same image (field report, dstack #2729)."""
@@ -129,9 +129,9 @@ def judge(said: Sequence[str]) -> Fault:
     if line := _last(UNPACKED, said):
         return Fault(f"its machine cannot unpack the image: {short(line)}", machine=True)
     failed = [line for line in said if NOT_MADE.search(line)]
-    if len(failed) >= TIMES:
+    if len(failed) >= MAX_STARTS:
         return Fault(f"its container cannot be made: {short(failed[-1])}", not BAD_COMMAND.search(failed[-1]))
-    return Fault(looping(said, TIMES))
+    return Fault(looping(said, MAX_STARTS))
 
 
 def _last(pattern: re.Pattern[str], said: Sequence[str]) -> str:

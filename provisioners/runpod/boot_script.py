@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from provisioners.runpod.self_destruct import ROUND_S, SOURCE
+from provisioners.runpod.self_destruct import ROUND_TIMEOUT_S, SOURCE
 
 ENTRYPOINT, COMMAND = ("sh", "-c"), ('eval "$GPUOPS_START"',)
 ARGS = json.dumps({"entrypoint": ENTRYPOINT, "cmd": COMMAND})
@@ -20,8 +20,8 @@ ARGS = json.dumps({"entrypoint": ENTRYPOINT, "cmd": COMMAND})
 not seen live by us."""
 WATCH = "/run/gpuops"
 VARIABLE = "GPUOPS_START"
-LOOK_S = 5
-AGAIN_S = 20
+CHECK_INTERVAL_S = 5
+END_RETRY_S = 20
 """From one round of all ways to the next: an account may ask 60 times in a minute."""
 SETTLE_S = 4
 """From a yes until the next way is tried."""
@@ -174,7 +174,12 @@ exec "$(server)" -D -e -o PermitRootLogin=prohibit-password -o PasswordAuthentic
 
 
 def script(
-    api: str, *, root: str = "", look_s: float = LOOK_S, again_s: float = AGAIN_S, round_s: float = ROUND_S
+    api: str,
+    *,
+    root: str = "",
+    look_s: float = CHECK_INTERVAL_S,
+    again_s: float = END_RETRY_S,
+    round_s: float = ROUND_TIMEOUT_S,
 ) -> str:
     """The text of GPUOPS_START. `root` stands before every path that is written, and the times are, for tests."""
     values = {

@@ -17,10 +17,10 @@ MAKERS = frozenset({"nvidia", "amd", "geforce", "rtx", "instinct"})
 """Words before the name that people use."""
 FORMS = re.compile(r"sxm\d*|pcie|nvl|oam|hbm\d*e?")
 """Words that tell the forms apart in which one GPU is built."""
-SENSIBLE_GB = 16
+MIN_MEMORY_GB = 16
 UNASKED = frozenset({"mig", "v100"})
 """A slice of a GPU, and what newer builds of torch have left behind: only by name."""
-NAMES = 12
+MAX_NAMES = 12
 """How many names an error lists."""
 
 
@@ -144,7 +144,7 @@ def chosen(gpus: Sequence[Gpu], wish: str | None, memory: int | None) -> list[Gp
         most = max((gpu.memory for gpu in here or gpus if gpu.price), default=0)
         what = wish or "no GPU there"
         raise UsageError(
-            f"{what} has {'not ' if wish else ''}{memory or SENSIBLE_GB} GB of memory: the most is {most} GB",
+            f"{what} has {'not ' if wish else ''}{memory or MIN_MEMORY_GB} GB of memory: the most is {most} GB",
             "ask for less with --gpu-mem, or for another --cloud",
         )
     return large
@@ -152,7 +152,7 @@ def chosen(gpus: Sequence[Gpu], wish: str | None, memory: int | None) -> list[Gp
 
 def _sensible(gpus: Iterable[Gpu], memory: int | None) -> list[Gpu]:
     """Without a name: NVIDIA's, whole, not too old, and not too small unless that was asked for."""
-    least = SENSIBLE_GB if memory is None else memory
+    least = MIN_MEMORY_GB if memory is None else memory
     fit = [gpu for gpu in gpus if gpu.price and gpu.maker in ("NVIDIA", "") and gpu.memory >= least]
     return [gpu for gpu in fit if not UNASKED & {*words(gpu.name), *words(gpu.id)}]
 
@@ -168,7 +168,7 @@ def named_by(gpus: Sequence[Gpu], wish: str) -> list[Gpu]:
     found = [gpu for gpu in gpus if wanted and all(word in _spellings(gpu) for word in wanted)]
     found = [gpu for gpu in found if gpu.price] or found
     if len({_formless(gpu) for gpu in found}) > 1:
-        names = ", ".join(sorted({gpu.name for gpu in found})[:NAMES])
+        names = ", ".join(sorted({gpu.name for gpu in found})[:MAX_NAMES])
         raise UsageError(f"'{wish.strip()}' is more than one GPU at RunPod: {names}", "name one of them exactly")
     if not found:
         raise UsageError(f"RunPod has no GPU called '{wish.strip()}'", _near(gpus, wish))
@@ -185,7 +185,7 @@ def _near(gpus: Sequence[Gpu], wish: str) -> str:
     if close := close_names(" ".join(_bare(words(wish))), keyed, 2, 0.7):
         meant = dict.fromkeys(name for key in close for name in keyed[key])
         return f"did you mean {' or '.join(list(meant)[:4])}?"
-    return f"RunPod has {', '.join(names[:NAMES])}{' and others' if len(names) > NAMES else ''}"
+    return f"RunPod has {', '.join(names[:MAX_NAMES])}{' and others' if len(names) > MAX_NAMES else ''}"
 
 
 def _bare(found: Sequence[str]) -> list[str]:

@@ -18,12 +18,12 @@ NOT_BY_THEMSELVES = (
 OF_PODS = "RunPod does not tell now what a cluster costs: this is the price of single pods, and a cluster's may differ"
 UNCHECKED = "whether its machine has {} RunPod does not tell now: a pod may have less"
 NETWORK = "RunPod bills the network between a cluster's pods on top, and tells how much only once there is one"
-MOST = 12
+MAX_OFFERS = 12
 """How many kinds are tried."""
 DISK_MONTHLY = 0.10
 """$ a month for a GB of a running pod's disk."""
 MONTH_H = 720.0
-SPEND_LIMIT = 80.0
+NEW_ACCOUNT_LIMIT_HOURLY = 80.0
 """$/h that an account may spend which never asked for more."""
 
 
@@ -55,10 +55,10 @@ def offers(gpus: Sequence[Gpu], wishes: Wishes, centers: Sequence[str], volume: 
         raise NoCapacity(
             f"RunPod has no {many}{what}", "ask for another GPU or region, or fewer of them, or try again later"
         )
-    ranked = sorted(free, key=lambda gpu: (gpu.price, -level(gpu.level), gpu.name))[:MOST]
+    ranked = sorted(free, key=lambda gpu: (gpu.price, -level(gpu.level), gpu.name))[:MAX_OFFERS]
     taken = [gpu for gpu in fitting if gpu.level == "NONE"]
     made = [_offer(gpu, wishes, centers, volume) for gpu in ranked]
-    if taken and len(gpus) <= MOST:
+    if taken and len(gpus) <= MAX_OFFERS:
         note = f"none free now{least}, and not tried: {_names(taken)}"
         made[0] = _noted(made[0], note)
     return made
@@ -125,8 +125,10 @@ def _notes(gpu: Gpu, per_hour: float, wishes: Wishes, volume: Volume | None) -> 
     if nodes > 1:
         notes.append(NOT_BY_THEMSELVES)
         notes.append(f"{OF_PODS}; {NETWORK}" if gpu.price_of else NETWORK)
-    if nodes > 1 and per_hour > SPEND_LIMIT:
-        notes.append(f"RunPod lets a new account spend ${SPEND_LIMIT:.0f}/h at most, until its support raises that")
+    if nodes > 1 and per_hour > NEW_ACCOUNT_LIMIT_HOURLY:
+        notes.append(
+            f"RunPod lets a new account spend ${NEW_ACCOUNT_LIMIT_HOURLY:.0f}/h at most, until its support raises that"
+        )
     return notes
 
 

@@ -11,7 +11,7 @@ from gpuops.core.models import Option, Request
 
 CLUSTER_GPUS = 8
 """GPUs of a cluster's node where none are asked for: machines of so many are what clusters are known to be made of."""
-CLUSTER_MOST = 250
+MAX_CLUSTER_NODES = 250
 IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
 CLUSTER_IMAGE = "runpod/pytorch:1.0.7-cu1281-torch280-ubuntu2404-cluster"
 """The same with what RDMA needs (runpod/containers, pytorch-cluster): the one of RunPod's own template for clusters."""
@@ -107,8 +107,10 @@ def wishes(request: Request) -> Wishes:
     for name in ("min-cuda", "min-ram", "min-vcpu", "template", "registry"):
         if together and given.get(name):
             raise UsageError(f"RunPod takes no --{name} for a cluster", "leave it out, or ask for one node")
-    if request.nodes > CLUSTER_MOST:
-        raise UsageError(f"a cluster of {request.nodes} is too large", f"RunPod's have at most {CLUSTER_MOST} nodes")
+    if request.nodes > MAX_CLUSTER_NODES:
+        raise UsageError(
+            f"a cluster of {request.nodes} is too large", f"RunPod's have at most {MAX_CLUSTER_NODES} nodes"
+        )
     if not (image or template) or re.search(r"\s", image):
         raise UsageError(f"'{image}' is not the name of an image", f"write it like {IMAGE}")
     cuda = _cuda(str(given.get("min-cuda") or ""), image)

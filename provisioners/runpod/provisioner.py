@@ -15,7 +15,7 @@ from gpuops.core.models import Intent, Journal, Offer, Option, Payer, Problem, R
 from provisioners import keys
 from provisioners.base import CONTRACT, Context
 from provisioners.runpod import catalog, launch, machines, offers, options
-from provisioners.runpod.account import FRESH_S, Account
+from provisioners.runpod.account import BALANCE_VALID_S, Account
 from provisioners.runpod.api import Api
 from provisioners.runpod.lifecycle import Lifecycle
 from provisioners.runpod.options import Wishes
@@ -74,7 +74,7 @@ class RunpodProvisioner:
                 errors.append(error)
         if not found:
             raise next((error for error in errors if isinstance(error, NoCapacity)), errors[0])
-        return sorted(found, key=lambda offer: offer.per_hour)[: offers.MOST]
+        return sorted(found, key=lambda offer: offer.per_hour)[: offers.MAX_OFFERS]
 
     def _in_cloud(self, request: Request, wishes: Wishes) -> list[Offer]:
         centers = self._stock.centers(request.region)
@@ -163,7 +163,7 @@ class RunpodProvisioner:
         return self._lifecycle.last_words(resource)
 
     def balance(self) -> float | None:
-        found = self._account.told(FRESH_S).get("balance")
+        found = self._account.told(BALANCE_VALID_S).get("balance")
         return None if found is None else float(found)
 
     def account(self) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ No answer is success, since 404 means "not accessible to the caller", too: while
 never ends with exit code 0, one round takes less than ROUND_S, and whoever started it starts it again.
 """
 
-ROUND_S = 120.0
+ROUND_TIMEOUT_S = 120.0
 """So long one round may take, when every way hangs."""
 
 SOURCE = r"""

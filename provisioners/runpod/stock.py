@@ -12,7 +12,7 @@ from provisioners.runpod.api import Api
 from provisioners.runpod.catalog import Volume
 from provisioners.runpod.options import Wishes
 
-SHAPES = 6
+MAX_CLUSTER_KINDS = 6
 """How many kinds of cluster a hint names."""
 
 
@@ -122,4 +122,4 @@ class Stock:
         there = [gpu.name for gpu in self.gpus(whole) if gpu.price and gpu.level != "NONE"]
         if not there:
             return "RunPod has no cluster of any kind now: try again later, or ask for one node"
-        return f"clusters can be had now with --gpus {whole.gpus} of {', '.join(there[:SHAPES])}"
+        return f"clusters can be had now with --gpus {whole.gpus} of {', '.join(there[:MAX_CLUSTER_KINDS])}"

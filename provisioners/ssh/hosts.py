@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from gpuops.transport.ssh import Target
 
 
-LOCK_S = 20.0
+LOCK_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
-class Met:
+class KnownHost:
     """A host that was logged in to: where our folder is there, and the Python that runs the agent."""
 
     target: Target
@@ -40,26 +40,26 @@ class HostBook:
     def names(self) -> list[str]:
         return sorted(self._read())
 
-    def get(self, name: str) -> Met | None:
+    def get(self, name: str) -> KnownHost | None:
         from gpuops.transport.ssh import Target
 
         one = self._read().get(name)
         if not one:
             return None
         try:
-            return Met(Target.from_document(one["target"]), str(one["root"]), str(one["python"]), _at(one))
+            return KnownHost(Target.from_document(one["target"]), str(one["root"]), str(one["python"]), _at(one))
         except (KeyError, TypeError, UsageError) as error:
             shown = name if name.isprintable() else repr(name)
             raise self._unreadable(f"what it says of {shown} is not what gpuops wrote") from error
 
-    def known(self, name: str) -> Met:
+    def known(self, name: str) -> KnownHost:
         """Raises Rejected for a host that nobody wrote down."""
         met = self.get(name)
         if met is None:
             raise Rejected(f"{name} was forgotten while it was used", "try again")
         return met
 
-    def put(self, name: str, met: Met) -> None:
+    def put(self, name: str, met: KnownHost) -> None:
         with self._changing() as book:
             book[name] = {
                 "target": met.target.document(),
@@ -68,7 +68,7 @@ class HostBook:
                 "at": max(time.time(), _at(book.get(name)) + 1e-3),
             }
 
-    def forget(self, name: str, met: Met) -> None:
+    def forget(self, name: str, met: KnownHost) -> None:
         """Unless somebody wrote it down anew since `met` was read: a node may be coming into being there."""
         with self._changing() as book:
             if name in book and _at(book[name]) == met.at:
@@ -99,7 +99,7 @@ class HostBook:
 
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            with FileLock(self.path.with_suffix(".lock"), timeout=LOCK_S):
+            with FileLock(self.path.with_suffix(".lock"), timeout=LOCK_TIMEOUT_S):
                 book = self._read()
                 yield book
                 write_atomic(self.path, json.dumps(book).encode())

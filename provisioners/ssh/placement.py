@@ -47,11 +47,11 @@ class Host:
     found: Found
 
 
-class Unsettled(NodeError):
+class UnconfirmedKey(NodeError):
     """A host whose key only the user can vouch for."""
 
 
-class Meetings:
+class Logins:
     """Hosts as they were met in this command: each is logged in to once. `folder` is ours, beside the ledger."""
 
     def __init__(self, folder: Path, book: HostBook) -> None:
@@ -69,7 +69,7 @@ class Meetings:
             self.meet(typed, request)
         except UsageError:
             raise
-        except Unsettled as error:
+        except UnconfirmedKey as error:
             return Problem(error.say, error.hint, settle="accept-new")
         except GpuopsError as error:
             say = error.say if typed.removesuffix(":22") in error.say else f"{typed}: {error.say}"
@@ -119,7 +119,7 @@ class Meetings:
         if request.options.get("accept-new") and (not self._shown or self._shown.get(name) == shown):
             return shown
         self._shown[name] = shown
-        raise Unsettled(
+        raise UnconfirmedKey(
             f"{name} was never met before, its key is {prints}",
             "compare that with the host's own: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub, then add --accept-new",
         )

@@ -31,8 +31,8 @@ from gpuops.core.format import plural
 from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request, Resource
 from gpuops.core.parallel import on_each
 from provisioners.base import CONTRACT, Context
-from provisioners.ssh.hosts import HostBook, Met
-from provisioners.ssh.placement import Meetings, place, refuse_rent, typed_hosts
+from provisioners.ssh.hosts import HostBook, KnownHost
+from provisioners.ssh.placement import Logins, place, refuse_rent, typed_hosts
 
 if TYPE_CHECKING:
     from gpuops.transport.ssh import Target
@@ -69,7 +69,7 @@ class SshProvisioner:
         self.context = context
         folder = context.home / "ssh"
         self._book = HostBook(folder / "hosts.json")
-        self._meetings = Meetings(folder, self._book)
+        self._meetings = Logins(folder, self._book)
         self._ending: dict[str, _Ending] = {}
 
     # Before anything is made.
@@ -110,7 +110,7 @@ class SshProvisioner:
     def standing(self, request: Request) -> Sequence[Resource]:
         """The named hosts that were met; without any name, all that something of ours may be on."""
         typed = typed_hosts(request)
-        met = {host.name: Met(host.target, self._root(host.found.home), host.found.python)
+        met = {host.name: KnownHost(host.target, self._root(host.found.home), host.found.python)
                for host in self._meetings.met(typed)}  # fmt: skip
         known = {} if typed else {name: self._book.known(name) for name in self._book.names()}
         return [
@@ -125,7 +125,7 @@ class SshProvisioner:
         for index, one in enumerate(places):
             journal.will("machine", intent.mark(index), f"{intent.token}-{index}", one["host"])
         for one in places:
-            self._book.put(one["host"], Met(_target(one["target"]), self._root(one["home"]), one["python"]))
+            self._book.put(one["host"], KnownHost(_target(one["target"]), self._root(one["home"]), one["python"]))
         agents = dict(zip(
             hosts := list(dict.fromkeys(one["host"] for one in places)),
             on_each(lambda name: _provider(lambda: self._bring(name, intent.agent)), hosts),
@@ -197,18 +197,18 @@ class SshProvisioner:
     def _list(self, name: str) -> list[Resource]:
         met = self._book.get(name)
         nodes = [] if met is None else self._look(name, met)
-        if met is not None and not nodes and time.time() - met.at > STALE_S:
+        if met is not None and not nodes and time.time() - met.at > ABANDONED_S:
             self._tidy(name, met)
         return nodes
 
-    def _tidy(self, name: str, met: Met) -> None:
+    def _tidy(self, name: str, met: KnownHost) -> None:
         """Take away what a command that died has brought to a host on which no node came to be."""
         from gpuops.nodes import bootstrap
 
         _provider(lambda: bootstrap.tidy(self._meetings.connection(name, met.target), met.root))
         self._book.forget(name, met)
 
-    def _look(self, name: str, met: Met) -> list[Resource]:
+    def _look(self, name: str, met: KnownHost) -> list[Resource]:
         """The nodes under one root of a host, as they are now. Raises ProviderError."""
         from gpuops.nodes import bootstrap
 
@@ -226,7 +226,7 @@ class SshProvisioner:
         told = [node for node in found if all(isinstance(node.get(key), str) for key in ("mark", "folder", "state"))]
         return [self._resource(name, met, node) for node in told]
 
-    def _resource(self, name: str, met: Met, node: Mapping[str, Any]) -> Resource:
+    def _resource(self, name: str, met: KnownHost, node: Mapping[str, Any]) -> Resource:
         return Resource(
             kind="machine",
             id=f"{name}:{node['folder']}",
@@ -262,7 +262,7 @@ class SshProvisioner:
                 self._ending[resource.id] = _Ending(partial(self._end, resource))
                 self._ending[resource.id].start()
         for resource in resources:
-            self._ending[resource.id].join(END_S)
+            self._ending[resource.id].join(DESTROY_WAIT_S)
         for ending in (self._ending[resource.id] for resource in resources):
             if ending.error is not None:
                 raise ending.error
@@ -284,9 +284,9 @@ class SshProvisioner:
         return None
 
 
-END_S = 0.5
+DESTROY_WAIT_S = 0.5
 """How long `destroy` waits before it lets the core look again."""
-STALE_S = 900.0
+ABANDONED_S = 900.0
 """Within so many seconds a node may still come to be on a host that was written down."""
 NEWEST = 'agent=$(ls -t "$2"/*.pyz 2>/dev/null | head -n 1); '
 ORPHANED = json.dumps({
@@ -334,8 +334,8 @@ def _provider(work: Callable[[], T]) -> T:
         raise Rejected(error.say, error.hint) from error
 
 
-def _met(resource: Resource) -> Met:
-    return Met(_target(resource.data["target"]), str(resource.data["root"]), str(resource.data["python"]))
+def _met(resource: Resource) -> KnownHost:
+    return KnownHost(_target(resource.data["target"]), str(resource.data["root"]), str(resource.data["python"]))
 
 
 def _target(document: Mapping[str, Any]) -> Target:

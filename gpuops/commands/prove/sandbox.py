@@ -24,8 +24,8 @@ from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
 from gpuops.offers.approval import BOOT_MARGIN_S
 from gpuops.offers.payer import noted, payer
-from provisioners import registry
-from provisioners.checked import CALL_S, Checked, Overdue, in_time
+from provisioners import checked, registry
+from provisioners.checked import Checked, Overdue, in_time
 
 CALL_TIMEOUT_S = 60.0
 """How long one call of `describe` or `destroy` may take: the contract has it send one request and never wait."""
@@ -91,7 +91,7 @@ class Sandbox:
     def ask(self, call: str, *arguments: Any) -> Any:
         """Make one call other than `create`. Raises ContractBroken where it hangs, or raises or returns what the
         contract does not allow."""
-        limit_s = self.call_timeout_s if call in ("describe", "destroy") else CALL_S
+        limit_s = self.call_timeout_s if call in ("describe", "destroy") else checked.CALL_TIMEOUT_S
         for attempt in range(ATTEMPTS_MAX):
             try:
                 return in_time(lambda: self._typed(call, arguments), limit_s, f"{call} under proof")

@@ -150,7 +150,7 @@ def renter(desk: Desk, fake: FakeRunPod, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(lifecycle, "IMAGE_PULL_LOG_INTERVAL_S", 0.2)
     monkeypatch.setattr(lifecycle, "LOG_LISTEN_S", HANG_S)
     fake.terse = True
-    monkeypatch.setattr(api, "PAUSES_S", (0.05, 0.05))
+    monkeypatch.setattr(api, "RETRY_DELAYS_S", (0.05, 0.05))
     monkeypatch.setattr(account, "PROGRAM", "raise SystemExit(1)")
     count_waits(monkeypatch)
     with deaf_port() as port:
@@ -196,7 +196,12 @@ def money(renter: Renter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Re
         (package / name).write_text(text)
     program = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
     monkeypatch.setattr(account, "PROGRAM", program + PROGRAM)
-    for module, patience in ((account, "LIMIT_S"), (search, "SOON_S"), (approval, "PATIENCE_S"), (payer, "PATIENCE_S")):
+    for module, patience in (
+        (account, "QUERY_TIMEOUT_S"),
+        (search, "SOON_S"),
+        (approval, "PATIENCE_S"),
+        (payer, "PATIENCE_S"),
+    ):
         monkeypatch.setattr(module, patience, HANG_S)
     return renter
 

@@ -87,5 +87,5 @@ def tenant(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
         monkeypatch.setattr(AwsProvisioner, "settle_s", 0.3)
         monkeypatch.setattr(AwsProvisioner, "gone_s", 60.0)
-        monkeypatch.setattr(launch, "lull", lambda _: 0.0)
+        monkeypatch.setattr(launch, "backoff_s", lambda _: 0.0)
         yield Tenant(desk, fake, monkeypatch)

@@ -112,7 +112,7 @@ def renter(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         monkeypatch.setattr(Clock, "sleep", lambda _, seconds: fake.advance(seconds))
         monkeypatch.setattr(standard.ExponentialBackoff, "delay_amount", lambda *_: 0.0)
         for module in (launch, network):
-            monkeypatch.setattr(module, "lull", lambda attempt: fake.advance(2.0**attempt) or 0.0)
+            monkeypatch.setattr(module, "backoff_s", lambda attempt: fake.advance(2.0**attempt) or 0.0)
         real = credentials.session
 
         def session(env: Any, profile: str, dotenv: Any) -> Any:

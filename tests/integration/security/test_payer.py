@@ -319,7 +319,7 @@ def test_the_price_names_who_pays_at_aws(tenant: Tenant, source: str) -> None:
 @pytest.mark.parametrize("how", ["denied", "500", "silent"])
 def test_an_aws_account_that_is_not_told_stops_nobody(tenant: Tenant, how: str) -> None:
     if how == "silent":
-        tenant.patch.setattr(aws_access, "NAMING_S", 0.5)
+        tenant.patch.setattr(aws_access, "IDENTITY_TIMEOUT_S", 0.5)
     tenant.fake.play(AwsFault("GetCallerIdentity", what=how, times=None))
     said = tenant.type(*AWS_DRY, "--json")
     assert (said.code, told(said)) == (0, {"account": "", "source": "AWS_ACCESS_KEY_ID"}), said.err

@@ -119,7 +119,7 @@ def take_port() -> None:
 def be_impatient() -> None:
     from provisioners.runpod import api
 
-    api.CONNECT_S, api.ANSWER_S, api.READ_S = 1.0, 4.0, 5.0
+    api.CONNECT_TIMEOUT_S, api.ANSWER_TIMEOUT_S, api.READ_ATTEMPTS_S = 1.0, 4.0, 5.0
 
 
 def main() -> None:

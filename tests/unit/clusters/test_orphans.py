@@ -23,7 +23,7 @@ from gpuops.guard import tend
 from gpuops.ledger.store import Ledger, RowGone
 from gpuops.transport.ssh import Target
 from provisioners import registry
-from provisioners.ssh.hosts import HostBook, Met
+from provisioners.ssh.hosts import HostBook, KnownHost
 from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, surroundings
 
 
@@ -301,7 +301,7 @@ def test_what_cannot_be_taken_back_is_left_and_said(there: tuple[Cloud, Context]
 def test_a_host_is_forgotten_only_when_no_cluster_is_on_it(there: tuple[Cloud, Context]) -> None:
     _, world = there
     book = HostBook(world.home / "ssh" / "hosts.json")
-    book.put("me@there", Met(Target("there", host_keys=("ssh-ed25519 AAAA",)), "/r", "python3"))
+    book.put("me@there", KnownHost(Target("there", host_keys=("ssh-ed25519 AAAA",)), "/r", "python3"))
     row = known(world, "lab")
     world.ledger.will(row, "machine", "m", "t", "me@there")
     with pytest.raises(UsageError, match="lab has a node on me@there"):

@@ -119,7 +119,7 @@ def test_who_pays_is_never_a_reason_to_fail(there: tuple[Cloud, Context], monkey
     _, world = there
     context, request = contract.Context(OWNER, world.home, world.env), Request(NAME)
     assert Checked(Scripted(context)).payer(request) is None
-    monkeypatch.setattr("provisioners.checked.SPARE_S", 0.1)
+    monkeypatch.setattr("provisioners.checked.PAYER_EXTRA_S", 0.1)
     release = threading.Event()
     for answer, told in (
         (lambda *_: Payer("alice", "TENT_KEY"), Payer("alice", "TENT_KEY")),

@@ -15,7 +15,7 @@ import pytest
 from gpuops.core.models import Intent, Offer, Price, Request, Resource
 from gpuops.core.provider import Context
 from provisioners.aws import AwsProvisioner, images, launch, network
-from provisioners.aws.api import split
+from provisioners.aws.api import split_region
 from provisioners.aws.options import wishes
 from tests.fakes.aws import FakeAWS
 
@@ -60,12 +60,13 @@ class Tenant:
         """One, as `offers` would make it; without asking for types and prices, which takes long."""
         wish = wishes(dataclasses.replace(self.request, options=options))
         account = self.provider._account
-        place = network.places(account, region, wish)[split(region)[0] + zone]
+        place = network.places(account, region, wish)[split_region(region)[0] + zone]
         image = images.find(account, region, wish)
         market = "spot" if self.request.spot else "on-demand"
         prices = (Price("2 x g5.12xlarge", 4.2), Price("disks and addresses", 0.04))
         data = {
-            "region": region, "zone": split(region)[0] + zone, "type": "g5.12xlarge", "market": market, "gpus": 4,
+            "region": region, "zone": split_region(region)[0] + zone, "type": "g5.12xlarge", "market": market,
+            "gpus": 4,
             "vcpus": 48, "ami": image.id, "user": image.user, "root_device": image.root_device, "disk": wish.disk,
             "devices": list(image.devices), "subnet": place.subnet, "vpc": place.vpc, "public": place.public,
             "security_group": wish.security_group, "ssh_from": wish.ssh_from, "launch": launch.further(wish),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.core.errors import AuthFailed, Unknown
-from provisioners.aws.account import ATTEMPTS, Account
+from provisioners.aws.account import MAX_ATTEMPTS, Account
 from provisioners.aws.api import ask, pages
 from tests.fakes.aws import FakeAWS, Fault
 from tests.unit.provisioners.aws.test_account import KEYS, without
@@ -102,7 +102,7 @@ def test_what_creates_is_asked_once_and_what_looks_again(fake: FakeAWS, account:
     assert len(fake.asked("DescribeVpcs")) == 1
     with pytest.raises(Unknown):
         ask("look", account.client("ec2", "us-east-1").describe_vpcs)
-    assert len(fake.asked("DescribeVpcs")) == 1 + ATTEMPTS
+    assert len(fake.asked("DescribeVpcs")) == 1 + MAX_ATTEMPTS
 
 
 def test_a_dry_run_that_would_succeed_is_no_failure(account: Account) -> None:

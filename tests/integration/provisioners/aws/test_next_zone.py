@@ -29,7 +29,7 @@ from tests.integration.provisioners.aws.conftest import OWNER, Tenant
 def world(tenant: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
     """A command's world, whose time passes only where it waits."""
     for module in (launch, network):
-        monkeypatch.setattr(module, "lull", lambda _attempt: 0.01)
+        monkeypatch.setattr(module, "backoff_s", lambda _attempt: 0.01)
     with FileLock(tenant.home / LOCK):  # to hold it is to be the guard
         yield Context(
             home=tenant.home,

@@ -24,7 +24,7 @@ from gpuops.core.errors import (
 from gpuops.core.models import Request, Resource
 from gpuops.core.provider import Context
 from provisioners.aws import AwsProvisioner, launch, network
-from provisioners.aws.machines import specifications
+from provisioners.aws.machines import tag_specifications
 from tests.fakes.aws import FakeAWS, Fault
 from tests.integration.provisioners.aws.conftest import OWNER, Notes, Tenant
 
@@ -36,7 +36,7 @@ HOME = "us-east-1"
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses between attempts are tested with a clock of their own."""
     for module in (launch, network):
-        monkeypatch.setattr(module, "lull", lambda _attempt: 0.01)
+        monkeypatch.setattr(module, "backoff_s", lambda _attempt: 0.01)
 
 
 def machines(there: list[Resource]) -> list[Resource]:
@@ -153,11 +153,11 @@ def test_what_machines_left_behind_is_found_and_ended(fake: FakeAWS, tenant: Ten
         Filters=[{"Name": "resource-id", "Values": [made[0].id]}])["Tags"]}  # fmt: skip
     subnet = fake.asked("RunInstances")[0].parameters["NetworkInterfaces"][0]["SubnetId"]
     group = next(one.id for one in tenant.listed(HOME) if one.kind == "group")
-    disk = ec2.create_volume(AvailabilityZone="us-east-1b", Size=200, TagSpecifications=specifications(told, "volume"))[
-        "VolumeId"
-    ]
+    disk = ec2.create_volume(
+        AvailabilityZone="us-east-1b", Size=200, TagSpecifications=tag_specifications(told, "volume")
+    )["VolumeId"]
     card = ec2.create_network_interface(
-        SubnetId=subnet, Groups=[group], TagSpecifications=specifications(told, "network-interface")
+        SubnetId=subnet, Groups=[group], TagSpecifications=tag_specifications(told, "network-interface")
     )["NetworkInterface"]["NetworkInterfaceId"]
     there = {one.kind: one for one in tenant.listed(HOME) if one.kind in ("volume", "interface")}
     assert {kind: (one.id, one.name, one.bills) for kind, one in there.items()} == {

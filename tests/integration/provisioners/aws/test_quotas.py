@@ -11,9 +11,9 @@ import pytest
 
 from gpuops.core.errors import AuthFailed
 from gpuops.core.models import QuotaReport, Request
-from provisioners.aws import quota_advice, quota_report, quotas
+from provisioners.aws import machines, quota_advice, quota_report, quotas
 from provisioners.aws.account import Account
-from provisioners.aws.quotas import CLASSES, ON_DEMAND, SPOT, STANDARD, STANDARD_SPOT, Standing, class_of, row, usage
+from provisioners.aws.quotas import CLASSES, ON_DEMAND, SPOT, STANDARD, STANDARD_SPOT, Standing, class_of, row
 from tests.fakes.aws import FakeAWS, Fault
 from tests.fakes.aws.known import G_SPOT, P4_SPOT, P5_SPOT, G, P, kinds
 
@@ -54,11 +54,17 @@ def running(kind: str, state: str = "running", **more: object) -> dict[str, obje
     return {"InstanceType": kind, "State": {"Name": state}, **more}
 
 
+def in_use(
+    instances: list[dict[str, object]], requests: list[dict[str, object]], vcpus: dict[str, int]
+) -> dict[str, float | None]:
+    return quotas.usage(map(machines.read, instances), map(machines.read_request, requests), vcpus)
+
+
 VCPUS = {kind.type: kind.vcpus for kind in kinds()}
 
 
 def test_what_is_in_use() -> None:
-    used = usage(
+    used = in_use(
         [
             running("g5.12xlarge", InstanceLifecycle="spot"),
             running("g4dn.xlarge", "pending", InstanceLifecycle="spot"),
@@ -81,22 +87,22 @@ def test_what_is_in_use() -> None:
 
 def test_an_instances_own_cores_come_first() -> None:
     half = running("g5.12xlarge", CpuOptions={"CoreCount": 12, "ThreadsPerCore": 2})
-    assert usage([half], [], VCPUS)[G] == 24
+    assert in_use([half], [], VCPUS)[G] == 24
 
 
 def test_a_spot_request_that_is_not_closed_counts_once() -> None:
     """With its machine while that runs, and by itself until AWS has seen its end."""
     alive = running("g5.12xlarge", InstanceLifecycle="spot", InstanceId="i-1")
     request = {"State": "active", "InstanceId": "i-1", "LaunchSpecification": {"InstanceType": "g5.12xlarge"}}
-    assert usage([alive], [request], VCPUS)[G_SPOT] == 48
+    assert in_use([alive], [request], VCPUS)[G_SPOT] == 48
     ending = {**alive, "State": {"Name": "shutting-down"}}
-    assert usage([ending], [request], VCPUS)[G_SPOT] == 48
-    assert usage([], [request], VCPUS)[G_SPOT] == 48
-    assert usage([], [{**request, "State": "closed"}], VCPUS)[G_SPOT] == 0
+    assert in_use([ending], [request], VCPUS)[G_SPOT] == 48
+    assert in_use([], [request], VCPUS)[G_SPOT] == 48
+    assert in_use([], [{**request, "State": "closed"}], VCPUS)[G_SPOT] == 0
 
 
 def test_a_type_that_nobody_knows_makes_it_unknown_and_not_zero() -> None:
-    used = usage([running("g99.xlarge"), running("g5.xlarge")], [], VCPUS)
+    used = in_use([running("g99.xlarge"), running("g5.xlarge")], [], VCPUS)
     assert used[G] is None
     assert used[P] == 0
 
@@ -181,7 +187,7 @@ def test_machines_without_gpus_have_a_quota_as_well(fake: FakeAWS, account: Acco
 
 def test_a_quota_that_was_never_changed_is_its_default(fake: FakeAWS, account: Account) -> None:
     fake.quota["us-east-1", G] = None
-    assert quotas.limit(account, "us-east-1", G) == 0
+    assert quotas.read_limit(account, "us-east-1", G) == 0
     assert [one.action for one in fake.requests] == ["GetServiceQuota", "GetAWSDefaultServiceQuota"]
 
 
@@ -274,7 +280,9 @@ def test_how_a_request_ended(fake: FakeAWS, account: Account, status: str, value
     fake.decide(filed.id, status, value)
     soon = quota_report.requested_quota(account, quota, filed.id)
     assert soon.open == (status == "CASE_CLOSED" and not granted), "a grant may take an hour"
-    fake.quota_requests[filed.id].created = fake.quota_requests[filed.id].updated = time.time() - quota_advice.SETTLES_S
+    fake.quota_requests[filed.id].created = fake.quota_requests[filed.id].updated = (
+        time.time() - quota_advice.GRANT_DELAY_S
+    )
     found = quota_report.requested_quota(account, quota, filed.id)
     assert (found.status, found.open, found.granted) == (status, False, granted)
     assert bool(found.advice) == (not granted)

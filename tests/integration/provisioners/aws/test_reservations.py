@@ -12,7 +12,7 @@ from gpuops.core.errors import NoCapacity, QuotaExceeded, Rejected
 from gpuops.core.models import Offer, Request
 from gpuops.offers.approval import LeaseWish, within
 from provisioners.aws.quotas import G
-from provisioners.aws.reservations import BEFORE_S
+from provisioners.aws.reservations import END_EARLY_S
 from tests.fakes.aws import FakeAWS
 from tests.integration.provisioners.aws.conftest import Tenant
 
@@ -67,7 +67,7 @@ def test_a_capacity_block_is_paid_counts_nothing_and_bounds_the_lease(fake: Fake
     (offer,) = offers(tenant)
     assert offer.prices[0].per_hour == 0 < offer.per_hour, "its disks and addresses cost what they always do"
     assert offer.notes == ()
-    assert within(LeaseWish(max_hours=24), offer) == LeaseWish(max_hours=24, until=ends - BEFORE_S)
+    assert within(LeaseWish(max_hours=24), offer) == LeaseWish(max_hours=24, until=ends - END_EARLY_S)
     assert within(LeaseWish(until=ends - 7000), offer).until == ends - 7000
     tenant.make(offer=offer)
     assert launched(fake)["InstanceMarketOptions"] == {"MarketType": "capacity-block"}

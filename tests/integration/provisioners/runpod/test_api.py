@@ -42,7 +42,7 @@ def in_turn(*says: Says) -> Callable[[Asked], Says]:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAUSES_S", (0.01, 0.02))
+    monkeypatch.setattr(module, "RETRY_DELAYS_S", (0.01, 0.02))
 
 
 def test_what_a_stream_has_said_is_heard_however_late_it_is_read() -> None:
@@ -182,8 +182,8 @@ def test_the_key_is_in_no_message() -> None:
 
 
 def test_an_answer_that_drips_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CONNECT_S", 0.4)
-    monkeypatch.setattr(module, "ANSWER_S", 0.4)
+    monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.4)
     with Canned(lambda _: Says(201, {"id": "x" * 200}, drip_s=0.05)) as server, pytest.raises(Unknown, match="in time"):
         client(server).post("/pods", {}, "create a pod")
     assert len(server.asked) == 1

@@ -584,7 +584,7 @@ def test_the_balance_is_asked_for_in_another_process(
     assert runpod.balance() == 3.5
     assert runpod.balance() == 3.5, "just asked"
     assert runpod.account() == {"id": "u1", "balance": 3.5}
-    monkeypatch.setattr(module, "FRESH_S", 0.0)
+    monkeypatch.setattr(module, "BALANCE_VALID_S", 0.0)
     assert runpod.balance() == 2.0
 
 

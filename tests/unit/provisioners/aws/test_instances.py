@@ -18,7 +18,7 @@ MINE = {"id": "123456789012", "profile": ""}
 
 
 def told(state: str = "running", reason: str = "", **more: Any) -> dict[str, Any]:
-    marks = machines.told(INTENT, host_key=KEY, user="ubuntu", price=2.25, public=more.pop("public", True))
+    marks = machines.tags_for(INTENT, host_key=KEY, user="ubuntu", price=2.25, public=more.pop("public", True))
     return {
         "InstanceId": "i-1",
         "AmiLaunchIndex": 1,
@@ -30,13 +30,13 @@ def told(state: str = "running", reason: str = "", **more: Any) -> dict[str, Any
         "Placement": {"AvailabilityZone": "us-east-1b"},
         "PublicIpAddress": "203.0.113.5",
         "PrivateIpAddress": "172.31.0.5",
-        "Tags": machines.listed(marks),
+        "Tags": machines.tag_list(marks),
         **more,
     }
 
 
 def seen(state: str = "running", reason: str = "", known: dict[str, Any] | None = None, **more: Any) -> Resource:
-    return machines.resource(told(state, reason, **more), "us-east-1@work", HOME, MINE, known=known)
+    return machines.resource(machines.read(told(state, reason, **more)), "us-east-1@work", HOME, MINE, known=known)
 
 
 def test_a_machine_by_its_tags_alone() -> None:
@@ -150,9 +150,10 @@ def test_what_is_not_ours_has_no_mark() -> None:
 
 
 def test_a_group_and_a_request_cost_nothing() -> None:
-    marks = machines.listed(machines.told(INTENT, host_key=KEY, user="ubuntu", price=2.25, public=True))
-    group = machines.group({"GroupId": "sg-1", "Tags": marks}, "us-east-1", MINE)
-    request = machines.request({"SpotInstanceRequestId": "sir-1", "Tags": marks}, "us-east-1", MINE)
+    marks = machines.tags_for(INTENT, host_key=KEY, user="ubuntu", price=2.25, public=True)
+    group = machines.group_resource("sg-1", marks, "us-east-1", MINE)
+    asked = machines.read_request({"SpotInstanceRequestId": "sir-1", "Tags": machines.tag_list(marks)})
+    request = machines.request_resource(asked, "us-east-1", MINE)
     assert (group.kind, group.name, group.bills) == ("group", "gpuops-0a1b2c3d-c-one-group", False)
     assert (request.kind, request.name, request.bills) == ("spot-request", "gpuops-0a1b2c3d-c-one-spot", False)
     assert group.data["token"].startswith(TOKEN)

@@ -20,7 +20,7 @@ DATA = {
     "root_device": "/dev/sda1", "disk": 200, "subnet": "subnet-1", "vpc": "vpc-1", "devices": ["/dev/sdf"],
 }  # fmt: skip
 OFFER = Offer("aws", "x", "2 x g5.12xlarge", 2, 4, "us-east-1", (Price("machines", 4.5),), DATA)
-TOLD = machines.told(INTENT, host_key="ssh-ed25519 AAAA", user="ubuntu", price=2.25, public=True)
+TOLD = machines.tags_for(INTENT, host_key="ssh-ed25519 AAAA", user="ubuntu", price=2.25, public=True)
 EBS = {"DeleteOnTermination": True, "Encrypted": True}
 
 
@@ -168,14 +168,14 @@ def test_it_ends_some_time(answer: Exception, kind: type[ProviderError]) -> None
     aws = Aws(answer)
     with pytest.raises(kind):
         start(aws)
-    assert len(aws.asked) == launch.TRIES
+    assert len(aws.asked) == launch.MAX_ATTEMPTS
 
 
 def test_slow_answers_end_it_sooner() -> None:
     aws = Aws(LOST)
     with pytest.raises(Unknown):
         start(aws, each_s=40.0)
-    assert 1 < len(aws.asked) < launch.TRIES
+    assert 1 < len(aws.asked) < launch.MAX_ATTEMPTS
 
 
 def test_what_took_long_before_leaves_one_request() -> None:
@@ -219,5 +219,5 @@ def test_what_is_started_in_words() -> None:
 
 
 def test_pauses_differ() -> None:
-    assert len({launch.lull(3) for _ in range(20)}) > 1
-    assert all(0 < launch.lull(attempt) <= 16 for attempt in range(20))
+    assert len({launch.backoff_s(3) for _ in range(20)}) > 1
+    assert all(0 < launch.backoff_s(attempt) <= 16 for attempt in range(20))

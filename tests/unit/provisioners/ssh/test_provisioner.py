@@ -12,7 +12,7 @@ from gpuops.core.models import Request
 from gpuops.core.provider import Context
 from gpuops.nodes.bootstrap import Found
 from gpuops.transport.ssh import Target
-from provisioners.ssh.hosts import HostBook, Met
+from provisioners.ssh.hosts import HostBook, KnownHost
 from provisioners.ssh.placement import Host, place
 from provisioners.ssh.provisioner import SshProvisioner
 
@@ -69,7 +69,7 @@ def test_what_makes_no_sense_for_hosts_of_ones_own(tmp_path: Path) -> None:
 
 def test_the_book_of_hosts_is_for_our_eyes_and_whole(tmp_path: Path) -> None:
     path = tmp_path / "ssh" / "hosts.json"
-    book, met = HostBook(path), Met(host("a").target, "/root/.gpuops-0badcafe", "/usr/bin/python3")
+    book, met = HostBook(path), KnownHost(host("a").target, "/root/.gpuops-0badcafe", "/usr/bin/python3")
     assert book.names() == []
     book.put("root@a", met)
     book.put("root@b", met)
