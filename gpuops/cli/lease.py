@@ -33,7 +33,7 @@ def lease(
     from gpuops.core.models import Lease
     from gpuops.nodes.session import open_live, send_lease
     from gpuops.offers import lease as leases
-    from gpuops.offers.search import beyond
+    from gpuops.offers.search import balance_shortfall
 
     by_s = leases.parse_span(extend) if extend is not None else None
     ctx, _ = make_context(as_json=as_json)
@@ -44,7 +44,7 @@ def lease(
     if by_s is not None:
         if ours == Lease():
             ctx.out.say(f"note: {row.name} had no end until now")
-        ours = leases.extended(ours, by_s, now)
+        ours = leases.extend(ours, by_s, now)
         live = open_live(ctx, row)
         try:
             send_lease(live, ours, now)
@@ -57,7 +57,7 @@ def lease(
         ctx.ensure_guard()
         if ours.end != ours.hard_end:
             ctx.out.say("note: the spending limit (--max-cost) comes first; extending time does not move it")
-        if said := beyond(ctx, row, ours, now):
+        if said := balance_shortfall(ctx, row, ours, now):
             ctx.out.say(f"note: {said}")
     ctx.out.result(
         "lease",

@@ -66,14 +66,14 @@ def quota(
     ctx, _ = make_context(as_json=as_json, yes=yes)
     options = parse_provider_options(ctx, provider, context.args, "quota")
     request = machine_request(provider, MachineFlags(**vars(sought), spot=bool(spot)), options)
-    outcome = story.Outcome(story.look(ctx, request))
+    outcome = story.Outcome(story.read_quotas(ctx, request))
     for note in outcome.report.notes:
         ctx.out.say(f"note: {note}")
     if wanted is not None:
-        asked = story.ask(ctx, request, outcome, wanted, code, market_said=spot is not None)
+        asked = story.request_increase(ctx, request, outcome, wanted, code, market_said=spot is not None)
         targets = [(asked, one) for one in asked.increases or ()]
     else:
-        targets = story.open_ones(outcome.report)
+        targets = story.open_requests(outcome.report)
     if watch and targets:
         for line in outcome.said:
             ctx.out.say(line)

@@ -17,8 +17,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import UsageError, did_you_mean
 from gpuops.core.models import Option, Request
 from gpuops.core.settings import KEYS, Settings
-from gpuops.offers.approval import LeaseWish
-from gpuops.offers.lease import parse_span
+from gpuops.offers.lease import LeaseLimits, parse_span
 
 F = TypeVar("F")
 TIMEOUT_MIN = 20.0
@@ -82,8 +81,8 @@ def machine_request(provider: str, flags: MachineFlags, options: Mapping[str, An
     )
 
 
-def lease_wish(flags: MachineFlags) -> LeaseWish:
-    return LeaseWish(flags.max_hours, flags.max_cost, flags.idle)
+def lease_wish(flags: MachineFlags) -> LeaseLimits:
+    return LeaseLimits(flags.max_hours, flags.max_cost, flags.idle)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -114,7 +114,7 @@ def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> No
         [
             f"{row.name} is up: {count}{price}; {leases.describe(row.lease, now)}",
             *ssh.host_name_lines(ctx, row, machines),
-            *([leases.ending(row.name, row.lease, now)] if per_hour else []),
+            *([leases.how_to_end(row.name, row.lease, now)] if per_hour else []),
         ],
     )
 

@@ -25,7 +25,7 @@ from gpuops.nodes import host_key_handover
 from gpuops.nodes.session import in_order, name_hosts, open_live, programs_of, reach, send_lease
 from gpuops.nodes.virtual import folded, with_virtual
 from gpuops.offers import lease as leases
-from gpuops.offers.payer import noted, payer
+from gpuops.offers.payer import payer, payer_record
 from gpuops.sync.run_folder import read_json
 
 LIVE = "running"
@@ -138,7 +138,7 @@ def adopt(ctx: Context, lost: Lost, *, complete: bool = True) -> Adopted:
     price = sum(one.per_hour for one in machines)
     paid = payer(ctx, Request(lost.provider, region=machines[0].region)) if rented else None
     now = ctx.clock.now()
-    usual = leases.make(rented=rented, per_hour=price, now=now)
+    usual = leases.new_lease(leases.LeaseLimits(), rented=rented, per_hour=price, now=now)
     if adrift or (lease == Lease() and rented):
         lease = usual
     elif rented and usual.hard_end is not None:  # what a node says does not make it live for ever
@@ -148,7 +148,7 @@ def adopt(ctx: Context, lost: Lost, *, complete: bool = True) -> Adopted:
     machines = folded(machines)
     row = dataclasses.replace(
         draft, lease=lease, created=min([now, *(run.created for run in runs)]), boot_deadline=now, ready=now,
-        offer={"prices": [{"what": "machines", "per_hour": price}], **noted(paid)},
+        offer={"prices": [{"what": "machines", "per_hour": price}], **payer_record(paid)},
         request=dataclasses.asdict(Request(lost.provider, nodes=len(machines))),
     )  # fmt: skip
     known = ctx.ledger.adopt(row, [*machines, *rest], runs)

@@ -30,10 +30,11 @@ from gpuops.ledger.store import ClusterRow, LedgerJournal
 from gpuops.nodes import bootstrap
 from gpuops.nodes.session import ClusterSession, machines_of, send_lease
 from gpuops.offers import table
-from gpuops.offers.approval import ROUNDING, Bargain, LeaseWish, Terms, within
-from gpuops.offers.lease import LEAST_S
-from gpuops.offers.payer import noted
-from gpuops.offers.search import Plan, Refusals, Search
+from gpuops.offers.approval import PRICE_ROUNDING, PriceApproval
+from gpuops.offers.lease import MIN_LEASE_S, LeaseLimits, until_offer_ends
+from gpuops.offers.payer import payer_record
+from gpuops.offers.search import OfferSearch, OfferSource, Refusals
+from gpuops.offers.terms import Terms
 
 RETRIES = 4
 
@@ -213,18 +214,19 @@ def _check_capabilities(provisioner: Provisioner, request: Request) -> None:
             )
 
 
-def rehearse(ctx: Context, request: Request, wish: LeaseWish) -> tuple[Sequence[Offer], Payer | None]:
+def rehearse(ctx: Context, request: Request, wish: LeaseLimits) -> tuple[Sequence[Offer], Payer | None]:
     """The offers of a dry run, and who would pay; what there is to say of the money is said. Raises ProviderError,
     UsageError."""
     rented = is_rented(ctx.provisioner(request.provider))
-    search = Search(ctx, dataclasses.replace(request, wait_s=0.0), _planned(ctx))
+    approval = PriceApproval()
+    search = OfferSearch(ctx, dataclasses.replace(request, wait_s=0.0), _planned(ctx), approval)
     offers = search.offers()
-    terms = Terms(ctx, request, wish, rented, search)
+    terms = Terms(ctx, request, wish, rented, search, approval)
     terms.foresee(offers[0])
     return offers, terms.payer(offers[0])
 
 
-def _planned(ctx: Context, avoided: Sequence[str] = ()) -> Plan:
+def _planned(ctx: Context, avoided: Sequence[str] = ()) -> OfferSource:
     return lambda request, said: table.elsewhere_first(plan(ctx, request, said)[1], avoided)
 
 
@@ -234,34 +236,33 @@ def bring_up(
     *,
     name: str | None,
     ephemeral: bool,
-    wish: LeaseWish,
+    wish: LeaseLimits,
     foreword: Callable[[Offer], str] = lambda _: "",
-    bargain: Bargain | None = None,
+    approval: PriceApproval | None = None,
 ) -> ClusterSession:
     """Create a cluster and wait until every node answers. What fails is undone before it is raised.
 
     `foreword`: what is said of the offer before anybody is asked to agree to it. Where nothing can be had it is asked
-    for again, as long as the request says (`wait_s`). `bargain`: what was agreed to for machines that these replace.
+    for again, as long as the request says (`wait_s`). `approval`: what was agreed to for machines that these replace.
     """
-    bargain = bargain or Bargain()
+    approval = approval or PriceApproval()
     if name is not None:
         ctx.ledger.check_free(name)  # before others are asked, who may say no for reasons that then matter less
     provisioner = ctx.provisioner(request.provider)
     rented = is_rented(provisioner)
-    search = Search(
+    search = OfferSearch(
         ctx,
         request,
-        _planned(ctx, bargain.avoided),
-        bargain.agreed or None,
-        replaces=bargain.settled,
-        until=None if wish.until is None else wish.until - LEAST_S,
+        _planned(ctx, approval.avoided),
+        approval,
+        until=None if wish.until is None else wish.until - MIN_LEASE_S,
     )
     offers = search.offers()
     if rented:
         table.show(ctx, offers)
     if said := foreword(offers[0]):
         ctx.out.say(said)
-    terms = Terms(ctx, request, within(wish, offers[0]), rented, search, bargain)
+    terms = Terms(ctx, request, until_offer_ends(wish, offers[0]), rented, search, approval)
     terms.agree(offers)
     agent, _ = bootstrap.build(ctx.home / "cache")
     now = ctx.clock.now()
@@ -323,7 +324,7 @@ def _create(
     QuotaExceeded where each of them was refused for its quota."""
     refusals = Refusals()
     for offer in offers:
-        if refusals.passes(offer):
+        if refusals.skips(offer):
             continue
         if why := terms.too_dear(offer):
             refusals.too_dear(offer, why)
@@ -334,7 +335,7 @@ def _create(
         # What came to nothing has cost nothing: time and money count from this attempt on.
         ctx.ledger.set_cluster(
             row.id,
-            offer=dataclasses.asdict(offer) | noted(terms.payer(offer)),
+            offer=dataclasses.asdict(offer) | payer_record(terms.payer(offer)),
             boot_deadline=bounded.boot_deadline,
             lease=terms.lease(offer.per_hour, now),
             created=now,
@@ -360,7 +361,7 @@ def _start_lease(ctx: Context, live: ClusterSession, terms: Terms, provisioner: 
     rented = is_rented(provisioner)
     told = _told(live.machines)
     terms.check(live.row.name, offer, told)
-    if told > offer.per_hour * (1 + ROUNDING):
+    if told > offer.per_hour * (1 + PRICE_ROUNDING):
         ctx.out.say(f"note: {live.row.name} costs {money(told)}/h, and {money(offer.per_hour)}/h was offered")
     able = provisioner.capabilities.get("self_destruct", "nothing is known of that")
     if rented and able is not True:

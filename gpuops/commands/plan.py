@@ -25,7 +25,7 @@ from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.session import machines_of
 from gpuops.nodes.virtual import lots, ranks_for, sentence, with_virtual
 from gpuops.offers import table
-from gpuops.offers.approval import LeaseWish
+from gpuops.offers.lease import LeaseLimits
 from gpuops.runs.prepare import Sending, check, secrets_sent, tree_of
 from gpuops.runs.spec import node_specs
 from gpuops.sync import inputs
@@ -51,7 +51,7 @@ class Job:
     detach: bool = False
     retries: int = 0
     """How many times preempted machines are replaced."""
-    wish: LeaseWish = field(default_factory=LeaseWish)
+    wish: LeaseLimits = field(default_factory=LeaseLimits)
     sending: Sending = field(default_factory=Sending)
 
 

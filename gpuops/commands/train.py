@@ -25,7 +25,8 @@ from gpuops.core.signals import HandOver
 from gpuops.ledger.store import LedgerUnwritable, RunRow
 from gpuops.nodes.session import ClusterSession, open_live
 from gpuops.offers import lease as leases
-from gpuops.offers.approval import Bargain, LeaseWish
+from gpuops.offers.approval import PriceApproval
+from gpuops.offers.lease import LeaseLimits
 from gpuops.runs import retention, retries
 from gpuops.runs import retries as retry
 from gpuops.runs.collect import Agents, release
@@ -53,14 +54,14 @@ def execute(ctx: Context, settings: Settings, plan: Plan, progress: Progress) ->
     if choice.row and job.detach:
         row = choice.row
         retention.agree(ctx, job.request, row.provider, retention.price(ctx, row.id), row.lease)
-    if choice.row and job.wish != LeaseWish():
+    if choice.row and job.wish != LeaseLimits():
         ctx.out.say(
             f"note: limits belong to a new cluster, {choice.row.name} keeps its own: gpuops lease {choice.row.name}"
         )
     ctx.out.hold_up_nothing()
-    chain = Chain(job.retries, Bargain(replaces=job.retries > 0), resume=job.request.resume)
+    chain = Chain(job.retries, PriceApproval(replaces=job.retries > 0), resume=job.request.resume)
 
-    def attempt(wish: LeaseWish, resume: str | None) -> Outcome:
+    def attempt(wish: LeaseLimits, resume: str | None) -> Outcome:
         request = dataclasses.replace(job.request, resume=resume)
         asked = dataclasses.replace(job, request=request, wish=wish)
         return _attempt(ctx, settings, dataclasses.replace(plan, job=asked), progress, chain)
@@ -85,7 +86,7 @@ def _attempt(ctx: Context, settings: Settings, plan: Plan, progress: Progress, c
     """One run on one cluster, which is gone afterwards where it was brought up for it. What is to be replaced (`loss`)
     is gone in any case."""
     job, choice = plan.job, plan.choice
-    live = _reach(ctx, plan, chain.bargain)
+    live = _reach(ctx, plan, chain.approval)
     ours = choice.row is None and not job.keep
     try:
         outcome = _run_on(ctx, settings, live, job, progress, ours, chain)
@@ -125,7 +126,7 @@ def _clear_away(ctx: Context, live: ClusterSession, outcome: Outcome) -> None:
         outcome.loss = None
 
 
-def _reach(ctx: Context, plan: Plan, bargain: Bargain) -> ClusterSession:
+def _reach(ctx: Context, plan: Plan, approval: PriceApproval) -> ClusterSession:
     """A session with the cluster that the plan uses, brought up where there is none."""
     job = plan.job
     if plan.choice.row is not None:
@@ -137,16 +138,15 @@ def _reach(ctx: Context, plan: Plan, bargain: Bargain) -> ClusterSession:
         ephemeral=not job.keep,
         wish=job.wish,
         foreword=lambda offer: _foreword(ctx, job, offer),
-        bargain=bargain,
+        approval=approval,
     )
 
 
 def _foreword(ctx: Context, job: Job, offer: Offer) -> str:
     """What is settled and said before anything is rented. Raises UsageError."""
     if job.detach:
-        wish = dataclasses.asdict(job.wish)
         rented = is_rented(ctx.provisioner(offer.provider))
-        lease = leases.make(rented=rented, per_hour=offer.per_hour, now=time.time(), **wish)
+        lease = leases.new_lease(job.wish, rented=rented, per_hour=offer.per_hour, now=time.time())
         retention.agree(ctx, job.request, offer.provider, offer.per_hour, lease)
     return upload_estimate(ctx, job, offer)
 

@@ -1,4 +1,7 @@
-"""Until when a cluster may live, and what it may cost: pure decisions about hard, idle and money ends."""
+"""Until when a cluster may live, and what it may cost: hard, idle and money ends, in numbers and in words. Pure.
+
+Flags (`LeaseLimits`) and the account's balance (`Funds`) limit it; the result is a `core.models.Lease`.
+"""
 
 from __future__ import annotations
 
@@ -9,80 +12,86 @@ from dataclasses import dataclass
 
 from gpuops.core.errors import UsageError
 from gpuops.core.format import clock_time, money, span
-from gpuops.core.models import Lease
+from gpuops.core.models import Lease, Offer
 
 RENTED_HOURS = 24.0
+"""Hard end of rented machines without `--max-hours`."""
 RENTED_IDLE_MIN = 30.0
-SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|min|m|h|d)")
-ENDLESS_S = 3.2e9
-"""No lease is longer: a hundred years."""
+"""Idle end of rented machines without `--idle`."""
+SPAN_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|min|m|h|d)")
+MAX_SPAN_S = 3.2e9
+"""A hundred years: a longer span is a mistake."""
 UNIT_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-EARLIER_S = 300.0
-"""So long before the money is used up a lease ends: what is on the nodes comes home while they are still there."""
-LEAST_S = 600.0
-"""A balance shortens no lease to less: it may have been told late, and what ends at once is of no use to anybody."""
-HOUR_S = 3600.0
-"""Money for less than this is warned of: some providers do not rent for less."""
+BALANCE_RESERVE_S = 300.0
+"""The lease ends this much before the balance is used up: results come home while the nodes are still there."""
+MIN_LEASE_S = 600.0
+"""No balance shortens a lease below this: a stale balance must not end a cluster immediately."""
+LOW_BALANCE_S = 3600.0
+"""A balance that lasts less is warned of: some providers do not rent for less than an hour."""
 
 
 @dataclass(frozen=True)
 class Funds:
-    """What a provider tells of the account, in $ and $/h; None: it does not say."""
+    """The account's money as its provider states it, in $ and $/h; None: not stated."""
 
     balance: float | None = None
     spend_per_hr: float | None = None
-    """What all that is up on the account costs, ours and others'."""
+    """What everything on the account costs now, ours and others'."""
     spend_limit: float | None = None
-    """More than this per hour is refused."""
+    """The provider refuses what would exceed this rate."""
     asked: float = 0.0
-    """When, in UTC seconds."""
+    """When the answer was given, UTC seconds."""
 
     def lasts(self, per_hour: float) -> float | None:
-        """How many seconds the balance lasts when this is paid for as well; None where that is not known."""
+        """Seconds until the balance is used up if `per_hour` more is spent; None where unknown."""
         rate = per_hour + max(self.spend_per_hr or 0.0, 0.0)
         return None if self.balance is None or rate <= 0 else max(self.balance, 0.0) / rate * 3600
 
 
-def make(
-    *,
-    rented: bool,
-    per_hour: float,
-    now: float,
-    since: float | None = None,
-    max_hours: float | None = None,
-    max_cost: float | None = None,
-    idle_min: float | None = None,
-    until: float | None = None,
-) -> Lease:
-    """The lease of a new cluster. Rented machines get 24 h and 30 idle minutes unless told otherwise;
-    machines of the user's own get no end that was not asked for. `since`: from when on they cost money; `until`: an end
-    that is there already (UTC seconds), whatever the hours say."""
-    hours = max_hours if max_hours is not None else (RENTED_HOURS if rented else None)
-    idle = idle_min if idle_min is not None else (RENTED_IDLE_MIN if rented else None)
-    began = now if since is None else since
-    money_end = began + max_cost / per_hour * 3600 if max_cost is not None and per_hour > 0 else None
-    ends = [end for end in (now + hours * 3600 if hours is not None else None, until) if end is not None]
-    return Lease(
-        hard_end=min(ends, default=None),
-        idle_s=idle * 60 if idle is not None else None,
-        money_end=money_end,
-    )
+@dataclass(frozen=True)
+class LeaseLimits:
+    """The flags that shape a lease; None: the provider's default."""
+
+    max_hours: float | None = None
+    max_cost: float | None = None
+    """In $."""
+    idle_min: float | None = None
+    until: float | None = None
+    """Absolute UTC end that holds besides `max_hours`: that of a job whose first machines were preempted, or of an
+    offer that ends by itself."""
 
 
-def within(lease: Lease, funds: Funds, per_hour: float, now: float) -> tuple[Lease, str]:
-    """The lease, no longer than the balance lasts, and what is to be said of that; empty: nothing.
+def until_offer_ends(limits: LeaseLimits, offer: Offer) -> LeaseLimits:
+    """The limits for an offer that may end by itself (`Offer.data["ends"]`, UTC seconds)."""
+    ends = offer.data.get("ends")
+    return limits if ends is None else dataclasses.replace(limits, until=min(ends, limits.until or ends))
 
-    A balance of nothing shortens no lease: whether it may be overdrawn only the provider knows.
+
+def new_lease(limits: LeaseLimits, *, rented: bool, per_hour: float, now: float, since: float | None = None) -> Lease:
+    """The lease of a new cluster. Rented machines have a hard and an idle end in any case; the user's own machines only
+    those that `limits` names. `since`: when the machines began to cost money (UTC seconds), if not now."""
+    hours = RENTED_HOURS if limits.max_hours is None and rented else limits.max_hours
+    idle_min = RENTED_IDLE_MIN if limits.idle_min is None and rented else limits.idle_min
+    ends = [end for end in (None if hours is None else now + hours * 3600, limits.until) if end is not None]
+    money_end = None
+    if limits.max_cost is not None and per_hour > 0:
+        money_end = (now if since is None else since) + limits.max_cost / per_hour * 3600
+    return Lease(min(ends, default=None), None if idle_min is None else idle_min * 60, money_end)
+
+
+def cut_to_balance(lease: Lease, funds: Funds, per_hour: float, now: float) -> tuple[Lease, str]:
+    """The lease, cut to what the balance lasts, and the note on that, empty where nothing was cut.
+
+    A balance of 0 shortens no lease: only the provider knows whether it may be overdrawn.
     """
     lasts = funds.lasts(per_hour)
     if not lasts or math.isinf(lasts):
         return lease, ""
-    end = max(funds.asked + lasts - min(EARLIER_S, lasts / 10), now + LEAST_S)
+    end = max(funds.asked + lasts - min(BALANCE_RESERVE_S, lasts / 10), now + MIN_LEASE_S)
     if lease.end is not None and lease.end <= end:
         return lease, ""
-    return dataclasses.replace(
-        lease, hard_end=end
-    ), f"{_lasting(funds, lasts, per_hour)}: the lease ends shortly before"
+    note = f"{_lasting(funds, lasts, per_hour)}: the lease ends shortly before"
+    return dataclasses.replace(lease, hard_end=end), note
 
 
 def _lasting(funds: Funds, lasts: float, per_hour: float) -> str:
@@ -92,8 +101,8 @@ def _lasting(funds: Funds, lasts: float, per_hour: float) -> str:
     return f"the balance of {money(funds.balance or 0.0)} lasts {span(lasts)} at {money(per_hour)}/h{beside}"
 
 
-def beyond(lease: Lease, funds: Funds, per_hour: float, now: float) -> str:
-    """Why a lease of machines that cost `per_hour` already will not come to its end; empty where it may."""
+def balance_ends_first(lease: Lease, funds: Funds, per_hour: float, now: float) -> str:
+    """Why the balance ends before the lease of machines that are running; empty where it does not."""
     rate = funds.spend_per_hr or per_hour
     lasts = dataclasses.replace(funds, spend_per_hr=None).lasts(rate)
     if lasts is None or lease.end is None or lease.end <= funds.asked + lasts:
@@ -102,20 +111,20 @@ def beyond(lease: Lease, funds: Funds, per_hour: float, now: float) -> str:
     return f"the balance of {money(funds.balance or 0.0)} lasts until {until} at {money(rate)}/h, which is sooner"
 
 
-def doubt(funds: Funds, per_hour: float) -> str:
-    """What should be known of the balance before anything is rented; empty: nothing."""
+def balance_warning(funds: Funds, per_hour: float) -> str:
+    """What a user should know of the balance before anything is rented; empty where all is well."""
     lasts = funds.lasts(per_hour)
     if lasts is None:
         return "the balance is unknown" if funds.balance is None else ""
     if lasts == 0:
         return f"the balance is {money(funds.balance or 0.0)}: the provider may refuse, or end it all at any time"
-    if lasts < HOUR_S:
+    if lasts < LOW_BALANCE_S:
         return f"{_lasting(funds, lasts, per_hour)}: some providers rent for an hour at least"
     return ""
 
 
 def over_limit(funds: Funds, per_hour: float) -> str:
-    """Why the account may not spend so much more per hour; empty where it may, or where that is not known."""
+    """Why the account's spend limit forbids `per_hour` more; empty where it allows it, or is unknown."""
     if funds.spend_limit is None or per_hour + (funds.spend_per_hr or 0.0) <= funds.spend_limit:
         return ""
     spends = f" and spends {money(funds.spend_per_hr)}/h already" if funds.spend_per_hr else ""
@@ -123,12 +132,12 @@ def over_limit(funds: Funds, per_hour: float) -> str:
 
 
 def spent(per_hour: float, since: float, now: float) -> float:
-    """What has been spent so far, in $."""
+    """$ spent between two UTC times."""
     return per_hour * max(0.0, now - since) / 3600
 
 
-def extended(lease: Lease, by_s: float, now: float) -> Lease:
-    """The hard end moved by so many seconds, from itself or, where it has passed or is none, from now."""
+def extend(lease: Lease, by_s: float, now: float) -> Lease:
+    """The lease with its hard end `by_s` later, counted from now where that end has passed or there is none."""
     return Lease(max(lease.hard_end or now, now) + by_s, lease.idle_s, lease.money_end)
 
 
@@ -137,19 +146,18 @@ def parse_span(text: str) -> float:
     position, total = 0, 0.0
     compact = "".join(text.lower().split())
     while position < len(compact):
-        match = SPAN.match(compact, position)
+        match = SPAN_PART.match(compact, position)
         if not match:
             break
         total += float(match[1]) * UNIT_S[match[2]]
         position = match.end()
-    if not compact or position != len(compact) or not 0 < total <= ENDLESS_S:
+    if not compact or position != len(compact) or not 0 < total <= MAX_SPAN_S:
         raise UsageError(f"'{text}' is not a length of time", "write it like 90s, 30min, 2h or 1h30m")
     return total
 
 
 def describe(lease: Lease, now: float, *, ephemeral: bool = False) -> str:
-    """One sentence part: `ends in 2 h 00 min (at 14:30), or after 30:00 min without use`. `ephemeral`: its run ends
-    it, too."""
+    """`ends in 2 h 00 min (at 14:30), or after 30:00 min without use`. `ephemeral`: the end of its run ends it, too."""
     parts = []
     if lease.end is not None:
         parts.append(f"ends in {span(lease.end - now)} (at {clock_time(lease.end, now)})")
@@ -158,15 +166,15 @@ def describe(lease: Lease, now: float, *, ephemeral: bool = False) -> str:
     return ", ".join(parts) or ("ends with its run" if ephemeral else "no end: `gpuops down` ends it")
 
 
-def ending(name: str, lease: Lease, now: float) -> str:
-    """What ends a cluster that costs money."""
+def how_to_end(name: str, lease: Lease, now: float) -> str:
+    """How a cluster that costs money ends: the command, and the lease."""
     itself = f"; it ends by itself at {clock_time(lease.end, now)}" if lease.end is not None else ""
     return f"`gpuops down {name}` ends it{itself}"
 
 
 def back_by(lease: Lease, now: float) -> str:
-    """Until when this computer must be back for what is on the nodes to come home: `before 14:30, and within
-    30:00 min of the run's end`; empty: whenever it likes."""
+    """When this computer must be back to fetch results: `before 14:30, and within 30:00 min of the run's end`; empty
+    where there is no limit."""
     parts = []
     if lease.end is not None:
         parts.append(f"before {clock_time(lease.end, now)}")

@@ -15,19 +15,19 @@ from gpuops.core.models import DOTENV, Payer, Request
 from gpuops.core.provider import is_rented
 from gpuops.core.settings import KEYS, dotenv_values
 
-ORDER = "an exported variable or profile, the provider's own file, .env"
-PATIENCE_S = 3.0
+KEY_ORDER = "an exported variable or profile, the provider's own file, .env"
+PAYER_WAIT_S = 3.0
 """So long it is waited for an account's name where everything else is known."""
 
 
 def payer(ctx: Context, request: Request) -> Payer | None:
     """Who would pay for a request; None where its provider does not tell."""
     tell: Any = getattr(ctx.provisioner(request.provider), "payer", None)
-    found: Payer | None = tell(request, PATIENCE_S) if tell else None
+    found: Payer | None = tell(request, PAYER_WAIT_S) if tell else None
     return found
 
 
-def noted(found: Payer | None) -> dict[str, Any]:
+def payer_record(found: Payer | None) -> dict[str, Any]:
     """What the ledger keeps of it, with the offer (`ClusterRow.payer`): from before anything is made, since it says
     with which key that is found again."""
     return {"payer": dataclasses.asdict(found) if found else {}}

@@ -20,12 +20,12 @@ from gpuops.offers.payer import refuse_dotenv
 from provisioners.checked import Checked
 
 KIND = "quota"
-NO = 3
+EXIT_DOES_NOT_FIT = 3
 """Exit code where what is asked for does not fit: the provider would say no."""
-LOOKS = (15.0, 30.0, 60.0, 120.0)
+WATCH_PAUSES_S = (15.0, 30.0, 60.0, 120.0)
 """How long is waited before each look at a request; the last for ever. People decide on some, in days."""
 UNKNOWN = "unknown"
-FEW = 3
+MAX_REGIONS_IN_FULL = 3
 """In so many regions every quota is shown."""
 
 
@@ -43,10 +43,10 @@ class Outcome:
     @property
     def exit_code(self) -> int:
         if self.decided:
-            return worst(*(NO for _, one in self.decided if one.granted is False))
+            return worst(*(EXIT_DOES_NOT_FIT for _, one in self.decided if one.granted is False))
         if self.said:
             return 0
-        return NO if fits(self.report) is False else 0
+        return EXIT_DOES_NOT_FIT if fits(self.report) is False else 0
 
 
 def fits(report: QuotaReport) -> bool | None:
@@ -57,7 +57,7 @@ def fits(report: QuotaReport) -> bool | None:
     return None if any(quota.missing is None for quota in asked) else False
 
 
-def look(ctx: Context, request: Request) -> QuotaReport:
+def read_quotas(ctx: Context, request: Request) -> QuotaReport:
     """Raises ProviderError, UsageError."""
     refuse_dotenv(ctx, request.provider)
     with ctx.progress.during(f"asking {request.provider} for its quotas"):
@@ -69,7 +69,7 @@ def look(ctx: Context, request: Request) -> QuotaReport:
     return report
 
 
-def ask(
+def request_increase(
     ctx: Context, request: Request, outcome: Outcome, wanted: float, code: str | None, *, market_said: bool = False
 ) -> Quota:
     """Have more asked for, unless that is needless, or nobody agrees. Raises UsageError, ProviderError.
@@ -164,7 +164,7 @@ def _until_decided(ctx: Context, provider: str, outcome: Outcome) -> None:
     teller = _teller(ctx, provider)
     troubled = ""
     while any(one.open for _, one in outcome.decided):
-        pause = LOOKS[min(looks, len(LOOKS) - 1)]
+        pause = WATCH_PAUSES_S[min(looks, len(WATCH_PAUSES_S) - 1)]
         looks += 1
         ctx.progress.waits(f"looking again in {span(pause)}")
         ctx.clock.sleep(pause)
@@ -184,7 +184,7 @@ def _until_decided(ctx: Context, provider: str, outcome: Outcome) -> None:
                     ctx.out.say(line)
 
 
-def open_ones(report: QuotaReport) -> list[tuple[Quota, Increase]]:
+def open_requests(report: QuotaReport) -> list[tuple[Quota, Increase]]:
     """Open requests; where something was asked for, those of quotas that it is counted against."""
     asked = [quota for quota in report.quotas if quota.asked] or report.quotas
     return [(quota, one) for quota in asked for one in quota.increases or ()]
@@ -227,7 +227,7 @@ def lines(ctx: Context, outcome: Outcome) -> list[str]:
     if outcome.said:
         return outcome.said
     report = outcome.report
-    told = shown(worth_showing(report.quotas), ctx.clock.now(), ctx.out.columns(ctx.out.out))
+    told = quota_table(worth_showing(report.quotas), ctx.clock.now(), ctx.out.columns(ctx.out.out))
     verdict = {True: [], False: ["it does not fit"], None: ["whether it fits is not known"]}[fits(report)]
     return [*told, *verdict, *report.advice]
 
@@ -235,10 +235,10 @@ def lines(ctx: Context, outcome: Outcome) -> list[str]:
 def worth_showing(quotas: Sequence[Quota]) -> Sequence[Quota]:
     """All, or in many regions those that the request is counted against: their twins would double a long table."""
     asked = [quota for quota in quotas if quota.asked]
-    return asked if asked and len({quota.region for quota in quotas}) > FEW else quotas
+    return asked if asked and len({quota.region for quota in quotas}) > MAX_REGIONS_IN_FULL else quotas
 
 
-def shown(quotas: Sequence[Quota], now: float, width: int | None = None) -> list[str]:
+def quota_table(quotas: Sequence[Quota], now: float, width: int | None = None) -> list[str]:
     """The table."""
     if not quotas:
         return []

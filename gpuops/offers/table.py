@@ -1,25 +1,22 @@
-"""What a provider offers, as people read it, and how much dearer than agreed may be taken: pure."""
+"""Offers as people read them: a table in the order in which they are tried, and why the first one is first. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 
 from gpuops.core.context import Context
 from gpuops.core.format import money, table
 from gpuops.core.models import Offer, Payer
 
-SHOWN = 12
-"""So many offers are shown: of fifty nobody reads the fortieth."""
-DEARER = 1.5
-"""Without `--max-price` no offer is taken that costs more than this times the first."""
-PLAIN = ("OFFER", "GPUS", "REGION", "$/H")
+MAX_ROWS = 12
+"""Longer tables are cut: a person reads the first offers only."""
+PLAIN_HEADINGS = ("OFFER", "GPUS", "REGION", "$/H")
 """The columns of an offer that has none of its own."""
 
 
 def show(ctx: Context, offers: Sequence[Offer]) -> None:
-    """Say what there is to be rented, and what will be tried first."""
+    """Print the offers, and which one is tried first."""
     for line in lines(offers, ctx.out.columns(ctx.out.err)):
         ctx.out.say(line)
     if chosen := choice(offers):
@@ -30,16 +27,16 @@ def lines(offers: Sequence[Offer], width: int | None = None) -> list[str]:
     """A table in the order in which they are tried; one alone needs none, unless it has columns of its own."""
     if len(offers) < 2 and not any(offer.data.get("columns") for offer in offers):
         return []
-    cells = [_cells(offer) for offer in offers[:SHOWN]]
+    cells = [_cells(offer) for offer in offers[:MAX_ROWS]]
     headings = list(dict.fromkeys(heading for one in cells for heading in one))
     headings = [heading for heading in headings if any(one.get(heading) for one in cells)]
     rows = [headings, *([one.get(heading, "") for heading in headings] for one in cells)]
-    more = len(offers) - SHOWN
+    more = len(offers) - MAX_ROWS
     return [*table(rows, width, gives=0), *([f"and {more} more"] if more > 0 else [])]
 
 
 def would_create(offers: Sequence[Offer], payer: Payer | None = None, width: int | None = None) -> list[str]:
-    """A dry run's lines: all there are, and the one that is tried first."""
+    """The lines of a dry run: all offers, and the one that is tried first."""
     first = offers[0]
     price = f"{money(first.per_hour)}/h" if first.per_hour else "free"
     why = [choice(offers)] if len(offers) > 1 else []
@@ -60,7 +57,7 @@ def _cells(offer: Offer) -> dict[str, str]:
         told = {str(heading).upper(): str(text) for heading, text in own.items()}
         return told if "$/H" in told else {**told, "$/H": price}
     gpus = str(offer.gpus) if offer.gpus else ""
-    return dict(zip(PLAIN, (offer.say, gpus, offer.region, price), strict=True))
+    return dict(zip(PLAIN_HEADINGS, (offer.say, gpus, offer.region, price), strict=True))
 
 
 def choice(offers: Sequence[Offer]) -> str:
@@ -74,27 +71,10 @@ def choice(offers: Sequence[Offer]) -> str:
 
 
 def elsewhere_first(offers: Sequence[Offer], avoided: Sequence[str]) -> list[Offer]:
-    """The same offers, those in the places that are `avoided` last; the last of these at the very end."""
+    """The offers in their order, but those in `avoided` places last, the latest of these places at the very end."""
     later = {place: number for number, place in enumerate(avoided, 1)}
     order = sorted(offers, key=lambda offer: later.get(str(offer.data.get("place") or ""), 0))
     if order and order[0] != offers[0]:
         why = f"the best elsewhere than {avoided[-1]}"
         order[0] = dataclasses.replace(order[0], data={**order[0].data, "why": why})
     return order
-
-
-def ceiling(first: float, max_price: float | None) -> float:
-    """The dearest price in $/h that is taken where the first offer costs `first`: people are asked once."""
-    if max_price is not None:
-        return max_price
-    return first * DEARER if first > 0 else math.inf
-
-
-def too_dear(offer: Offer, first: float) -> str:
-    """Why an offer was not taken."""
-    return f"the next offer is {offer.say} at {money(offer.per_hour)}/h, more than {DEARER:g} times {money(first)}/h"
-
-
-def allowing(per_hour: float) -> str:
-    """The flag that allows a price."""
-    return f"--max-price {math.ceil(round(per_hour * 100, 6)) / 100:.2f}"

@@ -13,8 +13,8 @@ from gpuops.core.format import money, span
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, how_ended, was_taken
 from gpuops.offers import lease as leases
-from gpuops.offers.approval import Bargain, LeaseWish
-from gpuops.offers.lease import LEAST_S
+from gpuops.offers.approval import PriceApproval
+from gpuops.offers.lease import MIN_LEASE_S, LeaseLimits
 from gpuops.runs import receipt
 from gpuops.runs.finish import RunOutcome
 from gpuops.sync import RunHome
@@ -98,7 +98,7 @@ class Chain:
     """The runs of one job, one after another."""
 
     retries: int = 0
-    bargain: Bargain = field(default_factory=Bargain)
+    approval: PriceApproval = field(default_factory=PriceApproval)
     losses: list[dict[str, Any]] = field(default_factory=list)
     """As `run.json` and `--json` tell them: `Loss`, `steps_lost`, `cost` and, once it is known, `gap_s`, the seconds
     from the notice, or from the end that nobody told of, to the first step after it."""
@@ -117,10 +117,10 @@ class Chain:
         """One more was taken back, and its machines are gone."""
         self.losses.append({**dataclasses.asdict(loss), "steps_lost": loss.steps_lost, "cost": cost, "gap_s": None})
         if loss.place:
-            self.bargain.avoided = [*(one for one in self.bargain.avoided if one != loss.place), loss.place]
+            self.approval.avoided = [*(one for one in self.approval.avoided if one != loss.place), loss.place]
         if loss.resumable:
             self.resume = loss.run
-        self.bargain.settled = True
+        self.approval.settled = True
 
     def announce(self, loss: Loss) -> str:
         where = f"elsewhere than {loss.place}" if loss.place else "anew"
@@ -198,17 +198,17 @@ def final_cost(row: ClusterRow, per_hour: float) -> float:
     return leases.spent(max(per_hour, offered), row.created, row.ended or row.created)
 
 
-def within(wish: LeaseWish, row: ClusterRow, spent: float, now: float) -> tuple[LeaseWish, str]:
+def within(wish: LeaseLimits, row: ClusterRow, spent: float, now: float) -> tuple[LeaseLimits, str]:
     """What is left of the job's limits after the cluster `row`, or why no machine is worth renting any more."""
     until = row.lease.hard_end
-    least = span(LEAST_S)
-    if until is not None and until - now < LEAST_S:
+    least = span(MIN_LEASE_S)
+    if until is not None and until - now < MIN_LEASE_S:
         return wish, f"the job may go on for less than {least}: --max-hours counts from its first machines"
     if wish.max_cost is None:
         return dataclasses.replace(wish, until=until), ""
     rest = wish.max_cost - spent
     offered = sum(float(price["per_hour"]) for price in row.offer.get("prices") or ())
-    if rest * 3600 < LEAST_S * offered:
+    if rest * 3600 < MIN_LEASE_S * offered:
         return wish, f"{money(spent)} of --max-cost {money(wish.max_cost)} are spent: less than {least} are left"
     return dataclasses.replace(wish, until=until, max_cost=rest), ""
 
@@ -228,11 +228,11 @@ class Outcome:
     """They were taken back before there was a run."""
 
 
-Attempt = Callable[[LeaseWish, str | None], Outcome]
+Attempt = Callable[[LeaseLimits, str | None], Outcome]
 """One run on one cluster: within which limits, and which run it goes on from."""
 
 
-def until_it_ends(ctx: Context, chain: Chain, wish: LeaseWish, attempt: Attempt) -> Outcome:
+def until_it_ends(ctx: Context, chain: Chain, wish: LeaseLimits, attempt: Attempt) -> Outcome:
     """What the last attempt came to. Raises GpuopsError where there never was a run."""
     outcome = _borne(ctx, chain, wish, attempt, Outcome(0, {}))
     while outcome.loss is not None:
@@ -240,7 +240,7 @@ def until_it_ends(ctx: Context, chain: Chain, wish: LeaseWish, attempt: Attempt)
     return outcome
 
 
-def _borne(ctx: Context, chain: Chain, wish: LeaseWish, attempt: Attempt, before: Outcome) -> Outcome:
+def _borne(ctx: Context, chain: Chain, wish: LeaseLimits, attempt: Attempt, before: Outcome) -> Outcome:
     """An attempt. Machines that went before there was a run are a loss as well, once nothing is left of them."""
     try:
         return attempt(wish, chain.resume)
@@ -253,7 +253,7 @@ def _borne(ctx: Context, chain: Chain, wish: LeaseWish, attempt: Attempt, before
         return Outcome(error.exit_code, before.document, before.last, loss, row, cost, error)
 
 
-def _again(ctx: Context, chain: Chain, wish: LeaseWish, attempt: Attempt, before: Outcome, loss: Loss) -> Outcome:
+def _again(ctx: Context, chain: Chain, wish: LeaseLimits, attempt: Attempt, before: Outcome, loss: Loss) -> Outcome:
     """The next run of a job whose machines were taken back; the verdict stands where there may be none, or is none."""
     assert before.gone is not None
     rest, why = within(wish, before.gone, chain.spent + before.cost, ctx.clock.now())

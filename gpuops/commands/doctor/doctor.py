@@ -27,7 +27,7 @@ from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
 from gpuops.nodes.python import own_pythons
 from gpuops.nodes.session import nodes_of, programs_of
-from gpuops.offers.payer import ORDER, payer, refuse_tracked
+from gpuops.offers.payer import KEY_ORDER, payer, refuse_tracked
 from gpuops.transport.bulk import exchange
 from gpuops.transport.connection import Connection, ProcessConnection, connect
 from provisioners import registry
@@ -156,7 +156,7 @@ def _account(ctx: Context, provider: str) -> Finding:
 def _payer(ctx: Context, request: Request, *, named: bool) -> list[Finding]:
     """Who would pay, where that is to be said, and a `.env` whose keys are not used."""
     paid = payer(ctx, request) if named else None
-    told = [note("account", f"what is rented here: {paid}", f"keys are looked for in this order: {ORDER}")]
+    told = [note("account", f"what is rented here: {paid}", f"keys are looked for in this order: {KEY_ORDER}")]
     found = told if paid else []
     try:
         refuse_tracked(ctx.folder)

@@ -15,6 +15,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, UsageError, worst
 from gpuops.core.format import span, table
 from gpuops.core.models import Offer, Request
+from gpuops.offers.approval import confirm
 from gpuops.offers.payer import payer, refuse_dotenv
 from gpuops.offers.table import paid as paid_by
 
@@ -115,11 +116,8 @@ def _confirm(ctx: Context, offer: Offer, todo: Sequence[Step], spend: float) -> 
     """Ask whether the money may be spent. Raises UsageError unless the answer is yes."""
     if not offer.per_hour or ctx.yes:
         return
-    if not ctx.out.interactive:
-        raise UsageError("cannot ask for confirmation: no terminal", "add --yes")
     count = sum(not step.skipped for step in todo)
-    if not ctx.out.confirm(f"run {count} scenarios for at most {dollars(spend)}: go?"):
-        raise UsageError("not confirmed: nothing was created", "--yes skips the question")
+    confirm(ctx, f"run {count} scenarios for at most {dollars(spend)}")
 
 
 def _run_all(sandbox: Sandbox, todo: Sequence[Step], offer: Offer) -> tuple[list[Result], int]:

@@ -22,8 +22,8 @@ from gpuops.core.models import Intent, Journal, Lease, Offer, Problem, Request, 
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
-from gpuops.offers.approval import BOOT_MARGIN_S
-from gpuops.offers.payer import noted, payer
+from gpuops.offers.payer import payer, payer_record
+from gpuops.offers.terms import BOOT_MARGIN_S
 from provisioners import checked, registry
 from provisioners.checked import Checked, Overdue, in_time
 
@@ -166,7 +166,7 @@ class Sandbox:
             owner_process=self.ctx.me,
             now=now,
         )
-        self.ctx.ledger.set_cluster(row.id, offer=noted(payer(self.ctx, self.request)))
+        self.ctx.ledger.set_cluster(row.id, offer=payer_record(payer(self.ctx, self.request)))
         self.ctx.ensure_guard()
         if self.rented:
             note_rented(self.ctx.home, self.request.provider)

@@ -15,7 +15,7 @@ from gpuops.core.format import money
 from gpuops.core.models import Option, Payer, Request
 from gpuops.core.provider import CONTRACT, has_capability
 from gpuops.ledger.store import LedgerJournal
-from gpuops.offers.payer import PATIENCE_S
+from gpuops.offers.payer import PAYER_WAIT_S
 from provisioners.registry import MEMBERS
 
 CAPABILITIES = ("multinode", "spot", "self_destruct", "host_keys", "rented", "shares_disk")
@@ -72,7 +72,7 @@ def preflight(sandbox: Sandbox) -> str:
             if problem.fatal:
                 raise ContractBroken(f"it finds this very request impossible: {problem.say}")
     if hasattr(sandbox.raw, "payer"):
-        paid = sandbox.ask("payer", sandbox.request, PATIENCE_S)
+        paid = sandbox.ask("payer", sandbox.request, PAYER_WAIT_S)
         check_noun("payer", paid, Payer)
         if not paid.source:
             raise ContractBroken("payer does not say where its key comes from")

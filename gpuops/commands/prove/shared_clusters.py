@@ -18,7 +18,7 @@ from gpuops.core.models import Intent, Offer, Resource
 from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow, LedgerJournal
 from gpuops.nodes.session import ClusterSession
-from gpuops.offers.approval import LeaseWish
+from gpuops.offers.lease import LeaseLimits
 from provisioners.checked import Checked
 
 LEASE_HOURS_MAX = 2.0
@@ -123,7 +123,7 @@ def _adopt(sandbox: Sandbox) -> AdoptedCluster:
     with _lossy(sandbox) as lossy:
         sandbox.began(name, next((offer.per_hour for offer in sandbox.offers()), 0.0))
         try:
-            live = bring_up(sandbox.ctx, request, name=name, ephemeral=True, wish=LeaseWish(max_hours=hours))
+            live = bring_up(sandbox.ctx, request, name=name, ephemeral=True, wish=LeaseLimits(max_hours=hours))
         except Unknown as error:
             raise ContractBroken(
                 f"the answer of create was lost, and what it made is not found by its mark: {error.say}"

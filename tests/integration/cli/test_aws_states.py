@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.offers.payer import ORDER
+from gpuops.offers.payer import KEY_ORDER
 from provisioners.aws import credentials
 from provisioners.aws.stock import UNPRICED_HINT
 from tests.conftest import Shell
@@ -259,7 +259,7 @@ def test_doctor_says_whose_account_it_is_and_warns_of_nothing(tenant: Tenant) ->
         f"  note: AWS account {tenant.fake.account}, as gpuops-tester",
         "    hint: it looks in us-east-1 (--region A,B for others, --profile for another account)",
         f"  note: what is rented here: {paid(tenant)}",
-        f"    hint: keys are looked for in this order: {ORDER}",
+        f"    hint: keys are looked for in this order: {KEY_ORDER}",
     ]
     assert "warning" not in said.out
 

@@ -297,7 +297,7 @@ def test_watching_until_it_is_granted(desk: Desk, aws: FakeAWS, hasty: list[floa
     assert told[1:] == [f"{what}: CASE_OPENED"]
     assert "people at AWS decide, and may ask what it is for: https://support.console.aws.amazon.com/" in said.err
     assert said.out == f"{what}: granted (APPROVED)\n"
-    assert hasty == [*story.LOOKS[:3]]
+    assert hasty == [*story.WATCH_PAUSES_S[:3]]
 
 
 @pytest.mark.parametrize(("in_s", "code"), [(1800.0, 0), (7200.0, 3)])

@@ -215,7 +215,7 @@ WISHES = [
         (*UP, "--min-cuda", "new")),
     Row("an image of two words", "'a b' is not the name of an image", f"write it like {IMAGE}", 2,
         (*UP, "--image", "a b")),
-    Row("nobody to be asked", "this costs money, and nobody is there to be asked", "say --yes", 2,
+    Row("nobody to be asked", "cannot ask for confirmation: no terminal", "add --yes", 2,
         tuple(word for word in UP if word != "--yes")),
     Row("a run without a key", NO_KEY, MAKE_ONE, 3, ("run", "--on", "runpod", "--yes", "--", "true"), Renter.no_key),
     Row("training that cannot be had", NONE_FREE, LATER, 3,

@@ -26,7 +26,7 @@ from gpuops.core.processes import Identity, myself, started
 from gpuops.guard import daemon
 from gpuops.guard import tend as keep
 from gpuops.ledger.store import ClusterRow, Ledger, RunRow
-from gpuops.offers.approval import LeaseWish
+from gpuops.offers.lease import LeaseLimits
 from tests.conftest import HANG_S, Shell, until
 from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, surroundings
 
@@ -306,7 +306,7 @@ def test_machines_do_not_outlive_their_nodes(tmp_path: Path, monkeypatch: pytest
     cloud.play(real=True, settle_s=0.0)
     provider = world.provisioner(NAME)
     monkeypatch.setattr(provider, "capabilities", {**provider.capabilities, "self_destruct": able})
-    live = bring_up(world, Request(NAME, timeout_min=10.0), name="lab", ephemeral=False, wish=LeaseWish(idle_min=1.0))
+    live = bring_up(world, Request(NAME, timeout_min=10.0), name="lab", ephemeral=False, wish=LeaseLimits(idle_min=1.0))
     live.close()
     world.ledger.set_cluster(live.row.id, owner_process=None)
     keep.tend(world, live.row.id)
@@ -441,7 +441,7 @@ def test_a_killed_guard_is_replaced_by_the_next_command(shell: Shell) -> None:
 
 UP_THAT_NEVER_ENDS = """
 import os, signal, sys
-from gpuops.offers import approval as terms
+from gpuops.offers import terms
 from provisioners.local import LocalProvisioner
 terms.BOOT_MARGIN_S = 4.0
 LocalProvisioner.describe = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)  # its node is made, and it is not over

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpuops.core.context import Context
-from gpuops.offers.lease import EARLIER_S
+from gpuops.offers.lease import BALANCE_RESERVE_S
 from tests.conftest import HANG_S
 from tests.fakes.provider import Cloud, surroundings
 from tests.unit.offers.test_approval import H, tells, up
@@ -31,7 +31,7 @@ def test_the_lease_ends_with_the_balance(
     began = world.clock.now()
     said, error, lease = up(world, **wish)
     assert error is None
-    assert lease.hard_end == pytest.approx(began + hours * H - (EARLIER_S if hours > 3 else 0.0), abs=60)
+    assert lease.hard_end == pytest.approx(began + hours * H - (BALANCE_RESERVE_S if hours > 3 else 0.0), abs=60)
     sentence = "note: the balance of $4.00 lasts 3 h 12 min at $1.25/h: the lease ends shortly before\n"
     assert said.count("the balance") == (hours > 3)
     assert (sentence in said) is (hours > 3)

@@ -291,8 +291,8 @@ def test_an_account_that_is_not_told_stops_nobody(money: Renter, how: str) -> No
 
 
 def test_an_account_that_is_not_told_in_time(money: Renter) -> None:
-    money.patch.setattr(payers, "PATIENCE_S", 0.2)
-    money.patch.setattr("gpuops.offers.search.SOON_S", 0.2)
+    money.patch.setattr(payers, "PAYER_WAIT_S", 0.2)
+    money.patch.setattr("gpuops.offers.search.ACCOUNT_WAIT_FOR_OFFERS_S", 0.2)
     money.play(Fault("POST /graphql", times=None, hang_s=30.0))
     assert told(money.type(*DRY, "--json")) == {"account": "", "source": "RUNPOD_API_KEY"}
 

@@ -34,8 +34,10 @@ from gpuops.core.errors import (
 from gpuops.core.models import Intent, Journal, Lease, Offer, Price, Request, Resource
 from gpuops.core.polling import Clock
 from gpuops.nodes.session import ClusterSession
-from gpuops.offers.approval import LeaseWish, Terms
-from gpuops.offers.search import Search
+from gpuops.offers.approval import PriceApproval
+from gpuops.offers.lease import LeaseLimits
+from gpuops.offers.search import OfferSearch
+from gpuops.offers.terms import Terms
 from gpuops.transport.ssh import Denied
 from tests.fakes.provider import NAME, PRICE, Cloud, FakeClock, Fault, Scripted, surroundings
 
@@ -49,7 +51,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Conte
 
 
 def up(world: Context, request: Request = TWO) -> ClusterSession:
-    return clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseWish())
+    return clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseLimits())
 
 
 def assert_nothing_left(cloud: Cloud, world: Context) -> None:
@@ -387,7 +389,7 @@ def test_a_node_does_not_boot_for_longer_than_the_money_lasts(
     cloud.play(describe=[Fault(state="starting")] * 5000)
     began = world.clock.now()
     with pytest.raises(NodeError) as caught:
-        clusters.bring_up(world, TWO, name="lab", ephemeral=False, wish=LeaseWish(max_cost=max_cost))
+        clusters.bring_up(world, TWO, name="lab", ephemeral=False, wish=LeaseLimits(max_cost=max_cost))
     assert hint in caught.value.hint
     (row,) = world.ledger.clusters(live=False)
     assert row.boot_deadline == pytest.approx(began + boot_s, abs=1.0)
@@ -404,7 +406,7 @@ def test_the_boot_lease_is_that_of_the_offer_that_was_taken(there: tuple[Cloud, 
             dataclasses.replace(TWO, max_price=50.0),
             name="lab",
             ephemeral=False,
-            wish=LeaseWish(max_cost=1.0),
+            wish=LeaseLimits(max_cost=1.0),
         )
     (row,) = world.ledger.clusters(live=False)
     assert row.boot_deadline == pytest.approx(began + 100.0, abs=1.0)
@@ -423,7 +425,7 @@ def test_money_is_counted_from_the_intent_on_and_at_the_dearer_price(
     world.clock.sleep(600.0)
     provisioner = world.provisioner(NAME)
     live = ClusterSession(row_then, machines)
-    terms = Terms(world, TWO, LeaseWish(max_cost=10.0), True, Search(world, TWO, lambda *_: []))
+    terms = Terms(world, TWO, LeaseLimits(max_cost=10.0), True, OfferSearch(world, TWO, lambda *_: []), PriceApproval())
     clusters._start_lease(world, live, terms, provisioner, provisioner.offers(TWO)[0])
     assert live.row.lease.money_end == pytest.approx(row_then.created + 10.0 / per_hour * 3600, abs=1.0)
     assert ("lab costs $25.00/h, and $2.50/h was offered" in said.getvalue()) is (told == 10 * PRICE)

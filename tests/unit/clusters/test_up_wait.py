@@ -17,7 +17,7 @@ from gpuops.core.errors import AuthFailed, Interrupted, NoCapacity, Unknown, Usa
 from gpuops.core.models import Offer, Price, Request
 from gpuops.guard import daemon
 from gpuops.nodes.session import ClusterSession
-from gpuops.offers.approval import LeaseWish
+from gpuops.offers.lease import LeaseLimits
 from tests.fakes.provider import NAME, Cloud, FakeClock, Fault, Scripted, surroundings
 
 HOURS = 3600.0
@@ -33,7 +33,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Conte
 
 
 def up(world: Context, request: Request = WAITS, **wish: float) -> ClusterSession:
-    return clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseWish(**wish))
+    return clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseLimits(**wish))
 
 
 def said(world: Context) -> str:
@@ -239,6 +239,6 @@ def test_who_cannot_be_asked_does_not_wait_first(there: tuple[Cloud, Context], m
     _, world = there
     world.yes = False
     offered(monkeypatch, [])
-    with pytest.raises(UsageError, match="nobody is there to be asked"):
+    with pytest.raises(UsageError, match="cannot ask for confirmation"):
         up(world)
     assert world.clock.slept == []  # type: ignore[attr-defined]

@@ -20,10 +20,21 @@ from gpuops.core.errors import GpuopsError, NoCapacity, QuotaExceeded, UsageErro
 from gpuops.core.format import clock_time
 from gpuops.core.models import Lease, Offer, Price, Request
 from gpuops.core.polling import Clock
+from gpuops.offers import approval, table
 from gpuops.offers import lease as leases
-from gpuops.offers import table
-from gpuops.offers.approval import LeaseWish
-from gpuops.offers.lease import EARLIER_S, LEAST_S, Funds, back_by, beyond, doubt, ending, over_limit, spent, within
+from gpuops.offers.lease import (
+    BALANCE_RESERVE_S,
+    MIN_LEASE_S,
+    Funds,
+    LeaseLimits,
+    back_by,
+    balance_ends_first,
+    balance_warning,
+    cut_to_balance,
+    how_to_end,
+    over_limit,
+    spent,
+)
 from provisioners.checked import Checked
 from tests.conftest import HANG_S
 from tests.fakes.provider import NAME, PRICE, Cloud, Fault, Scripted, surroundings
@@ -60,25 +71,25 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Conte
     ],
 )  # fmt: skip
 def test_no_lease_is_longer_than_the_balance_lasts(lease: Lease, funds: Funds, hours: float | None, said: str) -> None:
-    ends = lease.hard_end if hours is None else NOW + hours * H - EARLIER_S
-    shorter, why = within(lease, funds, 2.4, NOW)
+    ends = lease.hard_end if hours is None else NOW + hours * H - BALANCE_RESERVE_S
+    shorter, why = cut_to_balance(lease, funds, 2.4, NOW)
     assert (shorter.hard_end, why) == (pytest.approx(ends), said)
     assert (shorter.idle_s, shorter.money_end) == (lease.idle_s, lease.money_end)
 
 
 def test_machines_without_an_end_have_one_when_the_money_does() -> None:
-    assert within(Lease(), Funds(2.4, asked=NOW), 2.4, NOW)[0].hard_end == NOW + H - EARLIER_S
+    assert cut_to_balance(Lease(), Funds(2.4, asked=NOW), 2.4, NOW)[0].hard_end == NOW + H - BALANCE_RESERVE_S
 
 
 def test_a_balance_that_is_used_up_while_the_nodes_boot_leaves_time_to_look() -> None:
-    assert within(DAY, Funds(0.04, asked=NOW - 600), 2.4, NOW)[0].hard_end == NOW + LEAST_S
+    assert cut_to_balance(DAY, Funds(0.04, asked=NOW - 600), 2.4, NOW)[0].hard_end == NOW + MIN_LEASE_S
 
 
 @given(st.floats(0.01, 1e6), st.floats(0.0, 1e3), st.floats(0.01, 1e3))
 def test_what_is_left_is_never_overdrawn_but_for_the_least(balance: float, others: float, per_hour: float) -> None:
-    lease, _ = within(DAY, Funds(balance, others, asked=NOW), per_hour, NOW)
+    lease, _ = cut_to_balance(DAY, Funds(balance, others, asked=NOW), per_hour, NOW)
     assert lease.hard_end is not None
-    assert (lease.hard_end - NOW) / H * (per_hour + others) <= balance * 1.0001 or lease.hard_end == NOW + LEAST_S
+    assert (lease.hard_end - NOW) / H * (per_hour + others) <= balance * 1.0001 or lease.hard_end == NOW + MIN_LEASE_S
 
 
 @pytest.mark.parametrize(
@@ -91,7 +102,7 @@ def test_what_is_left_is_never_overdrawn_but_for_the_least(balance: float, other
     ],
 )
 def test_what_is_doubtful_about_the_balance(funds: Funds, said: str) -> None:
-    assert doubt(funds, 2.4) == said
+    assert balance_warning(funds, 2.4) == said
 
 
 def test_the_limit_of_the_account() -> None:
@@ -119,9 +130,9 @@ def test_the_limit_of_the_account() -> None:
     ],
 )
 def test_a_lease_that_the_balance_does_not_last_for(funds: Funds, said: bool) -> None:
-    why = beyond(DAY, funds, 2.4, NOW)
+    why = balance_ends_first(DAY, funds, 2.4, NOW)
     assert ("lasts until" in why) is said
-    assert beyond(Lease(None, 60.0), funds, 2.4, NOW) == ""
+    assert balance_ends_first(Lease(None, 60.0), funds, 2.4, NOW) == ""
     if funds.balance == 24.0:
         until = clock_time(NOW + 10 * H, NOW)
         assert why == f"the balance of $24.00 lasts until {until} at $2.40/h, which is sooner"
@@ -138,8 +149,8 @@ def test_a_moment_as_the_clock_on_the_wall_shows_it(monkeypatch: pytest.MonkeyPa
     try:
         assert clock_time(NOW, NOW - 60) == "08:00"
         assert clock_time(NOW + 20 * H, NOW) == "Sat 16 Jan 04:00"
-        assert ending("lab", Lease(NOW + H), NOW) == "`gpuops down lab` ends it; it ends by itself at 09:00"
-        assert ending("lab", Lease(), NOW) == "`gpuops down lab` ends it"
+        assert how_to_end("lab", Lease(NOW + H), NOW) == "`gpuops down lab` ends it; it ends by itself at 09:00"
+        assert how_to_end("lab", Lease(), NOW) == "`gpuops down lab` ends it"
         assert back_by(Lease(NOW + H, 1800.0), NOW) == "before 09:00, and within 30:00 min of the run's end"
         assert back_by(Lease(), NOW) == ""
     finally:
@@ -177,7 +188,7 @@ def test_the_choice_is_explained() -> None:
 
 
 def test_the_price_that_allows_an_offer_is_never_below_it() -> None:
-    assert [table.allowing(price) for price in (2.4, 2.401, 0.1 + 0.2)] == [
+    assert [approval.max_price_flag(price) for price in (2.4, 2.401, 0.1 + 0.2)] == [
         "--max-price 2.40", "--max-price 2.41", "--max-price 0.30",
     ]  # fmt: skip
 
@@ -186,7 +197,7 @@ def test_the_price_that_allows_an_offer_is_never_below_it() -> None:
 
 
 def tells(monkeypatch: pytest.MonkeyPatch, account: Callable[[], Any], within_s: float = HANG_S) -> None:
-    for place in ("gpuops.offers.search.SOON_S", "gpuops.offers.approval.PATIENCE_S"):
+    for place in ("gpuops.offers.search.ACCOUNT_WAIT_FOR_OFFERS_S", "gpuops.offers.terms.ACCOUNT_WAIT_S"):
         monkeypatch.setattr(place, within_s)
     monkeypatch.setattr(Scripted, "account", lambda _: account(), raising=False)
 
@@ -195,7 +206,7 @@ def up(world: Context, request: Request = ONE, **wish: float) -> tuple[str, Base
     """Bring it up, as far as it comes: what was said, what ended it, its lease."""
     world.out = Output(err=(said := io.StringIO()))
     try:
-        live = clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseWish(**wish))
+        live = clusters.bring_up(world, request, name="lab", ephemeral=False, wish=LeaseLimits(**wish))
     except GpuopsError as error:
         (*_, row) = world.ledger.clusters(live=False) or [None]
         return said.getvalue(), error, row.lease if row else Lease()
@@ -271,7 +282,7 @@ def test_what_there_is_is_shown_before_the_one_question(there: tuple[Cloud, Cont
     world.yes = False
     world.out = out = Somebody(io.StringIO())
     with pytest.raises(GpuopsError, match="AuthFailed"):
-        clusters.bring_up(world, ONE, name="lab", ephemeral=False, wish=LeaseWish())
+        clusters.bring_up(world, ONE, name="lab", ephemeral=False, wish=LeaseLimits())
     assert out.asked == ["offer 0, $2.00/h: go?"]
     assert out.err.getvalue().splitlines()[:4] == [  # type: ignore[attr-defined]
         "OFFER    $/H",
@@ -286,7 +297,7 @@ def test_nobody_is_there_to_be_asked(there: tuple[Cloud, Context]) -> None:
     world.yes = False
     _, error, _ = up(world)
     assert isinstance(error, UsageError)
-    assert error.hint == "say --yes"
+    assert error.hint == "add --yes"
 
 
 def test_of_an_account_only_what_can_be_reckoned_with_is_passed_on(there: tuple[Cloud, Context]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpuops.core.errors import UsageError
 from gpuops.core.format import clock_time
 from gpuops.core.models import Lease
-from gpuops.offers.lease import describe, extended, make, parse_span
+from gpuops.offers.lease import LeaseLimits, describe, extend, new_lease, parse_span
 
 NOW = 1_800_000_000.0
 
@@ -19,36 +19,40 @@ def at(later: float) -> str:
 
 
 def test_rented_machines_end_by_themselves_and_own_ones_do_not() -> None:
-    assert make(rented=True, per_hour=2.0, now=NOW) == Lease(NOW + 24 * 3600, 1800.0, None)
-    assert make(rented=False, per_hour=0.0, now=NOW) == Lease()
+    assert new_lease(LeaseLimits(), rented=True, per_hour=2.0, now=NOW) == Lease(NOW + 24 * 3600, 1800.0, None)
+    assert new_lease(LeaseLimits(), rented=False, per_hour=0.0, now=NOW) == Lease()
 
 
 def test_flags_come_before_defaults() -> None:
-    assert make(rented=True, per_hour=2.0, now=NOW, max_hours=3, idle_min=5) == Lease(NOW + 10800, 300.0, None)
-    assert make(rented=False, per_hour=0.0, now=NOW, max_hours=1) == Lease(NOW + 3600, None, None)
+    assert new_lease(LeaseLimits(max_hours=3, idle_min=5), rented=True, per_hour=2.0, now=NOW) == Lease(
+        NOW + 10800, 300.0, None
+    )
+    assert new_lease(LeaseLimits(max_hours=1), rented=False, per_hour=0.0, now=NOW) == Lease(NOW + 3600, None, None)
 
 
 def test_money_is_time_at_the_present_price() -> None:
-    lease = make(rented=True, per_hour=2.0, now=NOW, max_cost=5.0)
+    lease = new_lease(LeaseLimits(max_cost=5.0), rented=True, per_hour=2.0, now=NOW)
     assert lease.money_end == NOW + 2.5 * 3600
     assert lease.end == lease.money_end, "the earlier end counts"
-    assert make(rented=True, per_hour=0.0, now=NOW, max_cost=5.0).money_end is None, "what is free costs nothing"
-    late = make(rented=True, per_hour=2.0, now=NOW + 600, since=NOW, max_cost=5.0)
+    assert new_lease(LeaseLimits(max_cost=5.0), rented=True, per_hour=0.0, now=NOW).money_end is None, (
+        "what is free costs nothing"
+    )
+    late = new_lease(LeaseLimits(max_cost=5.0), rented=True, per_hour=2.0, now=NOW + 600, since=NOW)
     assert (late.hard_end, late.money_end) == (NOW + 600 + 24 * 3600, lease.money_end), "what boots costs, too"
 
 
 @given(st.floats(0.01, 1e4), st.floats(0.01, 1e5), st.floats(0.1, 1e3))
 def test_a_cap_in_money_is_never_exceeded(per_hour: float, max_cost: float, max_hours: float) -> None:
-    end = make(rented=True, per_hour=per_hour, now=0.0, max_cost=max_cost, max_hours=max_hours).end
+    end = new_lease(LeaseLimits(max_hours=max_hours, max_cost=max_cost), rented=True, per_hour=per_hour, now=0.0).end
     assert end is not None
     assert end / 3600 * per_hour <= max_cost * 1.000001
     assert end <= max_hours * 3600
 
 
 def test_extending_moves_the_hard_end_alone() -> None:
-    assert extended(Lease(NOW + 60, 5.0, NOW + 90), 3600, NOW) == Lease(NOW + 3660, 5.0, NOW + 90)
-    assert extended(Lease(NOW - 60), 3600, NOW) == Lease(NOW + 3600), "what has passed is counted from now"
-    assert extended(Lease(), 3600, NOW) == Lease(NOW + 3600)
+    assert extend(Lease(NOW + 60, 5.0, NOW + 90), 3600, NOW) == Lease(NOW + 3660, 5.0, NOW + 90)
+    assert extend(Lease(NOW - 60), 3600, NOW) == Lease(NOW + 3600), "what has passed is counted from now"
+    assert extend(Lease(), 3600, NOW) == Lease(NOW + 3600)
 
 
 @pytest.mark.parametrize(

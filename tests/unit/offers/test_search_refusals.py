@@ -19,9 +19,9 @@ def offer(place: str, quota: str = "", price: float = 1.0) -> Offer:
 def test_only_a_quota_is_no_capacity_problem() -> None:
     refusals = Refusals()
     refusals.refused(offer("a", "spot"), SHORT)
-    assert refusals.passes(offer("b", "spot"))
-    assert not refusals.passes(offer("c", "p5"))
-    assert not refusals.passes(offer("d"))
+    assert refusals.skips(offer("b", "spot"))
+    assert not refusals.skips(offer("c", "p5"))
+    assert not refusals.skips(offer("d"))
     error = refusals.error()
     assert isinstance(error, QuotaExceeded)
     assert (error.say, error.hint) == ("none of 2 offers could be had: 0 of 16 vCPU", SHORT.hint)

@@ -15,7 +15,9 @@ from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import was_taken
 from gpuops.offers import lease as leases
 from gpuops.offers import table
-from gpuops.offers.approval import Bargain, LeaseWish, Terms
+from gpuops.offers.approval import PriceApproval
+from gpuops.offers.lease import LeaseLimits
+from gpuops.offers.terms import Terms
 from gpuops.runs import retries
 from gpuops.runs.receipt import receipt
 from gpuops.runs.retries import Chain, Loss
@@ -39,23 +41,23 @@ def test_what_a_cluster_has_cost_is_the_dearer_of_two_prices() -> None:
 
 def test_hours_and_money_are_the_jobs() -> None:
     row = cluster(lease=Lease(NOW + 5 * H, 1800.0, NOW + 2 * H))
-    wish, why = retries.within(LeaseWish(6.0, 10.0, 30.0), row, 4.0, NOW)
-    assert (wish, why) == (LeaseWish(6.0, 6.0, 30.0, NOW + 5 * H), "")
-    made = leases.make(rented=True, per_hour=2.0, now=NOW, **dataclasses.asdict(wish))
+    wish, why = retries.within(LeaseLimits(6.0, 10.0, 30.0), row, 4.0, NOW)
+    assert (wish, why) == (LeaseLimits(6.0, 6.0, 30.0, NOW + 5 * H), "")
+    made = leases.new_lease(wish, rented=True, per_hour=2.0, now=NOW)
     assert made == Lease(NOW + 5 * H, 1800.0, NOW + 3 * H), "not six hours from now"
 
 
 @pytest.mark.parametrize(
     ("lease", "wish", "spent", "said"),
     [
-        (Lease(NOW + 599.0), LeaseWish(max_hours=1.0), 0.0, "--max-hours counts from its first machines"),
-        (Lease(NOW + 601.0), LeaseWish(max_hours=1.0), 0.0, ""),
-        (Lease(), LeaseWish(max_cost=2.3), 2.0, "$2.00 of --max-cost $2.30 are spent"),
-        (Lease(), LeaseWish(max_cost=2.4), 2.0, ""),
-        (Lease(), LeaseWish(max_cost=2.0), 2.5, "are spent"),
+        (Lease(NOW + 599.0), LeaseLimits(max_hours=1.0), 0.0, "--max-hours counts from its first machines"),
+        (Lease(NOW + 601.0), LeaseLimits(max_hours=1.0), 0.0, ""),
+        (Lease(), LeaseLimits(max_cost=2.3), 2.0, "$2.00 of --max-cost $2.30 are spent"),
+        (Lease(), LeaseLimits(max_cost=2.4), 2.0, ""),
+        (Lease(), LeaseLimits(max_cost=2.0), 2.5, "are spent"),
     ],
 )
-def test_what_is_not_worth_a_machine(lease: Lease, wish: LeaseWish, spent: float, said: str) -> None:
+def test_what_is_not_worth_a_machine(lease: Lease, wish: LeaseLimits, spent: float, said: str) -> None:
     _, why = retries.within(wish, cluster(lease=lease), spent, NOW)
     assert said in why
     assert bool(said) is bool(why)
@@ -77,8 +79,7 @@ def test_the_place_that_took_them_comes_last() -> None:
 class Asked:
     """A search, as far as terms look at it."""
 
-    agreed, rounds = None, 0
-    asked = type("Nothing", (), {"told": lambda *_: None})()
+    account = type("Nothing", (), {"answer": lambda *_: None})()
 
     def payer(self, _: Offer) -> None:
         """Nobody who is named."""
@@ -88,10 +89,10 @@ class Asked:
     ("yes", "price", "dear"), [(False, 3.0, False), (False, 3.01, True), (True, 3.0, False), (True, 3.01, True)]
 )
 def test_nobody_is_asked_again(yes: bool, price: float, dear: bool) -> None:
-    bargain = Bargain(first=2.0, agreed=2.0, settled=True)
+    approval = PriceApproval(first=2.0, agreed=2.0, settled=True)
     world: Any = type("World", (), {"yes": yes})()
     request: Any = type("Request", (), {"max_price": None, "timeout_min": 1.0})()
-    terms = Terms(world, request, LeaseWish(), True, Asked(), bargain)  # type: ignore[arg-type]
+    terms = Terms(world, request, LeaseLimits(), True, Asked(), approval)  # type: ignore[arg-type]
     assert bool(terms.too_dear(Offer("aws", "x", "x", 1, 1, prices=(Price("m", price),)))) is dear
 
 
@@ -107,8 +108,8 @@ def test_it_is_announced_in_a_line() -> None:
     chain.add(nothing, 0.5)
     assert chain.announce(nothing) == "its machines were reclaimed; retry 2 of 2: looking for machines anew"
     assert (chain.left, chain.spent, chain.resume) == (0, 2.0, "toy-1")
-    assert chain.bargain.avoided == ["us-east-1b"]
-    assert chain.bargain.settled
+    assert chain.approval.avoided == ["us-east-1b"]
+    assert chain.approval.settled
 
 
 def test_what_it_cost_is_in_the_receipt() -> None:
@@ -138,7 +139,7 @@ def test_machines_that_went_before_there_was_a_run() -> None:
     chain = Chain(3, resume="earlier-7")
     chain.add(LOSS, 1.5)
     chain.add(retries.unready(row, error, NOW + 100.0), 0.1)
-    assert (chain.left, chain.resume, chain.bargain.avoided) == (1, "toy-1", ["us-east-1b", "us-east-1c"])
+    assert (chain.left, chain.resume, chain.approval.avoided) == (1, "toy-1", ["us-east-1b", "us-east-1c"])
     loss = retries.unready(row, error, NOW)
     assert chain.announce(loss) == f"{error.say}; retry 2 of 3: looking for machines elsewhere than us-east-1c"
     assert chain.resumed(NOW + 340.0)
@@ -185,9 +186,9 @@ def test_who_agrees_agrees_to_what_replaces_it_too() -> None:
     world: Any = type("World", (), {"yes": False, "out": out})()
     request: Any = type("Request", (), {"max_price": None, "timeout_min": 1.0})()
     offer = Offer("aws", "x", "two of them", 1, 1, prices=(Price("m", 2.0),))
-    bargain = Bargain(first=2.0, replaces=True)
-    terms = Terms(world, request, LeaseWish(), True, Asked(), bargain)  # type: ignore[arg-type]
+    approval = PriceApproval(first=2.0, replaces=True)
+    terms = Terms(world, request, LeaseLimits(), True, Asked(), approval)  # type: ignore[arg-type]
     terms.agree([offer])
-    bargain.settled = True
+    approval.settled = True
     terms.agree([Offer("aws", "y", "two dearer ones", 1, 1, prices=(Price("m", 2.9),))])
     assert asked == ["two of them, $2.00/h (and up to $3.00/h for what replaces it): go?"]
