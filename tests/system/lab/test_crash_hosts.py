@@ -20,7 +20,7 @@ WORK = ["--", "sh", "-c", "echo working; sleep 0.3; echo made > made.pt"]
         "signal:KILL:gpuops.clusters.wait:reach",
         "commit:7",
         "call:start:1:KILL",
-        "signal:KILL:gpuops.commands.train:conclude",
+        "signal:KILL:gpuops.commands.train:finish",
         "signal:KILL:gpuops.commands.train:tear_down",
     ],
 )
