@@ -31,9 +31,10 @@ from gpuops.runs import retention, retries
 from gpuops.runs import retries as retry
 from gpuops.runs.collect import Agents, release
 from gpuops.runs.finish import Policy, RunOutcome, finish
+from gpuops.runs.launch import launch
 from gpuops.runs.log_view import Filter, HomeTail, Veil
 from gpuops.runs.monitor import attend, board
-from gpuops.runs.prepare import Prepared, give_up, launch, prepare, secrets_sent, tree_of
+from gpuops.runs.prepare import Prepared, give_up, prepare, secrets_sent, tree_of
 from gpuops.runs.receipt import receipt
 from gpuops.runs.report import NodeReport
 from gpuops.runs.retries import Chain, Outcome

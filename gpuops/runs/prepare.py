@@ -1,13 +1,12 @@
-"""The second story: from a cluster that answers to a run that needs this computer no more.
+"""From a cluster that answers to a run that is ready for launch: push, choose a Python, agree on addresses and ports.
 
-Push, choose a Python, agree on addresses and ports, and give each agent its spec. What happens
-afterwards is `gpuops.runs.follow` and `gpuops.runs.finish`.
+`prepare` notes the run in the ledger first, waits for its turn on the cluster, and brings everything to the nodes;
+`runs.launch` starts it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from gpuops import __version__, sync
 from gpuops.clusters.virtual import widen
 from gpuops.core.context import Context
-from gpuops.core.errors import BUG, ConnectionLost, GpuopsError, Interrupted, NodeRefused, UsageError, did_you_mean
+from gpuops.core.errors import BUG, GpuopsError, Interrupted, UsageError, did_you_mean
 from gpuops.core.format import first_few, plural
 from gpuops.core.models import NodeFacts, RunRequest, Verdict
-from gpuops.core.parallel import on_each
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Progress
 from gpuops.core.settings import Settings, secret_origins, secret_values
@@ -29,18 +27,16 @@ from gpuops.nodes.network import meet
 from gpuops.nodes.python import equip, set_up, setup_command, versions
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers.payer import refuse_tracked
-from gpuops.runs.spec import Place, node_specs
-from gpuops.sync import DEFAULT_OUTS, RunHome, bucket, inputs, sinks, upload
+from gpuops.sync import DEFAULT_OUTS, RunHome, inputs, upload
 from gpuops.sync.push_record import Pushed
 from gpuops.sync.restore import put_back
 from gpuops.transport.rpc import Absent, AgentClient
 
 if TYPE_CHECKING:
-    from gpuops.transport.answers import PortFound
+    pass
 
-QUEUE_POLL_S = 2.0
-START_S = 600.0
-"""How long a node may take to start a run: it takes stock of what lies in the tree first."""
+QUEUE_POLL_INTERVAL_S = 2.0
+"""How often a run that waits for its turn asks the ledger and the nodes whether an earlier run has ended."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +232,7 @@ def _wait_for_turn(ctx: Context, live: ClusterSession, sending: Sending, row: Ru
                 ctx.out.say(f"waiting for {busy} on {live.row.name}")
                 ctx.progress.waits(f"{busy} goes on")
                 told = busy
-            time.sleep(QUEUE_POLL_S)
+            time.sleep(QUEUE_POLL_INTERVAL_S)
     if told:
         ctx.ledger.set_run(row.id, created=time.time())
     return ctx.ledger.run(row.id)
@@ -295,98 +291,3 @@ def find_run(ctx: Context, name: str) -> RunRow:
             return row
     near = did_you_mean(name, [row.name for row in rows])
     raise UsageError(f"there is no run named {name}" + (near and f"; {near}"), "`gpuops runs` lists them")
-
-
-def launch(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
-    """Start the run on every node, the head first. Other ports each time it is called. Raises GpuopsError."""
-    prepared.attempt += 1
-    try:
-        _start(ctx, live, prepared)
-    except NodeRefused as refusal:
-        if refusal.kind != "gang" or prepared.attempt > 1:
-            raise
-        launch(ctx, live, prepared)  # the gang link's port was taken in the meantime; nothing has begun
-
-
-def _start(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
-    master, gang = _places(live, prepared)
-    request, granted = _granted(ctx, live, prepared)
-    specs = node_specs(
-        request,
-        run=prepared.row.name,
-        cluster=live.row.name,
-        tree=prepared.row.tree,
-        nodes=prepared.nodes,
-        master=master,
-        gang=gang,
-        attempt=prepared.attempt,
-    )
-    gang_secret = secrets.token_hex(32)
-    # Before the first node is asked: killed in between, the run is one that the guard and `gpuops stop` know of.
-    ctx.ledger.set_run(prepared.row.id, state="running", started=time.time())
-    asked = 1
-
-    def start(index: int) -> None:
-        ctx.progress.waits("takes stock of its files", f"node{index}")
-        words = {"spec": specs[index], "secrets": dict(prepared.secrets), "gang_secret": gang_secret}
-        if granted:
-            words["urls"] = granted.urls[index]
-        live.clients[index].call("start", timeout=START_S, **words)
-        ctx.progress.waits("", f"node{index}")
-
-    try:
-        with ctx.progress.during(f"starting {prepared.row.name}"):
-            start(0)  # alone: where its port for the gang link is taken, nothing else has begun
-            asked = len(specs)
-            on_each(start, range(1, len(specs)))
-    except BaseException:
-        for index in range(asked):
-            _call_off(live, index, prepared.row.name)
-        ctx.ledger.set_run(prepared.row.id, state="starting", started=None)
-        bucket.abandon(ctx, ctx.ledger.run(prepared.row.id))
-        raise
-
-
-def _granted(ctx: Context, live: ClusterSession, prepared: Prepared) -> tuple[RunRequest, bucket.Grant | None]:
-    """What the nodes may write to in a bucket, anew for each launch, and the request with the place it is."""
-    request = prepared.request
-    if not request.sink or not sinks.is_bucket(request.sink):
-        return request, None
-    row = ctx.ledger.run(prepared.row.id)
-    bucket.abandon(ctx, row)
-    lease = ctx.ledger.cluster(live.row.id).lease
-    with ctx.progress.during(f"opening the bucket {request.sink['bucket']} to the nodes"):
-        granted = bucket.grant(ctx, request.sink, row.name, len(prepared.nodes), lease.end)
-    kept = {"bucket": {"place": granted.place, "until": granted.until}, "uploads": granted.uploads}
-    ctx.ledger.set_run(row.id, facts={**ctx.ledger.run(row.id).facts, **kept})
-    return dataclasses.replace(request, sink={**request.sink, "place": granted.place}), granted
-
-
-def _places(live: ClusterSession, prepared: Prepared) -> tuple[Place, Place | None]:
-    """Where torchrun and the gang link meet: on the ports that the probe has found to be reached, once; then on fresh
-    ones."""
-    several = len(prepared.nodes) > 1
-    address = prepared.nodes[0].address if several else "127.0.0.1"
-    if several and prepared.ports and prepared.attempt == 1:
-        master, gang = prepared.ports
-        return (address, master), (address, gang)
-
-    def fresh() -> Place:
-        found: PortFound = live.clients[0].call("port", address=address)
-        return address, found["port"]
-
-    return fresh(), fresh() if several else None
-
-
-def _call_off(live: ClusterSession, index: int, run: str) -> None:
-    """Stop what one node may have started of a run that does not start everywhere."""
-    why: dict[str, Any] = {"run": run, "how": "now", "why": "the run could not be started on every node"}
-    try:
-        live.clients[index].call("stop", **why)
-    except ConnectionLost:
-        try:
-            live.reconnect(index).call("stop", **why)
-        except GpuopsError:
-            pass  # out of reach: the gang link, or the lease, ends it there
-    except GpuopsError:
-        pass  # it knows of no such run

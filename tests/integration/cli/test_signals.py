@@ -70,10 +70,10 @@ def test_the_second_signal_hurries_what_hears_nothing(shell: Shell, tmp_path: Pa
         ("INT", "gpuops.clusters.up:wait_ready", False),
         ("INT", "gpuops.sync:push_many", True),
         ("INT", "gpuops.nodes.python:equip", True),
-        ("INT", "gpuops.runs.prepare:node_specs", True),
+        ("INT", "gpuops.runs.launch:node_specs", True),
         ("HUP", "gpuops.clusters.up:_create", False),
         ("HUP", "gpuops.sync:push_many", True),
-        ("HUP", "gpuops.runs.prepare:node_specs", True),
+        ("HUP", "gpuops.runs.launch:node_specs", True),
     ],
 )
 def test_a_signal_before_there_is_a_run(shell: Shell, place: str, starting: bool, name: str) -> None:

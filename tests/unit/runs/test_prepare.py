@@ -16,7 +16,8 @@ from gpuops.core.models import NodeFacts, RunRequest
 from gpuops.core.reporting import Silent
 from gpuops.nodes.python import Equipped, set_up, setup_command, setup_key
 from gpuops.nodes.session import ClusterSession
-from gpuops.runs.prepare import Prepared, launch, stem
+from gpuops.runs.launch import launch
+from gpuops.runs.prepare import Prepared, stem
 from gpuops.transport.rpc import Items, Stream
 from tests.conftest import HANG_S
 

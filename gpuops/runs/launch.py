@@ -1,0 +1,122 @@
+"""Starting a prepared run: addresses and ports for this attempt, upload addresses of a bucket, one spec to each agent.
+
+Once every agent has its spec the run needs this computer no more. A launch that fails on one node is called off on all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpuops.core.context import Context
+from gpuops.core.errors import ConnectionLost, GpuopsError, NodeRefused
+from gpuops.core.models import RunRequest
+from gpuops.core.parallel import on_each
+from gpuops.nodes.session import ClusterSession
+from gpuops.runs.prepare import Prepared
+from gpuops.runs.spec import Place, node_specs
+from gpuops.sync import bucket, sinks
+
+if TYPE_CHECKING:
+    from gpuops.transport.answers import PortFound
+
+START_TIMEOUT_S = 600.0
+"""How long a node may take to start a run: its agent first lists what lies in the tree, to tell later what the run
+made."""
+
+
+def launch(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
+    """Start the run on every node, the head first. Other ports each time it is called. Raises GpuopsError."""
+    prepared.attempt += 1
+    try:
+        _start(ctx, live, prepared)
+    except NodeRefused as refusal:
+        if refusal.kind != "gang" or prepared.attempt > 1:
+            raise
+        launch(ctx, live, prepared)  # the gang link's port was taken in the meantime; nothing has begun
+
+
+def _start(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
+    master, gang = _places(live, prepared)
+    request, granted = _granted(ctx, live, prepared)
+    specs = node_specs(
+        request,
+        run=prepared.row.name,
+        cluster=live.row.name,
+        tree=prepared.row.tree,
+        nodes=prepared.nodes,
+        master=master,
+        gang=gang,
+        attempt=prepared.attempt,
+    )
+    gang_secret = secrets.token_hex(32)
+    # Before the first node is asked: killed in between, the run is one that the guard and `gpuops stop` know of.
+    ctx.ledger.set_run(prepared.row.id, state="running", started=time.time())
+    asked = 1
+
+    def start(index: int) -> None:
+        ctx.progress.waits("takes stock of its files", f"node{index}")
+        words = {"spec": specs[index], "secrets": dict(prepared.secrets), "gang_secret": gang_secret}
+        if granted:
+            words["urls"] = granted.urls[index]
+        live.clients[index].call("start", timeout=START_TIMEOUT_S, **words)
+        ctx.progress.waits("", f"node{index}")
+
+    try:
+        with ctx.progress.during(f"starting {prepared.row.name}"):
+            start(0)  # alone: where its port for the gang link is taken, nothing else has begun
+            asked = len(specs)
+            on_each(start, range(1, len(specs)))
+    except BaseException:
+        for index in range(asked):
+            _call_off(live, index, prepared.row.name)
+        ctx.ledger.set_run(prepared.row.id, state="starting", started=None)
+        bucket.abandon(ctx, ctx.ledger.run(prepared.row.id))
+        raise
+
+
+def _granted(ctx: Context, live: ClusterSession, prepared: Prepared) -> tuple[RunRequest, bucket.Grant | None]:
+    """What the nodes may write to in a bucket, anew for each launch, and the request with the place it is."""
+    request = prepared.request
+    if not request.sink or not sinks.is_bucket(request.sink):
+        return request, None
+    row = ctx.ledger.run(prepared.row.id)
+    bucket.abandon(ctx, row)
+    lease = ctx.ledger.cluster(live.row.id).lease
+    with ctx.progress.during(f"opening the bucket {request.sink['bucket']} to the nodes"):
+        granted = bucket.grant(ctx, request.sink, row.name, len(prepared.nodes), lease.end)
+    kept = {"bucket": {"place": granted.place, "until": granted.until}, "uploads": granted.uploads}
+    ctx.ledger.set_run(row.id, facts={**ctx.ledger.run(row.id).facts, **kept})
+    return dataclasses.replace(request, sink={**request.sink, "place": granted.place}), granted
+
+
+def _places(live: ClusterSession, prepared: Prepared) -> tuple[Place, Place | None]:
+    """Where torchrun and the gang link meet: on the ports that the probe has found to be reached, once; then on fresh
+    ones."""
+    several = len(prepared.nodes) > 1
+    address = prepared.nodes[0].address if several else "127.0.0.1"
+    if several and prepared.ports and prepared.attempt == 1:
+        master, gang = prepared.ports
+        return (address, master), (address, gang)
+
+    def fresh() -> Place:
+        found: PortFound = live.clients[0].call("port", address=address)
+        return address, found["port"]
+
+    return fresh(), fresh() if several else None
+
+
+def _call_off(live: ClusterSession, index: int, run: str) -> None:
+    """Stop what one node may have started of a run that does not start everywhere."""
+    why: dict[str, Any] = {"run": run, "how": "now", "why": "the run could not be started on every node"}
+    try:
+        live.clients[index].call("stop", **why)
+    except ConnectionLost:
+        try:
+            live.reconnect(index).call("stop", **why)
+        except GpuopsError:
+            pass  # out of reach: the gang link, or the lease, ends it there
+    except GpuopsError:
+        pass  # it knows of no such run
