@@ -32,11 +32,12 @@ demo: $(MADE)/train
 check: static rules
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit
 
-# What is said of the code without running it; the agent's floor is Python 3.8. Which room may import which: tests/unit/test_imports.py.
+# What is said of the code without running it; the agent's floor is Python 3.8. Which room may import which: pyproject.toml.
 static: $(MADE)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/vermin -q -t=3.8- --no-parse-comments gpuops/agent
 
 rules: $(MADE)/dev
