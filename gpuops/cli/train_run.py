@@ -264,7 +264,7 @@ def train(
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} exclude each other", "name one thing to train")
     if not given:
-        workload = inputs.DEFAULT
+        workload = inputs.DEFAULT_WORKLOAD
 
     def request(machine: MachineFlags) -> RunRequest:
         check_size(checked, machine, script)

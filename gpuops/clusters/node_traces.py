@@ -13,8 +13,8 @@ from gpuops.core.models import RunRequest
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.sync import RunHome
 from gpuops.sync.inputs import WORKLOADS
-from gpuops.sync.leftovers import left, save
-from gpuops.sync.run_folder import DOCUMENT, read_json
+from gpuops.sync.leftovers import list_leftovers, save_leftovers
+from gpuops.sync.run_folder import MAX_DOCUMENT_BYTES, read_json
 from gpuops.transport.rpc import Programs
 
 TREE = "runs"
@@ -40,11 +40,11 @@ def read_traces(programs: Programs, index: int) -> dict[str, Traces]:
     """By the name of the run. Raises NodeRefused, ConnectionLost, LocalDisk."""
     from gpuops.transport import answers
 
-    found = [one for one in left({index: programs}, [], tree=TREE) if KEPT.fullmatch(one.path)]
+    found = [one for one in list_leftovers({index: programs}, [], tree=TREE) if KEPT.fullmatch(one.path)]
     began = {one.path: min(one.mtime_ns, MAX_NS) / 1e9 for one in found}
     with tempfile.TemporaryDirectory() as folder:
         if found:
-            save(programs, TREE, found, SafeFolder(Path(folder)))
+            save_leftovers(programs, TREE, found, SafeFolder(Path(folder)))
         names = sorted({one.path.partition("/")[0] for one in found})
         runs = {}
         for name in names:
@@ -52,7 +52,7 @@ def read_traces(programs: Programs, index: int) -> dict[str, Traces]:
             if sound(spec, name, index):
                 result = answers.result(read_json(Path(folder, name, "result.json")))
                 events = Path(folder, name, "events.jsonl")
-                log = events.read_bytes() if events.is_file() and events.stat().st_size <= DOCUMENT else b""
+                log = events.read_bytes() if events.is_file() and events.stat().st_size <= MAX_DOCUMENT_BYTES else b""
                 runs[name] = Traces(spec, began[f"{name}/spec.json"], result, log)
     return runs
 
@@ -97,7 +97,7 @@ def _is_its(path: Path, cluster: str, events: Mapping[int, bytes]) -> bool:
 
 def _begins_with(text: bytes, log: Path) -> bool:
     with log.open("rb") as file:
-        return text.startswith(file.read(DOCUMENT + 1))
+        return text.startswith(file.read(MAX_DOCUMENT_BYTES + 1))
 
 
 def request_of(spec: Mapping[str, Any]) -> RunRequest:

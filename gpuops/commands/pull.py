@@ -19,9 +19,9 @@ from gpuops.runs.collect import Agents, fetch_now
 from gpuops.runs.finish import Policy, finish, finish_late, is_awaited
 from gpuops.runs.report import NodeReport, parse_report
 from gpuops.sync import RunHome, archive, inputs, mirror
-from gpuops.sync.edits import Brought, pull_edits
+from gpuops.sync.edits import BroughtEdit, pull_edits
 from gpuops.sync.project import shown
-from gpuops.sync.push_record import Pushed
+from gpuops.sync.push_record import PushRecord
 from gpuops.sync.restore import outputs
 
 
@@ -53,7 +53,7 @@ def push_project(
         for sentence in (f"code: {first}", *more):
             ctx.out.say(sentence)
         with progress.during("comparing the project with what the nodes have"):
-            record = Pushed(ctx.home, row.token, "project")
+            record = PushRecord(ctx.home, row.token, "project")
             reports = sync.push_many(
                 live.present(), "project", tree, overwrite=overwrite, progress=progress, record=record
             )
@@ -99,8 +99,8 @@ def pull_project_edits(ctx: Context, cluster: str | None) -> tuple[dict[str, Any
     """Bring home the project's files that were edited on the nodes; nothing here is overwritten unsaved."""
     row = _cluster(ctx, cluster, "pull --edits")
     live = open_live(ctx, row, some=True)
-    record = Pushed(ctx.home, row.token, "project")
-    brought: list[Brought] = []
+    record = PushRecord(ctx.home, row.token, "project")
+    brought: list[BroughtEdit] = []
     failed: dict[int, NodeError] = {}
     refused: list[str] = []
     try:
@@ -141,7 +141,7 @@ def _from_bucket(ctx: Context, row: RunRow, cluster: ClusterRow, progress: Progr
             return False
         except NodeError:
             pass  # they are gone, or out of reach
-    brought, errors = archive.bring(ctx, row, range(int(row.request["nodes"])), progress)
+    brought, errors = archive.fetch_archives(ctx, row, range(int(row.request["nodes"])), progress)
     for error in errors:
         raise error
     return bool(brought)

@@ -158,7 +158,7 @@ def upload_estimate(ctx: Context, job: Job, offer: Offer) -> str:
         return ""
     tree = inputs.scan_project(ctx, tree_of(job.request, ctx.folder)[1], job.sending.send_anyway)
     size = tree.size + (inputs.scan(ctx, job.request.data, job.sending.send_anyway).size if job.request.data else 0)
-    return upload.estimate(size, offer.nodes, offer.per_hour, upload.recall(ctx.home / "cache"))
+    return upload.estimate(size, offer.nodes, offer.per_hour, upload.recall_rate(ctx.home / "cache"))
 
 
 def _run_on(

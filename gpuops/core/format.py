@@ -9,10 +9,10 @@ from collections.abc import Sequence
 COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
-PLAIN = "\x1b[0m"
+COLOUR_RESET = "\x1b[0m"
 
 
-NARROW = 16
+MIN_COLUMN_CHARS = 16
 """A column of a table is not cut to fewer characters."""
 
 
@@ -30,7 +30,7 @@ def tame(text: str) -> str:
     parts = COLOURS.split(text)
     if len(parts) == 1:
         return calm(text)
-    return "".join(part if index % 2 else calm(part) for index, part in enumerate(parts)) + PLAIN
+    return "".join(part if index % 2 else calm(part) for index, part in enumerate(parts)) + COLOUR_RESET
 
 
 def cut(text: str, length: int) -> str:
@@ -56,7 +56,7 @@ def _aligned(rows: list[list[str]], width: int | None, gives: int | None) -> lis
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     if width is not None and gives is not None:
         over = sum(widths) + 2 * (len(widths) - 1) - width
-        widths[gives] = min(widths[gives], max(NARROW, widths[gives] - over))
+        widths[gives] = min(widths[gives], max(MIN_COLUMN_CHARS, widths[gives] - over))
     return ["  ".join(map(_fitted, row, widths)).rstrip() for row in rows]
 
 

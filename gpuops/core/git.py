@@ -18,13 +18,20 @@ from pathlib import Path
 
 from gpuops.core.errors import UsageError
 
-ANSWER_S = 600.0
+GIT_TIMEOUT_S = 600.0
 """How long git may look through a large repository on a slow disk."""
-RUNS_NOTHING = ("-c", "core.fsmonitor=", "-c", f"core.hooksPath={os.devnull}")
+NO_PROGRAMS = ("-c", "core.fsmonitor=", "-c", f"core.hooksPath={os.devnull}")
 """An empty monitor is none for every version of git; the word `false` names a program to those before 2.36."""
-ELSEWHERE = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR"}
+REPOSITORY_VARIABLES = {
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_PREFIX",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_COMMON_DIR",
+}
 """What points git at another repository: a hook that runs gpuops has it set."""
-TAKEN_OVER = "autocrlf|checkstat|eol|filemode|ignorecase|precomposeunicode|symlinks|trustctime"
+COPIED_SETTINGS = "autocrlf|checkstat|eol|filemode|ignorecase|precomposeunicode|symlinks|trustctime"
 """Of a repository's `core`: how files lie on this disk. None of them names a program or a place."""
 
 
@@ -45,17 +52,17 @@ def _run(
     folder: Path, command: Sequence[str], more: Mapping[str, str], options: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[bytes] | None:
     """None where there is no git, or nobody may enter the folder. Raises UsageError where it does not end."""
-    kept = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
+    kept = {name: value for name, value in os.environ.items() if name not in REPOSITORY_VARIABLES}
     # No object is fetched: newer versions are told so, to all others no way of fetching is allowed.
     ours = {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
     try:
         return subprocess.run(
-            ["git", *RUNS_NOTHING, *options, *command],
+            ["git", *NO_PROGRAMS, *options, *command],
             cwd=folder,
             env={**kept, **ours, **more},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=ANSWER_S,
+            timeout=GIT_TIMEOUT_S,
         )
     except (FileNotFoundError, PermissionError):
         return None
@@ -102,7 +109,7 @@ def _has_changed(folder: Path, commit: str) -> bool:
     index, objects = (git(folder, "rev-parse", "--git-path", name) for name in ("index", "objects"))
     if top is None or index is None or objects is None:
         return True
-    listed = git(folder, "config", "--null", "--get-regexp", rf"^core\.({TAKEN_OVER})$") or ""
+    listed = git(folder, "config", "--null", "--get-regexp", rf"^core\.({COPIED_SETTINGS})$") or ""
     options = [word for pair in listed.split("\0") if pair for word in ("-c", pair.replace("\n", "=", 1))]
     with tempfile.TemporaryDirectory(prefix="gpuops-git-") as empty:
         _make_empty(Path(empty), commit)

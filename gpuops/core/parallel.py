@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-LOOK_S = 0.5
+JOIN_INTERVAL_S = 0.5
 """On Windows Ctrl-C interrupts no wait; between two of this length it is seen."""
 
 
@@ -32,7 +32,7 @@ def on_each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
         thread.start()
     for thread in threads:
         while thread.is_alive():
-            thread.join(LOOK_S)
+            thread.join(JOIN_INTERVAL_S)
     if failures:
         raise failures[min(failures)]
     return [results[index] for index in range(len(items))]

@@ -19,11 +19,11 @@ from typing import Any
 Popen = Mapping[str, Any]
 """Arguments of `subprocess.Popen`."""
 
-NOTHING = "/dev/null"
+NULL_FILE = "/dev/null"
 """No file, for `ssh`: on Windows, too, where it is the one path that OpenSSH translates."""
-SOCKET_SPARE = 18
+SOCKET_SUFFIX_BYTES = 18
 """What `ssh` appends to the path of a control socket while it makes it, in bytes."""
-SOCKET_LIMITS = {"linux": 108, "macos": 104}
+SOCKET_PATH_BYTES = {"linux": 108, "macos": 104}
 """Bytes that a socket's path may have, its end included (`sun_path`)."""
 
 # The numbers of `subprocess.CREATE_…`, which Python has on Windows only.
@@ -40,7 +40,7 @@ UNDECODED = re.compile("[\udc80-\udcff]")
 PATH_BEGINS = re.compile(r"\s+(?=[A-Za-z]:[\\/]|[~/]|__PROGRAMDATA__)")
 """Where the next of several Windows paths begins: `ssh -G` prints them without quotes."""
 
-HELD_S = 2.0
+REPLACE_TIMEOUT_S = 2.0
 """How long another program may hold a file that is about to be replaced: a scanner of viruses, an indexer, a reader."""
 
 
@@ -103,10 +103,10 @@ class System:
     @property
     def shares_logins(self) -> bool:
         """Whether one login of `ssh` can carry several programs (ControlMaster)."""
-        return self.kind in SOCKET_LIMITS
+        return self.kind in SOCKET_PATH_BYTES
 
     def fits_socket(self, path: str) -> bool:
-        return len(os.fsencode(path)) + SOCKET_SPARE <= SOCKET_LIMITS.get(self.kind, 0)
+        return len(os.fsencode(path)) + SOCKET_SUFFIX_BYTES <= SOCKET_PATH_BYTES.get(self.kind, 0)
 
     def config_path(self, path: str) -> str:
         """A path as ssh_config has it: there a backslash is an escape on every system."""
@@ -241,7 +241,7 @@ def replace(
         try:
             return (rename or os.replace)(source, target)
         except PermissionError:
-            if not system.windows or waited_s >= HELD_S:
+            if not system.windows or waited_s >= REPLACE_TIMEOUT_S:
                 raise
         sleep(0.1)
         waited_s += 0.1

@@ -15,9 +15,9 @@ from gpuops.core.platform import HERE, System
 if TYPE_CHECKING:
     import subprocess
 
-STARTTIME = 19
+START_TIME_FIELD = 19
 """Where /proc/<pid>/stat has the start time (clock ticks since boot), counted from behind the command's name."""
-SLACK_S = 0.1
+START_TOLERANCE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Identity:
         import psutil
 
         try:
-            if abs(started(self.pid) - self.start) > SLACK_S:
+            if abs(started(self.pid) - self.start) > START_TOLERANCE_S:
                 return False
             return bool(psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
@@ -58,7 +58,7 @@ def started(pid: int, system: System = HERE) -> float:
         if system.kind != "linux":
             return float(psutil.Process(pid).create_time())
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return int(fields[STARTTIME]) / os.sysconf("SC_CLK_TCK")
+        return int(fields[START_TIME_FIELD]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return float(psutil.Process(pid).create_time())
 

@@ -28,18 +28,18 @@ from gpuops.agent.wire import Whole
 from gpuops.core.errors import LocalDisk, NodeError
 from gpuops.core.platform import HERE, System, replace
 
-SPARE = 16 << 20
+DISK_RESERVE_BYTES = 16 << 20
 """Bytes of this computer's disk that nothing of a node's takes: the record of the run must find room, too."""
-BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 LONGEST, LONGEST_NAME, DEEPEST = 2048, 255, 100
 """Of a node's path: characters, bytes of one name, folders. More can be made here, and hardly be read or removed."""
-LINK = "a link is in the way"
+LINK_IN_THE_WAY = "a link is in the way"
 HAS_HANDLES = {os.open, os.mkdir, os.unlink, os.rmdir, os.rename, os.stat} <= os.supports_dir_fd
 """Whether a file can be named relative to an open folder. Windows cannot: there each folder on the way is looked at
 just before the act, which a process of the user's own could outrun, and a node could not."""
 FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+ABSENT_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 JUNCTION = 0xA0000003
 """Windows' other kind of link (`IO_REPARSE_TAG_MOUNT_POINT`)."""
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # a pipe in a file's place must not make us wait for its other end
@@ -98,7 +98,7 @@ def local_errors(path: Path) -> Iterator[None]:
             raise LocalDisk(
                 f"this computer's disk is full: cannot write to {where}", "free space, then run `gpuops pull`"
             ) from error
-        fix = "remove it" if error.strerror == LINK else "free space or fix the permissions"
+        fix = "remove it" if error.strerror == LINK_IN_THE_WAY else "free space or fix the permissions"
         raise LocalDisk(
             f"cannot write to {where}: {error.strerror or error}", f"{fix}, then run `gpuops pull`"
         ) from error
@@ -173,7 +173,7 @@ class SafeFolder:
             with self._parent(path) as (folder, name):
                 return os.stat(name, dir_fd=folder, follow_symlinks=False)
         except OSError as error:
-            if error.errno in NOTHING_THERE:
+            if error.errno in ABSENT_ERRNOS:
                 return None
             raise
 
@@ -216,7 +216,7 @@ class SafeFolder:
         place = self.path
         while not place.exists() and place != place.parent:
             place = place.parent
-        return max(0, shutil.disk_usage(place).free - SPARE)
+        return max(0, shutil.disk_usage(place).free - DISK_RESERVE_BYTES)
 
     def create(
         self,
@@ -240,7 +240,7 @@ class SafeFolder:
             made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | PLAIN, mode, dir_fd=folder)
             try:
                 with open(made, "wb") as file:
-                    while block := content.read(BLOCK):
+                    while block := content.read(BLOCK_BYTES):
                         digest.update(block)
                         file.write(block)
                         told(len(block))
@@ -337,7 +337,7 @@ class SafeFolder:
             with self._parent(path) as (folder, name):
                 os.unlink(name, dir_fd=folder)
         except OSError as error:
-            if error.errno not in NOTHING_THERE:
+            if error.errno not in ABSENT_ERRNOS:
                 raise
 
     def remove_tree(self, path: str) -> None:
@@ -367,18 +367,20 @@ def _entered(at: str, above: int | None, place: str) -> int | None:
         raise OSError(errno.ELOOP if stat.S_ISDIR(seen.st_mode) else errno.ENOTDIR, "it is no folder")
     except OSError as error:
         is_link = error.errno == errno.ELOOP or os.path.islink(place)
-        raise OSError(errno.ELOOP if is_link else error.errno, LINK if is_link else error.strerror, place) from error
+        raise OSError(
+            errno.ELOOP if is_link else error.errno, LINK_IN_THE_WAY if is_link else error.strerror, place
+        ) from error
 
 
 def _plain(name: str, flags: int, folder: int | None) -> int:
     """A descriptor of a plain file. Raises OSError for a link, a pipe, a device."""
     if not HAS_HANDLES and os.path.islink(name):
-        raise OSError(errno.ELOOP, LINK, name)
+        raise OSError(errno.ELOOP, LINK_IN_THE_WAY, name)
     try:
         found = os.open(name, flags | PLAIN | NO_WAIT, 0o666, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            error.strerror = LINK
+            error.strerror = LINK_IN_THE_WAY
         raise
     if not stat.S_ISREG(os.fstat(found).st_mode):
         os.close(found)

@@ -55,9 +55,9 @@ ACCOUNTS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Provider to all that says which account it is asked for, and where: handed on together, or not at all."""
-LARGEST_NUMBER = 10**12
+MAX_WHOLE_NUMBER = 10**12
 """No whole number of ours is larger."""
-TOML_LARGEST = 10_000
+MAX_TOML_BYTES = 10_000
 """A `gpuops.toml` is a few lines; the time that reading one takes may grow much faster than its length. Bytes."""
 NOT_IN_FILES = re.compile(r"(.*-)?(identity|proxy|endpoint|url)")
 """Options that `gpuops.toml` may not carry."""
@@ -219,7 +219,7 @@ def read_toml(path: Path, tables: Tables) -> Toml:
     import tomllib
 
     try:
-        content = read_small(path, TOML_LARGEST)
+        content = read_small(path, MAX_TOML_BYTES)
         document = tomllib.loads(content.decode())
     except (OSError, ValueError, RecursionError) as error:  # no UTF-8, or no TOML
         raise UsageError(f"{path} cannot be read: {_reason(error)}", "correct the file, or remove it") from error
@@ -250,7 +250,7 @@ def _checked(where: str, name: str, value: Any, options: Mapping[str, type]) -> 
         raise UsageError(f"{where}: there is no option {name}", _nearest(name, options, "{}"))
     wanted = options[name]
     texts = not isinstance(value, list) or all(isinstance(item, str) for item in value)
-    if type(value) is int and abs(value) > LARGEST_NUMBER:
+    if type(value) is int and abs(value) > MAX_WHOLE_NUMBER:
         raise UsageError(f"{where}: {name} is a number without end", "correct the value")
     if wanted is float and type(value) is int:
         return float(value)

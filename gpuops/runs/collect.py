@@ -26,7 +26,7 @@ from gpuops.runs.report import NodeReport, ReasonKind, lost_report
 from gpuops.runs.salvage import salvage
 from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome, archive, fetch, sinks
-from gpuops.sync.leftovers import exactly, left, sentence, worth
+from gpuops.sync.leftovers import choose_unasked, exact_patterns, first_leftovers, list_leftovers
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def fetch_bucket(ctx: Context, row: RunRow, nodes: Sequence[int], progress: Prog
     if not nodes or not archive.is_kept(row):
         return BucketFetch()
     try:
-        brought, errors = archive.bring(ctx, row, nodes, progress)
+        brought, errors = archive.fetch_archives(ctx, row, nodes, progress)
         return BucketFetch(brought, joined(*dict.fromkeys(error.say for error in errors)))
     except GpuopsError as error:
         return BucketFetch(trouble=error.say)
@@ -240,15 +240,17 @@ def _fetch_unnamed(live: ClusterSession, row: RunRow, progress: Progress, nodes:
     Returns what stays behind.
     """
     clients = {index: live.clients[index] for index in nodes}
-    found = left(clients, request_of(row).outs, run=row.name)
-    worthy, large = worth(found)
+    found = list_leftovers(clients, request_of(row).outs, run=row.name)
+    worthy, large = choose_unasked(found)
     if live.row.ephemeral and large:
         size = amount(sum(one.size for one in found))
-        progress.say(f"bringing home {size} that no --out names: {sentence(large)}; next time --out '!GLOB' leaves it")
+        progress.say(
+            f"bringing home {size} that no --out names: {first_leftovers(large)}; next time --out '!GLOB' leaves it"
+        )
         worthy, large = found, []
     if worthy:
-        fetch(clients, row.name, row.tree, exactly(worthy), RunHome(row.home), final=True, progress=progress)
-    return sentence(large)
+        fetch(clients, row.name, row.tree, exact_patterns(worthy), RunHome(row.home), final=True, progress=progress)
+    return first_leftovers(large)
 
 
 def _handed(

@@ -209,7 +209,7 @@ def finish_late(ctx: Context, row: RunRow, progress: Progress) -> None:
     request, place = request_of(row), bucket_place(row)
     documents = {int(index): document for index, document in (row.facts.get("told") or {}).items()}
     asked = [index for index in range(request.nodes) if index not in documents]
-    brought, errors = archive.bring(ctx, row, asked, progress)
+    brought, errors = archive.fetch_archives(ctx, row, asked, progress)
     documents |= {index: _with_sink(one.result, one) for index, one in brought.items() if one.result}
     if errors and brought:
         ctx.ledger.set_run(row.id, facts={**row.facts, **_late_facts(documents, request.nodes)})
@@ -260,7 +260,7 @@ def _judge_late(ctx: Context, row: RunRow, documents: Mapping[int, Mapping[str, 
     ctx.out.say(f"{row.name}: {verdict.say}")
 
 
-def _with_sink(result: Mapping[str, Any], one: archive.Brought) -> dict[str, Any]:
+def _with_sink(result: Mapping[str, Any], one: archive.FetchedNode) -> dict[str, Any]:
     """A node's result document with what its archive says: files may be missing from it, also when it is not fetched
     again."""
     why = f"{plural(one.missing, 'file')} could not be kept"

@@ -19,7 +19,7 @@ from gpuops.runs.remedies import held_back
 from gpuops.runs.report import NodeReport, ReasonKind, parse_report
 from gpuops.runs.verdict import NODE_FAILED, judge, resume_hint
 from gpuops.sync import archive, sinks
-from gpuops.sync.archive import Brought
+from gpuops.sync.archive import FetchedNode
 
 FOREIGN_ANSWERS = "check that this node is yours; what came home of it is in the run's folder"
 
@@ -76,7 +76,7 @@ class FinalFetch:
 class BucketFetch:
     """What came home from the bucket of absent nodes. `trouble`: why not all that is there."""
 
-    brought: Mapping[int, Brought] = field(default_factory=dict)
+    brought: Mapping[int, FetchedNode] = field(default_factory=dict)
     trouble: str = ""
 
 

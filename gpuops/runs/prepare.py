@@ -28,7 +28,7 @@ from gpuops.nodes.python import equip, set_up, setup_command, versions
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers.payer import refuse_tracked
 from gpuops.sync import DEFAULT_OUTS, RunHome, inputs, upload
-from gpuops.sync.push_record import Pushed
+from gpuops.sync.push_record import PushRecord
 from gpuops.sync.restore import put_back
 from gpuops.transport.rpc import Absent, AgentClient
 
@@ -179,10 +179,10 @@ def _prepared(
         meeting = meet(ctx, live, request.nodes, alone=alone)
     began = time.monotonic()
     with progress.during("comparing the project with what the nodes have"):
-        record = Pushed(ctx.home, live.row.token, name)
+        record = PushRecord(ctx.home, live.row.token, name)
         reports = sync.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress, record=record)
     if not shared:
-        upload.remember(ctx.home / "cache", sum(one.bytes_sent for one in reports), time.monotonic() - began)
+        upload.remember_rate(ctx.home / "cache", sum(one.bytes_sent for one in reports), time.monotonic() - began)
     _say_kept(ctx, reports)
     places = inputs.provide(ctx, live, request, allow=sending.send_anyway, overwrite=sending.overwrite)
     if request.resume:

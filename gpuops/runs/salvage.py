@@ -19,9 +19,9 @@ from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import nodes_of, programs_of
 from gpuops.runs.report import NodeReport, parse_report
 from gpuops.sync import RunHome
-from gpuops.sync.archive import keep_longer
-from gpuops.sync.leftovers import left, save
-from gpuops.sync.run_folder import DOCUMENT
+from gpuops.sync.archive import replace_shorter_log
+from gpuops.sync.leftovers import list_leftovers, save_leftovers
+from gpuops.sync.run_folder import MAX_DOCUMENT_BYTES
 from gpuops.transport.rpc import Programs
 
 TREE = "runs"
@@ -57,16 +57,16 @@ def _salvage(programs: Programs, run: RunRow, index: int) -> Mapping[str, Any] |
     home = RunHome(run.home)
     home.create()
     prefix = f"{run.name}/"
-    found = [one for one in left({index: programs}, [], tree=TREE) if one.path.startswith(prefix)]
+    found = [one for one in list_leftovers({index: programs}, [], tree=TREE) if one.path.startswith(prefix)]
     wanted = [one for one in found if stream(one.path[len(prefix) :]) or one.path == prefix + RESULT]
     name = f".salvage-{os.getpid()}-{secrets.token_hex(4)}"
     with local_errors(run.home):
         folder = home.folder.below(name).make()
     try:
-        save(programs, TREE, wanted, folder)
+        save_leftovers(programs, TREE, wanted, folder)
         for one in wanted:
             if log := stream(one.path[len(prefix) :]):
-                keep_longer(folder, one.path, home, index, log)
+                replace_shorter_log(folder, one.path, home, index, log)
         return _result(folder, prefix + RESULT)
     finally:
         home.folder.remove_tree(name)
@@ -85,6 +85,6 @@ def _result(folder: SafeFolder, path: str) -> Mapping[str, Any] | None:
 
     try:
         with folder.reading(path) as file:
-            return answers.result(file.read(DOCUMENT))
+            return answers.result(file.read(MAX_DOCUMENT_BYTES))
     except OSError:
         return None

@@ -17,12 +17,12 @@ memory, download_plan, receive   what is remembered, what to do next, files on t
 
 from gpuops.sync.download import DEFAULT_OUTS, FetchReport, fetch, mirror
 from gpuops.sync.run_folder import RunHome
-from gpuops.sync.upload import Held, PushReport, Tree, allowed_places, push_many, scan, scan_data, summary
+from gpuops.sync.upload import HeldBack, PushReport, Tree, allowed_places, push_many, scan, scan_data, summary
 
 __all__ = [
     "DEFAULT_OUTS",
     "FetchReport",
-    "Held",
+    "HeldBack",
     "PushReport",
     "RunHome",
     "Tree",

@@ -13,20 +13,20 @@ from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, LocalDisk, NodeError
 from gpuops.core.format import amount, first_few, plural
 from gpuops.core.reporting import Progress
-from gpuops.core.safe_folder import SPARE, Readable, SafeFolder, local_errors, may_come
+from gpuops.core.safe_folder import DISK_RESERVE_BYTES, Readable, SafeFolder, local_errors, may_come
 from gpuops.ledger.store import RunRow
 from gpuops.sync import bucket
 from gpuops.sync.outputs import OutFolder
 from gpuops.sync.outputs_record import Arrival
-from gpuops.sync.run_folder import DOCUMENT, STREAM, RunHome
+from gpuops.sync.run_folder import MAX_DOCUMENT_BYTES, STREAM_NAME, RunHome
 from gpuops.transport.tar_reader import Content, Member, TarError, members
 
 if TYPE_CHECKING:
     from gpuops.transport.answers import Result
 
 
-SAFE = "safe.json"
-RESULT = "result.json"
+SAFE_DOCUMENT = "safe.json"
+RESULT_DOCUMENT = "result.json"
 
 
 @dataclass
@@ -62,24 +62,24 @@ def unpack(source: Readable, node: int, folder: SafeFolder, told: Callable[[int]
                 if member.name in files:
                     raise TarError(f"{member.name[:200]!r} is in it twice")
                 files[member.name] = _store(folder, f"{node}-{len(files)}", member, content, told)
-                if member.name in (SAFE, RESULT):
+                if member.name in (SAFE_DOCUMENT, RESULT_DOCUMENT):
                     documents[member.name] = _document(folder, files[member.name])
-        said: answers.Kept = answers.shaped(documents[SAFE], answers.Kept)
+        said: answers.Kept = answers.shaped(documents[SAFE_DOCUMENT], answers.Kept)
         rows = {name: (size, sha256, mtime_ns) for name, size, sha256, mtime_ns in said["files"]}
         refused = {name for name in rows if not _has_place(name)}
         missing = (said.get("missing") or 0) + len(refused)
     except (TarError, KeyError, ValueError) as error:
-        why = str(error) if isinstance(error, TarError) else f"{SAFE} is none of ours"
+        why = str(error) if isinstance(error, TarError) else f"{SAFE_DOCUMENT} is none of ours"
         raise NodeError(f"what node{node} kept is no whole archive of gpuops: {why}", "look at it by hand") from error
     rows = {name: row for name, row in rows.items() if name not in refused}
     _verify(node, files, rows)
-    return _sorted(folder, node, files, rows, answers.result(documents.get(RESULT)), missing)
+    return _sorted(folder, node, files, rows, answers.result(documents.get(RESULT_DOCUMENT)), missing)
 
 
 def _has_place(name: str) -> bool:
     """Whether a file of that name can lie in a run's folder here."""
     kind, _, path = name.partition("/")
-    return may_come(name) and (kind != "logs" or STREAM.fullmatch(path) is not None)
+    return may_come(name) and (kind != "logs" or STREAM_NAME.fullmatch(path) is not None)
 
 
 def _store(folder: SafeFolder, temp: str, member: Member, content: Content, told: Callable[[int], None]) -> _File:
@@ -90,10 +90,10 @@ def _store(folder: SafeFolder, temp: str, member: Member, content: Content, told
 def _document(folder: SafeFolder, file: _File) -> Any:
     from gpuops.transport import answers
 
-    if file.size > DOCUMENT:
+    if file.size > MAX_DOCUMENT_BYTES:
         raise TarError(f"a document of it has {file.size:,} bytes")
     with local_errors(folder.path), folder.reading(file.temp) as content:
-        return answers.parsed(content.read(DOCUMENT))
+        return answers.parsed(content.read(MAX_DOCUMENT_BYTES))
 
 
 def _verify(node: int, files: dict[str, _File], rows: dict[str, tuple[int, Any, int]]) -> None:
@@ -127,7 +127,7 @@ def _sorted(
     return found
 
 
-def keep_longer(folder: SafeFolder, name: str, home: RunHome, node: int, stream: str) -> None:
+def replace_shorter_log(folder: SafeFolder, name: str, home: RunHome, node: int, stream: str) -> None:
     """Logs only grow: what is here is the beginning of what is there, in `folder`. Raises LocalDisk, NodeError."""
     log = home.log_name(node, stream)
     with local_errors(home.path / log):
@@ -136,11 +136,11 @@ def keep_longer(folder: SafeFolder, name: str, home: RunHome, node: int, stream:
             home.folder.move(folder, name, log)
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
-class Brought:
+class FetchedNode:
     """Of one node: its result, where it has one, and how many files were not in the bucket."""
 
     result: Mapping[str, Any] | None
@@ -152,9 +152,9 @@ def is_kept(row: RunRow) -> bool:
     return bool((row.request.get("sink") or {}).get("bucket") and (row.facts.get("bucket") or {}).get("place"))
 
 
-def bring(
+def fetch_archives(
     ctx: Context, row: RunRow, nodes: Iterable[int], progress: Progress
-) -> tuple[dict[int, Brought], list[GpuopsError]]:
+) -> tuple[dict[int, FetchedNode], list[GpuopsError]]:
     """Bring home what those nodes have kept; those of which nothing is there are left out.
 
     One whose archive is not as the node says, cannot be read, or finds no room here, keeps no other's files away: its
@@ -164,7 +164,7 @@ def bring(
     home.create()
     out = OutFolder(home)
     out.clear_dead()
-    brought: dict[int, Brought] = {}
+    brought: dict[int, FetchedNode] = {}
     arrivals: list[Arrival] = []
     errors: dict[int, GpuopsError] = {}
     with progress.during(f"fetching what {row.name} kept in {place}"), out.staging() as staging:
@@ -182,12 +182,12 @@ def bring(
                 with _noted(errors, node):
                     found = unpack(archives[node], node, staging, told)
                     for stream, name in found.logs.items():
-                        keep_longer(staging, name, home, node, stream)
+                        replace_shorter_log(staging, name, home, node, stream)
                     memory = out.memory()
                     arrivals += [one for one in found.arrivals if not out.is_home(memory, node, one.path, one.stamp)]
-                    brought[node] = Brought(found.result, found.missing)
+                    brought[node] = FetchedNode(found.result, found.missing)
             except LocalDisk as error:
-                if getattr(error.__cause__, "errno", None) not in FULL:
+                if getattr(error.__cause__, "errno", None) not in DISK_FULL:
                     raise
                 break  # somebody else took the room, and the next one is no smaller
             finally:
@@ -235,7 +235,7 @@ def _clear(staging: SafeFolder, node: int) -> None:
 
 def fitting(sizes: Mapping[int, int], free: int) -> list[int]:
     """The nodes whose archives find room together, the smallest first: so most of them come."""
-    room, found = free - SPARE, []
+    room, found = free - DISK_RESERVE_BYTES, []
     for node in sorted(sizes, key=lambda node: (sizes[node], node)):
         room -= sizes[node]
         if room < 0:
@@ -265,7 +265,7 @@ def waiting(row: RunRow, nodes: Sequence[int]) -> str:
     return f"what {names} kept is in {row.facts['bucket']['place']}"
 
 
-def lacking(brought: Mapping[int, Brought]) -> str:
+def lacking(brought: Mapping[int, FetchedNode]) -> str:
     """What nodes had no time for, or could not read; empty where there is nothing."""
     short = {node: one.missing for node, one in brought.items() if one.missing}
     return "; ".join(f"node{node} could not keep {plural(count, 'file')}" for node, count in short.items())

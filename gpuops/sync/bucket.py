@@ -18,8 +18,8 @@ from gpuops.core.errors import GpuopsError, Unknown, UsageError
 from gpuops.core.format import clock_time
 from gpuops.ledger.store import RunRow
 from gpuops.sync.object_store import (
-    OVER,
-    WRONG,
+    EXPIRED_CODES,
+    WRONG_KEY_CODES,
     Absent,
     Denied,
     ask,
@@ -27,19 +27,19 @@ from gpuops.sync.object_store import (
     failure,
     from_dotenv,
     key_of,
+    profile_of,
     session_ends,
-    whose,
 )
 
-PARTS = 400
+MAX_PARTS = 400
 """How many parts a node may send: of 5 GB each at most, that is 1 TB."""
-LONGEST_S = 7 * 86400.0
+MAX_SIGNATURE_S = 7 * 86400.0
 """No signature holds longer."""
-AFTER_S = 900.0
+AFTER_LEASE_S = 900.0
 """What a node may need after its lease's end, at most."""
-TRIAL_S = 30.0
+ADDRESS_TRIAL_S = 30.0
 """How long the trial of an address is repeated where the bucket, or the way to it, is in trouble."""
-MARK = ".gpuops"
+PROBE_OBJECT = ".gpuops"
 """An empty object under the prefix: that it can be written and read is the proof that others can."""
 
 
@@ -60,12 +60,12 @@ def check(ctx: Context, sink: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises UsageError, AuthFailed, Unknown.
     """
-    sink = {**sink, "profile": whose(ctx.env, str(sink.get("profile") or "")), "dotenv": False}
+    sink = {**sink, "profile": profile_of(ctx.env, str(sink.get("profile") or "")), "dotenv": False}
     sink["dotenv"] = from_dotenv(ctx, sink)
     with ctx.progress.during(f"asking for the bucket {sink['bucket']}"):
         found = {**sink, "region": _region(ctx, sink)}
         s3 = client(ctx, found)
-        mark = key_of(found, MARK)
+        mark = key_of(found, PROBE_OBJECT)
         ask(found, "s3:PutObject", s3.put_object, Key=mark, Body=b"")
         ask(found, "s3:GetObject", s3.get_object, Key=mark)["Body"].close()  # HEAD says nothing of why it is denied
         begun = ask(found, "s3:PutObject", s3.create_multipart_upload, Key=mark)
@@ -89,7 +89,7 @@ def _try_address(ctx: Context, s3: Any, sink: Mapping[str, Any], part: Mapping[s
 
     url = s3.generate_presigned_url("upload_part", Params={"Bucket": sink["bucket"], **part}, ExpiresIn=600)
     try:
-        object_requests.patiently(lambda: object_requests.ask("PUT", url, [b"."], 1), time.time() + TRIAL_S)
+        object_requests.patiently(lambda: object_requests.ask("PUT", url, [b"."], 1), time.time() + ADDRESS_TRIAL_S)
     except object_requests.Denied as error:
         say = f"the bucket {sink['bucket']} takes nothing from its nodes: an address that is signed for them is refused"
         raise Denied(f"{say} ({error.code})", "try again later, or name another bucket with --sink") from error
@@ -116,7 +116,7 @@ def renewed(
 ) -> Grant:
     """Addresses for the same uploads, signed now. Raises UsageError, AuthFailed."""
     now = time.time()
-    until = min(wanted(now, lease_end), session_ends(ctx, sink) or now + LONGEST_S)
+    until = min(wanted(now, lease_end), session_ends(ctx, sink) or now + MAX_SIGNATURE_S)
     s3 = client(ctx, sink)
     folder = place.removeprefix(f"s3://{sink['bucket']}/")
 
@@ -128,7 +128,7 @@ def renewed(
     states = [signed("head_object", f"{folder}/node{index}.json") for index in range(len(uploads))]
     urls = [
         {
-            "parts": [signed("upload_part", key, UploadId=id, PartNumber=part + 1) for part in range(PARTS)],
+            "parts": [signed("upload_part", key, UploadId=id, PartNumber=part + 1) for part in range(MAX_PARTS)],
             "complete": signed("complete_multipart_upload", key, UploadId=id),
             "head": heads[index],
             "state": signed("put_object", f"{folder}/node{index}.json"),
@@ -143,7 +143,7 @@ def renewed(
 
 def wanted(now: float, lease_end: float | None) -> float:
     """Until when nodes should be able to write, as long as a signature may hold (UTC seconds)."""
-    return min(now + LONGEST_S, (lease_end or now + LONGEST_S) + AFTER_S)
+    return min(now + MAX_SIGNATURE_S, (lease_end or now + MAX_SIGNATURE_S) + AFTER_LEASE_S)
 
 
 def abandon(ctx: Context, row: RunRow) -> None:
@@ -253,7 +253,7 @@ def _region(ctx: Context, sink: Mapping[str, Any]) -> str:
         if str(answer.get("Error", {}).get("Code")) in ("404", "NoSuchBucket"):
             hint = f"make it (aws s3 mb s3://{sink['bucket']}), or name another"
             raise UsageError(f"there is no bucket {sink['bucket']}", hint) from error
-        if str(answer.get("Error", {}).get("Code")) in (*WRONG, *OVER):
+        if str(answer.get("Error", {}).get("Code")) in (*WRONG_KEY_CODES, *EXPIRED_CODES):
             raise failure(error, sink, "s3:ListBucket") from error
     except BotoCoreError as error:
         raise failure(error, sink, "s3:ListBucket") from error

@@ -9,10 +9,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from gpuops.core.errors import ConnectionLost, LocalDisk, NodeError, Nonsense
-from gpuops.core.format import amount, plural
+from gpuops.core.format import amount, first_few, plural
 from gpuops.core.parallel import on_each
 from gpuops.core.safe_folder import SafeFolder, local_errors, may_come
-from gpuops.sync.download_plan import Listing, Sums, Todo, arrivals, batches, in_turn, picks, twins
+from gpuops.sync.download_plan import (
+    Listing,
+    Sums,
+    Todo,
+    batches,
+    choose_transfers,
+    complete_arrivals,
+    possible_duplicates,
+    split_by_room,
+)
 from gpuops.sync.outputs import OutFolder
 from gpuops.sync.outputs_record import Arrival, Stamp
 from gpuops.sync.project import shown
@@ -71,17 +80,17 @@ DEFAULT_OUTS = (
 )
 """What is a result unless `--out` says otherwise."""
 
-SILENCE_S = 30.0
+STREAM_SILENCE_S = 30.0
 """`tail` and `sums` say something every 5 s; this much silence in seconds is a lost connection."""
-LIST_S = 600.0
+TREE_WALK_S = 600.0
 """How long a node may take to walk through its tree, in seconds."""
-SLOWEST = 20_000_000
+MIN_READ_BYTES_PER_S = 20_000_000
 """Bytes per second that any node reads: checksums that take longer are not waited for."""
 
-SHOWN = 200
+MAX_SHOWN_CHARS = 200
 """How much of a stranger's file name goes into a message, in characters."""
 
-STREAMS = 10_000
+MAX_STREAMS = 10_000
 """So many logs of one node are borne: each is a file here."""
 
 OnBytes = Callable[[int, str, int, bytes], None]
@@ -97,11 +106,11 @@ def mirror(client: AgentClient, run: str, node: int, home: RunHome, follow: bool
     node is well then, and reconnecting to it does not help.
     """
     offsets = home.offsets(node)
-    stream = client.stream("tail", timeout=SILENCE_S, run=run, offsets=dict(offsets), follow=follow)
+    stream = client.stream("tail", timeout=STREAM_SILENCE_S, run=run, offsets=dict(offsets), follow=follow)
     piece: Piece
     for piece in stream:
         name, offset, data = piece["s"], piece["o"], piece["b64"]
-        if name not in offsets and len(offsets) >= STREAMS:
+        if name not in offsets and len(offsets) >= MAX_STREAMS:
             raise Nonsense(client.label, "to 'tail': more logs than ranks can have")
         if offset != offsets.get(name, 0):
             raise Nonsense(client.label, f"{name} from {offset} on, where {offsets.get(name, 0)} was asked for")
@@ -178,16 +187,15 @@ def _no_room(files: Mapping[tuple[int, str], int], home: RunHome) -> LocalDisk:
     (_, path), largest = max(files.items(), key=lambda one: one[1])
     return LocalDisk(
         f"this computer's disk has no room for {_count(files)} of {home.path.name} ({amount(sum(files.values()))}; "
-        f"the largest is {shown(path[:SHOWN])}, {amount(largest)})",
+        f"the largest is {shown(path[:MAX_SHOWN_CHARS])}, {amount(largest)})",
         "free some space, then run `gpuops pull`",
     )
 
 
 def _refused(label: str, paths: Sequence[str]) -> str:
     """Files that no agent of ours offers: outside of the run's folder, or git's own."""
-    return (
-        f"{label} offers {shown(paths[0][:SHOWN])}{f' and {len(paths) - 1} more' * (len(paths) > 1)}: not brought home"
-    )
+    named = first_few([shown(path[:MAX_SHOWN_CHARS]) for path in paths], 1)
+    return f"{label} offers {named}: not brought home"
 
 
 class _Fetch:
@@ -227,7 +235,7 @@ class _Fetch:
         self._total = sum(stamp[0] for stamps in todo.values() for stamp in stamps.values()) + self.bytes
         if todo:
             self.progress.phase("fetching results")
-        for part in in_turn(todo, self.out.folder.room()):
+        for part in split_by_room(todo, self.out.folder.room()):
             for batch in batches(part):
                 with self.out.staging() as staging:
                     self._bring(batch, live, staging)
@@ -280,9 +288,9 @@ class _Fetch:
 
     def _bring(self, batch: Todo, live: bool, staging: SafeFolder) -> None:
         memory = self.out.memory()
-        sums = self._sums(twins(batch, memory))
-        received = self._receive(batch, self._fitting(batch, picks(batch, sums, memory)), staging)
-        whole = arrivals(batch, sums, received)
+        sums = self._sums(possible_duplicates(batch, memory))
+        received = self._receive(batch, self._fitting(batch, choose_transfers(batch, sums, memory)), staging)
+        whole = complete_arrivals(batch, sums, received)
         if live:
             now = self._list({arrival.node for arrival in whole})
             whole = [arrival for arrival in whole if now.get(arrival.node, {}).get(arrival.path) == arrival.stamp]
@@ -320,7 +328,7 @@ class _Fetch:
     def _list(self, nodes: Iterable[int]) -> dict[int, dict[str, Stamp]]:
         def one(node: int) -> dict[str, Stamp]:
             client = self.clients[node]
-            answer: Outs = client.call("outs", timeout=LIST_S, run=self.run, patterns=self.patterns)
+            answer: Outs = client.call("outs", timeout=TREE_WALK_S, run=self.run, patterns=self.patterns)
             return {path: (size, mtime_ns) for path, size, mtime_ns in answer["files"]}
 
         return self._each(nodes, one)
@@ -331,8 +339,10 @@ class _Fetch:
                 return {}
             client, asked = self.clients[node], set(wanted[node])
             size = sum(self._listing[node][path][0] for path in asked)
-            within = LIST_S + min(size, self._disk) / SLOWEST
-            stream = client.stream("sums", timeout=SILENCE_S, within=within, tree=self.tree, paths=list(wanted[node]))
+            within = TREE_WALK_S + min(size, self._disk) / MIN_READ_BYTES_PER_S
+            stream = client.stream(
+                "sums", timeout=STREAM_SILENCE_S, within=within, tree=self.tree, paths=list(wanted[node])
+            )
             found: Sums = {}
             item: Sum
             for item in stream:

@@ -13,12 +13,12 @@ Todo = dict[str, dict[int, Stamp]]
 Sums = dict[tuple[int, str], str]
 """SHA-256 by (node, path)."""
 
-BATCH_BYTES = 256 << 20
-BATCH_FILES = 500
+MAX_BATCH_BYTES = 256 << 20
+MAX_BATCH_FILES = 500
 """A cut loses at most one batch of work."""
 
 
-def in_turn(todo: Todo, room: int) -> list[Todo]:
+def split_by_room(todo: Todo, room: int) -> list[Todo]:
     """All at once where it finds room on this disk (bytes); else node by node, whoever has least to bring first: who
     offers too much keeps no other's files away."""
     totals: dict[int, int] = {}
@@ -40,7 +40,7 @@ def batches(todo: Todo) -> Iterator[Todo]:
     for path in sorted(todo):
         stamps = todo[path]
         more = sum(stamp[0] for stamp in stamps.values())
-        if batch and (size + more > BATCH_BYTES or files + len(stamps) > BATCH_FILES):
+        if batch and (size + more > MAX_BATCH_BYTES or files + len(stamps) > MAX_BATCH_FILES):
             yield batch
             batch, size, files = {}, 0, 0
         batch[path] = stamps
@@ -50,7 +50,7 @@ def batches(todo: Todo) -> Iterator[Todo]:
         yield batch
 
 
-def twins(batch: Todo, memory: Memory) -> dict[int, list[str]]:
+def possible_duplicates(batch: Todo, memory: Memory) -> dict[int, list[str]]:
     """Paths by node whose checksum is worth asking: another node has a file of the same size there."""
     asked: dict[int, list[str]] = {}
     for path, stamps in batch.items():
@@ -62,7 +62,7 @@ def twins(batch: Todo, memory: Memory) -> dict[int, list[str]]:
     return asked
 
 
-def picks(batch: Todo, sums: Sums, memory: Memory) -> dict[int, list[str]]:
+def choose_transfers(batch: Todo, sums: Sums, memory: Memory) -> dict[int, list[str]]:
     """Paths by node that have to travel: of equal files the lowest node's, and none that is home."""
     chosen: dict[int, list[str]] = {}
     for path, stamps in batch.items():
@@ -76,7 +76,7 @@ def picks(batch: Todo, sums: Sums, memory: Memory) -> dict[int, list[str]]:
     return chosen
 
 
-def arrivals(batch: Todo, sums: Sums, received: Mapping[tuple[int, str], Arrival]) -> list[Arrival]:
+def complete_arrivals(batch: Todo, sums: Sums, received: Mapping[tuple[int, str], Arrival]) -> list[Arrival]:
     """Every version of a batch that is at hand: received, or known to equal one that is.
 
     A file that changed between its checksum and its transfer stands for itself only.

@@ -17,11 +17,11 @@ from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.session import has_gone, nodes_of, programs_of
 from gpuops.sync import RunHome
-from gpuops.sync.leftovers import Left, at_home, left, save, sentence
-from gpuops.sync.outputs import MEMORY, OutFolder
+from gpuops.sync.leftovers import Leftover, already_home, first_leftovers, list_leftovers, save_leftovers
+from gpuops.sync.outputs import MEMORY_FILE, OutFolder
 from gpuops.sync.outputs_record import Held
 from gpuops.sync.project import FileEntry, entry, shown
-from gpuops.sync.push_record import Pushed
+from gpuops.sync.push_record import PushRecord
 from gpuops.sync.run_folder import keep_from_git, read_json
 from gpuops.transport.bulk import finish, read_files, transfer
 from gpuops.transport.rpc import AgentClient, Programs
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from gpuops.transport.answers import Edits
 
 
-VERB_S = 600.0
-PLAIN = 0o644
-OWN = 0o600
+EDITS_TIMEOUT_S = 600.0
+PLAIN_MODE = 0o644
+OWNER_MODE = 0o600
 """What a node cannot take away: that the user can read and write a file that could be."""
 
 Known = Mapping[str, Sequence[FileEntry]]
 
 
 @dataclass(frozen=True)
-class Brought:
+class BroughtEdit:
     """One edited file that came home: `at` is where it lies; `beside` when ours was left as it is."""
 
     path: str
@@ -56,7 +56,9 @@ class Brought:
         return f"{shown(self.path)} came home from {self.node}"
 
 
-def pull_edits(client: AgentClient, tree_name: str, folder: Path, record: Pushed, brought: list[Brought]) -> str:
+def pull_edits(
+    client: AgentClient, tree_name: str, folder: Path, record: PushRecord, brought: list[BroughtEdit]
+) -> str:
     """Bring home the pushed files that were edited on a node, each into `brought` once it lies here. Returns a sentence
     on what was refused, empty when nothing was.
 
@@ -86,7 +88,7 @@ def pull_edits(client: AgentClient, tree_name: str, folder: Path, record: Pushed
 
 def _offered(client: AgentClient, tree_name: str) -> list[str]:
     """The paths that a node calls edited. Raises NodeError."""
-    said: Edits = client.call("edits", timeout=VERB_S, tree=tree_name)
+    said: Edits = client.call("edits", timeout=EDITS_TIMEOUT_S, tree=tree_name)
     return list(dict.fromkeys(file["path"] for file in said["files"] if file["state"] == "changed"))
 
 
@@ -98,7 +100,7 @@ def _some(paths: Sequence[str], why: str) -> str:
 class _Bringing:
     """One node's edits on their way into the project."""
 
-    def __init__(self, label: str, folder: SafeFolder, known: Known, brought: list[Brought]) -> None:
+    def __init__(self, label: str, folder: SafeFolder, known: Known, brought: list[BroughtEdit]) -> None:
         self._label = label
         self._folder = folder
         self._known = known
@@ -119,7 +121,7 @@ class _Bringing:
             at = self._place(path, member.link, sha256, pushed)
             if at is not None:
                 self._folder.move(self._folder, arrived, at)
-                self._brought.append(Brought(path, self._label, self._folder.path / at, at != path))
+                self._brought.append(BroughtEdit(path, self._label, self._folder.path / at, at != path))
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                 raise
@@ -131,7 +133,7 @@ class _Bringing:
         if member.link is not None:
             self._folder.link(arrived, member.link)
             return None
-        mode = PLAIN if pushed.link else pushed.mode & (member.mode | OWN)
+        mode = PLAIN_MODE if pushed.link else pushed.mode & (member.mode | OWNER_MODE)
         return self._folder.create(arrived, content, member.size, mtime_ns=member.mtime * 1_000_000_000, mode=mode)
 
     def _place(self, path: str, link: str | None, sha256: str | None, pushed: Sequence[FileEntry]) -> str | None:
@@ -150,7 +152,7 @@ class _Bringing:
         return self._folder.target(path) == link if sha256 is None else self._folder.sha256(path) == sha256
 
 
-TREE = "project"
+PROJECT_TREE = "project"
 
 
 def save_left(ctx: Context, row: ClusterRow, progress: Progress) -> Iterator[str]:
@@ -188,21 +190,23 @@ def save_one(ctx: Context, row: ClusterRow, machine: Resource, index: int, progr
     try:
         with progress.during(f"looking for what was edited or made on node{index}"):
             found = _unsaved(ctx, row, index, programs)
-            home = at_home(programs, TREE, found, SafeFolder(row.folder))  # `gpuops pull --edits` may have brought it
+            home = already_home(
+                programs, PROJECT_TREE, found, SafeFolder(row.folder)
+            )  # `gpuops pull --edits` may have brought it
             found = [one for one in found if one not in home]
         if not found:
             return ""
         target = _folder(row).below(f"node{index}")
-        with progress.during(f"saving what was edited or made on node{index}: {sentence(found)}"):
-            saved = save(programs, TREE, found, target)
+        with progress.during(f"saving what was edited or made on node{index}: {first_leftovers(found)}"):
+            saved = save_leftovers(programs, PROJECT_TREE, found, target)
         if saved.missing:
             raise NodeError(
-                f"node{index} does not give {sentence(saved.missing)}; what else was edited or made is in "
+                f"node{index} does not give {first_leftovers(saved.missing)}; what else was edited or made is in "
                 f"{target.path}",
                 "make it readable for the login on the node, or remove it there",
             )
         renamed = "".join(f"; {name} is {path}" for path, name in saved.renamed.items())
-        return f"edited or made on node{index}, saved in {target.path}: {sentence(found)}{renamed}"
+        return f"edited or made on node{index}, saved in {target.path}: {first_leftovers(found)}{renamed}"
     finally:
         programs.connection.close()
 
@@ -213,19 +217,19 @@ def _folder(row: ClusterRow) -> SafeFolder:
     with local_errors(first):
         more = (first.with_name(f"{first.name}-{number}") for number in count(2))
         folder = keep_from_git(next(path for path in chain([first], more) if _is_its(path, row)))
-        folder.write_json(MEMORY, {"schema": 1, "cluster": row.token})
+        folder.write_json(MEMORY_FILE, {"schema": 1, "cluster": row.token})
     return folder
 
 
 def _is_its(path: Path, row: ClusterRow) -> bool:
-    return read_json(path / MEMORY).get("cluster") == row.token or not any(path.glob("[!.]*"))
+    return read_json(path / MEMORY_FILE).get("cluster") == row.token or not any(path.glob("[!.]*"))
 
 
-def _unsaved(ctx: Context, row: ClusterRow, index: int, programs: Programs) -> list[Left]:
+def _unsaved(ctx: Context, row: ClusterRow, index: int, programs: Programs) -> list[Leftover]:
     runs = ctx.ledger.runs(cluster=row.id)
     given_up = [one for run in runs for one in run.request.get("outs") or () if one.startswith("!")]
     try:
-        found = left({index: programs}, given_up, tree=TREE)
+        found = list_leftovers({index: programs}, given_up, tree=PROJECT_TREE)
     except NodeRefused as refusal:
         if refusal.kind == "no-node":
             return []
@@ -234,7 +238,7 @@ def _unsaved(ctx: Context, row: ClusterRow, index: int, programs: Programs) -> l
     return [one for one in found if not any(_is_home(one, memory) for memory in held)]
 
 
-def _is_home(one: Left, held: Mapping[str, Mapping[int, Held]]) -> bool:
+def _is_home(one: Leftover, held: Mapping[str, Mapping[int, Held]]) -> bool:
     """Whether a run of this cluster brought home just this version of the file."""
     arrived = held.get(one.path, {}).get(one.node)
     return arrived is not None and arrived.stamp == (one.size, one.mtime_ns)

@@ -42,7 +42,7 @@ WORKLOADS = {
 }
 """By name, in the order in which one learns from them."""
 
-DEFAULT = "digits"
+DEFAULT_WORKLOAD = "digits"
 """What `train` runs when no script is named."""
 
 
@@ -70,7 +70,7 @@ def script(name: str) -> str:
     return f"{name}.py"
 
 
-LETTERS = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
+HEX_TO_LETTERS = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
 
 
 def provide(
@@ -118,7 +118,7 @@ def origin(ctx: Context, data: str, allow: Sequence[str]) -> str:
 
 def tree_name(full: Path) -> str:
     """Of the tree for what lies at this path here."""
-    return "data" + hashlib.sha256(os.fsencode(full)).hexdigest()[:8].translate(LETTERS)
+    return "data" + hashlib.sha256(os.fsencode(full)).hexdigest()[:8].translate(HEX_TO_LETTERS)
 
 
 def _send(

@@ -23,17 +23,17 @@ from gpuops.transport.rpc import Programs
 if TYPE_CHECKING:
     from gpuops.transport import answers
 
-SMALL = 100_000_000
+MAX_UNASKED_BYTES = 100_000_000
 """Files up to this size (bytes) come home unasked from a node that stays: most results that are no snapshots are
 far smaller."""
-MANY = 1000
+MAX_UNASKED_FILES = 1000
 """At most so many of them: more is a data set or a cache."""
-LIST_S = 600.0
-BLOCK = 1 << 20
+LIST_TIMEOUT_S = 600.0
+BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Left:
+class Leftover:
     """One file on a node: `edited` when it was pushed and has changed since."""
 
     node: int
@@ -43,13 +43,13 @@ class Left:
     edited: bool
 
 
-def left(nodes: Mapping[int, Programs], patterns: Sequence[str], **which: str) -> list[Left]:
+def list_leftovers(nodes: Mapping[int, Programs], patterns: Sequence[str], **which: str) -> list[Leftover]:
     """What lies on several nodes; `which` is `run` or `tree`. Raises NodeRefused, ConnectionLost,
     Nonsense."""
 
-    def one(node: int) -> list[Left]:
+    def one(node: int) -> list[Leftover]:
         listed = _listing(nodes[node], {"patterns": list(patterns), **which})["files"]
-        return [Left(node, *row) for row in listed if may_come(row[0])]  # our agent lists nothing else
+        return [Leftover(node, *row) for row in listed if may_come(row[0])]  # our agent lists nothing else
 
     return [one for found in on_each(one, list(nodes)) for one in found]
 
@@ -57,32 +57,32 @@ def left(nodes: Mapping[int, Programs], patterns: Sequence[str], **which: str) -
 def _listing(programs: Programs, question: Mapping[str, Any]) -> answers.Left:
     from gpuops.transport import answers
 
-    said = exchange(programs.bulk("left"), programs.label, json.dumps(question).encode(), LIST_S)
+    said = exchange(programs.bulk("left"), programs.label, json.dumps(question).encode(), LIST_TIMEOUT_S)
     listed: answers.Left = answers.document(programs.label, "what is on it", said, answers.Left)
     return listed
 
 
-def worth(found: Sequence[Left]) -> tuple[list[Left], list[Left]]:
+def choose_unasked(found: Sequence[Leftover]) -> tuple[list[Leftover], list[Leftover]]:
     """Of files whose node stays: those that come home unasked, and those that are only named."""
-    small = [one for one in found if one.size <= SMALL]
-    if len(small) > MANY:
-        small = [one for one in small if one.edited][:MANY]
+    small = [one for one in found if one.size <= MAX_UNASKED_BYTES]
+    if len(small) > MAX_UNASKED_FILES:
+        small = [one for one in small if one.edited][:MAX_UNASKED_FILES]
     chosen = set(small)
     return small, [one for one in found if one not in chosen]
 
 
-def exactly(found: Sequence[Left]) -> list[str]:
+def exact_patterns(found: Sequence[Leftover]) -> list[str]:
     """Patterns that name just these files."""
     return sorted({"./" + glob.escape(one.path) for one in found})
 
 
-def sentence(found: Sequence[Left]) -> str:
+def first_leftovers(found: Sequence[Leftover]) -> str:
     """`data/cache.bin (1.2 GB, node0) and 3 more`; empty when there is nothing."""
     named = [f"{shown(one.path)} ({amount(one.size)}, node{one.node})" for one in found]
     return first_few(named, 3)
 
 
-def at_home(client: Programs, tree: str, found: Sequence[Left], folder: SafeFolder) -> list[Left]:
+def already_home(client: Programs, tree: str, found: Sequence[Leftover], folder: SafeFolder) -> list[Leftover]:
     """Those that lie in `folder` byte for byte, under their paths. Raises NodeRefused, ConnectionLost."""
     alike = [one for one in found if _can_lie(folder, one.path) and folder.size(one.path) == one.size]
     same: set[str] = set()
@@ -104,7 +104,7 @@ def _holds(folder: SafeFolder, path: str, content: Readable) -> bool:
     """Whether a file is just these bytes; one that cannot be read is not."""
     try:
         with folder.reading(path) as file:
-            while block := content.read(BLOCK):
+            while block := content.read(BLOCK_BYTES):
                 if file.read(len(block)) != block:
                     return False
             return not file.read(1)
@@ -118,10 +118,12 @@ class Saved:
     went meanwhile or is not ours to read."""
 
     renamed: Mapping[str, str]
-    missing: Sequence[Left]
+    missing: Sequence[Leftover]
 
 
-def save(client: Programs, tree: str, found: Sequence[Left], target: SafeFolder, system: System = HERE) -> Saved:
+def save_leftovers(
+    client: Programs, tree: str, found: Sequence[Leftover], target: SafeFolder, system: System = HERE
+) -> Saved:
     """Copy files of one node's tree into `target`, under their paths. Raises NodeRefused, ConnectionLost, LocalDisk."""
     names = system.names(one.path for one in found)
     came: set[str] = set()

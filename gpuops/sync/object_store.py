@@ -16,22 +16,24 @@ from gpuops.core.models import DOTENV
 from gpuops.core.provider import Credential, credential
 from gpuops.core.settings import with_keys
 
-EXPIRATION = "AWS_CREDENTIAL_EXPIRATION"
+EXPIRATION_VARIABLE = "AWS_CREDENTIAL_EXPIRATION"
 KEY_ID, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
-NEEDED = ("s3:PutObject", "s3:GetObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
-NEEDED_KMS = ("kms:GenerateDataKey", "kms:Decrypt")
-KMS = re.compile(r"kms:[A-Za-z]+(?: on (?:the )?resource:? (arn:[\w:/-]+))?")
+NEEDED_ACTIONS = ("s3:PutObject", "s3:GetObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
+NEEDED_KMS_ACTIONS = ("kms:GenerateDataKey", "kms:Decrypt")
+KMS_DENIAL = re.compile(r"kms:[A-Za-z]+(?: on (?:the )?resource:? (arn:[\w:/-]+))?")
 """In S3's answer where what is denied is the key of a bucket with SSE-KMS; the resource where it says it."""
-DENIED = ("AccessDenied", "403", "AllAccessDisabled")
-WRONG = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthorizationHeaderMalformed")
-OVER = ("ExpiredToken", "RequestExpired")
-REGIONAL = {"addressing_style": "virtual", "us_east_1_regional_endpoint": "regional"}
+DENIED_CODES = ("AccessDenied", "403", "AllAccessDisabled")
+WRONG_KEY_CODES = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthorizationHeaderMalformed")
+EXPIRED_CODES = ("ExpiredToken", "RequestExpired")
+REGIONAL_ADDRESSING = {"addressing_style": "virtual", "us_east_1_regional_endpoint": "regional"}
 """Otherwise boto3 signs for S3's global address, which sends who asks there elsewhere: for a day after a bucket was
 made, and always where the region is of after March 2019 (boto3 #2187, #3015). Nodes follow nobody."""
-AMAZON = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
-ABSENT = ("404", "NoSuchKey", "NotFound", "NoSuchUpload")
-LOGIN_OVER = frozenset({"SSOError", "TokenRetrievalError", "NoAuthTokenError", "LoginError"})
-UNREADABLE = frozenset({"CredentialRetrievalError", "PartialCredentialsError", "RefreshWithMFAUnsupportedError"})
+AMAZON_HOSTS = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
+ABSENT_CODES = ("404", "NoSuchKey", "NotFound", "NoSuchUpload")
+EXPIRED_LOGIN_ERRORS = frozenset({"SSOError", "TokenRetrievalError", "NoAuthTokenError", "LoginError"})
+UNREADABLE_KEY_ERRORS = frozenset(
+    {"CredentialRetrievalError", "PartialCredentialsError", "RefreshWithMFAUnsupportedError"}
+)
 """What botocore raises where it cannot sign: mostly not before the first request."""
 
 
@@ -43,7 +45,7 @@ class Denied(AuthFailed):
     """These keys may not do that there."""
 
 
-def whose(env: Mapping[str, str], given: str = "") -> str:
+def profile_of(env: Mapping[str, str], given: str = "") -> str:
     """The profile whose keys a bucket is asked with; empty: keys of the environment, or the default profile's.
 
     `given`: the one that the machines are rented with, for where the environment names nobody.
@@ -71,7 +73,7 @@ def _session(ctx: Context, sink: Mapping[str, Any]) -> tuple[Any, str]:
 
     def stored() -> Credential | None:
         nonlocal session
-        session = boto3.Session(profile_name=profile or whose(env) or None)
+        session = boto3.Session(profile_name=profile or profile_of(env) or None)
         session._session.get_component("credential_provider").remove("iam-role")
         there = session.get_credentials() is not None
         return Credential(session.profile_name, {}) if there or session._session.profile else None
@@ -86,7 +88,7 @@ def _session(ctx: Context, sink: Mapping[str, Any]) -> tuple[Any, str]:
             )
         there = found is not None and session.get_credentials() is not None
     except ProfileNotFound as error:
-        if profile and (env.get("AWS_ACCESS_KEY_ID") or whose(env) not in ("", profile)):
+        if profile and (env.get("AWS_ACCESS_KEY_ID") or profile_of(env) not in ("", profile)):
             return _session(ctx, {**sink, "profile": ""})
         raise UsageError(str(error), "`aws configure list-profiles` shows what there is") from error
     except BotoCoreError as error:
@@ -121,7 +123,7 @@ def session_ends(ctx: Context, sink: Mapping[str, Any]) -> float | None:
         return float(ends.timestamp())
     if token and ctx.env.get(KEY_ID) == found.access_key:
         with suppress(ValueError):  # what `aws configure export-credentials --format env` writes, too
-            return datetime.fromisoformat(ctx.env.get(EXPIRATION, "")).timestamp()
+            return datetime.fromisoformat(ctx.env.get(EXPIRATION_VARIABLE, "")).timestamp()
     return 0.0 if token else None
 
 
@@ -145,9 +147,11 @@ def client(ctx: Context, sink: Mapping[str, Any]) -> Any:
         return session.client("s3", region_name=region, endpoint_url=endpoint, config=config)
 
     try:
-        found = made(s3=REGIONAL)
+        found = made(s3=REGIONAL_ADDRESSING)
         host = urlsplit(found.meta.endpoint_url).hostname or ""
-        return found if host.endswith(AMAZON) else made()  # others' names need not lead anywhere with a bucket's before
+        return (
+            found if host.endswith(AMAZON_HOSTS) else made()
+        )  # others' names need not lead anywhere with a bucket's before
     except (BotoCoreError, ValueError) as error:  # an address or a file of certificates that is none
         raise UsageError(f"S3 cannot be asked: {error}", "check AWS_ENDPOINT_URL, and what AWS_… says else") from error
 
@@ -168,32 +172,31 @@ def failure(error: Exception, sink: Mapping[str, Any], action: str) -> GpuopsErr
     code = str(response.get("Error", {}).get("Code", ""))
     if code == "NoSuchBucket":
         return UsageError(f"there is no bucket {bucket}", f"make it (aws s3 mb s3://{bucket}), or name another")
-    if code in ABSENT:
+    if code in ABSENT_CODES:
         return Absent(f"it is not in the bucket {bucket}")
-    if code in DENIED:
-        if key := KMS.search(str(response["Error"].get("Message"))):
-            hint = (
-                f"whoever administers the key allows {' and '.join(NEEDED_KMS)} on {key[1] or 'the key of the bucket'}"
-            )
+    if code in DENIED_CODES:
+        if key := KMS_DENIAL.search(str(response["Error"].get("Message"))):
+            actions, arn = " and ".join(NEEDED_KMS_ACTIONS), key[1] or "the key of the bucket"
             return Denied(
-                f"the bucket {bucket} is encrypted with a key that may not be used here ({key[0].split()[0]})", hint
+                f"the bucket {bucket} is encrypted with a key that may not be used here ({key[0].split()[0]})",
+                f"whoever administers the key allows {actions} on {arn}",
             )
         where = f"arn:*:s3:::{bucket}/{key_of(sink, '*')}"
-        return Denied(f"the bucket {bucket} denies {action}", f"allow {', '.join(NEEDED)} on {where}")
-    if code in OVER:
+        return Denied(f"the bucket {bucket} denies {action}", f"allow {', '.join(NEEDED_ACTIONS)} on {where}")
+    if code in EXPIRED_CODES:
         return AuthFailed("the session of these AWS credentials has ended", _sign_in(sink))
-    if code in WRONG:
+    if code in WRONG_KEY_CODES:
         return AuthFailed(f"AWS does not accept these credentials ({code})", "check AWS_ACCESS_KEY_ID and its secret")
     if code:
         return Unknown(f"the bucket {bucket} answers {code}: {response['Error'].get('Message', '')}", "try again")
-    if _kinds(error) & (LOGIN_OVER | UNREADABLE):
+    if _kinds(error) & (EXPIRED_LOGIN_ERRORS | UNREADABLE_KEY_ERRORS):
         return _unsigned(error, sink)
     return Unknown(f"the bucket {bucket} cannot be asked: {error}", "check the network, then try again")
 
 
 def _unsigned(error: Exception, sink: Mapping[str, Any]) -> AuthFailed:
     """Where there is nobody to ask as."""
-    if _kinds(error) & LOGIN_OVER:
+    if _kinds(error) & EXPIRED_LOGIN_ERRORS:
         return AuthFailed(f"the login at AWS is over: {error}", _sign_in(sink))
     return AuthFailed(f"AWS's credentials cannot be read: {error}", "see ~/.aws, or `aws sts get-caller-identity`")
 

@@ -29,13 +29,13 @@ from gpuops.core.safe_folder import SafeFolder, is_inside, local_errors, may_com
 from gpuops.sync.outputs_record import Arrival, Held, Memory, Move, Stamp, Written, inherited, is_beside, places
 from gpuops.sync.run_folder import RunHome
 
-MEMORY = ".gpuops.json"
-DRAFT = ".publish.tmp"
-LOCK = ".lock"
-LOCK_S = 120.0
+MEMORY_FILE = ".gpuops.json"
+MEMORY_DRAFT = ".publish.tmp"
+LOCK_FILE = ".lock"
+LOCK_TIMEOUT_S = 120.0
 """How long another process may take to publish, in seconds."""
-STAGE_TRIES = 10
-SOMEBODYS = (-1, -1)
+MAX_STAGE_ATTEMPTS = 10
+NOT_OURS = (-1, -1)
 """How a link looks, or whatever else is no file of ours."""
 
 
@@ -50,12 +50,12 @@ class OutFolder:
         self._incoming = home.folder.below("incoming")
         # One lock for all runs of a folder: it stays for ever, which would be litter in each run's own.
         self._runs = SafeFolder(home.path.parent)
-        self._lock = FileLock(home.path.parent / LOCK, timeout=LOCK_S)
+        self._lock = FileLock(home.path.parent / LOCK_FILE, timeout=LOCK_TIMEOUT_S)
 
     def memory(self) -> Memory:
         """What we remember; nothing where the file is damaged, and then every file counts as a person's."""
         try:
-            with self.folder.reading(MEMORY) as file:
+            with self.folder.reading(MEMORY_FILE) as file:
                 memory = Memory.parse(json.load(file), self._system.key)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return Memory(key=self._system.key)
@@ -75,7 +75,7 @@ class OutFolder:
             self._incoming.remove_tree(name)
             self._remove_incoming()
 
-    def _stage(self, name: str, tries: int = STAGE_TRIES) -> SafeFolder:
+    def _stage(self, name: str, tries: int = MAX_STAGE_ATTEMPTS) -> SafeFolder:
         try:
             return self._incoming.below(name).make()
         except FileNotFoundError:  # another process found `incoming` empty and removed it in between
@@ -166,22 +166,22 @@ class OutFolder:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self.folder.make()
-        if self._runs.look(LOCK) is None:
+        if self._runs.look(LOCK_FILE) is None:
             with suppress(FileExistsError):
-                self._runs.create(LOCK, io.BytesIO(), 0)
-        self._runs.reading(LOCK).close()  # which may be a link that a repository brought along
+                self._runs.create(LOCK_FILE, io.BytesIO(), 0)
+        self._runs.reading(LOCK_FILE).close()  # which may be a link that a repository brought along
         try:
             with self._lock:
                 yield
         except Timeout as error:
             raise NodeError(
-                f"another gpuops has been writing to {self.root} for {LOCK_S:.0f} s",
+                f"another gpuops has been writing to {self.root} for {LOCK_TIMEOUT_S:.0f} s",
                 "end it (perhaps it is suspended in a terminal), then run `gpuops pull`",
             ) from error
 
     def _remember(self, memory: Memory) -> None:
         # One name is enough, since we hold the lock; and what a crash leaves there is overwritten.
-        self._home.write_json(f"out/{MEMORY}", memory.dump(), draft=DRAFT)
+        self._home.write_json(f"out/{MEMORY_FILE}", memory.dump(), draft=MEMORY_DRAFT)
 
     def _settle(self, memory: Memory, path: str, arrivals: Sequence[Arrival], staging: SafeFolder) -> list[Move]:
         """Update the memory for one path and say which files have to move where."""
@@ -236,7 +236,7 @@ class OutFolder:
     def _blocked(self, memory: Memory, place: str) -> bool:
         """A folder lies there, or a file lies (or is about to) where one of its folders would have to be."""
         above = [parent.as_posix() for parent in PurePosixPath(place).parents][:-1]
-        if self._system.key(MEMORY) in map(self._system.key, [place, *above]):
+        if self._system.key(MEMORY_FILE) in map(self._system.key, [place, *above]):
             return True
         files = (memory.owner(parent) or self._look(parent) for parent in above)
         return self._is_folder(place) or memory.becomes_folder(place) or any(files)
@@ -290,7 +290,7 @@ def look(folder: SafeFolder, path: str) -> Stamp | None:
     seen = folder.look(path)
     if seen is None or stat.S_ISDIR(seen.st_mode):
         return None
-    return (seen.st_size, seen.st_mtime_ns) if stat.S_ISREG(seen.st_mode) else SOMEBODYS
+    return (seen.st_size, seen.st_mtime_ns) if stat.S_ISREG(seen.st_mode) else NOT_OURS
 
 
 def inherit(home: RunHome, handed: Mapping[int, Mapping[str, int]]) -> None:

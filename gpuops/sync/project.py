@@ -125,12 +125,12 @@ def in_linear_time(regex: str) -> str:
     return BETWEEN_FOLDERS.sub(r"(?>(?:/.+?)??\1(?=/))", regex)
 
 
-RESULTS = "runs"
+RESULTS_FOLDER = "runs"
 IGNORE_FILE = ".gpuopsignore"
-NEVER = {".git", "__pycache__"}
-DEEPEST = 100
+NEVER_SENT = {".git", "__pycache__"}
+MAX_FOLDER_DEPTH = 100
 """No folder of a project lies in more others."""
-DRAFT = re.compile(r"\.gpuops-[0-9a-f]{16}\.part")
+EDIT_DRAFT = re.compile(r"\.gpuops-[0-9a-f]{16}\.part")
 """What a `gpuops pull --edits` that was killed leaves (`SafeFolder.draft`)."""
 
 
@@ -202,7 +202,7 @@ def project_files(folder: Path) -> Listing:
 
 def _wanted(path: str) -> bool:
     parts = path.split("/")
-    return parts[0] != RESULTS and NEVER.isdisjoint(parts) and not DRAFT.fullmatch(parts[-1])
+    return parts[0] != RESULTS_FOLDER and NEVER_SENT.isdisjoint(parts) and not EDIT_DRAFT.fullmatch(parts[-1])
 
 
 def _behind_links(folder: Path, paths: Iterable[str]) -> set[str]:
@@ -337,9 +337,10 @@ def _repository(folder: Path, base: str, mine: IgnoreRules) -> tuple[list[str], 
 
 def _refuse_deep(path: str) -> None:
     """Raises UsageError for a path that only somebody who wants to do harm would make."""
-    if path.count("/") > DEEPEST:
+    if path.count("/") > MAX_FOLDER_DEPTH:
         raise UsageError(
-            f"folders lie in each other more than {DEEPEST} deep: {shown(path)[:40]}…", "move them out of the project"
+            f"folders lie in each other more than {MAX_FOLDER_DEPTH} deep: {shown(path)[:40]}…",
+            "move them out of the project",
         )
 
 

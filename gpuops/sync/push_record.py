@@ -21,17 +21,17 @@ from gpuops.core.errors import LocalDisk
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.sync.project import FileEntry
 
-FOLDER = "pushed"
+RECORD_FOLDER = "pushed"
 
 
-class Pushed:
+class PushRecord:
     """The record of one tree on one cluster. Construction touches nothing. Raises LocalDisk."""
 
     def __init__(self, home: Path, token: str, tree: str) -> None:
         self._root = SafeFolder(home)
         self._folder = self._root.below(_name(token))
         self._tree = tree
-        self._lock = FileLock(home / FOLDER / ".lock")
+        self._lock = FileLock(home / RECORD_FOLDER / ".lock")
 
     def begin(self, node: str, files: Sequence[FileEntry]) -> str:
         """A push of these is about to be committed: to be called before. Its key, for `end`."""
@@ -65,7 +65,7 @@ class Pushed:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         try:
-            self._root.below(FOLDER).make()
+            self._root.below(RECORD_FOLDER).make()
             with self._lock:
                 yield
         except OSError as error:
@@ -113,4 +113,4 @@ def forget(home: Path, token: str) -> None:
 
 
 def _name(token: str) -> str:
-    return f"{FOLDER}/{hashlib.sha256(token.encode()).hexdigest()[:32]}"
+    return f"{RECORD_FOLDER}/{hashlib.sha256(token.encode()).hexdigest()[:32]}"

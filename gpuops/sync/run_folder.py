@@ -22,11 +22,11 @@ from gpuops.core.errors import NodeError, UsageError
 from gpuops.core.git import git
 from gpuops.core.safe_folder import SafeFolder, local_errors
 
-STREAM = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[a-z]{1,8})?")
+STREAM_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[a-z]{1,8})?")
 """What a node may call a stream: the name becomes a file on this computer."""
 
 
-DOCUMENT = 64 << 20
+MAX_DOCUMENT_BYTES = 64 << 20
 """No document of ours is longer, in bytes: that of half a million files is not."""
 
 
@@ -56,19 +56,19 @@ class RunHome:
 
     def log_name(self, node: int, stream: str) -> str:
         """The same below `folder`, to be written."""
-        if not STREAM.fullmatch(stream):
+        if not STREAM_NAME.fullmatch(stream):
             raise NodeError(f"node{node} sent a log named {stream!r}", "check that this is the node you rented")
         return f"{_logs(node)}/{stream}"
 
     def lines(self, node: int, stream: str) -> list[bytes]:
         """Of a journal, from its beginning, as far as it has a length that an agent's has. Raises OSError."""
         with self.log(node, stream).open("rb") as file:
-            return file.read(DOCUMENT).splitlines()
+            return file.read(MAX_DOCUMENT_BYTES).splitlines()
 
     def offsets(self, node: int) -> dict[str, int]:
         """How many bytes of each of the node's streams are home."""
         logs = self.folder.below(_logs(node))
-        sizes = {name: logs.size(name) for name in logs.names() if STREAM.fullmatch(name)}
+        sizes = {name: logs.size(name) for name in logs.names() if STREAM_NAME.fullmatch(name)}
         return {name: size for name, size in sizes.items() if size is not None}
 
 
@@ -98,7 +98,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The file's JSON object; empty when the file is absent or is none."""
     try:
         with path.open(encoding="utf-8") as file:
-            value = json.loads(file.read(DOCUMENT))
+            value = json.loads(file.read(MAX_DOCUMENT_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -31,13 +31,13 @@ ENV_FILE = re.compile(r"\.env(\..+)?")
 TEMPLATES = {"example", "sample", "template", "dist"}
 """`.env.example`, `.env.local.template`, `example.env`: files to be copied and filled in."""
 
-NAMES = {
+CREDENTIAL_NAMES = {
     *(".netrc", "_netrc", ".git-credentials", ".pypirc", ".pgpass", "pgpass.conf", ".my.cnf", ".dockercfg", ".s3cfg"),
     *("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_ecdsa_sk", "id_ed25519_sk", ".vault-token", "rclone.conf"),
     *("kaggle.json", "application_default_credentials.json", "terraform.tfstate", ".databrickscfg", ".comet.config"),
     *(".modal.toml", ".vast_api_key", "vast_api_key"),
 }
-PLACES = (
+CREDENTIAL_PATHS = (
     ".aws/credentials",
     ".docker/config.json",
     ".kube/config",
@@ -51,10 +51,10 @@ PLACES = (
     "huggingface/stored_tokens",
 )
 """The ends of paths whose last part alone says too little."""
-ENDINGS = (".ppk", ".p12", ".pfx", ".kdbx")
+CREDENTIAL_ENDINGS = (".ppk", ".p12", ".pfx", ".kdbx")
 """Containers of private keys that cannot be read without their password; `.pem` and `.key` are judged by content."""
 
-SETTINGS = (".env", ".envrc", ".npmrc", ".yarnrc", ".yarnrc.yml", ".tfvars")
+SETTINGS_ENDINGS = (".env", ".envrc", ".npmrc", ".yarnrc", ".yarnrc.yml", ".tfvars")
 """The ends of names of files that may hold secrets, one setting per line."""
 SECRET_WORDS = {
     "key",
@@ -81,14 +81,18 @@ def by_name(path: str) -> str | None:
     name = low.rpartition("/")[2]
     if ENV_FILE.fullmatch(name) and not _is_template(name):
         return "a file of secrets by its name"
-    places = f"/{low}".endswith(tuple(f"/{place}" for place in PLACES))
-    return "a file of credentials by its name" if places or name in NAMES or name.endswith(ENDINGS) else None
+    places = f"/{low}".endswith(tuple(f"/{place}" for place in CREDENTIAL_PATHS))
+    return (
+        "a file of credentials by its name"
+        if places or name in CREDENTIAL_NAMES or name.endswith(CREDENTIAL_ENDINGS)
+        else None
+    )
 
 
 def by_settings(path: str, data: bytes) -> str | None:
     """Why a file of settings is held back: the first one whose name says secret and whose value is written out."""
     name = path.lower().rpartition("/")[2]
-    if not name.endswith(SETTINGS) or _is_template(name):
+    if not name.endswith(SETTINGS_ENDINGS) or _is_template(name):
         return None
     lines = data.decode("utf-8", "replace").splitlines()
     return "a file of settings with a secret" if any(_is_secret(line) for line in lines) else None
@@ -115,15 +119,15 @@ RULES = Path(__file__).with_name("keyrules.yml")
 ENGINE = "kingfisher-secret-scanner"
 ALGORITHM = 1
 """Counted up when this module or `keynames` judges otherwise: what was remembered is forgotten then."""
-PIECE = 512 << 10
+PIECE_BYTES = 512 << 10
 """So much is searched at once. Bytes."""
-OVERLAP = 32 << 10
+OVERLAP_BYTES = 32 << 10
 """So much of a piece is searched again with the next: more than twice the longest private key. Bytes."""
-WHOLE = 256_000_000
+MAX_WHOLE_BYTES = 256_000_000
 """A longer file is a data set or a snapshot: of that its first and its last half of this are searched. Bytes."""
-PIECE_S = 60.0
+PIECE_TIMEOUT_S = 60.0
 """A piece that takes longer was made to; its file stays here."""
-SETTLED_NS = 2_000_000_000
+MIN_CACHED_AGE_NS = 2_000_000_000
 """A file younger than this may change again without its time showing it: not cached."""
 
 Remembered = dict[str, tuple[list[int], str | None]]
@@ -133,7 +137,7 @@ Remembered = dict[str, tuple[list[int], str | None]]
 def by_content(data: bytes) -> str | None:
     """`a secret of the kind github-pat`: the likeliest one in some bytes, or None."""
     try:
-        findings = _scanner().scan(data, timeout=PIECE_S)
+        findings = _scanner().scan(data, timeout=PIECE_TIMEOUT_S)
     except TimeoutError:
         return "bytes that cannot be searched for keys in time"
     real = [finding for finding in findings if finding.visible and finding.confidence != "low"]
@@ -168,7 +172,7 @@ def find_keys(folder: Path, files: Iterable[FileEntry], cache: Path) -> dict[str
     for path, why in _search(folder, list(fresh)).items():
         seen[path] = (seen[path][0], why)
     found |= {path: why for path, (_, why) in seen.items() if why}
-    seen = {path: kept for path, kept in seen.items() if now - kept[0][1] > SETTLED_NS}
+    seen = {path: kept for path, kept in seen.items() if now - kept[0][1] > MIN_CACHED_AGE_NS}
     if seen != known:
         _save(store, seen)
     return found
@@ -196,14 +200,14 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
     size = os.fstat(file.fileno()).st_size
     marked = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     decoder = codecs.getincrementaldecoder("utf-16")("replace") if marked else None
-    half = WHOLE // 2
-    for start, end in [(0, size)] if size <= WHOLE else [(0, half), ((size - half) & ~1, size)]:
+    half = MAX_WHOLE_BYTES // 2
+    for start, end in [(0, size)] if size <= MAX_WHOLE_BYTES else [(0, half), ((size - half) & ~1, size)]:
         file.seek(start)
         before = b""
-        while data := file.read(min(PIECE, end - file.tell())):
+        while data := file.read(min(PIECE_BYTES, end - file.tell())):
             piece = before + (decoder.decode(data).encode() if decoder else data)
             yield piece
-            before = piece[-OVERLAP:]
+            before = piece[-OVERLAP_BYTES:]
 
 
 @cache

@@ -19,16 +19,16 @@ from gpuops.core.models import Option, Resource, RunRequest
 
 VOLUME = "volume"
 BUCKET = "s3"
-OPTION = "volume"
+VOLUME_OPTION = "volume"
 """The option of a provider that mounts one."""
-FOLDER = "gpuops"
+VOLUME_FOLDER = "gpuops"
 """Under it on a volume: a folder for each run."""
 AWS = "aws"
 """Its option `profile` names keys that a bucket can be asked with."""
 BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 PREFIX = re.compile(r"[A-Za-z0-9!_.*'()=+-]+(/[A-Za-z0-9!_.*'()=+-]+)*")
-LONGEST = 512
-HINT = "write --sink s3://BUCKET/PREFIX, or --sink volume:NAME with a network volume's name"
+MAX_PREFIX_CHARS = 512
+SINK_HINT = "write --sink s3://BUCKET/PREFIX, or --sink volume:NAME with a network volume's name"
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def parse(text: str) -> dict[str, Any]:
         return {"volume": name}
     if kind == BUCKET and name.startswith("//"):
         return _bucket(text, name[2:])
-    raise UsageError(f"--sink {text} names no place for results", HINT)
+    raise UsageError(f"--sink {text} names no place for results", SINK_HINT)
 
 
 def _bucket(text: str, name: str) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def _bucket(text: str, name: str) -> dict[str, Any]:
     prefix = prefix.rstrip("/")
     if not BUCKET_NAME.fullmatch(bucket):
         raise UsageError(f"--sink {text} names no bucket", "write --sink s3://BUCKET/PREFIX")
-    fits = PREFIX.fullmatch(prefix) and len(prefix) <= LONGEST and not {".", ".."} & set(prefix.split("/"))
+    fits = PREFIX.fullmatch(prefix) and len(prefix) <= MAX_PREFIX_CHARS and not {".", ".."} & set(prefix.split("/"))
     if prefix and not fits:
         raise UsageError(
             f"--sink {text}: {prefix} is no prefix", "write letters, digits and . _ - in it, with / between its parts"
@@ -71,14 +71,14 @@ def implied(
     if is_bucket(sink):
         return dict(given)
     name = str(sink["volume"])
-    if all(option.name != OPTION for option in known):
+    if all(option.name != VOLUME_OPTION for option in known):
         raise UsageError(
             f"{provider} mounts no network volume that --sink could keep results on",
             "write --sink s3://BUCKET/PREFIX, or name a provider that has the option --volume",
         )
-    if given.get(OPTION) not in (None, name):
-        raise UsageError(f"--sink volume:{name} and --volume {given[OPTION]} name two volumes", "name one")
-    return {**given, OPTION: name}
+    if given.get(VOLUME_OPTION) not in (None, name):
+        raise UsageError(f"--sink volume:{name} and --volume {given[VOLUME_OPTION]} name two volumes", "name one")
+    return {**given, VOLUME_OPTION: name}
 
 
 def found(sink: Mapping[str, Any], cluster: str, machines: Sequence[Resource], *, end: bool) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def of_spec(request: RunRequest, run: str) -> dict[str, Any] | None:
         return None
     if is_bucket(sink):
         return {"bucket": sink.get("place") or _in_bucket(sink, run), "end": bool(sink.get("end"))}
-    return {"folder": posixpath.join(sink["mount"], FOLDER, run), "end": sink["end"], "id": sink["id"]}
+    return {"folder": posixpath.join(sink["mount"], VOLUME_FOLDER, run), "end": sink["end"], "id": sink["id"]}
 
 
 def place(request: RunRequest, run: str, folder: str = "") -> str:
@@ -114,7 +114,7 @@ def place(request: RunRequest, run: str, folder: str = "") -> str:
     sink = request.sink or {}
     if is_bucket(sink):
         return folder or str(sink.get("place") or _in_bucket(sink, run))
-    inside = posixpath.relpath(folder, sink["mount"]) if folder and sink.get("mount") else f"{FOLDER}/{run}"
+    inside = posixpath.relpath(folder, sink["mount"]) if folder and sink.get("mount") else f"{VOLUME_FOLDER}/{run}"
     return f"the network volume {sink.get('volume')}, in {inside}"
 
 

@@ -32,8 +32,8 @@ from gpuops.sync.project import (
     refuse_astray,
     shown,
 )
-from gpuops.sync.push_record import Pushed
-from gpuops.sync.secret_scan import WHOLE, find_keys
+from gpuops.sync.push_record import PushRecord
+from gpuops.sync.secret_scan import MAX_WHOLE_BYTES, find_keys
 from gpuops.transport.bulk import finish, transfer, write_files
 from gpuops.transport.rpc import AgentClient
 
@@ -41,33 +41,33 @@ if TYPE_CHECKING:
     from gpuops.transport import answers
 
 
-FILE = "uplink.json"
-GUESS = 2.5e6
+RATE_FILE = "uplink.json"
+DEFAULT_RATE_BYTES_PER_S = 2.5e6
 """Bytes per second where nothing was ever sent: 20 Mbit/s, a common line from a home."""
-TELLING = 5_000_000
+MIN_MEASURED_BYTES = 5_000_000
 """Uploads of fewer bytes say little about the line."""
-WEIGHT = 0.5
+LATEST_RATE_WEIGHT = 0.5
 """How much the latest upload counts against all before."""
-WORTH_SAYING = 1_000_000
+MIN_ESTIMATED_BYTES = 1_000_000
 
 
-def remember(cache: Path, size: int, seconds: float) -> None:
+def remember_rate(cache: Path, size: int, seconds: float) -> None:
     """Note what an upload of `size` bytes took; a failure to do so is no failure."""
-    if size < TELLING or seconds <= 0:
+    if size < MIN_MEASURED_BYTES or seconds <= 0:
         return
-    before = recall(cache)
-    rate = size / seconds if before is None else WEIGHT * size / seconds + (1 - WEIGHT) * before
+    before = recall_rate(cache)
+    rate = size / seconds if before is None else LATEST_RATE_WEIGHT * size / seconds + (1 - LATEST_RATE_WEIGHT) * before
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(cache / FILE, json.dumps({"bytes_per_s": rate}).encode())
+        write_atomic(cache / RATE_FILE, json.dumps({"bytes_per_s": rate}).encode())
     except OSError:
         pass
 
 
-def recall(cache: Path) -> float | None:
+def recall_rate(cache: Path) -> float | None:
     """Bytes per second of earlier uploads."""
     try:
-        rate = float(json.loads((cache / FILE).read_text(encoding="utf-8"))["bytes_per_s"])
+        rate = float(json.loads((cache / RATE_FILE).read_text(encoding="utf-8"))["bytes_per_s"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return rate if rate > 0 else None
@@ -78,27 +78,28 @@ def estimate(size: int, nodes: int, per_hour: float, rate: float | None) -> str:
 
     `per_hour`: what all machines cost while they wait for it.
     """
-    if size * nodes < WORTH_SAYING:
+    if size * nodes < MIN_ESTIMATED_BYTES:
         return ""
-    seconds = size * nodes / (rate or GUESS)
+    bytes_per_s = rate or DEFAULT_RATE_BYTES_PER_S
+    seconds = size * nodes / bytes_per_s
     whom = f" to each of {nodes} nodes" if nodes > 1 else ""
     how = "as before" if rate else "a guess"
     cost = f", {money(per_hour * seconds / 3600)}" if per_hour else ""
-    return f"upload: about {span(seconds)}{cost}: {amount(size)}{whom} at {amount(rate or GUESS)}/s ({how})"
+    return f"upload: about {span(seconds)}{cost}: {amount(size)}{whom} at {amount(bytes_per_s)}/s ({how})"
 
 
-VERB_S = 600.0
+TREE_TIMEOUT_S = 600.0
 """How long a node may look at a large tree."""
-TRIES = 3
+MAX_PUSH_ATTEMPTS = 3
 """How often a push begins anew because files changed while they were sent."""
-COPY = re.compile(r"(.+)\.node\d+(?:-\d+)?", re.DOTALL)
+EDITED_COPY = re.compile(r"(.+)\.node\d+(?:-\d+)?", re.DOTALL)
 """A file's name with that of a node behind it (`push.edits`)."""
-NAME_BIGGEST = 10_000_000
+MIN_NAMED_TREE_BYTES = 10_000_000
 """From this many bytes on, the biggest files are named."""
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldBack:
     """A file that stays here, and why: `a secret of the kind runpod-api-key`."""
 
     path: str
@@ -111,7 +112,7 @@ class Tree:
 
     folder: Path
     files: Sequence[FileEntry]
-    held: Sequence[Held] = ()
+    held: Sequence[HeldBack] = ()
     commit: str | None = None
     """What git has checked out; None outside a repository or before the first commit."""
     dirty: bool = False
@@ -154,7 +155,7 @@ def scan(folder: Path, cache: Path, allow: Sequence[str] = ()) -> Tree:
     _refuse_tracked([path for path in keys if path in listing.tracked], keys)
     copies = {path: why for path, why in _copies(paths, listing.tracked).items() if not _allowed(path, allow)}
     stay = {**copies, **keys}
-    held = [Held(path, why) for path, why in stay.items()]
+    held = [HeldBack(path, why) for path, why in stay.items()]
     commit, dirty = commit_of(folder) if listing.in_git else (None, False)
     return Tree(folder, [file for file in files if file.path not in stay], held, commit, dirty)
 
@@ -181,7 +182,7 @@ def scan_data(data: Path, cache: Path, allow: Sequence[str] = (), project: Path 
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}", "move it out of the data") from error
     base = f"{data.name}/" if whole else ""
     named = [dataclasses.replace(file, path=base + file.path) for file in files if file.path not in keys]
-    return Tree(data.parent, named, [Held(base + path, why) for path, why in keys.items()])
+    return Tree(data.parent, named, [HeldBack(base + path, why) for path, why in keys.items()])
 
 
 def allowed_places(allow: Sequence[str]) -> list[Path]:
@@ -201,7 +202,7 @@ def _within(folder: Path, home: Path) -> str:
 def _copies(paths: Sequence[str], tracked: Collection[str]) -> dict[str, str]:
     """What `pull --edits` has put beside files of ours, and why it stays."""
     there = set(paths)
-    copies = {path: found[1] for path in paths if (found := COPY.fullmatch(path)) and path not in tracked}
+    copies = {path: found[1] for path in paths if (found := EDITED_COPY.fullmatch(path)) and path not in tracked}
     return {path: f"a node's version of {shown(original)}" for path, original in copies.items() if original in there}
 
 
@@ -236,10 +237,10 @@ def summary(tree: Tree) -> list[str]:
     """The sentences to print before a push."""
     count = len(tree.files)
     lines = [f"{plural(count, 'file')}, {amount(tree.size)}"]
-    if tree.size > NAME_BIGGEST:
+    if tree.size > MIN_NAMED_TREE_BYTES:
         lines.append("biggest: " + ", ".join(f"{shown(file.path)} ({amount(file.size)})" for file in tree.biggest()))
-    if large := sum(file.size > WHOLE for file in tree.files):
-        which = f"{plural(large, 'file')} above {amount(WHOLE)}"
+    if large := sum(file.size > MAX_WHOLE_BYTES for file in tree.files):
+        which = f"{plural(large, 'file')} above {amount(MAX_WHOLE_BYTES)}"
         lines.append(f"{which} searched for keys at the beginning and the end only")
     lines += [f"held back: {shown(held.path)} ({held.why})" for held in tree.held[:10]]
     if len(tree.held) > 10:
@@ -254,7 +255,7 @@ def push_many(
     *,
     overwrite: bool = False,
     progress: Progress,
-    record: Pushed | None = None,
+    record: PushRecord | None = None,
 ) -> list[PushReport]:
     """Bring every node's copy up to date, all at once. Reports are in the clients' order. `record`: where edits may
     come home, what this computer has pushed.
@@ -262,7 +263,7 @@ def push_many(
     Raises UsageError when a file was edited on a node and differs here (nothing is sent then), or
     keeps changing while it is sent; NodeRefused, ConnectionLost.
     """
-    for _ in range(TRIES):
+    for _ in range(MAX_PUSH_ATTEMPTS):
         plans = on_each(partial(_plan, tree_name, tree, overwrite), clients)
         _refuse_conflicts(plans)
         changed = _send(plans, progress)
@@ -301,7 +302,7 @@ def _plan(tree_name: str, tree: Tree, overwrite: bool, client: AgentClient) -> _
 
 
 def _asked(client: AgentClient, args: Mapping[str, Any]) -> answers.Plan:
-    answer: answers.Plan = client.call("plan", timeout=VERB_S, **args)
+    answer: answers.Plan = client.call("plan", timeout=TREE_TIMEOUT_S, **args)
     for numbers in (answer["need"], answer["ask"]):
         if len(set(numbers)) < len(numbers) or max(numbers, default=-1) >= len(args["files"]):
             raise Nonsense(client.label, "to 'plan': it needs files that are not on the list, or one of them twice")
@@ -368,12 +369,12 @@ def _look_again(tree: Tree, changed: Sequence[str]) -> Tree:
     return dataclasses.replace(tree, files=[file for file in files if file])
 
 
-def _commit(record: Pushed | None, plan: _Plan) -> PushReport:
+def _commit(record: PushRecord | None, plan: _Plan) -> PushReport:
     key = record.begin(plan.client.label, plan.tree.files) if record else ""
     removed = 0
     if plan.answer["push"]:  # else everything is there as it should be
         done: answers.Committed = plan.client.call(
-            "commit", timeout=VERB_S, tree=plan.tree_name, push=plan.answer["push"]
+            "commit", timeout=TREE_TIMEOUT_S, tree=plan.tree_name, push=plan.answer["push"]
         )
         removed = done["removed"]
     if record:

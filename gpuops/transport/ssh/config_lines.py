@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from gpuops.core.errors import UsageError
-from gpuops.core.platform import HERE, NOTHING, System
+from gpuops.core.platform import HERE, NULL_FILE, System
 from gpuops.transport.ssh import keys
 from gpuops.transport.ssh.target import Target
 
@@ -58,7 +58,7 @@ def host_lines(
         f"IdentitiesOnly {'yes' if target.identities_only else 'no'}",
         f"HostKeyAlias {alias}",
         f"UserKnownHostsFile {path_value(known_hosts, system)}",
-        f"GlobalKnownHostsFile {NOTHING}",
+        f"GlobalKnownHostsFile {NULL_FILE}",
         "StrictHostKeyChecking yes",
         "UpdateHostKeys no",
         "CheckHostIP no",

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from gpuops.core.errors import ConnectionLost, NodeError, UsageError
 from gpuops.core.files import private_folder, write_private
-from gpuops.core.platform import HERE, NOTHING, System
+from gpuops.core.platform import HERE, NULL_FILE, System
 from gpuops.core.processes import end_apart, start_apart
 from gpuops.transport.connection import ProcessChannel
 from gpuops.transport.ssh import config_lines, keys
@@ -231,7 +231,7 @@ def end_master(path: Path) -> None:
     """End a master at once, with whatever uses it; never raises."""
     try:
         subprocess.run(
-            [ssh_program(), "-F", NOTHING, "-S", str(path), "-O", "exit", ALIAS],
+            [ssh_program(), "-F", NULL_FILE, "-S", str(path), "-O", "exit", ALIAS],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

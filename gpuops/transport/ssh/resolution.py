@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuops.core.errors import UsageError
-from gpuops.core.platform import HERE, NOTHING, System
+from gpuops.core.platform import HERE, NULL_FILE, System
 from gpuops.transport.ssh import errors, keys, known_hosts
 from gpuops.transport.ssh.target import HOST, USER, Target
 
@@ -76,7 +76,7 @@ def resolve(typed: str, *, identity: str | None = None, config: Path | None = No
     asked = [*_options(place), "--", place.host]
     origin = ["-F", str(config)] if config is not None else []
     said = _ask(program, [*origin, *asked])
-    defaults = _ask(program, ["-F", NOTHING, *asked])
+    defaults = _ask(program, ["-F", NULL_FILE, *asked])
     return from_config(place, said, defaults, identity, config)
 
 

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuops.agent.retain.virtual_tar import END, header
-from gpuops.core.safe_folder import SPARE
+from gpuops.core.safe_folder import DISK_RESERVE_BYTES
 from gpuops.sync import archive
-from gpuops.sync.download_plan import in_turn
+from gpuops.sync.download_plan import split_by_room
 from gpuops.transport.tar_reader import FILES, HEADER_LIMIT, TarError, members
 from tests.conftest import Shell
 from tests.integration.security.hostile import a_file, tar_of
@@ -259,7 +259,7 @@ def test_an_archive_that_is_none_keeps_no_others_away(
 
 
 def test_a_document_of_any_length_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuops.sync.archive.DOCUMENT", 100)
+    monkeypatch.setattr("gpuops.sync.archive.MAX_DOCUMENT_BYTES", 100)
     _, [said], _ = bring(tmp_path, monkeypatch, {0: packed({}, safe=json.dumps({"files": [], "more": "x" * 200}))})
     assert said.startswith("what node0 kept is no whole archive of gpuops: a document of it has ")
 
@@ -267,11 +267,11 @@ def test_a_document_of_any_length_is_not_read(tmp_path: Path, monkeypatch: pytes
 def test_a_member_larger_than_the_disk_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The archive's own size fitted; a member of it announces more than is there."""
     lying = Kept(header("out/a.pt", 1 << 60, 1) + bytes(10_000))
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=SPARE + 1_000_000))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=DISK_RESERVE_BYTES + 1_000_000))
     _, [said], files = bring(tmp_path, monkeypatch, {0: lying})
     assert said.startswith("what node0 (")
     assert files == {}
-    assert archive.SPARE == SPARE
+    assert archive.SPARE == DISK_RESERVE_BYTES
 
 
 # --- who comes first where the disk is too small -------------------------------------------------
@@ -279,6 +279,6 @@ def test_a_member_larger_than_the_disk_is_not_begun(tmp_path: Path, monkeypatch:
 
 def test_who_offers_too_much_comes_last() -> None:
     todo = {"a": {0: (10, 1), 1: (1 << 60, 1)}, "b": {1: (5, 1)}, "c": {0: (10, 1)}}
-    assert in_turn(todo, 1 << 61) == [todo]
-    honest, liar = in_turn(todo, 100)
+    assert split_by_room(todo, 1 << 61) == [todo]
+    honest, liar = split_by_room(todo, 100)
     assert (honest, liar) == ({"a": {0: (10, 1)}, "c": {0: (10, 1)}}, {"a": {1: (1 << 60, 1)}, "b": {1: (5, 1)}})

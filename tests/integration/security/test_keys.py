@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuops.sync.project import entry
-from gpuops.sync.secret_scan import OVERLAP, PIECE, RULES, _scanner, by_content, find_keys
+from gpuops.sync.secret_scan import OVERLAP_BYTES, PIECE_BYTES, RULES, _scanner, by_content, find_keys
 from tests.system.packaging.conftest import ROOT
 
 HANG_S = 60.0
@@ -207,13 +207,13 @@ def test_an_honest_file_is_sent(tmp_path: Path, what: str) -> None:
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("key", [GITHUB, private_key("OPENSSH ")], ids=["token", "private key"])
 def test_a_key_is_found_where_two_pieces_meet(tmp_path: Path, key: str, pieces: int, shift: int) -> None:
-    assert len(key) < OVERLAP / 2
-    before = f"{'x' * 70}\n" * (pieces * PIECE // 71 + 1)
-    assert why_held(tmp_path, "a.log", f"{before[: pieces * PIECE + shift - 1]}\n{key}\n{before[:PIECE]}")
+    assert len(key) < OVERLAP_BYTES / 2
+    before = f"{'x' * 70}\n" * (pieces * PIECE_BYTES // 71 + 1)
+    assert why_held(tmp_path, "a.log", f"{before[: pieces * PIECE_BYTES + shift - 1]}\n{key}\n{before[:PIECE_BYTES]}")
 
 
 def test_a_long_file_of_powershell_is_read_to_its_end(tmp_path: Path) -> None:
-    text = "a line\r\n" * (PIECE // 8)
+    text = "a line\r\n" * (PIECE_BYTES // 8)
     assert why_held(tmp_path, "a.log", f"{text}{RUNPOD}\r\n".encode("utf-16"))
     assert why_held(tmp_path, "b.log", text.encode("utf-16")) is None
 
@@ -296,5 +296,5 @@ def test_no_bytes_hang_the_search(data: st.DataObject) -> None:
     )
     unit = "".join(data.draw(st.lists(parts, min_size=1, max_size=6))).encode() or b"a"
     started = time.monotonic()
-    by_content((unit * (PIECE // len(unit) + 1))[: PIECE // 2])
+    by_content((unit * (PIECE_BYTES // len(unit) + 1))[: PIECE_BYTES // 2])
     assert time.monotonic() - started < HANG_S

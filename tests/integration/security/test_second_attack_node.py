@@ -215,7 +215,7 @@ def test_a_node_has_so_many_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         def stream(self, _verb: str, **_args: Any) -> Any:
             return iter({"s": f"rank{index}.out", "o": 0, "b64": b"x"} for index in itertools.count())
 
-    monkeypatch.setattr("gpuops.sync.download.STREAMS", 30)
+    monkeypatch.setattr("gpuops.sync.download.MAX_STREAMS", 30)
     home, client = RunHome(tmp_path / "runs" / "r1"), cast(AgentClient, Client())
     with pytest.raises(Nonsense, match="more logs than ranks"):
         mirror(client, "r1", 0, home, True, lambda *_: None)

@@ -13,7 +13,7 @@ from pathspec import GitIgnoreSpec
 
 from gpuops.core.errors import UsageError
 from gpuops.core.files import MAX_SMALL_BYTES, read_small
-from gpuops.core.settings import TOML_LARGEST, read_dotenv, read_toml
+from gpuops.core.settings import MAX_TOML_BYTES, read_dotenv, read_toml
 from gpuops.nodes.environment import wants
 from gpuops.sync.project import IgnoreRules, files_of, in_linear_time, project_files
 from tests.conftest import Shell
@@ -49,7 +49,7 @@ def test_files_that_are_too_large_are_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_dotted_key_as_long_as_a_file_may_be(tmp_path: Path) -> None:
-    (tmp_path / "gpuops.toml").write_text(".".join("a" * (TOML_LARGEST // 2 - 4)) + " = 1\n")
+    (tmp_path / "gpuops.toml").write_text(".".join("a" * (MAX_TOML_BYTES // 2 - 4)) + " = 1\n")
     with pytest.raises(UsageError):
         read_toml(tmp_path / "gpuops.toml", TABLES)
 

@@ -25,8 +25,8 @@ from gpuops.core.safe_folder import SafeFolder, is_gits, is_inside
 from gpuops.sync import RunHome
 from gpuops.sync.archive import unpack
 from gpuops.sync.download import Received, receive
-from gpuops.sync.leftovers import Left, save
-from gpuops.sync.outputs import MEMORY, OutFolder
+from gpuops.sync.leftovers import Leftover, save_leftovers
+from gpuops.sync.outputs import MEMORY_FILE, OutFolder
 from gpuops.sync.outputs_record import Arrival
 from gpuops.sync.project import entry
 from tests.conftest import Shell
@@ -281,7 +281,7 @@ def test_a_memory_that_was_brought_along_leads_nowhere(tmp_path: Path, place: An
     home = RunHome(tmp_path / "runs" / "r-1")
     home.create()
     memory = {"held": {"a.pt": {"0": [[1, 1], "s", place]}}, "written": {}}
-    (home.out / MEMORY).write_text(json.dumps(memory))
+    (home.out / MEMORY_FILE).write_text(json.dumps(memory))
     assert OutFolder(home).memory().held == {}
 
 
@@ -450,8 +450,8 @@ def test_hostile_members_by_every_way_home(tmp_path: Path, capsys: pytest.Captur
             out.publish(unpack(node.stdout, 0, staging, lambda _: None).arrivals, staging)
 
     def saved(node: Any, path: str) -> None:
-        asked = [Left(0, name, 0, 1, False) for name in (path, f"{path}/behind")]
-        save(node, "project", asked, home.folder.below("saved"))
+        asked = [Leftover(0, name, 0, 1, False) for name in (path, f"{path}/behind")]
+        save_leftovers(node, "project", asked, home.folder.below("saved"))
 
     before = everything(tmp_path / "outside")
     for way, act in (("results", results), ("archives", archives), ("saved files", saved)):
@@ -468,7 +468,7 @@ def test_hostile_members_by_every_way_home(tmp_path: Path, capsys: pytest.Captur
     there = [path for path in (tmp_path / "project").rglob("*") if path.is_symlink() or is_gits(path.name)]
     assert not there
     assert {path.name for path in home.path.iterdir()} <= {"out", "saved"}
-    assert not [path for path in home.path.rglob("*") if path.is_file() and path.name != MEMORY]
+    assert not [path for path in home.path.rglob("*") if path.is_file() and path.name != MEMORY_FILE]
     with capsys.disabled():
         print("\nhostile members refused: " + ", ".join(f"{count} {way}" for way, count in counts.items()))
 

@@ -63,7 +63,7 @@ def world(fake: FakeBucket, files: Path, tmp_path: Path) -> Callable[..., Contex
     ],
 )
 def test_whose_keys(env: dict[str, str], given: str, profile: str) -> None:
-    assert object_store.whose(env, given) == profile
+    assert object_store.profile_of(env, given) == profile
 
 
 def test_the_profile_of_the_machines_serves_and_its_name_alone_is_kept(world: Callable[..., Context]) -> None:

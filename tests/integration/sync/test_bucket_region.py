@@ -59,7 +59,7 @@ def test_what_a_node_is_given_serves_it_in_every_region(fake: FakeBucket, tmp_pa
 def test_an_address_that_serves_no_node_is_found_before_anything_is_rented(
     fake: FakeBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(object_store, "REGIONAL", {})
+    monkeypatch.setattr(object_store, "REGIONAL_ADDRESSING", {})
     with pytest.raises((AuthFailed, UsageError), match=r"IllegalLocation|TemporaryRedirect"):
         bucket.check(at_amazon(fake, tmp_path), SINK)
     assert not fake.uploads()

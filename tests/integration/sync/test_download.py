@@ -24,10 +24,10 @@ import pytest
 from gpuops.agent.files import outputs
 from gpuops.agent.node import Node, Refusal, write_json
 from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk, NodeError, NodeRefused, Nonsense
-from gpuops.core.safe_folder import SPARE, SafeFolder
+from gpuops.core.safe_folder import DISK_RESERVE_BYTES, SafeFolder
 from gpuops.sync import DEFAULT_OUTS, FetchReport, RunHome, fetch, mirror
 from gpuops.sync import download_plan as outplan
-from gpuops.sync.outputs import MEMORY, OutFolder
+from gpuops.sync.outputs import MEMORY_FILE, OutFolder
 from gpuops.sync.outputs_record import Arrival, Memory, places
 from gpuops.transport.connection import ProcessChannel
 from gpuops.transport.rpc import Items, Stream
@@ -169,7 +169,7 @@ class Scene:
     def out(self) -> dict[str, bytes]:
         """Every file in out/ but our memory, and incoming/ may not be left."""
         assert not self.home.incoming.exists()
-        files = [path for path in self.home.out.rglob("*") if path.is_file() and path.name != MEMORY]
+        files = [path for path in self.home.out.rglob("*") if path.is_file() and path.name != MEMORY_FILE]
         return {path.relative_to(self.home.out).as_posix(): path.read_bytes() for path in files}
 
 
@@ -520,7 +520,7 @@ def test_a_deleted_file_comes_back_before_the_end(scene: Scene) -> None:
 def test_a_damaged_memory_makes_every_file_a_persons(scene: Scene) -> None:
     scene.nodes[0].put("a.pt", b"one")
     scene.fetch()
-    (scene.home.out / MEMORY).write_text('{"held": 5}')
+    (scene.home.out / MEMORY_FILE).write_text('{"held": 5}')
     scene.nodes[0].put("a.pt", b"two")
     assert scene.fetch(final=True).conflicts == A_PT_NEW
     assert scene.out() == {"a.pt": b"one", "a.pt.new": b"two"}
@@ -704,7 +704,7 @@ def test_a_disk_that_cannot_be_written_is_one_sentence(scene: Scene) -> None:
 
 def test_a_full_disk_here_is_said_and_no_nodes_failure(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     write_logs(scene.nodes[1], 100)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=SPARE + 30))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=DISK_RESERVE_BYTES + 30))
     with pytest.raises(LocalDisk, match="this computer's disk is full: cannot write to") as caught:
         follow(scene.nodes[1], scene.home)
     assert not isinstance(caught.value, NodeError)
@@ -798,16 +798,16 @@ def test_which_bytes_have_which_place(sums: dict[int, str], expected: dict[str, 
 
 
 def test_batches_are_bounded_and_keep_a_path_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outplan, "BATCH_BYTES", 10)
+    monkeypatch.setattr(outplan, "MAX_BATCH_BYTES", 10)
     todo: outplan.Todo = {"a": {0: (6, 1), 1: (6, 1)}, "b": {0: (4, 1)}, "c": {0: (4, 1)}, "d": {0: (4, 1)}}
     assert [sorted(batch) for batch in outplan.batches(todo)] == [["a"], ["b", "c"], ["d"]]
-    monkeypatch.setattr(outplan, "BATCH_FILES", 1)
+    monkeypatch.setattr(outplan, "MAX_BATCH_FILES", 1)
     assert [sorted(batch) for batch in outplan.batches(todo)] == [["a"], ["b"], ["c"], ["d"]]
 
 
 def test_only_what_may_be_equal_is_summed_on_the_node() -> None:
     batch: outplan.Todo = {"alone": {0: (5, 1)}, "other": {0: (5, 1), 1: (6, 1)}, "same": {0: (5, 1), 1: (5, 2)}}
-    assert outplan.twins(batch, Memory()) == {0: ["same"], 1: ["same"]}
+    assert outplan.possible_duplicates(batch, Memory()) == {0: ["same"], 1: ["same"]}
 
 
 def test_memory_survives_its_file(scene: Scene) -> None:

@@ -19,7 +19,16 @@ from gpuops.core.reporting import Silent
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.ledger.store import ClusterRow
 from gpuops.sync import edits, push_many, scan
-from gpuops.sync.leftovers import MANY, SMALL, Left, exactly, left, save, sentence, worth
+from gpuops.sync.leftovers import (
+    MAX_UNASKED_BYTES,
+    MAX_UNASKED_FILES,
+    Leftover,
+    choose_unasked,
+    exact_patterns,
+    first_leftovers,
+    list_leftovers,
+    save_leftovers,
+)
 from gpuops.transport.connection import ProcessChannel
 from tests.fakes.inprocess import InProcessClient
 
@@ -42,7 +51,7 @@ def there(client: InProcessClient) -> Path:
 
 
 def seen(client: InProcessClient, patterns: list[str]) -> dict[str, tuple[int, bool]]:
-    found = left({0: client}, patterns, tree="project")  # type: ignore[dict-item]
+    found = list_leftovers({0: client}, patterns, tree="project")  # type: ignore[dict-item]
     return {one.path: (one.size, one.edited) for one in found}
 
 
@@ -59,7 +68,7 @@ def test_edits_and_new_files_are_left_unless_a_pattern_names_them(client: InProc
     (there(client) / "metrics [1].json").write_text("{}")
     (there(client) / "model.pt").write_text("weights")
     assert seen(client, ["*.pt"]) == {"train.py": (10, True), "metrics [1].json": (2, False)}
-    assert exactly([Left(0, "metrics [1].json", 2, 0, False)]) == ["./metrics [[]1].json"]
+    assert exact_patterns([Leftover(0, "metrics [1].json", 2, 0, False)]) == ["./metrics [[]1].json"]
 
 
 def test_what_the_user_gives_up_is_not_left(client: InProcessClient) -> None:
@@ -67,25 +76,25 @@ def test_what_the_user_gives_up_is_not_left(client: InProcessClient) -> None:
     for name in ("data/a.bin", "data/keep.bin", "!odd", "x.json"):
         (there(client) / name).write_text("1")
     assert set(seen(client, ["!data/*"])) == {"!odd", "x.json"}
-    everything = left({0: client}, [], tree="project")  # type: ignore[dict-item]
-    matches = matcher([*exactly(everything), "!data/a*"])
+    everything = list_leftovers({0: client}, [], tree="project")  # type: ignore[dict-item]
+    matches = matcher([*exact_patterns(everything), "!data/a*"])
     assert [one.path for one in everything if matches(one.path)] == ["!odd", "data/keep.bin", "x.json"]
 
 
 def test_small_things_are_worth_it_and_large_ones_are_named() -> None:
-    small, large = Left(0, "a.json", 10, 0, False), Left(1, "b.bin", SMALL + 1, 0, False)
-    assert worth([small, large]) == ([small], [large])
-    assert sentence([large]) == "b.bin (100.0 MB, node1)"
-    many = [Left(0, f"{index}", 1, 0, index == 0) for index in range(MANY + 1)]
-    assert worth(many) == (many[:1], many[1:])
+    small, large = Leftover(0, "a.json", 10, 0, False), Leftover(1, "b.bin", MAX_UNASKED_BYTES + 1, 0, False)
+    assert choose_unasked([small, large]) == ([small], [large])
+    assert first_leftovers([large]) == "b.bin (100.0 MB, node1)"
+    many = [Leftover(0, f"{index}", 1, 0, index == 0) for index in range(MAX_UNASKED_FILES + 1)]
+    assert choose_unasked(many) == (many[:1], many[1:])
 
 
 def test_saving_copies_byte_for_byte(client: InProcessClient, tmp_path: Path) -> None:
     data = os.urandom(300_000)
     (there(client) / "deep").mkdir()
     (there(client) / "deep" / "x y.npy").write_bytes(data)
-    found = left({0: client}, [], tree="project")  # type: ignore[dict-item]
-    saved = save(client, "project", found, SafeFolder(tmp_path / "saved"))  # type: ignore[arg-type]
+    found = list_leftovers({0: client}, [], tree="project")  # type: ignore[dict-item]
+    saved = save_leftovers(client, "project", found, SafeFolder(tmp_path / "saved"))  # type: ignore[arg-type]
     assert (tmp_path / "saved" / "deep" / "x y.npy").read_bytes() == data
     assert (saved.renamed, saved.missing) == ({}, [])
 
@@ -94,8 +103,8 @@ def test_a_name_with_a_backslash_is_left_and_lies_nowhere_else_on_windows(
     client: InProcessClient, tmp_path: Path
 ) -> None:
     (there(client) / "..\\evil.pt").write_text("x")
-    found = left({0: client}, [], tree="project")  # type: ignore[dict-item]
-    saved = save(client, "project", found, SafeFolder(tmp_path / "saved"), System("windows"))  # type: ignore[arg-type]
+    found = list_leftovers({0: client}, [], tree="project")  # type: ignore[dict-item]
+    saved = save_leftovers(client, "project", found, SafeFolder(tmp_path / "saved"), System("windows"))  # type: ignore[arg-type]
     assert saved.renamed == {"..\\evil.pt": ".._evil.pt"}
     assert (tmp_path / "saved" / ".._evil.pt").read_text() == "x"
 

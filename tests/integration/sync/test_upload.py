@@ -17,10 +17,10 @@ from gpuops.cli.terminal.progress import PlainProgress
 from gpuops.core.errors import ConnectionLost, NodeRefused, UsageError
 from gpuops.core.reporting import Silent
 from gpuops.sync import PushReport, Tree, push_many, scan, summary
-from gpuops.sync.edits import Brought, pull_edits
+from gpuops.sync.edits import BroughtEdit, pull_edits
 from gpuops.sync.project import FileEntry
-from gpuops.sync.push_record import Pushed
-from gpuops.sync.secret_scan import WHOLE
+from gpuops.sync.push_record import PushRecord
+from gpuops.sync.secret_scan import MAX_WHOLE_BYTES
 from gpuops.transport.connection import ProcessChannel
 from tests.conftest import open_folder, without_root
 from tests.fakes.inprocess import InProcessClient
@@ -50,7 +50,7 @@ class World:
     def __init__(self, project: Path, node: InProcessClient, cache: Path) -> None:
         self.here, self.node, self.cache = project, node, cache
         self.there = Path(node.node.dir) / "project"
-        self.record = Pushed(cache.parent / "home", "token", "project")
+        self.record = PushRecord(cache.parent / "home", "token", "project")
 
     def scan(self, *allow: str) -> Tree:
         return scan(self.here, self.cache, allow)
@@ -61,12 +61,12 @@ class World:
     def push_to(self, nodes: Sequence[InProcessClient], **options: Any) -> list[PushReport]:
         return push_many(nodes, "project", self.scan(), progress=Silent(), record=self.record, **options)  # type: ignore[arg-type]
 
-    def pull(self, node: InProcessClient | None = None) -> tuple[list[Brought], str]:
-        brought: list[Brought] = []
+    def pull(self, node: InProcessClient | None = None) -> tuple[list[BroughtEdit], str]:
+        brought: list[BroughtEdit] = []
         refused = pull_edits(node or self.node, "project", self.here, self.record, brought)  # type: ignore[arg-type]
         return brought, refused
 
-    def edits(self) -> list[Brought]:
+    def edits(self) -> list[BroughtEdit]:
         """What comes home where nothing is refused."""
         brought, refused = self.pull()
         assert not refused
@@ -426,7 +426,9 @@ def test_keys_are_held_back(world: World, repository: Callable[..., None]) -> No
 
 
 def test_what_is_not_searched_whole_is_said(tmp_path: Path) -> None:
-    tree = Tree(tmp_path, [FileEntry(f"{size}.bin", size, 0, 0o644) for size in (1, WHOLE, WHOLE + 1)])
+    tree = Tree(
+        tmp_path, [FileEntry(f"{size}.bin", size, 0, 0o644) for size in (1, MAX_WHOLE_BYTES, MAX_WHOLE_BYTES + 1)]
+    )
     assert summary(tree)[-1] == "1 file above 256.0 MB searched for keys at the beginning and the end only"
 
 

@@ -26,7 +26,7 @@ from gpuops.runs.monitor import LiveFetch
 from gpuops.runs.prepare import Sending, _wait_for_turn
 from gpuops.runs.report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.sync import RunHome
-from gpuops.sync.archive import Brought
+from gpuops.sync.archive import FetchedNode
 from tests.conftest import HANG_S, until
 
 REQUEST = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("true",))
@@ -183,13 +183,13 @@ def a_reclaimed_run(world: Context) -> tuple[ClusterRow, RunRow, dict[str, Any]]
 @pytest.mark.parametrize(
     ("brought", "missing", "in_bucket"),
     [
-        (Brought(None, 0), "", []),
-        (Brought(None, 2), "node0 could not keep 2 files", []),
+        (FetchedNode(None, 0), "", []),
+        (FetchedNode(None, 2), "node0 could not keep 2 files", []),
         (None, "node0 ended before all results were home", [0]),
     ],
 )
 def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
-    world: Context, monkeypatch: pytest.MonkeyPatch, brought: Brought | None, missing: str, in_bucket: list[int]
+    world: Context, monkeypatch: pytest.MonkeyPatch, brought: FetchedNode | None, missing: str, in_bucket: list[int]
 ) -> None:
     """It told how its run ended, and was gone before its results had come: they are in the bucket."""
     asked: list[list[int]] = []
@@ -198,7 +198,7 @@ def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
         asked.append(list(nodes))
         return {node: brought for node in nodes if brought}, []
 
-    monkeypatch.setattr("gpuops.sync.archive.bring", bring)
+    monkeypatch.setattr("gpuops.sync.archive.fetch_archives", bring)
     monkeypatch.setattr("gpuops.runs.collect._fetch_last", Fetched(0))
     ended = type("Provider", (), {"describe": lambda _, machine: dataclasses.replace(machine, state="ended")})()
     world.provisioners["local"] = cast("Any", ended)
@@ -215,7 +215,7 @@ def test_what_is_on_a_node_comes_before_what_is_in_a_bucket(world: Context, monk
     """The bucket stays; the node costs money, and may go as well."""
     order: list[str] = []
     monkeypatch.setattr(
-        "gpuops.sync.archive.bring", lambda *_: (order.append("bucket"), ({0: Brought(None, 0)}, []))[1]
+        "gpuops.sync.archive.fetch_archives", lambda *_: (order.append("bucket"), ({0: FetchedNode(None, 0)}, []))[1]
     )
     monkeypatch.setattr("gpuops.runs.collect._fetch_last", lambda *_: (order.append("node"), FinalFetch())[1])
     cluster, row, said = a_reclaimed_run(world)
@@ -241,9 +241,9 @@ def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: Context, mon
 
     def bring(_world: Any, _row: Any, nodes: Iterable[int], _progress: Any) -> Any:
         order.append(f"bucket {list(nodes)}")
-        return {0: Brought(DONE, 0)}, []
+        return {0: FetchedNode(DONE, 0)}, []
 
-    monkeypatch.setattr("gpuops.sync.archive.bring", bring)
+    monkeypatch.setattr("gpuops.sync.archive.fetch_archives", bring)
     monkeypatch.setattr("gpuops.runs.collect._fetch_last", lambda *_: (order.append("node"), FinalFetch())[1])
     monkeypatch.setattr("gpuops.sync.bucket.abandon", lambda *_: order.append("abandon"))
     live, row, results = a_run_that_lost_a_node(world)
@@ -277,9 +277,9 @@ def test_what_was_left_there_is_fetched_later_and_nothing_else(world: Context, m
 
     def bring(_world: Any, _row: Any, nodes: Iterable[int], _progress: Any) -> Any:
         asked.append(list(nodes))
-        return {0: Brought(DONE, 0)}, []
+        return {0: FetchedNode(DONE, 0)}, []
 
-    monkeypatch.setattr("gpuops.sync.archive.bring", bring)
+    monkeypatch.setattr("gpuops.sync.archive.fetch_archives", bring)
     finish_late(world, world.ledger.run(row.id), Silent())
     assert asked == [[0]]
     record = json.loads((row.home / "run.json").read_text())
@@ -292,7 +292,7 @@ def test_a_node_that_was_taken_back_and_kept_nothing_is_remembered_so(
     world: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuops.runs.collect._fetch_last", Fetched())
-    monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({}, []))
+    monkeypatch.setattr("gpuops.sync.archive.fetch_archives", lambda *_: ({}, []))
     live, row, results = a_run_that_lost_a_node(world)
     taken = lost_report(
         0, "node0 ended without a word", ReasonKind.ENDED, {"reclaimed": True, "by": "AWS", "say": "AWS took it back"}
@@ -308,7 +308,7 @@ def test_while_something_may_be_on_a_node_alone_the_bucket_is_asked_first(
     world: Context, monkeypatch: pytest.MonkeyPatch, kind: str, failed: str
 ) -> None:
     """Only what has come from there says whether the node may go."""
-    monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({0: Brought(DONE, 0)}, []))
+    monkeypatch.setattr("gpuops.sync.archive.fetch_archives", lambda *_: ({0: FetchedNode(DONE, 0)}, []))
     monkeypatch.setattr("gpuops.runs.collect._fetch_last", lambda *_: FinalFetch(failed))
     live, row, results = a_run_that_lost_a_node(world)
     end = conclude(
@@ -323,7 +323,7 @@ def test_a_node_that_may_have_more_than_the_bucket_is_not_given_up(
 ) -> None:
     """Out of reach, it had no time for all: the rest may still be there."""
     cluster, row, said = a_reclaimed_run(world)
-    monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({0: Brought(said, missing)}, []))
+    monkeypatch.setattr("gpuops.sync.archive.fetch_archives", lambda *_: ({0: FetchedNode(said, missing)}, []))
     results = {0: lost_report(0, "node0 could not be reached", ReasonKind.UNREACHABLE)}
     end = conclude(world, ClusterSession(cluster, [], cast("Any", [Keeping("safe")])), row, results)
     assert world.ledger.run(row.id).state == state
@@ -335,7 +335,7 @@ def test_without_what_is_in_the_bucket_nothing_is_begun_anew(
     world: Context, monkeypatch: pytest.MonkeyPatch, talks: bool
 ) -> None:
     """Where another node has answered, what it has is home; else a new run would begin from something older."""
-    monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({}, [AUTH]))
+    monkeypatch.setattr("gpuops.sync.archive.fetch_archives", lambda *_: ({}, [AUTH]))
     monkeypatch.setattr("gpuops.runs.collect._fetch_last", Fetched())
     cluster, row, said = a_reclaimed_run(world)
     if talks:

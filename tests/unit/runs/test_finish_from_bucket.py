@@ -18,7 +18,7 @@ from gpuops.core.signals import Signals
 from gpuops.guard.services import SERVICES
 from gpuops.runs import finish
 from gpuops.sync import RunHome
-from gpuops.sync.archive import Brought
+from gpuops.sync.archive import FetchedNode
 from gpuops.sync.outputs import OutFolder
 from gpuops.sync.outputs_record import Arrival
 from gpuops.sync.run_folder import read_json
@@ -43,7 +43,7 @@ def row_in(folder: Path, saved: bool) -> Any:
 def test_what_is_home_does_where_the_bucket_has_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errors: list[GpuopsError], said: str
 ) -> None:
-    monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({}, errors))
+    monkeypatch.setattr("gpuops.sync.archive.fetch_archives", lambda *_: ({}, errors))
     err = io.StringIO()
     monkeypatch.setattr(sys, "stderr", err)
     world = Context(tmp_path, "o", tmp_path, {}, Output(), Signals(), SERVICES)
@@ -57,7 +57,7 @@ def test_what_is_home_does_where_the_bucket_has_nothing_more(
 
 def test_what_could_not_be_asked_may_have_something_newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = AuthFailed("the session of these AWS credentials has ended", "sign in again")
-    monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: ({}, [refused]))
+    monkeypatch.setattr("gpuops.sync.archive.fetch_archives", lambda *_: ({}, [refused]))
     world = Context(tmp_path, "o", tmp_path, {}, Output(), Signals(), SERVICES)
     with pytest.raises(AuthFailed, match="has ended"):
         finish.finish_before_resume(world, cast("Any", row_in(tmp_path, saved=True)))
@@ -73,10 +73,12 @@ def test_what_has_come_in_part_is_not_fetched_again(tmp_path: Path, monkeypatch:
 
     def bring(_world: Any, _row: Any, nodes: list[int], _progress: Any) -> Any:
         asked.append(list(nodes))
-        came = {2: Brought({"outcome": "done", "reason": {"kind": "command"}, "ranks": []}, 0)} if 2 in nodes else {}
+        came = (
+            {2: FetchedNode({"outcome": "done", "reason": {"kind": "command"}, "ranks": []}, 0)} if 2 in nodes else {}
+        )
         return came, [LocalDisk("what node0 (9 GB) and node1 (9 GB) kept stays in s3://results/r-1", "free space")]
 
-    monkeypatch.setattr("gpuops.sync.archive.bring", bring)
+    monkeypatch.setattr("gpuops.sync.archive.fetch_archives", bring)
     world = cast("Any", SimpleNamespace(ledger=ledger))
     for _ in range(2):
         with pytest.raises(LocalDisk, match="stays in"):
@@ -93,8 +95,8 @@ def test_what_a_node_could_not_keep_is_told_also_when_the_rest_comes_later(
     row.request["nodes"], row.request["sink"], row.id = 2, {"bucket": "results"}, 1
     ledger = SimpleNamespace(set_run=lambda _, **columns: row.facts.update(columns["facts"]))
     ended = {"outcome": "done", "reason": {"kind": "command"}, "ranks": []}
-    answers = [({0: Brought(ended, 2)}, [BROKEN]), ({1: Brought(ended, 0)}, [])]
-    monkeypatch.setattr("gpuops.sync.archive.bring", lambda *_: answers.pop(0))
+    answers = [({0: FetchedNode(ended, 2)}, [BROKEN]), ({1: FetchedNode(ended, 0)}, [])]
+    monkeypatch.setattr("gpuops.sync.archive.fetch_archives", lambda *_: answers.pop(0))
     world = cast("Any", SimpleNamespace(ledger=ledger, out=Output()))
     with pytest.raises(NodeError, match="could not be verified"):
         finish.finish_late(world, row, Silent())

@@ -23,7 +23,7 @@ from gpuops.runs.judgement import (
     may_defer,
 )
 from gpuops.runs.report import NodeReport, ReasonKind, lost_report, parse_report
-from gpuops.sync.archive import Brought
+from gpuops.sync.archive import FetchedNode
 
 DONE = {"outcome": "done", "reason": {"kind": "command"}, "ranks": []}
 OWN = parse_report(0, DONE)
@@ -34,9 +34,9 @@ LOST_KINDS = {
     NodeState.NEVER_STARTED: ReasonKind.NEVER_STARTED,
 }
 NOTHING = BucketFetch()
-WHOLE = BucketFetch({0: Brought(DONE, 0)})
-PARTIAL = BucketFetch({0: Brought(DONE, 2)})
-FILES_ONLY = BucketFetch({0: Brought(None, 0)})
+WHOLE = BucketFetch({0: FetchedNode(DONE, 0)})
+PARTIAL = BucketFetch({0: FetchedNode(DONE, 2)})
+FILES_ONLY = BucketFetch({0: FetchedNode(None, 0)})
 UNASKED = BucketFetch(trouble="the session has ended")
 
 UNREACHABLE = "node0 cannot be reached any more"

@@ -18,7 +18,7 @@ from gpuops.core.errors import GpuopsError, LocalDisk, Unknown
 from gpuops.core.reporting import Silent
 from gpuops.core.signals import Signals
 from gpuops.sync import RunHome, archive
-from gpuops.sync.archive import Brought, unpack
+from gpuops.sync.archive import FetchedNode, unpack
 
 
 class Kept:
@@ -49,7 +49,7 @@ def packed(files: Mapping[str, bytes], safe: str | None = None, missing: int = 0
 
 def bring(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kept: Mapping[int, Kept | GpuopsError | None]
-) -> tuple[dict[int, Brought], list[str], dict[str, str]]:
+) -> tuple[dict[int, FetchedNode], list[str], dict[str, str]]:
     """What came, the sentences of what did not, and the files that are home."""
 
     def opened(_world: Any, _sink: Any, _place: str, node: int) -> Kept | None:
@@ -63,7 +63,7 @@ def bring(
     facts, request = {"bucket": {"place": "s3://results/r-1"}}, {"sink": {"bucket": "results"}}
     row = SimpleNamespace(home=home.path, name="r-1", facts=facts, request=request)
     world = SimpleNamespace(signals=Signals())
-    brought, errors = archive.bring(cast("Any", world), cast("Any", row), kept, Silent())
+    brought, errors = archive.fetch_archives(cast("Any", world), cast("Any", row), kept, Silent())
     files = [path for path in home.path.rglob("*") if path.is_file() and not path.name.startswith(".")]
     return brought, [one.say for one in errors], {str(one.relative_to(home.path)): one.read_text() for one in files}
 
@@ -87,7 +87,7 @@ def test_one_nodes_trouble_keeps_no_others_results_away(
     good = packed({"out/a.pt": b"a", "logs/launcher.out": b"line"})
     brought, errors, files = bring(tmp_path, monkeypatch, {1: other, 0: good})
     assert errors == said
-    assert brought == {0: Brought(None, 0)}
+    assert brought == {0: FetchedNode(None, 0)}
     assert files == {"out/a.pt": "a", "logs/node0/launcher.out": "line"}
 
 
@@ -96,7 +96,7 @@ def test_what_has_no_place_here_is_counted_and_keeps_nothing_else_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     brought, errors, files = bring(tmp_path, monkeypatch, {0: packed({name: b"x", "out/a.pt": b"a"})})
-    assert (brought, errors, files) == ({0: Brought(None, 1)}, [], {"out/a.pt": "a"})
+    assert (brought, errors, files) == ({0: FetchedNode(None, 1)}, [], {"out/a.pt": "a"})
 
 
 @pytest.mark.parametrize(

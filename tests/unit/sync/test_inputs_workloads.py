@@ -22,7 +22,7 @@ def test_every_workload_is_a_file_that_says_what_it_is() -> None:
     for name in inputs.names():
         assert (inputs.folder() / inputs.script(name)).read_text().startswith('"""')
         assert inputs.WORKLOADS[name].line
-    assert inputs.DEFAULT in inputs.names()
+    assert inputs.DEFAULT_WORKLOAD in inputs.names()
 
 
 def test_a_checkout_has_them_beside_the_package(tmp_path: Path) -> None:

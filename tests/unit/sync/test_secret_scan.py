@@ -156,7 +156,7 @@ def test_what_is_remembered_needs_no_rules(folder: Path, tmp_path: Path, monkeyp
 
 
 def test_of_a_huge_file_both_ends_are_searched(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secret_scan, "WHOLE", 1 << 20)
+    monkeypatch.setattr(secret_scan, "MAX_WHOLE_BYTES", 1 << 20)
     for name, at in (("start", 0), ("end", -len(TOKEN)), ("middle", 1 << 20)):
         data = bytearray(b" " * (2 << 20))
         data[at : at + len(TOKEN) or None] = TOKEN.encode()
@@ -165,6 +165,6 @@ def test_of_a_huge_file_both_ends_are_searched(folder: Path, tmp_path: Path, mon
 
 
 def test_what_takes_too_long_stays(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secret_scan, "PIECE_S", 1e-9)
+    monkeypatch.setattr(secret_scan, "PIECE_TIMEOUT_S", 1e-9)
     why = "bytes that cannot be searched for keys in time"
     assert find_keys(folder, entries(folder), tmp_path) == {"a.py": why, "b.py": why}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuops.sync.upload import GUESS, estimate, recall, remember
+from gpuops.sync.upload import DEFAULT_RATE_BYTES_PER_S, estimate, recall_rate, remember_rate
 
 
 def test_a_small_upload_is_not_worth_a_line() -> None:
@@ -15,17 +15,20 @@ def test_time_and_price() -> None:
     assert estimate(1_200_000_000, 2, 2.0, 10e6) == (
         "upload: about 4:00 min, $0.13: 1.2 GB to each of 2 nodes at 10.0 MB/s (as before)"
     )
-    assert estimate(int(GUESS * 60), 1, 0.0, None) == "upload: about 1:00 min: 150.0 MB at 2.5 MB/s (a guess)"
+    assert (
+        estimate(int(DEFAULT_RATE_BYTES_PER_S * 60), 1, 0.0, None)
+        == "upload: about 1:00 min: 150.0 MB at 2.5 MB/s (a guess)"
+    )
 
 
 def test_the_latest_uploads_count(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    assert recall(cache) is None
-    remember(cache, 1000, 1.0)
-    assert recall(cache) is None, "too little to tell"
-    remember(cache, 10_000_000, 1.0)
-    assert recall(cache) == 10e6
-    remember(cache, 20_000_000, 1.0)
-    assert recall(cache) == 15e6
+    assert recall_rate(cache) is None
+    remember_rate(cache, 1000, 1.0)
+    assert recall_rate(cache) is None, "too little to tell"
+    remember_rate(cache, 10_000_000, 1.0)
+    assert recall_rate(cache) == 10e6
+    remember_rate(cache, 20_000_000, 1.0)
+    assert recall_rate(cache) == 15e6
     (cache / "uplink.json").write_text("{torn")
-    assert recall(cache) is None
+    assert recall_rate(cache) is None
