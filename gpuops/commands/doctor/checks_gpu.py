@@ -1,4 +1,4 @@
-"""What is wrong with a place's GPUs, and with the torch that is to use them. Pure."""
+"""Checks of one place's GPUs and driver, and of the torch that will use them. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from gpuops.core.format import plural
 from gpuops.nodes import cuda as compat
 
 IN_USE_MIN_MB = 1000
-"""So much memory of a GPU may be in use (a desktop, a monitor) before it counts as somebody's."""
+"""MB in use above which a GPU counts as used by another program: a desktop alone takes less."""
 FAULT_SIGNS = ("ERR!", "Unknown Error", "requires reset", "GPU is lost")
+GPU_SIGNS = ("gpus", "cards", "files", "loaded", "wsl")
+"""Facts that show an NVIDIA GPU in the machine."""
 OLDEST_TORCH = (2, 4)
+"""The oldest torch that gpuops is tested with."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 NO_TORCH_HINT = "leave it: the first run makes an environment with torch; or name one that has it: --python PATH"
 
 
 def gpu_findings(place: Checkup) -> Iterator[Finding]:
-    """Everything about GPUs and torch."""
+    """Findings about GPUs and torch."""
     nvidia = place.part("nvidia")
     if nvidia:
         yield from _unusable(place, nvidia)
@@ -29,7 +32,7 @@ def gpu_findings(place: Checkup) -> Iterator[Finding]:
 
 
 def _unusable(place: Checkup, nvidia: Mapping[str, Any]) -> Iterator[Finding]:
-    """Why GPUs that are there cannot be used."""
+    """Why GPUs of the machine cannot be used."""
     smi, files, gpus = nvidia.get("smi"), len(nvidia.get("files") or ()), len(place.gpus)
     if smi is None:
         yield from _without_smi(place, nvidia, files)
@@ -40,7 +43,7 @@ def _unusable(place: Checkup, nvidia: Mapping[str, Any]) -> Iterator[Finding]:
             "reboot this machine, or rent another",
         )
     elif not gpus:
-        yield _complaint(place, nvidia, str(smi.get("said") or "it shows no GPU"))
+        yield _smi_failure(place, nvidia, str(smi.get("said") or "it shows no GPU"))
     elif files < gpus and not nvidia.get("wsl"):
         yield error(
             "gpu-files",
@@ -68,36 +71,36 @@ def _without_smi(place: Checkup, nvidia: Mapping[str, Any], files: int) -> Itera
         )
 
 
-def _complaint(place: Checkup, nvidia: Mapping[str, Any], said: str) -> Finding:
-    """What nvidia-smi's own words mean."""
-    last = (said.strip().splitlines() or [""])[0][:200]
-    if not (nvidia.get("cards") or nvidia.get("files") or nvidia.get("loaded") or nvidia.get("wsl")):
+SMI_FAILURES: tuple[tuple[str, Finding], ...] = (
+    ("version mismatch", error(
+        "gpu-mismatch",
+        "the NVIDIA driver was updated and the old one is still loaded (Driver/library version mismatch)",
+        "reboot this machine",
+    )),
+    ("communicate with the NVIDIA driver", error(
+        "gpu-driver-away", "nvidia-smi cannot reach the NVIDIA driver: its kernel module is not loaded",
+        "sudo modprobe nvidia; where that fails, install the driver again for this kernel and reboot",
+    )),
+    ("No devices were found", error(
+        "gpu-gone", "the NVIDIA driver finds no GPU it can use (No devices were found)",
+        "see why: sudo dmesg | grep -i nvrm; then reboot, or rent another machine",
+    )),
+)  # fmt: skip
+"""Words of nvidia-smi, and what they mean."""
+
+
+def _smi_failure(place: Checkup, nvidia: Mapping[str, Any], said: str) -> Finding:
+    """What the output of a failing nvidia-smi means."""
+    if not any(nvidia.get(sign) for sign in GPU_SIGNS[1:]):
         return note(
             "gpu-none", "nvidia-smi is installed, and this machine has no NVIDIA GPU", "nothing, if that is meant so"
         )
-    if "version mismatch" in said:
-        return error(
-            "gpu-mismatch",
-            "the NVIDIA driver was updated and the old one is still loaded (Driver/library version mismatch)",
-            "reboot this machine",
-        )
-    if "communicate with the NVIDIA driver" in said:
-        return error(
-            "gpu-driver-away",
-            "nvidia-smi cannot reach the NVIDIA driver: its kernel module is not loaded",
-            "sudo modprobe nvidia; where that fails, install the driver again for this kernel and reboot",
-        )
-    if "No devices were found" in said:
-        return error(
-            "gpu-gone",
-            "the NVIDIA driver finds no GPU it can use (No devices were found)",
-            "see why: sudo dmesg | grep -i nvrm; then reboot, or rent another machine",
-        )
+    if known := next((finding for words, finding in SMI_FAILURES if words in said), None):
+        return known
+    first = (said.strip().splitlines() or [""])[0][:200]
     if "NVML" in said and place.part("machine").get("container"):
-        return error(
-            "gpu-lost", f"this container has lost its GPUs ({last})", "start the container anew (a restart is enough)"
-        )
-    return error("gpu-smi-fails", f"nvidia-smi fails: {last}", "run nvidia-smi there and look; often a reboot helps")
+        return error("gpu-lost", f"this container has lost its GPUs ({first})", "restart the container")
+    return error("gpu-smi-fails", f"nvidia-smi fails: {first}", "run nvidia-smi there; often a reboot helps")
 
 
 def _one(gpu: Mapping[str, Any], *, busy: bool) -> Iterator[Finding]:
@@ -181,7 +184,7 @@ def _torch(place: Checkup) -> Iterator[Finding]:
 def _no_torch(place: Checkup, pythons: Mapping[str, Any], asked: str) -> Finding:
     if asked:
         nvidia = place.part("nvidia")
-        none = not any(nvidia.get(sign) for sign in ("gpus", "cards", "files", "loaded", "wsl"))
+        none = not any(nvidia.get(sign) for sign in GPU_SIGNS)
         # On Linux PyPI's own torch brings gigabytes of CUDA.
         cpu = f" --index-url {CPU_INDEX}" if none and place.part("machine").get("system") == "Linux" else ""
         return error("python-asked", f"'{asked}' has no torch", f"install it there: {asked} -m pip install torch{cpu}")

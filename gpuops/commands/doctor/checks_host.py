@@ -1,25 +1,33 @@
-"""What is wrong with a place but for its GPUs: disks, limits, clock, who may end what. Pure."""
+"""Checks of one host apart from its GPUs: disks, limits, scheduler, login, names, clock. Pure.
+
+Disks are judged one by one; every other check is a row of `HOST_RULES` or `CLOCK_RULES`.
+"""
 
 from __future__ import annotations
 
 import os.path
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpuops.commands.doctor.report import Checkup, Finding, error, format_size, note, warning
+from gpuops.commands.doctor.report import Checkup, Finding, Rule, apply_rules, error, format_size, note, warning
 from gpuops.core.format import plural
 
 DISK_FULL_BYTES = 50_000_000
-"""Below so many free bytes nothing can be brought to a place."""
+"""With fewer free bytes not even the agent and a small project can be sent."""
 DISK_LOW_BYTES = 2 * 2**30
+"""With fewer free bytes a few checkpoints fill the disk."""
 ENVIRONMENT_BYTES = 10 * 2**30
-"""What an environment with torch and CUDA takes while it is made."""
+"""Bytes that an environment with torch and CUDA takes while it is made."""
 INODES_MIN = 1000
+"""With fewer free inodes unpacking an environment fails."""
 SHM_MIN_BYTES = 2**30
-"""Less shared memory than this is gone with the first batches of a few data loader workers."""
+"""A smaller /dev/shm is full after the first batches of a few data loader workers."""
 OPEN_FILES_MIN = 1024
+"""The usual default; each data loader worker opens a few per tensor that it hands over."""
 LOCKED_MEMORY_MIN_BYTES = 2**30
+"""NCCL registers its buffers as locked memory where it uses InfiniBand."""
 CLOCK_SKEW_MAX_S = 5.0
+"""Seconds between a host's clock and ours that are no finding: NTP keeps clocks far closer."""
 NETWORK_FILE_SYSTEMS = frozenset({
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "glusterfs", "fuse.glusterfs",
     "fuse.sshfs", "afs", "panfs", "wekafs", "9p",
@@ -28,13 +36,16 @@ DISK_NAMES = {"home": "the home folder", "root": "the root disk", "tmp": "the fo
           "node": "the node's folder"}  # fmt: skip
 OTHER_SHELLS = frozenset({"fish", "csh", "tcsh", "xonsh", "nu", "elvish"})
 
-Rule = Callable[[Checkup], Iterator[Finding]]
+Words = Mapping[str, object] | None
+"""What fills a finding's sentences; None where nothing is wrong (`report.Rule`)."""
 
 
 def host_findings(place: Checkup) -> Iterator[Finding]:
-    """Everything but GPUs and torch."""
-    for rule in RULES:
-        yield from rule(place)
+    """Findings about everything but GPUs and torch."""
+    yield from _disks(place)
+    yield from apply_rules(HOST_RULES, place)
+    yield from _misspelt(place)
+    yield from apply_rules(CLOCK_RULES, place)
     for name, why in (place.facts.get("failed") or {}).items():
         yield note("probe", f"{name} could not be looked at: {why}", "look at it there by hand")
 
@@ -79,129 +90,6 @@ def _space(disk: Mapping[str, Any], called: str, *, makes: bool) -> Iterator[Fin
         )
 
 
-def _shm(place: Checkup) -> Iterator[Finding]:
-    shm = place.disk("shm")
-    if not shm.get("there") or int(shm["total"]) >= SHM_MIN_BYTES:
-        return
-    container = bool(place.part("machine").get("container"))
-    remount = "sudo mount -o remount,size=16g /dev/shm"
-    larger = "start the container with --shm-size=16g or --ipc=host" if container else remount
-    yield warning(
-        "shm",
-        f"/dev/shm has {format_size(int(shm['total']))}: data loader workers may die with 'Bus error'",
-        f"{larger}; or train with num_workers=0",
-    )
-
-
-def _home_on_network(place: Checkup) -> Iterator[Finding]:
-    kind = place.disk("home").get("kind")
-    if kind in NETWORK_FILE_SYSTEMS:
-        yield note(
-            "home-network",
-            f"the home folder is on a network file system ({kind})",
-            "nothing for gpuops; keep data that is read in every epoch on a local disk",
-        )
-
-
-def _cores(place: Checkup) -> Iterator[Finding]:
-    cores, gpus = int(place.part("machine").get("cores") or 0), len(place.gpus)
-    if 0 < cores < gpus:
-        yield warning(
-            "cores",
-            f"{plural(cores, 'core')} for {plural(gpus, 'GPU')}: reading data will be slower than training",
-            "take a machine with more cores per GPU, or prepare the data beforehand",
-        )
-
-
-def _limits(place: Checkup) -> Iterator[Finding]:
-    limits = place.part("limits")
-    files, locked = limits.get("files"), limits.get("locked")
-    if files is not None and files < OPEN_FILES_MIN:
-        yield warning(
-            "open-files",
-            f"a process may open {files} files: data loader workers need more (Too many open files)",
-            "raise it: a line '* - nofile 65536' in /etc/security/limits.conf, then log in again",
-        )
-    adapters = place.facts.get("infiniband") or []
-    if adapters and locked is not None and locked < LOCKED_MEMORY_MIN_BYTES:
-        yield warning(
-            "locked-memory",
-            f"InfiniBand ({', '.join(adapters)}) needs locked memory, "
-            f"{format_size(locked)} of it is allowed: NCCL may fail",
-            "raise it: a line '* - memlock unlimited' in /etc/security/limits.conf, then log in again",
-        )
-
-
-def _scheduler(place: Checkup) -> Iterator[Finding]:
-    scheduler = place.part("scheduler")
-    if scheduler.get("programs") and not scheduler.get("job"):
-        name = scheduler["programs"][0]
-        yield warning(
-            "scheduler",
-            f"this host belongs to a cluster with a scheduler ({name} is here), and this is not inside a job: "
-            "it is a login node, or one where others' jobs run",
-            "do not train here: ask the scheduler for nodes, and give gpuops those",
-        )
-
-
-def _logind(place: Checkup) -> Iterator[Finding]:
-    logind, user = place.part("logind"), place.part("machine").get("user")
-    if not (logind.get("runs") and logind.get("kills")) or logind.get("spared") or logind.get("lingers"):
-        return
-    say = "KillUserProcesses=yes: systemd ends everything of a user with the last login, runs as well"
-    keep = f"loginctl enable-linger {user}"
-    yield error("logout-kills", say, keep) if place.reached else warning("logout-kills", say, keep)
-
-
-def _login(place: Checkup) -> Iterator[Finding]:
-    login = place.part("login")
-    shell = str(login.get("shell") or "")
-    if os.path.basename(shell) in OTHER_SHELLS:
-        yield note(
-            "shell",
-            f"the login shell is {shell}, which reads backslashes and newlines in its own way",
-            "for gpuops ssh -- with such arguments: chsh -s /bin/bash",
-        )
-    if login.get("slow"):
-        yield warning(
-            "shell-slow", f"the login shell {shell} takes more than 10 s to start", "look at what its start-up files do"
-        )
-    elif said := str(login.get("said") or "").strip():
-        yield note(
-            "shell-talks",
-            f"the login shell prints something ({said.splitlines()[0][:60]}): gpuops is not hurt, scp and rsync are",
-            "have .bashrc print in interactive shells only: [[ $- == *i* ]] || return",
-        )
-
-
-def _name(place: Checkup) -> Iterator[Finding]:
-    name = place.part("name")
-    if not place.reached or not name:
-        return
-    addresses = name.get("addresses") or []
-    if not addresses:
-        say = f"the host does not know its own name ({name.get('name')}): gpuops is not hurt, torchrun by hand is"
-    elif all(address.startswith("127.") or address == "::1" for address in addresses):
-        say = (
-            f"the host's name {name.get('name')} means {addresses[0]}, where no other host reaches it: "
-            "gpuops is not hurt, torchrun by hand is"
-        )
-    else:
-        return
-    yield note("host-name", say, "nothing for gpuops; else give the name its address in /etc/hosts")
-
-
-def _variables(place: Checkup) -> Iterator[Finding]:
-    if names := place.part("variables").get("torchrun"):
-        several = len(names) > 1
-        yield note(
-            "variables",
-            f"{', '.join(names)} {'are' if several else 'is'} set here, which torchrun would believe: "
-            f"gpuops takes {'them' if several else 'it'} away",
-            "nothing for gpuops; unset before you start torchrun by hand",
-        )
-
-
 def _misspelt(place: Checkup) -> Iterator[Finding]:
     for name in place.facts.get("misspelt") or []:
         yield note(
@@ -209,19 +97,161 @@ def _misspelt(place: Checkup) -> Iterator[Finding]:
         )
 
 
-def _clock(place: Checkup) -> Iterator[Finding]:
+def _small_shared_memory(place: Checkup) -> Words:
+    shm = place.disk("shm")
+    if not shm.get("there") or int(shm["total"]) >= SHM_MIN_BYTES:
+        return None
+    remount = "sudo mount -o remount,size=16g /dev/shm"
+    container = place.part("machine").get("container")
+    larger = "start the container with --shm-size=16g or --ipc=host" if container else remount
+    return {"size": format_size(int(shm["total"])), "larger": larger}
+
+
+def _network_home(place: Checkup) -> Words:
+    kind = place.disk("home").get("kind")
+    return {"kind": kind} if kind in NETWORK_FILE_SYSTEMS else None
+
+
+def _few_cores(place: Checkup) -> Words:
+    cores, gpus = int(place.part("machine").get("cores") or 0), len(place.gpus)
+    return {"cores": plural(cores, "core"), "gpus": plural(gpus, "GPU")} if 0 < cores < gpus else None
+
+
+def _few_open_files(place: Checkup) -> Words:
+    files = place.part("limits").get("files")
+    return {"files": files} if files is not None and files < OPEN_FILES_MIN else None
+
+
+def _little_locked_memory(place: Checkup) -> Words:
+    adapters, locked = place.facts.get("infiniband") or [], place.part("limits").get("locked")
+    if not adapters or locked is None or locked >= LOCKED_MEMORY_MIN_BYTES:
+        return None
+    return {"adapters": ", ".join(adapters), "locked": format_size(locked)}
+
+
+def _outside_a_job(place: Checkup) -> Words:
+    scheduler = place.part("scheduler")
+    programs = scheduler.get("programs")
+    return {"program": programs[0]} if programs and not scheduler.get("job") else None
+
+
+def _killed_at_logout(place: Checkup) -> Words:
+    logind = place.part("logind")
+    if not (logind.get("runs") and logind.get("kills")) or logind.get("spared") or logind.get("lingers"):
+        return None
+    return {"user": place.part("machine").get("user")}
+
+
+def _other_shell(place: Checkup) -> Words:
+    shell = str(place.part("login").get("shell") or "")
+    return {"shell": shell} if os.path.basename(shell) in OTHER_SHELLS else None
+
+
+def _slow_shell(place: Checkup) -> Words:
+    login = place.part("login")
+    return {"shell": login.get("shell") or ""} if login.get("slow") else None
+
+
+def _printing_shell(place: Checkup) -> Words:
+    login = place.part("login")
+    said = str(login.get("said") or "").strip()
+    return {"line": said.splitlines()[0][:60]} if said and not login.get("slow") else None
+
+
+def _unknown_name(place: Checkup) -> Words:
+    name = place.part("name")
+    return {"name": name.get("name")} if place.reached and name and not name.get("addresses") else None
+
+
+def _loopback_name(place: Checkup) -> Words:
+    name = place.part("name")
+    addresses = name.get("addresses") or []
+    if not place.reached or not addresses:
+        return None
+    loopback = all(address.startswith("127.") or address == "::1" for address in addresses)
+    return {"name": name.get("name"), "address": addresses[0]} if loopback else None
+
+
+def _torchrun_variables(place: Checkup) -> Words:
+    names = place.part("variables").get("torchrun")
+    if not names:
+        return None
+    are, them = ("are", "them") if len(names) > 1 else ("is", "it")
+    return {"names": ", ".join(names), "are": are, "them": them}
+
+
+def _clock_skew(place: Checkup) -> Words:
     if place.clock is None:
-        return
+        return None
     low, high = place.clock
-    by = low if low > 0 else -high
-    if by > CLOCK_SKEW_MAX_S:
-        yield warning(
-            "clock",
-            f"its clock is {by:.0f} s {'behind' if low > 0 else 'ahead of'} this computer's",
-            "turn NTP on where it is off: sudo timedatectl set-ntp true",
-        )
+    seconds = low if low > 0 else -high
+    side = "behind" if low > 0 else "ahead of"
+    return {"seconds": f"{seconds:.0f}", "side": side} if seconds > CLOCK_SKEW_MAX_S else None
 
 
-RULES: tuple[Rule, ...] = (
-    _disks, _shm, _home_on_network, _cores, _limits, _scheduler, _logind, _login, _name, _variables, _misspelt, _clock,
+LOGOUT_SAY = "KillUserProcesses=yes: systemd ends everything of a user with the last login, runs as well"
+LOGOUT_HINT = "loginctl enable-linger {user}"
+NAME_HINT = "nothing for gpuops; else give the name its address in /etc/hosts"
+
+HOST_RULES: tuple[Rule[Checkup], ...] = (
+    Rule(_small_shared_memory, warning(
+        "shm", "/dev/shm has {size}: data loader workers may die with 'Bus error'",
+        "{larger}; or train with num_workers=0",
+    )),
+    Rule(_network_home, note(
+        "home-network", "the home folder is on a network file system ({kind})",
+        "nothing for gpuops; keep data that is read in every epoch on a local disk",
+    )),
+    Rule(_few_cores, warning(
+        "cores", "{cores} for {gpus}: reading data will be slower than training",
+        "take a machine with more cores per GPU, or prepare the data beforehand",
+    )),
+    Rule(_few_open_files, warning(
+        "open-files", "a process may open {files} files: data loader workers need more (Too many open files)",
+        "raise it: a line '* - nofile 65536' in /etc/security/limits.conf, then log in again",
+    )),
+    Rule(_little_locked_memory, warning(
+        "locked-memory", "InfiniBand ({adapters}) needs locked memory, {locked} of it is allowed: NCCL may fail",
+        "raise it: a line '* - memlock unlimited' in /etc/security/limits.conf, then log in again",
+    )),
+    Rule(_outside_a_job, warning(
+        "scheduler",
+        "this host belongs to a cluster with a scheduler ({program} is here), and this is not inside a job: "
+        "it is a login node, or one where others' jobs run",
+        "do not train here: ask the scheduler for nodes, and give gpuops those",
+    )),
+    Rule(lambda place: _killed_at_logout(place) if place.reached else None,
+         error("logout-kills", LOGOUT_SAY, LOGOUT_HINT)),
+    Rule(lambda place: None if place.reached else _killed_at_logout(place),
+         warning("logout-kills", LOGOUT_SAY, LOGOUT_HINT)),
+    Rule(_other_shell, note(
+        "shell", "the login shell is {shell}, which reads backslashes and newlines in its own way",
+        "for gpuops ssh -- with such arguments: chsh -s /bin/bash",
+    )),
+    Rule(_slow_shell, warning(
+        "shell-slow", "the login shell {shell} takes more than 10 s to start", "look at what its start-up files do",
+    )),
+    Rule(_printing_shell, note(
+        "shell-talks", "the login shell prints something ({line}): gpuops is not hurt, scp and rsync are",
+        "have .bashrc print in interactive shells only: [[ $- == *i* ]] || return",
+    )),
+    Rule(_unknown_name, note(
+        "host-name", "the host does not know its own name ({name}): gpuops is not hurt, torchrun by hand is", NAME_HINT,
+    )),
+    Rule(_loopback_name, note(
+        "host-name",
+        "the host's name {name} means {address}, where no other host reaches it: "
+        "gpuops is not hurt, torchrun by hand is",
+        NAME_HINT,
+    )),
+    Rule(_torchrun_variables, note(
+        "variables", "{names} {are} set here, which torchrun would believe: gpuops takes {them} away",
+        "nothing for gpuops; unset before you start torchrun by hand",
+    )),
+)  # fmt: skip
+CLOCK_RULES: tuple[Rule[Checkup], ...] = (
+    Rule(_clock_skew, warning(
+        "clock", "its clock is {seconds} s {side} this computer's",
+        "turn NTP on where it is off: sudo timedatectl set-ntp true",
+    )),
 )  # fmt: skip

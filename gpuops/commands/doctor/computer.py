@@ -1,4 +1,4 @@
-"""The user's side: the programs, keys and key agent that logins need, and gpuops' own folder."""
+"""Checks of this computer: the programs, keys and key agent that logins need, and gpuops' own folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuops.core.platform import HERE, System
 from gpuops.transport.ssh import keys
 
 KEY_AGENT_TIMEOUT_S = 5.0
-"""How long a key agent may take: one whose forwarded socket is stale never answers."""
+"""Seconds that a key agent may take: one whose forwarded socket is stale never answers."""
 NO_AGENT_EXIT_CODE = 2
 """Exit code of `ssh-add -L` where no agent answers."""
 
@@ -24,7 +24,7 @@ Which = Callable[[str], str | None]
 def computer_findings(
     home: Path, env: Mapping[str, str], user_home: Path, system: System = HERE, which: Which = shutil.which
 ) -> Iterator[Finding]:
-    """`home` is gpuops' own folder, `user_home` the user's."""
+    """Findings about this computer. `home`: gpuops' own folder; `user_home`: the user's home folder."""
     yield from _programs(system, which)
     held = _held(env, which)
     yield from _agent(held)
@@ -50,7 +50,7 @@ def _programs(system: System, which: Which) -> Iterator[Finding]:
 
 
 def _held(env: Mapping[str, str], which: Which) -> list[bytes] | None:
-    """The public keys that the key agent holds; None where there should be one, and it does not answer."""
+    """Public keys that the key agent holds; None where SSH_AUTH_SOCK names an agent that does not answer."""
     program = which("ssh-add")
     if program is None or not env.get("SSH_AUTH_SOCK"):
         return []
@@ -134,7 +134,7 @@ def _key(path: Path, held: Sequence[bytes], system: System) -> Iterator[Finding]
 
 
 def _own_folder(home: Path) -> Iterator[Finding]:
-    """gpuops writes down what it asks for before it asks: without its folder it creates nothing."""
+    """gpuops records every resource before it creates it, so without this folder it creates nothing."""
     nearest = next(folder for folder in (home, *home.parents) if os.path.exists(folder))
     if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
         yield error("own-folder", f"gpuops' folder {home} cannot be written", "make it writable, or set GPUOPS_HOME")

@@ -1,4 +1,4 @@
-"""What is unlike between places that are to train together. Pure."""
+"""Checks of several places together: what differs between nodes that are to train together. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from gpuops.core.format import first_few, listed, plural
 
 BETWEEN = "between them"
 CLOCK_DIFFERENCE_MAX_S = 1.0
+"""Seconds between two clocks that are no finding."""
 MEMORY_DIFFERENCE_MAX = 0.1
-"""Less than this part of difference in memory is the machine's own affair."""
+"""Fraction by which memory may differ between equal machines: firmware reserves some."""
 NAMES_SHOWN_MAX = 4
+"""Node names that one sentence lists."""
 
 
 def differences(places: Sequence[Checkup]) -> Iterator[Finding]:
-    """Findings about all of them together; nothing where there is one."""
+    """Findings about all places together; none for fewer than two."""
     if len(places) < 2:
         return
     yield from _software(places)
@@ -37,7 +39,9 @@ def _software(places: Sequence[Checkup]) -> Iterator[Finding]:
         yield note("driver-differs", f"NVIDIA's driver differs: {unlike}", "nothing, as long as torch runs with both")
     if unlike := _unlike(places, lambda place: place.artefact):
         yield note(
-            "agent-differs", f"gpuops' agents differ: {unlike}", "bring the cluster up anew at the next occasion"
+            "agent-differs",
+            f"gpuops' agents differ: {unlike}",
+            "end the cluster and bring it up again when no run needs it",
         )
 
 
@@ -74,7 +78,7 @@ def _hardware(places: Sequence[Checkup]) -> Iterator[Finding]:
 
 
 def _clocks(places: Sequence[Checkup]) -> Iterator[Finding]:
-    """Only what is certain: the bounds must not meet."""
+    """A finding only where the bounds of two clocks do not overlap by more than the limit."""
     timed = [(place.where, *place.clock) for place in places if place.clock is not None]
     if len(timed) < 2:
         return
@@ -105,7 +109,7 @@ def _shared(places: Sequence[Checkup]) -> Iterator[Finding]:
 
 
 def _unlike(places: Sequence[Checkup], fact: Callable[[Checkup], str]) -> str:
-    """`node0 and node2 have A, node1 has B`; empty where all agree, or all but those that do not say."""
+    """`node0 and node2 have A, node1 has B`; empty where all places with a value agree."""
     groups: dict[str, list[str]] = {}
     for place in places:
         if value := fact(place):

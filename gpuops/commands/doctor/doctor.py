@@ -1,4 +1,7 @@
-"""A checkup of one place, brought there and gone again: nothing is left behind, and no agent need live there."""
+"""`gpuops doctor`: run a checkup on this computer, a provider's machines or a cluster's nodes, and judge the facts.
+
+A checkup sends the agent, runs its mode `checkup` and deletes it again; no agent has to live there.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ from provisioners import registry
 from provisioners.checked import Checked
 
 CHECKUP_SILENCE_TIMEOUT_S = 60.0
-"""Every probe has ended long before."""
+"""Seconds without a byte from a checkup; each of its probes has a shorter limit of its own."""
 CLOCK_TIMEOUT_S = 20.0
 CHECKUP_SCRIPT = r"""
 umask 077
@@ -49,14 +52,15 @@ python=$1
 shift
 "$python" -I "$dir/checkup.pyz" checkup "$@" </dev/null
 """
-"""Memory comes first: a full disk must not keep anybody from seeing that it is full."""
+"""/dev/shm comes first, so that a full disk can still be examined."""
 TIME_MAX_S = 253_402_300_799.0
 """The end of the year 9999, in UTC seconds."""
 CLOCK_PROGRAM = "import time; print(time.time())"
 
 
 def run_checkup(connection: Connection, where: str, python: str, options: Sequence[str], *, reached: bool) -> Checkup:
-    """`reached`: by logging in. Raises NodeError where there is no way there, or no answer that can be read."""
+    """Run the checkup over a connection. `reached`: gpuops logged in there. Raises NodeError where the place is
+    unreachable or its answer cannot be read."""
     argv = ["sh", "-c", CHECKUP_SCRIPT, "sh", python, *(["--login"] if reached else []), *options]
     said = exchange(connection.open(argv), where, bootstrap.pack(bootstrap.sources()), CHECKUP_SILENCE_TIMEOUT_S)
     return Checkup(where, _read(said, where), reached, _clock(connection, where, python) if reached else None)
@@ -70,7 +74,7 @@ def _read(said: bytes, where: str) -> Mapping[str, Any]:
         if facts["schema"] == 1:
             return dict(facts)
     except (ValueError, KeyError, TypeError):
-        pass  # said below
+        pass  # raised below
     raise ConnectionLost(
         f"what {where} answers to a checkup cannot be read", "look at what its shell prints at a login"
     )
@@ -95,24 +99,24 @@ COMPUTER = "this computer"
 
 @dataclass(frozen=True)
 class Place:
-    """Where to look, and how to get there."""
+    """A place to examine, and how to connect to it."""
 
     where: str
     connect: Callable[[], Connection]
     python: str
-    """What runs the checkup there."""
+    """The Python that runs the checkup there."""
     reached: bool = True
     options: Sequence[str] = ()
     artefact: str = ""
 
 
 def check_computer(ctx: Context, python: str) -> Report:
-    """This machine: the computer gpuops is typed on, and one that may train."""
+    """Check this computer, as the place where gpuops is typed and as one that may train."""
     return Report([*_users_side(ctx), *_examined(ctx, [_here(ctx, python)] if HERE.local_nodes else [])])
 
 
 def check_provider(ctx: Context, request: Request, python: str) -> Report:
-    """What a provider says of its set-up, and the machines that stand there without us."""
+    """Check a provider's set-up, account and quotas, and its machines that exist before any cluster (hosts)."""
     provisioner = ctx.provisioner(request.provider)
     problems: list[Finding] = []
     try:
@@ -136,7 +140,7 @@ def check_provider(ctx: Context, request: Request, python: str) -> Report:
 
 
 def _said(problem: Problem) -> Finding:
-    """What a provider's own look came to."""
+    """A problem that the provider's preflight found, as a finding."""
     if problem.note:
         return note("account", problem.say, problem.hint)
     if problem.fatal:
@@ -145,19 +149,19 @@ def _said(problem: Problem) -> Finding:
 
 
 def _account(ctx: Context, provider: str) -> Finding:
-    """What there is to say of a provider that has no objection."""
+    """The balance of an account without problems."""
     provisioner = ctx.provisioner(provider)
-    told = provisioner.account() if isinstance(provisioner, Checked) else None
-    balance = (told or {}).get("balance")
+    account = provisioner.account() if isinstance(provisioner, Checked) else None
+    balance = (account or {}).get("balance")
     money_left = "its balance is unknown" if balance is None else f"its balance is {money(balance)}"
     return note("account", f"the account answers; {money_left}", f"what there is: gpuops up {provider} --dry-run")
 
 
 def _payer(ctx: Context, request: Request, *, named: bool) -> list[Finding]:
-    """Who would pay, where that is to be said, and a `.env` whose keys are not used."""
+    """Which account would pay, and a `.env` whose keys are not used."""
     paid = payer(ctx, request) if named else None
-    told = [note("account", f"what is rented here: {paid}", f"keys are looked for in this order: {KEY_ORDER}")]
-    found = told if paid else []
+    notes = [note("account", f"what is rented here: {paid}", f"keys are looked for in this order: {KEY_ORDER}")]
+    found = notes if paid else []
     try:
         refuse_tracked(ctx.folder)
     except UsageError as refused:
@@ -166,7 +170,7 @@ def _payer(ctx: Context, request: Request, *, named: bool) -> list[Finding]:
 
 
 def _quotas(ctx: Context, request: Request) -> list[Finding]:
-    """What to say of an account that may have nothing yet, as a new one. Raises ProviderError."""
+    """An error where every quota of the account is 0, as for a new account. Raises ProviderError."""
     provisioner = ctx.provisioner(request.provider)
     report = provisioner.quota(request) if isinstance(provisioner, Checked) else None
     if report is None or not report.quotas or any(quota.limit != 0 for quota in report.quotas):
@@ -187,7 +191,7 @@ def find_live_cluster(ctx: Context, name: str) -> ClusterRow:
 
 
 def check_cluster(ctx: Context, row: ClusterRow, python: str) -> Report:
-    """Every machine of a live cluster, and what is unlike between them. Raises NodeError."""
+    """Check every machine of a live cluster, and the differences between them. Raises NodeError."""
     machines = nodes_of(ctx, row)
     if not machines:
         raise NodeError(f"{row.name} has no machines", f"gpuops down {row.name}")
@@ -213,7 +217,7 @@ def check_cluster(ctx: Context, row: ClusterRow, python: str) -> Report:
 
 
 def _by_machine(machines: Sequence[Resource]) -> list[list[int]]:
-    """The nodes of each machine: virtual nodes share one, local nodes this computer."""
+    """Node numbers by machine: virtual nodes share one, local nodes share this computer."""
     groups: dict[str, list[int]] = {}
     for index, machine in enumerate(machines):
         groups.setdefault(json.dumps(machine.data.get("target"), sort_keys=True), []).append(index)
@@ -243,7 +247,7 @@ def _users_side(ctx: Context) -> list[Finding]:
 
 
 def _at(where: str, findings: Iterable[Finding]) -> list[Finding]:
-    """Findings with their place, a line each: a host's words may be in them."""
+    """Findings with their place and without line breaks, since they may quote a host."""
     return [
         dataclasses.replace(one, say=" ".join(one.say.split()), hint=" ".join(one.hint.split()), where=where)
         for one in findings
@@ -251,7 +255,7 @@ def _at(where: str, findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _examined(ctx: Context, places: Sequence[Place]) -> list[Finding]:
-    """All findings about some places, examined at once, and about what is unlike between them."""
+    """Examine places in parallel; return the findings about each and about the differences between them."""
     if not places:
         return []
     with ctx.progress.during(f"examining {', '.join(place.where for place in places)}"):
@@ -282,9 +286,9 @@ def _place(place: Checkup) -> Iterator[Finding]:
 
 
 def _judged(where: str, judge: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """What a place says of itself may be anything: it is not ours to trust."""
+    """Findings of `judge`, or one error where the facts of a place have an unexpected form: they are not trusted."""
     try:
         return _at(where, judge())
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as strange:
-        say = f"what it answers to a checkup makes no sense ({type(strange).__name__}: {strange})"
+        say = f"its answer to the checkup has an unexpected form ({type(strange).__name__}: {strange})"
         return _at(where, [error("nonsense", say, "check that this machine is yours")])

@@ -1,15 +1,16 @@
-"""What was found, and the place it was found at."""
+"""What doctor works with: the facts of a checkup, the rules that judge them, their findings, and the report."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from gpuops.core.errors import NodeError, ProviderError, worst
 from gpuops.core.format import listed, plural
 
+T = TypeVar("T")
 Level = Literal["ok", "note", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note", "ok")
 """Worst first."""
@@ -25,9 +26,9 @@ class Finding:
     say: str
     """One sentence."""
     hint: str = ""
-    """One thing to do."""
+    """One command or step that mends it."""
     where: str = ""
-    """`this computer`, `node0`, a host's name, a provider's."""
+    """Where it was found: `this computer`, `node0`, the name of a host or of a provider."""
 
 
 def error(what: str, say: str, hint: str) -> Finding:
@@ -44,23 +45,23 @@ def note(what: str, say: str, hint: str) -> Finding:
 
 @dataclass(frozen=True)
 class Checkup:
-    """A place, and what mode `checkup` told of it."""
+    """One place, and the facts that the agent's mode `checkup` reported there."""
 
     where: str
     facts: Mapping[str, Any]
     reached: bool = False
-    """By logging in; else it is this computer."""
+    """Whether gpuops logged in there; otherwise it is this computer."""
     clock: tuple[float, float] | None = None
-    """Bounds of the seconds to add to its clock to get ours; None where the clock is ours."""
+    """Lower and upper bound of the seconds to add to its clock to get ours; None where the clock is ours."""
     artefact: str = ""
-    """The agent of its node."""
+    """Hash of the agent that its node runs; empty where there is none."""
 
     def part(self, name: str) -> Mapping[str, Any]:
         """One part of the facts; empty where its probe failed."""
         return self.facts.get(name) or {}
 
     def disk(self, of: str) -> Mapping[str, Any]:
-        """What is known of one place on a disk: `home`, `root`, `tmp`, `shm`, `node`."""
+        """Facts about the disk of one folder: `home`, `root`, `tmp`, `shm` or `node`."""
         disks: Sequence[Mapping[str, Any]] = self.facts.get("disks") or []
         return next((disk for disk in disks if disk["of"] == of), {})
 
@@ -74,12 +75,31 @@ class Checkup:
 
     @property
     def python(self) -> Mapping[str, Any] | None:
-        """The Python that a run would take: the first with torch, or the one that was asked for."""
+        """The Python that a run would use: the one asked for, otherwise the first with torch."""
         pythons = self.part("pythons")
         found: Sequence[Mapping[str, Any]] = pythons.get("found") or []
         if pythons.get("asked"):
             return found[0] if found else None
         return next((one for one in found if one.get("torch")), None)
+
+
+@dataclass(frozen=True)
+class Rule(Generic[T]):
+    """One row of a table of checks. `T`: what is judged, one checkup or all that are compared."""
+
+    words: Callable[[T], Mapping[str, object] | None]
+    """None where nothing is wrong; otherwise what the finding's sentences are filled with."""
+    finding: Finding
+    """Its sentences may hold `{name}` for each of the words."""
+
+
+def apply_rules(rules: Sequence[Rule[T]], judged: T) -> Iterator[Finding]:
+    """The findings of the rules that apply, in the order of the table."""
+    for rule in rules:
+        words = rule.words(judged)
+        if words is not None:
+            say, hint = rule.finding.say.format(**words), rule.finding.hint.format(**words)
+            yield dataclasses.replace(rule.finding, say=say, hint=hint)
 
 
 def megabytes(text: object) -> int:
@@ -89,7 +109,7 @@ def megabytes(text: object) -> int:
 
 
 def format_size(count: float) -> str:
-    """Bytes for people, in the units of `df -h` and of whoever sells GPUs."""
+    """Bytes for people, in powers of 1024 as `df -h` and GPU vendors write them."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1024:
             return f"{count:.0f} {unit}"
@@ -103,7 +123,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """3 where a provider's set-up says no, 4 where a place does, 0 where nothing is worse than a warning."""
+        """3 where a provider's set-up has an error, 4 where a place has one, otherwise 0."""
         errors = [finding for finding in self.findings if finding.level == "error"]
         return worst(*(ProviderError.exit_code if one.what == SETUP else NodeError.exit_code for one in errors))
 
@@ -120,7 +140,7 @@ class Report:
 
     @property
     def say(self) -> str:
-        """The last line: how many of what."""
+        """The last line: how many findings of each level."""
         counts = [(level, sum(one.level == level for one in self.findings)) for level in LEVELS if level != "ok"]
         found = [plural(count, level) for level, count in counts if count]
         if not found:
@@ -144,7 +164,7 @@ class Report:
 
 
 def summarize(place: Checkup) -> Finding:
-    """One line about a place as it is, however many findings it has."""
+    """One line on what a place has: Python, GPUs, cores, memory, disk."""
     machine, python, home = place.part("machine"), place.python, place.disk("home")
     parts = []
     if python:

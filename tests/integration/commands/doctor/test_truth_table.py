@@ -148,7 +148,7 @@ TABLE: list[tuple[str, Ail, str, str, str]] = [
     ("the module is not loaded", smi_says(AWAY, 9), "error", "gpu-driver-away", "modprobe nvidia"),
     ("no devices", smi_says("No devices were found", 6), "error", "gpu-gone", "finds no GPU"),
     ("a container that lost them", both(smi_says("Failed to initialize NVML: Unknown Error", 255), contained), "error",
-     "gpu-lost", "start the container anew"),
+     "gpu-lost", "restart the container"),
     ("nvidia-smi crashes", smi_says("Segmentation fault", 139), "error", "gpu-smi-fails", "Segmentation fault"),
     ("nvidia-smi hangs", both(now(limit_s=1.0), lambda one: one.shim("nvidia-smi", "trap '' TERM; sleep 60")),
      "error", "gpu-hangs", "hangs"),
