@@ -10,7 +10,7 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuops.clusters import virtual
 from gpuops.clusters.node_traces import Traces, home_of, read_traces, request_of
@@ -27,6 +27,9 @@ from gpuops.nodes.virtual import folded, with_virtual
 from gpuops.offers import lease as leases
 from gpuops.offers.payer import payer, payer_record
 from gpuops.sync.run_folder import read_json
+
+if TYPE_CHECKING:
+    from gpuops.transport.answers import NodeHello
 
 LIVE = "running"
 OLDEST_S = 366 * 86400.0
@@ -80,8 +83,8 @@ def _say_run(run: RunRow) -> str:
 class _Node:
     """One node as it is now."""
 
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Its `hello`; empty where no agent answers."""
+    hello: NodeHello | None = None
+    """None where no agent answers."""
     skew: float = 0.0
     runs: Mapping[str, Traces] = field(default_factory=dict)
 
@@ -93,7 +96,7 @@ def live_run(ctx: Context, lost: Lost) -> str:
     except GpuopsError:
         return ""
     live.close()
-    return next((str(facts["busy"]) for facts in live.facts if facts.get("busy")), "")
+    return next((hello.busy for hello in live.hellos if hello and hello.busy), "")
 
 
 def adopt_all(ctx: Context, clusters: Sequence[Lost], *, complete: bool) -> tuple[list[Adopted], list[GpuopsError]]:
@@ -214,8 +217,8 @@ def _look(draft: ClusterRow, machines: Sequence[Resource]) -> list[_Node]:
     except NodeError:
         return nodes  # no agent lives there any more: what it left can be had all the same
     live.close()
-    for node, facts, skew in zip(nodes, live.facts, live.skews, strict=True):
-        node.facts, node.skew = facts, skew
+    for node, hello, skew in zip(nodes, live.hellos, live.skews, strict=True):
+        node.hello, node.skew = hello, skew
     return nodes
 
 
@@ -229,10 +232,10 @@ def _traces(draft: ClusterRow, machine: Resource, index: int) -> dict[str, Trace
 
 def lease_of(nodes: Sequence[_Node]) -> tuple[Lease, bool]:
     """What the watchdogs keep, by our clock: the earliest end of all; and whether one still waits to be taken over."""
-    kept = [(node.facts.get("lease") or {}, node.skew) for node in nodes if node.facts]
-    ends = [one["hard_wall"] + skew for one, skew in kept if one.get("hard_wall") is not None]
-    idle = [one["idle_s"] for one, _ in kept if one.get("idle_s") is not None]
-    adrift = any(one.get("boot_wall") is not None for one, _ in kept)
+    kept = [(node.hello.lease, node.skew) for node in nodes if node.hello and node.hello.lease]
+    ends = [one.hard_wall + skew for one, skew in kept if one.hard_wall is not None]
+    idle = [one.idle_s for one, _ in kept if one.idle_s is not None]
+    adrift = any(one.boot_wall is not None for one, _ in kept)
     return Lease(min(ends, default=None), min(idle, default=None)), adrift
 
 

@@ -32,7 +32,7 @@ def widen(ctx: Context, live: ClusterSession, request: RunRequest) -> None:
     if request.nodes <= len(machines):
         return
     wanted = virtual.with_virtual(machines, request.nodes)[: request.nodes]
-    given, notes = virtual.lots(wanted, live.facts, request.gpus)
+    given, notes = virtual.lots(wanted, live.gpus(), request.gpus)
     ctx.out.say(virtual.sentence(given, len(machines)))
     for note in notes:
         ctx.out.say(f"note: {note}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gpuops.clusters.teardown import POLL_S, POLL_SLOW_S, owned
 from gpuops.core.context import Context
@@ -26,6 +26,9 @@ from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, host_key_handover
 from gpuops.nodes.session import ClusterSession, how_ended, machines_of, name_hosts, reach, was_taken
 from gpuops.offers import lease as leases
+
+if TYPE_CHECKING:
+    from gpuops.transport.answers import NodeHello
 
 EAGER_S = 10.0
 """So long a new node is looked at often."""
@@ -80,7 +83,7 @@ def wait_ready(
                 name_hosts(ctx, row, machines)
                 for machine in machines:
                     ctx.ledger.update_resource(row.id, machine)
-                if said := local_disks(live.facts):
+                if said := local_disks(live.hellos):
                     ctx.out.say(said)
                 return live
         except RateLimited as error:
@@ -177,13 +180,13 @@ def _nodes(ctx: Context, provisioner: Provisioner, row: ClusterRow, machines: Se
     return nodes
 
 
-def local_disks(facts: Sequence[Mapping[str, Any]]) -> str:
+def local_disks(hellos: Sequence[NodeHello | None]) -> str:
     """Where data and environments lie, as a sentence; empty where that is the disk that everything lies on."""
-    found = {f"node{index}": one["scratch"] for index, one in enumerate(facts) if one.get("scratch")}
+    found = {f"node{index}": one.scratch for index, one in enumerate(hellos) if one and one.scratch}
     if not found:
         return ""
-    whose = "each machine's local disk" if len(found) == len(facts) else f"the local disk of {', '.join(found)} alone"
-    path, free = next(iter(found.values()))["path"], min(disk["free"] for disk in found.values())
+    whose = "each machine's local disk" if len(found) == len(hellos) else f"the local disk of {', '.join(found)} alone"
+    path, free = next(iter(found.values())).path, min(disk.free for disk in found.values())
     return f"data and environments are on {whose} ({path}, {amount(free)} free)"
 
 

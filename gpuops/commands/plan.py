@@ -172,8 +172,8 @@ def _gpus_of_nodes(ctx: Context, row: ClusterRow, size: Size) -> tuple[list[int]
     nodes = with_virtual(machines, size.nodes)[: size.nodes]
     if len(nodes) <= len(machines):
         return [count] * size.nodes, []
-    facts = [{"gpus": [{"index": index} for index in range(count)]} for _ in machines]
-    given, notes = lots(nodes, facts, size.gpus)
+    gpus = [[str(index) for index in range(count)] for _ in machines]
+    given, notes = lots(nodes, gpus, size.gpus)
     return [lot.count for lot in given], [
         f"would run {sentence(given, len(machines))}",
         *(f"note: {note}" for note in notes),

@@ -17,9 +17,12 @@ changed three times: no Volta in 2.7 (pytorch pull request 147607), Volta in 2.8
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpuops.transport.answers import Gpu
 
 INDEX = "https://download.pytorch.org/whl/"
 EVER = (99, 0)
@@ -121,8 +124,8 @@ class Misfit:
     hint: str
 
 
-def misfit(torch: str, cuda: str | None, gpus: Sequence[Mapping[str, Any]], python: str = "python") -> Misfit | None:
-    """What the tables have against this torch of `python` on these GPUs (as in `hello`); None: nothing known."""
+def misfit(torch: str, cuda: str | None, gpus: Sequence[Gpu], python: str = "python") -> Misfit | None:
+    """What the tables have against this torch of `python` on these GPUs; None: nothing known."""
     if not gpus:
         return None
     if not cuda:
@@ -130,31 +133,31 @@ def misfit(torch: str, cuda: str | None, gpus: Sequence[Mapping[str, Any]], pyth
     return _no_driver(torch, cuda, gpus, python) or _no_kernels(torch, gpus, python)
 
 
-def _no_driver(torch: str, cuda: str, gpus: Sequence[Mapping[str, Any]], python: str) -> Misfit | None:
+def _no_driver(torch: str, cuda: str, gpus: Sequence[Gpu], python: str) -> Misfit | None:
     least = DRIVERS.get((numbers(cuda) or (0,))[0])
-    there = numbers(gpus[0].get("driver"))
+    there = numbers(gpus[0].driver)
     if not least or not there or there >= least:
         return None
     needs = ".".join(f"{part:02}" if place else str(part) for place, part in enumerate(least))
-    say = f"torch {torch} needs NVIDIA's driver {needs} or later, and {gpus[0]['driver']} is there"
+    say = f"torch {torch} needs NVIDIA's driver {needs} or later, and {gpus[0].driver} is there"
     return Misfit("driver", say, f"update the driver, or {_advice(gpus, python)}")
 
 
-def _no_kernels(torch: str, gpus: Sequence[Mapping[str, Any]], python: str) -> Misfit | None:
+def _no_kernels(torch: str, gpus: Sequence[Gpu], python: str) -> Misfit | None:
     official = OFFICIAL.fullmatch(torch)
     wheel = wheel_of(official[3], (int(official[1]), int(official[2]))) if official else None
     for gpu in gpus if wheel else ():
-        generation = capability(gpu.get("compute_cap"))
+        generation = capability(gpu.compute_cap)
         if wheel and generation and has_kernels(wheel, generation) is False:
-            called = f"{gpu.get('name') or 'this GPU'} (compute capability {gpu['compute_cap']})"
+            called = f"{gpu.name or 'this GPU'} (compute capability {gpu.compute_cap})"
             return Misfit("kernels", f"torch {torch} has no kernels for {called}", _advice(gpus, python))
     return None
 
 
-def _advice(gpus: Sequence[Mapping[str, Any]], python: str) -> str:
+def _advice(gpus: Sequence[Gpu], python: str) -> str:
     """The torch to install there."""
-    drivers = [numbers(gpu.get("driver")) for gpu in gpus]
-    generations = [found for gpu in gpus if (found := capability(gpu.get("compute_cap")))]
+    drivers = [numbers(gpu.driver) for gpu in gpus]
+    generations = [found for gpu in gpus if (found := capability(gpu.compute_cap))]
     tag = choose(min(drivers)[0], generations) if all(drivers) and generations else None
     if tag is None:
         return "install a torch that was built for these GPUs and this driver"

@@ -9,14 +9,17 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuops.core.errors import UsageError
 from gpuops.core.files import read_small
 from gpuops.core.settings import Settings
 from gpuops.nodes import cuda
+
+if TYPE_CHECKING:
+    from gpuops.transport.answers import Gpu
 
 TORCH = "torch>=2.4,<2.14"
 """The torch that gpuops is tested with; also in the package's extra `train`."""
@@ -33,10 +36,10 @@ MOST_NAMED = 1000
 """So many names are looked at: a file of a project keeps no command waiting."""
 
 
-def torch_choice(gpus: Sequence[Mapping[str, Any]], settings: Settings, asked: str = "") -> tuple[str, str]:
+def torch_choice(gpus: Sequence[Gpu], settings: Settings, asked: str = "") -> tuple[str, str]:
     """What to ask pip for, and the index ("": pip's own) it comes from.
 
-    gpus: as in `hello`, of every node that shall run the same torch; empty for the CPU.
+    gpus: of every node that shall run the same torch; empty for the CPU.
     asked: the project's own requirement of torch. Raises UsageError when no build fits.
     """
     spec = settings.env_values.get("GPUOPS_TORCH_SPEC") or asked or TORCH
@@ -53,31 +56,40 @@ def torch_choice(gpus: Sequence[Mapping[str, Any]], settings: Settings, asked: s
     return spec, WHEELS + _tag(gpus, spec, version)
 
 
-def _tag(gpus: Sequence[Mapping[str, Any]], spec: str, version: tuple[int, int] | None) -> str:
-    driver = min(int(_number(gpu, "driver")) for gpu in gpus)
-    generations = [cuda.capability(_number(gpu, "compute_cap")) or (0, 0) for gpu in gpus]
+def _tag(gpus: Sequence[Gpu], spec: str, version: tuple[int, int] | None) -> str:
+    driver = min(int(_driver(gpu)) for gpu in gpus)
+    generations = [cuda.capability(_compute_capability(gpu)) or (0, 0) for gpu in gpus]
     tag = cuda.choose(driver, generations, version)
     if tag is not None:
         return tag
-    names = " and ".join(sorted({str(gpu.get("name") or "GPU") for gpu in gpus}))
+    names = " and ".join(sorted({gpu.name or "GPU" for gpu in gpus}))
     raise UsageError(
         f"no build of {spec} is known for {names} with driver {driver}",
         "ask for another torch, or name the index that has it: GPUOPS_TORCH_INDEX",
     )
 
 
-def _number(gpu: Mapping[str, Any], name: str) -> str:
-    """The leading number of a fact: 550.54.15 is driver 550, 8.0 compute capability 8.0. Raises UsageError."""
-    match = re.match(r"\d+" if name == "driver" else r"\d+\.\d+", str(gpu.get(name) or ""))
+def _driver(gpu: Gpu) -> str:
+    """550.54.15 is driver 550. Raises UsageError."""
+    return _leading(r"\d+", gpu.driver, "driver")
+
+
+def _compute_capability(gpu: Gpu) -> str:
+    """Raises UsageError."""
+    return _leading(r"\d+\.\d+", gpu.compute_cap, "generation")
+
+
+def _leading(number: str, text: str, what: str) -> str:
+    match = re.match(number, text)
     if match is None:
         raise UsageError(
-            f"the node does not say which {'driver' if name == 'driver' else 'generation'} its GPU has",
+            f"the node does not say which {what} its GPU has",
             "name the index that torch shall come from: GPUOPS_TORCH_INDEX",
         )
     return match[0]
 
 
-def make_plan(folder: Path, gpus: Sequence[Mapping[str, Any]], settings: Settings, workload: bool) -> dict[str, Any]:
+def make_plan(folder: Path, gpus: Sequence[Gpu], settings: Settings, workload: bool) -> dict[str, Any]:
     """The argument `make` of verb `python`: requirements without torch, torch, index, name by content.
 
     workload: for one of gpuops' own programs, to which the folder's files do not matter.

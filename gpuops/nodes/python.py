@@ -6,7 +6,7 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from gpuops.transport.bulk import exchange
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
-    from gpuops.transport.answers import Output, Python, Saying, SetUp
+    from gpuops.transport.answers import Gpu, NodeHello, Output, Python, Saying, SetUp
 
 
 PROOF = "import torch; torch.ones(1, device='cuda').add(1).item()"
@@ -39,10 +39,10 @@ NO_GPU = ("", "-1")
 
 
 def check(
-    client: AgentClient, python: str, torch: str | None, cuda: str | None, gpus: Sequence[Mapping[str, Any]],
+    client: AgentClient, python: str, torch: str | None, cuda: str | None, gpus: Sequence[Gpu],
     request: RunRequest,
 ) -> str:  # fmt: skip
-    """What the user should know, or nothing. Raises NodeError for a torch that does not run on these GPUs (of `hello`).
+    """What the user should know, or nothing. Raises NodeError for a torch that does not run on these GPUs.
 
     The tables cost nothing and know most; before anything is refused the node has the last word, since NVIDIA's
     compat package may stand in for a newer driver.
@@ -54,7 +54,7 @@ def check(
         return ""
     if against.kind == "cpu":
         return f"{client.label}: {against.say}; {against.hint}"
-    if _proves(client, python, str(gpus[0]["index"]), request):
+    if _proves(client, python, str(gpus[0].index), request):
         return ""
     hint = f"{against.hint}; or train on the CPU: --env CUDA_VISIBLE_DEVICES="
     raise NodeError(f"{client.label}: {against.say}", hint)
@@ -104,15 +104,15 @@ def equip(
     their GPUs."""
 
     shared = has_capability(ctx.provisioner(live.row.provider), "shares_disk")
-    given, _ = lots(live.machines[: request.nodes], live.facts, request.gpus)
+    given, _ = lots(live.machines[: request.nodes], live.gpus(), request.gpus)
 
     def one(index: int) -> Equipped:
-        client, hello, lot = live.clients[index], live.facts[index], given[index]
+        client, hello, lot = live.clients[index], live.hello(index), given[index]
         found = _python(ctx, settings, client, hello, request, folder, shared, progress)
         facts = NodeFacts(
             index=index,
             python=found["python"],
-            cores=hello["cores"],
+            cores=hello.cores,
             cores_share=lot.cores_share,
             ranks=ranks_for(request, lot.count),
             gpus=lot.gpus,
@@ -120,7 +120,7 @@ def equip(
             address=spots[index].address,
             env=dict(live.machines[index].data.get("env") or {}),
         )
-        own = [gpu for gpu in hello["gpus"] if lot.gpus is None or str(gpu["index"]) in lot.gpus]
+        own = [gpu for gpu in hello.gpus if lot.gpus is None or str(gpu.index) in lot.gpus]
         used = own[: facts.ranks]
         if note := check(client, found["python"], found["torch"], found.get("cuda"), used, request):
             ctx.out.say(f"note: {note}")
@@ -161,14 +161,14 @@ def _python(
     ctx: Context,
     settings: Settings,
     client: AgentClient,
-    hello: Mapping[str, Any],
+    hello: NodeHello,
     request: RunRequest,
     folder: Path,
     shared: bool,
     progress: Progress,
 ) -> Python:
     """Verb `python`. A plain command takes any Python where none with torch is to be had."""
-    make = environment.make_plan(folder, hello["gpus"], settings, workload=bool(request.workload))
+    make = environment.make_plan(folder, hello.gpus, settings, workload=bool(request.workload))
     arguments: dict[str, Any] = {
         "explicit": request.python,
         "candidates": own_pythons(ctx) if shared else [],
@@ -290,10 +290,10 @@ def _last_line(output: bytes) -> str:
 
 def versions(live: ClusterSession, nodes: Sequence[Equipped]) -> dict[str, Any]:
     """What the receipt says the run was made with."""
-    gpus = live.facts[0]["gpus"]
+    gpus = live.hello(0).gpus
     return {
         "torch": nodes[0].torch,
         "python": nodes[0].facts.python,
-        "driver": gpus[0]["driver"] if gpus else None,
+        "driver": gpus[0].driver if gpus else None,
         "image": live.row.request.get("image"),
     }

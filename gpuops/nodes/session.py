@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gpuops.agent.node import PROTOCOL
 from gpuops.core.context import Context
@@ -21,12 +21,12 @@ from gpuops.transport.connection import connect
 from gpuops.transport.rpc import Absent, AgentClient, NodePaths, Programs
 
 if TYPE_CHECKING:
-    from gpuops.transport.answers import Hello, Pong
+    from gpuops.transport.answers import NodeHello, OtherHello, Pong
 
 T = TypeVar("T")
 
-Met = tuple[AgentClient, Mapping[str, Any], float]
-"""A node's agent, its `hello`, and what makes its clock ours."""
+Met = tuple[AgentClient, "NodeHello | None", float]
+"""A node's agent, its `hello` where it answers, and the seconds to add to its clock to get ours."""
 PINGS, PROMPT_S = 3, 0.5
 """So often a node's clock is asked for until an answer is prompt, and how prompt."""
 OVER = ("ended", "no-node")
@@ -41,8 +41,8 @@ class ClusterSession:
     machines: list[Resource]
     """Each node's, in node order; virtual nodes share some of them (`gpuops.nodes.virtual`)."""
     clients: list[AgentClient] = field(default_factory=list)
-    facts: list[Mapping[str, Any]] = field(default_factory=list)
-    """Each node's `hello`."""
+    hellos: list[NodeHello | None] = field(default_factory=list)
+    """What each node says of itself; None where it does not answer."""
     skews: list[float] = field(default_factory=list)
     """Seconds to add to a node's clock to get ours."""
 
@@ -54,6 +54,15 @@ class ClusterSession:
         """Without nodes that do not answer."""
         return [client for client in self.clients if not isinstance(client, Absent)]
 
+    def hello(self, index: int) -> NodeHello:
+        """What one node says of itself. Raises NodeError where it does not answer."""
+        found: NodeHello = self.hellos[index] or self.clients[index].call("hello")
+        return found
+
+    def gpus(self) -> list[list[str]]:
+        """The indices of each node's GPUs; none where it does not answer."""
+        return [[str(gpu.index) for gpu in hello.gpus] if hello else [] for hello in self.hellos]
+
     def reconnect(self, index: int) -> AgentClient:
         """A new conversation with one node. Raises ConnectionLost."""
         self.clients[index].close()
@@ -62,7 +71,7 @@ class ClusterSession:
 
     def join(self, index: int, machine: Resource, met: Met) -> None:
         """Another node, the next one, or one in the place of a node that is over."""
-        columns: list[list[Any]] = [self.machines, self.clients, self.facts, self.skews]
+        columns: list[list[Any]] = [self.machines, self.clients, self.hellos, self.skews]
         for column, value in zip(columns, (machine, *met), strict=True):
             column[index : index + 1] = [value]
 
@@ -90,7 +99,7 @@ def reach(
             return meet(row, machines[index], index)
         except NodeError as error:
             failed[index] = error
-            return Absent(f"node{index}", _paths(row.name, machines[index], index), error), {}, 0.0
+            return Absent(f"node{index}", _paths(row.name, machines[index], index), error), None, 0.0
         finally:
             told.waits("", f"node{index}")
 
@@ -189,7 +198,7 @@ def _in_its_words(row: ClusterRow, error: NodeError) -> NodeError:
 def absent(row: ClusterRow, machines: Sequence[Resource], error: NodeError) -> ClusterSession:
     """A cluster none of whose nodes answers: asked anything, they say why."""
     nodes = [Absent(f"node{index}", _paths(row.name, one, index), error) for index, one in enumerate(machines)]
-    return ClusterSession(row, list(machines), [*nodes], [{} for _ in nodes], [0.0 for _ in nodes])
+    return ClusterSession(row, list(machines), [*nodes], [None for _ in nodes], [0.0 for _ in nodes])
 
 
 def programs_of(row: ClusterRow, machine: Resource, index: int) -> Programs:
@@ -201,22 +210,23 @@ def _paths(cluster: str, machine: Resource, index: int) -> NodePaths:
     return NodePaths(machine, cluster, index, str(machine.data.get("artefact", "")))
 
 
-def _hello(cluster: str, client: AgentClient) -> tuple[Mapping[str, Any], float]:
-    """A node's facts, and its clock's distance from ours (the middle of the round trip is the moment).
+def _hello(cluster: str, client: AgentClient) -> tuple[NodeHello, float]:
+    """What a node says of itself, and its clock's distance from ours (the middle of the round trip is the moment).
 
     The clock is asked by `ping`: `hello` waits for the GPUs' driver. Raises NodeRefused (`protocol`) for
     an agent that speaks another version, Nonsense.
     """
     pong, moment = _ping(client)
-    facts: Hello = client.call("hello")
-    if facts["protocol"] != PROTOCOL:
+    answer: NodeHello | OtherHello = client.call("hello")
+    if answer.protocol != PROTOCOL:
         raise NodeRefused(
             f"{client.label} was started by another version of gpuops", f"gpuops down {cluster}", "protocol"
         )
-    said = pong.get("time", facts.get("time"))  # an agent from before says it in `hello` only
-    if said is None:
+    hello = cast("NodeHello", answer)
+    its_time = pong.time if pong.time is not None else hello.time
+    if its_time is None:
         raise Nonsense(client.label, "it does not say what time it is")
-    return facts, moment - said
+    return hello, moment - its_time
 
 
 def _ping(client: AgentClient) -> tuple[Pong, float]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gpuops.core.errors import Rejected, UsageError
 from gpuops.core.format import listed, plural
@@ -99,10 +98,10 @@ class Lot:
 
 
 def lots(
-    machines: Sequence[Resource], facts: Sequence[Mapping[str, Any]], wanted: int | None
+    machines: Sequence[Resource], gpus: Sequence[Sequence[str]], wanted: int | None
 ) -> tuple[list[Lot], list[str]]:
-    """What each node of a run has, and sentences that a user should know. `machines`: each node's; `facts`: what
-    these say of themselves, where a virtual node may still be missing; `wanted`: ranks per node, where asked for.
+    """What each node of a run has, and sentences that a user should know. `machines`: each node's; `gpus`: the
+    indices of each machine's GPUs, by its first node; `wanted`: ranks per node, where asked for.
 
     Raises UsageError where GPUs are wanted that are not there.
     """
@@ -112,7 +111,7 @@ def lots(
     found: dict[int, Lot] = {}
     notes: list[str] = []
     for first, members in groups.items():
-        there = _gpus(machines[first], facts[first])
+        there = _gpus(machines[first], gpus[first])
         share = float(machines[first].data.get("cores_share") or 1.0)
         if len(members) == 1:
             limited = machines[first].data.get("gpus") is not None
@@ -124,10 +123,10 @@ def lots(
     return [found[index] for index in range(len(machines))], notes
 
 
-def _gpus(machine: Resource, facts: Mapping[str, Any]) -> list[str]:
+def _gpus(machine: Resource, all_gpus: Sequence[str]) -> list[str]:
     """Those of a machine that this cluster may use."""
     known = machine.data.get("gpus")
-    return [str(gpu["index"]) for gpu in facts.get("gpus") or ()] if known is None else [str(gpu) for gpu in known]
+    return list(all_gpus) if known is None else [str(gpu) for gpu in known]
 
 
 def _divided(gpus: Sequence[str], nodes: int, wanted: int | None, where: str) -> tuple[list[list[str]], list[str]]:

@@ -246,7 +246,7 @@ def ending(first: ExitStack, lines: Iterator[str]) -> Iterator[str]:
 
 def followed(ctx: Context, live: ClusterSession, row: RunRow) -> tuple[Follower, Remarks]:
     """A run from now on followed to its end, and what is remarked beside it."""
-    look = how_to_look(live.row.name, gpus=any(facts.get("gpus") for facts in live.facts))
+    look = how_to_look(live.row.name, gpus=any(live.gpus()))
     remarks = Remarks(ctx.out.say, RunHome(row.home), ctx.folder, look)
     following = follower(ctx, live, row, remarks.heard, ctx.out.say)
     following.start()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuops import __version__, sync
 from gpuops.clusters.virtual import widen
@@ -33,7 +33,7 @@ from gpuops.sync.restore import put_back
 from gpuops.transport.rpc import Absent, AgentClient
 
 if TYPE_CHECKING:
-    pass
+    from gpuops.transport.answers import NodeHello
 
 QUEUE_POLL_INTERVAL_S = 2.0
 """How often a run that waits for its turn asks the ledger and the nodes whether an earlier run has ended."""
@@ -252,14 +252,13 @@ def _busy(ctx: Context, live: ClusterSession, row: RunRow | None) -> str:
         if before and run.state in ("starting", "running") and run.has_live_owner():
             return run.name
     # What the nodes have just said of themselves will do for a first look, before there is a row.
-    facts = live.facts if row is None else live.each(lambda _i, client: _hello(client))
-    return next((str(one["busy"]) for one in facts if one.get("busy")), "")
+    hellos = live.hellos if row is None else live.each(lambda _i, client: _hello(client))
+    return next((hello.busy for hello in hellos if hello and hello.busy), "")
 
 
-def _hello(client: AgentClient) -> Mapping[str, Any]:
-    """A node that is over, and that no run needs, is not busy."""
-    said: Mapping[str, Any] = {} if isinstance(client, Absent) else client.call("hello")
-    return said
+def _hello(client: AgentClient) -> NodeHello | None:
+    """What a node says of itself now; None for one that has ended and that no run needs."""
+    return None if isinstance(client, Absent) else client.call("hello")
 
 
 def _check_script(request: RunRequest, tree: sync.Tree) -> None:

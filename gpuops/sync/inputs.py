@@ -136,7 +136,7 @@ def _send(
         if others:
             link = FileEntry(full.name, 0, 0, 0o777, f"../../n{first}/{name}/{full.name}")
             put(others, dataclasses.replace(tree, files=[link]))
-    return {index: f"{live.facts[index]['folder']}/{name}/{full.name}" for index in range(nodes)}
+    return {index: f"{live.hello(index).folder}/{name}/{full.name}" for index in range(nodes)}
 
 
 def with_link(tree: sync.Tree, folder: Path, data: Path, *, shared: bool) -> sync.Tree:
@@ -158,6 +158,6 @@ def downloads(ctx: Context, live: ClusterSession, request: RunRequest) -> str:
     told = request.data or DATA in request.env or "--data" in request.argv or (here and DATA in ctx.env)
     if told or not request.workload or not WORKLOADS[request.workload].reads:
         return ""
-    root = str(live.facts[0]["folder"]).rsplit("/", 2)[0]
+    root = live.hello(0).folder.rsplit("/", 2)[0]
     how_long = "for later runs" if here else "on each machine until its last node ends"
     return f"data: kept in {root}/data/{request.workload} {how_long}; what is missing there is downloaded once"

@@ -20,7 +20,7 @@ from math import isfinite
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, is_typeddict
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from gpuops.agent.node import PROTOCOL
 from gpuops.core.errors import NodeRefused, Nonsense
@@ -66,37 +66,53 @@ class Nothing(TypedDict):
     """That it is an answer says it all."""
 
 
-class Gpu(TypedDict):
+class Gpu(Struct, frozen=True):
+    """An NVIDIA GPU, as `nvidia-smi` numbers and names it."""
+
     index: Number
     name: Name
     driver: Name
-    compute_cap: NotRequired[Name]
+    compute_cap: Name = ""
 
 
-class Lease(TypedDict):
-    hard_wall: NotRequired[Moment | None]
-    idle_s: NotRequired[Amount | None]
-    boot_wall: NotRequired[Moment | None]
+class WatchdogLease(Struct, frozen=True):
+    """The lease that a node's watchdog keeps, by the node's clock."""
+
+    hard_wall: Moment | None = None
+    idle_s: Amount | None = None
+    boot_wall: Moment | None = None
 
 
-class Scratch(TypedDict):
+class LocalDisk(Struct, frozen=True):
+    """The disk of a rented machine that data and environments lie on."""
+
     path: Name
     free: Count
 
 
-class Hello(TypedDict):
+class NodeHello(Struct, frozen=True):
+    """What a node says of itself: verb `hello`."""
+
     protocol: Number
-    time: NotRequired[Moment]
     cores: Annotated[int, Meta(ge=1, le=1 << 20)]
     gpus: Annotated[list[Gpu], Meta(max_length=4096)]
     folder: Name
-    busy: NotRequired[Name | None]
-    scratch: NotRequired[Scratch | None]
-    lease: NotRequired[Lease | None]
+    time: Moment | None = None
+    """Its clock; agents of before verb `ping` told the time say it here alone."""
+    busy: Name | None = None
+    """The run that is going on there."""
+    scratch: LocalDisk | None = None
+    lease: WatchdogLease | None = None
 
 
-class Pong(TypedDict):
-    time: NotRequired[Moment]
+class OtherHello(Struct, frozen=True):
+    """The `hello` of an agent that speaks another protocol: nothing more is known of its answers."""
+
+    protocol: Number
+
+
+class Pong(Struct, frozen=True):
+    time: Moment | None = None
 
 
 class Route(TypedDict):
@@ -276,7 +292,7 @@ class Shape(NamedTuple):
 
 
 VERBS = {
-    "hello": Shape(Hello),
+    "hello": Shape(NodeHello),
     "ping": Shape(Pong),
     "route": Shape(Route),
     "port": Shape(PortFound),
@@ -342,9 +358,13 @@ class Complaint(TypedDict):
     error: dict[str, Any]
 
 
+def _is_struct(what: object) -> bool:
+    return isinstance(what, type) and issubclass(what, Struct)
+
+
 # msgspec learns a shape at its first use, and keeps what it has learnt so far where a second thread takes it for whole:
 # a crash of the interpreter. Nodes are asked by threads, so each shape is learnt here, under the lock of the import.
-for _shape in [each for each in list(globals().values()) if is_typeddict(each)]:
+for _shape in [each for each in list(globals().values()) if is_typeddict(each) or _is_struct(each)]:
     msgspec.json.Decoder(_shape)
 
 
@@ -361,7 +381,7 @@ def message(label: str, verb: str, line: bytes) -> tuple[Literal["item", "ok", "
             case {"item": dict(item)} if shape.item:
                 return "item", shaped(item, shape.item)
             case {"ok": {"protocol": int(other)}} if verb == "hello" and other != PROTOCOL:
-                return "ok", {"protocol": other}  # of another version nothing more is known
+                return "ok", OtherHello(other)
             case {"ok": dict(last)}:
                 return "ok", shaped(last, shape.last)
         raise ValueError("neither an item nor an answer")

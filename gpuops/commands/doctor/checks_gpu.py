@@ -8,6 +8,7 @@ from typing import Any
 from gpuops.commands.doctor.report import Checkup, Finding, error, megabytes, note, warning
 from gpuops.core.format import plural
 from gpuops.nodes import cuda as compat
+from gpuops.transport.answers import Gpu
 
 IN_USE_MIN_MB = 1000
 """MB in use above which a GPU counts as used by another program: a desktop alone takes less."""
@@ -197,9 +198,15 @@ def _no_torch(place: Checkup, pythons: Mapping[str, Any], asked: str) -> Finding
     return note("torch-none", "no Python here has torch", NO_TORCH_HINT)
 
 
+def _gpu(one: Mapping[str, Any]) -> Gpu:
+    """A GPU of a checkup, as what the tables of builds are asked about."""
+    words = {name: str(one.get(name) or "") for name in ("name", "driver", "compute_cap")}
+    return Gpu(index=int(one.get("index") or 0), **words)
+
+
 def _fits(place: Checkup, python: Mapping[str, Any]) -> Iterator[Finding]:
     torch, cuda = str(python["torch"]), python.get("cuda")
-    against = compat.misfit(torch, cuda, place.gpus, str(python.get("path") or "python"))
+    against = compat.misfit(torch, cuda, [_gpu(one) for one in place.gpus], str(python.get("path") or "python"))
     if against is not None and against.kind == "cpu":
         yield error("torch-cpu", against.say, against.hint)
     elif against is not None and against.kind == "kernels":

@@ -46,10 +46,10 @@ def another(disk: Path) -> Iterator[Path]:
 def sent(root: Path, here: Path) -> dict[int, str]:
     """`--data` to a machine's node and a virtual one beside it: where each finds it."""
     clients = [InProcessClient(root / f"lab/n{index}", f"node{index}") for index in range(2)]
-    facts = [{"folder": client.node.dir} for client in clients]
+    hellos = [SimpleNamespace(folder=client.node.dir) for client in clients]
     machines = [Resource("machine", "i-1", "there", "lab-0", bills=True, data=more) for more in ({}, {"on": 0})]
     world: Any = SimpleNamespace(progress=Silent())
-    live: Any = SimpleNamespace(clients=clients, facts=facts, machines=machines)
+    live: Any = SimpleNamespace(clients=clients, hello=hellos.__getitem__, machines=machines)
     return inputs._send(world, live, 2, here, sync.scan_data(here, here.parent / "cache"), overwrite=False)
 
 

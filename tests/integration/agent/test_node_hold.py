@@ -68,5 +68,5 @@ def test_a_new_lease_is_told_to_the_machines_first_watchdog(node: RealNode) -> N
     watch.joinpath("end").unlink()
     watch.rmdir()
     client.call("lease", ends_in=60.0, idle_s=None)
-    assert client.call("hello")["lease"]["hard_wall"] > before
+    assert client.call("hello").lease.hard_wall > before
     client.close()

@@ -132,7 +132,7 @@ def test_only_its_user_can_look_into_a_node(node: RealNode) -> None:
 
 def test_a_node_lives_at_any_depth(make_node: Callable[..., RealNode]) -> None:
     deep = make_node(under="d" * 120)
-    assert deep.client().call("hello")["folder"] == str(deep.folder)
+    assert deep.client().call("hello").folder == str(deep.folder)
     assert deep.end("--remove") == {"ended": 2, "left": 0}
     assert not deep.folder.parent.exists()
 
@@ -287,7 +287,7 @@ def test_one_run_at_a_time(node: RealNode) -> None:
     assert refused.value.kind == "busy"
     assert refused.value.data == {"run": "r-1"}
     client = node.client()
-    assert client.call("hello")["busy"] == "r-1"
+    assert client.call("hello").busy == "r-1"
     assert node.says("run", run="r-1")["ok"] == {"state": "running", "result": None, "sink": None, "handed": {}}
     client.call("stop", run="r-1", how="now", why="enough")
     follow(client, "r-1")
@@ -491,9 +491,9 @@ def test_an_idle_node_ends_and_one_with_a_run_does_not(make_node: Callable[..., 
 def test_a_boot_lease_holds_until_a_client_takes_over(make_node: Callable[..., RealNode]) -> None:
     taken = make_node(0, boot_in=600.0)
     client = taken.client()
-    assert client.call("hello")["lease"]["boot_wall"] > time.time()
+    assert client.call("hello").lease.boot_wall > time.time()
     client.call("lease", ends_in=3600, idle_s=None)
-    assert client.call("hello")["lease"]["boot_wall"] is None
+    assert client.call("hello").lease.boot_wall is None
     left = make_node(1, init=False)
     document = {"node": {"cluster": "lab", "index": 1, "end": None}, "lease": {"boot_in": 0.5}}
     left.mode("init", stdin=json.dumps(document))  # it may be over before anybody answers

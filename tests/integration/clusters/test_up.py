@@ -105,7 +105,7 @@ def test_real_nodes_after_all_of_it(there: tuple[Cloud, Context]) -> None:
     world.clock = Quick()
     live = up(world)
     try:
-        assert [facts["busy"] for facts in live.facts] == [None, None]
+        assert [hello and hello.busy for hello in live.hellos] == [None, None]
         assert [machine.name[-5:] for machine in live.machines] == ["lab-0", "lab-1"]
         assert live.row.lease.hard_end is not None, "a rented node has a lease"
         assert live.row.state == "up"

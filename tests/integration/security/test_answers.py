@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -245,7 +246,8 @@ def altered(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 def heard(verb: str, kind: str, said: Any) -> Any:
     """What a client makes of it. NaN and Infinity are written as Python writes them."""
     text = json.dumps({"id": 1, kind: said}).replace('"NAN"', "NaN").replace('"INF"', "1e999")
-    return answers.message("node0", verb, text.encode())[1]
+    said = answers.message("node0", verb, text.encode())[1]
+    return msgspec.to_builtins(said, builtin_types=(bytes,), enc_hook=str)
 
 
 def test_what_is_true_is_taken_as_it_is() -> None:

@@ -272,8 +272,8 @@ def hello_agent(protocol: int, hello_behind_s: float) -> str:
 
 
 def test_the_clock_is_asked_by_what_answers_at_once(dial: Dial) -> None:
-    facts, skew = session._hello("lab", dial(hello_agent(PROTOCOL, 10_000)))
-    assert facts["protocol"] == PROTOCOL
+    hello, skew = session._hello("lab", dial(hello_agent(PROTOCOL, 10_000)))
+    assert hello.protocol == PROTOCOL
     assert 1000 - HANG_S < skew < 1000 + HANG_S
 
 
@@ -287,12 +287,12 @@ def test_the_promptest_answer_says_what_time_it_is(
     class Slow:
         label = "node0"
 
-        def call(self, verb: str) -> dict[str, float]:
+        def call(self, verb: str) -> SimpleNamespace:
             if verb == "hello":
-                return {"protocol": PROTOCOL, "time": 0.0}
+                return SimpleNamespace(protocol=PROTOCOL, time=0.0)
             said = now[0] - 100
             now[0] += rest.pop(0)
-            return {"time": said}
+            return SimpleNamespace(time=said)
 
     monkeypatch.setattr(session, "time", SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0]))
     assert session._hello("lab", cast(AgentClient, Slow()))[1] == pytest.approx(skew)

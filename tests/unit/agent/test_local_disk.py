@@ -10,9 +10,10 @@ import pytest
 
 from gpuops.agent import local_disk
 from gpuops.agent.daemon import init
-from gpuops.agent.node import Node
+from gpuops.agent.node import PROTOCOL, Node
 from gpuops.agent.rpc import hello
 from gpuops.clusters.wait import local_disks
+from gpuops.transport.answers import LocalDisk, NodeHello
 
 Room = dict[str, int]
 TREE = "dataabcdefgh"
@@ -104,11 +105,15 @@ def test_only_another_disk_with_more_room_is_worth_it(
     assert local_disk.is_roomier(str(disk), str(root)) is wanted
 
 
+def a_hello(scratch: LocalDisk | None) -> NodeHello:
+    return NodeHello(PROTOCOL, 1, [], "/n", scratch=scratch)
+
+
 def test_it_is_said(tmp_path: Path, disk: Path) -> None:
     node = born(tmp_path / "root/lab/n0", disk)
     assert hello.hello(node, {}, None)["scratch"]["path"] == str(disk)
-    large, larger = ({"scratch": {"path": "/opt/dlami/nvme", "free": size}} for size in (3_400_000_000_000, 4 * 10**12))
+    large, larger = (a_hello(LocalDisk("/opt/dlami/nvme", size)) for size in (3_400_000_000_000, 4 * 10**12))
     told = "(/opt/dlami/nvme, 3.4 TB free)"
     assert local_disks([larger, large]) == f"data and environments are on each machine's local disk {told}"
-    assert local_disks([{}, large]) == f"data and environments are on the local disk of node1 alone {told}"
-    assert local_disks([{"scratch": None}, {}]) == ""
+    assert local_disks([None, large]) == f"data and environments are on the local disk of node1 alone {told}"
+    assert local_disks([a_hello(None), None]) == ""

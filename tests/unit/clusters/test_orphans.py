@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpuops.agent.node import PROTOCOL
 from gpuops.cli.terminal.output import Output
 from gpuops.clusters import orphans, recovery, virtual
 from gpuops.clusters.orphans import note_rented
@@ -21,6 +22,7 @@ from gpuops.core.models import Lease, Resource
 from gpuops.core.reporting import Silent
 from gpuops.guard import tend
 from gpuops.ledger.store import Ledger, RowGone
+from gpuops.transport.answers import NodeHello, WatchdogLease
 from gpuops.transport.ssh import Target
 from provisioners import registry
 from provisioners.ssh.hosts import HostBook, KnownHost
@@ -344,11 +346,15 @@ def test_down_without_a_ledger_does_not_call_gone_what_it_saw_in_part(there: tup
     assert cloud.machines() == []
 
 
+def a_hello(**lease: float) -> NodeHello:
+    return NodeHello(PROTOCOL, 1, [], "/n", lease=WatchdogLease(**lease))
+
+
 def test_of_several_nodes_the_earliest_end_counts_by_our_clock() -> None:
-    early = recovery._Node(facts={"lease": {"hard_wall": 90.0, "idle_s": 60}}, skew=20.0)
-    late = recovery._Node(facts={"lease": {"hard_wall": 100, "idle_s": 30.0}})
+    early = recovery._Node(a_hello(hard_wall=90.0, idle_s=60), skew=20.0)
+    late = recovery._Node(a_hello(hard_wall=100, idle_s=30.0))
     assert recovery.lease_of([early, late, recovery._Node()]) == (Lease(100.0, 30.0), False)
-    waits = recovery._Node(facts={"lease": {"boot_wall": 5.0}})
+    waits = recovery._Node(a_hello(boot_wall=5.0))
     assert recovery.lease_of([late, waits]) == (Lease(100.0, 30.0), True)
 
 
@@ -360,7 +366,7 @@ def test_what_is_rented_and_taken_back_lives_no_longer_than_what_is_new(
     exists(world, "lab")
     now = world.clock.now()
     lease = {} if kept_h is None else {"hard_wall": now + kept_h * 3600, "idle_s": 60.0}
-    monkeypatch.setattr(recovery, "_look", lambda *_: [recovery._Node(facts={"lease": lease})])
+    monkeypatch.setattr(recovery, "_look", lambda *_: [recovery._Node(a_hello(**lease))])
     monkeypatch.setattr(virtual, "bearing", lambda _row, machine, _index: machine)
     (lost,) = orphans.lost(orphans.strays(world)[0])
     back = recovery.adopt(world, lost)

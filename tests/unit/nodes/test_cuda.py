@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gpuops.nodes.cuda import CHOICE, DRIVERS, WHEELS, capability, choose, has_kernels, misfit, numbers, wheel_of
+from gpuops.transport.answers import Gpu
 
 
-def gpu(capability: str, driver: str = "595.10") -> dict[str, object]:
-    return {"index": 0, "name": "GPU", "driver": driver, "compute_cap": capability}
+def gpu(capability: str, driver: str = "595.10") -> Gpu:
+    return Gpu(0, "GPU", driver, capability)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_what_each_wheel_runs_on(tag: str, version: tuple[int, int], runs: str, 
         ("2.9.0a0+gitabc", "13.0", gpu("7.0"), None),
         ("2.5.1", "12.4", gpu("12.0"), None),
         ("2.11.0+cu128", "12.8", gpu("[N/A]"), None),
-        ("2.11.0+cu128", "12.8", {"index": 0}, None),
+        ("2.11.0+cu128", "12.8", gpu("", ""), None),
         ("2.9.1+cu130", "13.0", gpu("9.0", "579.99"), "driver"),
         ("2.9.1+cu130", "13.0", gpu("9.0", "580"), None),
         ("2.8.0+cu128", "12.8", gpu("8.0", "525.60.12"), "driver"),
@@ -60,9 +61,7 @@ def test_what_each_wheel_runs_on(tag: str, version: tuple[int, int], runs: str, 
         ("2.8.0+cpu", None, gpu("8.0"), "cpu"),
     ],
 )
-def test_only_what_is_known_to_fail_is_told(
-    torch: str, cuda: str | None, on: dict[str, object], kind: str | None
-) -> None:
+def test_only_what_is_known_to_fail_is_told(torch: str, cuda: str | None, on: Gpu, kind: str | None) -> None:
     against = misfit(torch, cuda, [on])
     assert (against and against.kind) == kind
 

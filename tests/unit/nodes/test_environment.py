@@ -10,12 +10,13 @@ import pytest
 from gpuops.core.errors import UsageError
 from gpuops.core.settings import Settings
 from gpuops.nodes.environment import TORCH, WHEELS, WORKLOAD, make_plan, torch_choice, wants
+from gpuops.transport.answers import Gpu
 
 NONE = Settings()
 
 
-def gpu(driver: str, capability: str, name: str = "GPU") -> dict[str, object]:
-    return {"index": 0, "name": name, "memory_mb": 16384, "driver": driver, "compute_cap": capability}
+def gpu(driver: str, capability: str, name: str = "GPU") -> Gpu:
+    return Gpu(0, name, driver, capability)
 
 
 V100 = ("7.0", "Tesla V100-SXM2-16GB")
@@ -79,7 +80,7 @@ def test_nodes_that_train_together_get_one_build() -> None:
         ([gpu("580.1", "[N/A]")], "", "the node does not say which generation its GPU has"),
     ],
 )  # fmt: skip
-def test_what_fits_nothing_is_said(gpus: list[dict[str, object]], asked: str, say: str) -> None:
+def test_what_fits_nothing_is_said(gpus: list[Gpu], asked: str, say: str) -> None:
     with pytest.raises(UsageError) as caught:
         torch_choice(gpus, NONE, asked)
     assert caught.value.say == say
@@ -180,7 +181,7 @@ def test_a_plan_for_a_project(tmp_path: Path) -> None:
 
 
 def test_the_name_follows_the_content(tmp_path: Path) -> None:
-    def name(gpus: list[dict[str, object]] | None = None) -> str:
+    def name(gpus: list[Gpu] | None = None) -> str:
         return str(make_plan(tmp_path, gpus or [], NONE, workload=False)["name"])
 
     empty = name()

@@ -29,8 +29,8 @@ def machine(index: int = 0, **data: Any) -> Resource:
     )
 
 
-def facts(gpus: int) -> dict[str, Any]:
-    return {"gpus": [{"index": index} for index in range(gpus)]}
+def numbered(gpus: int) -> list[str]:
+    return [str(index) for index in range(gpus)]
 
 
 def test_machines_bear_further_nodes_in_turn() -> None:
@@ -75,21 +75,21 @@ def test_what_a_provider_lists_becomes_machines_that_list_their_nodes() -> None:
 def test_gpus_are_divided_among_the_nodes_of_a_run(
     there: int, nodes: int, wanted: int | None, shares: list[list[str] | None], said: list[str]
 ) -> None:
-    given, notes = lots(with_virtual([machine()], nodes), [facts(there)], wanted)
+    given, notes = lots(with_virtual([machine()], nodes), [numbered(there)], wanted)
     assert [lot.gpus for lot in given] == shares
     assert notes == said
     assert [lot.cores_share for lot in given] == [1 / nodes] * nodes
 
 
 def test_only_what_the_cluster_may_use_is_divided() -> None:
-    given, _ = lots(with_virtual([machine(gpus=[3, 5], cores_share=0.5)], 2), [facts(8)], None)
+    given, _ = lots(with_virtual([machine(gpus=[3, 5], cores_share=0.5)], 2), [numbered(8)], None)
     assert [(lot.gpus, lot.count, lot.cores_share) for lot in given] == [(["3"], 1, 0.25), (["5"], 1, 0.25)]
-    (alone,) = lots([machine(gpus=["3", "5"])], [facts(8)], None)[0]
+    (alone,) = lots([machine(gpus=["3", "5"])], [numbered(8)], None)[0]
     assert (alone.gpus, alone.count) == (["3", "5"], 2)
 
 
 def test_each_machine_divides_its_own() -> None:
-    given, _ = lots(with_virtual([machine(0), machine(1)], 3), [facts(4), facts(4)], None)
+    given, _ = lots(with_virtual([machine(0), machine(1)], 3), [numbered(4), numbered(4)], None)
     assert [(lot.gpus, lot.count) for lot in given] == [(["0", "1"], 2), (None, 4), (["2", "3"], 2)]
     assert sentence(given, 2) == "3 nodes on 2 machines: virtual nodes, 2, 4 and 2 GPUs"
 
@@ -105,14 +105,14 @@ def test_what_a_machine_does_not_have_is_refused(
     there: int, nodes: int, wanted: int | None, say: str, hint: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        lots(with_virtual([machine()], nodes), [facts(there)], wanted)
+        lots(with_virtual([machine()], nodes), [numbered(there)], wanted)
     assert caught.value.say == say
     assert hint in caught.value.hint
 
 
 def test_it_is_said() -> None:
     def said(gpus: int) -> str:
-        return sentence(lots(with_virtual([machine()], 2), [facts(gpus)], None)[0], 1)
+        return sentence(lots(with_virtual([machine()], 2), [numbered(gpus)], None)[0], 1)
 
     assert said(4) == "2 nodes on 1 machine: virtual nodes, 2 GPUs each"
     assert said(2) == "2 nodes on 1 machine: virtual nodes, 1 GPU each"

@@ -94,5 +94,5 @@ def test_where_downloads_are_kept_is_said(workload: str | None, changes: dict[st
     request = RunRequest(kind="torchrun", mode="single", nodes=1, gpus=None, workload=workload, **changes)
     provider = SimpleNamespace(capabilities={"shares_disk": here or "it has its own"})
     world: Any = SimpleNamespace(env={}, provisioner=lambda _: provider)
-    live: Any = SimpleNamespace(facts=[{"folder": "/r/lab/n0"}], row=SimpleNamespace(provider="x"))
+    live: Any = SimpleNamespace(hello=lambda _: SimpleNamespace(folder="/r/lab/n0"), row=SimpleNamespace(provider="x"))
     assert inputs.downloads(world, live, request) == (said and f"{said}what is missing there is downloaded once")
