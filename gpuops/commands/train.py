@@ -98,9 +98,7 @@ def _attempt(ctx: Context, settings: Settings, plan: Plan, progress: Progress, c
         ctx.signals.backward()
         if ours or isinstance(error, MachineGone):
             why = "interrupted" if isinstance(error, Interrupted) else "the run could not be started"
-            code = _tear_down(ctx, live, why)
-            if isinstance(error, GpuopsError | Interrupted):
-                error.exit_code = worst(error.exit_code, code)
+            _end_after(ctx, live, why, error)
         raise
     finally:
         live.close()
@@ -109,7 +107,7 @@ def _attempt(ctx: Context, settings: Settings, plan: Plan, progress: Progress, c
     if outcome.loss is not None:
         _clear_away(ctx, live, outcome)
     elif ours and not (job.detach and outcome.document.get("detached")):
-        outcome.exit_code = worst(outcome.exit_code, _tear_down(ctx, live, "its run ended"))
+        _end_after(ctx, live, "its run ended", outcome)
     elif choice.row is None and not outcome.document.get("detached"):
         ctx.ledger.set_cluster(live.row.id, owner_process=None)
         ctx.out.say(f"{live.row.name} is kept: `gpuops down {live.row.name}` ends it")
@@ -119,12 +117,20 @@ def _attempt(ctx: Context, settings: Settings, plan: Plan, progress: Progress, c
 def _clear_away(ctx: Context, live: ClusterSession, outcome: Outcome) -> None:
     """End what is left of machines that were taken back; where that fails, nothing replaces them."""
     per_hour = sum(machine.per_hour for machine in live.machines)
-    code = _tear_down(ctx, live, "its provider took machines back")
-    outcome.exit_code = worst(outcome.exit_code, code)
+    ended = _end_after(ctx, live, "its provider took machines back", outcome)
     outcome.gone = ctx.ledger.cluster(live.row.id)
     outcome.cost = retry.final_cost(outcome.gone, per_hour)
-    if code:
+    if not ended:
         outcome.loss = None
+
+
+def _end_after(ctx: Context, live: ClusterSession, why: str, result: Outcome | BaseException) -> bool:
+    """End what this command brought up. Returns whether nothing of it is left; where something may be, that decides
+    the exit code of `result` if it is the worse of the two."""
+    code = _tear_down(ctx, live, why)
+    if isinstance(result, Outcome | GpuopsError | Interrupted):
+        result.exit_code = worst(result.exit_code, code)
+    return not code
 
 
 def _reach(ctx: Context, plan: Plan, approval: PriceApproval) -> ClusterSession:
