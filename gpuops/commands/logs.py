@@ -17,7 +17,7 @@ from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession, open_live
 from gpuops.runs.log_lines import LineMerger
 from gpuops.runs.log_view import Filter, HomeTail, LogTimes, last_heard
-from gpuops.runs.monitor import awaited, ending, followed
+from gpuops.runs.monitor import closing_at_first, follow_with_remarks, waiting_for_first_line
 from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome, mirror
 
@@ -173,8 +173,8 @@ def _look(ctx: Context, row: RunRow, wanted: Filter, follow: bool) -> None:
         if not follow:
             return _print_all(ctx, row, wanted)
         tail = _tail(ctx, row, wanted)
-        with awaited(ctx, row, wanted) as first:
-            _print(ctx, ending(first, tail.new()), wanted.tail)
+        with waiting_for_first_line(ctx, row, wanted) as first:
+            _print(ctx, closing_at_first(first, tail.new()), wanted.tail)
             _follow(ctx, live, row, tail, first)
         _print(ctx, tail.rest())
         _say_verdict(ctx, row)
@@ -188,20 +188,20 @@ def _at_home(ctx: Context, row: RunRow, wanted: Filter, follow: bool, error: Gpu
     if not follow:
         return _print_all(ctx, row, wanted)
     tail = _tail(ctx, row, wanted)
-    with awaited(ctx, row, wanted) as first:
-        _print(ctx, ending(first, tail.new()), wanted.tail)
+    with waiting_for_first_line(ctx, row, wanted) as first:
+        _print(ctx, closing_at_first(first, tail.new()), wanted.tail)
         while ctx.ledger.run(row.id).state == "running":
             time.sleep(POLL_INTERVAL_S)
-            _print(ctx, ending(first, tail.new()))
+            _print(ctx, closing_at_first(first, tail.new()))
     _print(ctx, tail.rest())
     _say_verdict(ctx, row)
     return None
 
 
 def _follow(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail, first: ExitStack) -> None:
-    following, remarks = followed(ctx, live, row)
+    following, remarks = follow_with_remarks(ctx, live, row)
     while not following.watch(POLL_INTERVAL_S):
-        _print(ctx, ending(first, tail.new()))
+        _print(ctx, closing_at_first(first, tail.new()))
         remarks.look()
         if ctx.ledger.run(row.id).state == "home":  # somebody else saw it to its end
             following.quit()

@@ -37,8 +37,8 @@ from gpuops.runs.monitor import attend, board
 from gpuops.runs.prepare import Prepared, give_up, prepare, secrets_sent, tree_of
 from gpuops.runs.receipt import receipt
 from gpuops.runs.report import NodeReport
-from gpuops.runs.retries import Chain, Outcome
-from gpuops.runs.verdict import BY_ITSELF, is_port_clash
+from gpuops.runs.retries import JobOutcome, RetryState
+from gpuops.runs.verdict import RETRIES_HINT, is_port_clash
 from gpuops.sync import RunHome, archive, bucket, inputs, sinks, upload
 
 HOLD_S = 5.0
@@ -46,7 +46,7 @@ HOLD_S = 5.0
 RELAUNCHES = 1
 
 
-def execute(ctx: Context, settings: Settings, plan: Plan, progress: Progress) -> Outcome:
+def execute(ctx: Context, settings: Settings, plan: Plan, progress: Progress) -> JobOutcome:
     """Carry a plan out, from the cluster to the receipt. Raises GpuopsError where it ends before a run is judged."""
     plan = _with_sink(ctx, plan)
     job, choice = plan.job, plan.choice
@@ -60,15 +60,15 @@ def execute(ctx: Context, settings: Settings, plan: Plan, progress: Progress) ->
             f"note: limits belong to a new cluster, {choice.row.name} keeps its own: gpuops lease {choice.row.name}"
         )
     ctx.out.hold_up_nothing()
-    chain = Chain(job.retries, PriceApproval(replaces=job.retries > 0), resume=job.request.resume)
+    chain = RetryState(job.retries, PriceApproval(replaces=job.retries > 0), resume=job.request.resume)
 
-    def attempt(wish: LeaseLimits, resume: str | None) -> Outcome:
+    def attempt(wish: LeaseLimits, resume: str | None) -> JobOutcome:
         request = dataclasses.replace(job.request, resume=resume)
         asked = dataclasses.replace(job, request=request, wish=wish)
         return _attempt(ctx, settings, dataclasses.replace(plan, job=asked), progress, chain)
 
     with ctx.signals:
-        return retries.until_it_ends(ctx, chain, job.wish, attempt)
+        return retries.run_with_retries(ctx, chain, job.wish, attempt)
 
 
 def _with_sink(ctx: Context, plan: Plan) -> Plan:
@@ -83,7 +83,7 @@ def _with_sink(ctx: Context, plan: Plan) -> Plan:
     return dataclasses.replace(plan, job=dataclasses.replace(plan.job, request=request))
 
 
-def _attempt(ctx: Context, settings: Settings, plan: Plan, progress: Progress, chain: Chain) -> Outcome:
+def _attempt(ctx: Context, settings: Settings, plan: Plan, progress: Progress, chain: RetryState) -> JobOutcome:
     """One run on one cluster, which is gone afterwards where it was brought up for it. What is to be replaced (`loss`)
     is gone in any case."""
     job, choice = plan.job, plan.choice
@@ -114,7 +114,7 @@ def _attempt(ctx: Context, settings: Settings, plan: Plan, progress: Progress, c
     return outcome
 
 
-def _clear_away(ctx: Context, live: ClusterSession, outcome: Outcome) -> None:
+def _clear_away(ctx: Context, live: ClusterSession, outcome: JobOutcome) -> None:
     """End what is left of machines that were taken back; where that fails, nothing replaces them."""
     per_hour = sum(machine.per_hour for machine in live.machines)
     ended = _end_after(ctx, live, "its provider took machines back", outcome)
@@ -124,11 +124,11 @@ def _clear_away(ctx: Context, live: ClusterSession, outcome: Outcome) -> None:
         outcome.loss = None
 
 
-def _end_after(ctx: Context, live: ClusterSession, why: str, result: Outcome | BaseException) -> bool:
+def _end_after(ctx: Context, live: ClusterSession, why: str, result: JobOutcome | BaseException) -> bool:
     """End what this command brought up. Returns whether nothing of it is left; where something may be, that decides
     the exit code of `result` if it is the worse of the two."""
     code = _tear_down(ctx, live, why)
-    if isinstance(result, Outcome | GpuopsError | Interrupted):
+    if isinstance(result, JobOutcome | GpuopsError | Interrupted):
         result.exit_code = worst(result.exit_code, code)
     return not code
 
@@ -168,9 +168,9 @@ def upload_estimate(ctx: Context, job: Job, offer: Offer) -> str:
 
 
 def _run_on(
-    ctx: Context, settings: Settings, live: ClusterSession, job: Job, progress: Progress, ours: bool, chain: Chain
-) -> Outcome:
-    request = retention.arranged(ctx, live, job.request)
+    ctx: Context, settings: Settings, live: ClusterSession, job: Job, progress: Progress, ours: bool, chain: RetryState
+) -> JobOutcome:
+    request = retention.arrange(ctx, live, job.request)
     try:
         prepared = prepare(ctx, settings, live, request, job.sending, progress)
         if chain.losses:  # so that the record has them, whoever writes it
@@ -180,13 +180,13 @@ def _run_on(
     except NodeError as error:
         if not job.retries or ctx.signals.count:
             raise
-        gone = retries.explained(ctx, live, error)
+        gone = retries.find_ended_machine(ctx, live, error)
         if gone is None:
             raise
         raise gone from error
     row = ctx.ledger.run(prepared.row.id)
     ctx.out.say(f"{row.name} runs on {_where(prepared)}; results come to {row.home}")
-    if said := retention.said(ctx, live, row, request):
+    if said := retention.describe(ctx, live, row, request):
         ctx.out.say(f"note: {said}")
     if job.detach:
         return _detached(ctx, live, row, ours)
@@ -205,10 +205,10 @@ def _run_on(
         run = dataclasses.replace(run, document={**run.document, "retries": chain.losses})
         run.home.write_record(run.document)
     if job.retries:  # the hint to use --retries is for those who have not
-        verdict = dataclasses.replace(run.verdict, hint=run.verdict.hint.removesuffix(BY_ITSELF))
+        verdict = dataclasses.replace(run.verdict, hint=run.verdict.hint.removesuffix(RETRIES_HINT))
         run = dataclasses.replace(run, verdict=verdict)
     outcome = _told(ctx, run)
-    outcome.loss = retry.loss_of(row, live.row, run) if job.retries else None
+    outcome.loss = retry.preemption_of(row, live.row, run) if job.retries else None
     return outcome
 
 
@@ -255,7 +255,7 @@ def _where(prepared: Prepared) -> str:
     return f"{on}, {plural(ranks, 'rank')}" if prepared.request.kind == "torchrun" else on
 
 
-def _told(ctx: Context, run: RunOutcome) -> Outcome:
+def _told(ctx: Context, run: RunOutcome) -> JobOutcome:
     verdict = run.verdict
     code = Interrupted.exit_code if ctx.signals.count else verdict.exit_code
     document = {**run.document, "exit_code": code}
@@ -263,17 +263,17 @@ def _told(ctx: Context, run: RunOutcome) -> Outcome:
     if verdict.tail and verdict.exit_code:
         last += ["", *verdict.tail.splitlines()]
     last += [verdict.say + (f"\nhint: {verdict.hint}" if verdict.hint else "")]
-    return Outcome(code, document, last)
+    return JobOutcome(code, document, last)
 
 
-def _detached(ctx: Context, live: ClusterSession, row: RunRow, ours: bool) -> Outcome:
+def _detached(ctx: Context, live: ClusterSession, row: RunRow, ours: bool) -> JobOutcome:
     """Leave the run to the guard, which brings results home and, where the cluster is the run's own, ends it."""
     ctx.ledger.set_run(row.id, owner_process=None)
     ctx.ledger.set_cluster(live.row.id, owner_process=None)
     ctx.ensure_guard()
     after = "then ends the nodes" if ours else f"{live.row.name} stays up"
     say = f"detached: the guard brings the results home, {after}; follow it with: gpuops logs {row.name} -f"
-    return Outcome(
+    return JobOutcome(
         0,
         {"run": row.name, "home": str(row.home), "cluster": live.row.name, "detached": True, "exit_code": 0},
         [say],

@@ -14,7 +14,7 @@ from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Silent
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RowGone, RunRow
 from gpuops.nodes.session import ClusterSession, all_ended, machines_of, open_live, watchdogs_ended
-from gpuops.runs.address_renewal import Renewal
+from gpuops.runs.address_renewal import AddressRenewal
 from gpuops.runs.collect import Agents, Disks
 from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.follow import follower
@@ -209,7 +209,7 @@ def _follow(
         halt(live, run.name, "graceful", WHY, kind="lease")
     following = follower(ctx, live, run, lambda *_: None, progress.say)
     following.start()
-    fetching, renewal = LiveFetch(live, run), Renewal(ctx, live, run)
+    fetching, renewal = LiveFetch(live, run), AddressRenewal(ctx, live, run)
     began = time.monotonic()
     stopped = False
     while not following.wait(LOOK_S):

@@ -19,15 +19,15 @@ from gpuops.nodes.session import ClusterSession
 from gpuops.runs.spec import request_of
 from gpuops.sync import bucket
 
-EARLY_S = 900.0
+RENEW_BEFORE_END_S = 900.0
 """So long before the end newer ones are signed: from then on botocore looks for newer credentials, too."""
-AGAIN_S = 60.0
+RETRY_INTERVAL_S = 60.0
 """How often that is tried."""
-WORTH_S = 60.0
+MIN_GAIN_S = 60.0
 """What lasts less longer than before is not sent."""
 
 
-class Renewal:
+class AddressRenewal:
     """`look` as often as you like; what takes long is done in a thread. `clock`: UTC seconds."""
 
     def __init__(self, ctx: Context, live: ClusterSession, row: RunRow, clock: Callable[[], float] = time.time) -> None:
@@ -53,10 +53,10 @@ class Renewal:
                 self._note()
             return
         now = self._clock()
-        if not self._uploads or self._until - now > EARLY_S or now - self._tried < AGAIN_S:
+        if not self._uploads or self._until - now > RENEW_BEFORE_END_S or now - self._tried < RETRY_INTERVAL_S:
             return
         lease = self._world.ledger.cluster(self._live.row.id).lease
-        if bucket.wanted(now, lease.end) - self._until < WORTH_S:
+        if bucket.wanted(now, lease.end) - self._until < MIN_GAIN_S:
             return
         self._tried = now
         self._thread = threading.Thread(target=self._renew, args=(lease.end,), daemon=True, name="renew addresses")
@@ -65,7 +65,7 @@ class Renewal:
     def _renew(self, lease_end: float | None) -> None:
         try:
             granted = bucket.renewed(self._world, self._sink, self._place, self._uploads, lease_end)
-            if granted.until - self._until < WORTH_S:
+            if granted.until - self._until < MIN_GAIN_S:
                 return
             for index, urls in enumerate(granted.urls):
                 try:

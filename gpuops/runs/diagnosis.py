@@ -19,7 +19,7 @@ from gpuops.runs.report import NodeReport, RankReport, ReasonKind
 OWN, PEER, OURS = 0, 1, 2
 """How much a death explains: the fewer, the more."""
 
-WINDOW_S = 5.0
+CULPRIT_WINDOW_S = 5.0
 """How much later than its victims a culprit may be seen to end, in seconds: writing a core file
 takes a while, and clocks of nodes are corrected to a fraction of that only."""
 
@@ -52,9 +52,9 @@ _CHAINED = re.compile(
 )
 _SUMMARY = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 _TORCHRUN_LOG = re.compile(r"^[IWE]\d{4} \S+ \d+ torch/distributed/.*\n?", re.MULTILINE)
-FULL = 1 << 20
+FULL_DISK_BYTES = 1 << 20
 """A disk with fewer free bytes keeps no last words: what wrote them into a file has lost them."""
-LINES = 40
+SHOWN_LINES = 40
 """How many of a program's last lines are shown."""
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s+: (\d+) \(.*?exitcode\s+: (-?\d+)", re.DOTALL)
 
@@ -97,7 +97,7 @@ def culprit(found: Iterable[Death]) -> Death | None:
     """
     ordered = sorted(found, key=lambda death: (death.weight, _when(death)))
     peers = [death for death in ordered if death.weight == PEER]
-    if ordered and peers and ordered[0].weight == OWN and _when(ordered[0]) > _when(peers[0]) + WINDOW_S:
+    if ordered and peers and ordered[0].weight == OWN and _when(ordered[0]) > _when(peers[0]) + CULPRIT_WINDOW_S:
         return peers[0]
     return ordered[0] if ordered else None
 
@@ -204,7 +204,7 @@ def _weigh_words(said: str) -> int:
 
 def _command_death(result: NodeReport, several: bool) -> Death:
     """A plain command's; where it was a torchrun of the user's own, that of the rank which failed first."""
-    words = "\n".join(once(without_summary(result.tail)).rstrip().splitlines()[-LINES:]) or result.out.rstrip()
+    words = "\n".join(once(without_summary(result.tail)).rstrip().splitlines()[-SHOWN_LINES:]) or result.out.rstrip()
     death = _launcher_death("the command", replace(result, tail=words), several)
     rank, code = _root_cause(result)
     if rank is None or death.code is None:
@@ -217,7 +217,11 @@ def _launcher_death(who: str, result: NodeReport, several: bool) -> Death:
     where = f" on node{result.node}" if several else ""
     starting = result.kind == ReasonKind.START
     signal = result.reason.signal
-    full = not (starting or signal or result.tail.strip()) and result.disk_free is not None and result.disk_free < FULL
+    full = (
+        not (starting or signal or result.tail.strip())
+        and result.disk_free is not None
+        and result.disk_free < FULL_DISK_BYTES
+    )
     return Death(
         who=who + where,
         node=result.node,

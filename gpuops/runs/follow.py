@@ -20,23 +20,23 @@ from gpuops.sync import RunHome, mirror
 
 OnBytes = Callable[[int, str, int, bytes], None]
 
-ALONE_S = 3600.0
+UNREACHABLE_TIMEOUT_S = 3600.0
 """How long an unreachable node is sought while nothing else says that the run is over."""
-OTHERS_ENDED_S = 30.0
+LAST_NODE_TIMEOUT_S = 30.0
 """How long it is sought once every other node has ended."""
-CONDEMNED_S = 10.0
+BLAMED_NODE_TIMEOUT_S = 10.0
 """The same where these say that they were stopped because of it."""
-RETRY_S = 0.5
-RETRY_SLOW_S = 5.0
-GATHER_S = 0.02
+RECONNECT_INTERVAL_S = 0.5
+SLOW_RECONNECT_INTERVAL_S = 5.0
+GATHER_INTERVAL_S = 0.02
 """How long what comes at the same time is gathered, to be shown together; it bounds how often is looked, too."""
-REMIND_S = 60.0
+REMINDER_INTERVAL_S = 60.0
 """How often it is said that a node does not answer."""
 ADMISSION_INTERVAL_S = 60.0
 """How often a provider is asked to let this computer in while a node does not answer."""
 NONSENSE_TRIES = 3
 """So often a node may answer nonsense before its result is given up."""
-FINAL = ("ended", "no-node", "no-run")
+FINAL_REFUSALS = ("ended", "no-node", "no-run")
 """Refusals that asking again will not change; any other may be a node that is just getting up."""
 
 
@@ -107,7 +107,7 @@ class Follower:
             self._changed.wait_for(lambda: self._news or self._all_ended(), timeout)
             news, self._news = self._news, False
         if news:
-            time.sleep(GATHER_S)
+            time.sleep(GATHER_INTERVAL_S)
         return self._all_ended()
 
     def _all_ended(self) -> bool:
@@ -155,10 +155,10 @@ class Follower:
         now = time.monotonic()
         away = now - since
         others_ended = len(self.reports) == self._nodes - 1 and self._nodes > 1
-        if away > 2 * RETRY_S and self._gone(index):
+        if away > 2 * RECONNECT_INTERVAL_S and self._gone(index):
             return self._over(index, f"node{index} ended without a word")
-        patience = CONDEMNED_S if self._is_condemned(index) else OTHERS_ENDED_S
-        if away > ALONE_S or (others_ended and now - max(since, self._ended_at) > patience):
+        patience = BLAMED_NODE_TIMEOUT_S if self._is_condemned(index) else LAST_NODE_TIMEOUT_S
+        if away > UNREACHABLE_TIMEOUT_S or (others_ended and now - max(since, self._ended_at) > patience):
             return lost_report(
                 index, f"node{index} could not be reached for {span(away)}: {trouble.say}", ReasonKind.UNREACHABLE
             )
@@ -177,7 +177,7 @@ class Follower:
                 if self._nonsense[index] >= NONSENSE_TRIES
                 else None
             )
-        if not isinstance(trouble, NodeRefused) or trouble.kind not in FINAL:
+        if not isinstance(trouble, NodeRefused) or trouble.kind not in FINAL_REFUSALS:
             return None
         if trouble.kind == "no-run":
             return lost_report(index, trouble.say, ReasonKind.NEVER_STARTED)
@@ -196,7 +196,7 @@ class Follower:
         """Wait a little, and begin another conversation where the last one was lost."""
         away = time.monotonic() - since
         self._remind(index, away, trouble)
-        self._quit.wait(RETRY_S if away < RETRY_SLOW_S else RETRY_SLOW_S)
+        self._quit.wait(RECONNECT_INTERVAL_S if away < SLOW_RECONNECT_INTERVAL_S else SLOW_RECONNECT_INTERVAL_S)
         if not isinstance(trouble, NodeError):
             return None  # the node is well: it is this computer that cannot go on
         try:
@@ -209,7 +209,10 @@ class Follower:
 
     def _remind(self, index: int, away: float, trouble: GpuopsError) -> None:
         now = time.monotonic()
-        if away > RETRY_SLOW_S and now - self._told.get(index, -REMIND_S) >= REMIND_S:
+        if (
+            away > SLOW_RECONNECT_INTERVAL_S
+            and now - self._told.get(index, -REMINDER_INTERVAL_S) >= REMINDER_INTERVAL_S
+        ):
             self._told[index] = now
             if isinstance(trouble, ConnectionLost):
                 self._admit()

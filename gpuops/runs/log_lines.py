@@ -11,13 +11,13 @@ import codecs
 import re
 from dataclasses import dataclass, field
 
-IDLE_LOOKS = 10
+IDLE_POLLS = 10
 """After how many looks (`idle`) without news an unfinished line is shown: 2 s at 5 looks a second."""
 
-REDRAW_LOOKS = 50
+REDRAW_POLLS = 50
 """How many looks a progress bar that keeps moving stays silent in between."""
 
-PIECE = 8192
+MAX_PIECE_CHARS = 8192
 """The longest text shown as one line, in characters."""
 
 STREAM = re.compile(r"(?:launcher|rank(\d+))\.(?:out|err)")
@@ -72,10 +72,10 @@ class LineMerger:
         state.quiet = 0
         *ends, state.text = (state.text + state.decoder.decode(data)).split("\n")
         texts = [piece for text in ends for piece in _finish(state, text)]
-        state.text = _redrawn(state.text) if len(state.text) <= PIECE else _last_drawn(state.text)
-        while len(state.text) > PIECE:
-            texts.append(_show(state, state.text[:PIECE]))
-            state.text = state.text[PIECE:]
+        state.text = _redrawn(state.text) if len(state.text) <= MAX_PIECE_CHARS else _last_drawn(state.text)
+        while len(state.text) > MAX_PIECE_CHARS:
+            texts.append(_show(state, state.text[:MAX_PIECE_CHARS]))
+            state.text = state.text[MAX_PIECE_CHARS:]
         return self._lines(state, texts)
 
     def idle(self) -> list[str]:
@@ -133,7 +133,7 @@ def _finish(state: _Unfinished, text: str) -> list[str]:
     state.shown, state.waited = False, 0
     if hidden:
         return []
-    return [final[start : start + PIECE] for start in range(0, len(final), PIECE)] or [""]
+    return [final[start : start + MAX_PIECE_CHARS] for start in range(0, len(final), MAX_PIECE_CHARS)] or [""]
 
 
 def _look(state: _Unfinished) -> list[str]:
@@ -141,12 +141,12 @@ def _look(state: _Unfinished) -> list[str]:
     state.waited += 1
     if not state.text:
         return []
-    if state.quiet >= IDLE_LOOKS:
+    if state.quiet >= IDLE_POLLS:
         text, state.text = _last_drawn(state.text), ""
         return [_show(state, text)] if text else []
     # A bar's last piece may be half drawn: the one before it is whole.
     drawn, redraw, rest = state.text.rpartition("\r")
-    if redraw and drawn and state.waited >= REDRAW_LOOKS:
+    if redraw and drawn and state.waited >= REDRAW_POLLS:
         state.text = redraw + rest
         return [_show(state, drawn)]
     return []

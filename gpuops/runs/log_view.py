@@ -22,14 +22,14 @@ from gpuops.offers.lease import parse_span
 from gpuops.runs.log_lines import STREAM, LineMerger
 from gpuops.sync import RunHome
 
-FILE = "times.jsonl"
+TIMES_FILE = "times.jsonl"
 NOW = float("inf")
 """When what no note tells of yet was written: just now."""
 LATEST, LONGEST = 1e11, 1 << 40
 """No honest node notes a moment (UTC seconds) or a size (bytes) beyond."""
-MOST = 256 << 20
+MAX_NOTES_BYTES = 256 << 20
 """Bytes of notes that are read: those of a month."""
-LINE = 1 << 16
+MAX_LINE_BYTES = 1 << 16
 """So far back the beginning of a line is sought, and no longer is a note, in bytes."""
 
 
@@ -68,7 +68,7 @@ class LogTimes:
 
     def __init__(self, home: RunHome, skews: Sequence[float] = ()) -> None:
         self._notes: dict[tuple[int, str], Notes] = {}
-        for path in sorted((home.path / "logs").glob(f"node*/{FILE}")):
+        for path in sorted((home.path / "logs").glob(f"node*/{TIMES_FILE}")):
             number = path.parent.name.removeprefix("node")
             if number.isdecimal():
                 node = int(number)
@@ -101,16 +101,16 @@ class LogTimes:
 
 def _lines(path: Path) -> Iterator[bytes]:
     """As far as a node's notes have a length that an agent's have."""
-    left = MOST
+    left = MAX_NOTES_BYTES
     with path.open("rb") as file:
-        while left > 0 and (line := file.readline(LINE)):
+        while left > 0 and (line := file.readline(MAX_LINE_BYTES)):
             left -= len(line)
             yield line
 
 
 def line_start(path: Path, offset: int) -> int:
     """Where the line begins that holds the byte at `offset`."""
-    begin = max(0, offset - LINE)
+    begin = max(0, offset - MAX_LINE_BYTES)
     with path.open("rb") as file:
         file.seek(begin)
         found = file.read(offset - begin).rfind(b"\n")
@@ -128,7 +128,7 @@ def moment(text: str, now: float) -> float:
     return then
 
 
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 NODE = re.compile(r"node(\d+)")
 EVENTS = "events.jsonl"
 FAILED = b'"event": "failed"'
@@ -209,7 +209,7 @@ class HomeTail:
             return
         with path.open("rb") as file:
             file.seek(offset)
-            while data := file.read(min(CHUNK, end - offset)):
+            while data := file.read(min(CHUNK_BYTES, end - offset)):
                 offset += len(data)
                 self._read[path] = offset
                 yield data

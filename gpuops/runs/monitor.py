@@ -18,7 +18,7 @@ from gpuops.core.reporting import Silent
 from gpuops.core.signals import HandOver
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession
-from gpuops.runs.address_renewal import Renewal
+from gpuops.runs.address_renewal import AddressRenewal
 from gpuops.runs.collect import fetch_now
 from gpuops.runs.follow import Follower, follower
 from gpuops.runs.log_lines import STREAM
@@ -27,14 +27,18 @@ from gpuops.runs.spec import request_of
 from gpuops.runs.stop import halt, stopping
 from gpuops.sync import RunHome
 
-FETCH_S = 10.0
+LIVE_FETCH_INTERVAL_S = 10.0
 
 
 class LiveFetch:
     """A fetch in a thread of its own, every `every_s` seconds at most, never two at once."""
 
     def __init__(
-        self, live: ClusterSession, row: RunRow, every_s: float = FETCH_S, clock: Callable[[], float] = time.monotonic
+        self,
+        live: ClusterSession,
+        row: RunRow,
+        every_s: float = LIVE_FETCH_INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._live = live
         self._row = row
@@ -58,21 +62,21 @@ class LiveFetch:
             pass  # the final fetch is the one that counts, and says what is wrong
 
 
-SILENT_S = 120.0
+SILENCE_REMARK_S = 120.0
 """So long without a byte from any rank is worth a remark."""
-AGAIN_S = 600.0
+SILENCE_REPEAT_S = 600.0
 """So long after a remark, and without a byte, is worth another."""
-PROVIDER_LOOK_S = 5.0
+BOARD_POLL_INTERVAL_S = 5.0
 """How often it is looked whether TensorBoard's files have come home."""
-EVENTS = "events.out.tfevents*"
+TENSORBOARD_FILES = "events.out.tfevents*"
 """What TensorBoard calls its files."""
 NODE_EVENTS = "events.jsonl"
-NOW = {
+NOTICE_EFFECTS = {
     "reclaim": "the run stops, with a snapshot where its script makes one",
     "rebalance": "the run goes on; a snapshot was asked for",
 }
 """What is done, by the kind of a notice."""
-ONE_S = 60.0
+SAME_END_WINDOW_S = 60.0
 """What all nodes say of their common end within so many seconds is one thing, however far their clocks are apart."""
 
 
@@ -116,7 +120,7 @@ class Remarks:
     def _notice(self, line: bytes) -> str:
         say, at = notice(line)
         with self._lock:
-            if at is not None and any(abs(at - before) < ONE_S for before in self._ends):
+            if at is not None and any(abs(at - before) < SAME_END_WINDOW_S for before in self._ends):
                 return ""
             self._ends += [at] if at is not None else []
         return say
@@ -126,10 +130,10 @@ class Remarks:
         now = self._clock()
         with self._lock:
             silent = now - self._heard
-        if silent >= SILENT_S if self._said is None else min(silent, now - self._said) >= AGAIN_S:
+        if silent >= SILENCE_REMARK_S if self._said is None else min(silent, now - self._said) >= SILENCE_REPEAT_S:
             self._said = now
             self._say(f"nothing was printed by any rank for {span(silent)}; what node0 does: {self._how}")
-        if now - self._looked >= PROVIDER_LOOK_S and not self._board_said:
+        if now - self._looked >= BOARD_POLL_INTERVAL_S and not self._board_said:
             self._looked = now
             if line := board(self._home, self._folder, live=True):
                 self._board_said = True
@@ -150,8 +154,8 @@ def notice(line: bytes) -> tuple[str, float | None]:
     reason = event.get("reason") if event else None
     if not event or not reason:
         return "", None  # a node's words: cut off, or none of ours
-    if event["event"] == "notice" and reason["kind"] in NOW:
-        return f"{reason.get('say')}; {NOW[reason['kind']]}", None
+    if event["event"] == "notice" and reason["kind"] in NOTICE_EFFECTS:
+        return f"{reason.get('say')}; {NOTICE_EFFECTS[reason['kind']]}", None
     if event["event"] == "snapshot" and reason["kind"] == "lease" and "from" not in reason:
         return f"{reason.get('say')}: a snapshot was asked for", event["at"]
     return "", None
@@ -168,7 +172,7 @@ def board(home: RunHome, folder: Path, *, live: bool = False) -> str:
     `live`: more is to come. Each version of a file that comes home takes the place of the one before; TensorBoard's
     fast loader holds on to the first and shows nothing new (measured with 2.21), the other one follows.
     """
-    found = [path.parent for path in home.out.rglob(EVENTS)]
+    found = [path.parent for path in home.out.rglob(TENSORBOARD_FILES)]
     if not found:
         return ""
     logdir = Path(os.path.commonpath(found))
@@ -176,8 +180,8 @@ def board(home: RunHome, folder: Path, *, live: bool = False) -> str:
     return f"curves: tensorboard {'--load_fast=false ' * live}--logdir {shlex.quote(str(shown))}"
 
 
-LOOK_S = 0.2
-PATIENCE_S = 30.0
+POLL_INTERVAL_S = 0.2
+HURRIED_STOP_TIMEOUT_S = 30.0
 """How long after a second signal nodes that cannot be reached are still sought."""
 
 
@@ -188,12 +192,12 @@ def attend(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail) -> F
         for line in lines:
             ctx.out.line(line)
 
-    following, remarks = followed(ctx, live, row)
+    following, remarks = follow_with_remarks(ctx, live, row)
     try:
-        fetching, renewal = LiveFetch(live, row), Renewal(ctx, live, row)
-        with awaited(ctx, row) as first:
-            while not following.watch(LOOK_S):
-                show(ending(first, tail.new()))
+        fetching, renewal = LiveFetch(live, row), AddressRenewal(ctx, live, row)
+        with waiting_for_first_line(ctx, row) as first:
+            while not following.watch(POLL_INTERVAL_S):
+                show(closing_at_first(first, tail.new()))
                 fetching.look()
                 renewal.look()
                 remarks.look()
@@ -210,23 +214,23 @@ def attend(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail) -> F
 
 def _stop(ctx: Context, live: ClusterSession, row: RunRow, following: Follower, show: Callable[[], None]) -> None:
     """Stop a run and wait until no node has anything left of it; in a hurry, not for ever for one that is away."""
-    _ask(live, row, "graceful", "interrupted")
+    _halt_in_background(live, row, "graceful", "interrupted")
     hurried: float | None = None
-    while not following.wait(LOOK_S):
+    while not following.wait(POLL_INTERVAL_S):
         show()
         if ctx.signals.hurry and hurried is None:
             hurried = time.monotonic()
-            _ask(live, row, "now", "interrupted twice")
-        if hurried is not None and time.monotonic() - hurried > PATIENCE_S:
+            _halt_in_background(live, row, "now", "interrupted twice")
+        if hurried is not None and time.monotonic() - hurried > HURRIED_STOP_TIMEOUT_S:
             following.abandon()
 
 
-def _ask(live: ClusterSession, row: RunRow, how: Literal["graceful", "now"], why: str) -> None:
+def _halt_in_background(live: ClusterSession, row: RunRow, how: Literal["graceful", "now"], why: str) -> None:
     """Without waiting for the answers: a node that does not give one must not keep a second signal unheard."""
     threading.Thread(target=halt, args=(live, row.name, how, why), daemon=True, name=f"stop {row.name}").start()
 
 
-def awaited(ctx: Context, row: RunRow, wanted: Filter | None = None) -> ExitStack:
+def waiting_for_first_line(ctx: Context, row: RunRow, wanted: Filter | None = None) -> ExitStack:
     """Until it is closed: a word on a live line, and now and then in a log, that the run goes on without a line."""
     ranks = int(row.facts.get("world") or 0) if request_of(row).kind == "torchrun" else 0
     on = f" on {plural(ranks, 'rank')}" if ranks else ""
@@ -237,14 +241,14 @@ def awaited(ctx: Context, row: RunRow, wanted: Filter | None = None) -> ExitStac
     return first
 
 
-def ending(first: ExitStack, lines: Iterator[str]) -> Iterator[str]:
+def closing_at_first(first: ExitStack, lines: Iterator[str]) -> Iterator[str]:
     """The lines, the first of which is no longer awaited."""
     for line in lines:
         first.close()
         yield line
 
 
-def followed(ctx: Context, live: ClusterSession, row: RunRow) -> tuple[Follower, Remarks]:
+def follow_with_remarks(ctx: Context, live: ClusterSession, row: RunRow) -> tuple[Follower, Remarks]:
     """A run from now on followed to its end, and what is remarked beside it."""
     look = how_to_look(live.row.name, gpus=any(live.gpus()))
     remarks = Remarks(ctx.out.say, RunHome(row.home), ctx.folder, look)

@@ -19,14 +19,14 @@ from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession, machines_of
 from gpuops.sync import object_store, sinks
 
-LONGEST_S = 7200.0
-DOLLARS = 5.0
+DEFAULT_GRACE_S = 7200.0
+DEFAULT_GRACE_DOLLARS = 5.0
 """What the wait may cost, all nodes together, where nobody says how long it is to be."""
 
 
 def default_s(per_hour: float) -> float:
     """The wait that nobody asked for, in seconds; `per_hour`: the price of all nodes."""
-    return min(LONGEST_S, DOLLARS / per_hour * 3600) if per_hour > 0 else LONGEST_S
+    return min(DEFAULT_GRACE_S, DEFAULT_GRACE_DOLLARS / per_hour * 3600) if per_hour > 0 else DEFAULT_GRACE_S
 
 
 def hold_s(asked_s: float | None, lease: Lease, per_hour: float, *, rented: bool, ephemeral: bool) -> float | None:
@@ -107,7 +107,7 @@ def agree(ctx: Context, request: RunRequest, provider: str, per_hour: float, lea
     raise UsageError(*refusal(per_hour, opened))
 
 
-def arranged(ctx: Context, live: ClusterSession, request: RunRequest) -> RunRequest:
+def arrange(ctx: Context, live: ClusterSession, request: RunRequest) -> RunRequest:
     """The request with where else its nodes keep the results, and how long they wait for whoever fetches them.
 
     Raises UsageError where they have no such place.
@@ -121,7 +121,7 @@ def arranged(ctx: Context, live: ClusterSession, request: RunRequest) -> RunRequ
     return dataclasses.replace(request, hold_s=hold, sink=sink)
 
 
-def said(ctx: Context, live: ClusterSession, row: RunRow, request: RunRequest) -> str:
+def describe(ctx: Context, live: ClusterSession, row: RunRow, request: RunRequest) -> str:
     """One sentence for a run that is on; empty: its results stay where they are."""
     if request.sink:
         folder = ""

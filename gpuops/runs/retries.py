@@ -20,22 +20,22 @@ from gpuops.runs.finish import RunOutcome
 from gpuops.sync import RunHome
 from gpuops.sync.restore import outputs
 
-LOOK_S = 30.0
+ENDED_MACHINE_TIMEOUT_S = 30.0
 """So long a provider may take to tell that a machine is gone which does not answer any more."""
-POLL_S = 3.0
+ENDED_MACHINE_POLL_INTERVAL_S = 3.0
 
 
-def explained(ctx: Context, live: ClusterSession, error: NodeError) -> MachineGone | None:
+def find_ended_machine(ctx: Context, live: ClusterSession, error: NodeError) -> MachineGone | None:
     """What stands behind an error, where their provider tells that one of the machines went by nobody's wish."""
     clock = ctx.clock
-    deadline = clock.monotonic() + (LOOK_S if isinstance(error, ConnectionLost) else 0.0)
+    deadline = clock.monotonic() + (ENDED_MACHINE_TIMEOUT_S if isinstance(error, ConnectionLost) else 0.0)
     while True:
         if ctx.ledger.cluster(live.row.id).state != "up":
             return None  # another command ends it
         gone = _gone(ctx, live)
         if gone or clock.monotonic() >= deadline or ctx.signals.count:
             return gone
-        clock.pause(POLL_S, deadline)
+        clock.pause(ENDED_MACHINE_POLL_INTERVAL_S, deadline)
 
 
 def _gone(ctx: Context, live: ClusterSession) -> MachineGone | None:
@@ -58,7 +58,7 @@ RECLAIMED = "reclaimed"
 
 
 @dataclass(frozen=True)
-class Loss:
+class Preemption:
     """A run whose machines were taken back, all it made being home; or machines that went before there was a run."""
 
     run: str
@@ -94,7 +94,7 @@ class Loss:
 
 
 @dataclass
-class Chain:
+class RetryState:
     """The runs of one job, one after another."""
 
     retries: int = 0
@@ -113,7 +113,7 @@ class Chain:
     def left(self) -> int:
         return self.retries - len(self.losses)
 
-    def add(self, loss: Loss, cost: float) -> None:
+    def add(self, loss: Preemption, cost: float) -> None:
         """One more was taken back, and its machines are gone."""
         self.losses.append({**dataclasses.asdict(loss), "steps_lost": loss.steps_lost, "cost": cost, "gap_s": None})
         if loss.place:
@@ -122,7 +122,7 @@ class Chain:
             self.resume = loss.run
         self.approval.settled = True
 
-    def announce(self, loss: Loss) -> str:
+    def announce(self, loss: Preemption) -> str:
         where = f"elsewhere than {loss.place}" if loss.place else "anew"
         return f"{loss.sentence()}; retry {len(self.losses)} of {self.retries}: looking for machines {where}"
 
@@ -136,7 +136,7 @@ class Chain:
         return True
 
 
-def loss_of(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Loss | None:
+def preemption_of(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemption | None:
     """What is to be replaced, if this run ended so that something is; None also while some of its results are not
     home."""
     if end.verdict.outcome != RECLAIMED or not end.may_destroy or end.left_in_bucket:
@@ -146,7 +146,7 @@ def loss_of(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Loss | None:
     heard = first_event(
         row, lambda event: event["event"] == "notice" and (event.get("reason") or {}).get("kind") == "reclaim"
     )
-    return Loss(
+    return Preemption(
         run=row.name,
         cluster=cluster.name,
         place=place_of(cluster),
@@ -160,9 +160,11 @@ def loss_of(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Loss | None:
     )
 
 
-def unready(cluster: ClusterRow, error: MachineGone, now: float) -> Loss:
+def preempted_before_run(cluster: ClusterRow, error: MachineGone, now: float) -> Preemption:
     """Machines that went before there was a run. `now`: when they were found gone."""
-    return Loss("", cluster.name, place_of(cluster), error.node, error.say, noticed=now, warned=False, started=False)
+    return Preemption(
+        "", cluster.name, place_of(cluster), error.node, error.say, noticed=now, warned=False, started=False
+    )
 
 
 def place_of(cluster: ClusterRow) -> str:
@@ -198,7 +200,7 @@ def final_cost(row: ClusterRow, per_hour: float) -> float:
     return leases.spent(max(per_hour, offered), row.created, row.ended or row.created)
 
 
-def within(wish: LeaseLimits, row: ClusterRow, spent: float, now: float) -> tuple[LeaseLimits, str]:
+def remaining_limits(wish: LeaseLimits, row: ClusterRow, spent: float, now: float) -> tuple[LeaseLimits, str]:
     """What is left of the job's limits after the cluster `row`, or why no machine is worth renting any more."""
     until = row.lease.hard_end
     least = span(MIN_LEASE_S)
@@ -214,13 +216,13 @@ def within(wish: LeaseLimits, row: ClusterRow, spent: float, now: float) -> tupl
 
 
 @dataclass
-class Outcome:
+class JobOutcome:
     """What a job came to: an exit code, and what is printed last."""
 
     exit_code: int
     document: Mapping[str, Any]
     last: Sequence[str] = ()
-    loss: Loss | None = None
+    loss: Preemption | None = None
     """The machines were taken back; what is left of the cluster, and what it has cost in $, once it is gone."""
     gone: ClusterRow | None = None
     cost: float = 0.0
@@ -228,19 +230,21 @@ class Outcome:
     """They were taken back before there was a run."""
 
 
-Attempt = Callable[[LeaseLimits, str | None], Outcome]
+Attempt = Callable[[LeaseLimits, str | None], JobOutcome]
 """One run on one cluster: within which limits, and which run it goes on from."""
 
 
-def until_it_ends(ctx: Context, chain: Chain, wish: LeaseLimits, attempt: Attempt) -> Outcome:
+def run_with_retries(ctx: Context, chain: RetryState, wish: LeaseLimits, attempt: Attempt) -> JobOutcome:
     """What the last attempt came to. Raises GpuopsError where there never was a run."""
-    outcome = _borne(ctx, chain, wish, attempt, Outcome(0, {}))
+    outcome = _attempt_once(ctx, chain, wish, attempt, JobOutcome(0, {}))
     while outcome.loss is not None:
-        outcome = _again(ctx, chain, wish, attempt, outcome, outcome.loss)
+        outcome = _retry(ctx, chain, wish, attempt, outcome, outcome.loss)
     return outcome
 
 
-def _borne(ctx: Context, chain: Chain, wish: LeaseLimits, attempt: Attempt, before: Outcome) -> Outcome:
+def _attempt_once(
+    ctx: Context, chain: RetryState, wish: LeaseLimits, attempt: Attempt, before: JobOutcome
+) -> JobOutcome:
     """An attempt. Machines that went before there was a run are a loss as well, once nothing is left of them."""
     try:
         return attempt(wish, chain.resume)
@@ -248,15 +252,17 @@ def _borne(ctx: Context, chain: Chain, wish: LeaseLimits, attempt: Attempt, befo
         row = None if error.cluster is None else ctx.ledger.cluster(error.cluster)
         if not chain.retries or ctx.signals.count or row is None or row.state != "gone":
             raise
-        loss = unready(row, error, ctx.clock.now())
+        loss = preempted_before_run(row, error, ctx.clock.now())
         cost = final_cost(row, 0.0)
-        return Outcome(error.exit_code, before.document, before.last, loss, row, cost, error)
+        return JobOutcome(error.exit_code, before.document, before.last, loss, row, cost, error)
 
 
-def _again(ctx: Context, chain: Chain, wish: LeaseLimits, attempt: Attempt, before: Outcome, loss: Loss) -> Outcome:
+def _retry(
+    ctx: Context, chain: RetryState, wish: LeaseLimits, attempt: Attempt, before: JobOutcome, loss: Preemption
+) -> JobOutcome:
     """The next run of a job whose machines were taken back; the verdict stands where there may be none, or is none."""
     assert before.gone is not None
-    rest, why = within(wish, before.gone, chain.spent + before.cost, ctx.clock.now())
+    rest, why = remaining_limits(wish, before.gone, chain.spent + before.cost, ctx.clock.now())
     if chain.left <= 0:
         why = f"--retries {chain.retries} is used up"
     if why or ctx.signals.count:
@@ -267,7 +273,7 @@ def _again(ctx: Context, chain: Chain, wish: LeaseLimits, attempt: Attempt, befo
     chain.add(loss, before.cost)
     ctx.out.say(chain.announce(loss))
     try:
-        return _borne(ctx, chain, rest, attempt, before)
+        return _attempt_once(ctx, chain, rest, attempt, before)
     except GpuopsError as error:
         return _failed(ctx, before, chain, error, chain.spent)
     except Interrupted:
@@ -276,7 +282,7 @@ def _again(ctx: Context, chain: Chain, wish: LeaseLimits, attempt: Attempt, befo
         raise
 
 
-def _failed(ctx: Context, before: Outcome, chain: Chain, error: GpuopsError, spent: float) -> Outcome:
+def _failed(ctx: Context, before: JobOutcome, chain: RetryState, error: GpuopsError, spent: float) -> JobOutcome:
     """What a job came to that got no other machines, or lost them again. Raises `error` where it never had a run, and
     so has no receipt: what its machines have cost (`spent`, in $) is said all the same."""
     if not before.document:
@@ -287,4 +293,4 @@ def _failed(ctx: Context, before: Outcome, chain: Chain, error: GpuopsError, spe
     told = {"say": error.say, "hint": error.hint + found}
     document = {**before.document, "retries": chain.losses, "error": told, "exit_code": error.exit_code}
     said = f"error: {error.say}\nhint: {told['hint'].removeprefix('; ')}"
-    return Outcome(error.exit_code, document, [*before.last, said])
+    return JobOutcome(error.exit_code, document, [*before.last, said])

@@ -18,7 +18,7 @@ from gpuops.ledger.store import RowGone, RunRow
 from gpuops.sync import sinks
 from gpuops.sync.inputs import WORKLOADS
 
-JOIN_S = 300
+JOIN_TIMEOUT_S = 300
 """How long torchrun waits for the other nodes, in seconds: a cold import of torch from a network
 file system takes minutes."""
 
@@ -66,8 +66,8 @@ def torchrun_command(
         node.python, "-m", "torch.distributed.run",
         f"--nnodes={nodes}", f"--node-rank={node.index}", f"--nproc-per-node={node.ranks}",
         f"--master-addr={master[0]}", f"--master-port={master[1]}",
-        f"--rdzv-id={rendezvous}", f"--rdzv-conf=timeout={JOIN_S}", "--max-restarts=0", "--log-dir={run}/elastic",
-        "--no-python", "{python}", "-I", "{agent}", "rank", "--node-run", "{run}", "--",
+        f"--rdzv-id={rendezvous}", f"--rdzv-conf=timeout={JOIN_TIMEOUT_S}", "--max-restarts=0",
+        "--log-dir={run}/elastic", "--no-python", "{python}", "-I", "{agent}", "rank", "--node-run", "{run}", "--",
         *command,
     ]  # fmt: skip
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpuops.core.models import RunRequest, Verdict
 from gpuops.runs import remedies
-from gpuops.runs.diagnosis import OWN, PEER, WINDOW_S, Death, culprit, deaths, hint, last_words, logs, sentence
+from gpuops.runs.diagnosis import CULPRIT_WINDOW_S, OWN, PEER, Death, culprit, deaths, hint, last_words, logs, sentence
 from gpuops.runs.report import NodeReport, RankReport, ReasonKind
 
 STOPPED = 130
@@ -20,15 +20,15 @@ STOPPED = 130
 FAILED = 1
 NODE_FAILED = 4
 
-RESUME = "run it again with `--resume` to continue from the newest snapshot that came home"
-ALONE = (
+RESUME_HINT = "run it again with `--resume` to continue from the newest snapshot that came home"
+SEPARATE_RANKS_HINT = (
     "check that the script calls `torch.distributed.init_process_group` on this kind of machine; "
     "one that starts its ranks itself is for `gpuops run -- python SCRIPT`"
 )
-QUOTE = 100
+QUOTED_CHARS = 100
 """How much of a program's last line is quoted, in characters."""
-BY_ITSELF = "; with `--retries 2` it would have gone on by itself"
-AGAIN = "run it again: it left no snapshot to continue from"
+RETRIES_HINT = "; with `--retries 2` it would have gone on by itself"
+START_OVER_HINT = "run it again: it left no snapshot to continue from"
 
 
 def how_far(results: Iterable[NodeReport]) -> dict[str, int]:
@@ -43,11 +43,15 @@ def how_far(results: Iterable[NodeReport]) -> dict[str, int]:
 
 def resume_hint(run: str, saved: bool) -> str:
     """How to go on after a run that did not end by itself. `saved`: something it had made is home."""
-    return f"run it again with `--resume {run}` to continue from the newest snapshot that came home" if saved else AGAIN
+    return (
+        f"run it again with `--resume {run}` to continue from the newest snapshot that came home"
+        if saved
+        else START_OVER_HINT
+    )
 
 
 def judge(
-    request: RunRequest, world_size: int, results: Sequence[NodeReport], again: str = RESUME, run: str = ""
+    request: RunRequest, world_size: int, results: Sequence[NodeReport], again: str = RESUME_HINT, run: str = ""
 ) -> Verdict:
     """The verdict over all nodes' results; `world_size` is the number of ranks that was asked for.
 
@@ -123,7 +127,7 @@ def _reclaimed(result: NodeReport, results: Sequence[NodeReport], again: str) ->
     say = f"reclaimed by {reason.by or 'its provider'}{step} (node{node}{when})"
     if "saved" in got:
         say += f"; the newest snapshot is of step {got['saved']}"
-    return Verdict("reclaimed", NODE_FAILED, say, again + BY_ITSELF, node=node)
+    return Verdict("reclaimed", NODE_FAILED, say, again + RETRIES_HINT, node=node)
 
 
 def _lost(result: NodeReport, again: str) -> Verdict:
@@ -141,7 +145,7 @@ def _came_before(result: NodeReport, death: Death) -> bool:
         return True  # it vanished and can say nothing; what its peers say then, they say of that
     if result.ended is None or death.ended is None:
         return False
-    return result.ended <= death.ended + WINDOW_S
+    return result.ended <= death.ended + CULPRIT_WINDOW_S
 
 
 def _failed(death: Death, results: Sequence[NodeReport], run: str) -> Verdict:
@@ -182,7 +186,9 @@ def _formed(request: RunRequest, world_size: int, results: Sequence[NodeReport],
         formed = f"only {together} of them joined" if together else "none of them joined"
         say = f"{well}, but {formed} the world of {world_size} that was asked for"
         apart = {rank.rank: _last(rank) for rank in ranks if not rank.joined}
-        return Verdict("unformed", FAILED, f"{say}: {_saying(apart)}", remedies.GPUS if unwilling else ALONE)
+        return Verdict(
+            "unformed", FAILED, f"{say}: {_saying(apart)}", remedies.GPUS if unwilling else SEPARATE_RANKS_HINT
+        )
     if together < world_size:
         say = f"{well}, but too soon: gpuops could not tell whether they formed one world of {world_size}"
         return Verdict("unclear", 0, say, f"look for the world size in what rank 0 printed (`{logs(run)} --rank 0`)")
@@ -212,4 +218,4 @@ def _saying(last: Mapping[int, str]) -> str:
 
 
 def _quoted(line: str) -> str:
-    return f'"{line}"' if len(line) <= QUOTE else f'"{line[:QUOTE]}…"'
+    return f'"{line}"' if len(line) <= QUOTED_CHARS else f'"{line[:QUOTED_CHARS]}…"'

@@ -23,7 +23,7 @@ from gpuops.core.context import Context
 from gpuops.core.models import Lease, RunRequest
 from gpuops.core.signals import Signals
 from gpuops.guard.services import SERVICES
-from gpuops.runs.address_renewal import Renewal
+from gpuops.runs.address_renewal import AddressRenewal
 from gpuops.sync import bucket as home
 from tests.fakes.bucket import KEY, SECRET, Asked, FakeBucket
 from tests.files import change
@@ -184,11 +184,11 @@ def test_addresses_are_renewed_before_the_session_that_signed_them_ends(
     client.call("start", spec=spec, secrets={}, gang_secret="", urls=granted.urls[0])
     until(lambda: set(json.loads(node.file("r-1", "parts.json") or b"{}")) >= {"1", "2"}, "two parts are there")
     live: Any = SimpleNamespace(row=cluster, clients=[client])
-    early = Renewal(world, live, row, clock=lambda: began + 60)
+    early = AddressRenewal(world, live, row, clock=lambda: began + 60)
     early.look()
     assert early._thread is None, "there is time yet"
     session(began + 7200)
-    renewal = Renewal(world, live, row, clock=lambda: began + 3000)
+    renewal = AddressRenewal(world, live, row, clock=lambda: began + 3000)
 
     def renewed() -> bool:
         renewal.look()

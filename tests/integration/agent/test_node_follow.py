@@ -75,7 +75,7 @@ def ended(follower: Follower) -> dict[str, Any]:
 def test_cuts_far_apart_do_not_add_up(
     node: RealNode, make: Callable[..., Follower], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "ALONE_S", 1.0)
+    monkeypatch.setattr(follow, "UNREACHABLE_TIMEOUT_S", 1.0)
     cuts: list[float] = []
     node.python("r-1", ON_AND_ON)
 
@@ -107,7 +107,7 @@ def test_who_watches_sees_bytes_before_the_end(node: RealNode, make: Callable[..
 def test_the_last_node_is_sought_from_when_the_others_ended(make: Callable[..., Follower]) -> None:
     follower = make(nodes=2)
     follower._ended(0, parse_report(0, {"outcome": "done"}))
-    long_ago = time.monotonic() - 10 * follow.OTHERS_ENDED_S
+    long_ago = time.monotonic() - 10 * follow.LAST_NODE_TIMEOUT_S
     assert follower._given_up(1, long_ago, ConnectionLost("away")) is None
     follower._ended_at = long_ago
     verdict = follower._given_up(1, long_ago, ConnectionLost("away"))
@@ -194,7 +194,7 @@ def test_that_it_does_not_answer_is_said_once_a_minute(make: Callable[..., Follo
     for away in (6.0, 11.0, 16.0):
         follower._remind(0, away, ConnectionLost("away"))
     assert len(said) == 1
-    follower._told[0] -= follow.REMIND_S
+    follower._told[0] -= follow.REMINDER_INTERVAL_S
     follower._remind(0, 70.0, ConnectionLost("away"))
     assert len(said) == 2
     follower._answers(0)

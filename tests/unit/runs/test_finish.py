@@ -208,7 +208,7 @@ def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
     assert asked == [[0]]
     assert (end.missing, retryable(end), end.left_in_bucket) == (missing, "", "")
     assert world.ledger.run(row.id).facts["in_bucket"] == in_bucket
-    assert retries.loss_of(row, cluster, end) is not None
+    assert retries.preemption_of(row, cluster, end) is not None
 
 
 def test_what_is_on_a_node_comes_before_what_is_in_a_bucket(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +348,7 @@ def test_without_what_is_in_the_bucket_nothing_is_begun_anew(
     end = conclude(world, ClusterSession(cluster, [], cast("Any", [Keeping("safe")] * 2)), row, results)
     assert end.verdict.outcome == "reclaimed"
     assert world.ledger.run(row.id).facts["in_bucket"] == [0]
-    assert (retries.loss_of(row, cluster, end) is not None) is talks
+    assert (retries.preemption_of(row, cluster, end) is not None) is talks
     trouble = f"; what it kept in s3://results/lab/r-1 is not home: {AUTH.say}"
     assert end.verdict.say.endswith(trouble) is not talks
     assert ("`gpuops pull r-1`" in end.verdict.hint) is not talks

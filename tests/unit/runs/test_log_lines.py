@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuops.runs.log_lines import IDLE_LOOKS, PIECE, REDRAW_LOOKS, LineMerger
+from gpuops.runs.log_lines import IDLE_POLLS, MAX_PIECE_CHARS, REDRAW_POLLS, LineMerger
 
 
 def merger(**changed: object) -> LineMerger:
@@ -90,8 +90,8 @@ def test_grep_looks_at_what_was_said_not_at_who_says_it_nor_at_its_colours() -> 
     assert merged.feed(1, "rank3.out", b"\x1b[32mloss\x1b[0m 0.5\nepoch 3\nloss 1\n") == [
         "\x1b[32m[n1 r3]\x1b[0m \x1b[32mloss\x1b[0m 0.5"
     ]
-    assert merged.feed(1, "rank3.err", b"wait") + idle(merged, IDLE_LOOKS) == []
-    assert merged.feed(1, "rank2.err", b"\r0%\rloss 0.1") + idle(merged, IDLE_LOOKS) == [
+    assert merged.feed(1, "rank3.err", b"wait") + idle(merged, IDLE_POLLS) == []
+    assert merged.feed(1, "rank2.err", b"\r0%\rloss 0.1") + idle(merged, IDLE_POLLS) == [
         "\x1b[35m[n1 r2]\x1b[0m loss 0.1"
     ]
     assert merged.feed(0, "rank1.err", b"loss 0") == []
@@ -134,10 +134,10 @@ def test_characters_cut_in_two_are_whole_again_and_broken_ones_are_marked() -> N
 
 def test_a_very_long_line_is_shown_in_pieces() -> None:
     merged = merger()
-    text = "".join(f"{i:07d}," for i in range(PIECE // 4))
-    lines = merged.feed(0, "rank0.out", text[: PIECE + 5].encode())
-    assert [len(line) - len("[n0 r0] ") for line in lines] == [PIECE]
-    lines += merged.feed(0, "rank0.out", text[PIECE + 5 :].encode())
+    text = "".join(f"{i:07d}," for i in range(MAX_PIECE_CHARS // 4))
+    lines = merged.feed(0, "rank0.out", text[: MAX_PIECE_CHARS + 5].encode())
+    assert [len(line) - len("[n0 r0] ") for line in lines] == [MAX_PIECE_CHARS]
+    lines += merged.feed(0, "rank0.out", text[MAX_PIECE_CHARS + 5 :].encode())
     lines += merged.feed(0, "rank0.out", b"\nshort\n")
     assert "".join(line.removeprefix("[n0 r0] ") for line in lines) == text + "short"
     assert lines[-1] == "[n0 r0] short"
@@ -170,7 +170,7 @@ def test_plain_text_is_shown_to_the_letter(text: str, looks: int) -> None:
 def test_an_unfinished_line_is_shown_after_a_while_and_once() -> None:
     merged = merger()
     assert merged.feed(0, "rank0.out", b"Enter: ") == []
-    assert idle(merged, IDLE_LOOKS - 1) == []
+    assert idle(merged, IDLE_POLLS - 1) == []
     assert idle(merged, 1) == ["[n0 r0] Enter: "]
     assert idle(merged, 100) == []
     assert merged.feed(0, "rank0.out", b"\nnext\n") == ["[n0 r0] next"]
@@ -179,7 +179,7 @@ def test_an_unfinished_line_is_shown_after_a_while_and_once() -> None:
 def test_what_follows_an_unfinished_line_that_was_shown_is_a_line_of_its_own() -> None:
     merged = merger()
     merged.feed(0, "rank0.out", b"loading ...")
-    assert idle(merged, IDLE_LOOKS) == ["[n0 r0] loading ..."]
+    assert idle(merged, IDLE_POLLS) == ["[n0 r0] loading ..."]
     assert merged.feed(0, "rank0.out", b" done\n\n") == ["[n0 r0]  done", "[n0 r0] "]
 
 
@@ -187,7 +187,7 @@ def test_news_starts_the_wait_again() -> None:
     merged = merger()
     for _ in range(5):
         merged.feed(0, "rank0.out", b".")
-        assert idle(merged, IDLE_LOOKS - 1) == []
+        assert idle(merged, IDLE_POLLS - 1) == []
     assert idle(merged, 1) == ["[n0 r0] ....."]
 
 
@@ -200,17 +200,17 @@ def test_a_progress_bar_is_its_last_state() -> None:
 def test_a_moving_progress_bar_is_shown_now_and_then() -> None:
     merged = merger()
     lines = []
-    for step in range(2 * REDRAW_LOOKS + 1):
+    for step in range(2 * REDRAW_POLLS + 1):
         lines += merged.feed(0, "rank0.err", b"\r%d steps" % step) + merged.idle()
-    assert lines == [f"[n0 r0] {REDRAW_LOOKS - 2} steps", f"[n0 r0] {2 * REDRAW_LOOKS - 2} steps"]
-    assert merged.flush() == [f"[n0 r0] {2 * REDRAW_LOOKS} steps"]
+    assert lines == [f"[n0 r0] {REDRAW_POLLS - 2} steps", f"[n0 r0] {2 * REDRAW_POLLS - 2} steps"]
+    assert merged.flush() == [f"[n0 r0] {2 * REDRAW_POLLS} steps"]
 
 
 def test_a_progress_bar_that_never_ends_is_not_collected() -> None:
     merged = alone()
-    for step in range(3 * PIECE):
+    for step in range(3 * MAX_PIECE_CHARS):
         assert merged.feed(0, "rank0.err", b"\r%d steps" % step) == []
-    assert merged.flush() == [f"{3 * PIECE - 1} steps"]
+    assert merged.flush() == [f"{3 * MAX_PIECE_CHARS - 1} steps"]
 
 
 def test_torchruns_own_lines_are_shown_when_asked_for_only() -> None:

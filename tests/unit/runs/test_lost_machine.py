@@ -41,7 +41,7 @@ def test_one_that_is_gone(there: tuple[Cloud, Context], error: NodeError) -> Non
     cloud, world = there
     cloud.play(describe=[Fault(), Fault(state="ended")])
     live = cluster(world)
-    gone = retries.explained(world, live, error)
+    gone = retries.find_ended_machine(world, live, error)
     assert gone is not None
     assert (gone.node, gone.cluster, gone.exit_code) == (1, live.row.id, 4)
     assert gone.say == f"{live.machines[1].name} ended before its run began"
@@ -50,7 +50,7 @@ def test_one_that_is_gone(there: tuple[Cloud, Context], error: NodeError) -> Non
 def test_one_that_its_provider_tells_of_late(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(describe=[Fault(), Fault("Unknown"), Fault(), Fault(), Fault(), Fault(state="ended")])
-    assert retries.explained(world, cluster(world), CUT) is not None
+    assert retries.find_ended_machine(world, cluster(world), CUT) is not None
 
 
 @pytest.mark.parametrize(("error", "looks"), [(CUT, 22), (REFUSED, 2)])
@@ -59,15 +59,15 @@ def test_machines_that_are_well(there: tuple[Cloud, Context], error: NodeError, 
     cloud, world = there
     live = cluster(world)
     began = world.clock.monotonic()
-    assert retries.explained(world, live, error) is None
+    assert retries.find_ended_machine(world, live, error) is None
     assert cloud.calls().count("describe") <= looks
-    assert world.clock.monotonic() - began <= retries.LOOK_S + 1
+    assert world.clock.monotonic() - began <= retries.ENDED_MACHINE_TIMEOUT_S + 1
 
 
 def test_a_provider_that_says_nothing(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     cloud.play(describe_always=[Fault("Unknown")])
-    assert retries.explained(world, cluster(world), CUT) is None
+    assert retries.find_ended_machine(world, cluster(world), CUT) is None
 
 
 def test_what_another_command_ends(there: tuple[Cloud, Context]) -> None:
@@ -75,7 +75,7 @@ def test_what_another_command_ends(there: tuple[Cloud, Context]) -> None:
     cloud.play(describe_always=[Fault(state="ended")])
     live = cluster(world)
     world.ledger.ending(live.row.id)
-    assert retries.explained(world, live, CUT) is None
+    assert retries.find_ended_machine(world, live, CUT) is None
 
 
 def test_somebody_who_does_not_want_to_wait(there: tuple[Cloud, Context]) -> None:
@@ -83,5 +83,5 @@ def test_somebody_who_does_not_want_to_wait(there: tuple[Cloud, Context]) -> Non
     world.signals.count = 1
     live = cluster(world)
     began = world.clock.monotonic()
-    assert retries.explained(world, live, CUT) is None
+    assert retries.find_ended_machine(world, live, CUT) is None
     assert world.clock.monotonic() == began

@@ -20,7 +20,7 @@ from gpuops.offers.lease import LeaseLimits
 from gpuops.offers.terms import Terms
 from gpuops.runs import retries
 from gpuops.runs.receipt import receipt
-from gpuops.runs.retries import Chain, Loss
+from gpuops.runs.retries import Preemption, RetryState
 from gpuops.sync import RunHome
 
 NOW = 1_800_000_000.0
@@ -41,7 +41,7 @@ def test_what_a_cluster_has_cost_is_the_dearer_of_two_prices() -> None:
 
 def test_hours_and_money_are_the_jobs() -> None:
     row = cluster(lease=Lease(NOW + 5 * H, 1800.0, NOW + 2 * H))
-    wish, why = retries.within(LeaseLimits(6.0, 10.0, 30.0), row, 4.0, NOW)
+    wish, why = retries.remaining_limits(LeaseLimits(6.0, 10.0, 30.0), row, 4.0, NOW)
     assert (wish, why) == (LeaseLimits(6.0, 6.0, 30.0, NOW + 5 * H), "")
     made = leases.new_lease(wish, rented=True, per_hour=2.0, now=NOW)
     assert made == Lease(NOW + 5 * H, 1800.0, NOW + 3 * H), "not six hours from now"
@@ -58,7 +58,7 @@ def test_hours_and_money_are_the_jobs() -> None:
     ],
 )
 def test_what_is_not_worth_a_machine(lease: Lease, wish: LeaseLimits, spent: float, said: str) -> None:
-    _, why = retries.within(wish, cluster(lease=lease), spent, NOW)
+    _, why = retries.remaining_limits(wish, cluster(lease=lease), spent, NOW)
     assert said in why
     assert bool(said) is bool(why)
 
@@ -96,11 +96,11 @@ def test_nobody_is_asked_again(yes: bool, price: float, dear: bool) -> None:
     assert bool(terms.too_dear(Offer("aws", "x", "x", 1, 1, prices=(Price("m", price),)))) is dear
 
 
-LOSS = Loss("toy-1", "aws-1", "us-east-1b", 1, "reclaimed by AWS", 120, 100, NOW, resumable=True)
+LOSS = Preemption("toy-1", "aws-1", "us-east-1b", 1, "reclaimed by AWS", 120, 100, NOW, resumable=True)
 
 
 def test_it_is_announced_in_a_line() -> None:
-    chain = Chain(2)
+    chain = RetryState(2)
     chain.add(LOSS, 1.5)
     said = "node1 was reclaimed at step 120; retry 1 of 2: looking for machines elsewhere than us-east-1b"
     assert chain.announce(LOSS) == said
@@ -113,7 +113,7 @@ def test_it_is_announced_in_a_line() -> None:
 
 
 def test_what_it_cost_is_in_the_receipt() -> None:
-    chain = Chain(2)
+    chain = RetryState(2)
     chain.add(LOSS, 1.5)
     assert chain.resumed(NOW + 340.0)
     rows = receipt({"rented": True, "cost": 0.5, "retries": chain.losses})
@@ -122,11 +122,11 @@ def test_what_it_cost_is_in_the_receipt() -> None:
         "toy-1 was reclaimed in us-east-1b at step 120: 20 steps lost, 5:40 min from the notice to the first new step"
     )
     assert f"before   {lost}" in rows
-    assert not Chain(2).resumed(NOW), "nothing was lost before"
+    assert not RetryState(2).resumed(NOW), "nothing was lost before"
 
 
 def test_of_what_nobody_was_told_there_is_no_notice_in_the_receipt() -> None:
-    chain = Chain(1)
+    chain = RetryState(1)
     chain.add(dataclasses.replace(LOSS, warned=False), 1.5)
     assert chain.resumed(NOW + 340.0)
     (row,) = (one for one in receipt({"retries": chain.losses}) if one.startswith("before"))
@@ -136,11 +136,11 @@ def test_of_what_nobody_was_told_there_is_no_notice_in_the_receipt() -> None:
 def test_machines_that_went_before_there_was_a_run() -> None:
     error = MachineGone("gpuops-0a1b2c3d-aws-2-0 ended before it was ready: AWS took it back", "try again", 0, 2)
     row = cluster(id=2, name="aws-2", offer={**OFFER, "data": {"place": "us-east-1c"}})
-    chain = Chain(3, resume="earlier-7")
+    chain = RetryState(3, resume="earlier-7")
     chain.add(LOSS, 1.5)
-    chain.add(retries.unready(row, error, NOW + 100.0), 0.1)
+    chain.add(retries.preempted_before_run(row, error, NOW + 100.0), 0.1)
     assert (chain.left, chain.resume, chain.approval.avoided) == (1, "toy-1", ["us-east-1b", "us-east-1c"])
-    loss = retries.unready(row, error, NOW)
+    loss = retries.preempted_before_run(row, error, NOW)
     assert chain.announce(loss) == f"{error.say}; retry 2 of 3: looking for machines elsewhere than us-east-1c"
     assert chain.resumed(NOW + 340.0)
     assert [one["gap_s"] for one in chain.losses] == [340.0, 240.0], "the first step after both"
