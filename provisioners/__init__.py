@@ -1,1 +1,40 @@
-"""Provisioners: one module per provider, all behind `gpuops.core.provider.Provisioner`."""
+"""Provisioners: one package per provider, all behind the contract in `base`.
+
+    base          the contract as provider modules import it, ours and those of other wheels
+    registry      from a provider's name to its provisioner, lazily; entry points of other wheels
+    checked       a provisioner held to its contract: it answers in time, in our errors, each resource once
+    keys          SSH key pairs: our login, and a machine's first host key
+    names         comparing a typed name with a provider's by its words
+    endpoint      addresses of APIs that a key may be sent to
+    error_table   the one table form for a provider's failed answers
+
+Where two providers have the same story to tell, its file has the same name in both:
+
+    story                                                  file            local  ssh  runpod  aws
+    the contract, member by member                         provisioner       x     x     x      x
+    the provider's own flags, and a request checked        options                       x      x
+    where a key comes from                                 credentials                   x      x
+    whose account it is                                    account                       x      x
+    one request, one answer or one of our errors           api                           x      x
+    what failed answers mean                               errors                        x      x
+    which machines there are, and which a request means    catalog                       x      x
+    what of them can be had now, and for how much          stock                         x      x
+    offers, in the order in which they are tried           offers                        x      x
+    the request that creates                               launch                        x      x
+    what a machine runs first: dead-man, host key, login   boot_script                   x      x
+    machines as described by the provider, as resources    machines                      x      x
+    finding, looking at and ending what is ours            lifecycle                     x      x
+    data centers, and which a `--region` means             regions                       x
+    what a pod's log tells of a start that fails           boot_log                      x
+    the program by which a pod ends itself                 self_destruct                 x
+    prices                                                 pricing                              x
+    machine images                                         images                               x
+    subnets, security groups, this computer's address      network                              x
+    reserved capacity                                      reservations                         x
+    quotas: counted; shown and requested; advice on them   quotas, quota_report, quota_advice   x
+    other machines that a request could have               alternatives                         x
+    the least permissions that will do                     policy                               x
+    a node's processes, seen from outside                  processes         x
+    logging in once, and which node is on which host       placement               x
+    the file of hosts that something of ours may be on     hosts                   x
+"""

@@ -1,4 +1,4 @@
-"""RunPod: pods of its secure or community cloud, over its REST API v2."""
+"""RunPod: pods of its secure or community cloud, over its REST API v2. `provisioners` lists the modules."""
 
 from provisioners.runpod.provisioner import RunpodProvisioner
 
