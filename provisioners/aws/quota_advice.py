@@ -20,20 +20,13 @@ from provisioners.aws.alternatives import Asked, Place, Way, alike, as_asked, as
 from provisioners.aws.api import split_region
 from provisioners.aws.catalog import is_old
 from provisioners.aws.options import CPU
-from provisioners.aws.quotas import MARKETS, ON_DEMAND, SPOT, UNIT, arithmetic, class_of
+from provisioners.aws.quotas import MARKETS, ON_DEMAND, SPOT, UNIT, arithmetic, case_link, class_of
 
-CASE = "https://support.console.aws.amazon.com/support/home#/case/?displayId={}"
-CASES = "https://support.console.aws.amazon.com/support/home#/case/history"
 GRANT_DELAY_S = 3600.0
 """So long after a case was closed its quota may still change."""
 SETTLING = "a grant takes effect within an hour: the quota is looked at until then"
 SMALL_VCPUS = 8
 """vCPU: a first request for more than that is rarely granted to a new account."""
-
-
-def link(one: Increase) -> str:
-    """Where a request's case is read and replied to; without its number the list of all cases."""
-    return CASE.format(one.case) if one.case else CASES
 
 
 def settles(one: Increase, now: float) -> bool:
@@ -42,16 +35,11 @@ def settles(one: Increase, now: float) -> bool:
     return since is not None and now - since < GRANT_DELAY_S
 
 
-def open_case(one: Increase) -> tuple[str, ...]:
-    """What to say of a request that people decide."""
-    return (f"people at AWS decide, and may ask what it is for: {link(one)}",) if one.case else ()
-
-
 def refused(quota: Quota, one: Increase) -> tuple[str, ...]:
     """What to do about one that was not granted, with a text to reply with."""
     machines = f"{quota.machines} ({quota.sum})" if quota.machines else "N x TYPE"
     return (
-        f"reply in its case, and file no new request; most are granted then: {link(one)}",
+        f"reply in its case, and file no new request; most are granted then: {case_link(one)}",
         "a text to begin with (fill in HOURS and AMOUNT):",
         f"  Please set {quota.name} ({quota.code}) in {quota.region.partition('@')[0]} to {one.wanted:g} {quota.unit}.",
         f"  I train neural networks with PyTorch on {machines}, about HOURS hours a month.",
@@ -303,7 +291,7 @@ def _increase(asked: Asked, ways: Sequence[Way], now: float) -> list[Advice]:
             Advice(
                 f"AWS was asked for {one.wanted:g} {UNIT} of {least.counted.name} in {least.region} "
                 f"({one.status}{since}), and they are not there: reply in its case rather than ask anew, and say what "
-                f"for ({link(one)})"
+                f"for ({case_link(one)})"
             )
         ]
     codes = {way.counted.code for way in known if way.place is least.place}
@@ -342,7 +330,7 @@ def _open(asked: Asked, way: Way, one: Increase, now: float) -> Advice:
     )
     return Advice(
         f"AWS has yet to decide on {one.wanted:g} {UNIT} of {way.counted.name} in {way.region} ({one.status}{since}"
-        f"{f'; its case: {link(one)}' if one.case else ''}), which {enough}",
+        f"{f'; its case: {case_link(one)}' if one.case else ''}), which {enough}",
         command(asked, "quota", way.place.region, "--watch"),
     )
 

@@ -17,7 +17,6 @@ from typing import Any
 
 from gpuops.core.errors import AuthFailed, ProviderError, UsageError
 from gpuops.core.models import Increase, Quota
-from provisioners.aws import quota_advice
 from provisioners.aws.account import Account
 from provisioners.aws.api import ask, ask_all, pages, require
 from provisioners.aws.catalog import Kind
@@ -31,6 +30,8 @@ UNIT = "vCPU"
 OPEN_STATUSES = ("PENDING", "CASE_OPENED")
 GRANTED = {"APPROVED": True, "DENIED": False, "NOT_APPROVED": False, "INVALID_REQUEST": False}
 """What is not here, CASE_CLOSED above all, does not say how it ended."""
+CASE = "https://support.console.aws.amazon.com/support/home#/case/?displayId={}"
+CASES = "https://support.console.aws.amazon.com/support/home#/case/history"
 NO_SUCH = "NoSuchResourceException"
 COUNTED_STATES = (State.PENDING, State.RUNNING)
 DOING = "read the quotas"
@@ -162,6 +163,11 @@ def arithmetic(nodes: int, vcpus: float) -> str:
     return f"{nodes} x {vcpus:g} {UNIT}"
 
 
+def case_link(one: Increase) -> str:
+    """Where a request's support case is read and replied to; without its number the list of all cases."""
+    return CASE.format(one.case) if one.case else CASES
+
+
 def read_increase(document: Mapping[str, Any]) -> Increase:
     """A request for more, as Service Quotas tells of it."""
     status = str(document.get("Status") or "")
@@ -175,7 +181,8 @@ def read_increase(document: Mapping[str, Any]) -> Increase:
         case=str(document.get("CaseId") or ""),
         decided=_moment(document.get("LastUpdated")),
     )
-    return dataclasses.replace(found, advice=quota_advice.open_case(found) if found.open else ())
+    advice = (f"people at AWS decide, and may ask what it is for: {case_link(found)}",)
+    return dataclasses.replace(found, advice=advice if found.open and found.case else ())
 
 
 def _moment(told: Any) -> float | None:

@@ -286,7 +286,7 @@ def test_how_a_request_ended(fake: FakeAWS, account: Account, status: str, value
     found = quota_report.requested_quota(account, quota, filed.id)
     assert (found.status, found.open, found.granted) == (status, False, granted)
     assert bool(found.advice) == (not granted)
-    assert quota_advice.link(found) in (found.advice or [quota_advice.link(found)])[0]
+    assert quotas.case_link(found) in (found.advice or [quotas.case_link(found)])[0]
 
 
 def test_another_profiles_account_is_the_one_that_is_asked(fake: FakeAWS, tmp_path: Path) -> None:
