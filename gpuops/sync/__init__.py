@@ -1,18 +1,22 @@
-"""Code and data go out, logs and results come back.
+"""What travels between this computer and the nodes: code and data go out, logs and results come back.
 
-project, ignore   which files there are, by git's rules
-git               asking git, which runs nothing that a repository names
-keynames          files of credentials, by their names
-secret_scan       what must not leave this computer: rules in keyrules.yml, and those of a library
-upload            what would be sent, and sending it
-edits             what was edited on a node comes home
-restore           an earlier run's snapshots go back
-run_folder        the folder of a run on this computer
-download          mirroring logs, fetching and verifying files
-archive           what a node has kept elsewhere, unpacked and verified
-outputs           `out/`: several nodes' files in one tree, never over a person's work
-inherit           what one node handed to another before it went
-memory, download_plan, receive   what is remembered, what to do next, files on their way in
+project           which files a project sends, by the rules of git and of .gpuopsignore
+secret_scan       which of them hold keys and stay here
+inputs            the workloads that come with gpuops, and the data that `--data` names
+upload            compares a tree with what nodes have, and sends the difference
+push_record       what this computer has pushed to each node
+edits             files that were edited or made on a node come back into the project
+restore           an earlier run's snapshots go back onto every node (`--resume`)
+run_folder        `runs/<run>/` on this computer
+download          mirrors logs, fetches and verifies results
+download_plan     which file of which node travels, and in which order
+outputs           `out/`: all nodes' files merged into one tree, never over a person's work
+outputs_record    what `out/` holds, from which node
+leftovers         files on a node that no pattern names
+sinks             where results are kept besides this computer (`--sink`)
+object_store      S3 requests of this computer: credentials, client, errors
+bucket            one sink in an object store: checked, opened to nodes by signed addresses, read, cleaned up
+archive           what nodes kept in a bucket, fetched, verified and unpacked
 """
 
 from gpuops.sync.download import DEFAULT_OUTS, FetchReport, fetch, mirror

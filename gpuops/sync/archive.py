@@ -1,4 +1,8 @@
-"""What a node has kept of a run elsewhere (docs/protocol.md: Sink), from a stream of its archive into files of ours."""
+"""What nodes kept of a run in a bucket (docs/protocol.md: Sink) comes home: one archive per node.
+
+`fetch_archives` downloads the archives that this disk has room for, `unpack` verifies each against the list of files
+that the node wrote into it, and `outputs` publishes the files. A damaged archive keeps no other node's files away.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +35,8 @@ RESULT_DOCUMENT = "result.json"
 
 @dataclass
 class Unpacked:
-    """What came of one node: its result, its files, its logs by stream (as names in the folder they were unpacked to),
-    and how many files are not in the archive, or cannot be named here."""
+    """One node's archive: its result, its files, its logs by stream (as names in the staging folder). `missing`: how
+    many files are not in the archive, or cannot have their name here."""
 
     result: Result | None = None
     arrivals: list[Arrival] = field(default_factory=list)
@@ -48,9 +52,10 @@ class _File:
 
 
 def unpack(source: Readable, node: int, folder: SafeFolder, told: Callable[[int], None]) -> Unpacked:
-    """Read an archive to its end into `folder`, and hold each file against what the node says it sent.
+    """Read an archive to its end into `folder`, and verify each file against the node's list.
 
-    Raises NodeError where they differ or the archive is none of ours, LocalDisk, and what `source` raises.
+    `told` is called with the number of bytes of each block. Raises NodeError where a file differs or the archive is
+    malformed, LocalDisk, and what `source` raises.
     """
     from gpuops.transport import answers
 
@@ -128,7 +133,7 @@ def _sorted(
 
 
 def replace_shorter_log(folder: SafeFolder, name: str, home: RunHome, node: int, stream: str) -> None:
-    """Logs only grow: what is here is the beginning of what is there, in `folder`. Raises LocalDisk, NodeError."""
+    """Replace a log by the longer copy `name` in `folder`: logs only grow. Raises LocalDisk, NodeError."""
     log = home.log_name(node, stream)
     with local_errors(home.path / log):
         there = folder.size(name)
@@ -141,24 +146,22 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True)
 class FetchedNode:
-    """Of one node: its result, where it has one, and how many files were not in the bucket."""
+    """What came from one node's archive: its result, if it has one, and how many files were not in the bucket."""
 
     result: Mapping[str, Any] | None
     missing: int
 
 
 def is_kept(row: RunRow) -> bool:
-    """Whether a run's nodes were told to keep its results in a bucket."""
+    """Whether a run's nodes keep its results in a bucket."""
     return bool((row.request.get("sink") or {}).get("bucket") and (row.facts.get("bucket") or {}).get("place"))
 
 
 def fetch_archives(
     ctx: Context, row: RunRow, nodes: Iterable[int], progress: Progress
 ) -> tuple[dict[int, FetchedNode], list[GpuopsError]]:
-    """Bring home what those nodes have kept; those of which nothing is there are left out.
-
-    One whose archive is not as the node says, cannot be read, or finds no room here, keeps no other's files away: its
-    error is in the second of what is returned. Raises LocalDisk.
+    """Fetch the archives of those nodes. Returns what came, by node, and the errors of the nodes whose archive is
+    damaged, unreadable or too large for this disk; a node without an archive is in neither. Raises LocalDisk.
     """
     home, sink, place = RunHome(row.home), row.request["sink"], str(row.facts["bucket"]["place"])
     home.create()
@@ -189,7 +192,7 @@ def fetch_archives(
             except LocalDisk as error:
                 if getattr(error.__cause__, "errno", None) not in DISK_FULL:
                     raise
-                break  # somebody else took the room, and the next one is no smaller
+                break  # another program took the room, and the next archive is no smaller
             finally:
                 if node not in brought:
                     _clear(staging, node)
@@ -216,7 +219,7 @@ def _noted(errors: dict[int, GpuopsError], node: int) -> Iterator[None]:
 def _teller(
     ctx: Context, progress: Progress, node: int, archive: bucket.Download, done: int, total: int
 ) -> Callable[[int], None]:
-    """Told of bytes, says how far all of it is. A second signal ends the wait: raises NodeError."""
+    """A callback that shows the progress of all archives; it raises NodeError after a second signal."""
 
     def told(_size: int) -> None:
         if ctx.signals.hurry:
@@ -227,14 +230,14 @@ def _teller(
 
 
 def _clear(staging: SafeFolder, node: int) -> None:
-    """What came of an archive that did not come whole takes no room from the others."""
+    """Remove the files of an archive that failed, so that they take no room from the others."""
     for name in staging.names():
         if name.startswith(f"{node}-"):
             staging.remove(name)
 
 
 def fitting(sizes: Mapping[int, int], free: int) -> list[int]:
-    """The nodes whose archives find room together, the smallest first: so most of them come."""
+    """The nodes whose archives have room together, the smallest first, so that most of them fit."""
     room, found = free - DISK_RESERVE_BYTES, []
     for node in sorted(sizes, key=lambda node: (sizes[node], node)):
         room -= sizes[node]
@@ -245,7 +248,7 @@ def fitting(sizes: Mapping[int, int], free: int) -> list[int]:
 
 
 def no_room(run: str, place: str, left: Mapping[int, int], free: int) -> LocalDisk:
-    """What stays in the bucket since this disk has no room for it."""
+    """The error for archives that stay in the bucket since this disk has no room for them."""
     names = " and ".join(f"node{node} ({amount(size)})" for node, size in sorted(left.items()))
     return LocalDisk(
         f"what {names} kept stays in {place}: {amount(free)} are free on this computer's disk",
@@ -254,18 +257,18 @@ def no_room(run: str, place: str, left: Mapping[int, int], free: int) -> LocalDi
 
 
 def announced(row: RunRow, cluster: str) -> str:
-    """What is said where nodes that live would bill while that is fetched."""
+    """The sentence that says why archives are fetched only after the cluster has ended: living nodes bill meanwhile."""
     where = f"what lost nodes of {row.name} kept is in {row.facts['bucket']['place']}"
     return f"{where}: it is fetched once {cluster} has ended (or later: gpuops pull {row.name})"
 
 
 def waiting(row: RunRow, nodes: Sequence[int]) -> str:
-    """What is there, and is fetched when nothing bills any more."""
+    """The sentence on archives that are fetched once nothing bills any more."""
     names = " and ".join(f"node{node}" for node in nodes)
     return f"what {names} kept is in {row.facts['bucket']['place']}"
 
 
 def lacking(brought: Mapping[int, FetchedNode]) -> str:
-    """What nodes had no time for, or could not read; empty where there is nothing."""
+    """The sentence on files that nodes could not keep, for lack of time or permission; empty without any."""
     short = {node: one.missing for node, one in brought.items() if one.missing}
     return "; ".join(f"node{node} could not keep {plural(count, 'file')}" for node, count in short.items())

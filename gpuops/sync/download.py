@@ -1,4 +1,9 @@
-"""One node's files on their way in: the agent's `send`, a tar stream, into a folder of ours."""
+"""Logs and results of a run come home: `mirror` copies logs while they grow, `fetch` brings files and verifies them.
+
+A fetch lists each node's outputs, decides what must travel (`download_plan`), receives it into a staging folder and
+publishes it in `out/` (`outputs`). A final fetch compares checksums of everything. A lost node keeps no other node's
+files away.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +40,7 @@ if TYPE_CHECKING:
 
 
 Received = dict[tuple[int, str], Arrival]
-"""What has come, by node and path."""
+"""Files that were received completely, by node and path."""
 
 
 def receive(
@@ -47,11 +52,11 @@ def receive(
     told: Callable[[int], None],
     received: Received,
 ) -> None:
-    """Bring files of a run into `folder`, each into `received` when it has come; what is not, or no longer, as in
-    `files` is left out.
+    """Receive files of a run into `folder` by the agent's `send`, a tar stream, and enter each complete one in
+    `received`. A file whose size is no longer as in `files` is skipped.
 
-    `told` hears of bytes as they come. Raises ConnectionLost when the stream is cut, NodeRefused, NodeError for a
-    stream that is none of ours, and LocalDisk when this computer cannot write.
+    `told` is called with the number of bytes of each block. Raises ConnectionLost when the stream is cut, NodeRefused,
+    NodeError for a malformed stream, and LocalDisk when this computer cannot write.
     """
     with transfer(client.bulk("send", "--run", run), client.label) as channel:
         for number, (member, content) in enumerate(read_files(channel, list(files))):
@@ -78,32 +83,31 @@ DEFAULT_OUTS = (
     "**/lightning_logs/**",
     "**/events.out.tfevents*",
 )
-"""What is a result unless `--out` says otherwise."""
+"""Patterns of results without `--out`: what PyTorch, its libraries and Lightning write by default."""
 
 STREAM_SILENCE_S = 30.0
-"""`tail` and `sums` say something every 5 s; this much silence in seconds is a lost connection."""
+"""`tail` and `sums` send something every 5 s: a longer silence is a lost connection."""
 TREE_WALK_S = 600.0
-"""How long a node may take to walk through its tree, in seconds."""
+"""How long a node may take to list its tree."""
 MIN_READ_BYTES_PER_S = 20_000_000
-"""Bytes per second that any node reads: checksums that take longer are not waited for."""
+"""Every node reads faster from its disk: checksums that take longer are given up."""
 
 MAX_SHOWN_CHARS = 200
-"""How much of a stranger's file name goes into a message, in characters."""
+"""A node's file name is cut to this length in messages."""
 
 MAX_STREAMS = 10_000
-"""So many logs of one node are borne: each is a file here."""
+"""No node has more logs than this; each is a file here."""
 
 OnBytes = Callable[[int, str, int, bytes], None]
 T = TypeVar("T")
 
 
 def mirror(client: AgentClient, run: str, node: int, home: RunHome, follow: bool, on_bytes: OnBytes) -> Result | None:
-    """Bring a node's logs home, from where they end here; the node's result, or None while it runs.
+    """Copy a node's logs, each from the offset where it ends here. Returns the node's result, None while it runs.
 
-    Bytes are written at their own offset, so that two mirrors at once write the same bytes to the
-    same place. `on_bytes(node, stream, offset, data)` follows each writing. Raises ConnectionLost
-    for the caller to reconnect, NodeRefused, Nonsense, and LocalDisk when this computer cannot write: the
-    node is well then, and reconnecting to it does not help.
+    Bytes are written at their own offset, so that two mirrors at once write the same bytes to the same place.
+    `on_bytes(node, stream, offset, data)` is called after each write. Raises ConnectionLost, after which the caller
+    reconnects; NodeRefused, Nonsense; and LocalDisk, which no reconnection cures.
     """
     offsets = home.offsets(node)
     stream = client.stream("tail", timeout=STREAM_SILENCE_S, run=run, offsets=dict(offsets), follow=follow)
@@ -124,13 +128,13 @@ def mirror(client: AgentClient, run: str, node: int, home: RunHome, follow: bool
 def _write_at(home: RunHome, log: str, offset: int, data: bytes, label: str) -> None:
     with local_errors(home.path / log):
         if not home.folder.write_at(log, offset, data):
-            raise ConnectionLost(f"{log} of {label} became shorter on this computer", "following it anew")
+            raise ConnectionLost(f"{log} of {label} became shorter on this computer", "following it again")
 
 
 @dataclass(frozen=True)
 class FetchReport:
-    """What one fetch brought: how many files and bytes travelled, and a sentence for each file that
-    lies under another name than its own: beside one that a person had changed, as a rule."""
+    """What one fetch transferred, and a sentence for each file that lies under another name than its own, mostly
+    because a person had changed the file of that name."""
 
     files: int
     bytes: int
@@ -147,13 +151,12 @@ def fetch(
     final: bool,
     progress: Progress,
 ) -> FetchReport:
-    """Bring home what a run has made and is not home yet, in its latest version.
+    """Fetch the latest version of every output of a run that is not home yet.
 
-    While the run lives (`final=False`), a file that changes during its transfer stays away until the
-    next call. `final=True` compares checksums of everything with the bytes that are home and raises
-    NodeError, naming files, when that fails twice. A node that is lost does not keep the others'
-    files away: its error is raised after they are home. LocalDisk, when this computer cannot write,
-    is raised at once: it says nothing about any node; what finds no room at all is said after the rest is home.
+    While the run lives (`final=False`), a file that changes during its transfer waits for the next call. `final=True`
+    compares checksums of everything with the bytes at home, fetches again what differs, and raises NodeError, naming
+    files, when that fails twice. The error of a lost node is raised after the other nodes' files are home. LocalDisk is
+    raised at once, but for files that the disk has no room for: those are reported after the rest is home.
     """
     home.create()
     work = _Fetch(clients, run, tree, patterns, home, progress)
@@ -173,7 +176,7 @@ def fetch(
                 "`gpuops pull` tries again; nothing is deleted on the nodes before that",
             )
     for error in sorted(work.errors.values(), key=lambda error: isinstance(error, Nonsense)):
-        raise error  # first one that another try may help with
+        raise error  # one that a retry may cure goes first
     if final and work.too_big:
         raise _no_room(work.too_big, home)
     return FetchReport(work.files, work.bytes, tuple(work.conflicts))
@@ -193,13 +196,13 @@ def _no_room(files: Mapping[tuple[int, str], int], home: RunHome) -> LocalDisk:
 
 
 def _refused(label: str, paths: Sequence[str]) -> str:
-    """Files that no agent of ours offers: outside of the run's folder, or git's own."""
+    """The sentence for paths that a genuine agent never offers: outside the run's folder, or git's own."""
     named = first_few([shown(path[:MAX_SHOWN_CHARS]) for path in paths], 1)
     return f"{label} offers {named}: not brought home"
 
 
 class _Fetch:
-    """One call of `fetch`: what it has brought so far, and the nodes it lost on the way."""
+    """The state of one `fetch`: what it has transferred so far, and the errors of lost nodes."""
 
     def __init__(
         self,
@@ -221,15 +224,15 @@ class _Fetch:
         self.bytes = 0
         self.conflicts: list[str] = []
         self.too_big: dict[tuple[int, str], int] = {}
-        """What finds no room on this disk, by node and path, in bytes."""
+        """Sizes of the files that this disk has no room for, by node and path."""
         self._listing: Listing = {}
         self._disk = shutil.disk_usage(home.path).total
-        """No more can come home, whatever a node says of the size of its files."""
+        """Size of this disk in bytes: bounds the sizes that a node announces."""
         self._total = 0
         self._lock = threading.Lock()
 
     def round(self, live: bool, only: set[tuple[int, str]] | None = None) -> Listing:
-        """Bring everything that is not home, or only some of it; what the nodes have."""
+        """Fetch what is not home, or of that only `only`. Returns what the nodes have."""
         listing = self._listing = self._sound(self._list(self.clients))
         todo = self._todo(listing, live, only)
         self._total = sum(stamp[0] for stamps in todo.values() for stamp in stamps.values()) + self.bytes
@@ -244,7 +247,7 @@ class _Fetch:
         return listing
 
     def _sound(self, listing: Listing) -> Listing:
-        """Without what nothing here can be named."""
+        """The listing without paths that no file here can have; each refused node is reported once."""
         found = {}
         for node, files in listing.items():
             found[node] = {path: stamp for path, stamp in files.items() if may_come(path)}
@@ -254,7 +257,7 @@ class _Fetch:
         return found
 
     def unverified(self, listing: Listing, only: set[tuple[int, str]] | None = None) -> set[tuple[int, str]]:
-        """(node, path) pairs whose bytes at home are not what the node has, both read anew."""
+        """(node, path) pairs whose bytes at home differ from the node's; both are read again."""
         wanted = {n: [p for p in files if only is None or (n, p) in only] for n, files in listing.items()}
         if any(wanted.values()):
             self.progress.phase("comparing checksums")
@@ -297,7 +300,7 @@ class _Fetch:
         self.conflicts += self.out.publish(whole, staging)
 
     def _fitting(self, batch: Todo, chosen: Mapping[int, Sequence[str]]) -> dict[int, list[str]]:
-        """Of what has to travel, what finds room on this disk: the smallest first, so that most of it comes."""
+        """The files among `chosen` that this disk has room for, the smallest first, so that most of them fit."""
         room = self.out.folder.room()
         found: dict[int, list[str]] = {}
         offered = ((batch[path][node][0], node, path) for node, paths in chosen.items() for path in paths)
@@ -310,7 +313,7 @@ class _Fetch:
         return found
 
     def _receive(self, batch: Todo, chosen: Mapping[int, Sequence[str]], staging: SafeFolder) -> Received:
-        received: Received = {}  # whole files only, also of a node that is lost meanwhile
+        received: Received = {}  # complete files only, also those of a node that is lost meanwhile
 
         def one(node: int) -> None:
             files = {path: batch[path][node] for path in chosen[node]}
@@ -355,7 +358,7 @@ class _Fetch:
         return {key: sha256 for sums in self._each(wanted, one).values() for key, sha256 in sums.items()}
 
     def _each(self, nodes: Iterable[int], work: Callable[[int], T]) -> dict[int, T]:
-        """`work` on all nodes at once; a node that fails is remembered and asked no more."""
+        """Run `work` for all nodes at once. A node that fails is recorded in `errors` and skipped from then on."""
         alive = [node for node in nodes if node not in self.errors]
 
         def safely(node: int) -> tuple[T] | None:

@@ -1,4 +1,4 @@
-"""Which files of which nodes to bring, in which order, and which need not travel. Pure."""
+"""Which files of which nodes are fetched, in which order, and which equal one that is home already. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from gpuops.sync.outputs_record import Arrival, Memory, Stamp
 Listing = Mapping[int, Mapping[str, Stamp]]
 """What each node has: node -> path -> (size, mtime_ns)."""
 Todo = dict[str, dict[int, Stamp]]
-"""What to bring: path -> node -> (size, mtime_ns)."""
+"""What to fetch: path -> node -> (size, mtime_ns)."""
 Sums = dict[tuple[int, str], str]
 """SHA-256 by (node, path)."""
 
 MAX_BATCH_BYTES = 256 << 20
 MAX_BATCH_FILES = 500
-"""A cut loses at most one batch of work."""
+"""A cut connection loses at most one batch."""
 
 
 def split_by_room(todo: Todo, room: int) -> list[Todo]:
-    """All at once where it finds room on this disk (bytes); else node by node, whoever has least to bring first: who
-    offers too much keeps no other's files away."""
+    """All at once where the disk has room (bytes); else node by node, the smallest total first, so that a node with too
+    much keeps no other node's files away."""
     totals: dict[int, int] = {}
     for stamps in todo.values():
         for node, (size, _) in stamps.items():
@@ -51,7 +51,7 @@ def batches(todo: Todo) -> Iterator[Todo]:
 
 
 def possible_duplicates(batch: Todo, memory: Memory) -> dict[int, list[str]]:
-    """Paths by node whose checksum is worth asking: another node has a file of the same size there."""
+    """Paths by node whose checksum is worth asking for: another node has a file of the same path and size."""
     asked: dict[int, list[str]] = {}
     for path, stamps in batch.items():
         home = [held.stamp[0] for node, held in memory.held.get(path, {}).items() if node not in stamps]
@@ -63,7 +63,7 @@ def possible_duplicates(batch: Todo, memory: Memory) -> dict[int, list[str]]:
 
 
 def choose_transfers(batch: Todo, sums: Sums, memory: Memory) -> dict[int, list[str]]:
-    """Paths by node that have to travel: of equal files the lowest node's, and none that is home."""
+    """Paths by node that must travel: of equal files only the lowest node's, and none that is home."""
     chosen: dict[int, list[str]] = {}
     for path, stamps in batch.items():
         have = {held.sha256 for node, held in memory.held.get(path, {}).items() if node not in stamps}
@@ -77,9 +77,9 @@ def choose_transfers(batch: Todo, sums: Sums, memory: Memory) -> dict[int, list[
 
 
 def complete_arrivals(batch: Todo, sums: Sums, received: Mapping[tuple[int, str], Arrival]) -> list[Arrival]:
-    """Every version of a batch that is at hand: received, or known to equal one that is.
+    """Every version in a batch that was received, or whose checksum equals a received or earlier one.
 
-    A file that changed between its checksum and its transfer stands for itself only.
+    A file that changed between its checksum and its transfer counts with its received checksum only.
     """
     complete = list(received.values())
     for path, stamps in batch.items():

@@ -1,4 +1,9 @@
-"""What was edited on a node comes home: only what this computer pushed there, and over no file that changed here."""
+"""Files that were edited or made on nodes come home.
+
+`pull_edits` (`gpuops pull --edits`) brings edited files into the project: only files that this computer pushed there,
+and never over a file that changed here. `save_left` saves edited and new files of nodes that are about to end, in
+`runs/<cluster>-left/`.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +37,17 @@ if TYPE_CHECKING:
 
 
 EDITS_TIMEOUT_S = 600.0
+"""How long a node may take to look for edits in a large tree."""
 PLAIN_MODE = 0o644
 OWNER_MODE = 0o600
-"""What a node cannot take away: that the user can read and write a file that could be."""
+"""Permission bits that a node cannot take away: the user reads and writes a file as before."""
 
 Known = Mapping[str, Sequence[FileEntry]]
 
 
 @dataclass(frozen=True)
 class BroughtEdit:
-    """One edited file that came home: `at` is where it lies; `beside` when ours was left as it is."""
+    """One edited file that came home to `at`. `beside`: a file here had changed, too, and stays as it is."""
 
     path: str
     node: str
@@ -59,13 +65,12 @@ class BroughtEdit:
 def pull_edits(
     client: AgentClient, tree_name: str, folder: Path, record: PushRecord, brought: list[BroughtEdit]
 ) -> str:
-    """Bring home the pushed files that were edited on a node, each into `brought` once it lies here. Returns a sentence
-    on what was refused, empty when nothing was.
+    """Fetch the pushed files that were edited on a node; each is appended to `brought` once it lies here. Returns a
+    sentence on refused files, empty without any.
 
-    `record` decides what was pushed, not the node. A file that is as it was when pushed is replaced; one that changed
-    here stays, and the node's lies beside it as `<name>.node0`. The same bytes on both sides are nothing to bring.
-    Raises NodeRefused, ConnectionLost, NodeError for an answer that is none, and LocalDisk when this computer cannot
-    write.
+    `record`, and not the node, decides what was pushed. A file that is unchanged here since the push is replaced; a
+    changed one stays, and the node's version lies beside it as `<name>.node0`. Equal files are skipped. Raises
+    NodeRefused, ConnectionLost, NodeError for a malformed answer, and LocalDisk when this computer cannot write.
     """
     known = record.files(client.label)
     offered = _offered(client, tree_name)
@@ -87,7 +92,7 @@ def pull_edits(
 
 
 def _offered(client: AgentClient, tree_name: str) -> list[str]:
-    """The paths that a node calls edited. Raises NodeError."""
+    """The paths that a node lists as edited. Raises NodeError."""
     said: Edits = client.call("edits", timeout=EDITS_TIMEOUT_S, tree=tree_name)
     return list(dict.fromkeys(file["path"] for file in said["files"] if file["state"] == "changed"))
 
@@ -98,7 +103,7 @@ def _some(paths: Sequence[str], why: str) -> str:
 
 
 class _Bringing:
-    """One node's edits on their way into the project."""
+    """The state of one node's `pull_edits`."""
 
     def __init__(self, label: str, folder: SafeFolder, known: Known, brought: list[BroughtEdit]) -> None:
         self._label = label
@@ -106,11 +111,12 @@ class _Bringing:
         self._known = known
         self._brought = brought
         self.astray: list[str] = []
-        """Links that the project does not have, or that would lead out of it."""
+        """Links that were not pushed, or that lead out of the project."""
         self.blocked: list[str] = []
+        """Paths below a link of this computer."""
 
     def bring(self, member: Member, content: Content) -> None:
-        """Put one file in its place, or beside it, unless the same lies here already."""
+        """Put one file in its place or beside it, unless an equal one lies here."""
         path, pushed = member.name, self._known[member.name]
         if member.link is not None and not (pushed[0].link and self._folder.stays_inside(path, member.link)):
             self.astray.append(path)
@@ -137,7 +143,7 @@ class _Bringing:
         return self._folder.create(arrived, content, member.size, mtime_ns=member.mtime * 1_000_000_000, mode=mode)
 
     def _place(self, path: str, link: str | None, sha256: str | None, pushed: Sequence[FileEntry]) -> str | None:
-        """`path`, or `train.py.node0` beside it, or that with a number; None where the same lies there."""
+        """`path`, or `train.py.node0` beside it, or that with a number; None where an equal file lies there."""
         here = entry(self._folder.path, path)
         unchanged = here is not None and any(here.wire[1:] == one.wire[1:] for one in pushed)
         name, number = path, 0
@@ -156,11 +162,11 @@ PROJECT_TREE = "project"
 
 
 def save_left(ctx: Context, row: ClusterRow, progress: Progress) -> Iterator[str]:
-    """Save it in `runs/<cluster>-left/node<i>/` of the cluster's folder; yields a sentence per node that had some.
-    Where an earlier cluster of that name left something, it is `<cluster>-left-2`, and so on.
+    """Save edited and new files of every node in `runs/<cluster>-left/node<i>/` of the cluster's folder, or in
+    `<cluster>-left-2` where an earlier cluster of that name has the folder. Yields a sentence per node that had some.
 
-    What the cluster's runs were told to leave (`--out '!GLOB'`) is left. Every node is tried; then the first
-    error is raised: NodeError, LocalDisk. A rented machine that is no more keeps the others from nothing.
+    Files that the cluster's runs excluded (`--out '!GLOB'`) are skipped. Every node is tried; then the first error is
+    raised: NodeError, LocalDisk. A machine that has ended is an error only where all have.
     """
     failed: GpuopsError | None = None
     gone: dict[int, GpuopsError] = {}
@@ -185,7 +191,7 @@ def save_left(ctx: Context, row: ClusterRow, progress: Progress) -> Iterator[str
 
 
 def save_one(ctx: Context, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
-    """The same of one node; a sentence, empty where it had nothing. Raises NodeError, LocalDisk."""
+    """Save one node's files. Returns a sentence, empty where it had none. Raises NodeError, LocalDisk."""
     programs = programs_of(row, machine, index)
     try:
         with progress.during(f"looking for what was edited or made on node{index}"):
@@ -212,7 +218,7 @@ def save_one(ctx: Context, row: ClusterRow, machine: Resource, index: int, progr
 
 
 def _folder(row: ClusterRow) -> SafeFolder:
-    """The folder for what is saved from a cluster: the same at each try, and no other cluster's of that name."""
+    """The folder for files of this cluster: the same at each attempt, and no other cluster's of that name."""
     first = row.folder / "runs" / f"{row.name}-left"
     with local_errors(first):
         more = (first.with_name(f"{first.name}-{number}") for number in count(2))
@@ -239,6 +245,6 @@ def _unsaved(ctx: Context, row: ClusterRow, index: int, programs: Programs) -> l
 
 
 def _is_home(one: Leftover, held: Mapping[str, Mapping[int, Held]]) -> bool:
-    """Whether a run of this cluster brought home just this version of the file."""
+    """Whether a run of this cluster has fetched exactly this version of the file."""
     arrived = held.get(one.path, {}).get(one.node)
     return arrived is not None and arrived.stamp == (one.size, one.mtime_ns)

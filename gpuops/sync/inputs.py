@@ -1,7 +1,8 @@
-"""The reference training programs that come along: which there are, and where their files lie here.
+"""What a run is given: the reference workloads that come with gpuops, and the data that `--data` names.
 
-In a checkout they are in `train/` beside the package, in an installed wheel in `gpuops/train/`
-(a top-level `train` would shadow users' own). The folder is pushed whole; nothing in it is imported.
+The workloads lie in `train/` beside the package in a checkout, and in `gpuops/train/` in an installed wheel (a
+top-level `train` would shadow users' own). The folder is pushed whole; nothing in it is imported. Data are pushed once
+per machine, each path into a tree of its own, to which the other nodes of the machine have a link.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from gpuops.transport.rpc import AgentClient
 
 
 class Workload(NamedTuple):
-    """What to know of a program before it is sent anywhere."""
+    """What is known of a program before it is pushed."""
 
     line: str
-    """For people."""
+    """Its description for people."""
     reads: bool = False
-    """Whether it reads data that do not come along: from a folder, or else downloaded."""
+    """Whether it reads data that do not come with it: from `--data`, or else downloaded."""
 
 
 WORKLOADS = {
@@ -40,14 +41,14 @@ WORKLOADS = {
     "cifar10": Workload("ResNet-18 on CIFAR-10 (170 MB to download)", reads=True),
     "movielens": Workload("a recommender on MovieLens small (1 MB to download)", reads=True),
 }
-"""By name, in the order in which one learns from them."""
+"""By name, in the order of a course."""
 
 DEFAULT_WORKLOAD = "digits"
 """What `train` runs when no script is named."""
 
 
 def names() -> list[str]:
-    """Every workload that `--workload` knows, in the order in which they are shown."""
+    """The names that `--workload` accepts, in the order in which they are shown."""
     return list(WORKLOADS)
 
 
@@ -71,14 +72,16 @@ def script(name: str) -> str:
 
 
 HEX_TO_LETTERS = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
+"""A tree's name has letters alone."""
 
 
 def provide(
     ctx: Context, live: ClusterSession, request: RunRequest, *, allow: Sequence[str], overwrite: bool
 ) -> dict[int, str]:
-    """Bring what `--data` names to the nodes of a run, and say where they keep what a workload downloads.
+    """Push what `--data` names to the nodes of a run, and print where they keep what a workload downloads.
 
-    Returns where each node has it, where the request itself does not tell. Raises as `push.push_many`.
+    Returns node to path of the data, for an absolute `--data`; a relative one is a link in the project. Raises as
+    `upload.push_many`.
     """
     if said := downloads(ctx, live, request):
         ctx.out.say(said)
@@ -99,25 +102,25 @@ def absolute(folder: Path, data: str) -> Path:
 
 
 def scan_project(ctx: Context, folder: Path, allow: Sequence[str]) -> sync.Tree:
-    """What a push of the project sends. It takes a while: each new file is searched for keys. Raises UsageError."""
+    """Scan what a push of the project sends; slow, since each new file is searched for keys. Raises UsageError."""
     with ctx.progress.during("looking for keys in what would be sent", aside=True):
         return sync.scan(folder, ctx.home / "cache", allow)
 
 
 def scan(ctx: Context, data: str, allow: Sequence[str]) -> sync.Tree:
-    """What `--data` sends. Raises UsageError."""
+    """Scan what `--data` sends. Raises UsageError."""
     return sync.scan_data(absolute(ctx.folder, data), ctx.home / "cache" / "data", allow, ctx.folder)
 
 
 def origin(ctx: Context, data: str, allow: Sequence[str]) -> str:
-    """Where the data come from, in so far as their path does not say it: where links lead."""
+    """The sentence part on where links of the data lead; empty without links."""
     full = absolute(ctx.folder, data)
     places = [full.resolve()] * full.is_symlink() + sync.allowed_places(allow)
     return f", from {' and '.join(shown(str(place)) for place in places)}" if places else ""
 
 
 def tree_name(full: Path) -> str:
-    """Of the tree for what lies at this path here."""
+    """The name of the tree for the data at this path."""
     return "data" + hashlib.sha256(os.fsencode(full)).hexdigest()[:8].translate(HEX_TO_LETTERS)
 
 
@@ -140,8 +143,8 @@ def _send(
 
 
 def with_link(tree: sync.Tree, folder: Path, data: Path, *, shared: bool) -> sync.Tree:
-    """A project in which `--data`, where that lies in it, is a link: to the original on nodes that are this computer
-    (`shared`), else to their tree for it."""
+    """The project's tree with data that lie in the project replaced by a link: to the original on nodes on this
+    computer (`shared`), else to the data's own tree on the node."""
     full = (folder / data).absolute()
     if not full.is_relative_to(folder):
         return tree
@@ -153,7 +156,7 @@ def with_link(tree: sync.Tree, folder: Path, data: Path, *, shared: bool) -> syn
 
 
 def downloads(ctx: Context, live: ClusterSession, request: RunRequest) -> str:
-    """Where a workload keeps what it downloads, as a sentence; empty where it reads nothing, or was told where from."""
+    """The sentence on where a workload keeps what it downloads; empty where it downloads nothing."""
     here = has_capability(ctx.provisioner(live.row.provider), "shares_disk")
     told = request.data or DATA in request.env or "--data" in request.argv or (here and DATA in ctx.env)
     if told or not request.workload or not WORKLOADS[request.workload].reads:

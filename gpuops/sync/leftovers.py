@@ -1,7 +1,7 @@
-"""What no pattern names and no push put on a node: it comes home all the same before its node goes.
+"""Files on a node that no `--out` pattern names: they come home before the node ends.
 
-A result is easily written under a name that nobody thought of, and a file edited on a node is somebody's
-work. `--out '!GLOB'` is the user's word that such files may go.
+A result is easily written under an unexpected name, and a file that was edited on a node is a person's work.
+`--out '!GLOB'` is the user's word that such files may be lost.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from gpuops.transport import answers
 
 MAX_UNASKED_BYTES = 100_000_000
-"""Files up to this size (bytes) come home unasked from a node that stays: most results that are no snapshots are
-far smaller."""
+"""Larger files of a node that stays are only named: most results that are no snapshots are far smaller."""
 MAX_UNASKED_FILES = 1000
-"""At most so many of them: more is a data set or a cache."""
+"""More files are a data set or a cache: of these only edited ones come home unasked."""
 LIST_TIMEOUT_S = 600.0
+"""How long a node may take to list a large tree."""
 BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """One file on a node: `edited` when it was pushed and has changed since."""
+    """One file on a node. `edited`: it was pushed and has changed since."""
 
     node: int
     path: str
@@ -44,8 +44,7 @@ class Leftover:
 
 
 def list_leftovers(nodes: Mapping[int, Programs], patterns: Sequence[str], **which: str) -> list[Leftover]:
-    """What lies on several nodes; `which` is `run` or `tree`. Raises NodeRefused, ConnectionLost,
-    Nonsense."""
+    """The leftovers of several nodes; `which` is `run` or `tree`. Raises NodeRefused, ConnectionLost, Nonsense."""
 
     def one(node: int) -> list[Leftover]:
         listed = _listing(nodes[node], {"patterns": list(patterns), **which})["files"]
@@ -63,7 +62,7 @@ def _listing(programs: Programs, question: Mapping[str, Any]) -> answers.Left:
 
 
 def choose_unasked(found: Sequence[Leftover]) -> tuple[list[Leftover], list[Leftover]]:
-    """Of files whose node stays: those that come home unasked, and those that are only named."""
+    """Split the leftovers of nodes that stay: those that come home unasked, and those that are only named."""
     small = [one for one in found if one.size <= MAX_UNASKED_BYTES]
     if len(small) > MAX_UNASKED_FILES:
         small = [one for one in small if one.edited][:MAX_UNASKED_FILES]
@@ -72,18 +71,18 @@ def choose_unasked(found: Sequence[Leftover]) -> tuple[list[Leftover], list[Left
 
 
 def exact_patterns(found: Sequence[Leftover]) -> list[str]:
-    """Patterns that name just these files."""
+    """Patterns that match exactly these files."""
     return sorted({"./" + glob.escape(one.path) for one in found})
 
 
 def first_leftovers(found: Sequence[Leftover]) -> str:
-    """`data/cache.bin (1.2 GB, node0) and 3 more`; empty when there is nothing."""
+    """`data/cache.bin (1.2 GB, node0) and 3 more`; empty without files."""
     named = [f"{shown(one.path)} ({amount(one.size)}, node{one.node})" for one in found]
     return first_few(named, 3)
 
 
 def already_home(client: Programs, tree: str, found: Sequence[Leftover], folder: SafeFolder) -> list[Leftover]:
-    """Those that lie in `folder` byte for byte, under their paths. Raises NodeRefused, ConnectionLost."""
+    """Those that lie in `folder` under the same path with the same bytes. Raises NodeRefused, ConnectionLost."""
     alike = [one for one in found if _can_lie(folder, one.path) and folder.size(one.path) == one.size]
     same: set[str] = set()
     if alike:
@@ -96,12 +95,12 @@ def already_home(client: Programs, tree: str, found: Sequence[Leftover], folder:
 
 
 def _can_lie(folder: SafeFolder, path: str) -> bool:
-    """Whether a file can have that name here, rather than one near it."""
+    """Whether this computer's disk can have a file of exactly that name."""
     return folder.system.stored(path) == path
 
 
 def _holds(folder: SafeFolder, path: str, content: Readable) -> bool:
-    """Whether a file is just these bytes; one that cannot be read is not."""
+    """Whether a file has exactly these bytes; False where it cannot be read."""
     try:
         with folder.reading(path) as file:
             while block := content.read(BLOCK_BYTES):
@@ -114,8 +113,8 @@ def _holds(folder: SafeFolder, path: str, content: Readable) -> bool:
 
 @dataclass(frozen=True)
 class Saved:
-    """What came of saving: files that had to get another name here, with it; and what the node did not send, since it
-    went meanwhile or is not ours to read."""
+    """The result of `save_leftovers`. `renamed`: node's path to the name that this disk can have; `missing`: files that
+    the node did not send, since they are gone or unreadable."""
 
     renamed: Mapping[str, str]
     missing: Sequence[Leftover]
@@ -131,7 +130,7 @@ def save_leftovers(
         for member, content in read_files(channel, [one.path for one in found]):
             came.add(member.name)
             if member.link is not None:
-                continue  # it leads to what is saved under its own name, or elsewhere
+                continue  # its target is saved under its own name, or lies outside
             place = names[member.name]
             with local_errors(target.path / place):
                 target.write(place, content, member.size, mtime_ns=member.mtime * 1_000_000_000)

@@ -1,13 +1,12 @@
-"""`runs/<run>/out/`: what several nodes made, merged into one tree, and never over a person's work.
+"""`runs/<run>/out/`: all nodes' outputs merged into one tree, and never over a person's work.
 
-The same path with the same bytes on several nodes is one file. With other bytes, the lowest node's
-file has the path and the others lie under `node<i>/`. `out/.gpuops.json` remembers what we wrote
-(size and time); a file that no longer looks so belongs to a person, and what comes home for that
-path lies beside it as `<name>.new`.
+The same path with the same bytes on several nodes is one file. With other bytes, the lowest node's file has the path
+and the others lie under `node<i>/`. `out/.gpuops.json` records each written file (size and time); a file that looks
+different belongs to a person, and what comes home for its path lies beside it as `<name>.new`.
 
-The memory is written before the files are, so a process killed between any two renames leaves
-nothing that the next one takes for a person's. Several processes may publish at once (a terminal
-and the guard): each publication holds a lock, and nothing slow is done while it is held.
+The record is written before the files are renamed into place, so a process killed between any two renames leaves no
+file that the next one takes for a person's. Several processes may publish at once (a terminal and the guard): each
+publication holds a lock, and nothing slow is done under it.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ MEMORY_FILE = ".gpuops.json"
 MEMORY_DRAFT = ".publish.tmp"
 LOCK_FILE = ".lock"
 LOCK_TIMEOUT_S = 120.0
-"""How long another process may take to publish, in seconds."""
+"""How long another process may take to publish."""
 MAX_STAGE_ATTEMPTS = 10
 NOT_OURS = (-1, -1)
-"""How a link looks, or whatever else is no file of ours."""
+"""The stamp of a link, and of whatever else is not a plain file."""
 
 
 class OutFolder:
@@ -48,12 +47,12 @@ class OutFolder:
         self._system = system
         self._home = home.folder
         self._incoming = home.folder.below("incoming")
-        # One lock for all runs of a folder: it stays for ever, which would be litter in each run's own.
+        # One lock for all runs of a folder: its file stays, and would be litter in each run's folder.
         self._runs = SafeFolder(home.path.parent)
         self._lock = FileLock(home.path.parent / LOCK_FILE, timeout=LOCK_TIMEOUT_S)
 
     def memory(self) -> Memory:
-        """What we remember; nothing where the file is damaged, and then every file counts as a person's."""
+        """The record; empty where its file is damaged, and then every file counts as a person's."""
         try:
             with self.folder.reading(MEMORY_FILE) as file:
                 memory = Memory.parse(json.load(file), self._system.key)
@@ -65,7 +64,7 @@ class OutFolder:
 
     @contextmanager
     def staging(self) -> Iterator[SafeFolder]:
-        """A folder for files on their way in, on the same filesystem; gone afterwards."""
+        """A folder on the same filesystem for files that are being received; removed afterwards."""
         name = f"{os.getpid()}-{secrets.token_hex(4)}"
         with local_errors(self._incoming.path):
             folder = self._stage(name)
@@ -84,11 +83,11 @@ class OutFolder:
             return self._stage(name, tries - 1)
 
     def _remove_incoming(self) -> None:
-        """Unless another process has files on their way in."""
+        """Remove `incoming` unless another process is receiving files."""
         self._home.remove_empty("incoming")
 
     def clear_dead(self) -> None:
-        """Remove what processes that are no more have left half-way."""
+        """Remove the staging folders of processes that have ended."""
         import psutil
 
         for name in self._incoming.names():
@@ -98,9 +97,9 @@ class OutFolder:
         self._remove_incoming()
 
     def publish(self, arrivals: Sequence[Arrival], staging: SafeFolder) -> list[str]:
-        """Put arrivals in their places; returns a sentence for each that lies under another name than its own.
+        """Put arrivals in their places. Returns a sentence for each that lies under another name than its own.
 
-        All nodes' arrivals of one path belong into one call, so that equal files never part.
+        All nodes' arrivals of one path belong in one call, so that equal files stay one file.
         """
         if not arrivals:
             return []
@@ -122,7 +121,7 @@ class OutFolder:
         return [said for move in moves if (said := self._remark(memory, move))]
 
     def _remark(self, memory: Memory, move: Move) -> str:
-        """Why a file does not have its own name here; empty where it has."""
+        """Why a file has another name here than on its node; empty where it has its own."""
         other = memory.owner(move.wanted)
         if move.place == move.wanted:
             ours = self._system.stored(move.path)
@@ -134,7 +133,7 @@ class OutFolder:
         return f"out/{move.place} lies beside a file that was changed here"
 
     def forget(self, wrong: Iterable[tuple[int, str]]) -> None:
-        """(node, path) pairs that are not home after all: the next fetch brings them again."""
+        """Remove (node, path) pairs from the record: the next fetch brings them again."""
         with local_errors(self.root), self._locked():
             memory = self.memory()
             for node, path in wrong:
@@ -145,7 +144,7 @@ class OutFolder:
             self._remember(memory)
 
     def is_home(self, memory: Memory, node: int, path: str, stamp: Stamp) -> bool:
-        """Whether this version was brought home and not lost on the last step by a crash."""
+        """Whether this version is home, and no crash came between the record and its file."""
         held = memory.held.get(path, {}).get(node)
         if held is None or held.stamp != stamp:
             return False
@@ -153,7 +152,7 @@ class OutFolder:
         return now is not None and not (written and now in written.looks[:-1])
 
     def sha256(self, place: str) -> str | None:
-        """The checksum of the bytes that lie there now, or None."""
+        """SHA-256 of the file that lies there now; None without one."""
         return self.folder.sha256(place)
 
     def _look(self, place: str) -> Stamp | None:
@@ -169,7 +168,7 @@ class OutFolder:
         if self._runs.look(LOCK_FILE) is None:
             with suppress(FileExistsError):
                 self._runs.create(LOCK_FILE, io.BytesIO(), 0)
-        self._runs.reading(LOCK_FILE).close()  # which may be a link that a repository brought along
+        self._runs.reading(LOCK_FILE).close()  # raises for a link, which a repository may contain
         try:
             with self._lock:
                 yield
@@ -180,11 +179,11 @@ class OutFolder:
             ) from error
 
     def _remember(self, memory: Memory) -> None:
-        # One name is enough, since we hold the lock; and what a crash leaves there is overwritten.
+        # One name is enough under the lock, and what a crash leaves there is overwritten.
         self._home.write_json(f"out/{MEMORY_FILE}", memory.dump(), draft=MEMORY_DRAFT)
 
     def _settle(self, memory: Memory, path: str, arrivals: Sequence[Arrival], staging: SafeFolder) -> list[Move]:
-        """Update the memory for one path and say which files have to move where."""
+        """Update the record for one path. Returns which files move where."""
         before = memory.held.get(path, {})
         arrived = {a.node: a for a in arrivals if self._at_hand(memory, before, a.sha256, arrivals)}
         stamps = {node: held.stamp for node, held in before.items()} | {n: a.stamp for n, a in arrived.items()}
@@ -202,20 +201,20 @@ class OutFolder:
                     temps = [arrived[node].temp for node in nodes if node in arrived]
                     temp = next(filter(None, temps), None) or self._kept(memory, sha256, lying, staging)
                     if temp is None:
-                        continue  # its bytes are not at hand: unknown again, so the next fetch brings them
+                        continue  # its bytes are missing: not recorded, so that the next fetch brings them
                     moves.append(Move(temp, at, path, sha256, wanted=place))
             after |= {node: Held(stamps[node], sha256, at) for node in nodes}
         memory.held[path] = after
         return moves
 
     def _at_hand(self, memory: Memory, before: Mapping[int, Held], sha256: str, arrivals: Sequence[Arrival]) -> bool:
-        """Whether these bytes have come, or are home; else what a node gave earlier must stay."""
+        """Whether these bytes were received or are home; otherwise the node's earlier version must stay."""
         if any(arrival.temp for arrival in arrivals if arrival.sha256 == sha256):
             return True
         return any(self._has(memory, held.at, sha256) for held in before.values() if held.sha256 == sha256)
 
     def _kept(self, memory: Memory, sha256: str, lying: Sequence[str], staging: SafeFolder) -> str | None:
-        """Bytes that are home under a name that another node's version is about to take."""
+        """A staged copy of bytes that are home under a name that another node's version is about to take."""
         source = next((at for at in lying if self._has(memory, at, sha256)), None)
         if source is None:
             return None
@@ -225,7 +224,7 @@ class OutFolder:
         return temp
 
     def _free(self, memory: Memory, path: str, aside: str, place: str, sha256: str) -> str:
-        """`place`, or the nearest name where nothing of a person's, or of another path, lies."""
+        """`place`, or the nearest name that no person's file and no other path's file has."""
         if self._blocked(memory, place):
             place = aside
         while not self._may_write(memory, path, place, sha256):
@@ -251,7 +250,7 @@ class OutFolder:
         return now is None or bool(written and now in written.looks) or self.sha256(place) == sha256
 
     def _has(self, memory: Memory, place: str, sha256: str) -> bool:
-        """Whether these bytes lie there, ours and untouched, or just the same by a person's hand."""
+        """Whether exactly these bytes lie there, written by gpuops or by a person."""
         now, written = self._look(place), memory.written.get(place)
         if now is None:
             return False
@@ -260,7 +259,7 @@ class OutFolder:
         return self.sha256(place) == sha256
 
     def _drop_unused(self, memory: Memory, paths: set[str]) -> None:
-        """Remove files of ours that no node's version needs any more, unless a person changed them."""
+        """Remove written files that no node's version needs any more, unless a person changed them."""
         used = {held.at for path in paths for held in memory.held.get(path, {}).values()}
         for place, written in list(memory.written.items()):
             if written.path not in paths or place in used:
@@ -278,7 +277,7 @@ class OutFolder:
 
 
 def announce(memory: Memory, moves: Sequence[Move], staging: SafeFolder) -> None:
-    """Remember files that are about to be renamed into place: old and new looks are both ours."""
+    """Record files that are about to be renamed into place: old and new looks both count as written by gpuops."""
     for move in moves:
         old, new = memory.written.get(move.place), look(staging, move.temp)
         looks = (*(old.looks if old else ()), *((new,) if new else ()))
@@ -294,7 +293,10 @@ def look(folder: SafeFolder, path: str) -> Stamp | None:
 
 
 def inherit(home: RunHome, handed: Mapping[int, Mapping[str, int]]) -> None:
-    """`handed`: by the node that holds them, path -> the node whose files they are. To be called once they are home."""
+    """Count files that one node handed to another as the first node's, once they are home.
+
+    `handed`: node that holds the files -> path -> node that made the file.
+    """
     out = OutFolder(home)
     arrivals = inherited(out.memory(), handed)
     if arrivals:

@@ -1,4 +1,6 @@
-"""What we remember of `runs/<run>/out/`, and where a file belongs in it. Plain data, no disk."""
+"""The record of `runs/<run>/out/` (`.gpuops.json`): what each node gave, what was written where, and where a file
+belongs. Pure: no disk is touched.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ Stamp = tuple[int, int]
 
 @dataclass(frozen=True)
 class Arrival:
-    """A node's file that has come home. `temp`: its name in the folder of files on their way in; None when the same
-    bytes came another way."""
+    """A node's file that was received. `temp`: its name in the staging folder; None when equal bytes came from another
+    node."""
 
     node: int
     path: str
@@ -25,7 +27,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Held:
-    """A node's file that is home: how it looked there, its bytes, and where it lies in out/."""
+    """A node's file that is home: its stamp on the node, its checksum, and its place in out/."""
 
     stamp: Stamp
     sha256: str
@@ -34,7 +36,8 @@ class Held:
 
 @dataclass(frozen=True)
 class Written:
-    """A file we wrote in out/, for which path of the run, and how it may look if nobody touched it."""
+    """A file that gpuops wrote in out/, for a path of the run. `looks`: the stamps it may have while no person changed
+    it."""
 
     path: str
     sha256: str
@@ -43,21 +46,21 @@ class Written:
 
 @dataclass
 class Memory:
-    """What `.gpuops.json` holds: per path what each node has given, and what we wrote where."""
+    """The content of `.gpuops.json`: per path what each node gave, and per place what was written."""
 
     held: dict[str, dict[int, Held]] = field(default_factory=dict)
     written: dict[str, Written] = field(default_factory=dict)
     key: Callable[[str], str] = field(default=str, repr=False, compare=False)
-    """Equal for two places that this computer takes for the same."""
+    """Maps places that this computer takes for the same file to equal keys."""
     _places: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
     _folders: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
-    """Of files that are about to be renamed into place, so that no disk knows them yet."""
+    """Keys of folders of files that are about to be renamed into place, which are not on the disk yet."""
 
     def __post_init__(self) -> None:
         self._places = {self.key(place): place for place in self.written}
 
     def owner(self, place: str) -> str | None:
-        """The path of the run whose file has this place, or one that this computer does not tell from it."""
+        """The path whose file has this place, or a place with the same key; None where it is free."""
         written = self.written.get(self._places.get(self.key(place), ""))
         return written.path if written else None
 
@@ -97,18 +100,18 @@ class Memory:
 
 @dataclass(frozen=True)
 class Move:
-    """A file that is about to appear at `place` in out/, for a path of the run."""
+    """A staged file that is about to be renamed to `place` in out/, for a path of the run."""
 
     temp: str
     place: str
     path: str
     sha256: str
     wanted: str
-    """The place it was meant for; another one, where that is taken."""
+    """The place that the path should have; `place` differs where that is taken."""
 
 
 def places(path: str, sums: Mapping[int, str]) -> dict[str, str]:
-    """SHA-256 -> where in out/ it belongs, for one path and what each node has there."""
+    """SHA-256 -> place in out/, for one path and each node's checksum of it."""
     leaders: dict[str, int] = {}
     for node in sorted(sums):
         leaders.setdefault(sums[node], node)
@@ -125,7 +128,7 @@ def is_beside(place: str, wanted: str) -> bool:
 
 
 def inherited(memory: Memory, handed: Mapping[int, Mapping[str, int]]) -> list[Arrival]:
-    """What counts as come home from the nodes that went; what did come from them later than that stays."""
+    """Arrivals of files that ended nodes had handed over; a later version from such a node itself stays."""
     found = []
     for holder, files in sorted(handed.items()):
         for path, node in sorted(files.items()):

@@ -1,8 +1,8 @@
-"""What this computer has pushed to each node of a cluster: its own record, so that no node decides what was.
+"""What this computer has pushed to each node of a cluster, recorded here, so that a node cannot claim a push.
 
-`<home>/pushed/<cluster's token>/` holds `<tree>-n<node>.json` (which lists may be on that node) and the lists by their
-checksum: nodes that were sent the same share one. A list is there before a commit begins, so that what a node
-can hold is always covered; it goes when a later push has replaced it.
+`<home>/pushed/<hash of the cluster's token>/` holds `<tree>-n<node>.json` (which lists may be on that node) and the
+lists by their checksum: nodes that got the same files share one. A list is written before its push is committed, so
+that every file a node may have is recorded; it is removed when a later push has replaced it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PushRecord:
         self._lock = FileLock(home / RECORD_FOLDER / ".lock")
 
     def begin(self, node: str, files: Sequence[FileEntry]) -> str:
-        """A push of these is about to be committed: to be called before. Its key, for `end`."""
+        """Record a push before it is committed. Returns its key, for `end`."""
         data = json.dumps([entry.wire for entry in files]).encode()
         key = hashlib.sha256(data).hexdigest()
         with self._locked():
@@ -46,7 +46,7 @@ class PushRecord:
         return key
 
     def end(self, node: str, key: str, kept: Iterable[str]) -> None:
-        """The node has just that, and what it kept of earlier pushes since it was edited there."""
+        """Record that a push was committed. `kept`: files of earlier pushes that were edited there and stayed."""
         with self._locked():
             state, stays = self._state(node), self._stays(node, key, kept)
             if (state["lists"], state["kept"]) != ([key], stays):
@@ -75,7 +75,7 @@ class PushRecord:
             ) from error
 
     def files(self, node: str) -> dict[str, list[FileEntry]]:
-        """What may lie on a node because of us, by path: as it was here when it was pushed, the latest first."""
+        """Every version of every file that may lie on a node because of a push, by path, the latest first."""
         state = self._state(node)
         found: dict[str, list[FileEntry]] = {}
         for key in reversed(state["lists"]):
@@ -104,11 +104,11 @@ class PushRecord:
             with self._folder.reading(name) as file:
                 return json.load(file)
         except (OSError, ValueError):
-            return None  # nothing was pushed from here, or a disk has lost it
+            return None  # nothing was pushed from here, or the disk has lost it
 
 
 def forget(home: Path, token: str) -> None:
-    """A cluster has ended: nothing comes home from it any more."""
+    """Remove the record of a cluster that has ended."""
     SafeFolder(home).remove_tree(_name(token))
 
 

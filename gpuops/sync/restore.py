@@ -1,7 +1,7 @@
-"""`--resume RUN`: that run's snapshots go back onto every node before anything starts.
+"""`--resume RUN`: that run's files go back onto every node before the new run starts.
 
-A replaced node without the newest snapshot would train from epoch 0 beside others at epoch 6,
-silently; so every node gets every file, its own version where nodes had differing ones.
+A replaced node without the newest snapshot would silently train from epoch 0 beside others at epoch 6, so every node
+gets every file: its own version where nodes had different ones.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gpuops.transport.rpc import AgentClient
 
 
 def outputs(home: RunHome) -> list[str]:
-    """Places in `out/` of everything that a run has left."""
+    """Places in `out/` of everything that a run has made, sorted."""
     return sorted(OutFolder(home).memory().written)
 
 
 def check(row: RunRow, tree: str) -> None:
-    """Whether a run can be resumed by one in `tree`. Raises UsageError: nothing there, another kind, a file gone."""
+    """Raises UsageError where a run in `tree` cannot resume this one: no files, another kind of run, a file is gone."""
     home = RunHome(row.home)
     memory = OutFolder(home).memory()
     if not memory.written:
@@ -53,7 +53,7 @@ def put_back(clients: Sequence[AgentClient], tree: str, row: RunRow) -> int:
 
 
 def places_for(memory: Memory, node: int) -> dict[str, str]:
-    """Which home file each path gets on a node: its own, else the lowest node's."""
+    """Path to place in `out/` of the version a node gets: its own, else the lowest node's."""
     return {
         path: (versions.get(node) or versions[min(versions)]).at for path, versions in memory.held.items() if versions
     }

@@ -1,10 +1,10 @@
-"""A run's folder on this computer, and nothing about how it is filled.
+"""A run's folder on this computer: where each file lies, and how git is kept away from it.
 
 runs/.gitignore            `*`: results are never committed nor pushed
-runs/.lock                 held for a moment by whoever puts files into an `out/`
+runs/.lock                 held by a process while it publishes files into an `out/`
 runs/<run>/run.json        what the run was (written atomically)
 runs/<run>/logs/node<i>/   the streams of node i, byte for byte
-runs/<run>/out/            what the run made, all nodes merged (see `folder`)
+runs/<run>/out/            what the run made, all nodes merged (see `outputs`)
 runs/<run>/incoming/       files on their way in
 """
 
@@ -27,11 +27,11 @@ STREAM_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[a-z]{1,8})?")
 
 
 MAX_DOCUMENT_BYTES = 64 << 20
-"""No document of ours is longer, in bytes: that of half a million files is not."""
+"""No document of a run is larger: that of half a million files is not."""
 
 
 class RunHome:
-    """`runs/<run>/` as an object; construction touches nothing. What is written goes through `folder`."""
+    """`runs/<run>/`. Construction touches nothing; every write goes through `folder`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,7 +40,7 @@ class RunHome:
         self.folder = SafeFolder(path.parent).below(path.name)
 
     def create(self) -> None:
-        """Make the folder and keep git's hands off it. Raises LocalDisk, UsageError."""
+        """Make the folder, ignored by git. Raises LocalDisk, UsageError."""
         with local_errors(self.path):
             keep_from_git(self.path)
             self.folder.below("out").make()
@@ -51,22 +51,22 @@ class RunHome:
             self.folder.write_json("run.json", record)
 
     def log(self, node: int, stream: str) -> Path:
-        """The file of a stream, to be read; raises NodeError for a name that no agent of ours would use."""
+        """The path of a stream, to be read. Raises NodeError for a name that no genuine agent uses."""
         return self.path / self.log_name(node, stream)
 
     def log_name(self, node: int, stream: str) -> str:
-        """The same below `folder`, to be written."""
+        """The same path relative to `folder`, to be written."""
         if not STREAM_NAME.fullmatch(stream):
             raise NodeError(f"node{node} sent a log named {stream!r}", "check that this is the node you rented")
         return f"{_logs(node)}/{stream}"
 
     def lines(self, node: int, stream: str) -> list[bytes]:
-        """Of a journal, from its beginning, as far as it has a length that an agent's has. Raises OSError."""
+        """The lines of a journal, of its first `MAX_DOCUMENT_BYTES`. Raises OSError."""
         with self.log(node, stream).open("rb") as file:
             return file.read(MAX_DOCUMENT_BYTES).splitlines()
 
     def offsets(self, node: int) -> dict[str, int]:
-        """How many bytes of each of the node's streams are home."""
+        """Stream to number of bytes that are home."""
         logs = self.folder.below(_logs(node))
         sizes = {name: logs.size(name) for name in logs.names() if STREAM_NAME.fullmatch(name)}
         return {name: size for name, size in sizes.items() if size is not None}
@@ -77,10 +77,10 @@ def _logs(node: int) -> str:
 
 
 def keep_from_git(path: Path) -> SafeFolder:
-    """Make a folder under `runs/` that git ignores: all of `runs/` where it is ours alone, else just this one
-    (`runs/` is also where TensorBoard writes). A `.gitignore` of the user's stays.
+    """Make a folder under `runs/` that git ignores: all of `runs/` where gpuops made it, else just this folder, since
+    TensorBoard writes into `runs/`, too. A `.gitignore` of the user's stays.
 
-    Raises OSError, and UsageError where `runs/` is a link that the repository brought along: it may lead anywhere.
+    Raises OSError, and UsageError where `runs/` is a link that git tracks: it may lead anywhere.
     """
     above = path.parent.parent
     seen = SafeFolder(above).look(path.parent.name)

@@ -1,7 +1,9 @@
-"""Files of credentials, known by the names that programs give them.
+"""Which files hold keys and so must not leave this computer: judged by name, by settings, then by content.
 
-A name alone counts where such a file practically always holds a secret. Where it may as well hold none
-(`.npmrc` with `save-exact=true`, a `.envrc` that activates an environment), a setting has to look like one.
+The name decides where such a file practically always holds a secret. In files of settings, which may as well hold none
+(`.npmrc` with `save-exact=true`, an `.envrc` that activates an environment), one value has to look like a secret.
+The bytes of every other file are searched by the rules in keyrules.yml and those of the library kingfisher. Judgements
+are cached by size, time and inode.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 ENV_FILE = re.compile(r"\.env(\..+)?")
 TEMPLATES = {"example", "sample", "template", "dist"}
-"""`.env.example`, `.env.local.template`, `example.env`: files to be copied and filled in."""
+"""`.env.example`, `.env.local.template`, `example.env`: templates to be filled in."""
 
 CREDENTIAL_NAMES = {
     *(".netrc", "_netrc", ".git-credentials", ".pypirc", ".pgpass", "pgpass.conf", ".my.cnf", ".dockercfg", ".s3cfg"),
@@ -50,12 +52,12 @@ CREDENTIAL_PATHS = (
     "huggingface/token",
     "huggingface/stored_tokens",
 )
-"""The ends of paths whose last part alone says too little."""
+"""Ends of paths, for names that alone say too little."""
 CREDENTIAL_ENDINGS = (".ppk", ".p12", ".pfx", ".kdbx")
-"""Containers of private keys that cannot be read without their password; `.pem` and `.key` are judged by content."""
+"""Containers of private keys, encrypted and so not searchable; `.pem` and `.key` are judged by content."""
 
 SETTINGS_ENDINGS = (".env", ".envrc", ".npmrc", ".yarnrc", ".yarnrc.yml", ".tfvars")
-"""The ends of names of files that may hold secrets, one setting per line."""
+"""Ends of names of files that may hold secrets, one setting per line."""
 SECRET_WORDS = {
     "key",
     "apikey",
@@ -72,11 +74,11 @@ SECRET_WORDS = {
 PLACEHOLDER = re.compile(r"example|placeholder|change_?me|your|x{4}|0{8}|\.\.\.|redacted|dummy", re.IGNORECASE)
 NO_SECRET = re.compile(r"true|false|yes|no|none|null|\d{1,5}", re.IGNORECASE)
 NO_LITERAL = ("$", "<", "{", "%", "/", "~", "./", "../", "`", "op://")
-"""How a value begins that names another variable, a command, a template, a path or an entry of a password safe."""
+"""A value that begins so names a variable, a command, a template, a path or an entry of a password manager."""
 
 
 def by_name(path: str) -> str | None:
-    """Why a file is held back for its name alone."""
+    """Why a file's name alone holds it back; None where it does not."""
     low = path.lower()
     name = low.rpartition("/")[2]
     if ENV_FILE.fullmatch(name) and not _is_template(name):
@@ -90,7 +92,7 @@ def by_name(path: str) -> str | None:
 
 
 def by_settings(path: str, data: bytes) -> str | None:
-    """Why a file of settings is held back: the first one whose name says secret and whose value is written out."""
+    """Why a file of settings is held back: one has a secret's name and a literal value. Else None."""
     name = path.lower().rpartition("/")[2]
     if not name.endswith(SETTINGS_ENDINGS) or _is_template(name):
         return None
@@ -99,13 +101,13 @@ def by_settings(path: str, data: bytes) -> str | None:
 
 
 def _is_template(name: str) -> bool:
-    """A name that says so in its last part, or, where `env` is the last, in one before that."""
+    """Whether the last part of a name says template, or, where `env` is the last, an earlier one."""
     *before, last = name.split(".")
     return last in TEMPLATES or (last == "env" and not TEMPLATES.isdisjoint(before))
 
 
 def _is_secret(line: str) -> bool:
-    """`export DB_PASSWORD=hush`, `//registry/:_authToken=hush`, `npmAuthToken: hush`; comments are not."""
+    """Whether a line is like `export DB_PASSWORD=hush`, `//registry/:_authToken=hush` or `npmAuthToken: hush`."""
     name, sign, value = line.partition("=") if "=" in line else line.partition(": ")
     value = value.strip().strip("'\"")
     if not sign or not value or line.lstrip().startswith(("#", ";")):
@@ -118,24 +120,24 @@ def _is_secret(line: str) -> bool:
 RULES = Path(__file__).with_name("keyrules.yml")
 ENGINE = "kingfisher-secret-scanner"
 ALGORITHM = 1
-"""Counted up when this module or `keynames` judges otherwise: what was remembered is forgotten then."""
+"""Increased when this module judges differently, which invalidates the cache."""
 PIECE_BYTES = 512 << 10
-"""So much is searched at once. Bytes."""
+"""Bytes that are searched at once."""
 OVERLAP_BYTES = 32 << 10
-"""So much of a piece is searched again with the next: more than twice the longest private key. Bytes."""
+"""Bytes of a piece that are searched again with the next: more than twice the longest private key."""
 MAX_WHOLE_BYTES = 256_000_000
-"""A longer file is a data set or a snapshot: of that its first and its last half of this are searched. Bytes."""
+"""A larger file is a data set or a snapshot: half of this is searched at its beginning, half at its end."""
 PIECE_TIMEOUT_S = 60.0
-"""A piece that takes longer was made to; its file stays here."""
+"""A piece that takes longer was crafted to; its file is held back."""
 MIN_CACHED_AGE_NS = 2_000_000_000
-"""A file younger than this may change again without its time showing it: not cached."""
+"""A younger file may change again within the resolution of its time, so its judgement is not cached."""
 
 Remembered = dict[str, tuple[list[int], str | None]]
 """Path to ([size, mtime_ns, inode], reason or None)."""
 
 
 def by_content(data: bytes) -> str | None:
-    """`a secret of the kind github-pat`: the likeliest one in some bytes, or None."""
+    """`a secret of the kind github-pat`: the most likely one in these bytes; None where there is none."""
     try:
         findings = _scanner().scan(data, timeout=PIECE_TIMEOUT_S)
     except TimeoutError:
@@ -148,10 +150,10 @@ def by_content(data: bytes) -> str | None:
 
 
 def find_keys(folder: Path, files: Iterable[FileEntry], cache: Path) -> dict[str, str]:
-    """Path to reason, for every file that holds a key. `cache` is a folder of gpuops' own.
+    """Path to reason, for every file that holds a key. `cache`: the folder of the cached judgements.
 
-    A file of the same size, time and inode as last time is not read again. Raises OSError for a file
-    that cannot be read.
+    A file of the same size, time and inode as in the cache is not read again. Raises OSError for a file that cannot be
+    read.
     """
     store = cache / f"keys-{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]}.json"
     known = _load(store)
@@ -179,7 +181,7 @@ def find_keys(folder: Path, files: Iterable[FileEntry], cache: Path) -> dict[str
 
 
 def _search(folder: Path, paths: list[str]) -> dict[str, str | None]:
-    """What each file holds, several at once: the engine lets other threads run."""
+    """Path to reason or None. Files are searched in parallel: the library releases the interpreter lock."""
     if not paths:
         return {}
     _scanner()  # made once, before threads ask for it
@@ -196,7 +198,7 @@ def _in_file(folder: Path, path: str) -> str | None:
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    """What is searched of a file. A mark at its beginning says UTF-16, which `>` in PowerShell writes."""
+    """The pieces of a file that are searched. A byte order mark says UTF-16, which `>` in PowerShell writes."""
     size = os.fstat(file.fileno()).st_size
     marked = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     decoder = codecs.getincrementaldecoder("utf-16")("replace") if marked else None
@@ -212,7 +214,7 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 
 @cache
 def _scanner() -> Scanner:
-    """Half a second from the library's own cache of compiled rules; several, once, without. Raises UsageError."""
+    """Made in half a second from the library's cache of compiled rules, in several without it. Raises UsageError."""
     try:
         from kingfisher_sdk import Rules, Scanner
     except ImportError as error:  # no build for this system, such as a Mac with an Intel processor
@@ -230,12 +232,12 @@ def _kind(rule: str) -> str:
 
 @cache
 def _version() -> str:
-    """Of everything that a judgement rests on."""
+    """A hash of everything that a judgement depends on."""
     return hashlib.sha256(f"{ALGORITHM} {version(ENGINE)} {RULES.read_text('utf-8')}".encode()).hexdigest()[:16]
 
 
 def _load(store: Path) -> Remembered:
-    """What an earlier scan found; empty when there was none, by other rules, or torn."""
+    """The judgements of an earlier scan; empty without one, for other rules, and for a damaged file."""
     try:
         document = json.loads(store.read_text("utf-8"))
         known = document["files"] if document["version"] == _version() else {}

@@ -1,4 +1,8 @@
-"""How long an upload will take and what it will cost, from what earlier ones took."""
+"""A push: scan what a folder sends, compare it with what the nodes have, send the difference, commit it.
+
+`scan` and `scan_data` decide what is sent and what is held back, `push_many` brings all nodes up to date at once, and
+`estimate` says before anything is rented how long the upload will take and what it will cost, from earlier uploads.
+"""
 
 from __future__ import annotations
 
@@ -43,16 +47,17 @@ if TYPE_CHECKING:
 
 RATE_FILE = "uplink.json"
 DEFAULT_RATE_BYTES_PER_S = 2.5e6
-"""Bytes per second where nothing was ever sent: 20 Mbit/s, a common line from a home."""
+"""Assumed before the first upload: 20 Mbit/s, a common line from a home."""
 MIN_MEASURED_BYTES = 5_000_000
-"""Uploads of fewer bytes say little about the line."""
+"""A smaller upload says little about the line."""
 LATEST_RATE_WEIGHT = 0.5
-"""How much the latest upload counts against all before."""
+"""The latest upload's part in the average; all earlier ones share the rest."""
 MIN_ESTIMATED_BYTES = 1_000_000
+"""A smaller upload takes no time worth a sentence."""
 
 
 def remember_rate(cache: Path, size: int, seconds: float) -> None:
-    """Note what an upload of `size` bytes took; a failure to do so is no failure."""
+    """Record the speed of an upload of `size` bytes. An error of the disk is ignored: it costs only the estimate."""
     if size < MIN_MEASURED_BYTES or seconds <= 0:
         return
     before = recall_rate(cache)
@@ -65,7 +70,7 @@ def remember_rate(cache: Path, size: int, seconds: float) -> None:
 
 
 def recall_rate(cache: Path) -> float | None:
-    """Bytes per second of earlier uploads."""
+    """Average bytes per second of earlier uploads; None without any."""
     try:
         rate = float(json.loads((cache / RATE_FILE).read_text(encoding="utf-8"))["bytes_per_s"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -74,9 +79,9 @@ def recall_rate(cache: Path) -> float | None:
 
 
 def estimate(size: int, nodes: int, per_hour: float, rate: float | None) -> str:
-    """`upload: about 4 min, $0.35: 1.2 GB to each of 2 nodes at 10 MB/s, as last time`; empty for little.
+    """`upload: about 4 min, $0.35: 1.2 GB to each of 2 nodes at 10 MB/s, as before`; empty for a small upload.
 
-    `per_hour`: what all machines cost while they wait for it.
+    `per_hour`: $/h of all machines, which wait for the upload.
     """
     if size * nodes < MIN_ESTIMATED_BYTES:
         return ""
@@ -89,18 +94,18 @@ def estimate(size: int, nodes: int, per_hour: float, rate: float | None) -> str:
 
 
 TREE_TIMEOUT_S = 600.0
-"""How long a node may look at a large tree."""
+"""How long a node may take to compare a large tree."""
 MAX_PUSH_ATTEMPTS = 3
-"""How often a push begins anew because files changed while they were sent."""
+"""A push starts again when files changed while they were sent; a file that changes each time is an error."""
 EDITED_COPY = re.compile(r"(.+)\.node\d+(?:-\d+)?", re.DOTALL)
-"""A file's name with that of a node behind it (`push.edits`)."""
+"""The name under which `edits` puts a node's version beside a file, such as `train.py.node0`."""
 MIN_NAMED_TREE_BYTES = 10_000_000
-"""From this many bytes on, the biggest files are named."""
+"""From this size on the biggest files are listed before a push."""
 
 
 @dataclass(frozen=True)
 class HeldBack:
-    """A file that stays here, and why: `a secret of the kind runpod-api-key`."""
+    """A file that is not sent, and why: `a secret of the kind runpod-api-key`."""
 
     path: str
     why: str
@@ -108,7 +113,7 @@ class HeldBack:
 
 @dataclass(frozen=True)
 class Tree:
-    """A project as it is now: what a push sends and what it holds back."""
+    """A scanned folder: what a push sends and what it holds back."""
 
     folder: Path
     files: Sequence[FileEntry]
@@ -128,7 +133,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class PushReport:
-    """What one push did on one node. `kept`: files edited there, unchanged here, left alone."""
+    """What one push did on one node. `kept`: files that were edited there and not here, which stay as they are."""
 
     node: str
     files_sent: int
@@ -161,10 +166,10 @@ def scan(folder: Path, cache: Path, allow: Sequence[str] = ()) -> Tree:
 
 
 def scan_data(data: Path, cache: Path, allow: Sequence[str] = (), project: Path | None = None) -> Tree:
-    """What `--data` sends: a file, or all of a folder but for keys, under its own name. Raises UsageError.
+    """What `--data` sends: a file, or a whole folder without files that hold keys, under its own name.
 
-    Links lead to where the data really are, or to a whole path among `allow`; the data themselves, where they seem to
-    be in the `project`, are in there.
+    A link may lead inside the data, or to an absolute path among `allow`. Raises UsageError for any other link, also
+    for data whose path lies in `project` and leads out of it.
     """
     places, real = allowed_places(allow), data.resolve()
     if project and data.is_relative_to(project):
@@ -186,13 +191,13 @@ def scan_data(data: Path, cache: Path, allow: Sequence[str] = (), project: Path 
 
 
 def allowed_places(allow: Sequence[str]) -> list[Path]:
-    """What `--send-anyway` names by a whole path: where links of the data may lead."""
+    """The absolute paths in `--send-anyway`, where links of the data may lead."""
     whole = map(os.path.expanduser, allow)
     return [Path(path).resolve() for path in whole if os.path.isabs(path)]
 
 
 def _within(folder: Path, home: Path) -> str:
-    """gpuops' own folder as a beginning of paths of the project, where it lies in there; else empty."""
+    """The prefix of project paths that lie in gpuops' own folder; empty where that lies outside the project."""
     try:
         return home.resolve().relative_to(folder.resolve()).as_posix() + "/"
     except ValueError:
@@ -200,14 +205,14 @@ def _within(folder: Path, home: Path) -> str:
 
 
 def _copies(paths: Sequence[str], tracked: Collection[str]) -> dict[str, str]:
-    """What `pull --edits` has put beside files of ours, and why it stays."""
+    """Path to reason, for nodes' versions that `pull --edits` has put beside files of the project."""
     there = set(paths)
     copies = {path: found[1] for path in paths if (found := EDITED_COPY.fullmatch(path)) and path not in tracked}
     return {path: f"a node's version of {shown(original)}" for path, original in copies.items() if original in there}
 
 
 def _refuse_everything(folder: Path, home: Path) -> None:
-    """A command typed in the wrong place must not send a whole computer, nor gpuops' own folder."""
+    """Raises UsageError for a root, a home folder without ignore rules, and gpuops' own folder."""
     if folder.resolve() == home.resolve() and (home / "owner").exists():
         raise UsageError(f"{folder} is gpuops' own folder, not a project", "start gpuops in your project's folder")
     whole = folder == Path(folder.anchor) or folder == Path.home()
@@ -234,7 +239,7 @@ def _refuse_tracked(paths: Sequence[str], keys: dict[str, str]) -> None:
 
 
 def summary(tree: Tree) -> list[str]:
-    """The sentences to print before a push."""
+    """The lines to print before a push."""
     count = len(tree.files)
     lines = [f"{plural(count, 'file')}, {amount(tree.size)}"]
     if tree.size > MIN_NAMED_TREE_BYTES:
@@ -257,11 +262,10 @@ def push_many(
     progress: Progress,
     record: PushRecord | None = None,
 ) -> list[PushReport]:
-    """Bring every node's copy up to date, all at once. Reports are in the clients' order. `record`: where edits may
-    come home, what this computer has pushed.
+    """Bring every node's copy of a tree up to date, all nodes at once. Returns reports in the clients' order.
 
-    Raises UsageError when a file was edited on a node and differs here (nothing is sent then), or
-    keeps changing while it is sent; NodeRefused, ConnectionLost.
+    `record` notes what each node gets, for trees whose edits may be pulled. Raises UsageError when a file was edited on
+    a node and differs here (then nothing is sent), or keeps changing while it is sent; NodeRefused, ConnectionLost.
     """
     for _ in range(MAX_PUSH_ATTEMPTS):
         plans = on_each(partial(_plan, tree_name, tree, overwrite), clients)
@@ -269,14 +273,14 @@ def push_many(
         changed = _send(plans, progress)
         if not changed:
             return on_each(partial(_commit, record), plans)
-        tree = _look_again(tree, changed)
+        tree = _rescan(tree, changed)
     raise UsageError(f"{shown(changed[0])} keeps changing while it is sent",
                      f"stop what writes it, or list it in {IGNORE_FILE}")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """A node's answer to our list."""
+    """One node's answer to the list of files: what it needs."""
 
     client: AgentClient
     tree_name: str
@@ -314,7 +318,7 @@ def _sha256(path: Path) -> str:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
-        return ""  # gone since the scan: equal to nothing
+        return ""  # removed since the scan: equal to no file
 
 
 def _refuse_conflicts(plans: Sequence[_Plan]) -> None:
@@ -328,7 +332,7 @@ def _refuse_conflicts(plans: Sequence[_Plan]) -> None:
 
 
 def _send(plans: Sequence[_Plan], progress: Progress) -> list[str]:
-    """Send what each node needs. Returns the paths that changed meanwhile."""
+    """Send what each node needs. Returns the paths that changed during the transfer."""
     total = sum(plan.size for plan in plans)
     if not any(plan.need for plan in plans):
         return []
@@ -341,7 +345,7 @@ def _send(plans: Sequence[_Plan], progress: Progress) -> list[str]:
 
 
 class _Total:
-    """One count for several senders."""
+    """The bytes that several senders have sent, shown as one progress."""
 
     def __init__(self, progress: Progress, total: int, label: str) -> None:
         self.progress, self.total, self.label = progress, total, label
@@ -363,8 +367,8 @@ def _send_one(told: _Total, plan: _Plan) -> list[str]:
         return changed
 
 
-def _look_again(tree: Tree, changed: Sequence[str]) -> Tree:
-    """The tree with the changed files as they are now."""
+def _rescan(tree: Tree, changed: Sequence[str]) -> Tree:
+    """The tree with `changed` files read again."""
     files = [entry(tree.folder, file.path) if file.path in changed else file for file in tree.files]
     return dataclasses.replace(tree, files=[file for file in files if file])
 

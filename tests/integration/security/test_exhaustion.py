@@ -271,7 +271,7 @@ def test_a_member_larger_than_the_disk_is_not_begun(tmp_path: Path, monkeypatch:
     _, [said], files = bring(tmp_path, monkeypatch, {0: lying})
     assert said.startswith("what node0 (")
     assert files == {}
-    assert archive.SPARE == DISK_RESERVE_BYTES
+    assert archive.DISK_RESERVE_BYTES == DISK_RESERVE_BYTES
 
 
 # --- who comes first where the disk is too small -------------------------------------------------

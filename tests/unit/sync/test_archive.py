@@ -111,7 +111,7 @@ def test_what_says_nothing_of_use_is_one_sentence(tmp_path: Path, monkeypatch: p
 def test_a_disk_that_is_too_small_for_all_gets_those_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest first; which are left, where, and how they come home later is one sentence."""
     kept = {node: packed({f"out/{node}.pt": b"x" * size}) for node, size in enumerate([900_000, 10, 300_000, 500_000])}
-    free = archive.SPARE + 400_000
+    free = archive.DISK_RESERVE_BYTES + 400_000
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
     brought, errors, files = bring(tmp_path, monkeypatch, kept)
     assert sorted(brought) == [1, 2]
