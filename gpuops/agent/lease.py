@@ -1,25 +1,26 @@
-"""Until when a node may live: pure arithmetic on two clocks.
+"""The lease: until when a node may live, by two clocks, and the verb with which a client renews it.
 
-A client sends seconds from now, since its clock may differ from ours. A hard end is kept as a wall
-time and as a time of the machine's monotonic clock; the earlier wins, so that neither a clock set
-back nor a suspended machine lengthens a lease. After a reboot only the wall time means anything.
+A client sends seconds from now, since its clock may differ from ours. A hard end is stored as a wall time and as a
+time of the machine's monotonic clock; the earlier wins, so that neither a clock set back nor a suspended machine
+lengthens a lease. After a reboot only the wall time counts.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import time
 from typing import Any, Mapping, NamedTuple
 
-from gpuops.agent.node import Node, log, read_json, write_json
+from gpuops.agent.node import Emit, Node, log, modified_at, read_json, read_text, write_json, write_text
 
 BOOT_MARGIN_S = 120.0
-"""How much later than the lease the machine's first watchdog ends it, in seconds: by then the node has ended itself."""
+"""How much later than the lease the watchdog that came with the machine ends it: by then the node has ended itself."""
+SPOKEN_MINUTES_FROM_S = 120.0
+"""Durations from here on are shown in minutes."""
 
 
 class Now(NamedTuple):
-    """One look at the clocks: UTC seconds, seconds since some past instant of this boot, which boot."""
+    """A reading of the clocks: UTC seconds, seconds since some past instant of this boot, the boot's id."""
 
     wall: float
     mono: float
@@ -27,7 +28,7 @@ class Now(NamedTuple):
 
 
 class End(NamedTuple):
-    """How many seconds are left until an end (negative: it has passed), and which end it is."""
+    """Seconds left until an end (negative: it has passed), and why it ends, in words."""
 
     left_s: float
     why: str
@@ -38,28 +39,25 @@ def read_clocks() -> Now:
 
 
 def monotonic() -> float:
-    """Seconds that go on while the machine sleeps, where the system can count them."""
+    """Seconds that count on while the machine sleeps, where the system supports that."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.clock_gettime(clock) if clock is not None else time.monotonic()
 
 
 def boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    """Id of this boot; empty without `/proc`."""
+    return read_text("/proc/sys/kernel/random/boot_id")
 
 
 def first(now: Now, boot_in: float | None, ends_in: float | None, idle_s: float | None) -> dict[str, Any]:
-    """The lease that a node starts with; `boot_in` seconds from now it ends unless a client has sent another."""
+    """The lease that a node starts with; it ends in `boot_in` seconds unless a client has renewed it."""
     lease = renewed(now, ends_in, idle_s)
     lease["boot_wall"] = None if boot_in is None else now.wall + boot_in
     return lease
 
 
 def renewed(now: Now, ends_in: float | None, idle_s: float | None) -> dict[str, Any]:
-    """The lease that a client's `lease` call makes; None: no such end."""
+    """The lease that a client's `lease` call makes; None stands for no such end."""
     return {
         "hard_wall": None if ends_in is None else now.wall + ends_in,
         "hard_mono": None if ends_in is None else now.mono + ends_in,
@@ -72,9 +70,12 @@ def renewed(now: Now, ends_in: float | None, idle_s: float | None) -> dict[str, 
 def next_end(
     lease: Mapping[str, Any], now: Now, quiet_s: float, live: bool, hold_s: float | None = None, over: str = ""
 ) -> End | None:
-    """The end that comes first. `quiet_s`: seconds since the last activity; `live`: a run is on; `hold_s`: for how
-    long results that nobody has fetched are kept, None where there are none. That takes the place of the idle end:
-    where there is no such end, there is none for them either. `over`: why there is nothing to live for any more."""
+    """The end that comes first; None: there is none.
+
+    `quiet_s`: seconds since the last sign of use; `live`: a run is on; `hold_s`: how long results that were not
+    downloaded are held, None where there are none. It replaces the idle time; without an idle end results have no end
+    either. `over`: why the node may end early, in words; empty where it may not.
+    """
     ends = []
     hard_s = hard_left(lease, now)
     if hard_s is not None:
@@ -91,7 +92,7 @@ def next_end(
 
 
 def hard_left(lease: Mapping[str, Any], now: Now) -> float | None:
-    """Seconds until the hard end, by the clock that says less; None where there is no such end."""
+    """Seconds until the hard end, by the clock with the smaller value; None without a hard end."""
     left = []
     if lease.get("hard_wall") is not None:
         left.append(lease["hard_wall"] - now.wall)
@@ -101,7 +102,7 @@ def hard_left(lease: Mapping[str, Any], now: Now) -> float | None:
 
 
 def unused_limit(lease: Mapping[str, Any], live: bool, hold_s: float | None) -> float | None:
-    """After how many seconds without a sign of use a node ends now; None: it does not end for that."""
+    """After how many seconds without a sign of use the node ends; None: it does not end for that."""
     if live or lease.get("idle_s") is None:
         return None
     idle_s: float = lease["idle_s"]
@@ -110,11 +111,11 @@ def unused_limit(lease: Mapping[str, Any], live: bool, hold_s: float | None) -> 
 
 def spoken(seconds: float) -> str:
     """`90 s`, `30 min`."""
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds >= SPOKEN_MINUTES_FROM_S else f"{seconds:.0f} s"
 
 
 class Quiet:
-    """Seconds since `activity` was last touched, by the monotonic clock: a wall clock that jumps is not idleness."""
+    """Seconds since `activity` was last touched, by the monotonic clock: a jump of the wall clock does not count."""
 
     def __init__(self) -> None:
         self._touched: float | None = None
@@ -131,42 +132,36 @@ class Quiet:
 
 
 def is_live() -> bool:
-    """Whether a run is on, for who works in the node's folder."""
+    """Whether a run is on, for a process whose working directory is the node's folder."""
     return os.path.exists("live.json")
 
 
 def touched(node: Node) -> float:
     """When the node was last used (UTC seconds; 0: never)."""
-    try:
-        return os.stat(node.path("activity")).st_mtime
-    except OSError:
-        return 0.0
+    return modified_at(node.path("activity"))
 
 
-def lease(node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
-    """Verb: take over the node until `ends_in` seconds from now, or until it was idle for `idle_s`."""
+def lease(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
+    """Verb: the node lives for `ends_in` more seconds, or until it was idle for `idle_s`; null: no such end."""
     new = renewed(read_clocks(), args.get("ends_in"), args.get("idle_s"))
     node.touch()
     write_json(node.path("lease.json"), new)
-    tell_boot_watch(node.settings().get("boot_watch"), new["hard_wall"])
+    move_boot_end(node.settings().get("boot_watch"), new["hard_wall"])
     return {"lease": new}
 
 
-def tell_boot_watch(folder: str | None, hard_wall: float | None) -> None:
-    """Move the end that the machine's own first watchdog keeps, where it has one: behind ours, which is the better.
+def move_boot_end(folder: str | None, hard_wall: float | None) -> None:
+    """Write the end for the watchdog that came with the machine, in `folder`, if there is one: BOOT_MARGIN_S later.
 
-    Nothing fails where it cannot be told: it ends the machine at the end that it knows, which is the earlier.
+    A failure is only logged: that watchdog then ends the machine at the end it knows, which is earlier.
     """
     if not folder:
         return
-    path = os.path.join(folder, "end")
-    temporary = f"{path}.{os.getpid()}-{threading.get_ident()}.tmp"
     try:
-        with open(temporary, "w", encoding="ascii") as file:
-            file.write("none\n" if hard_wall is None else f"{int(hard_wall + BOOT_MARGIN_S)}\n")
-        os.replace(temporary, path)
+        end = "none\n" if hard_wall is None else f"{int(hard_wall + BOOT_MARGIN_S)}\n"
+        write_text(os.path.join(folder, "end"), end, 0o644)
     except OSError as error:
-        log(f"the watchdog of {folder} was not told of the new lease: {error}")
+        log(f"the new lease cannot be written for the watchdog of {folder}: {error}")
 
 
 def read(node: Node) -> dict[str, Any]:

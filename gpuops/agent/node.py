@@ -1,25 +1,24 @@
-"""A node's folder on its own disk: where everything lies, and the one way to refuse.
+"""One node's folder on its disk: where each file lies, how files are read and written, how a request is refused.
 
-<root>/agent/<sha>.pyz             this program, by content
-<root>/env/<name>/                 Python environments made here, for every node of this root
-<root>/data/<name>/                what workloads download, for every node of this root; both `env` and `data` may
-                                   be links of ours to a local disk (`scratch`)
+<root>/agent/<sha>.pyz             this program, named by its content
+<root>/env/<name>/                 Python environments made here, shared by every node of this root
+<root>/data/<name>/                downloads of workloads, shared by every node of this root; `env` and `data` may both
+                                   be our links to a local disk (`scratch`, see files.local_disk)
 <root>/<cluster>/n<i>/             one node; everything below is ours
     node.json                      who we are and how to end this node (written once, by `init`)
-    lease.json  activity           until when we may live; the last sign of use (mtime)
+    lease.json  activity           until when we may live; the last sign of use (its mtime)
     watchdog.json  agent.json      {"pid", "start"} of the two processes
     watchdog.lock                  held by the one watchdog
-    live.json                      there while a run is on: its name, start and boot
-    over.json                      why there is nothing to live for any more: {"why"}
+    live.json                      exists while a run is on: its name, start and boot
+    over.json                      why the node may end early: {"why"}
     ended.json                     how the node's life ended: {"at", "why"}
-    image.sh                       what `gpuops ssh` reads on a rented machine: the image's own environment
-    agent.sock                     0600; reached by chdir, so the path may be any length
+    image.sh                       the environment of a rented machine's image, read by `gpuops ssh`
+    agent.sock                     0600; opened relative to the folder, so that the path may have any length
     watchdog.log  agent.log
-    <tree>/                        what was pushed: `project` (the user's) or `train` (ours), which is
-                                   also the working directory of runs; `data…`: what `--data` names, a link
-                                   where it lies on a local disk
+    <tree>/                        what was pushed, the working directory of runs: `project` (the user's) or `train`
+                                   (ours); `data…`: folders of `--data`, or a link to them on a local disk
     trees/<tree>.json              what we wrote there, to tell our files from edited ones
-    incoming/                      a push on its way in
+    incoming/                      a push that is being received
     runs/<run>/                    spec.json inventory.json events.jsonl result.json home.json sink.json stop
                                    snapshot launcher.out launcher.err ranks/<rank>.out .err .json
 """
@@ -31,14 +30,14 @@ import os
 import sys
 import threading
 import time
-from typing import Any, Sequence
+from typing import Any, BinaryIO, Callable, Dict, Sequence
 
-PROTOCOL = 2
-"""Version of the wire protocol and of the files above."""
+Emit = Callable[[Dict[str, Any]], None]
+"""Sends one item of a verb's answer to the client. Raises Cancelled."""
 
 
 class Refusal(Exception):
-    """A request that this node will not do: travels to the user as one sentence and one hint."""
+    """A request that this node refuses: reaches the user as one sentence and one hint."""
 
     def __init__(self, kind: str, say: str, hint: str = "", **data: Any) -> None:
         Exception.__init__(self, say)
@@ -49,7 +48,7 @@ class Refusal(Exception):
 
 
 class Cancelled(Exception):
-    """Raised by `emit`: the request was cancelled, or its client is gone."""
+    """Raised by `emit`: the request was cancelled, or its client has disconnected."""
 
 
 class Node:
@@ -66,27 +65,27 @@ class Node:
         return os.path.dirname(os.path.dirname(self.dir))
 
     def tree(self, name: str) -> str:
-        """Folder of a pushed tree; a name is `[a-z]+`, so it cannot leave the folder that it is in."""
+        """Folder of a pushed tree; its name is `[a-z]+`, so it cannot lead elsewhere. Raises Refusal(`bad-tree`)."""
         if not (name.isalpha() and name.islower() and name.isascii()):
             raise Refusal("bad-tree", f"'{name}' is not a tree's name")
         return os.path.join(self.roomy() if name.startswith("data") else self.dir, name)
 
     def scratch(self) -> str | None:
-        """Our folder on the machine's local disk, where `init` has found one (`gpuops.agent.local_disk`)."""
+        """Our folder on the machine's local disk, if `init` found one to use (files.local_disk)."""
         return (self.host() or self).settings().get("scratch") or None
 
     def roomy(self) -> str:
-        """Folder for this node's large trees, which can be sent again: on the local disk if there is one."""
+        """Folder for this node's large trees, which a client can send again: on the local disk if there is one."""
         return os.path.join(self.scratch() or self.root, self.cluster, os.path.basename(self.dir))
 
     def data(self, name: str) -> str:
-        """Folder for what a program downloads; a name is `[a-z0-9]+`."""
+        """Folder for what a program downloads; its name is `[a-z0-9]+`. Raises Refusal(`bad-data`)."""
         if not (name.isalnum() and name.islower() and name.isascii()):
             raise Refusal("bad-data", f"'{name}' is not a data set's name")
         return os.path.join(self.root, "data", name)
 
     def run(self, name: str) -> str:
-        """Folder of a run; a run's name is `[a-z][a-z0-9-]{0,23}`."""
+        """Folder of a run; a run's name is `[a-z][a-z0-9-]{0,23}`. Raises Refusal(`bad-run`)."""
         if not name or name.strip("abcdefghijklmnopqrstuvwxyz0123456789-") or len(name) > 24:
             raise Refusal("bad-run", f"'{name}' is not a run's name")
         return self.path("runs", name)
@@ -99,7 +98,7 @@ class Node:
         return os.path.basename(os.path.dirname(self.dir))
 
     def runs(self) -> list[str]:
-        """Names of the runs that were ever started here, oldest first."""
+        """Names of all runs started here, oldest first."""
         try:
             with os.scandir(self.path("runs")) as entries:
                 return [entry.name for entry in sorted(entries, key=lambda entry: entry.stat().st_mtime)]
@@ -107,22 +106,22 @@ class Node:
             return []
 
     def host(self) -> Node | None:
-        """The node whose machine this one shares (`on` in node.json); None for a machine's own."""
+        """The node whose machine this virtual node shares (`on` in node.json); None for one with its own machine."""
         on = self.settings().get("on")
         return None if on is None else Node(os.path.join(os.path.dirname(self.dir), f"n{on}"))
 
     def beside(self) -> list[Node]:
-        """Nodes that share this one's machine, and are gone with it."""
+        """Virtual nodes that share this node's machine and end with it."""
         cluster, own = os.path.split(self.dir)
         try:
             names = [name for name in os.listdir(cluster) if name[:1] == "n" and name[1:].isdigit() and name != own]
         except OSError:
-            return []  # somebody removed all of it
+            return []  # removed meanwhile
         others = [Node(os.path.join(cluster, name)) for name in names]
         return [other for other in others if other.settings().get("on", -1) == self.settings().get("index")]
 
     def touch(self) -> None:
-        """Note a sign of use: the idle end counts from here, and that of the node whose machine this one shares."""
+        """Note a sign of use, also for the node whose machine this one shares: the idle end counts from here."""
         host = self.host()
         if host is not None:
             host.touch()
@@ -135,7 +134,7 @@ class Node:
 
 
 def node_of(arguments: Sequence[str]) -> tuple[Node, list[str]]:
-    """The node of `--node DIR`, and the arguments that are left. Raises Refusal(`usage`)."""
+    """The node of `--node DIR`, and the other arguments. Raises Refusal(`usage`)."""
     rest = list(arguments)
     try:
         at = rest.index("--node")
@@ -146,22 +145,36 @@ def node_of(arguments: Sequence[str]) -> tuple[Node, list[str]]:
     return Node(folder), rest
 
 
+def options(arguments: Sequence[str]) -> dict[str, str]:
+    """`["--tree", "project"]` as `{"tree": "project"}`."""
+    return {name[2:]: value for name, value in zip(arguments[::2], arguments[1::2])}
+
+
 def program() -> list[str]:
     """The command line that starts this program again, without its mode."""
     return [sys.executable, "-I", sys.argv[0]]
 
 
 def log(text: str) -> None:
-    """A line of watchdog.log or agent.log, which are the standard error of these processes."""
+    """Write a line to watchdog.log or agent.log, which are the standard error of these processes."""
     try:
         sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
         sys.stderr.flush()
     except OSError:
-        pass  # a full disk must not keep anybody from ending a node
+        pass  # a full disk must not keep a node from ending
+
+
+def read_text(path: str, limit: int = 1 << 20) -> str:
+    """The file's text without surrounding blanks, at most `limit` characters; empty where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(limit).strip()
+    except OSError:
+        return ""
 
 
 def read_json(path: str) -> Any:
-    """The file's JSON, or None when it is absent or torn."""
+    """The file's JSON, or None where it is absent or torn."""
     try:
         with open(path, encoding="utf-8") as file:
             return json.load(file)
@@ -170,15 +183,49 @@ def read_json(path: str) -> Any:
 
 
 def write_json(path: str, value: Any, mode: int = 0o600) -> None:
-    """Write atomically: a reader sees the old or the new file, never half of one. Two threads may write the same."""
+    """Write JSON as `write_text` does."""
+    write_text(path, json.dumps(value), mode)  # `dump` writes piece by piece and takes ten times as long
+
+
+def write_text(path: str, text: str, mode: int = 0o600) -> None:
+    """Write atomically: a reader sees the old file or the new one, never a part. Threads may write the same file."""
     temporary = f"{path}.{os.getpid()}-{threading.get_ident()}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(json.dumps(value))  # `dump` writes piece by piece, in ten times the time
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:
         os.unlink(temporary)
         raise
+
+
+def open_append(path: str) -> BinaryIO:
+    """Open a file to append bytes, unbuffered; a new one only this user may read."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0)
+
+
+def remove_file(path: str) -> None:
+    """Remove a file; one that is absent counts as removed."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def modified_at(path: str) -> float:
+    """The file's mtime in UTC seconds; 0 where it cannot be read."""
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def size_of(path: str) -> int:
+    """The file's size in bytes; 0 where it cannot be read."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0

@@ -1,11 +1,31 @@
-"""Who is connected to this agent: those who may still fetch something before the node ends."""
+"""Who is there: clients connected to this agent, and people at work on this machine.
+
+A client counts while its conversation with the agent lasts, and is heard with each of its requests.
+
+A person at work has a shell by SSH, or an editor connected to its server here. An editor's server runs on for hours
+after its window was closed and must not keep a rented machine alive, so only what ends with the person's connection
+counts:
+
+- a login of sshd that has a terminal (`sshd: alice@pts/0`, since OpenSSH 9.8 `sshd-session: alice@pts/0`);
+- an editor's program that descends from a login without a terminal (`alice@notty`), and ends with it;
+- a connection to a port on which an editor's server listens, while any login is open.
+
+gpuops' own connections are logins without a terminal and do not count. When a laptop falls asleep, sshd learns of it
+from TCP: within 15 minutes where data was on its way, else within about two hours. Linux only.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 import time
 from contextlib import contextmanager
-from typing import Iterator
+from typing import Iterable, Iterator, Mapping
+
+from gpuops.agent.node import Node
+from gpuops.agent.processes import descendants, table
+from gpuops.agent.sockets import ESTABLISHED, LISTEN, Connection, connections, inodes_of
 
 _LOCK = threading.Lock()
 _connected = 0
@@ -14,7 +34,7 @@ _heard = float("-inf")
 
 @contextmanager
 def connected() -> Iterator[None]:
-    """For the length of one conversation."""
+    """Count a client for the length of one conversation."""
     global _connected
     with _LOCK:
         _connected += 1
@@ -26,15 +46,99 @@ def connected() -> Iterator[None]:
 
 
 def count() -> int:
+    """How many clients are connected."""
     return _connected
 
 
 def heard() -> None:
-    """Somebody has asked something, or was given an answer."""
+    """Note that a client has sent a request or received an answer."""
     global _heard
     _heard = time.monotonic()
 
 
 def silent_s() -> float:
-    """Seconds since anybody was heard of."""
+    """Seconds since any client was heard."""
     return time.monotonic() - _heard
+
+
+WORK_CHECK_INTERVAL_S = 30.0
+"""Time between two searches for people at work: each reads the command line of every process."""
+LOGIN = re.compile(rb"sshd(?:-session)?: [^ ]+@([^ @]+)")
+"""The title of the process that serves one login; the group: its terminals, or `notty`."""
+TERMINAL = re.compile(rb"(?:pts/|tty)\w+")
+EDITORS = (
+    b"/.vscode-server", b"/.vscode-remote", b"/.cursor-server", b"/.windsurf-server", b"/.vscodium-server",
+    b"/.positron-server", b"/.zed_server", b"/JetBrains/RemoteDev",
+)  # fmt: skip
+"""Folders of editors' programs on a remote machine, as their command lines contain them."""
+
+
+class WorkSchedule:
+    """When to search for people at work. The last result holds until the next search."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def is_due(self, mono: float, limit_s: float) -> bool:
+        """Whether to search now (`mono`: monotonic seconds): at least four times within `limit_s`."""
+        if mono < self._next:
+            return False
+        self._next = mono + min(WORK_CHECK_INTERVAL_S, limit_s / 4)
+        return True
+
+
+def at_work(node: Node) -> bool:
+    """Whether a person is at work on a machine that ends with its node: on others a shell outlives the node anyway."""
+    return bool(node.settings().get("end")) and open_here()
+
+
+def open_here() -> bool:
+    """Whether a person is at work on this machine. Reads each process's command line, and rarely more."""
+    titles = command_lines()
+    logins = dict(terminals(titles))
+    if any(logins.values()):
+        return True
+    editors = {pid for pid, title in titles.items() if is_editor(title)}
+    if not logins or not editors:
+        return False
+    held = set().union(*(inodes_of(pid) for pid in editors))
+    return bool(editors & descendants(table(), logins)) or is_used(held, connections() or [])
+
+
+def terminals(titles: Mapping[int, bytes]) -> Iterable[tuple[int, bool]]:
+    """The processes that serve logins, and whether each login has a terminal."""
+    for pid, title in titles.items():
+        match = LOGIN.fullmatch(title.rstrip(b"\0 "))
+        if match:
+            yield pid, any(TERMINAL.fullmatch(name) for name in match[1].split(b","))
+
+
+def is_editor(title: bytes) -> bool:
+    return any(mark in title for mark in EDITORS)
+
+
+def is_used(inodes: set[str], rows: Iterable[Connection]) -> bool:
+    """Whether there is a connection to a port on which one of these sockets listens.
+
+    Connections that an editor's programs opened themselves, to servers elsewhere, do not count.
+    """
+    known = list(rows)
+    served = {row.port for row in known if row.state == LISTEN and row.inode in inodes}
+    return any(row.state == ESTABLISHED and row.port in served for row in known)
+
+
+def command_lines() -> dict[int, bytes]:
+    """Every process's command line, by number; none without `/proc`."""
+    lines = {}
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return {}
+    for name in names:
+        if name.isdigit():
+            try:
+                with open("/proc/" + name + "/cmdline", "rb") as file:
+                    lines[int(name)] = file.read(4096)
+            except OSError:
+                pass  # ended meanwhile
+    return lines

@@ -1,4 +1,8 @@
-"""Two favours of the Linux kernel, asked for by ctypes. Elsewhere both are declined."""
+"""Processes of this machine: who lives, who belongs to a run, starting them, collecting them, ending all of them.
+
+Two kernel features of Linux (`prctl` by ctypes) give a run's orphans back to the agent, and let a process learn that
+its parent has ended; `/proc` shows sessions and environments. On macOS `ps` replaces `/proc`, and `prctl` is absent.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +21,30 @@ SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper() -> bool:
-    """Orphaned descendants come back to this process instead of the first one of the machine."""
+    """Make this process the parent of its orphaned descendants, instead of the machine's first process."""
     return _prctl(SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(sign: int) -> bool:
-    """Get this signal when the thread that started us ends. Look at the parent afterwards: it may be gone already."""
+    """Receive this signal when the thread that started us ends. Check the parent afterwards: it may be gone already."""
     return _prctl(SET_PDEATHSIG, sign)
 
 
 def _prctl(option: int, value: int) -> bool:
+    """Whether the kernel did it."""
     if not sys.platform.startswith("linux"):
         return False
     return bool(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0)
 
 
 PROC = os.path.exists("/proc/self/stat")
-SAME = {"LC_ALL": "C", "TZ": "UTC"}
-"""For `ps`: the time at which a process started must read the same whoever asks, also after a journey."""
+PS_ENVIRONMENT = {"LC_ALL": "C", "TZ": "UTC"}
+"""For `ps`: a process's start time must read the same in every locale and time zone."""
+PS_LIMIT_S = 20.0
 
 
 class Process(NamedTuple):
-    """One living process. `start` tells it from a later one with the same number."""
+    """One living process. `start` distinguishes it from a later one with the same number."""
 
     pid: int
     parent: int
@@ -47,16 +53,16 @@ class Process(NamedTuple):
 
 
 class Marker(NamedTuple):
-    """What the processes of one run carry in their environment."""
+    """Environment variables that all processes of one run inherit."""
 
     run: str
     """`GPUOPS_RUN`: `<cluster>-<run>-<node>`."""
     stop_file: str
-    """`GPUOPS_STOP_FILE`: tells runs of the same name in other folders of this machine apart."""
+    """`GPUOPS_STOP_FILE`: distinguishes runs of the same name in other folders of this machine."""
 
 
 def table() -> dict[int, Process]:
-    """Every living process by number; one that has ended and waits to be collected is not living."""
+    """Every living process by number; a zombie is not living."""
     return _from_proc() if PROC else _from_ps()
 
 
@@ -66,52 +72,53 @@ def find(pid: int) -> Process | None:
 
 
 def lives(pid: int, start: str) -> bool:
-    """Whether the process that was noted as (pid, start) still lives."""
-    found = find(pid)
-    return found is not None and found.start == start
+    """Whether the process recorded as (pid, start) still lives."""
+    process = find(pid)
+    return process is not None and process.start == start
 
 
 def descendants(seen: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
-    """Everything below `roots`, without them."""
+    """All descendants of `roots`, without the roots themselves."""
     children = defaultdict(list)
     for process in seen.values():
         children[process.parent].append(process.pid)
-    found: set[int] = set()
+    below: set[int] = set()
     queue = list(roots)
     while queue:
         for child in children.get(queue.pop(), ()):
-            if child not in found:
-                found.add(child)
+            if child not in below:
+                below.add(child)
                 queue.append(child)
-    return found
+    return below
 
 
 def marked(seen: Iterable[int], markers: Iterable[Marker]) -> set[int]:
-    """Those whose environment carries one of the markers; never this process itself."""
+    """The processes whose environment has one of the markers; never this process itself."""
     wanted = list(markers)
     if not wanted:
         return set()
-    environments, between = _environments(seen)
-    me = os.getpid()
+    environments, separator = _environments(seen)
     return {
-        pid for pid, text in environments.items() if pid != me and any(carries(text, mark, between) for mark in wanted)
+        pid
+        for pid, text in environments.items()
+        if pid != os.getpid() and any(carries(text, marker, separator) for marker in wanted)
     }
 
 
-def carries(environment: bytes, marker: Marker, between: bytes = b"\0") -> bool:
-    """Whether an environment, with `between` its entries, is that of the marker's run."""
-    text = between + environment + between
+def carries(environment: bytes, marker: Marker, separator: bytes = b"\0") -> bool:
+    """Whether an environment, its entries joined by `separator`, belongs to the marker's run."""
+    text = separator + environment + separator
 
     def has(entry: str) -> bool:
-        return between + os.fsencode(entry) + between in text
+        return separator + os.fsencode(entry) + separator in text
 
     if not has("GPUOPS_RUN=" + marker.run):
         return False
-    return between + b"GPUOPS_STOP_FILE=" not in text or has("GPUOPS_STOP_FILE=" + marker.stop_file)
+    return separator + b"GPUOPS_STOP_FILE=" not in text or has("GPUOPS_STOP_FILE=" + marker.stop_file)
 
 
 def catches(pid: int, sign: int) -> bool:
-    """Whether the process has a handler of its own for this signal (unknown without `/proc`: no)."""
+    """Whether the process has its own handler for this signal; False without `/proc`, which alone knows."""
     try:
         with open(f"/proc/{pid}/status") as file:
             masks = [line.split()[1] for line in file if line.startswith("SigCgt:")]
@@ -121,10 +128,13 @@ def catches(pid: int, sign: int) -> bool:
 
 
 def parse_stat(pid: int, text: str) -> Process | None:
-    """A line of `/proc/<pid>/stat`; None for a zombie. The name may hold anything, so count from its end."""
+    """A line of `/proc/<pid>/stat`; None for a zombie.
+
+    The process name may contain blanks and parentheses, so fields are counted from its end. Raises ValueError.
+    """
     fields = text[text.rindex(")") + 2 :].split()
     threads = int(fields[17])
-    # A first thread that has left its living siblings looks like a zombie, but is not one.
+    # If the first thread has ended and others live, the kernel calls the process a zombie, wrongly.
     if fields[0] in "ZX" and threads <= 1:
         return None
     return Process(pid, int(fields[1]), int(fields[3]), fields[19])
@@ -139,8 +149,8 @@ def _read_stat(pid: int) -> Process | None:
 
 
 def _from_proc() -> dict[int, Process]:
-    found = (_read_stat(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return {process.pid: process for process in found if process}
+    processes = (_read_stat(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return {process.pid: process for process in processes if process}
 
 
 def _from_ps() -> dict[int, Process]:
@@ -153,37 +163,37 @@ def _from_ps() -> dict[int, Process]:
 
 
 def _session(pid: int) -> int:
-    """Asked of the kernel: what `ps` of macOS calls a session is an address, or 0."""
+    """The session's number from the kernel: `ps` of macOS prints an address, or 0."""
     try:
         return os.getsid(pid)
     except OSError:
-        return 0  # gone meanwhile
+        return 0  # ended meanwhile
 
 
 def _environments(pids: Iterable[int]) -> tuple[dict[int, bytes], bytes]:
-    """By number, and what stands between the entries."""
+    """Environments by process number, and the separator of their entries."""
     if not PROC:
         return {pid: os.fsencode(text) for pid, text in _ps("command=", "-E")}, b" "
-    found = {}
+    environments = {}
     for pid in pids:
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
-                found[pid] = file.read()
+                environments[pid] = file.read()
         except OSError:
-            pass  # gone meanwhile, or another user's
-    return found, b"\0"
+            pass  # ended meanwhile, or another user's
+    return environments, b"\0"
 
 
 def _ps(columns: str, *flags: str) -> Iterator[tuple[int, str]]:
-    """What `ps` says of each process by number, itself excepted: a child of ours, it would never be gone."""
+    """`ps` output by process number, without `ps` itself: a child of ours, it would never be seen to end."""
     process = subprocess.Popen(
         ["ps", "-A", "-ww", *flags, "-o", "pid=," + columns],
-        env={**os.environ, **SAME},
+        env={**os.environ, **PS_ENVIRONMENT},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
     try:
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=PS_LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
@@ -194,23 +204,26 @@ def _ps(columns: str, *flags: str) -> Iterator[tuple[int, str]]:
             yield int(pid), text.strip()
 
 
-POLITE_S = 2.0
-"""How long what is left of a run may take to follow SIGTERM, in seconds."""
-LIMIT_S = 60.0
-"""How long is waited for killed processes to be gone (one may hang in a driver), in seconds."""
-LAST_S = 10.0
-"""How long those who record how the others ended may take to, on a busy machine with a slow disk."""
+TERM_GRACE_S = 2.0
+"""Time between SIGTERM and SIGKILL for the remains of a run."""
+KILL_LIMIT_S = 60.0
+"""Time that killed processes may take to end: one may hang in a driver."""
+RECORDER_GRACE_S = 10.0
+"""Time for the processes that record how the others ended, on a busy machine with a slow disk."""
+END_POLL_INTERVAL_S = 0.05
+HUNG_OUTPUT_LIMIT_S = 1.0
+"""Time for the output of a killed program: one that hangs in the kernel (a dead NFS, a driver) never closes it."""
 
 _FORK = threading.RLock()
-"""Held from fork to registration, and while it is decided whose a process is."""
+"""Held from fork to registration, and while it is decided to whom a process belongs."""
 _STARTED: dict[int, subprocess.Popen[bytes]] = {}
-"""Children that a Popen waits for; everybody else's are collected by `reap`."""
+"""Children that a Popen waits for; `reap` collects all others."""
 _HELPERS: dict[int, subprocess.Popen[bytes]] = {}
-"""Leaders of the helpers' sessions. The number of a session is not given out anew while it has a member."""
+"""Leaders of the helpers' sessions. The kernel does not reuse a session's number while it has a member."""
 
 
 def start(argv: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
-    """Start a child in a session of its own; its exit code is its Popen's, not the reaper's."""
+    """Start a child in a session of its own; its Popen collects its exit code, not `reap`."""
     popen["start_new_session"] = True
     with _FORK:
         process: subprocess.Popen[bytes] = subprocess.Popen(list(argv), **popen)
@@ -221,39 +234,54 @@ def start(argv: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
 
 
 def helper(argv: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
-    """Start a child that belongs to the agent: the end of a run leaves it and what it starts alone."""
+    """Start a child that belongs to the agent: the end of a run does not touch it or its descendants."""
     with _FORK:
         process = start(argv, **popen)
         _HELPERS[process.pid] = process
     return process
 
 
+def output_of(process: subprocess.Popen[bytes], limit_s: float) -> tuple[bytes, bytes] | None:
+    """A program's stdout and stderr; None where it did not end within `limit_s`, and was killed with its group."""
+    try:
+        out, err = process.communicate(timeout=limit_s)
+        return out or b"", err or b""
+    except subprocess.TimeoutExpired:
+        pass
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=HUNG_OUTPUT_LIMIT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        pass  # it hangs in the kernel, and waiting for it would hang us
+    return None
+
+
 def reap() -> None:
-    """Collect ended children that nobody waits for (orphans that came to us)."""
+    """Collect ended children that no Popen waits for: orphans that became ours."""
     while hasattr(os, "waitid"):
         with _FORK:
             try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if found is None or _is_waited_for(found.si_pid):
+            if ended is None or _is_waited_for(ended.si_pid):
                 return
             try:
-                os.waitpid(found.si_pid, os.WNOHANG)
+                os.waitpid(ended.si_pid, os.WNOHANG)
             except ChildProcessError:
-                pass  # whoever started it was quicker: it was collected between our two looks
+                pass  # its Popen collected it in between
 
 
 def _is_waited_for(pid: int) -> bool:
     process = _STARTED.get(pid)
     if process is not None and process.returncode is not None:
-        del _STARTED[pid]  # its own end was collected: this is another process with its number
+        del _STARTED[pid]  # that child was collected: this is another process with its number
         return False
     return process is not None
 
 
 def of_run(markers: Collection[Marker]) -> set[int]:
-    """The living processes of a run: all descendants but the helpers', and whoever carries the marker."""
+    """The living processes of a run: all our descendants except the helpers', and every process with the marker."""
     with _FORK:
         seen = table()
         mine = descendants(seen, [os.getpid()]) - _of_helpers(seen)
@@ -261,13 +289,13 @@ def of_run(markers: Collection[Marker]) -> set[int]:
 
 
 def below(markers: Collection[Marker]) -> set[int]:
-    """All living descendants, helpers too, and whoever carries a marker."""
+    """All our living descendants, helpers included, and every process with a marker."""
     seen = table()
     return descendants(seen, [os.getpid()]) | marked(seen, markers)
 
 
 def helpers() -> set[int]:
-    """The agent's own helpers that live, and what they started."""
+    """The agent's living helpers and their descendants."""
     with _FORK:
         return _of_helpers(table())
 
@@ -281,7 +309,7 @@ def _of_helpers(seen: Mapping[int, Process]) -> set[int]:
 
 
 def send(pids: Iterable[int], sign: int) -> None:
-    """Signal each of them; one that is gone, or not ours to signal, is passed over."""
+    """Signal each process; one that has ended, or belongs to another user, is skipped."""
     for pid in pids:
         try:
             os.kill(pid, sign)
@@ -291,26 +319,28 @@ def send(pids: Iterable[int], sign: int) -> None:
 
 def end_all(
     find: Callable[[], set[int]],
-    polite_s: float = POLITE_S,
-    limit_s: float = LIMIT_S,
-    last: Callable[[], set[int]] = set,
+    term_grace_s: float = TERM_GRACE_S,
+    limit_s: float = KILL_LIMIT_S,
+    recorders: Callable[[], set[int]] = set,
 ) -> int:
-    """SIGTERM, then SIGKILL, to what `find` finds, until it finds nothing; how many are left after `limit_s`.
+    """Send SIGTERM, then SIGKILL, to the processes that `find` returns, until it returns none.
 
-    `last` are ended only when they alone remain: they record how the others ended.
+    Returns how many are left after `limit_s`. `recorders` record how the others ended: they are killed only after they
+    have been the only ones left for RECORDER_GRACE_S. No SIGTERM is sent where `term_grace_s` is 0.
     """
     begun = time.monotonic()
-    others_gone = None
-    if polite_s:
-        send(find() - last(), signal.SIGTERM)
+    others_ended = None
+    if term_grace_s:
+        send(find() - recorders(), signal.SIGTERM)
     while True:
         reap()
-        left = find() or find()  # twice: what was forked behind one scan's back is seen by the next
+        left = find() or find()  # twice: a process forked during the first scan may be missing in it
         waited = time.monotonic() - begun
         if not left or waited > limit_s:
             return len(left)
-        spared = left & last()
-        others_gone = (others_gone or waited) if left == spared else None
-        if waited >= polite_s:
-            send(left if others_gone is not None and waited - others_gone > LAST_S else left - spared, signal.SIGKILL)
-        time.sleep(0.05)
+        spared = left & recorders()
+        others_ended = (others_ended or waited) if left == spared else None
+        if waited >= term_grace_s:
+            is_over = others_ended is not None and waited - others_ended > RECORDER_GRACE_S
+            send(left if is_over else left - spared, signal.SIGKILL)
+        time.sleep(END_POLL_INTERVAL_S)

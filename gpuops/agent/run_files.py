@@ -1,4 +1,9 @@
-"""What lies in a run's folder on this node, for those who read it while the run is on and after."""
+"""The files in a run's folder on this node: their names, and reading and writing them during the run and after.
+
+`times.jsonl` records when output was written: a line for each check that found streams longer. A byte was written
+between the last check that does not count it and the first that does. The streams themselves keep every byte as it
+was written, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +12,26 @@ import math
 import os
 import re
 import time
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
-from gpuops.agent.node import Node, read_json
+from gpuops.agent.node import Node, Refusal, log, open_append, read_json, size_of
 from gpuops.agent.processes import Marker
 
 TAIL_LINES = 40
 TAIL_BYTES = 8192
-COMMAND_TIMES = 4
-"""How much longer the tail of a plain command is: all it starts writes there, and a launcher of its own (torchrun)
-says more after the words that matter than one rank does."""
+COMMAND_TAIL_FACTOR = 4
+"""How much longer the tail of a plain command is: everything it starts writes there, and a launcher of its own
+(torchrun) writes more after the important words than one rank does."""
 PROGRESS = "progress.json"
 PROGRESS_BYTES = 4096
 SNAPSHOT = "snapshot"
-"""Appears, or is written anew, when a snapshot is asked for (saving.py)."""
-_OF_THE_RUN = ("launcher.out", "launcher.err", "events.jsonl", "times.jsonl")
+"""Appears, or gets another mtime, when a snapshot is requested (run.snapshot_request)."""
+TIMES = "times.jsonl"
+MIN_TIMES_INTERVAL_S = 1.0
+TIMES_PER_AGE = 3600.0
+"""The interval grows to this fraction of the run's age, so that the file of a day's run stays below some MB."""
+_OF_THE_RUN = ("launcher.out", "launcher.err", "events.jsonl", TIMES)
+_NOT_OUTPUT = ("events.jsonl", TIMES)
 _RANK_FILE = re.compile(r"([0-9]+)\.(out|err)")
 
 
@@ -31,25 +41,33 @@ def marker(node: Node, spec: Mapping[str, Any]) -> Marker:
 
 
 def markers(node: Node) -> list[Marker]:
-    """The markers of every run that was ever started here."""
+    """The markers of all runs started here."""
     specs = (read_json(node.path("runs", name, "spec.json")) for name in node.runs())
-    return [marker(node, spec) for spec in specs if spec]
+    return [marker(node, document) for document in specs if document]
 
 
 def result(folder: str) -> dict[str, Any] | None:
-    """How the run ended; None while it has not."""
-    found: dict[str, Any] | None = read_json(os.path.join(folder, "result.json"))
-    return found
+    """How the run ended; None while it has not ended."""
+    document: dict[str, Any] | None = read_json(os.path.join(folder, "result.json"))
+    return document
+
+
+def spec(node: Node, name: str) -> dict[str, Any]:
+    """The run's launch spec; empty where it was never started."""
+    return read_json(os.path.join(node.run(name), "spec.json")) or {}
+
+
+def no_run(name: str) -> Refusal:
+    return Refusal("no-run", f"no run '{name}' was started on this node", "`gpuops runs` lists them")
 
 
 def records(folder: str) -> dict[int, dict[str, Any]]:
-    """What the rank wrappers noted, by rank; `ended` is None while the rank lives."""
-    found = map(read_json, record_files(folder))
-    return {record["rank"]: record for record in found if record}
+    """The rank wrappers' records, by rank; `ended` is None while the rank lives."""
+    return {record["rank"]: record for record in map(read_json, record_files(folder)) if record}
 
 
 def record_files(folder: str) -> list[str]:
-    """The files that the rank wrappers' notes lie in."""
+    """Paths of the rank wrappers' records."""
     ranks = os.path.join(folder, "ranks")
     try:
         return [os.path.join(ranks, name) for name in os.listdir(ranks) if name.endswith(".json")]
@@ -58,61 +76,86 @@ def record_files(folder: str) -> list[str]:
 
 
 def streams(folder: str) -> dict[str, str]:
-    """The run's streams that exist, by name, with their files; the launcher's first, then by rank."""
-    found = {name: os.path.join(folder, name) for name in _OF_THE_RUN}
-    found = {name: path for name, path in found.items() if os.path.exists(path)}
+    """Paths of the run's existing streams, by name; the launcher's first, then by rank."""
+    paths = {name: os.path.join(folder, name) for name in _OF_THE_RUN}
+    paths = {name: path for name, path in paths.items() if os.path.exists(path)}
     try:
         names = os.listdir(os.path.join(folder, "ranks"))
     except OSError:
         names = []
     matches = [match for match in map(_RANK_FILE.fullmatch, names) if match]
     for match in sorted(matches, key=lambda match: (int(match[1]), match[2])):
-        found["rank" + match[0]] = os.path.join(folder, "ranks", match[0])
-    return found
+        paths["rank" + match[0]] = os.path.join(folder, "ranks", match[0])
+    return paths
 
 
 def progress(folder: str) -> dict[str, float] | None:
-    """What the run's own program last said of how far it is (`$GPUOPS_PROGRESS`): the numbers in it, by name."""
+    """The numbers, by name, in the document that the run's program last wrote to `$GPUOPS_PROGRESS`; None without."""
     path = os.path.join(folder, PROGRESS)
     try:
         if os.path.getsize(path) > PROGRESS_BYTES:
             return None
     except OSError:
         return None
-    found = read_json(path)
-    if not isinstance(found, dict):
+    document = read_json(path)
+    if not isinstance(document, dict):
         return None
-    return {name: value for name, value in found.items() if _is_number(value)} or None
+    return {name: value for name, value in document.items() if _is_number(value)} or None
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is one that a float holds, too."""
+    """Whether it is a finite number that a float can hold."""
     try:
         return type(value) in (int, float) and math.isfinite(value)
     except OverflowError:
         return False
 
 
-def last_lines(path: str, times: int = 1) -> str:
-    """The last 40 lines of a file, at most 8 KiB of it; or so many times as much."""
+def last_lines(path: str, factor: int = 1) -> str:
+    """The last 40 lines of a file, at most 8 KiB; both limits times `factor`."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - times * TAIL_BYTES))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - factor * TAIL_BYTES))
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""
-    return "".join(text.splitlines(keepends=True)[-times * TAIL_LINES :])
+    return "".join(text.splitlines(keepends=True)[-factor * TAIL_LINES :])
 
 
 def event(folder: str, kind: str, **data: Any) -> None:
-    """Append a line to the run's events.jsonl, in one write."""
-    append(os.path.join(folder, "events.jsonl"), json.dumps({"at": time.time(), "event": kind, **data}))
+    """Append an event to the run's events.jsonl. A full disk must not keep a run alive: then it is only logged."""
+    try:
+        append(os.path.join(folder, "events.jsonl"), json.dumps({"at": time.time(), "event": kind, **data}))
+    except OSError as error:
+        log(f"{os.path.basename(folder)}: the event {kind} {data} cannot be recorded: {error}")
 
 
 def append(path: str, line: str) -> None:
-    """Append a line to a file, in one write."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        os.write(fd, line.encode() + b"\n")
-    finally:
-        os.close(fd)
+    """Append a line to a file, in one write. Raises OSError."""
+    with open_append(path) as file:
+        file.write(line.encode() + b"\n")
+
+
+class Times:
+    """Writes the `times.jsonl` of one run."""
+
+    def __init__(self, folder: str, clock: Callable[[], float] = time.time) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._began = self._checked = clock()
+        self._sizes: dict[str, int] = {}
+
+    def check(self, last: bool = False) -> None:
+        """Record which streams have grown, if a check is due or this is the `last` one."""
+        now = self._clock()
+        if not last and 0 <= now - self._checked < max(MIN_TIMES_INTERVAL_S, (now - self._began) / TIMES_PER_AGE):
+            return
+        self._checked = now
+        sizes = {name: size_of(path) for name, path in streams(self._folder).items() if name not in _NOT_OUTPUT}
+        grown = {name: size for name, size in sizes.items() if size > self._sizes.get(name, 0)}
+        self._sizes.update(grown)
+        try:
+            if grown:
+                append(os.path.join(self._folder, TIMES), json.dumps({"at": round(now, 2), "sizes": grown}))
+        except OSError:
+            pass  # a full disk: the output itself matters more

@@ -145,7 +145,7 @@ class Resource:
     - `boot_watch`: the folder of a watchdog that starts with the machine: `pid` or `beat`, `end` (absolute UTC
       seconds, or `none`) and `revive`, which it runs while the node's own watchdog is not there (docs/protocol.md).
     - `scratch`: the folder where a local disk is mounted on machines that have one: data and environments go there
-      (`gpuops.agent.local_disk`). For rented machines alone.
+      (`gpuops.agent.files.local_disk`). For rented machines alone.
     - `env`: variables for every process of a run there, which the user's own go before.
     - `notices`: `{"kind", "url"}`, where the machine hears that its provider takes it back (docs/protocol.md).
     - `reclaimed`: True of one that ends because its provider took it back, also before it is ready; `by`: the

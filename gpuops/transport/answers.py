@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, 
 import msgspec
 from msgspec import Meta, Struct
 
-from gpuops.agent.node import PROTOCOL
+from gpuops.agent.wire import PROTOCOL
 from gpuops.core.errors import NodeRefused, Nonsense
 from gpuops.transport.tar_reader import FILES
 

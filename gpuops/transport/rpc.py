@@ -22,13 +22,12 @@ from collections.abc import Generator, Iterator, Sequence
 from math import inf
 from typing import Any
 
-from gpuops.agent.wire import Whole
+from gpuops.agent.wire import MAGIC, Whole
 from gpuops.core.errors import ConnectionLost, NodeError, NodeRefused, Nonsense
 from gpuops.core.format import span
 from gpuops.core.models import Resource
 from gpuops.transport.connection import WORDS_S, Channel, Connection
 
-MAGIC = b"gpuops-agent 1\n"
 NOISE_LIMIT = 1 << 20
 LINE_LIMIT = 64 << 20
 """The longest message borne, in bytes: a plan for half a million files fits."""

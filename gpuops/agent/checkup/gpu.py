@@ -1,31 +1,32 @@
-"""For mode `checkup`: NVIDIA's GPUs, their driver and the CUDA compiler, as they show themselves."""
+"""NVIDIA's GPUs, their driver and the CUDA compiler, as nvidia-smi, nvcc, /dev, /proc and the PCI bus show them."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any, Sequence
 
-if TYPE_CHECKING:
-    from gpuops.agent.checkup.checkup import Site
-
+from gpuops.agent.checkup.site import Ran, Site
 
 BASIC = ("index", "name", "memory.total", "driver_version")
 USEFUL = (*BASIC, "compute_cap", "memory.used", "ecc.errors.uncorrected.volatile.total", "mig.mode.current")
 """An nvidia-smi that does not know one of these columns prints none of them."""
-NVIDIA = "0x10de"
-KEPT = 2000
-"""How much of a program's complaint is kept, in characters."""
+PCI_VENDOR_NVIDIA = "0x10de"
+PCI_CLASS_DISPLAY = "0x03"
+MESSAGE_CHARACTERS = 2000
+"""How much of a failing program's output is kept."""
 
 
 def nvidia(site: Site) -> dict[str, Any]:
-    """What nvidia-smi says (`smi`, None where there is none), and what can be seen without it."""
+    """What nvidia-smi prints (`smi`: None where it is not installed), and what can be seen without it."""
     program = site.which("nvidia-smi")
     ran = _query(site, program, USEFUL) if program else None
     columns: Sequence[str] = USEFUL
     if program and ran and ran.code and "is not a valid field" in ran.out + ran.err:
         ran, columns = _query(site, program, BASIC), BASIC
     return {
-        "smi": None if ran is None else {"code": ran.code, "said": (ran.err or ran.out)[-KEPT:], "slow": ran.slow},
+        "smi": None
+        if ran is None
+        else {"code": ran.code, "said": (ran.err or ran.out)[-MESSAGE_CHARACTERS:], "slow": ran.slow},
         "gpus": rows(ran.out, columns) if ran is not None and ran.code == 0 else [],
         "files": [name for name in site.names("/dev") if re.fullmatch(r"nvidia\d+", name)],
         "wsl": "dxg" in site.names("/dev"),
@@ -40,28 +41,28 @@ def nvidia(site: Site) -> dict[str, Any]:
     }
 
 
-def _query(site: Site, program: str, columns: Sequence[str]) -> Any:
+def _query(site: Site, program: str, columns: Sequence[str]) -> Ran:
     return site.run([program, "--query-gpu=" + ",".join(columns), "--format=csv,noheader,nounits"])
 
 
 def rows(text: str, columns: Sequence[str]) -> list[dict[str, str]]:
-    """nvidia-smi's CSV as it stands; lines of another shape are passed over."""
+    """nvidia-smi's CSV, its values as text; lines of another shape are skipped."""
     split = ([field.strip() for field in line.split(",")] for line in text.splitlines())
     return [dict(zip(columns, fields)) for fields in split if len(fields) == len(columns)]
 
 
 def _cards(site: Site) -> int:
-    """How many NVIDIA GPUs are on the PCI bus, with a driver or without (class 03: display, 3D)."""
+    """How many NVIDIA GPUs are on the PCI bus, with or without a driver (class 03: display, 3D)."""
     devices = "/sys/bus/pci/devices"
     return sum(
-        site.read(f"{devices}/{name}/vendor").strip() == NVIDIA
-        and site.read(f"{devices}/{name}/class").startswith("0x03")
+        site.read(f"{devices}/{name}/vendor") == PCI_VENDOR_NVIDIA
+        and site.read(f"{devices}/{name}/class").startswith(PCI_CLASS_DISPLAY)
         for name in site.names(devices)
     )
 
 
 def nvcc(site: Site) -> str | None:
-    """The CUDA version of the compiler; None where there is none."""
+    """The CUDA version of the compiler; None where it is not installed."""
     program = site.which("nvcc")
-    said = re.search(r"release (\d+\.\d+)", site.run([program, "--version"]).out) if program else None
-    return said.group(1) if said else None
+    release = re.search(r"release (\d+\.\d+)", site.run([program, "--version"]).out) if program else None
+    return release.group(1) if release else None

@@ -1,4 +1,4 @@
-"""For mode `checkup`: the machine, its Pythons, disks, limits, and what its administrators have set up."""
+"""The machine, its Pythons, disks and limits, and what its administrators have set up: schedulers, logind, logins."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import os
 import platform
 import pwd
 import re
+import resource
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
+from gpuops.agent.checkup.site import Site
+from gpuops.agent.machine import cores, memory
 from gpuops.agent.node import Node, read_json
 from gpuops.agent.python import environments
 from gpuops.agent.python.interpreters import Candidate, Interpreter, distinct, look, usual_places
-from gpuops.agent.rpc import hello
 
-if TYPE_CHECKING:
-    from gpuops.agent.checkup.checkup import Site
-
-
-DF_S = 10.0
-SHELL_S = 10.0
-"""How long a login shell may take to start, in seconds."""
+DF_LIMIT_S = 10.0
+SHELL_LIMIT_S = 10.0
+"""Time that a login shell may take to start and end."""
+GREETING_CHARACTERS = 200
+"""How much of what the start-up files print is kept."""
 SCHEDULERS = ("sinfo", "squeue", "qstat", "bsub")
 JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
-"""What a scheduler sets inside a job."""
+"""Variables that a scheduler sets inside a job."""
 OF_TORCHRUN = re.compile(r"PET_\w+|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|((LOCAL|NODE|GROUP|ROLE)_)?(RANK|WORLD_SIZE)")
 LOGIND = ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
-"""Where systemd looks for logind's configuration, the first first (logind.conf(5))."""
+"""Where systemd looks for logind's configuration, in order of precedence (logind.conf(5))."""
 
 
 def machine(site: Site) -> dict[str, Any]:
@@ -41,13 +41,13 @@ def machine(site: Site) -> dict[str, Any]:
         "root": os.getuid() == 0,
         "home": site.home,
         "container": any(os.path.exists(site.path(path)) for path in ("/.dockerenv", "/run/.containerenv")),
-        "cores": hello.cores(),
-        "memory": hello.memory(),
+        "cores": cores(),
+        "memory": memory(),
     }
 
 
 def user() -> str:
-    """The user's name; the number where a container knows no name for it."""
+    """The user's name, or their number in a container that has no name for it."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -55,24 +55,22 @@ def user() -> str:
 
 
 def pythons(site: Site, asked: str, first: Sequence[str], node: Node | None) -> dict[str, Any]:
-    """The Pythons that a run would choose from, best first, or the one that was asked for.
+    """The Pythons that a run would choose from, best first, or the one in `asked`.
 
-    An environment that was made here belongs to a project: the newest is most probably the one to be used.
+    An environment made here belongs to a project: the newest is most probably the one to be used.
     """
     agents = {"version": list(sys.version_info[:3]), "path": sys.executable}
     if asked and os.path.isdir(os.path.expanduser(asked)):
         inner = os.path.join(asked, "bin", "python")
-        there = os.access(os.path.expanduser(inner), os.X_OK)
-        return {"agent": agents, "asked": asked, "found": [], "inner": inner if there else ""}
+        is_program = os.access(os.path.expanduser(inner), os.X_OK)
+        return {"agent": agents, "asked": asked, "found": [], "inner": inner if is_program else ""}
     if asked:
         path = os.path.expanduser(asked) if os.sep in asked else site.which(asked)
-        found = look(path) if path else None
-        return {"agent": agents, "asked": asked, "found": [_interpreter(found, "asked for")] if found else []}
-    made = (
-        [environments.python_of(environments.folder(node, name)) for name in environments.finished(node)[:1]]
-        if node
-        else []
-    )
+        interpreter = look(path) if path else None
+        described = [_interpreter(interpreter, "asked for")] if interpreter else []
+        return {"agent": agents, "asked": asked, "found": described}
+    newest = environments.finished(node)[:1] if node else []
+    made = [environments.python_of(environments.folder(node, name)) for name in newest if node]
     candidates = distinct(
         [
             *(Candidate(path, "made for a project") for path in made),
@@ -80,39 +78,43 @@ def pythons(site: Site, asked: str, first: Sequence[str], node: Node | None) -> 
             *usual_places(site.environ),
         ]
     )
-    looked = [(look(candidate.path), candidate.why) for candidate in candidates]
-    return {"agent": agents, "asked": "", "found": [_interpreter(one, why) for one, why in looked if one]}
+    pairs = [(look(candidate.path), candidate.why) for candidate in candidates]
+    described = [_interpreter(interpreter, why) for interpreter, why in pairs if interpreter]
+    return {"agent": agents, "asked": "", "found": described}
 
 
-def _interpreter(found: Interpreter, why: str) -> dict[str, Any]:
-    return {**found._asdict(), "version": list(found.version), "why": why}
+def _interpreter(interpreter: Interpreter, why: str) -> dict[str, Any]:
+    return {**interpreter._asdict(), "version": list(interpreter.version), "why": why}
 
 
 def disks(site: Site, node: Node | None) -> list[dict[str, Any]]:
-    """Space and inodes where it matters. `df` is a program, so that a dead file system hangs it and not us; each in
-    its own thread, so that it costs one limit and not four."""
+    """Space and inodes of the file systems that a run uses.
+
+    `df` is a program, so that a dead file system hangs it and not us. Each has a thread, so that several dead ones
+    cost one time limit together.
+    """
     places = {"home": site.home, "root": "/", "tmp": site.environ.get("TMPDIR") or "/tmp", "shm": "/dev/shm"}
     if node is not None:
         places["node"] = node.dir
     mounts = _mounts(site)
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     threads = [
-        threading.Thread(target=lambda of, path: found.update({of: _disk(site, path, mounts)}), args=pair, daemon=True)
+        threading.Thread(target=lambda of, path: rows.update({of: _disk(site, path, mounts)}), args=pair, daemon=True)
         for pair in places.items()
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [{"of": of, "path": path, **found[of]} for of, path in places.items()]
+    return [{"of": of, "path": path, **rows[of]} for of, path in places.items()]
 
 
 def _disk(site: Site, path: str, mounts: Mapping[str, str]) -> dict[str, Any]:
-    space = site.run(["df", "-Pk", path], DF_S)
-    size = _last(space.out)
+    space = site.run(["df", "-Pk", path], DF_LIMIT_S)
+    size = _last_row(space.out)
     if size is None:
         return {"slow": space.slow, "there": False}
-    files = _last(site.run(["df", "-Pi", path], DF_S).out)
+    files = _last_row(site.run(["df", "-Pi", path], DF_LIMIT_S).out)
     return {
         "slow": False,
         "there": True,
@@ -127,21 +129,20 @@ def _disk(site: Site, path: str, mounts: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _last(said: str) -> list[str] | None:
-    """The fields of df's last line: source, size, used, free, share, mount."""
-    fields = said.splitlines()[-1].split(None, 5) if said else []
+def _last_row(printed: str) -> list[str] | None:
+    """The fields of df's last line: source, size, used, free, share, mount; None where df printed no row."""
+    fields = printed.splitlines()[-1].split(None, 5) if printed else []
     return fields if len(fields) == 6 and fields[1].isdigit() and fields[3].lstrip("-").isdigit() else None
 
 
 def _mounts(site: Site) -> dict[str, str]:
-    """Mount point -> kind of file system."""
+    """File system types by mount point."""
     lines = (line.split() for line in site.read("/proc/mounts").splitlines())
     return {fields[1].replace("\\040", " "): fields[2] for fields in lines if len(fields) > 2}
 
 
 def limits() -> dict[str, Any]:
-    """Open files and locked memory (bytes), soft limits; None: no limit."""
-    import resource
+    """Soft limits of open files and of locked memory (bytes); None: no limit."""
 
     def soft(what: int) -> int | None:
         value = resource.getrlimit(what)[0]
@@ -151,10 +152,10 @@ def limits() -> dict[str, Any]:
 
 
 def name() -> dict[str, Any]:
-    """To which addresses the machine's own name resolves; none where it does not."""
+    """The machine's name, and the addresses that it resolves to; none where it does not."""
     own = socket.gethostname()
     try:
-        return {"name": own, "addresses": sorted({str(one[4][0]) for one in socket.getaddrinfo(own, None)})}
+        return {"name": own, "addresses": sorted({str(info[4][0]) for info in socket.getaddrinfo(own, None)})}
     except OSError:
         return {"name": own, "addresses": []}
 
@@ -167,7 +168,7 @@ def scheduler(site: Site) -> dict[str, Any]:
 
 
 def logind(site: Site) -> dict[str, Any]:
-    """Whether what a user leaves running ends with the last login, and whether this user is spared."""
+    """Whether a user's processes are killed at the end of their last login, and whether this user is exempt."""
     settings = _logind(site)
     only = settings.get("KillOnlyUsers", "").split()
     return {
@@ -179,7 +180,7 @@ def logind(site: Site) -> dict[str, Any]:
 
 
 def _logind(site: Site) -> dict[str, str]:
-    """The settings in force: the first main file, then drop-ins by name, of each name the first."""
+    """The settings in force: of the first main file, then of the drop-ins by name, where the first of a name counts."""
     texts = [text for folder in LOGIND if (text := site.read(f"{folder}/systemd/logind.conf"))][:1]
     drop_ins: dict[str, str] = {}
     for folder in reversed(LOGIND):
@@ -191,20 +192,20 @@ def _logind(site: Site) -> dict[str, str]:
 
 
 def login(site: Site) -> dict[str, Any]:
-    """The login shell, and what its start-up files print before any program that is started through it.
+    """The login shell, and what its start-up files print before a program's own output.
 
-    Bash reads `.bashrc` where its input is a socket, as sshd's programs have it.
+    Bash reads `.bashrc` if its input is a socket, as sshd's programs have it.
     """
     shell = site.environ.get("SHELL") or "/bin/sh"
     ours, its = socket.socketpair()
-    variables = {name: value for name, value in site.environ.items() if name != "SHLVL"}
+    environ = {name: value for name, value in site.environ.items() if name != "SHLVL"}
     with ours, its:
-        ran = site.run([shell, "-c", "exit 0"], SHELL_S, stdin=its, env={**variables, "SSH_CLIENT": "::1 1 22"})
-    return {"shell": shell, "said": (ran.out + ran.err)[:200], "slow": ran.slow}
+        ran = site.run([shell, "-c", "exit 0"], SHELL_LIMIT_S, stdin=its, env={**environ, "SSH_CLIENT": "::1 1 22"})
+    return {"shell": shell, "said": (ran.out + ran.err)[:GREETING_CHARACTERS], "slow": ran.slow}
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What torchrun and CUDA would believe, and an image may have set."""
+    """Variables that torchrun and CUDA obey, and that an image may have set."""
     return {
         "torchrun": sorted(variable for variable in environ if OF_TORCHRUN.fullmatch(variable)),
         "visible": environ.get("CUDA_VISIBLE_DEVICES"),
@@ -212,7 +213,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def misspelt(home: str) -> list[str]:
-    """Files in ~/.ssh that were most probably meant to be authorized_keys."""
+    """Files in ~/.ssh whose names are probably misspellings of authorized_keys."""
     try:
         files = os.listdir(os.path.join(home, ".ssh"))
     except OSError:
@@ -222,6 +223,6 @@ def misspelt(home: str) -> list[str]:
 
 
 def busy(node: Node | None) -> str | None:
-    """The run that is on this node."""
+    """The name of the run that is on; None without one."""
     live = read_json(node.path("live.json")) if node else None
     return str(live["run"]) if isinstance(live, dict) and live.get("run") else None

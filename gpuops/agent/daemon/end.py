@@ -1,4 +1,7 @@
-"""Mode `end`: a node goes, with every process of every run. Asking again is harmless."""
+"""Modes `end` and `nodes`: end a node with every process of every run, remove its folder; list the nodes of a root.
+
+Repeating `end` is harmless: what has ended or was removed already counts as success.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,20 @@ from typing import Any, Sequence
 
 from gpuops.agent import processes
 from gpuops.agent.files.folder import mounts_below
-from gpuops.agent.node import Node, Refusal, node_of, read_json, write_json
+from gpuops.agent.node import Node, Refusal, node_of, options, read_json, write_json
 from gpuops.agent.processes import descendants, lives, marked, table
-from gpuops.agent.rpc.connect import watched
+from gpuops.agent.rpc.connect import is_watched
 from gpuops.agent.run_files import markers
 
 SHARED = {"agent", "env", "data"}
-ORDERLY_S = 20.0
-"""How long the watchdog may take to end everything by itself, in seconds."""
+"""Folders of a root that all its nodes use."""
+WATCHDOG_END_LIMIT_S = 20.0
+"""Time that the watchdog may take to end everything by itself."""
+WATCHDOG_POLL_INTERVAL_S = 0.05
 
 
 def main(mode: str, arguments: Sequence[str]) -> int:
-    """Mode `end` prints `{"ended": n, "left": n}`, exit code 1 when something is left; mode `nodes`: `print_nodes`."""
+    """Mode `end` prints `{"ended": n, "left": n}`, exit code 1 if processes are left. Mode `nodes`: `print_nodes`."""
     if mode == "nodes":
         return print_nodes(arguments)
     node, rest = node_of(arguments)
@@ -32,7 +37,7 @@ def main(mode: str, arguments: Sequence[str]) -> int:
         try:
             remove(node)
         except FileNotFoundError:
-            pass  # another one removes it as well: whether it is gone is looked at by whoever asked
+            pass  # another process removes it as well; the caller checks that it is gone
         if "--root" in rest:
             remove_root(node.root)
     print(json.dumps(counts), flush=True)
@@ -40,52 +45,51 @@ def main(mode: str, arguments: Sequence[str]) -> int:
 
 
 def end(node: Node) -> dict[str, int]:
-    """End watchdog, agent and runs; how many processes ended, and how many could not be."""
+    """End watchdog, agent and runs. Returns how many processes ended, and how many are left."""
     if not os.path.exists(node.path("ended.json")):
         try:
             write_json(node.path("ended.json"), {"at": time.time(), "why": "it was ended"})
         except OSError:
-            pass  # a full disk keeps nothing alive
-    ours = dict(_ours(node))
-    watchdog = _noted(node, "watchdog.json")
+            pass  # a full disk must not keep a node alive
+    everyone = dict(_ours(node))
+    watchdog = _living(node, "watchdog.json")
     if watchdog is not None:
         processes.send([watchdog], signal.SIGTERM)
         _wait(node)
-    everyone = dict(ours)
 
     def left() -> set[int]:
         everyone.update(_ours(node))
         seen = table()
         return {pid for pid, start in everyone.items() if pid in seen and seen[pid].start == start}
 
-    count = processes.end_all(left, polite_s=0.0)
+    count = processes.end_all(left, term_grace_s=0.0)
     return {"ended": len(everyone) - count, "left": count}
 
 
 def _wait(node: Node) -> None:
-    deadline = time.monotonic() + ORDERLY_S
-    while _noted(node, "watchdog.json") is not None and time.monotonic() < deadline:
-        time.sleep(0.05)
+    deadline = time.monotonic() + WATCHDOG_END_LIMIT_S
+    while _living(node, "watchdog.json") is not None and time.monotonic() < deadline:
+        time.sleep(WATCHDOG_POLL_INTERVAL_S)
 
 
-def _noted(node: Node, name: str) -> int | None:
-    """The process that a file names, if it lives."""
-    noted = read_json(node.path(name))
-    return noted["pid"] if noted and lives(noted["pid"], noted["start"]) else None
+def _living(node: Node, name: str) -> int | None:
+    """Number of the process recorded in a file, if it lives."""
+    record = read_json(node.path(name))
+    return record["pid"] if record and lives(record["pid"], record["start"]) else None
 
 
 def _ours(node: Node) -> list[tuple[int, str]]:
-    """(pid, start) of watchdog and agent, of all below them, and of what carries the marker of a run."""
+    """(pid, start) of watchdog and agent, of their descendants, and of processes with the marker of a run."""
     seen = table()
-    heads = {pid for pid in (_noted(node, "watchdog.json"), _noted(node, "agent.json")) if pid is not None}
-    found = heads | descendants(seen, heads) | marked(seen, markers(node))
-    return [(pid, seen[pid].start) for pid in found - {os.getpid()} if pid in seen]
+    heads = {pid for pid in (_living(node, "watchdog.json"), _living(node, "agent.json")) if pid is not None}
+    pids = heads | descendants(seen, heads) | marked(seen, markers(node))
+    return [(pid, seen[pid].start) for pid in pids - {os.getpid()} if pid in seen]
 
 
 def remove(node: Node) -> None:
-    """Remove the node's folder, and the cluster's when it is empty. node.json goes last, so it can be repeated.
+    """Remove the node's folder, and the cluster's when it is empty. node.json goes last, so that it can be repeated.
 
-    Raises Refusal(`remains`) where something cannot be removed, or is mounted there: that is not the node's.
+    Raises Refusal(`remains`) where something cannot be removed, or is mounted there and so not the node's.
     """
     mounted = mounts_below(node.dir) + mounts_below(node.roomy())
     if mounted:
@@ -109,13 +113,13 @@ def remove(node: Node) -> None:
         try:
             os.rmdir(folder)
         except OSError:
-            return  # not empty: something is not ours, or another node lives there; or gone already
+            return  # another node or somebody's files are in it, or it was removed already
 
 
 def remove_root(root: str) -> None:
-    """Remove what all nodes of this root share (this program, environments, data sets) once no node is left.
+    """Remove the shared folders (this program, environments, data sets) once no node of this root is left.
 
-    A cluster may be called like one of these folders: its nodes are then in there.
+    A cluster may have the name of a shared folder: its nodes then lie in that folder.
     """
     nodes = glob.glob(os.path.join(glob.escape(root), "*", "n*", "node.json"))
     try:
@@ -124,27 +128,30 @@ def remove_root(root: str) -> None:
                 shutil.rmtree(os.path.join(root, name), ignore_errors=True)
             os.rmdir(root)
     except OSError:
-        pass  # gone already, or something is not ours
+        pass  # removed already, or somebody's files are in it
 
 
 def print_nodes(arguments: Sequence[str]) -> int:
     """`--root DIR [--host NAME]`: prints `{"nodes": [{"folder", "state", …node.json…}]}`.
 
-    `NAME` is what the provisioner calls this machine: where several share one home, each tells of its own nodes.
+    `NAME` is the provisioner's name of this machine: where machines share one home, each lists only its own nodes.
     """
-    options = dict(zip(arguments[::2], arguments[1::2]))
-    if not options.get("--root"):
+    given = options(arguments)
+    if not given.get("root"):
         raise Refusal("usage", "the folder of all nodes is missing", "add --root DIR")
-    folders = sorted(glob.glob(os.path.join(glob.escape(options["--root"]), "*", "n*")))
-    nodes = [look(Node(folder)) for folder in folders if os.path.basename(folder)[1:].isdigit()]
-    host = options.get("--host")
+    folders = sorted(glob.glob(os.path.join(glob.escape(given["root"]), "*", "n*")))
+    nodes = [describe(Node(folder)) for folder in folders if os.path.basename(folder)[1:].isdigit()]
+    host = given.get("host")
     mine = [node for node in nodes if host is None or node.get("host") in (None, host)]
     print(json.dumps({"nodes": mine}), flush=True)
     return 0
 
 
-def look(node: Node) -> dict[str, Any]:
-    """A node whose life is over still lies there until somebody removes it: `ended`. One that a reboot left
-    without processes can go on, and is `running`."""
-    ended = os.path.exists(node.path("ended.json")) and not watched(node)
+def describe(node: Node) -> dict[str, Any]:
+    """The node's settings, `folder` and `state`.
+
+    `ended`: its life is over and its folder still exists. A node that a reboot left without processes can go on, and
+    is `running`.
+    """
+    ended = os.path.exists(node.path("ended.json")) and not is_watched(node)
     return {**node.settings(), "folder": node.dir, "state": "ended" if ended else "running"}

@@ -1,4 +1,4 @@
-"""Mode `init`: a node comes to life. Asking again changes nothing."""
+"""Mode `init`: a node starts. Repeating it changes nothing."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import sys
 import time
 from typing import Any, Sequence
 
-from gpuops.agent import lease, local_disk
-from gpuops.agent.node import Node, Refusal, node_of, program, write_json
-from gpuops.agent.rpc.connect import ask, refuse_ended, watched
+from gpuops.agent import lease
+from gpuops.agent.files import local_disk
+from gpuops.agent.node import Node, Refusal, node_of, open_append, program, write_json
+from gpuops.agent.rpc.connect import ask, is_watched, refuse_ended
 
-ANSWER_S = 45.0
-"""How long a new agent may take to answer, in seconds."""
+AGENT_START_LIMIT_S = 45.0
+"""Time that a new agent may take to answer."""
+PING_LIMIT_S = 5.0
+PING_INTERVAL_S = 0.02
 
 
 def main(_mode: str, arguments: Sequence[str]) -> int:
-    """Reads `{"node": …, "lease": {"boot_in", "ends_in", "idle_s"}}` on stdin; prints both process numbers.
+    """Read `{"node": …, "lease": {"boot_in", "ends_in", "idle_s"}}` from stdin; print both process numbers.
 
-    With `--revive` nothing is read: a node whose processes a reboot has ended goes on, under the lease it had.
+    With `--revive` nothing is read: a node whose processes ended with a reboot goes on, under the lease it had.
     """
     node, rest = node_of(arguments)
     if "--revive" in rest:
@@ -39,14 +42,14 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
 
 
 def _answer(node: Node) -> int:
-    if not watched(node):
+    if not is_watched(node):
         start_watchdog(node)
     print(json.dumps(wait_for_agent(node)), flush=True)
     return 0
 
 
 def prepare(node: Node, settings: dict[str, Any], wish: dict[str, float | None]) -> None:
-    """Make the folder and its files; those that exist stay, so a restart does not restart the lease's count.
+    """Make the folder and its files; existing ones stay, so that a restart does not extend the lease.
 
     Raises Refusal(`ended`, `foreign`).
     """
@@ -57,7 +60,7 @@ def prepare(node: Node, settings: dict[str, Any], wish: dict[str, float | None])
     refuse_foreign(node.settings(), settings)
     if not os.path.exists(node.path("node.json")):
         disk = settings.get("scratch")
-        write_json(node.path("node.json"), {**settings, "scratch": local_disk.lay(node, disk)} if disk else settings)
+        write_json(node.path("node.json"), {**settings, "scratch": local_disk.set_up(node, disk)} if disk else settings)
     if not os.path.exists(node.path("lease.json")):
         ends = (wish.get("boot_in"), wish.get("ends_in"), wish.get("idle_s"))
         write_json(node.path("lease.json"), lease.first(lease.read_clocks(), *ends))
@@ -65,7 +68,7 @@ def prepare(node: Node, settings: dict[str, Any], wish: dict[str, float | None])
 
 
 def refuse_foreign(present: dict[str, Any], asked: dict[str, Any]) -> None:
-    """Raises Refusal(`foreign`) when the node that is here is another's, or was made by another attempt."""
+    """Raises Refusal(`foreign`) where the present node belongs to another owner, or to another attempt."""
     if not present:
         return
     for name in ("owner", "cluster"):
@@ -81,8 +84,8 @@ def refuse_foreign(present: dict[str, Any], asked: dict[str, Any]) -> None:
 
 
 def start_watchdog(node: Node) -> None:
-    """Start it detached: a session of its own, no stdio of ours, the node's folder as working directory."""
-    with open_log(node, "watchdog.log") as errors:
+    """Start the watchdog detached: in its own session, without our stdio, in the node's folder."""
+    with open_append(node.path("watchdog.log")) as errors:
         subprocess.Popen(
             [*program(), "watchdog", "--node", node.dir],
             stdin=subprocess.DEVNULL,
@@ -93,19 +96,18 @@ def start_watchdog(node: Node) -> None:
         )
 
 
-def open_log(node: Node, name: str) -> Any:
-    """A log file to append to, for this user's eyes only."""
-    return os.fdopen(os.open(node.path(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
-
-
 def wait_for_agent(node: Node) -> dict[str, Any]:
     """`{"watchdog": pid, "agent": pid}` once the agent answers. Raises Refusal(`no-agent`, `ended`)."""
-    deadline = time.monotonic() + ANSWER_S
+    deadline = time.monotonic() + AGENT_START_LIMIT_S
     while time.monotonic() < deadline:
         refuse_ended(node)
         try:
-            answer = ask("ping", {}, limit_s=5.0)
+            answer = ask("ping", {}, PING_LIMIT_S)
             return {"watchdog": answer["watchdog"], "agent": answer["agent"]}
         except (OSError, ValueError, KeyError):
-            time.sleep(0.02)
-    raise Refusal("no-agent", f"the agent did not answer within {ANSWER_S:.0f} s", "see watchdog.log and agent.log")
+            time.sleep(PING_INTERVAL_S)
+    raise Refusal(
+        "no-agent",
+        f"the agent did not answer within {AGENT_START_LIMIT_S:.0f} s",
+        "see watchdog.log and agent.log",
+    )

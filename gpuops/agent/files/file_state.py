@@ -1,7 +1,7 @@
-"""Whose is the file that lies here? Decided from stats and from what we remember having written.
+"""The state of one path in a pushed tree, and what a push does with it, decided from stats and from our records.
 
-Times on the node are set to the client's, so a file that nobody touched since we wrote it looks as it
-did then. Everything else was edited, or made by a run, and is not ours to overwrite.
+A file we write gets the client's time, so a file that was not touched since has the size and time of its record. Every
+other file was edited here, or made by a run, and is not overwritten.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import Any, Callable, NamedTuple, Sequence
 
 WRITE = "write"
-"""The client's bytes (or link) go here."""
+"""The client's bytes (or link) are written here."""
 TOUCH = "touch"
-"""The right bytes lie here already; only mode and time are ours to set."""
+"""The right bytes are here already; only mode and time are set."""
 SAME = "same"
 """Nothing to do."""
 KEPT = "kept"
-"""Edited on the node, unchanged at the client: left alone."""
+"""Edited on the node, unchanged at the client: left as it is."""
 ASK = "ask"
-"""Not ours, of the same size: the client's SHA-256 decides."""
+"""Not ours, of the same size: the client's SHA-256 is needed to decide."""
 CONFLICT = "conflict"
-"""Not ours, and the client wants something else there."""
+"""Not ours, and the client's file is another one."""
 
 FILE, LINK, FOLDER, OTHER, ABSENT, BLOCKED = "file", "link", "folder", "other", "absent", "blocked"
 
@@ -41,31 +41,31 @@ class Entry(NamedTuple):
         return cls(int(size), int(mtime_ns), int(mode) & 0o777, None)
 
     def untouched(self, other: Entry) -> bool:
-        """Whether both can be the same writing of a file; a changed mode is no edit."""
+        """Whether size, time and link are equal; a changed mode is no edit."""
         return self.link == other.link and self.size == other.size and self.mtime_ns == other.mtime_ns
 
 
 class Written(NamedTuple):
-    """What the client sent, and what a stat said here afterwards: a filesystem may round times."""
+    """The client's entry, and its stat here after writing: a file system may round times."""
 
     sent: Entry
     here: Entry
 
 
 class Found(NamedTuple):
-    """What lies at a path: one of the kinds above, its stat for a file or link."""
+    """What is at a path: one of the kinds above, with the stat of a file or link."""
 
     kind: str
     entry: Entry = Entry(0, 0, 0, None)
     blocker: str = ""
-    """For `blocked`: the parent that is no folder."""
+    """For `blocked`: the parent that is not a folder."""
 
 
 NOTHING = Found(ABSENT)
 
 
 def ours(found: Found, *records: Written | None) -> Written | None:
-    """The record that explains what was found, or None: then it is not ours."""
+    """The record that matches the file; None where none does: then the file is not ours."""
     if found.kind not in (FILE, LINK):
         return None
     for record in records:
@@ -84,8 +84,8 @@ def decide(
 ) -> str:
     """What a push does with one path.
 
-    `last` is what an earlier push wrote there, `pending` what a push that was killed may have written.
-    `same` tells whether the bytes here are the client's; None when the client has not said its sum.
+    `last` is what an earlier push wrote there, `pending` what a killed push may have written. `same` returns whether
+    the bytes here are the client's; None where the client has not sent its checksum.
     """
     if found.kind == ABSENT:
         return WRITE

@@ -1,7 +1,7 @@
-"""The folder of a pushed tree: looking, writing and removing in it, and never outside it.
+"""The folder of a pushed tree: reading, writing and removing in it, and never outside it.
 
-A path travels as text, relative, with `/`; bytes that are not UTF-8 as surrogate escapes. On disk it is
-bytes again, whatever the locale of this process.
+A path is text in messages: relative, with `/`, and with surrogate escapes for bytes that are not UTF-8. On disk it is
+bytes, whatever the locale of this process.
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ from gpuops.agent.files.file_state import ABSENT, BLOCKED, FILE, FOLDER, LINK, N
 from gpuops.agent.node import Refusal
 
 MOUNT_ESCAPE = re.compile(r"\\([0-7]{3})")
-"""How the kernel writes a blank in the name of a mount point."""
+"""The kernel's notation of a blank in the name of a mount point."""
+HASH_BLOCK_BYTES = 1 << 20
 
 
 def raw(text: str) -> bytes:
+    """A path as bytes."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def text(path: bytes) -> str:
+    """A path as text."""
     return path.decode("utf-8", "surrogateescape")
 
 
 def is_inside(path: str) -> bool:
-    """Whether a relative path with `/` stays in the folder it is relative to."""
+    """Whether a relative path with `/` stays inside its folder."""
     return "\0" not in path and not {"", ".", ".."} & set(path.split("/"))
 
 
 def checked(path: object) -> str:
-    """The path, if it is one that stays inside a folder; raises Refusal `bad-path`."""
+    """The path, if it stays inside its folder. Raises Refusal(`bad-path`)."""
     if not isinstance(path, str) or not is_inside(path):
         raise Refusal("bad-path", f"{path!r} is not a path inside the tree", "push files of the project only")
     return path
@@ -49,7 +52,7 @@ def parents(path: str) -> Iterable[str]:
 
 
 def stat_entry(path: bytes) -> Found:
-    """What lies at an absolute path, links not followed."""
+    """What is at an absolute path, without following links."""
     try:
         seen = os.lstat(path)
     except OSError as error:
@@ -66,26 +69,27 @@ def stat_entry(path: bytes) -> Found:
 def sha256(path: bytes) -> str:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
+        for block in iter(lambda: file.read(HASH_BLOCK_BYTES), b""):
             digest.update(block)
     return digest.hexdigest()
 
 
 def mounts_below(folder: str) -> list[str]:
-    """What is mounted inside a folder: disks, shares and buckets of somebody's, which are not ours to empty."""
+    """Mount points inside a folder: disks, shares and buckets, which must not be emptied with it."""
     inside = os.path.realpath(folder) + "/"
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            points = [MOUNT_ESCAPE.sub(lambda found: chr(int(found[1], 8)), line.split()[4]) for line in file]
+            points = [MOUNT_ESCAPE.sub(lambda match: chr(int(match[1], 8)), line.split()[4]) for line in file]
     except (OSError, IndexError):
         points = [path for path, _, _ in os.walk(folder) if os.path.ismount(path)]
     return sorted(point for point in points if (point + "/").startswith(inside) and point + "/" != inside)
 
 
 class TreeFolder:
-    """One tree on disk. Parents are looked at once per instance: make a new one for each request."""
+    """One tree on disk. It caches which parents are folders: make a new instance for each request."""
 
     def __init__(self, folder: str) -> None:
+        """Raises Refusal(`outside`) where the folder is a link."""
         if os.path.islink(folder):
             raise Refusal(
                 "outside",
@@ -99,8 +103,8 @@ class TreeFolder:
         return self.folder + b"/" + raw(path)
 
     def look(self, path: str) -> Found:
-        """What lies at `path`, no link followed on the way."""
-        known = path.rpartition("/")[0] in self._folders  # then so are the folders above it
+        """What is at `path`, without following links on the way."""
+        known = path.rpartition("/")[0] in self._folders  # then the folders above it are known as well
         for parent in () if known else parents(path):
             if parent in self._folders:
                 continue
@@ -120,7 +124,10 @@ class TreeFolder:
                 yield text(os.path.relpath(os.path.join(folder, name), self.folder))
 
     def place(self, path: str, staged: bytes) -> None:
-        """Move a staged file or link to `path`; an empty folder in its place goes."""
+        """Move a staged file or link to `path`, replacing a folder without files.
+
+        Raises Refusal(`outside`, `in-the-way`).
+        """
         os.makedirs(self.folder, exist_ok=True)
         for parent in parents(path):
             if self.look(parent).kind == ABSENT:
@@ -140,24 +147,24 @@ class TreeFolder:
                 raise in_the_way(path) from error
 
     def remove(self, path: str) -> None:
-        """Remove a file or link; gone already is success."""
+        """Remove a file or link; one that is absent counts as removed."""
         if self.look(path).kind in (FILE, LINK):
             os.unlink(self.at(path))
 
     def prune(self, path: str) -> None:
-        """Remove the folders above `path` that are empty."""
+        """Remove empty folders above `path`."""
         for parent in reversed(list(parents(path))):
             if self.look(parent).kind != FOLDER:
                 continue
             try:
                 os.rmdir(self.at(parent))
             except OSError:
-                return  # something else lives there
+                return  # not empty
             self._folders.discard(parent)
 
 
 def blocked(path: str, found: Found) -> Refusal:
-    """Why nothing can be written below a link or a file that is not ours."""
+    """Refuses writing below a link or a file that is not ours."""
     return Refusal(
         "outside",
         f"'{path}' cannot be written: '{found.blocker}' on this node is not a folder",
@@ -166,6 +173,7 @@ def blocked(path: str, found: Found) -> Refusal:
 
 
 def in_the_way(path: str) -> Refusal:
+    """Refuses replacing a folder that has files."""
     return Refusal(
         "in-the-way",
         f"'{path}' is a folder with files of its own on this node",
@@ -173,15 +181,15 @@ def in_the_way(path: str) -> Refusal:
     )
 
 
-def settle(path: bytes, wanted: Entry) -> Entry:
-    """Give a file the client's mode and time; what a stat says then."""
+def set_stat(path: bytes, wanted: Entry) -> Entry:
+    """Give a file the client's mode and time. Returns its stat afterwards."""
     os.chmod(path, wanted.mode)
     os.utime(path, ns=(wanted.mtime_ns, wanted.mtime_ns))
     return stat_entry(path).entry
 
 
 def free_bytes(path: str) -> int | None:
-    """Bytes that this user may still write there; None where the system does not say."""
+    """Bytes that this user may still write to the path's file system; None where the system does not say."""
     try:
         disk = os.statvfs(path)
     except OSError:

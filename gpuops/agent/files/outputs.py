@@ -1,9 +1,8 @@
-"""What a run made: which files match its patterns, which are new, and their checksums.
+"""A run's outputs: which files match its patterns, which are new, and their checksums.
 
-Patterns are read as git reads its ignore rules: `*` and `?` stay within one name, `**` crosses
-folders, a pattern without a slash matches at any depth, one with a slash counts from the tree,
-and a pattern that matches a folder means everything in it. One that begins with `!` is the
-user's word that what it matches is no result.
+Patterns follow git's ignore rules: `*` and `?` stay within one name, `**` crosses folders, a pattern without a slash
+matches at any depth, one with a slash is relative to the tree, and a pattern that matches a folder means everything in
+it. A pattern that begins with `!` declares that what it matches is no output.
 """
 
 from __future__ import annotations
@@ -13,45 +12,42 @@ import json
 import os
 import re
 import time
-from typing import Any, BinaryIO, Callable, Dict, Iterator, Sequence
+from typing import Any, BinaryIO, Callable, Iterator, Sequence
 
+from gpuops.agent import run_files
 from gpuops.agent.files.file_state import ours
 from gpuops.agent.files.folder import TreeFolder, checked, is_inside, mounts_below, raw, stat_entry, text
 from gpuops.agent.files.survey import load_record
-from gpuops.agent.node import Node, Refusal, read_json
+from gpuops.agent.node import Emit, Node, Refusal, read_json
 
 SKIPPED = {b".git", b"__pycache__"}
 ENVIRONMENT_MARKS = {b"pyvenv.cfg", b"conda-meta"}
-"""A folder that holds one of these is a Python environment, not a result."""
+"""A folder that has one of these is a Python environment, and no output."""
 
-TOKEN = re.compile(r"\*+|\[!?\]?[^\]]*\]|.", re.DOTALL)
-"""What a name in a pattern consists of: stars, a set in brackets, or one character."""
-
-CHUNK = 1 << 20
-BEAT_S = 5.0
-"""How often `sums` says that it is alive while it reads one large file, in seconds."""
-
-Emit = Callable[[Dict[str, Any]], None]
+PATTERN_TOKEN = re.compile(r"\*+|\[!?\]?[^\]]*\]|.", re.DOTALL)
+"""A part of a name in a pattern: stars, a set in brackets, or one character."""
+HASH_BLOCK_BYTES = 1 << 20
+BEAT_INTERVAL_S = 5.0
+"""Time between two `beat` items of `sums` while it reads one large file."""
 
 
 def outs(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001 (a verb's signature)
-    """The verb: `{files: [[path, size, mtime_ns]]}`, new or changed since the run started."""
-    folder = node.run(args["run"])
-    spec = read_json(os.path.join(folder, "spec.json"))
-    if spec is None:
-        raise Refusal("no-run", f"there is no run '{args['run']}' on this node", "see `gpuops runs`")
-    before = read_json(os.path.join(folder, "inventory.json")) or {}
+    """Verb: `{files: [[path, size, mtime_ns]]}`, matching files that are new or changed since the run started."""
+    spec = run_files.spec(node, args["run"])
+    if not spec:
+        raise run_files.no_run(args["run"])
+    before = read_json(os.path.join(node.run(args["run"]), "inventory.json")) or {}
     now = inventory(node, spec["tree"], args["patterns"])
     return {"files": [[path, *stamp] for path, stamp in sorted(now.items()) if before.get(path) != stamp]}
 
 
 def sums(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:
-    """The verb: an item `{path, sha256, size}` per file; a file that vanished is left out."""
+    """Verb: an item `{path, sha256, size}` for each file; a file that was removed is left out."""
     tree = os.fsencode(node.tree(args["tree"]))
     for path in args["paths"]:
-        found = _sum(os.path.join(tree, raw(checked(path))), emit)
-        if found is not None:
-            emit({"path": path, "sha256": found[0], "size": found[1]})
+        summed = _sum(os.path.join(tree, raw(checked(path))), emit)
+        if summed is not None:
+            emit({"path": path, "sha256": summed[0], "size": summed[1]})
     return {}
 
 
@@ -61,14 +57,14 @@ def inventory(node: Node, tree: str, patterns: Sequence[str]) -> dict[str, list[
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a path, or a folder above it, matches one of the patterns and none of those with `!`."""
+    """A function: whether a path, or a folder above it, matches one of the patterns and none of those with `!`."""
     wanted = _any_of([pattern for pattern in patterns if not pattern.startswith("!")])
     unwanted = _any_of([pattern[1:] for pattern in patterns if pattern.startswith("!")])
     return lambda path: wanted(path) and not unwanted(path)
 
 
 def mentioned(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a path, or a folder above it, is spoken of at all: as a result, or with `!` as none."""
+    """A function: whether a path, or a folder above it, matches any pattern, with or without `!`."""
     return _any_of([pattern[pattern.startswith("!") :] for pattern in patterns])
 
 
@@ -87,7 +83,7 @@ def translate(pattern: str) -> str:
         )
     parts = [part for part in pattern.split("/") if part not in ("", ".")]
     while len(parts) > 1 and parts[-1] == "**":
-        parts.pop()  # a folder means all of it, so `x/**` says what `x/` says
+        parts.pop()  # a folder means everything in it, so `x/**` means `x/`
     anchored = len(parts) > 1 or pattern.startswith("./")
     expression = "" if anchored else "(?:.*/)?"
     for index, part in enumerate(parts):
@@ -100,7 +96,7 @@ def translate(pattern: str) -> str:
 
 def _translate_name(part: str) -> str:
     """`*`, `?` and `[...]` within one name; anything else stands for itself."""
-    return "".join(_translate_token(token) for token in TOKEN.findall(part))
+    return "".join(_translate_token(token) for token in PATTERN_TOKEN.findall(part))
 
 
 def _translate_token(token: str) -> str:
@@ -123,6 +119,7 @@ def _translate_set(inner: str) -> str:
 
 
 def walk(root: bytes, matches: Callable[[str], bool]) -> Iterator[tuple[str, list[int]]]:
+    """Matching files below a folder: path (with `/`) and [size, mtime_ns]."""
     entered = {os.path.realpath(root)}
     folders = [b""]
     while folders:
@@ -132,7 +129,7 @@ def walk(root: bytes, matches: Callable[[str], bool]) -> Iterator[tuple[str, lis
             continue
         for entry in entries:
             path = folder + entry.name
-            if entry.name in SKIPPED:  # `.git` may be a file, too: of a submodule
+            if entry.name in SKIPPED:  # a submodule's `.git` is a file
                 continue
             if _is_folder(entry):
                 if not entry.is_symlink() or _follow(root, path, matches, entered):
@@ -148,21 +145,21 @@ def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
         with os.scandir(folder) as entries:
             return list(entries)
     except OSError:
-        return []  # gone, or not ours to read: nothing to bring home from there
+        return []  # removed meanwhile, or not readable
 
 
 def _is_folder(entry: os.DirEntry[bytes]) -> bool:
     try:
         return entry.is_dir()
     except OSError:
-        return False  # a link that leads in a circle
+        return False  # a circular link
 
 
 def _follow(root: bytes, path: bytes, matches: Callable[[str], bool], entered: set[bytes]) -> bool:
-    """Whether to enter a linked folder: `outputs` may lie on a larger disk.
+    """Whether to enter a linked folder: `outputs` may be on a larger disk.
 
-    Only where the folder itself was asked for (a linked data set is not walked for a stray
-    match), where its files do not come home under their own name anyway, and once.
+    Only if a pattern matches the folder itself (a linked data set is not searched), if its files do not match under
+    their real name as well, and once.
     """
     real = os.path.realpath(os.path.join(root, path))
     own_name = text(os.path.relpath(real, os.path.realpath(root)))
@@ -173,9 +170,10 @@ def _follow(root: bytes, path: bytes, matches: Callable[[str], bool], entered: s
 
 
 def _stamp(entry: os.DirEntry[bytes]) -> list[int] | None:
+    """[size, mtime_ns] of a regular file; None for anything else."""
     try:
         if not entry.is_file():
-            return None  # a socket, a pipe, a link to nothing
+            return None  # a socket, a pipe, a broken link
         status = entry.stat()
     except OSError:
         return None
@@ -183,15 +181,15 @@ def _stamp(entry: os.DirEntry[bytes]) -> list[int] | None:
 
 
 def _sum(path: bytes, emit: Emit) -> tuple[str, int] | None:
-    """(SHA-256, bytes read) of a file, or None when it cannot be read."""
-    digest, size, said = hashlib.sha256(), 0, time.monotonic()
+    """SHA-256 and number of bytes of a file; None where it cannot be read."""
+    digest, size, last_beat = hashlib.sha256(), 0, time.monotonic()
     try:
         with open(path, "rb") as file:
-            for chunk in iter(lambda: file.read(CHUNK), b""):
+            for chunk in iter(lambda: file.read(HASH_BLOCK_BYTES), b""):
                 digest.update(chunk)
                 size += len(chunk)
-                if time.monotonic() - said > BEAT_S:
-                    said = time.monotonic()
+                if time.monotonic() - last_beat > BEAT_INTERVAL_S:
+                    last_beat = time.monotonic()
                     emit({"beat": time.time()})
     except OSError:
         return None
@@ -199,16 +197,17 @@ def _sum(path: bytes, emit: Emit) -> tuple[str, int] | None:
 
 
 def left(node: Node, arguments: Sequence[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001 (a mode's signature)
-    """The mode: arguments as JSON on stdin (read to its end), the answer as one line of JSON on stdout."""
-    stdout.write(json.dumps(listing(node, json.loads(stdin.read()))).encode() + b"\n")
+    """Mode: arguments as JSON on stdin (read to its end), the answer of `unnamed` as one line of JSON on stdout."""
+    stdout.write(json.dumps(unnamed(node, json.loads(stdin.read()))).encode() + b"\n")
     stdout.flush()
     return 0
 
 
-def listing(node: Node, args: dict[str, Any]) -> dict[str, Any]:
-    """`{files: [[path, size, mtime_ns, edited]]}`; `edited`: pushed, and changed since.
+def unnamed(node: Node, args: dict[str, Any]) -> dict[str, Any]:
+    """Files that no pattern names and no push wrote as they are: `{files: [[path, size, mtime_ns, edited]]}`.
 
-    With `run`, only what changed since that run started, in its tree; else all of `tree`.
+    `edited`: pushed, and changed since. With `run`, only files of its tree that changed since that run started; else
+    all of `tree`. Files on other disks, which are not lost with the node, are left out.
     """
     tree, since = args.get("tree"), 0
     if args.get("run"):
@@ -223,7 +222,7 @@ def listing(node: Node, args: dict[str, Any]) -> dict[str, Any]:
 
     def candidate(path: str) -> bool:
         if any(path.startswith(point) for point in mounted):
-            return False  # of another disk, which does not go with the node
+            return False
         return not named(path) and not (os.path.islink(folder.at(path)) and os.path.isdir(folder.at(path)))
 
     files = []

@@ -1,4 +1,7 @@
-"""Tar streams from a node. A member is never longer or shorter than it announced."""
+"""Bulk transfers: the modes `receive`, `send`, `restore` and `left`, and the tar streams that a node sends.
+
+A tar member always has the announced size, even if its file grows or shrinks meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,27 @@ import stat
 import sys
 import tarfile
 import threading
+import time
 from typing import BinaryIO, Sequence, cast
 
 from gpuops.agent import wire
 from gpuops.agent.files.file_state import LINK
 from gpuops.agent.files.folder import TreeFolder, checked, stat_entry
-from gpuops.agent.node import Node, Refusal, node_of
-from gpuops.agent.wire import Whole
+from gpuops.agent.node import Node, Refusal, node_of, options
+from gpuops.agent.wire import BLOCK_BYTES, Whole
 
-BLOCK = 1 << 18
-
-
-def options(arguments: Sequence[str]) -> dict[str, str]:
-    """`["--tree", "project"]` -> `{"tree": "project"}`."""
-    return {name[2:]: value for name, value in zip(arguments[::2], arguments[1::2])}
+TOUCH_INTERVAL_S = 15.0
+"""Time between two signs of use of a transfer."""
 
 
 def send_files(folder: TreeFolder, paths: list[str], stdout: BinaryIO, follow: bool) -> None:
-    """Write the files as a tar stream. Raises Refusal `bad-path` before the first byte."""
+    """Write the files as a tar stream. Raises Refusal(`bad-path`) before the first byte."""
     for path in paths:
         checked(path)
     with tarfile.open(
         mode="w|",
         fileobj=cast(BinaryIO, Whole(stdout)),
-        bufsize=BLOCK,
+        bufsize=BLOCK_BYTES,
         format=tarfile.PAX_FORMAT,
         encoding="utf-8",
         errors="surrogateescape",
@@ -46,7 +46,7 @@ def send_files(folder: TreeFolder, paths: list[str], stdout: BinaryIO, follow: b
 def _send_link(tar: tarfile.TarFile, path: str, folder: TreeFolder) -> None:
     found = stat_entry(folder.at(path))
     if found.entry.link is None:
-        return  # replaced in this moment
+        return  # replaced meanwhile
     member = tarfile.TarInfo(path)
     member.type, member.linkname = tarfile.SYMTYPE, found.entry.link
     tar.addfile(member)
@@ -54,10 +54,9 @@ def _send_link(tar: tarfile.TarFile, path: str, folder: TreeFolder) -> None:
 
 def _send_file(tar: tarfile.TarFile, path: str, folder: TreeFolder) -> None:
     try:
-        # A pipe in a file's place must not make us wait for its writer.
-        fd = os.open(folder.at(path), os.O_RDONLY | os.O_NONBLOCK)
+        fd = os.open(folder.at(path), os.O_RDONLY | os.O_NONBLOCK)  # without waiting for the writer of a pipe
     except OSError:
-        return  # vanished, or not ours to read: left out
+        return  # removed meanwhile, or not readable: left out
     try:
         seen = os.fstat(fd)
         if stat.S_ISREG(seen.st_mode):
@@ -70,7 +69,7 @@ def _send_file(tar: tarfile.TarFile, path: str, folder: TreeFolder) -> None:
 
 
 class Padded:
-    """Exactly `size` bytes of a file that may grow or shrink meanwhile; zeros stand for what is missing."""
+    """Reads exactly `size` bytes of a file that may grow or shrink; zeros replace missing bytes."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self.file = file
@@ -84,7 +83,10 @@ class Padded:
 
 
 def restore(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001
-    """`--tree T`: a stream of files on stdin that are named by their path. Raises Refusal `bad-path`, `torn`."""
+    """Mode, `--tree T`: a stream of files on stdin, named by their path, put into the tree over existing files.
+
+    Raises Refusal(`bad-path`, `torn`, `outside`, `in-the-way`).
+    """
     tree = options(arguments)["tree"]
     folder = TreeFolder(node.tree(tree))
     incoming = node.path("incoming")
@@ -99,11 +101,8 @@ def restore(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO)
     return 0
 
 
-TOUCH_S = 15.0
-
-
 def main(mode: str, arguments: Sequence[str]) -> int:
-    """Exit code of the mode's function. A copy under way is a sign of use."""
+    """Run the mode's function. A transfer is a sign of use while it lasts."""
     from gpuops.agent.files.outputs import left
     from gpuops.agent.files.tree import receive, send
 
@@ -118,4 +117,4 @@ def main(mode: str, arguments: Sequence[str]) -> int:
 def _touch(node: Node) -> None:
     while True:
         node.touch()
-        threading.Event().wait(TOUCH_S)
+        time.sleep(TOUCH_INTERVAL_S)

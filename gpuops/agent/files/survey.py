@@ -1,4 +1,4 @@
-"""What a push would do to a tree as it lies there now: the record of earlier pushes against the disk."""
+"""What a push would do to a tree as it is now, from the client's list, the record of earlier pushes, and the disk."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from gpuops.agent.node import Node, Refusal, read_json, write_json
 
 
 class Record(NamedTuple):
-    """What we wrote into a tree (`trees/<tree>.json`), by path.
+    """What we wrote into a tree, by path (`trees/<tree>.json`).
 
-    `pending` and `leaving` are written ahead by a commit: what it is about to write and to remove.
-    They are empty unless a commit was killed.
+    A commit records in `pending` and `leaving`, before it acts, what it is about to write and to remove. Both are empty
+    unless a commit was killed.
     """
 
     files: dict[str, Written]
@@ -58,7 +58,7 @@ def _written(document: Mapping[str, Any] | None) -> dict[str, Written]:
 
 
 def parse_files(files: list[list[Any]]) -> dict[str, Entry]:
-    """The client's list, by path. Raises Refusal `bad-path` for a list that no folder can hold."""
+    """The client's list, by path. Raises Refusal(`bad-path`) for a list that no folder can hold."""
     wanted = {checked(path): Entry.parse(fields) for path, *fields in files}
     if len(wanted) != len(files):
         raise Refusal("bad-path", "a path is listed twice", "push again")
@@ -70,14 +70,18 @@ def parse_files(files: list[list[Any]]) -> dict[str, Entry]:
 
 
 class Survey(NamedTuple):
-    """What was seen: `verdicts` by wanted path; recorded paths that are wanted no more, as `stale` (untouched
-    here), `edited`, or `gone` (not there); `settled` is the record once a killed commit is read into it."""
+    """The result: verdicts for wanted paths, and the state of recorded paths that are no longer wanted."""
 
     verdicts: dict[str, str]
+    """By wanted path: WRITE, TOUCH, SAME, KEPT, ASK or CONFLICT."""
     stale: list[str]
+    """Not wanted, untouched here: to be removed."""
     edited: list[str]
+    """Not wanted, edited here: left as they are."""
     gone: list[str]
+    """Not wanted, and absent."""
     settled: dict[str, Written]
+    """The record with the effects of a killed commit."""
 
     def having(self, verdict: str) -> list[str]:
         return [path for path, given in self.verdicts.items() if given == verdict]
@@ -86,10 +90,10 @@ class Survey(NamedTuple):
 def survey(
     folder: TreeFolder, record: Record, wanted: Mapping[str, Entry], overwrite: bool, sums: Mapping[str, str]
 ) -> Survey:
-    """Look at every path that is wanted or recorded. `sums` are SHA-256 of the client's files, by path.
+    """Look at every path that is wanted or recorded. `sums`: SHA-256 of the client's files, by path.
 
-    Raises Refusal `outside` or `in-the-way` where a wanted path leads through a link or over a folder
-    that is not ours.
+    Raises Refusal(`outside`, `in-the-way`) where a wanted path leads through a link, or to a folder with files that are
+    not ours.
     """
     result = Survey({}, [], [], [], dict(record.files))
     looked: dict[str, Found] = {}
@@ -119,7 +123,7 @@ def _same_bytes(folder: TreeFolder, path: str, theirs: str | None) -> bool | Non
 
 
 def _after_leaving(folder: TreeFolder, path: str, found: Found, leaving: set[str]) -> Found:
-    """What will lie at `path` once the stale files are removed."""
+    """What will be at `path` once the stale files are removed."""
     if found.kind == BLOCKED:
         if found.blocker in leaving:
             return NOTHING
@@ -132,7 +136,7 @@ def _after_leaving(folder: TreeFolder, path: str, found: Found, leaving: set[str
 
 
 def is_settled(record: Record, seen: Survey) -> bool:
-    """Whether a push changes nothing at all, neither in the tree nor in the record of it."""
+    """Whether a push changes nothing, neither in the tree nor in its record."""
     untouched = all(verdict in (SAME, KEPT) for verdict in seen.verdicts.values())
     return untouched and not (seen.stale or seen.gone or record.pending or record.leaving)
 

@@ -1,12 +1,12 @@
-"""Push and pull, the node's end: the verbs `plan`, `commit`, `edits`, the bulk modes `receive`, `send`.
+"""Push and pull, the node's side: the verbs `plan`, `commit`, `edits`, the bulk modes `receive`, `send`.
 
-    plan     compares the client's list with what lies here; answers what must be sent
-    receive  puts the contents that were asked for into incoming/<tree>/
-    commit   looks again, then removes, renames and remembers
+    plan     compares the client's list with the tree; answers what must be sent
+    receive  stores the requested contents in incoming/<tree>/
+    commit   compares again, then removes, renames and records
 
-A push may die at any byte. What was received whole is not sent again. What `commit` is about to write
-is recorded before the first rename, so that a half-done one is recognised as ours by the next push.
-One push of a tree at a time: a new `plan` makes the older push void.
+A push may be interrupted at any byte. Files that were received whole are not sent again. `commit` records what it is
+about to write before the first rename, so that the next push recognises the files of a killed one as ours. One push of
+a tree at a time: a new `plan` invalidates the older push.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import json
 import os
 import secrets
 import shutil
-from typing import Any, BinaryIO, Callable, Dict, Iterator, Mapping, NamedTuple
+from typing import Any, BinaryIO, Iterator, Mapping, NamedTuple
 
-from gpuops.agent import wire
+from gpuops.agent import run_files, wire
 from gpuops.agent.files import streams
 from gpuops.agent.files.file_state import ASK, CONFLICT, FILE, KEPT, LINK, SAME, TOUCH, Entry, Written, ours
-from gpuops.agent.files.folder import TreeFolder, free_bytes, raw, settle, stat_entry
+from gpuops.agent.files.folder import TreeFolder, free_bytes, raw, set_stat, stat_entry
 from gpuops.agent.files.survey import (
     Record,
     Survey,
@@ -35,15 +35,13 @@ from gpuops.agent.files.survey import (
     survey,
     to_write,
 )
-from gpuops.agent.node import Node, Refusal, read_json, write_json
-
-Emit = Callable[[Dict[str, Any]], None]
+from gpuops.agent.node import Emit, Node, Refusal, options, read_json, write_json
 
 
 class Incoming:
-    """A push on its way in: `incoming/<tree>/plan.json`, and each content under a key of its own.
+    """A push that is being received: `incoming/<tree>/plan.json`, and each file's content under a key.
 
-    On the tree's own disk: what is staged here is moved into it.
+    On the tree's disk, so that contents can be moved into the tree.
     """
 
     def __init__(self, node: Node, tree: str) -> None:
@@ -51,7 +49,7 @@ class Incoming:
         self.tree = tree
 
     def at(self, path: str, entry: Entry) -> bytes:
-        """Where a content is staged: same path, size and time is the same content."""
+        """Where a content is staged: the same path, size and time mean the same content."""
         key = raw(f"{entry.size} {entry.mtime_ns} {entry.link!r} {path}")
         return os.fsencode(f"{self.folder}/{hashlib.sha256(key).hexdigest()[:32]}")
 
@@ -60,14 +58,17 @@ class Incoming:
         return found.kind == FILE and found.entry.size == entry.size
 
     def open(self, files: Mapping[str, Entry]) -> bool:
-        """Make room; what an older push left and this one cannot use goes. Whether any of it is of use."""
+        """Make the folder, and remove contents of an older push that this one cannot use.
+
+        Returns whether some can be used.
+        """
         os.makedirs(self.folder, exist_ok=True)
         left = set(os.listdir(self.folder))
         if not left:
             return False
         useful = {os.fsdecode(os.path.basename(self.at(path, entry))) for path, entry in files.items()}
         for name in left - useful:
-            with contextlib.suppress(FileNotFoundError):  # the older push may still be at work
+            with contextlib.suppress(FileNotFoundError):  # the older push may still be running
                 os.unlink(os.path.join(self.folder, name))
         return bool(left & useful)
 
@@ -76,7 +77,7 @@ class Incoming:
             [path, *entry] for path, entry in plan.files.items()]})  # fmt: skip
 
     def load(self, push: str) -> Plan:
-        """Raises Refusal `superseded` when another push has taken this one's place."""
+        """Raises Refusal(`superseded`) where another push has replaced this one."""
         document = read_json(os.path.join(self.folder, "plan.json"))
         if not document or document["push"] != push:
             raise superseded()
@@ -99,7 +100,7 @@ def superseded() -> Refusal:
 
 @contextlib.contextmanager
 def locked(node: Node, tree: str) -> Iterator[None]:
-    """One plan or commit of a tree at a time, whoever asks."""
+    """One plan or commit of a tree at a time, of all clients."""
     os.makedirs(node.path("trees"), exist_ok=True)
     with open(node.path("trees", tree + ".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -107,9 +108,9 @@ def locked(node: Node, tree: str) -> Iterator[None]:
 
 
 def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
-    """What a push of `files` needs. `sums` ({index: SHA-256}) answers an earlier `ask`.
+    """Verb: what a push of `files` needs. `sums` ({index: SHA-256}) answers an earlier `ask`.
 
-    Changes nothing in the tree. Raises Refusal `bad-path`, `outside`, `in-the-way`, `disk`.
+    Changes nothing in the tree. Raises Refusal(`bad-path`, `outside`, `in-the-way`, `disk`).
     """
     name = args["tree"]
     folder = TreeFolder(node.tree(name))
@@ -121,15 +122,15 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
         record = load_record(node, name)
         seen = survey(folder, record, wanted, made.overwrite, sums)
         if is_settled(record, seen) and os.path.isdir(folder.folder):
-            Incoming(node, name).close()  # an older push is void all the same
+            Incoming(node, name).close()  # invalidates an older push
             return {"push": "", "need": [], "ask": [], "stale": [], "conflicts": [],
                     "kept": seen.having(KEPT) + seen.edited}  # fmt: skip
         incoming = Incoming(node, name)
-        begun = incoming.open(wanted)
+        has_contents = incoming.open(wanted)
         incoming.store(made)
     index = {path: number for number, path in enumerate(paths)}
     need = [path for path in to_write(seen) if wanted[path].link is None]
-    if begun:
+    if has_contents:
         need = [path for path in need if not incoming.has(path, wanted[path])]
     _check_room(incoming.folder, sum(wanted[path].size for path in need))
     return {
@@ -143,6 +144,7 @@ def plan(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
 
 
 def _check_room(folder: str, size: int) -> None:
+    """Raises Refusal(`disk`)."""
     free = free_bytes(folder)
     if free is not None and size > free:
         raise Refusal(
@@ -153,7 +155,7 @@ def _check_room(folder: str, size: int) -> None:
 
 
 def commit(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
-    """Put a received push in place. Raises Refusal `superseded`, `incomplete`, `edited`, and as `plan`."""
+    """Verb: move a received push into the tree. Raises Refusal(`superseded`, `incomplete`, `edited`), and as `plan`."""
     name = args["tree"]
     folder = TreeFolder(node.tree(name))
     with locked(node, name):
@@ -162,9 +164,9 @@ def commit(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # n
         record = load_record(node, name)
         seen = survey(folder, record, made.files, made.overwrite, made.sums)
         _refuse_unready(seen, made, incoming)
-        os.makedirs(folder.folder, exist_ok=True)  # a project without a file is a place to run in, too
+        os.makedirs(folder.folder, exist_ok=True)  # also for a project without files: runs need a working directory
         if not os.path.lexists(node.path(name)):
-            os.symlink(folder.folder, node.path(name))  # it lies on a local disk; here it is looked for
+            os.symlink(folder.folder, node.path(name))  # the tree is on a local disk; clients expect it here
         pending = {path: _stage(incoming, path, made.files[path]) for path in to_write(seen)}
         store_record(node, name, Record(seen.settled, pending, seen.stale + seen.gone))
         for path in seen.stale:
@@ -173,13 +175,13 @@ def commit(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # n
             folder.prune(path)
         for path in pending:
             folder.place(path, incoming.at(path, made.files[path]))
-        store_record(node, name, Record(_remembered(folder, made, seen, pending), {}, []))
+        store_record(node, name, Record(_new_record(folder, made, seen, pending), {}, []))
         incoming.close()
     return {"written": len(pending), "removed": len(seen.stale)}
 
 
 def _refuse_unready(seen: Survey, made: Plan, incoming: Incoming) -> None:
-    """The tree may have changed since the plan, and the transfer may have been cut."""
+    """The tree may have changed since the plan, and the transfer may have been cut. Raises Refusal."""
     edited = seen.having(CONFLICT) + seen.having(ASK)
     if edited:
         raise Refusal("edited", f"'{edited[0]}' was edited here during the push", "push again", paths=edited)
@@ -189,31 +191,31 @@ def _refuse_unready(seen: Survey, made: Plan, incoming: Incoming) -> None:
 
 
 def _stage(incoming: Incoming, path: str, entry: Entry) -> Written:
-    """Make the content look as it will in the tree: the rename changes nothing of it any more."""
+    """Give a staged content its mode and time, or make its link: the rename changes neither."""
     staged = incoming.at(path, entry)
     if entry.link is None:
-        return Written(entry, settle(staged, entry))
+        return Written(entry, set_stat(staged, entry))
     with contextlib.suppress(FileNotFoundError):
         os.unlink(staged)
     os.symlink(raw(entry.link), staged)
     return Written(entry, entry)
 
 
-def _remembered(folder: TreeFolder, made: Plan, seen: Survey, pending: dict[str, Written]) -> dict[str, Written]:
-    """The record of a finished commit. What was touched gets its mode and time here."""
+def _new_record(folder: TreeFolder, made: Plan, seen: Survey, pending: dict[str, Written]) -> dict[str, Written]:
+    """The record of a finished commit. Files with the verdict TOUCH get their mode and time here."""
     files = {path: seen.settled[path] for path in seen.edited + seen.having(KEPT)}
     for path in seen.having(SAME):
         files[path] = Written(made.files[path], seen.settled[path].here)
     for path in seen.having(TOUCH):
         wanted = made.files[path]
-        files[path] = Written(wanted, wanted if wanted.link is not None else settle(folder.at(path), wanted))
+        files[path] = Written(wanted, wanted if wanted.link is not None else set_stat(folder.at(path), wanted))
     return {**files, **pending}
 
 
 def edits(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
-    """Pushed files that differ from what was pushed: `{path, state, size, pushed}`.
+    """Verb: pushed files that differ from what was pushed: `{path, state, size, pushed}`.
 
-    `pushed` is the client's `[size, mtime_ns, mode, link]` of then.
+    `pushed`: the client's `[size, mtime_ns, mode, link]` at the push.
     """
     name = args["tree"]
     folder = TreeFolder(node.tree(name))
@@ -233,15 +235,13 @@ def edits(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # no
 
 
 def receive(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001
-    """`--tree T --push P`: a stream of files on stdin that are named by their index in the plan.
+    """Mode, `--tree T --push P`: a stream of files on stdin, named by their index in the plan.
 
-    Raises Refusal `superseded`, `torn` (the stream ended early or does not fit the plan), `disk`.
+    Raises Refusal(`superseded`, `torn`, `disk`); `torn`: the stream ended early or does not fit the plan.
     """
-    options = streams.options(arguments)
-    name = options["tree"]
-    node.tree(name)
-    incoming = Incoming(node, name)
-    files = list(incoming.load(options["push"]).files.items())
+    given = options(arguments)
+    incoming = Incoming(node, given["tree"])
+    files = list(incoming.load(given["push"]).files.items())
     try:
         for index, size, blocks in wire.members(stdin):
             path, entry = files[int(index)]
@@ -268,20 +268,20 @@ def _write_staged(staged: bytes, blocks: Iterator[bytes]) -> None:
 
 
 def send(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO) -> int:
-    """`--tree T` or `--run R`: a JSON list of paths on stdin, a tar stream on stdout, paths as given.
+    """Mode, `--tree T` or `--run R`: a JSON list of paths on stdin, a tar stream on stdout, paths as given.
 
-    What vanished is left out. Of a tree, links are sent as links; of a run, what they lead to.
+    Absent files are left out. Links of a tree are sent as links, those of a run as the files they lead to.
     """
-    options = streams.options(arguments)
-    name = options.get("tree") or _tree_of_run(node, options["run"])
+    given = options(arguments)
+    name = given.get("tree") or _tree_of_run(node, given["run"])
     folder = TreeFolder(node.tree(name))
     paths = json.loads(stdin.read().decode("utf-8"))
-    streams.send_files(folder, paths, stdout, follow="run" in options)
+    streams.send_files(folder, paths, stdout, follow="run" in given)
     return 0
 
 
 def _tree_of_run(node: Node, run: str) -> str:
-    spec = read_json(os.path.join(node.run(run), "spec.json"))
+    spec = run_files.spec(node, run)
     if not spec:
-        raise Refusal("no-run", f"there is no run '{run}' on this node", "`gpuops runs` lists them")
+        raise run_files.no_run(run)
     return str(spec["tree"])

@@ -1,1 +1,6 @@
-"""How the nodes of one run talk to each other without the client."""
+"""How the nodes of one run talk to each other without the client.
+
+link      events and heartbeats between all nodes of a run
+handover  results of a preempted machine go to a node that stays
+channel   one authenticated connection between two nodes
+"""

@@ -1,9 +1,9 @@
-"""One connection between two nodes that have proven themselves to each other: each byte is known to be the other's.
+"""One authenticated connection between two nodes that have proven the run's secret to each other.
 
 A frame is LENGTH (4 bytes), KIND (1), MAC (32), and LENGTH bytes of content: a message in JSON, or bytes of a file. The
 MAC is HMAC-SHA256 over the frame's number in its direction, length, kind and content, by a key of this connection and
-direction. So what was injected, altered, left out, repeated, sent back or taken from another connection ends this one.
-Nothing is hidden from who listens, and who is on the way can still cut the connection, or hold it up.
+direction. A frame that was injected, altered, left out, repeated, reflected, or taken from another connection ends the
+connection. Nothing is encrypted, and a machine on the path can still cut or delay the connection.
 """
 
 from __future__ import annotations
@@ -22,27 +22,29 @@ from gpuops.agent.network.strangers import close, proof
 HEAD = struct.Struct(">IB32s")
 COUNTED = struct.Struct(">QIB")
 MESSAGE, BYTES = 0, 1
-LIMIT = 1 << 20
+FRAME_LIMIT = 1 << 20
 """Bytes of content in one frame."""
+MIN_SILENCE_LIMIT_S = 0.1
+READ_BYTES = 4096
 
 
 class Keys(NamedTuple):
-    """Of one connection: what the head signs with, and what the member does."""
+    """Of one connection: the key that node 0 signs with, and the member's."""
 
     head: bytes
     member: bytes
 
 
-def session(secret: str, role: str, node: int, challenge: str, nonce: str) -> Keys:
-    """Keys that only these two can know, and that no other connection has: each side chose one of the nonces.
+def session_keys(secret: str, role: str, node: int, challenge: str, nonce: str) -> Keys:
+    """Keys that only these two nodes know, and no other connection has: each side chose one of the nonces.
 
-    No proof has words that begin as these do, so none that is asked for is a key.
+    No proof is computed over words that begin with `key`, so no proof that a peer requests is a key.
     """
     return Keys(*(proof(secret, f"key {side} {role}", node, f"{challenge} {nonce}").encode() for side in Keys._fields))
 
 
 class Seal:
-    """The MACs of one direction, in order."""
+    """Computes the MACs of one direction, in order."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -55,8 +57,8 @@ class Seal:
         return mac.digest()
 
 
-class Wire:
-    """Messages both ways, and bytes of files. A peer that does not take our bytes in time is cut off."""
+class Channel:
+    """Messages both ways, and bytes of files. A peer that does not read our bytes in time is disconnected."""
 
     def __init__(self, connection: socket.socket, ours: bytes, theirs: bytes, limit_s: float) -> None:
         self._socket = connection
@@ -67,7 +69,7 @@ class Wire:
         self.heard = time.monotonic()
 
     def send(self, message: Mapping[str, Any]) -> bool:
-        """Whether it went out; the connection is closed otherwise."""
+        """Whether the message was sent; if not, the connection is closed."""
         try:
             self._send(MESSAGE, json.dumps(message).encode())
             return True
@@ -76,7 +78,7 @@ class Wire:
             return False
 
     def write(self, data: bytes) -> None:
-        """Bytes of a file, LIMIT at most; none at all: the file is whole. Raises OSError."""
+        """Send bytes of a file, FRAME_LIMIT at most; no bytes mark its end. Raises OSError."""
         self._send(BYTES, data)
 
     def _send(self, kind: int, content: bytes) -> None:
@@ -84,7 +86,7 @@ class Wire:
             self._socket.sendall(HEAD.pack(len(content), kind, self._ours.next(kind, content)) + content)
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message; None when the connection has ended, or says what is not ours. Raises OSError."""
+        """The next message; None when the connection has ended, or a frame is no message. Raises OSError."""
         kind, content = self._frame() or (BYTES, b"")
         try:
             message = json.loads(content) if kind == MESSAGE else None
@@ -93,14 +95,14 @@ class Wire:
         return message if isinstance(message, dict) else None
 
     def read(self) -> bytes:
-        """The next bytes of a file; none: it is whole. Raises OSError, also where something else was said."""
+        """The next bytes of a file; no bytes at its end. Raises OSError, also for a frame of another kind."""
         kind, content = self._frame() or (MESSAGE, b"")
         if kind != BYTES:
-            raise ConnectionError("the other node has gone")
+            raise ConnectionError("the other node has disconnected")
         return content
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Every message until the connection ends. Silence is judged by `heard`, elsewhere."""
+        """Every message until the connection ends. The caller checks `heard` to detect silence."""
         while True:
             try:
                 message = self.receive()
@@ -113,11 +115,11 @@ class Wire:
             yield message
 
     def _frame(self) -> tuple[int, bytes] | None:
-        """The next frame's kind and content; None at the connection's end. One that is not theirs is that end."""
+        """The next frame's kind and content; None at the connection's end. A frame with a wrong MAC ends it."""
         if not self._has(HEAD.size):
             return None
         length, kind, mac = HEAD.unpack_from(self._buffer)
-        if length > LIMIT or not self._has(HEAD.size + length):
+        if length > FRAME_LIMIT or not self._has(HEAD.size + length):
             return None
         content = bytes(self._buffer[HEAD.size : HEAD.size + length])
         del self._buffer[: HEAD.size + length]
@@ -129,24 +131,24 @@ class Wire:
         return kind, content
 
     def _has(self, count: int) -> bool:
-        """Whether so many bytes come. Where it takes too long (socket.timeout), what came stays for the next call."""
+        """Wait for `count` bytes; False at the connection's end. Bytes read before a socket.timeout stay buffered."""
         while len(self._buffer) < count:
-            chunk = self._socket.recv(max(4096, count - len(self._buffer)))
+            chunk = self._socket.recv(max(READ_BYTES, count - len(self._buffer)))
             if not chunk:
                 return False
             self._buffer += chunk
         return True
 
-    def limit(self, seconds: float) -> None:
-        """For how long the other side may be silent from now on."""
-        self._socket.settimeout(max(0.1, seconds))
+    def limit_silence(self, seconds: float) -> None:
+        """How long the other side may be silent from now on."""
+        self._socket.settimeout(max(MIN_SILENCE_LIMIT_S, seconds))
 
     def finish(self) -> None:
-        """No more from us; what was sent arrives before the other side notices."""
+        """Send no more; everything sent arrives before the other side sees the end."""
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # the other side was faster
+            pass  # the other side has closed it
 
     def close(self) -> None:
         close(self._socket)

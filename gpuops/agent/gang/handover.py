@@ -1,11 +1,11 @@
-"""What a run left on a machine that its provider takes back, handed to a node that stays.
+"""Hands the results on a preempted machine over to a node that stays.
 
-Over the gang link's port and secret, on a connection of its own: a node that goes `give`s to node 0; where node 0
-goes, one of the others comes to `take`. Then, for each file, the newest first:
+It uses the gang link's port and secret, on a connection of its own: a preempted node `give`s to node 0; if node 0 is
+preempted, one of the others comes to `take`. Then, for each file, the newest first:
 
     giver  {"path", "size", "mtime_ns"}
-    taker  {"want": true}                 false: it has that file as new, or no room for it
-    giver  `size` bytes in frames, the last of them empty: it is whole
+    taker  {"want": true}                 false: it has that file, as new or newer, or no room for it
+    giver  `size` bytes in frames, and an empty frame
     taker  {"kept": true}
     giver  {"end": true}                  after the last
 """
@@ -16,37 +16,36 @@ import os
 import threading
 import time
 import traceback
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, BinaryIO, Callable, Iterator, Mapping
 
 from gpuops.agent import presence
 from gpuops.agent.files import outputs
 from gpuops.agent.files.file_state import ABSENT, FILE
 from gpuops.agent.files.folder import TreeFolder, checked, free_bytes, raw
-from gpuops.agent.gang.channel import LIMIT, Wire
+from gpuops.agent.gang.channel import FRAME_LIMIT, Channel
 from gpuops.agent.gang.link import Link
-from gpuops.agent.node import Node, Refusal, log, read_json, write_json
+from gpuops.agent.node import Node, Refusal, log, read_json, remove_file, write_json
 from gpuops.agent.retain import early_end, hold, sink
 
-LAST_S = 30.0
-"""With somebody there, who fetches them, results are handed over only so long before the machine goes."""
-LOOK_S = 0.2
-SILENCE_S = 15.0
-BLOCK = LIMIT
-MOST = 50_000_000_000
-"""Bytes that are handed over, all together."""
-ROOM = 1_000_000_000
-"""Bytes that stay free where they come to."""
+LATEST_START_S = 30.0
+"""While a client is connected, which may download the results, a handover starts this long before the machine ends."""
+SAFETY_CHECK_INTERVAL_S = 0.2
+SILENCE_LIMIT_S = 15.0
+MAX_BYTES = 50_000_000_000
+"""Of one handover."""
+RESERVED_DISK_BYTES = 1_000_000_000
+"""Stay free on the node that takes."""
 PART = ".gpuops-handed"
 STATE = "handed.json"
 """In a run's folder: path -> the node that made it, of files that were handed to this one."""
 
 
 class TooLate(Exception):
-    """The machine is about to go."""
+    """The machine is about to end."""
 
 
 class Handover:
-    """One run's, on one node. `done` is set once the run is over here, and kept wherever it is to be kept."""
+    """One run's handover, on one node. `done` is set once the run has ended here and its results are in their sink."""
 
     def __init__(
         self, node: Node, spec: Mapping[str, Any], link: Link, done: threading.Event, event: Callable[..., None]
@@ -57,59 +56,59 @@ class Handover:
         self._done = done
         self._event = event
         self._me: int = spec["node"]
-        self._going: dict[int, float] = {}
-        """Nodes whose machines are taken back, and when (monotonic)."""
+        self._preempted: dict[int, float] = {}
+        """Preempted nodes, and when their machines end (monotonic)."""
         self._lock = threading.Lock()
         self._giving = threading.Lock()
-        self._given = False
+        self._was_given = False
         link.visit = self.visit
 
     def note(self, node: int, left_s: float) -> None:
-        """The machine of a node goes in so many seconds."""
-        until = self._going.setdefault(node, time.monotonic() + left_s)
+        """The machine of a node ends in `left_s` seconds."""
+        until = self._preempted.setdefault(node, time.monotonic() + left_s)
         self._link.open_until = max(self._link.open_until, until)
 
     def begin(self) -> None:
-        """The run is over: see to it, in a thread of its own, that what it left goes with no machine."""
-        if self._going and self._me != 0 and (self._me in self._going or 0 in self._going):
-            threading.Thread(target=self._safely, args=(self._part,), name="handover", daemon=True).start()
+        """The run has ended: hand over, in a thread, what would be lost with a machine. Node 0 waits to be called."""
+        if self._preempted and self._me != 0 and (self._me in self._preempted or 0 in self._preempted):
+            threading.Thread(target=self._safely, args=(self._call_head,), name="handover", daemon=True).start()
 
-    def _part(self) -> None:
-        """Of any node but node 0."""
-        if self._me not in self._going:
-            self._with_head("take", lambda wire: self._take(wire, 0))
-        elif 0 in self._going:
+    def _call_head(self) -> None:
+        """The part of every node but node 0."""
+        if self._me not in self._preempted:
+            self._with_head("take", lambda channel: self._take(channel, 0))
+        elif 0 in self._preempted:
             self._event("unhanded", why="node0 goes as well")
         elif self._is_needed():
-            self._with_head("give", lambda wire: self._give(wire, 0))
+            self._with_head("give", lambda channel: self._give(channel, 0))
 
-    def _with_head(self, role: str, do: Callable[[Wire], None]) -> None:
-        wire = self._link.call_head(role)
-        if wire is None:
+    def _with_head(self, role: str, do: Callable[[Channel], None]) -> None:
+        channel = self._link.call_head(role)
+        if channel is None:
             self._event("unhanded", why="node0 does not answer")
             return
         try:
-            do(wire)
+            do(channel)
         finally:
-            wire.close()
+            channel.close()
 
-    def visit(self, member: int, role: str, wire: Wire) -> None:
-        """Node 0's part: a member has come, to give or to take."""
-        self._safely(lambda: self._receive(member, role, wire))
+    def visit(self, member: int, role: str, channel: Channel) -> None:
+        """Node 0's part: a member has called, to give or to take."""
+        self._safely(lambda: self._serve(member, role, channel))
 
-    def _receive(self, member: int, role: str, wire: Wire) -> None:
+    def _serve(self, member: int, role: str, channel: Channel) -> None:
         self._done.wait(max(0.0, self._link.open_until - time.monotonic()))
         if not self._done.is_set():
             return
         if role == "give":
-            self._take(wire, member)
+            self._take(channel, member)
             return
-        with self._giving:  # whoever comes second waits: the first may go as well
-            if not self._given and 0 in self._going and self._is_needed():
-                self._give(wire, member)
-                self._given = True
+        with self._giving:  # a second caller waits: the first may be preempted as well
+            if not self._was_given and 0 in self._preempted and self._is_needed():
+                self._give(channel, member)
+                self._was_given = True
                 return
-        wire.send({"end": True})
+        channel.send({"end": True})
 
     def _safely(self, do: Callable[[], None]) -> None:
         try:
@@ -118,86 +117,90 @@ class Handover:
             say = getattr(error, "say", None) or getattr(error, "strerror", None) or str(error) or type(error).__name__
             self._event("unhanded", why=say)
         except Exception as error:
-            log(f"what {self._spec['run']} left could not be handed over\n{traceback.format_exc()}")
+            log(f"the results of {self._spec['run']} could not be handed over\n{traceback.format_exc()}")
             self._event("unhanded", why=f"{type(error).__name__}: {error}")
 
     def _is_needed(self) -> bool:
-        """Whether it is nowhere else, once whoever is there has had the time to fetch it."""
+        """Whether the results exist only here. A connected client gets the time to download them first."""
         while not self._is_safe():
-            left_s = self._going[self._me] - time.monotonic()
-            if left_s < LAST_S or not early_end.is_there(presence.count(), presence.silent_s()):
+            left_s = self._preempted[self._me] - time.monotonic()
+            if left_s < LATEST_START_S or not early_end.is_there(presence.count(), presence.silent_s()):
                 return True
-            time.sleep(LOOK_S)
+            time.sleep(SAFETY_CHECK_INTERVAL_S)
         return False
 
     def _is_safe(self) -> bool:
+        """Whether the results were downloaded, or are in their sink."""
         home = os.path.join(self._node.run(self._spec["run"]), hold.HOME)
         return os.path.exists(home) or (sink.known(self._node, self._spec["run"]) or {}).get("state") == "safe"
 
-    # What goes.
+    # Giving.
 
-    def _give(self, wire: Wire, to: int) -> None:
-        wire.limit(max(SILENCE_S, self._going[self._me] - time.monotonic()))  # its own run may be ending still
+    def _give(self, channel: Channel, to: int) -> None:
+        left_s = self._preempted[self._me] - time.monotonic()
+        channel.limit_silence(max(SILENCE_LIMIT_S, left_s))  # the taker's own run may still be ending
         files = size = 0
         try:
             for path, mtime_ns in self._newest():
                 try:
                     fd = os.open(os.path.join(os.fsencode(self._tree()), raw(path)), os.O_RDONLY)
                 except OSError:
-                    continue  # gone meanwhile, or not ours to read: it keeps no other file here
+                    continue  # removed meanwhile, or not readable: the other files go on
                 with open(fd, "rb") as file:
                     length = os.fstat(file.fileno()).st_size
-                    if size + length > MOST:
+                    if size + length > MAX_BYTES:
                         continue
-                    _sent(wire, {"path": path, "size": length, "mtime_ns": mtime_ns})
-                    if not _heard(wire).get("want"):
+                    _send(channel, {"path": path, "size": length, "mtime_ns": mtime_ns})
+                    if not _receive(channel).get("want"):
                         continue
-                    self._stream(wire, file, length)
-                if _heard(wire).get("kept"):
+                    self._stream(channel, file, length)
+                if _receive(channel).get("kept"):
                     files, size = files + 1, size + length
-            _sent(wire, {"end": True})
+            _send(channel, {"end": True})
         finally:
             if files:
                 self._event("handed", to=to, files=files, bytes=size)
 
     def _newest(self) -> Iterator[tuple[str, int]]:
+        """Path and mtime in ns of the run's outputs, the newest first."""
         question = {"run": self._spec["run"], "patterns": self._spec.get("outs") or []}
-        found = outputs.outs(self._node, question, lambda _item: None)["files"]
-        for path, _size, mtime_ns in sorted(found, key=lambda row: row[2], reverse=True):
+        rows = outputs.outs(self._node, question, lambda _item: None)["files"]
+        for path, _size, mtime_ns in sorted(rows, key=lambda row: row[2], reverse=True):
             if os.path.isfile(os.path.join(os.fsencode(self._tree()), raw(path))):
                 yield path, mtime_ns
 
-    def _stream(self, wire: Wire, file: Any, length: int) -> None:
+    def _stream(self, channel: Channel, file: BinaryIO, length: int) -> None:
         left = length
         while left:
-            if time.monotonic() > self._going[self._me]:
+            if time.monotonic() > self._preempted[self._me]:
                 raise TooLate("the machine was about to go")
-            block = file.read(min(BLOCK, left))
+            block = file.read(min(FRAME_LIMIT, left))
             if not block:
                 raise OSError(None, "a file became shorter while it was handed over")
-            wire.write(block)
+            channel.write(block)
             left -= len(block)
-        wire.write(b"")
+        channel.write(b"")
 
-    # What comes.
+    # Taking.
 
-    def _take(self, wire: Wire, of: int) -> None:
-        wire.limit(max(SILENCE_S, self._going.get(of, 0.0) - time.monotonic()))  # it may wait for a client first
+    def _take(self, channel: Channel, of: int) -> None:
+        left_s = self._preempted.get(of, 0.0) - time.monotonic()
+        channel.limit_silence(max(SILENCE_LIMIT_S, left_s))  # the giver may wait for a client first
         matches = outputs.matcher(self._spec.get("outs") or [])
         files = size = 0
         try:
-            offer = _heard(wire)
+            offer = _receive(channel)
             while not offer.get("end"):
                 path, length, mtime_ns = checked(offer["path"]), int(offer["size"]), int(offer["mtime_ns"])
-                wire.limit(SILENCE_S)
+                channel.limit_silence(SILENCE_LIMIT_S)
                 wants = matches(path) and self._is_wanted(path, length, mtime_ns)
-                _sent(wire, {"want": wants})
+                _send(channel, {"want": wants})
                 if wants:
-                    self._keep(wire, path, length, mtime_ns)
+                    self._receive_file(channel, path, length, mtime_ns)
                     self._hold(path, of)
-                    _sent(wire, {"kept": True})
+                    _send(channel, {"kept": True})
                     files, size = files + 1, size + length
-                offer = _heard(wire)
+                offer = _receive(channel)
         finally:
             if files:
                 self._event("took", of=of, files=files, bytes=size)
@@ -205,17 +208,17 @@ class Handover:
     def _is_wanted(self, path: str, length: int, mtime_ns: int) -> bool:
         found = TreeFolder(self._tree()).look(path)
         free = free_bytes(self._tree())
-        if free is not None and free < length + ROOM:
+        if free is not None and free < length + RESERVED_DISK_BYTES:
             return False
         return found.kind == ABSENT or (found.kind == FILE and found.entry.mtime_ns < mtime_ns)
 
-    def _keep(self, wire: Wire, path: str, length: int, mtime_ns: int) -> None:
-        """Write it beside the tree, and put it into its place when it is whole. Raises OSError, Refusal."""
+    def _receive_file(self, channel: Channel, path: str, length: int, mtime_ns: int) -> None:
+        """Write a file beside the tree, and move it to its place when it is whole. Raises OSError, Refusal."""
         part = self._node.path(f"{PART}-{threading.get_ident()}")
         left = length
         try:
             with open(part, "wb") as file:
-                while block := wire.read():
+                while block := channel.read():
                     left -= len(block)
                     if left < 0:
                         break
@@ -225,7 +228,7 @@ class Handover:
             if left:
                 raise OSError(None, f"{path} is not as long as was announced")
             os.utime(part, ns=(mtime_ns, mtime_ns))
-            with self._lock:  # another node may hand over a newer one just now
+            with self._lock:  # another node may be handing over a newer one
                 if not self._is_wanted(path, 0, mtime_ns):
                     raise OSError(None, f"{path} has become newer here meanwhile")
                 TreeFolder(self._tree()).place(path, os.fsencode(part))
@@ -234,13 +237,11 @@ class Handover:
                 os.unlink(part)
 
     def _hold(self, path: str, of: int) -> None:
-        """What was fetched from here before is not all any more: this node waits for its user again."""
+        """Results on this node are no longer complete at the user's: hold them again."""
         folder = self._node.run(self._spec["run"])
         with self._lock:
             write_json(os.path.join(folder, STATE), {**handed(folder), path: of})
-            home = os.path.join(folder, hold.HOME)
-            if os.path.exists(home):
-                os.unlink(home)
+            remove_file(os.path.join(folder, hold.HOME))
         self._node.touch()
 
     def _tree(self) -> str:
@@ -248,17 +249,19 @@ class Handover:
 
 
 def handed(folder: str) -> dict[str, int]:
-    """What other nodes have handed to this one of a run: path -> node."""
+    """Files of a run that other nodes have handed to this one: path -> node."""
     return dict(read_json(os.path.join(folder, STATE)) or {})
 
 
-def _sent(wire: Wire, message: Mapping[str, Any]) -> None:
-    if not wire.send(message):
-        raise ConnectionError("the other node has gone")
+def _send(channel: Channel, message: Mapping[str, Any]) -> None:
+    """Raises ConnectionError."""
+    if not channel.send(message):
+        raise ConnectionError("the other node has disconnected")
 
 
-def _heard(wire: Wire) -> dict[str, Any]:
-    message = wire.receive()
+def _receive(channel: Channel) -> dict[str, Any]:
+    """Raises ConnectionError."""
+    message = channel.receive()
     if message is None:
-        raise ConnectionError("the other node has gone")
+        raise ConnectionError("the other node has disconnected")
     return message

@@ -1,9 +1,8 @@
-"""The gang link: how the nodes of one run tell each other without the client.
+"""The gang link: the nodes of one run exchange events and heartbeats without the client.
 
-Node 0 listens, the others connect. Both sides prove the run's secret over a nonce of the other's before
-anything else is heard; after that it is messages that are signed one by one (wire.py): heartbeats, and events that
-node 0 repeats to all. An event said before a link stands is said when it does; a member that comes back hears all of it
-again.
+Node 0 (the head) listens, the others (members) connect. Each side first proves that it knows the run's secret, over a
+nonce of the other; then they exchange signed messages (gang.channel): heartbeats, and events that node 0 repeats to
+all. Events told before a connection exists are sent when it does; a member that reconnects receives all events again.
 """
 
 from __future__ import annotations
@@ -19,15 +18,17 @@ import traceback
 from abc import ABC, abstractmethod
 from typing import Any, Callable, Mapping, NamedTuple
 
-from gpuops.agent.gang.channel import Wire, session
-from gpuops.agent.network.strangers import PAUSE_S, WAITING, Crowd, close, line, proof
+from gpuops.agent.gang.channel import Channel, session_keys
+from gpuops.agent.network.strangers import ACCEPT_PAUSE_S, BACKLOG, Strangers, close, proof, read_line
 from gpuops.agent.node import log
 
-Hear = Callable[[Mapping[str, Any]], None]
+Receive = Callable[[Mapping[str, Any]], None]
 GIVE, TAKE = "give", "take"
-"""Roles of those who connect for another purpose than to be told (handover.py)."""
-EVENTS, EVENT_LIMIT = 2000, 1 << 16
-"""Of one node during a run, and bytes of each: an agent says some dozens, of some hundred bytes."""
+"""Roles of nodes that connect to hand over results (gang.handover)."""
+MAX_EVENTS, MAX_EVENT_BYTES = 2000, 1 << 16
+"""Of one node during a run, and of each event: an agent sends some dozens, of some hundred bytes."""
+RECONNECT_INTERVAL_S = 0.2
+MIN_TIMEOUT_S = 0.001
 NONCE = re.compile("[0-9a-f]{64}")
 
 
@@ -35,54 +36,56 @@ class Times(NamedTuple):
     """In seconds; tests shorten them."""
 
     beat: float = 2.0
+    """Between two heartbeats."""
     silence: float = 15.0
-    """Without a heartbeat for this long a node counts as lost."""
+    """A node without a heartbeat for this long counts as lost."""
     join: float = 60.0
-    """How long the nodes may take to find each other."""
+    """Limit for the nodes to find each other."""
     proof: float = 10.0
-    """For all of it, of either side."""
+    """Limit for both proofs together."""
 
 
 TIMES = Times()
 
 
 class Link(ABC):
-    """What both ends share. `hear` is called, from threads of ours, with each event of another node."""
+    """What both ends share. `receive` is called, from threads of the link, with each event of another node."""
 
-    def __init__(self, node: int, nodes: int, secret: str, hear: Hear, times: Times) -> None:
+    def __init__(self, node: int, nodes: int, secret: str, receive: Receive, times: Times) -> None:
         self._node = node
         self._nodes = nodes
         self._secret = secret
-        self._hear = hear
+        self._receive = receive
         self._times = times
         self._lock = threading.RLock()
-        self._said: list[Mapping[str, Any]] = []
+        self._events: list[Mapping[str, Any]] = []
+        """All events so far, for members that connect later."""
         self._over: set[int] = set()
         """Nodes whose run has ended, or that are lost."""
         self._closing = threading.Event()
-        self.visit: Callable[[int, str, Wire], None] | None = None
-        """Sees to one who comes to node 0 to give or to take."""
+        self.visit: Callable[[int, str, Channel], None] | None = None
+        """Serves a node that connects to node 0 in the role GIVE or TAKE."""
         self.open_until = 0.0
-        """Until when somebody may come for that (monotonic)."""
+        """Until when nodes may connect for that (monotonic)."""
 
     @abstractmethod
     def begin(self) -> None:
-        """The run begins: find the others."""
+        """The run begins: connect to the others."""
 
     @abstractmethod
     def drop(self) -> None:
-        """The run did not begin after all."""
+        """The run did not begin: release the port."""
 
     @abstractmethod
     def tell(self, event: Mapping[str, Any]) -> None:
-        """Say something to all other nodes."""
+        """Send an event to all other nodes."""
 
-    def call_head(self, role: str) -> Wire | None:  # noqa: ARG002 (for those who have one)
-        """Another connection to node 0, in this role; None where there is none."""
+    def call_head(self, role: str) -> Channel | None:  # noqa: ARG002 (members override it)
+        """Open another connection to node 0, in this role; None where that fails."""
         return None
 
     def close(self) -> None:
-        """This node's run has ended. What was told is still delivered; nobody waits for it."""
+        """This node's run has ended. Events told before are still delivered; this does not wait for it."""
         self._closing.set()
 
     def _note(self, event: Mapping[str, Any]) -> None:
@@ -90,15 +93,15 @@ class Link(ABC):
             self._over.add(event["node"])
 
     def _is_event(self, message: Mapping[str, Any]) -> bool:
-        """Whether it is of a node of this run; the others are heartbeats."""
+        """Whether it is an event of a node of this run; other messages are heartbeats."""
         return isinstance(message.get("event"), str) and message.get("node") in range(self._nodes)
 
     def _pass_on(self, event: Mapping[str, Any]) -> None:
-        """To whoever runs this node. What it cannot make sense of ends no thread of ours."""
+        """Call `receive`. An event that it cannot handle must not end the link's thread."""
         try:
-            self._hear(event)
+            self._receive(event)
         except Exception:
-            log(f"what another node says makes no sense: {event}\n{traceback.format_exc()}")
+            log(f"an event of another node cannot be handled: {event}\n{traceback.format_exc()}")
 
     def _lost(self, node: int, say: str) -> dict[str, Any]:
         return {"event": "ended", "node": node, "outcome": "lost", "reason": {"kind": "gang", "say": say}}
@@ -108,125 +111,126 @@ class Head(Link):
     """Node 0's end."""
 
     def __init__(
-        self, node: int, nodes: int, place: tuple[str, int], secret: str, hear: Hear, times: Times = TIMES
+        self, node: int, nodes: int, place: tuple[str, int], secret: str, receive: Receive, times: Times = TIMES
     ) -> None:
-        """Listens at once. Raises OSError when it cannot."""
-        super().__init__(node, nodes, secret, hear, times)
+        """Listens at once. Raises OSError where it cannot."""
+        super().__init__(node, nodes, secret, receive, times)
         family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._listener.bind((place[0].strip("[]"), place[1]))
-            self._listener.listen(WAITING)
+            self._listener.listen(BACKLOG)
         except OSError:
             self._listener.close()
             raise
         self._shut = threading.Event()
-        self._strangers = Crowd()
-        self._members: dict[int, Wire] = {}
+        self._strangers = Strangers()
+        self._members: dict[int, Channel] = {}
         self._heard: dict[int, float] = {}
-        self._counts: dict[int, int] = {}
+        """When each member was last heard (monotonic)."""
+        self._event_counts: dict[int, int] = {}
 
     def begin(self) -> None:
-        """Let the others in, and watch over them until all have ended."""
+        """Accept the others, and watch them until all have ended."""
         due = time.monotonic() + self._times.join - self._times.silence
         self._heard = {member: due for member in range(self._nodes) if member != self._node}
         threading.Thread(target=self._accept, name="gang", daemon=True).start()
         threading.Thread(target=self._watch, name="gang watch", daemon=True).start()
 
     def drop(self) -> None:
-        """The run did not begin after all."""
+        """Close the port."""
         self._shut.set()
         close(self._listener)
 
     def tell(self, event: Mapping[str, Any]) -> None:
-        """Say something to all other nodes."""
+        """Send an event to all other nodes."""
         self._repeat(event, self._node)
 
     def _repeat(self, event: Mapping[str, Any], origin: int) -> None:
         with self._lock:
             self._note(event)
-            self._said.append(event)
-            wires = [wire for member, wire in self._members.items() if member != origin]
-        for wire in wires:
-            wire.send(event)
+            self._events.append(event)
+            channels = [channel for member, channel in self._members.items() if member != origin]
+        for channel in channels:
+            channel.send(event)
 
     def _accept(self) -> None:
         while not self._shut.is_set():
-            if not self._strangers.let_in(self._listener, self._admit, "gang member"):
-                self._shut.wait(PAUSE_S)
+            if not self._strangers.accept(self._listener, self._admit, "gang member"):
+                self._shut.wait(ACCEPT_PAUSE_S)
 
     def _admit(self, connection: socket.socket) -> None:
         try:
-            member, role, wire = self._prove(connection)
-        except Exception:  # whatever a stranger says: it is one, and nothing else comes of it
+            member, role, channel = self._prove(connection)
+        except Exception:  # a stranger, whatever it sends
             close(connection)
             return
         finally:
-            self._strangers.leave(connection)
+            self._strangers.remove(connection)
         if role != "member":
             if self.visit is not None:
-                self.visit(member, role, wire)
-            wire.close()
+                self.visit(member, role, channel)
+            channel.close()
             return
         with self._lock:
             older = self._members.get(member)
-            self._members[member] = wire
-            said = list(self._said)
+            self._members[member] = channel
+            events = list(self._events)
         if older is not None:
             older.close()
-        for event in said:
-            wire.send(event)
-        self._listen(member, wire)
+        for event in events:
+            channel.send(event)
+        self._listen(member, channel)
 
-    def _prove(self, connection: socket.socket) -> tuple[int, str, Wire]:
-        """Which node it is, in which role, and the way to it. Raises any Exception for who is none of ours."""
+    def _prove(self, connection: socket.socket) -> tuple[int, str, Channel]:
+        """Which node it is, in which role, and the channel to it. Raises any Exception for a stranger."""
         deadline, nonce = time.monotonic() + self._times.proof, os.urandom(32).hex()
-        _say(connection, {"nonce": nonce}, deadline)
-        answer = _said(connection, deadline)
+        _send_line(connection, {"nonce": nonce}, deadline)
+        answer = _receive_line(connection, deadline)
         member, role, theirs = answer["node"], answer["role"], _nonce(answer)
         if type(member) is not int or member not in self._heard or role not in ("member", GIVE, TAKE):
             raise ValueError("no node of this run")
         _check(answer, proof(self._secret, role, member, nonce))
-        keys = session(self._secret, role, member, nonce, theirs)
-        _say(connection, {"proof": proof(self._secret, "head", member, theirs)}, deadline)
-        return member, role, Wire(connection, keys.head, keys.member, self._times.proof)
+        keys = session_keys(self._secret, role, member, nonce, theirs)
+        _send_line(connection, {"proof": proof(self._secret, "head", member, theirs)}, deadline)
+        return member, role, Channel(connection, keys.head, keys.member, self._times.proof)
 
-    def _listen(self, member: int, wire: Wire) -> None:
-        for message in wire.messages():
-            if self._is_event(message) and message not in self._said:
-                if not self._is_borne(member, message):
+    def _listen(self, member: int, channel: Channel) -> None:
+        for message in channel.messages():
+            if self._is_event(message) and message not in self._events:
+                if not self._is_within_limits(member, message):
                     break
                 self._repeat(message, member)
                 self._pass_on(message)
-        wire.close()
+        channel.close()
 
-    def _is_borne(self, member: int, event: Mapping[str, Any]) -> bool:
-        """Whether it is one of so many that an agent says: all are kept, and repeated to all."""
-        self._counts[member] = self._counts.get(member, 0) + 1
-        return self._counts[member] <= EVENTS and len(json.dumps(event)) <= EVENT_LIMIT
+    def _is_within_limits(self, member: int, event: Mapping[str, Any]) -> bool:
+        """Whether the member may send this event: all are stored, and repeated to all."""
+        self._event_counts[member] = self._event_counts.get(member, 0) + 1
+        return self._event_counts[member] <= MAX_EVENTS and len(json.dumps(event)) <= MAX_EVENT_BYTES
 
     def _watch(self) -> None:
         while not (self._closing.is_set() and self._over >= set(self._heard)):
             time.sleep(self._times.beat)
             with self._lock:
-                wires = dict(self._members)
-            for member, wire in wires.items():
-                self._heard[member] = wire.heard
-                wire.send({"beat": time.time()})
+                channels = dict(self._members)
+            for member, channel in channels.items():
+                self._heard[member] = channel.heard
+                channel.send({"beat": time.time()})
             for member in self._silent():
                 say = f"node{member} has not been heard for {self._times.silence:.0f} s"
-                if member not in wires:
+                if member not in channels:
                     say = f"node{member} did not join the run within {self._times.join:.0f} s"
                 self._repeat(self._lost(member, say), self._node)
-                self._hear(self._lost(member, say))
+                self._receive(self._lost(member, say))
         while time.monotonic() < self.open_until:
             time.sleep(self._times.beat)
         self.drop()
         with self._lock:
-            wires = dict(self._members)  # one may just be coming
-        for wire in wires.values():
-            wire.close()
+            channels = dict(self._members)  # again: one may have connected since
+        for channel in channels.values():
+            channel.close()
 
     def _silent(self) -> list[int]:
         limit = time.monotonic() - self._times.silence
@@ -237,49 +241,50 @@ class Member(Link):
     """Any other node's end."""
 
     def __init__(
-        self, node: int, nodes: int, place: tuple[str, int], secret: str, hear: Hear, times: Times = TIMES
+        self, node: int, nodes: int, place: tuple[str, int], secret: str, receive: Receive, times: Times = TIMES
     ) -> None:
-        super().__init__(node, nodes, secret, hear, times)
+        super().__init__(node, nodes, secret, receive, times)
         self._place = (place[0].strip("[]"), place[1])
-        self._wire: Wire | None = None
-        self._parted = threading.Event()
+        self._channel: Channel | None = None
+        self._is_done = threading.Event()
+        """Set when node 0 has closed its end, after this node's run has ended."""
 
     def begin(self) -> None:
-        """Look for node 0, and keep looking when the connection breaks."""
-        threading.Thread(target=self._stay, name="gang", daemon=True).start()
+        """Connect to node 0, and reconnect whenever the connection breaks."""
+        threading.Thread(target=self._stay_connected, name="gang", daemon=True).start()
 
     def drop(self) -> None:
-        """Nothing was opened yet."""
+        """Nothing was opened before `begin`."""
 
     def tell(self, event: Mapping[str, Any]) -> None:
-        """Say something to all other nodes."""
+        """Send an event to all other nodes."""
         with self._lock:
             self._note(event)
-            self._said.append(event)
-            wire = self._wire
-        if wire is not None:
-            wire.send(event)
+            self._events.append(event)
+            channel = self._channel
+        if channel is not None:
+            channel.send(event)
 
-    def _stay(self) -> None:
+    def _stay_connected(self) -> None:
         limit_s, since = self._times.join, time.monotonic()
         while True:
-            wire = self._connect()
-            if wire is not None:
-                self._converse(wire)
-                limit_s, since = self._times.silence, wire.heard
-                wire.close()
-            if self._head_is_over() or (self._closing.is_set() and wire is not None):
+            channel = self._connect()
+            if channel is not None:
+                self._converse(channel)
+                limit_s, since = self._times.silence, channel.heard
+                channel.close()
+            if 0 in self._over or (self._closing.is_set() and channel is not None):
                 return
             if time.monotonic() - since > limit_s:
-                self._hear(self._lost(0, f"node0 has not been heard for {limit_s:.0f} s"))
+                self._receive(self._lost(0, f"node0 has not been heard for {limit_s:.0f} s"))
                 return
-            time.sleep(min(0.2, self._times.beat))
+            time.sleep(min(RECONNECT_INTERVAL_S, self._times.beat))
 
-    def call_head(self, role: str) -> Wire | None:
-        """Another connection to node 0, in this role; None where there is none."""
+    def call_head(self, role: str) -> Channel | None:
+        """Open another connection to node 0, in this role; None where that fails."""
         return self._connect(role)
 
-    def _connect(self, role: str = "member") -> Wire | None:
+    def _connect(self, role: str = "member") -> Channel | None:
         deadline = time.monotonic() + self._times.proof
         try:
             connection = socket.create_connection(self._place, timeout=self._times.proof)
@@ -287,71 +292,70 @@ class Member(Link):
             return None
         try:
             return self._prove(connection, role, deadline)
-        except Exception:  # not our head: somebody else listens there, or it went away
+        except Exception:  # another program listens there, or node 0 disconnected
             close(connection)
             return None
 
-    def _prove(self, connection: socket.socket, role: str, deadline: float) -> Wire:
-        """The way to node 0. Raises any Exception where it is not node 0 that answers."""
-        challenge, nonce = _nonce(_said(connection, deadline)), os.urandom(32).hex()
+    def _prove(self, connection: socket.socket, role: str, deadline: float) -> Channel:
+        """The channel to node 0. Raises any Exception where another program answers."""
+        challenge, nonce = _nonce(_receive_line(connection, deadline)), os.urandom(32).hex()
         mine = proof(self._secret, role, self._node, challenge)
-        _say(connection, {"node": self._node, "role": role, "nonce": nonce, "proof": mine}, deadline)
-        _check(_said(connection, deadline), proof(self._secret, "head", self._node, nonce))
-        keys = session(self._secret, role, self._node, challenge, nonce)
-        return Wire(connection, keys.member, keys.head, self._times.proof)
+        _send_line(connection, {"node": self._node, "role": role, "nonce": nonce, "proof": mine}, deadline)
+        _check(_receive_line(connection, deadline), proof(self._secret, "head", self._node, nonce))
+        keys = session_keys(self._secret, role, self._node, challenge, nonce)
+        return Channel(connection, keys.member, keys.head, self._times.proof)
 
-    def _converse(self, wire: Wire) -> None:
+    def _converse(self, channel: Channel) -> None:
         with self._lock:
-            self._wire = wire
-            said = list(self._said)
-        for event in said:
-            wire.send(event)
-        beats = threading.Thread(target=self._beat, args=(wire,), name="gang beat", daemon=True)
-        beats.start()
-        for message in wire.messages():
+            self._channel = channel
+            events = list(self._events)
+        for event in events:
+            channel.send(event)
+        threading.Thread(target=self._beat, args=(channel,), name="gang beat", daemon=True).start()
+        for message in channel.messages():
             if self._is_event(message):
                 self._note(message)
                 self._pass_on(message)
         with self._lock:
-            self._wire = None
+            self._channel = None
         if self._closing.is_set():
-            self._parted.set()
+            self._is_done.set()
 
-    def _beat(self, wire: Wire) -> None:
-        """Heartbeats, until the connection breaks, falls silent, or this node has said its last word."""
-        while wire.send({"beat": time.time()}) and not self._closing.wait(self._times.beat):
-            if time.monotonic() - wire.heard > self._times.silence:
+    def _beat(self, channel: Channel) -> None:
+        """Send heartbeats until the connection breaks or falls silent, or this node's run has ended."""
+        while channel.send({"beat": time.time()}) and not self._closing.wait(self._times.beat):
+            if time.monotonic() - channel.heard > self._times.silence:
                 break
         if self._closing.is_set():
-            wire.finish()
-            self._parted.wait(self._times.silence)
-        wire.close()
-
-    def _head_is_over(self) -> bool:
-        return 0 in self._over
+            channel.finish()
+            self._is_done.wait(self._times.silence)
+        channel.close()
 
 
-def _say(connection: socket.socket, words: Mapping[str, Any], deadline: float) -> None:
-    connection.settimeout(max(0.001, deadline - time.monotonic()))
-    connection.sendall(json.dumps(words).encode() + b"\n")
+# Before the proofs: lines of JSON.
 
 
-def _said(connection: socket.socket, deadline: float) -> dict[str, Any]:
-    """What a stranger says. Raises OSError, ValueError, RecursionError."""
-    words = json.loads(line(connection, deadline))
-    if not isinstance(words, dict):
-        raise ValueError("nothing of ours was said")
-    return words
+def _send_line(connection: socket.socket, message: Mapping[str, Any], deadline: float) -> None:
+    connection.settimeout(max(MIN_TIMEOUT_S, deadline - time.monotonic()))
+    connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _nonce(words: Mapping[str, Any]) -> str:
-    """Raises ValueError, KeyError, TypeError where there is none."""
-    if not NONCE.fullmatch(words["nonce"]):
-        raise ValueError("nothing of ours was said")
-    return str(words["nonce"])
+def _receive_line(connection: socket.socket, deadline: float) -> dict[str, Any]:
+    """A stranger's next message. Raises OSError, ValueError, RecursionError."""
+    message = json.loads(read_line(connection, deadline))
+    if not isinstance(message, dict):
+        raise ValueError("no message of the gang link")
+    return message
+
+
+def _nonce(message: Mapping[str, Any]) -> str:
+    """Raises ValueError, KeyError, TypeError for a message without a nonce."""
+    if not NONCE.fullmatch(message["nonce"]):
+        raise ValueError("no nonce")
+    return str(message["nonce"])
 
 
 def _check(answer: Mapping[str, Any], expected: str) -> None:
-    """Raises ValueError, KeyError, TypeError for a proof that is none."""
+    """Raises ValueError, KeyError, TypeError for a wrong proof."""
     if not hmac.compare_digest(answer["proof"], expected):
-        raise ValueError("not one of ours")
+        raise ValueError("wrong proof")

@@ -1,1 +1,6 @@
-"""This node's addresses, and whether the other nodes reach them."""
+"""Addresses of this node, and whether other nodes can be reached.
+
+interfaces  verbs `route`, `port`, `addresses`: interfaces and addresses, from the kernel
+probe       verbs `listen`, `release`, `reach`: every node tries every other one
+strangers   connections that have not proven the nodes' secret
+"""

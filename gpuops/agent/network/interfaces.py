@@ -1,4 +1,7 @@
-"""Verbs `route` and `port`: by which way the other nodes are reached, and where they can meet."""
+"""Verbs `route`, `port` and `addresses`: this node's interfaces and addresses, and a free port to meet at.
+
+On Linux the kernel is asked by netlink (rtnetlink(7)), so that no program such as `ip` is needed.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +18,38 @@ from typing import Any, Iterator, NamedTuple
 
 from gpuops.agent import processes
 from gpuops.agent.lease import boot_id
-from gpuops.agent.node import Node, Refusal
+from gpuops.agent.node import Emit, Node, Refusal, read_text
 
 LOWEST_PORT = 20000
-TRIES = 200
+PORT_TRIES = 200
+DEFAULT_EPHEMERAL_START = 49152
+"""Of a system that does not show it: that of IANA, which macOS uses."""
+LINUX_EPHEMERAL_START = 32768
+KERNEL_LIMIT_S = 5.0
+ROUTE_LIMIT_S = 20.0
+DISCARD_PORT = 9
+"""A port for datagram sockets that are connected and never used."""
 RTM_GETROUTE = 26
 RTA_DST, RTA_OIF = 1, 4
 NLM_F_REQUEST = 1
 
 
-def route(_node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
-    """Verb: `{interface, address}` that the kernel would use towards `to`. Raises Refusal(`no-route`)."""
+def route(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
+    """Verb: `{interface, address}` that the kernel uses towards `to`. Raises Refusal(`no-route`)."""
     to = str(args["to"]).strip("[]")
     try:
-        family, _, _, _, target = socket.getaddrinfo(to, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)  # sends nothing: the kernel chooses our address
-            own = str(probe.getsockname()[0])
+        family, _, _, _, target = socket.getaddrinfo(to, DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
+        own = source_address(family, target)
         return {"interface": interface(family, str(target[0])), "address": own}
     except OSError as error:
         raise Refusal("no-route", f"this node has no way to {to}: {error}", "check its network") from error
+
+
+def source_address(family: int, target: Any) -> str:
+    """This node's own address towards a socket address. Raises OSError where there is no route."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # sends nothing: the kernel chooses the route
+        return str(probe.getsockname()[0])
 
 
 def interface(family: int, address: str) -> str:
@@ -48,7 +63,7 @@ def _ask_kernel(family: int, address: str) -> str:
     request = struct.pack("=BBBBBBBBI", family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0) + attribute
     header = struct.pack("=IHHII", 16 + len(request), RTM_GETROUTE, NLM_F_REQUEST, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
-        kernel.settimeout(5.0)
+        kernel.settimeout(KERNEL_LIMIT_S)
         kernel.send(header + request)
         answer = kernel.recv(65536)
     length, kind = struct.unpack_from("=IH", answer)
@@ -61,7 +76,7 @@ def _ask_kernel(family: int, address: str) -> str:
 
 
 def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Netlink's attributes, by number."""
+    """The attributes of a netlink message: number and value."""
     while len(data) >= 4:
         length, name = struct.unpack_from("=HH", data)
         yield name, data[4:length]
@@ -69,21 +84,22 @@ def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _ask_route(address: str) -> str:
+    """From macOS's `route`."""
     process = processes.helper(["route", "-n", "get", address], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    out, _ = process.communicate(timeout=20)
-    for line in out.decode(errors="replace").splitlines():
+    output = processes.output_of(process, ROUTE_LIMIT_S) or (b"", b"")
+    for line in output[0].decode(errors="replace").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "interface":
             return value.strip()
     raise OSError("route names no interface")
 
 
-def port(_node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
-    """Verb: a TCP port that nobody uses on `address`. Raises Refusal(`no-port`)."""
+def port(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
+    """Verb: a TCP port that is free on `address`. Raises Refusal(`no-port`)."""
     address = str(args["address"]).strip("[]")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     problem = ""
-    for number in random.SystemRandom().sample(range(LOWEST_PORT, ephemeral_start()), TRIES):
+    for number in port_candidates():
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             try:
                 probe.bind((address, number))
@@ -93,32 +109,34 @@ def port(_node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
     raise Refusal("no-port", f"no port could be opened on {address}: {problem}", "check the node's address")
 
 
+def port_candidates() -> list[int]:
+    """Random ports for a launch to listen on, below the ephemeral ones."""
+    return random.SystemRandom().sample(range(LOWEST_PORT, ephemeral_start()), PORT_TRIES)
+
+
 def ephemeral_start() -> int:
-    """Where the ports begin that the kernel gives to outgoing connections: one of those may be taken any moment."""
-    try:
-        with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
-            first = int(file.read().split()[0])
-    except (OSError, ValueError):
-        first = 49152
-    # Some machines give out nearly all ports; then none is safer than another.
-    return first if first >= LOWEST_PORT + TRIES else 32768
+    """The first port that the kernel gives to outgoing connections, which may take any of those at any moment."""
+    limits = read_text("/proc/sys/net/ipv4/ip_local_port_range").split()
+    first = int(limits[0]) if limits and limits[0].isdigit() else DEFAULT_EPHEMERAL_START
+    # Some machines use nearly all ports for that; then no port is safer than another.
+    return first if first >= LOWEST_PORT + PORT_TRIES else LINUX_EPHEMERAL_START
 
 
 RTM_NEWADDR, RTM_GETADDR = 20, 22
 NLMSG_DONE, NLM_F_REQUEST_DUMP = 3, 0x301
 IFA_ADDRESS, IFA_LOCAL, IFA_LABEL, IFA_FLAGS = 1, 2, 3, 8
-UNFIT = 0x01 | 0x08 | 0x20 | 0x40
-"""IFA_F_TEMPORARY, DADFAILED, DEPRECATED, TENTATIVE: of no use, or of none for long."""
+UNUSABLE = 0x01 | 0x08 | 0x20 | 0x40
+"""Flags IFA_F_TEMPORARY, DADFAILED, DEPRECATED, TENTATIVE: addresses that do not work, or not for long."""
 SCOPE_LINK = 253
-NO_DEVICE, PPP = "65534", "512"
-"""Kinds of interface (ARPHRD) that stand for a tunnel: WireGuard, Tailscale, OpenVPN."""
+TUNNEL_TYPES = ("65534", "512")
+"""ARPHRD_NONE and ARPHRD_PPP: WireGuard, Tailscale, OpenVPN."""
 FAMILIES = {int(socket.AF_INET): "ipv4", int(socket.AF_INET6): "ipv6"}
-ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
-"""Addresses that belong to nobody: what the kernel would use towards them is this node's way out."""
+UNASSIGNED = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+"""Addresses for documentation: the kernel's route towards them is this node's default route."""
 
 
 class Address(NamedTuple):
-    """One address. `device`: its interface's number; `label`: what getifaddrs calls it, where that may differ."""
+    """One address. `device`: its interface's number; `label`: the interface's name in getifaddrs, which may differ."""
 
     family: int
     text: str
@@ -127,23 +145,23 @@ class Address(NamedTuple):
     label: str
 
 
-def addresses(_node: Node, _args: dict[str, Any], _emit: Any) -> dict[str, Any]:
+def addresses(_node: Node, _args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     """Verb: `{machine, addresses: [{interface, address, prefix_len, family, kind, speed}]}`, in the kernel's order,
     without loopback and link-local ones.
 
-    Two nodes with the same `machine` are on one machine, in one network namespace. `kind`: `direct`, `bridge` or
-    `tunnel`; `speed` is the interface's in Mbit/s, 0 where it does not say.
+    Nodes with the same `machine` share a machine and its network namespace. `kind`: `direct`, `bridge` or `tunnel`;
+    `speed`: the interface's in Mbit/s, 0 where unknown.
     """
     try:
-        found = list(_from_kernel())
+        known = list(_from_kernel())
     except (OSError, AttributeError, struct.error):
-        found = []  # not Linux, or one that does not tell
-    entries = [entry for one in found for entry in _entry(one)]
-    return {"machine": machine(), "addresses": entries or list(_ways_out())}
+        known = []  # not Linux, or netlink is not permitted
+    entries = [entry for address in known for entry in _entry(address)]
+    return {"machine": machine_id(), "addresses": entries or list(_default_routes())}
 
 
-def machine() -> str:
-    """What two nodes have in common that share a machine and its network, and no others do."""
+def machine_id() -> str:
+    """Equal for nodes that share a machine and its network namespace, and for no others."""
     boot = boot_id()
     try:
         return f"{boot}-{os.stat('/proc/self/ns/net').st_ino}"
@@ -154,7 +172,7 @@ def machine() -> str:
 def _from_kernel() -> Iterator[Address]:
     request = struct.pack("=IHHIIBBBBI", 24, RTM_GETADDR, NLM_F_REQUEST_DUMP, 1, 0, 0, 0, 0, 0, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
-        kernel.settimeout(5.0)
+        kernel.settimeout(KERNEL_LIMIT_S)
         kernel.send(request)
         while True:
             data = kernel.recv(1 << 18)
@@ -167,38 +185,39 @@ def _from_kernel() -> Iterator[Address]:
 
 
 def parse(message: bytes) -> list[Address]:
-    """The body of one RTM_NEWADDR; nothing where the address is none to be reached at."""
+    """The address in the body of one RTM_NEWADDR; none where other machines cannot use it."""
     family, prefix_len, flags, scope, index = struct.unpack_from("=BBBBI", message)
     values = dict(attributes(message[8:]))
     if IFA_FLAGS in values:
         (flags,) = struct.unpack("=I", values[IFA_FLAGS])
-    # On a point-to-point link IFA_ADDRESS is the other end's.
+    # On a point-to-point link IFA_ADDRESS is the peer's.
     packed = values.get(IFA_LOCAL) or values.get(IFA_ADDRESS)
-    if family not in FAMILIES or packed is None or flags & UNFIT or scope >= SCOPE_LINK:
+    if family not in FAMILIES or packed is None or flags & UNUSABLE or scope >= SCOPE_LINK:
         return []
     label = values.get(IFA_LABEL, b"").rstrip(b"\0").decode(errors="replace")
     return [Address(family, socket.inet_ntop(family, packed), prefix_len, index, label)]
 
 
-def _entry(one: Address) -> list[dict[str, Any]]:
+def _entry(address: Address) -> list[dict[str, Any]]:
     try:
-        name = socket.if_indextoname(one.device)
+        name = socket.if_indextoname(address.device)
     except OSError:
-        return []  # it has just gone
-    if not fit(one.text) or _about(name, "operstate") == "down":
+        return []  # removed meanwhile
+    if not is_reachable(address.text) or _attribute(name, "operstate") == "down":
         return []
-    return [{**_described(name, one.text, one.prefix_len, one.family), "interface": one.label or name}]
+    described = _describe(name, address.text, address.prefix_len, address.family)
+    return [{**described, "interface": address.label or name}]
 
 
-def fit(text: str) -> bool:
-    """Whether another machine could mean this one by this address."""
+def is_reachable(text: str) -> bool:
+    """Whether another machine could reach this one at this address."""
     address = ipaddress.ip_address(text.partition("%")[0])
     return not (address.is_loopback or address.is_link_local or address.is_multicast or address.is_unspecified)
 
 
-def _described(name: str, text: str, prefix_len: int, family: int) -> dict[str, Any]:
-    speed = _about(name, "speed")
-    kind = "tunnel" if _about(name, "type") in (NO_DEVICE, PPP) else "direct"
+def _describe(name: str, text: str, prefix_len: int, family: int) -> dict[str, Any]:
+    speed = _attribute(name, "speed")
+    kind = "tunnel" if _attribute(name, "type") in TUNNEL_TYPES else "direct"
     if os.path.isdir(f"/sys/class/net/{name}/bridge"):
         kind = "bridge"
     return {
@@ -211,23 +230,17 @@ def _described(name: str, text: str, prefix_len: int, family: int) -> dict[str, 
     }
 
 
-def _about(name: str, what: str) -> str:
-    try:
-        with open(f"/sys/class/net/{name}/{what}") as file:
-            return file.read().strip()
-    except OSError:
-        return ""  # `speed` of an interface that has none is an error
+def _attribute(name: str, attribute: str) -> str:
+    """An interface's attribute in sysfs; empty where it has none."""
+    return read_text(f"/sys/class/net/{name}/{attribute}")
 
 
-def _ways_out() -> Iterator[dict[str, Any]]:
-    """Where the kernel does not list them: the addresses that it would use towards the world."""
-    for family, target in ELSEWHERE:
+def _default_routes() -> Iterator[dict[str, Any]]:
+    """The addresses that the kernel uses towards the internet, for systems that do not list all addresses."""
+    for family, target in UNASSIGNED:
         try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((target, 9))  # sends nothing
-                own = str(probe.getsockname()[0])
-            name = interface(family, target)
+            own, name = source_address(family, (target, DISCARD_PORT)), interface(family, target)
         except OSError:
             continue
-        if fit(own):
-            yield _described(name, own, 8 * len(socket.inet_pton(family, own)), int(family))
+        if is_reachable(own):
+            yield _describe(name, own, 8 * len(socket.inet_pton(family, own)), int(family))

@@ -1,11 +1,14 @@
-"""What listens on a node during a probe, answers those who know its secret, and shows that it is this node."""
+"""The probe before a launch on several machines: every node tries to reach every other, at all its addresses.
+
+Verb `listen` opens ports on a node, `reach` tries those of other nodes, `release` closes them. Listeners answer only
+nodes that know the probe's secret, and prove which node they are: one address may exist on several machines.
+"""
 
 from __future__ import annotations
 
 import errno
 import hmac
 import os
-import random
 import select
 import socket
 import struct
@@ -13,20 +16,29 @@ import threading
 import time
 from typing import Any, Sequence
 
-from gpuops.agent.network.interfaces import LOWEST_PORT, TRIES, ephemeral_start
-from gpuops.agent.network.strangers import PAUSE_S, WAITING, Crowd, line, proof
-from gpuops.agent.node import Node, Refusal
+from gpuops.agent.network.interfaces import DISCARD_PORT, port_candidates, source_address
+from gpuops.agent.network.strangers import ACCEPT_PAUSE_S, BACKLOG, Strangers, proof, read_line
+from gpuops.agent.node import Emit, Node, Refusal
 
 HELLO = b"gpuops-probe"
-HEAR_S = 15.0
-"""How long one who connects may take to say what is due, and how long to close."""
-BURST = 4 << 20
-"""Bytes sent to see how fast the way is."""
-BURST_S = 1.0
+CONVERSATION_LIMIT_S = 15.0
+"""Time that a caller may take for its line, and again for each later step."""
+BURST_BYTES = 4 << 20
+"""Sent to measure a path's bandwidth."""
+BURST_LIMIT_S = 1.0
+CHUNK_BYTES = 1 << 18
+MAX_LISTEN_S = 60.0
+"""Listeners close after this time, whatever was requested."""
+REACH_POLL_INTERVAL_S = 0.01
+NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.ENETDOWN)
+
+_LOCK = threading.Lock()
+_listening: dict[str, Listeners] = {}
+"""Listeners that may still be open, by their probe's secret."""
 
 
-class Ear:
-    """What listens on one node during a probe."""
+class Listeners:
+    """The listening sockets of one node during a probe."""
 
     def __init__(self, node: int, token: str) -> None:
         self._node = node
@@ -34,20 +46,20 @@ class Ear:
         self._sockets: list[socket.socket] = []
         self._wake, self._alarm = socket.socketpair()
         self._thread: threading.Thread | None = None
-        self._strangers = Crowd()
+        self._strangers = Strangers()
 
     def open(self, port: int) -> int:
-        """Listen on a port; 0: the kernel's choice. The port. Raises OSError."""
+        """Listen on a port (0: of the kernel's choice). Returns the port. Raises OSError."""
         listener = _bound(port)
         self._sockets.append(listener)
-        listener.setblocking(False)  # who connects and vanishes must not be waited for
-        listener.listen(WAITING)
+        listener.setblocking(False)  # a caller that has vanished must not block `accept`
+        listener.listen(BACKLOG)
         return int(listener.getsockname()[1])
 
     def open_fresh(self) -> int:
         """Listen on a port that a launch may use. Raises OSError."""
         problem = OSError("all are taken")
-        for number in random.SystemRandom().sample(range(LOWEST_PORT, ephemeral_start()), TRIES):
+        for number in port_candidates():
             try:
                 return self.open(number)
             except OSError as error:
@@ -55,16 +67,16 @@ class Ear:
         raise problem
 
     def begin(self, for_s: float) -> None:
-        """Answer for so long, in a thread."""
+        """Answer callers for `for_s` seconds, in a thread."""
         self._thread = threading.Thread(target=self._serve, args=(for_s,), name="probe", daemon=True)
         self._thread.start()
 
-    def over(self) -> bool:
-        """Whether its time is over."""
+    def is_over(self) -> bool:
+        """Whether the time is over."""
         return self._thread is not None and not self._thread.is_alive()
 
     def close(self) -> None:
-        """When this returns, the ports are free."""
+        """Close the ports; they are free when this returns."""
         self._alarm.close()
         if self._thread is not None:
             self._thread.join()
@@ -80,35 +92,35 @@ class Ear:
                 if not ready or self._wake in ready:
                     return
                 for listener in ready:
-                    if not self._strangers.let_in(listener, self._hear, "probe hears"):
-                        time.sleep(PAUSE_S)
+                    if not self._strangers.accept(listener, self._serve_caller, "probe hears"):
+                        time.sleep(ACCEPT_PAUSE_S)
         finally:
             self._shut()
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _serve_caller(self, connection: socket.socket) -> None:
         try:
             with connection:
                 self._converse(connection)
         except (OSError, ValueError):
-            pass  # no node of ours, or one that gave up
+            pass  # a stranger, or a node that gave up
         finally:
-            self._strangers.leave(connection)
+            self._strangers.remove(connection)
 
     def _converse(self, connection: socket.socket) -> None:
-        hello, sender, nonce, proven, count = line(connection, time.monotonic() + HEAR_S).split()
+        hello, sender, nonce, proven, count = read_line(connection, time.monotonic() + CONVERSATION_LIMIT_S).split()
         expected = proof(self._token, "reaches", int(sender), nonce.decode())
         if hello != HELLO or not hmac.compare_digest(expected.encode(), proven):
             return
-        self._strangers.leave(connection)
-        connection.settimeout(HEAR_S)
+        self._strangers.remove(connection)
+        connection.settimeout(CONVERSATION_LIMIT_S)
         connection.sendall(proof(self._token, "listens", self._node, nonce.decode()).encode() + b"\n")
         if int(count):
-            connection.sendall(b"%d %.6f\n" % _taken(connection, min(int(count), BURST)))
-        connection.recv(1)  # the one who asked closes first: none of our ports is left waiting
+            connection.sendall(b"%d %.6f\n" % _measure_burst(connection, min(int(count), BURST_BYTES)))
+        connection.recv(1)  # the caller closes first, so that our port is left in no TIME_WAIT
 
     def _shut(self) -> None:
-        for one in (*self._sockets, self._wake, self._alarm):
-            one.close()
+        for end in (*self._sockets, self._wake, self._alarm):
+            end.close()
 
 
 def _bound(port: int) -> socket.socket:
@@ -123,23 +135,23 @@ def _bound(port: int) -> socket.socket:
         return _bind(socket.socket(socket.AF_INET, socket.SOCK_STREAM), "0.0.0.0", port)
 
 
-def _bind(one: socket.socket, address: str, port: int) -> socket.socket:
+def _bind(listener: socket.socket, address: str, port: int) -> socket.socket:
     try:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        one.bind((address, port))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
     except OSError:
-        one.close()
+        listener.close()
         raise
-    return one
+    return listener
 
 
-def _taken(connection: socket.socket, wanted: int) -> tuple[int, float]:
-    """Bytes that came after the first of them, and in how many seconds."""
-    first = len(connection.recv(1 << 18))
+def _measure_burst(connection: socket.socket, wanted: int) -> tuple[int, float]:
+    """How many bytes came after the first chunk, and in how many seconds."""
+    first = len(connection.recv(CHUNK_BYTES))
     began = last = time.monotonic()
     total = first
-    while total < wanted and last - began < BURST_S:
-        chunk = len(connection.recv(1 << 18))
+    while total < wanted and last - began < BURST_LIMIT_S:
+        chunk = len(connection.recv(CHUNK_BYTES))
         if not chunk:
             break
         total += chunk
@@ -147,83 +159,76 @@ def _taken(connection: socket.socket, wanted: int) -> tuple[int, float]:
     return total - first, last - began
 
 
-LISTEN_S = 60.0
-"""The longest time that listeners stay, whatever is asked for."""
-LOOK_S = 0.01
-NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.ENETDOWN)
+def listen(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
+    """Verb: open ports on all addresses for `for_s` or until `release`: `{fresh: [ports], ephemeral: [ports]}`.
 
-_LOCK = threading.Lock()
-_listening: dict[str, Ear] = {}
-"""By their probe's secret, those that may still be there."""
-
-
-def listen(_node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
-    """Verb: `{fresh: [ports], ephemeral: [ports]}` that now listen, on all addresses, for `for_s` or until `release`.
-
-    `fresh`: so many of those that a launch uses, below the ephemeral ones; `ephemeral`: so many of the kernel's
-    choice, as gloo and NCCL take them. Raises Refusal(`no-port`).
+    `fresh`: how many below the ephemeral ones, as a launch uses them; `ephemeral`: how many of the kernel's choice, as
+    gloo and NCCL use them. Raises Refusal(`no-port`).
     """
-    ear = Ear(int(args["node"]), str(args["token"]))
+    listeners = Listeners(int(args["node"]), str(args["token"]))
     try:
-        fresh = [ear.open_fresh() for _ in range(int(args.get("fresh") or 0))]
-        ephemeral = [ear.open(0) for _ in range(int(args.get("ephemeral") or 0))]
+        fresh = [listeners.open_fresh() for _ in range(int(args.get("fresh") or 0))]
+        ephemeral = [listeners.open(0) for _ in range(int(args.get("ephemeral") or 0))]
     except OSError as error:
-        ear.close()
+        listeners.close()
         raise Refusal("no-port", f"no port could be opened: {error}", "check the node's network") from error
-    ear.begin(min(float(args["for_s"]), LISTEN_S))
+    listeners.begin(min(float(args["for_s"]), MAX_LISTEN_S))
     with _LOCK:
-        for token in [token for token, older in _listening.items() if older.over()]:
+        for token in [token for token, older in _listening.items() if older.is_over()]:
             del _listening[token]
-        _listening[str(args["token"])] = ear
+        _listening[str(args["token"])] = listeners
     return {"fresh": fresh, "ephemeral": ephemeral}
 
 
-def release(_node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
-    """Verb: the listeners of a probe go; when this answers, their ports are free."""
+def release(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
+    """Verb: close the listeners of a probe; their ports are free when this answers."""
     with _LOCK:
-        ear = _listening.pop(str(args["token"]), None)
-    if ear is not None:
-        ear.close()
+        listeners = _listening.pop(str(args["token"]), None)
+    if listeners is not None:
+        listeners.close()
     return {}
 
 
-def reach(_node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
-    """Verb: try all places of all `targets` (`[{node, places: [[address, port]…]}]`) at once.
+def reach(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
+    """Verb: try all places of all `targets` (`[{node, places: [[address, port]…]}]`) at once, for `limit_s` at most.
 
-    `{tried: [{node, address, port, state, why, source, ms, mb_s}]}`; `state` is `ok`, `refused`, `timed-out`,
-    `no-route`, `other` (not the node that was meant) or `failed`; `why`: the system's words; `source`: our own
-    address towards it, where known; `mb_s` is measured with `burst`. Takes `limit_s`; for a target that was
-    reached some way, its other addresses have `settle_s` more.
+    Answers `{tried: [{node, address, port, state, why, source, ms, mb_s}]}`. `state`: `ok`, `refused`, `timed-out`,
+    `no-route`, `other` (another node answered) or `failed`; `why`: the system's message; `source`: this node's own
+    address towards the place; `mb_s`: measured with `burst`. Once a target was reached at one address, its other
+    addresses have `settle_s` more.
     """
     own, token = int(args["from"]), str(args["token"])
-    count = BURST if args.get("burst") else 0
+    count = BURST_BYTES if args.get("burst") else 0
     deadline = time.monotonic() + float(args["limit_s"])
     targets = [
-        [Try(own, int(target["node"]), str(address), int(port), token, count, deadline) for address, port in places]
+        [
+            Attempt(own, int(target["node"]), str(address), int(port), token, count, deadline)
+            for address, port in target["places"]
+        ]
         for target in args["targets"]
-        for places in [target["places"]]
     ]
-    for tries in targets:
-        for one in tries:
-            threading.Thread(target=one.run, name="probe reaches", daemon=True).start()
+    for attempts in targets:
+        for attempt in attempts:
+            threading.Thread(target=attempt.run, name="probe reaches", daemon=True).start()
     settle_s = float(args.get("settle_s") or args["limit_s"])
-    while time.monotonic() < deadline and not all(_settled(tries, settle_s) for tries in targets):
-        time.sleep(LOOK_S)
-    return {"tried": [one.result() for tries in targets for one in tries]}
+    while time.monotonic() < deadline and not all(_is_settled(attempts, settle_s) for attempts in targets):
+        time.sleep(REACH_POLL_INTERVAL_S)
+    return {"tried": [attempt.result() for attempts in targets for attempt in attempts]}
 
 
-def _settled(tries: Sequence[Try], settle_s: float) -> bool:
-    """Whether nothing more is to be learned of one target. An address that has answered on one port is waited for on
-    the others: its node is only busy."""
-    waiting = [one for one in tries if one.ended is None]
-    good = {one.address: one.ended for one in tries if one.ended is not None and one.state == "ok"}
+def _is_settled(attempts: Sequence[Attempt], settle_s: float) -> bool:
+    """Whether the attempts at one target need no more time. Where an address has answered on one port, its other ports
+    are always waited for: the node is only busy."""
+    waiting = [attempt for attempt in attempts if attempt.ended is None]
+    good = {one.address: one.ended for one in attempts if one.ended is not None and one.state == "ok"}
     if not waiting or not good:
         return not waiting
-    return not any(one.address in good for one in waiting) and time.monotonic() - min(good.values()) > settle_s
+    is_busy = any(attempt.address in good for attempt in waiting)
+    return not is_busy and time.monotonic() - min(good.values()) > settle_s
 
 
-class Try:
-    """One attempt at one place."""
+class Attempt:
+    """One attempt to reach one place."""
 
     def __init__(self, own: int, node: int, address: str, port: int, token: str, count: int, deadline: float) -> None:
         self._own = own
@@ -238,19 +243,19 @@ class Try:
         self._why = ""
         self.state = "timed-out"
         self.ended: float | None = None
-        """When it was known (monotonic)."""
+        """When the state was known (monotonic)."""
 
     def result(self) -> dict[str, Any]:
         address, port = self._place
-        # What is not known by now counts as silence, whatever comes of it while this is sent.
+        # An attempt that is not over counts as timed out, even if it ends while this is being sent.
         state = self.state if self.ended is not None else "timed-out"
         return {
             "node": self._node, "address": address, "port": port, "state": state, "why": self._why,
-            "source": source(address), "ms": self._ms, "mb_s": self._mb_s,
+            "source": _source(address), "ms": self._ms, "mb_s": self._mb_s,
         }  # fmt: skip
 
     def run(self) -> None:
-        """Connect, and make sure of who answers."""
+        """Connect, and verify which node answers."""
         state = "failed"
         try:
             state = self._try()
@@ -259,7 +264,9 @@ class Try:
         except ConnectionRefusedError:
             state = "refused"
         except OSError as error:
-            state = "no-route" if error.errno in NO_WAY else "timed-out" if error.errno == errno.ETIMEDOUT else "failed"
+            state = (
+                "no-route" if error.errno in NO_ROUTE else "timed-out" if error.errno == errno.ETIMEDOUT else "failed"
+            )
             self._why = error.strerror or str(error)
         finally:
             self.state = state
@@ -272,7 +279,7 @@ class Try:
             connection.settimeout(max(0.01, self._deadline - began))
             connection.connect(self._place)
             self._ms = round((time.monotonic() - began) * 1000, 3)
-            # Closed at once and for good: a port that is left waiting could not be used by the launch.
+            # Closed by a reset: a port in TIME_WAIT could not be used by the launch.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return self._ask(connection)
 
@@ -282,34 +289,32 @@ class Try:
         connection.sendall(b"%s %d %s %s %d\n" % (HELLO, self._own, nonce.encode(), mine.encode(), self._count))
         expected = proof(self._token, "listens", self._node, nonce).encode()
         try:
-            if not hmac.compare_digest(line(connection, self._deadline).strip(), expected):
+            if not hmac.compare_digest(read_line(connection, self._deadline).strip(), expected):
                 return "other"
         except ConnectionError:
-            return "other"  # it ended the conversation
+            return "other"  # it disconnected
         if self._count:
             self._measure(connection)
         return "ok"
 
     def _measure(self, connection: socket.socket) -> None:
-        """Send until the other side has seen enough. What fails here measures nothing, and is no failure."""
-        piece = memoryview(bytes(1 << 18))
+        """Send until the other side has counted enough. A failure here is none of the attempt: nothing is measured."""
+        chunk = memoryview(bytes(CHUNK_BYTES))
         left = self._count
-        deadline = time.monotonic() + 2 * BURST_S
+        deadline = time.monotonic() + 2 * BURST_LIMIT_S
         try:
             while left > 0 and not select.select([connection], [], [], 0)[0] and time.monotonic() < deadline:
-                if select.select([connection], [connection], [], BURST_S)[1]:
-                    left -= connection.send(piece[:left])
-            count, seconds = line(connection, deadline).split()
+                if select.select([connection], [connection], [], BURST_LIMIT_S)[1]:
+                    left -= connection.send(chunk[:left])
+            count, seconds = read_line(connection, deadline).split()
             self._mb_s = round(int(count) / max(float(seconds), 1e-6) / 1e6, 1) if int(count) else None
         except (OSError, ValueError):
             pass
 
 
-def source(address: str) -> str:
-    """Our own address that the kernel uses towards another; empty where there is no way."""
+def _source(address: str) -> str:
+    """This node's own address towards another; empty where there is no route."""
     try:
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # sends nothing
-            return str(probe.getsockname()[0])
+        return source_address(socket.AF_INET6 if ":" in address else socket.AF_INET, (address, DISCARD_PORT))
     except OSError:
         return ""

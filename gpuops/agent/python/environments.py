@@ -1,4 +1,9 @@
-"""A long command of the agent's own, its output passed on as it comes, ended when nobody waits for it."""
+"""Environments with torch, made by pip or uv for a project, and the long commands that this takes.
+
+An environment lies in `<root>/env/<name>/`, for every node of the root; its name is a hash of its content. Torch is
+installed first, from its own index; the other requirements are then constrained to it. A command's output is passed on
+as it comes, and the command is ended when its client disconnects.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +18,25 @@ import time
 from contextlib import contextmanager
 from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple, Sequence
 
-from gpuops.agent.node import Node, Refusal, read_json, write_json
+from gpuops.agent.node import Emit, Node, Refusal, read_json, write_json
 from gpuops.agent.python.interpreters import Interpreter, Spawn, look
 
-LOOK_EVERY_S = 0.5
-BEAT_S = 5.0
-"""How often `beat` is called while the command is silent, in seconds."""
-GRACE_S = 5.0
+POLL_INTERVAL_S = 0.5
+BEAT_INTERVAL_S = 5.0
+"""Time between two calls of `beat` while the command is silent."""
+TERM_GRACE_S = 5.0
+PIPE_BYTES = 65536
+STEP_LIMIT_S = 3600.0
+"""Time limit of one step of making an environment: torch for CUDA is 2 to 3 GB."""
+TORCH_FAMILY = re.compile(r"(?i)(torchvision|torchaudio)\b")
+"""Built against one torch and one CUDA: installed from the same index as torch."""
+TORCH_WANTS = (3, 10)
+"""The oldest Python that the current torch has wheels for; an older Python gets an older torch."""
+REDIRECTING = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_CONSTRAINT"}
+"""Variables that would lead pip to other folders, or to another torch."""
+MORE_INDEXES = {"PIP_EXTRA_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INDEX"}
+LAST_LINES = 20
+LINE_CHARACTERS = 300
 
 
 def run(
@@ -30,10 +47,10 @@ def run(
     limit_s: float | None = None,
     **popen: Any,
 ) -> int | None:
-    """Run `argv` to its end; its exit code (a signal's is negative), or None when `limit_s` ended it.
+    """Run `argv` to its end. Returns its exit code (a signal's is negative); None where `limit_s` ended it.
 
-    `take` gets stdout and stderr as they come. When `take` or `beat` raises (the client is gone),
-    the command and what it started are ended first. What it leaves in the background is not waited for.
+    `take` gets stdout and stderr as they come. If `take` or `beat` raises (the client has disconnected), the command
+    and its group are ended first. Processes that it leaves in the background are not waited for.
     """
     process = spawn(
         argv,
@@ -61,9 +78,9 @@ def _follow(
         selector.register(process.stdout, selectors.EVENT_READ)
         while True:
             ended = process.poll()
-            if selector.get_map() and selector.select(0 if ended is not None else LOOK_EVERY_S):
-                # One read takes all that a pipe holds; a daemon left behind may write for ever.
-                chunk = os.read(process.stdout.fileno(), 65536)
+            if selector.get_map() and selector.select(0 if ended is not None else POLL_INTERVAL_S):
+                # After the end one read empties the pipe; a daemon left behind may write for ever.
+                chunk = os.read(process.stdout.fileno(), PIPE_BYTES)
                 if chunk:
                     take(chunk)
                     spoke = time.monotonic()
@@ -76,45 +93,32 @@ def _follow(
             now = time.monotonic()
             if limit_s is not None and now - started > limit_s:
                 return None
-            if now - spoke >= BEAT_S:
+            if now - spoke >= BEAT_INTERVAL_S:
                 beat()
                 spoke = now
 
 
 def _pause(process: subprocess.Popen[bytes]) -> None:
     try:
-        process.wait(LOOK_EVERY_S)
+        process.wait(POLL_INTERVAL_S)
     except subprocess.TimeoutExpired:
         pass  # it has closed its output and goes on
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL, to the command and to all that stayed in its session's group."""
+    """Send SIGTERM, then SIGKILL, to the command and its group."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, sign)
-            process.wait(GRACE_S)
+            process.wait(TERM_GRACE_S)
         except ProcessLookupError:
             return
         except subprocess.TimeoutExpired:
             continue
 
 
-STEP_LIMIT_S = 3600.0
-"""How long one step of making may take: torch for CUDA is 2 to 3 GB."""
-FAMILY = re.compile(r"(?i)(torchvision|torchaudio)\b")
-"""Built against one torch and one CUDA: to be had from the same index as torch."""
-TORCH_WANTS = (3, 10)
-"""The oldest Python that the current torch has wheels for; an older Python gets an older torch."""
-ELSEWHERE = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_CONSTRAINT"}
-"""Variables that would lead pip to other folders, or to another torch."""
-MORE_INDEXES = {"PIP_EXTRA_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INDEX"}
-
-Emit = Callable[[dict], None]  # type: ignore[type-arg]
-
-
 class Plan(NamedTuple):
-    """The protocol's `make`: requirement lines without torch, torch's own, its index ("": the usual one)."""
+    """The protocol's `make`: requirement lines without torch, torch's requirement, its index ("": the usual one)."""
 
     requirements: Sequence[str]
     torch: str
@@ -123,6 +127,7 @@ class Plan(NamedTuple):
 
 
 def plan(make: Mapping[str, Any]) -> Plan:
+    """Raises Refusal(`bad-request`)."""
     name = str(make["name"])
     if not re.fullmatch(r"[0-9a-z]{1,64}", name):
         raise Refusal("bad-request", f"'{name}' is not an environment's name")
@@ -138,7 +143,7 @@ def python_of(env: str) -> str:
 
 
 def finished(node: Node) -> list[str]:
-    """The names of the environments that were made here, newest first."""
+    """Names of the environments made here, newest first."""
     try:
         names = os.listdir(os.path.join(node.root, "env"))
     except OSError:
@@ -148,17 +153,17 @@ def finished(node: Node) -> list[str]:
 
 
 def make(node: Node, wanted: Plan, known: Sequence[Interpreter], emit: Emit, spawn: Spawn) -> Interpreter:
-    """The environment `wanted`, made now unless somebody else just did. Raises Refusal (`make-failed`)."""
+    """The environment `wanted`, made now unless another request just did. Raises Refusal(`make-failed`)."""
     env = folder(node, wanted.name)
     os.makedirs(os.path.dirname(env), mode=0o700, exist_ok=True)
     with _alone(env + ".lock", emit):
-        there = look(python_of(env), spawn) if wanted.name in finished(node) else None
-        if there and there.torch:
-            return there
+        existing = look(python_of(env), spawn) if wanted.name in finished(node) else None
+        if existing and existing.torch:
+            return existing
         shutil.rmtree(env, ignore_errors=True)
         try:
             made = _build(env, wanted, known, emit, spawn)
-        except BaseException:  # a client that left, too: nothing half-made stays
+        except BaseException:  # also where the client has disconnected: an incomplete environment is removed
             shutil.rmtree(env, ignore_errors=True)
             raise
         write_json(os.path.join(env, "done"), {"name": wanted.name, "at": time.time(), "torch": made.torch})
@@ -167,6 +172,7 @@ def make(node: Node, wanted: Plan, known: Sequence[Interpreter], emit: Emit, spa
 
 @contextmanager
 def _alone(path: str, emit: Emit) -> Iterator[None]:
+    """One environment of a name is made at a time."""
     with open(path, "w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -180,7 +186,7 @@ def _build(env: str, wanted: Plan, known: Sequence[Interpreter], emit: Emit, spa
     uv = uv_command(known, os.environ)
     base = best_base(known, bool(uv))
     for argv in torch_steps(uv, base.path, env, wanted):
-        _step(argv, emit, spawn, ELSEWHERE | MORE_INDEXES if wanted.index_url else ELSEWHERE)
+        _step(argv, emit, spawn, REDIRECTING | MORE_INDEXES if wanted.index_url else REDIRECTING)
     made = look(python_of(env), spawn)
     if made is None or made.torch is None:
         raise Refusal(
@@ -188,11 +194,11 @@ def _build(env: str, wanted: Plan, known: Sequence[Interpreter], emit: Emit, spa
             f"the new environment has no torch, although '{wanted.torch}' was installed",
             "check GPUOPS_TORCH_SPEC and GPUOPS_TORCH_INDEX",
         )
-    rest = [line for line in wanted.requirements if not FAMILY.match(line)]
+    rest = [line for line in wanted.requirements if not TORCH_FAMILY.match(line)]
     if rest:
         constraint = write_lines(os.path.join(env, "constraint.txt"), ["torch==" + made.torch])
         listed = write_lines(os.path.join(env, "requirements.txt"), rest)
-        _step([*_install(uv, env), "--constraint", constraint, "--requirement", listed], emit, spawn, ELSEWHERE)
+        _step([*_install(uv, env), "--constraint", constraint, "--requirement", listed], emit, spawn, REDIRECTING)
     return made
 
 
@@ -203,13 +209,13 @@ def write_lines(path: str, lines: Sequence[str]) -> str:
 
 
 def torch_steps(uv: Sequence[str], base: str, env: str, wanted: Plan) -> list[list[str]]:
-    """The command lines that make `env` with `base` and put torch in it.
+    """The command lines that make `env` with `base` and install torch in it.
 
-    Seeded with pip, or a set-up command that says `pip` would reach the one of the system.
+    It gets its own pip: without one, `pip` in a set-up command would be the system's.
     """
     create = [*uv, "venv", "--seed", "--python", base, env] if uv else [base, "-m", "venv", env]
     index = ["--index-url=" + wanted.index_url] if wanted.index_url else []
-    family = [line for line in wanted.requirements if FAMILY.match(line)]
+    family = [line for line in wanted.requirements if TORCH_FAMILY.match(line)]
     return [create, [*_install(uv, env), *index, wanted.torch, *family]]
 
 
@@ -220,7 +226,7 @@ def _install(uv: Sequence[str], env: str) -> list[str]:
 
 
 def uv_command(known: Sequence[Interpreter], environ: Mapping[str, str]) -> list[str]:
-    """How uv is started here; [] where it is not to be had."""
+    """The command that starts uv; [] where it is not installed."""
     home = environ.get("HOME") or os.path.expanduser("~")
     on_path = shutil.which("uv", path=environ.get("PATH", os.defpath))
     programs = [on_path, os.path.join(home, ".local/bin/uv"), os.path.join(home, ".cargo/bin/uv")]
@@ -231,7 +237,10 @@ def uv_command(known: Sequence[Interpreter], environ: Mapping[str, str]) -> list
 
 
 def best_base(known: Sequence[Interpreter], have_uv: bool) -> Interpreter:
-    """The Python to make an environment from: the first that current torch runs on. Raises Refusal."""
+    """The Python to make an environment from: the first that the current torch supports, else the first.
+
+    Raises Refusal(`make-failed`) where none can make environments.
+    """
     able = [python for python in known if have_uv or python.ensurepip]
     if not able:
         raise Refusal(
@@ -243,9 +252,9 @@ def best_base(known: Sequence[Interpreter], have_uv: bool) -> Interpreter:
 
 
 def _step(argv: Sequence[str], emit: Emit, spawn: Spawn, without: Collection[str]) -> None:
-    """Run one command in an environment `without` some variables, its lines passed on as `say`.
+    """Run one command in an environment `without` some variables, and pass its lines on as `say`.
 
-    Raises Refusal with its last lines.
+    Raises Refusal(`make-failed`) with its last lines.
     """
     lines = Lines(emit)
     environment = {name: value for name, value in os.environ.items() if name not in without}
@@ -266,7 +275,7 @@ def _step(argv: Sequence[str], emit: Emit, spawn: Spawn, without: Collection[str
 
 
 class Lines:
-    """Bytes in; whole lines out, and the last twenty kept."""
+    """Passes whole lines on, and keeps the last ones."""
 
     def __init__(self, emit: Emit) -> None:
         self.last: list[str] = []
@@ -276,13 +285,13 @@ class Lines:
     def take(self, chunk: bytes) -> None:
         *whole, self._part = re.split(rb"[\r\n]+", self._part + chunk)
         for line in whole:
-            text = line.decode("utf-8", "replace").strip()[:300]
+            text = line.decode("utf-8", "replace").strip()[:LINE_CHARACTERS]
             if text:
-                self.last = [*self.last[-19:], text]
+                self.last = [*self.last[1 - LAST_LINES :], text]
                 self._emit({"say": text})
 
     def complaint(self) -> str:
-        """The line that says most about a failure: the last that calls itself an error, else the last."""
+        """The line that explains a failure best: the last that begins with `error`, else the last."""
         if self._part:
             self.take(b"\n")
         errors = [line for line in self.last if re.match(r"(?i)error\b", line)]

@@ -1,8 +1,8 @@
 """One Python on this node: its version, and the torch that it would import, found without importing it.
 
-Importing torch takes seconds and may hang on a broken driver; `torch/version.py` says the same in
-microseconds. Which folders a Python imports from only that Python knows (environments made from
-environments, system-site-packages, .pth files, the user's own site), so it is asked, once, briefly.
+Importing torch takes seconds and may hang on a broken driver; `torch/version.py` has its version too. Only the Python
+itself knows the folders that it imports from (environments of environments, system-site-packages, .pth files, the
+user's site), so it is started once, briefly.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
+from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
+
+from gpuops.agent import processes
 
 OLDEST = (3, 8)
-LOOK_S = 20.0
-"""How long a Python may take to say what it is, in seconds."""
+INTERPRETER_LIMIT_S = 20.0
+"""Time that a Python may take to describe itself."""
 
 Spawn = Callable[..., "subprocess.Popen[bytes]"]
 
-# The current folder is not where a package may come from: a tree with a json.py of its own would answer.
+# Without the current folder on the path: a json.py in it would be imported.
 _QUESTION = """
 import sys
 sys.path = [path for path in sys.path if path]
@@ -37,7 +38,7 @@ class Interpreter(NamedTuple):
     """A Python that answered. `torch` and `cuda` are versions, or None where there is none."""
 
     path: str
-    """Of the program itself: a version manager's shim would choose anew in every folder."""
+    """Of the program itself: a version manager's shim may choose another Python in every folder."""
     version: tuple[int, ...]
     torch: str | None
     cuda: str | None
@@ -53,20 +54,13 @@ class Candidate(NamedTuple):
     """Part of a sentence: `the active environment`."""
 
 
-def helper(argv: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
-    """Start a process that the end of a run leaves alone."""
-    from gpuops.agent import processes
-
-    return processes.helper(argv, **popen)
-
-
-def look(path: str, spawn: Spawn = helper) -> Interpreter | None:
-    """What `path` is, or None when it is no Python that answers within LOOK_S."""
+def look(path: str, spawn: Spawn = processes.helper) -> Interpreter | None:
+    """Describe the Python at `path`; None where there is none that answers within INTERPRETER_LIMIT_S."""
     if not os.access(path, os.X_OK) or os.path.isdir(path):
         return None
-    said = _ask([path, "-E", "-c", _QUESTION], spawn)
+    printed = _output([path, "-E", "-c", _QUESTION], spawn)
     try:
-        facts = json.loads(said.splitlines()[-1])
+        facts = json.loads(printed.splitlines()[-1])
         version = tuple(facts["version"])
     except (IndexError, ValueError, KeyError, TypeError):
         return None
@@ -76,8 +70,8 @@ def look(path: str, spawn: Spawn = helper) -> Interpreter | None:
     )
 
 
-def _ask(argv: Sequence[str], spawn: Spawn) -> str:
-    """What a short command prints; "" when it fails or takes longer than LOOK_S."""
+def _output(argv: Sequence[str], spawn: Spawn) -> str:
+    """The output of a short command; empty where it fails or takes longer than INTERPRETER_LIMIT_S."""
     try:
         process = spawn(
             argv,
@@ -89,20 +83,12 @@ def _ask(argv: Sequence[str], spawn: Spawn) -> str:
         )
     except OSError:
         return ""  # not a program for this machine
-    try:
-        out, _ = process.communicate(timeout=LOOK_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        try:
-            process.communicate(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            pass  # it hangs in the kernel (a dead NFS), and so would we
-        return ""
-    return out.decode("utf-8", "replace") if process.returncode == 0 else ""
+    output = processes.output_of(process, INTERPRETER_LIMIT_S)
+    return output[0].decode("utf-8", "replace") if output and process.returncode == 0 else ""
 
 
 def torch_in(folders: Iterable[str]) -> tuple[str | None, str | None]:
-    """Version of torch and of its CUDA in the first of `folders` that holds it; None, None without."""
+    """Versions of torch and of its CUDA in the first of `folders` that has torch; None, None without."""
     for folder in folders:
         try:
             with open(os.path.join(folder, "torch", "version.py"), encoding="utf-8") as file:
@@ -116,19 +102,18 @@ def torch_in(folders: Iterable[str]) -> tuple[str | None, str | None]:
 
 
 def _assigned(text: str, name: str) -> str | None:
-    """The string given to `name` at the start of a line, with or without an annotation."""
+    """The string assigned to `name` at the start of a line, with or without an annotation."""
     match = re.search(rf"(?m)^{name}\s*(?::[^=\n]*)?=\s*['\"]([^'\"]+)['\"]", text)
     return match.group(1) if match else None
 
 
 def usual_places(environ: Mapping[str, str]) -> list[Candidate]:
-    """Where torch is kept on machines for training, best first. Some may not exist."""
-    path = environ.get("PATH", os.defpath)
-    found = shutil.which("python3", path=path)
+    """Where machines for training usually have torch, best first. Some may not exist."""
+    on_path = shutil.which("python3", path=environ.get("PATH", os.defpath))
     return [
         Candidate("/opt/pytorch/bin/python", "PyTorch's environment of this image"),
         *(Candidate(place, "conda's environment") for place in _conda(environ)),
-        *([Candidate(found, "python3 on the PATH")] if found else []),
+        *([Candidate(on_path, "python3 on the PATH")] if on_path else []),
         Candidate("/usr/bin/python3", "the system's python3"),
         Candidate("/usr/local/bin/python3", "the python3 in /usr/local"),
         Candidate(sys.executable, "the Python that runs gpuops' agent"),
@@ -148,10 +133,10 @@ def _conda(environ: Mapping[str, str]) -> list[str]:
 
 
 def distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Each place once, at its first mention.
+    """Each place once, the first mention of it.
 
-    The last link is not followed: an environment's python is a link to the Python it was made
-    from, and yet another Python.
+    The last link is not followed: an environment's python is a link to the Python it was made from, and yet another
+    Python.
     """
     seen: dict[str, Candidate] = {}
     for candidate in candidates:

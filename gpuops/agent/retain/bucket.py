@@ -1,75 +1,77 @@
-"""Results kept in a bucket: one archive of each node, sent with addresses that carry their own permission.
+"""A bucket as sink: one archive for each node, sent with signed addresses.
 
-    <place>/node<i>.tar    result.json, logs/, out/ and, last of all, safe.json
-    <place>/node<i>.json   how far it is, as `runs/<run>/sink.json` says it; newer each minute while it goes on
+    <place>/node<i>.tar    result.json, logs/, out/ and, last, safe.json
+    <place>/node<i>.json   the node's state, as in `runs/<run>/sink.json`; rewritten each minute while it goes on
 
-The addresses come with the launch, beside the spec, and newer ones before they end (verb `urls`): whoever has one may
-do with it what it was made for and nothing else, until it ends. They lie in `runs/<run>/urls.json` (0600), for the
-agent's successor, and go once they are used.
+The addresses come with the launch, beside the spec, and newer ones before they expire (verb `urls`). Each permits one
+kind of request on one object, until it expires. They are stored in `runs/<run>/urls.json` (0600), so that a restarted
+agent has them, and removed after use.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
 from typing import Any, Callable, Mapping
 
-from gpuops.agent.node import Node, Refusal, read_json, write_json
+from gpuops.agent.node import Emit, Node, Refusal, read_json, remove_file, write_json
 from gpuops.agent.retain import run_contents
-from gpuops.agent.retain.object_requests import ask, length, patiently
-from gpuops.agent.retain.upload import NEVER, Kept, Upload, too_large
+from gpuops.agent.retain.object_requests import length, request, with_retries
+from gpuops.agent.retain.upload import NEVER, Stored, Upload, too_large
 from gpuops.agent.retain.virtual_tar import Archive
 
 URLS = "urls.json"
 PARTS = "parts.json"
-"""What has been sent, for the agent's successor."""
-TRY_S = 30.0
-"""How long a store is tried before a run starts that is to be kept there."""
-TELL_S = 30.0
-LOOK_S = 15.0
-"""How often the other nodes' archives are looked for."""
+"""The parts that were sent, so that a restarted agent continues."""
+CLAIM_LIMIT_S = 30.0
+"""How long the bucket is tried before a run is refused whose results it cannot store."""
+STATE_LIMIT_S = 30.0
+OTHERS_CHECK_INTERVAL_S = 15.0
+"""Time between two searches for the other nodes' archives."""
 
-_sending: dict[str, dict[str, Any]] = {}
-"""By the run's folder, the addresses of an upload that is on."""
+_uploading: dict[str, dict[str, Any]] = {}
+"""The addresses of uploads in progress, by the run's folder."""
 
 
-def is_one(spec: Mapping[str, Any]) -> bool:
+def is_used(spec: Mapping[str, Any]) -> bool:
+    """Whether a run's sink is a bucket."""
     return bool((spec.get("sink") or {}).get("bucket"))
 
 
 def claim(node: Node, spec: Mapping[str, Any], urls: Mapping[str, Any]) -> str:
-    """Before a run starts: its place can be written to from here. Returns the place. Raises Refusal(`sink`)."""
+    """Before a run starts: check that this node can write to its place. Returns the place. Raises Refusal(`sink`)."""
     folder, place = node.run(spec["run"]), str(spec["sink"]["bucket"])
     write_json(os.path.join(folder, URLS), urls)
-    _remove(folder, PARTS)
+    remove_file(os.path.join(folder, PARTS))
     try:
-        tell(node, spec, {"state": "claimed"}, TRY_S)
+        write_state(node, spec, {"state": "claimed"}, CLAIM_LIMIT_S)
     except OSError as error:
         say = f"{place} cannot keep this run's results: {error.strerror or error}"
         raise Refusal("sink", say, "see that the node reaches the bucket, or leave out --sink") from error
     return place
 
 
-def renew(node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
-    """Verb: newer addresses for a run's place, also for an upload that is on; of a run that needs none, or only some,
-    no others are kept."""
+def renew(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
+    """Verb: newer addresses for a run's place, used also by an upload in progress. Only kinds of addresses that the
+    run still needs are stored."""
     folder = node.run(args["run"])
     before = read_json(os.path.join(folder, URLS)) or {}
     urls = {name: value for name, value in dict(args["urls"]).items() if name in before}
     if urls:
         write_json(os.path.join(folder, URLS), urls)
-        _sending.get(folder, {}).update(urls)
+        _uploading.get(folder, {}).update(urls)
     return {}
 
 
-def tell(node: Node, spec: Mapping[str, Any], state: Mapping[str, Any], limit_s: float = TELL_S) -> None:
-    """Say in the bucket how far this node is. Raises OSError."""
+def write_state(node: Node, spec: Mapping[str, Any], state: Mapping[str, Any], limit_s: float = STATE_LIMIT_S) -> None:
+    """Write this node's state to the bucket. Raises OSError."""
     urls = read_json(os.path.join(node.run(spec["run"]), URLS)) or {}
     body = json.dumps({**state, "node": spec["node"], "at": time.time()}).encode()
     if urls.get("state"):
         url = urls["state"]
-        patiently(lambda: ask("PUT", url, [body], len(body)), time.time() + limit_s)
+        with_retries(lambda: request("PUT", url, [body], len(body)), time.time() + limit_s)
 
 
 def send(
@@ -77,96 +79,98 @@ def send(
     spec: Mapping[str, Any],
     folder: str,
     deadline: Callable[[], float],
-    teller: Callable[[int], Callable[[int], None]],
-) -> Kept:
-    """Send all that a run left, once, however often it is begun. `deadline`: UTC seconds until which this machine is
-    there, as far as is known now; `teller`: told of the size, gives who is told of bytes. Raises OSError."""
+    progress_of: Callable[[int], Callable[[int], None]],
+) -> Stored:
+    """Send everything that a run left. Idempotent: an archive that is complete is not sent again. Raises OSError.
+
+    `deadline` returns when this machine ends, as far as is known now (UTC seconds); `progress_of` takes the archive's
+    size and returns a function that is called with the number of bytes of each part sent.
+    """
     urls = read_json(os.path.join(folder, URLS))
     if not urls:
-        raise OSError(2, "the permission to write to the bucket is not on this node any more")
+        raise OSError(errno.ENOENT, "the permission to write to the bucket is not on this node any more")
     archive = Archive(run_contents.newest_first(list(run_contents.listing(node, spec, folder))))
-    found = length(urls["head"], min(deadline(), float(urls["until"])))
-    if found is not None:
-        return Kept(len(archive.items), found, 0, [])  # the agent before this one had closed it
+    size = length(urls["head"], min(deadline(), float(urls["until"])))
+    if size is not None:
+        return Stored(len(archive.items), size, 0, [])  # a killed agent had completed it
     if time.time() > urls["until"]:
-        raise OSError(13, "the permission to write to the bucket has ended")
+        raise OSError(errno.EACCES, "the permission to write to the bucket has ended")
     if say := too_large(archive, urls):
-        raise OSError(27, say)
+        raise OSError(errno.EFBIG, say)
     about = {"schema": 1, "run": spec["run"], "node": spec["node"]}
     path = os.path.join(folder, PARTS)
-
-    def note(parts: dict[str, list[Any]]) -> None:
-        write_json(path, parts)
-
-    upload = Upload(archive, urls, about, deadline=deadline, tell=teller(archive.size),
-                    noted=read_json(path) or {}, note=note)  # fmt: skip
-    _sending[folder] = urls
+    upload = Upload(
+        archive,
+        urls,
+        about,
+        deadline=deadline,
+        progress=progress_of(archive.size),
+        sent=read_json(path) or {},
+        record=lambda parts: write_json(path, parts),
+    )
+    _uploading[folder] = urls
     try:
-        return upload.all()
+        return upload.run()
     finally:
-        del _sending[folder]
+        del _uploading[folder]
 
 
 def deadline(spec: Mapping[str, Any], result: Mapping[str, Any]) -> float:
-    """Until when this machine is there, as far as the run's end tells (UTC seconds)."""
+    """When this machine ends, as far as the run's result says (UTC seconds)."""
     reason = result.get("reason") or {}
     ours = reason.get("kind") == "reclaim" and reason.get("node", spec["node"]) == spec["node"]
     return float(reason["at"]) if ours and isinstance(reason.get("at"), (int, float)) else NEVER
 
 
-def used(folder: str) -> None:
-    """The archive is closed: what is left of the addresses is what the other nodes are seen by."""
+def forget_parts(folder: str) -> None:
+    """The archive is complete: remove all addresses but those that show the state of the nodes."""
     urls = read_json(os.path.join(folder, URLS)) or {}
     left = {name: urls[name] for name in ("state", "heads", "states", "until") if name in urls}
     write_json(os.path.join(folder, URLS), left)
-    _remove(folder, PARTS)
+    remove_file(os.path.join(folder, PARTS))
 
 
 def forget(folder: str) -> None:
-    """Nobody needs the addresses any more."""
-    _remove(folder, URLS)
-    _remove(folder, PARTS)
+    """Remove all addresses: they are not needed any more."""
+    remove_file(os.path.join(folder, URLS))
+    remove_file(os.path.join(folder, PARTS))
 
 
-def _remove(folder: str, name: str) -> None:
-    if os.path.exists(os.path.join(folder, name)):
-        os.unlink(os.path.join(folder, name))
-
-
-class Others:
-    """The archives of a run's nodes, looked for now and then."""
+class StoredArchives:
+    """The archives and states of a run's nodes in the bucket, checked every OTHERS_CHECK_INTERVAL_S."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._safe: set[int] = set()
         self._alive: list[str] = []
-        self._looked = -LOOK_S
+        self._checked = -OTHERS_CHECK_INTERVAL_S
 
     def all_safe(self, nodes: int) -> bool:
-        self._look()
+        self._check()
         return len(self._safe) >= nodes
 
     def alive(self) -> list[str]:
-        """What each node said last of itself, as its tag: another one each time."""
-        self._look()
+        """The ETag of each node's state: it changes each time that a node writes its state."""
+        self._check()
         return self._alive
 
-    def _look(self) -> None:
-        if time.monotonic() - self._looked < LOOK_S:
+    def _check(self) -> None:
+        if time.monotonic() - self._checked < OTHERS_CHECK_INTERVAL_S:
             return
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
         urls = read_json(os.path.join(self._folder, URLS)) or {}
         for index, url in enumerate(urls.get("heads") or []):
-            if index not in self._safe and _tag(url):
+            if index not in self._safe and _etag(url):
                 self._safe.add(index)
-        tags = [_tag(url) for url in urls.get("states") or []]
-        # What could not be looked at is no sign of life: neither its absence, nor its being there again.
-        self._alive = [new or old for new, old in zip(tags, self._alive or tags)]
+        etags = [_etag(url) for url in urls.get("states") or []]
+        # A failed request is no sign of life: the last known ETag stays.
+        self._alive = [new or old for new, old in zip(etags, self._alive or etags)]
 
 
-def _tag(url: str) -> str:
+def _etag(url: str) -> str:
+    """The object's ETag; empty where it does not exist or the request fails."""
     try:
-        answer = ask("HEAD", url)
-    except Exception:  # it is looked at again
+        answer = request("HEAD", url)
+    except Exception:  # the next check tries again
         return ""
     return answer.headers.get("etag", "") if answer.status == 200 else ""

@@ -1,6 +1,6 @@
-"""Results that are nowhere else yet: a node waits longer for whoever fetches them than for its next use.
+"""Results that exist only here: the node waits for a client to download them, instead of its idle time.
 
-Kept in files, since neither the agent nor the watchdog may have lived all the while: a run is held from its
+The state is in files, since neither the agent nor the watchdog may have lived all the time: a run is held from its
 `result.json` on, until `home.json` says that its results are where its user wants them.
 """
 
@@ -10,58 +10,59 @@ import os
 import time
 from typing import Any, Mapping
 
-from gpuops.agent.node import Node, Refusal, read_json, write_json
+from gpuops.agent import run_files
+from gpuops.agent.node import Emit, Node, read_json, write_json
 from gpuops.agent.retain import bucket
 
 HOME = "home.json"
 
 
 class Held:
-    """The runs of one node, looked at again and again; what is settled once is not read again."""
+    """The held runs of one node. Files of a run that can never be held again are not read again."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._spans: dict[str, float] = {}
-        """Runs that are held, and for how long each asks to be (seconds)."""
-        self._settled: set[str] = set()
+        """Held runs, and for how many seconds each asks to be held."""
+        self._never_held: set[str] = set()
 
     def hold_s(self) -> float | None:
-        """For how long what is held waits for someone; the most patient run decides. None: nothing is held."""
+        """For how many seconds results are held: the longest time of all runs. None: nothing is held."""
         for name in self._node.runs():
-            if name not in self._settled:
-                self._look(name)
+            if name not in self._never_held:
+                self._check(name)
         return max(self._spans.values(), default=None)
 
-    def _look(self, name: str) -> None:
+    def _check(self, name: str) -> None:
         folder = self._node.run(name)
         if os.path.exists(os.path.join(folder, HOME)):
-            self._spans.pop(name, None)  # for now: what another node hands over is waited for again
+            self._spans.pop(name, None)  # for now: files that another node hands over are held again
         elif name not in self._spans and (result := read_json(os.path.join(folder, "result.json"))):
-            span = held_for(read_json(os.path.join(folder, "spec.json")) or {}, result)
+            span = held_for(run_files.spec(self._node, name), result)
             if span is None:
-                self._settled.add(name)
+                self._never_held.add(name)
             else:
                 self._spans[name] = span
 
 
 def held_for(spec: Mapping[str, Any], result: Mapping[str, Any]) -> float | None:
-    """How long the results of a run that has ended are held; None where it never began, or asks for nothing."""
+    """How long results of a run that has ended are held; None where it never began, or does not ask for it."""
     if (result.get("reason") or {}).get("kind") == "start":
         return None
     span = spec.get("hold_s")
     return float(span) if isinstance(span, (int, float)) else None
 
 
-def home(node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
-    """Verb: everything that a run left here is at home; the node holds it no longer."""
+def home(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
+    """Verb: a client has downloaded everything that the run left here; the node holds it no longer."""
     folder = node.run(args["run"])
     if not os.path.isdir(folder):
-        raise Refusal("no-run", f"no run '{args['run']}' was started on this node", "`gpuops runs` lists them")
-    settled(folder)
+        raise run_files.no_run(args["run"])
+    release(folder)
     bucket.forget(folder)
     return {}
 
 
-def settled(folder: str) -> None:
-    """Note that a run's results are safe elsewhere."""
+def release(folder: str) -> None:
+    """Record that a run's results are safe elsewhere. Raises OSError."""
     write_json(os.path.join(folder, HOME), {"at": time.time()})

@@ -1,6 +1,6 @@
-"""Requests to an object store by addresses that carry their own permission: nothing here knows a key.
+"""Requests to an object store by signed addresses, which carry their own permission: no key is on this node.
 
-What may be asked again is asked again, with pauses, until it is answered, refused or too late.
+`with_retries` repeats a request, with growing pauses, until it is answered, refused or too late.
 """
 
 from __future__ import annotations
@@ -16,31 +16,17 @@ import urllib.request
 from typing import Callable, Iterable, Mapping, NamedTuple
 from urllib.parse import urlsplit
 
-SILENCE_S = 60.0
-"""A store that says nothing for so long will not."""
-
-
-FIRST_S = 0.5
-
-
-LONGEST_S = 30.0
-"""Pauses between tries."""
-
-
-PATIENCE_S = 1800.0
-"""How long one request is tried again while the store, or the way to it, is in trouble."""
-
-
-BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
-"""Where systems keep whom to trust; a Python of its own may look elsewhere."""
-
-
-BUSY = ("InternalError", "ServiceUnavailable", "SlowDown", "RequestTimeout", "OperationAborted", "Throttling")
-
-
+SILENCE_LIMIT_S = 60.0
+"""Time without an answer after which a request fails."""
+MIN_RETRY_PAUSE_S, MAX_RETRY_PAUSE_S = 0.5, 30.0
+"""The pause doubles with each retry."""
+RETRY_LIMIT_S = 1800.0
+"""How long one request is retried while the store, or the network, is in trouble."""
+CA_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
+"""Certificate authorities of common systems, for a Python that was built to look elsewhere."""
+RETRYABLE = ("InternalError", "ServiceUnavailable", "SlowDown", "RequestTimeout", "OperationAborted", "Throttling")
+"""Error codes of S3 that a retry may overcome."""
 CODE = re.compile(rb"<Code>([A-Za-z]{1,64})</Code>")
-
-
 MESSAGE = re.compile(rb"<Message>([^<]{1,300})</Message>")
 
 
@@ -50,38 +36,40 @@ class Answer(NamedTuple):
     body: bytes
 
     def code(self) -> str:
-        """The store's word for what is wrong; empty where it says none."""
-        found = CODE.search(self.body)
-        return found[1].decode() if found else ""
+        """The store's error code; empty without one."""
+        match = CODE.search(self.body)
+        return match[1].decode() if match else ""
 
 
 class Denied(OSError):
-    """The store will not do it, however often it is asked. `code`: its word for why."""
+    """The store refuses the request, and a retry would not help. `code`: its error code."""
 
     def __init__(self, answer: Answer) -> None:
-        found = MESSAGE.search(answer.body)
+        match = MESSAGE.search(answer.body)
         self.code = answer.code() or f"HTTP {answer.status}"
-        said = f": {found[1].decode('utf-8', 'replace')}" if found else ""
-        OSError.__init__(self, errno.EACCES, f"the bucket refuses it ({self.code}{said})")
+        message = f": {match[1].decode('utf-8', 'replace')}" if match else ""
+        OSError.__init__(self, errno.EACCES, f"the bucket refuses it ({self.code}{message})")
 
 
 class Late(OSError):
-    """The time for it is over."""
+    """The deadline has passed. `trouble`: why the last attempt failed."""
 
     def __init__(self, trouble: str = "") -> None:
         OSError.__init__(self, errno.ETIMEDOUT, "there was no time for it" + (f" ({trouble})" if trouble else ""))
 
 
-def patiently(ask: Callable[[], Answer], deadline: float) -> Answer:
-    """The first answer that is one. `deadline`: UTC seconds. Raises Denied, Late, and OSError where the
-    store's certificate is not trusted."""
-    pause, end = FIRST_S, min(deadline, time.time() + PATIENCE_S)
+def with_retries(attempt: Callable[[], Answer], deadline: float) -> Answer:
+    """The first successful answer. `deadline`: UTC seconds.
+
+    Raises Denied, Late, and OSError where the store's certificate is not trusted.
+    """
+    pause_s, end = MIN_RETRY_PAUSE_S, min(deadline, time.time() + RETRY_LIMIT_S)
     while True:
         try:
-            answer = ask()
+            answer = attempt()
             if answer.status < 300 and not answer.code():
                 return answer
-            if answer.status < 500 and answer.status not in (408, 429) and answer.code() not in BUSY:
+            if answer.status < 500 and answer.status not in (408, 429) and answer.code() not in RETRYABLE:
                 raise Denied(answer)
             trouble = f"{answer.status} {answer.code()}".strip()
         except ssl.SSLCertVerificationError as error:
@@ -92,23 +80,23 @@ def patiently(ask: Callable[[], Answer], deadline: float) -> Answer:
             if isinstance(error, (Denied, Late)):
                 raise
             trouble = error.strerror or str(error)  # no route, no network
-        if time.time() + pause >= end:
+        if time.time() + pause_s >= end:
             raise Late(trouble)
-        time.sleep(pause)
-        pause = min(2 * pause, LONGEST_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, MAX_RETRY_PAUSE_S)
 
 
-def ask(
+def request(
     method: str,
     url: str,
     body: Iterable[bytes] = (),
     size: int = 0,
     headers: Mapping[str, str] | None = None,
-    silence_s: float = SILENCE_S,
+    silence_s: float = SILENCE_LIMIT_S,
 ) -> Answer:
-    """One request, once. Raises OSError and http.client.HTTPException."""
+    """Send one request, once. Raises OSError and http.client.HTTPException."""
     parts = urlsplit(url)
-    connection = _connection(parts.scheme, parts.hostname or "", parts.port, silence_s)
+    connection = _connect(parts.scheme, parts.hostname or "", parts.port, silence_s)
     try:
         connection.putrequest(method, f"{parts.path or '/'}?{parts.query}", skip_accept_encoding=True)
         for name, value in (headers or {}).items():
@@ -120,42 +108,46 @@ def ask(
             for block in body:
                 connection.send(block)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it may have answered before it had everything: that answer says why
+            pass  # the store may have answered before it read everything: its answer says why
         answer = connection.getresponse()
         return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
     finally:
         connection.close()
 
 
-def length(url: str, deadline: float, silence_s: float = SILENCE_S) -> int | None:
-    """How many bytes an object has; None where there is none. Raises OSError."""
+def length(url: str, deadline: float, silence_s: float = SILENCE_LIMIT_S) -> int | None:
+    """An object's size in bytes; None where it does not exist. Raises OSError."""
     try:
-        answer = patiently(lambda: ask("HEAD", url, (), 0, None, silence_s), deadline)
+        answer = with_retries(lambda: request("HEAD", url, (), 0, None, silence_s), deadline)
     except Denied as error:
-        if error.code in ("HTTP 404", "HTTP 403"):  # 403: who may not list a bucket is not told what is not in it
+        if error.code in ("HTTP 404", "HTTP 403"):  # 403: S3 hides absence from those who may not list the bucket
             return None
         raise
     return int(answer.headers["content-length"])
 
 
-def _connection(scheme: str, host: str, port: int | None, silence_s: float) -> http.client.HTTPConnection:
+def _connect(scheme: str, host: str, port: int | None, silence_s: float) -> http.client.HTTPConnection:
+    """A connection to be opened by its first request, through the proxy of the environment if there is one."""
     proxy = "" if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme, "")
-    at, there = (host, port), urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    if there.hostname:
-        at = (there.hostname, there.port)
+    place, via = (host, port), urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    if via.hostname:
+        place = (via.hostname, via.port)
     if scheme == "https":
-        made: http.client.HTTPConnection = http.client.HTTPSConnection(*at, timeout=silence_s, context=_trust())
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            *place, timeout=silence_s, context=_trust()
+        )
     else:
-        made = http.client.HTTPConnection(*at, timeout=silence_s)
-    if there.hostname:
-        made.set_tunnel(host, port or (443 if scheme == "https" else 80))
-    return made
+        connection = http.client.HTTPConnection(*place, timeout=silence_s)
+    if via.hostname:
+        connection.set_tunnel(host, port or (443 if scheme == "https" else 80))
+    return connection
 
 
 def _trust() -> ssl.SSLContext:
+    """The default context, with a system's certificate authorities where it has none."""
     context = ssl.create_default_context()
     if not context.cert_store_stats()["x509_ca"] and not context.get_ca_certs():
-        for bundle in filter(os.path.exists, BUNDLES):
+        for bundle in filter(os.path.exists, CA_BUNDLES):
             context.load_verify_locations(bundle)
             break
     return context

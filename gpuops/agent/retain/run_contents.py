@@ -1,4 +1,4 @@
-"""What of a run is kept elsewhere: what a client would fetch, and what would go with the node."""
+"""Which files of a run are stored elsewhere: those that a client would download, and those lost with the node."""
 
 from __future__ import annotations
 
@@ -12,28 +12,16 @@ from gpuops.agent.node import Node
 from gpuops.agent.retain.virtual_tar import Item
 
 RESULT = "result.json"
-
-
 LOGS = "logs/"
-
-
 OUT = "out/"
-
-
-SMALL = 100_000_000
-
-
-MANY = 1000
-"""Of a node that stays: files that nobody named are kept up to this size (bytes), and up to so many; of one that
-ends with its run, all."""
-
-
-SHORT = 10_000_000
-"""A log of so many bytes keeps nothing waiting."""
+UNNAMED_FILE_BYTES, UNNAMED_FILES = 100_000_000, 1000
+"""Limits of files that no pattern names, on a node that outlives its run; on one that ends with it, all are stored."""
+SHORT_LOG_BYTES = 10_000_000
+"""Longer logs come last in an archive."""
 
 
 def listing(node: Node, spec: Mapping[str, Any], folder: str) -> Iterator[Item]:
-    """Everything, what says most first. `folder`: the run's own."""
+    """All files: the result, the logs, then what the run made. `folder`: the run's own."""
     named = {RESULT: os.path.join(folder, RESULT)}
     named.update({LOGS + name: path for name, path in run_files.streams(folder).items()})
     for name, path in named.items():
@@ -41,27 +29,28 @@ def listing(node: Node, spec: Mapping[str, Any], folder: str) -> Iterator[Item]:
             seen = os.stat(path)
             yield Item(os.fsencode(path), name, seen.st_size, seen.st_mtime_ns)
     tree = os.fsencode(node.tree(spec["tree"]))
-    for path, size, mtime_ns in _made(node, spec):
+    for path, size, mtime_ns in _outputs(node, spec):
         yield Item(os.path.join(tree, raw(path)), OUT + path, size, mtime_ns)
 
 
-def _made(node: Node, spec: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+def _outputs(node: Node, spec: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+    """(path, size, mtime in ns) of files that match the patterns, then of files that no pattern names."""
     question = {"run": spec["run"], "patterns": spec.get("outs") or []}
     yield from outputs.outs(node, question, lambda _item: None)["files"]
-    unnamed = outputs.listing(node, question)["files"]
+    unnamed = outputs.unnamed(node, question)["files"]
     if not spec["sink"].get("end"):
-        unnamed = [row for row in unnamed if row[1] <= SMALL][:MANY]
+        unnamed = [row for row in unnamed if row[1] <= UNNAMED_FILE_BYTES][:UNNAMED_FILES]
     for row in unnamed:
         yield row[:3]
 
 
 def newest_first(items: Sequence[Item]) -> list[Item]:
-    """How it ended, the newest of what it made, its logs: in this order for who may not have the time for all.
+    """The result, the newest output, short logs, other outputs, long logs: the machine may end before all are sent.
 
-    What a snapshot consists of was written one after another, so that its files stand together.
+    A snapshot's files were written one after another, so they stay together in this order.
     """
-    made = sorted((item for item in items if item.name.startswith(OUT)), key=lambda item: -item.mtime_ns)
+    newest = sorted((item for item in items if item.name.startswith(OUT)), key=lambda item: -item.mtime_ns)
     logs = [item for item in items if item.name.startswith(LOGS)]
     result = [item for item in items if item.name == RESULT]
-    short = [item for item in logs if item.size <= SHORT]
-    return [*result, *made[:1], *short, *made[1:], *(item for item in logs if item.size > SHORT)]
+    short = [item for item in logs if item.size <= SHORT_LOG_BYTES]
+    return [*result, *newest[:1], *short, *newest[1:], *(item for item in logs if item.size > SHORT_LOG_BYTES)]

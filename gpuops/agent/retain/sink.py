@@ -1,13 +1,14 @@
-"""Results kept where they outlive this machine (`sink` in the launch spec): in a bucket (see `bucket`), or in a
-folder, of a network volume as a rule.
+"""The sink (`sink` in the launch spec): stores results where they outlive this machine.
 
-    <folder>/.of-<id>              whose folder this is
+A sink is a bucket (see `bucket`) or a folder, usually of a network volume:
+
+    <folder>/.of-<id>              marks the run that the folder belongs to
     <folder>/node<i>/logs/         the run's streams, by name
     <folder>/node<i>/out/          what the run made
     <folder>/node<i>/result.json   how it ended here
-    <folder>/node<i>/safe.json     written last: all of it is there, and was read back
+    <folder>/node<i>/safe.json     written last: everything is stored, and was read back
 
-What is known of it lies in `runs/<run>/sink.json`, for whoever asks (verb `run`) and for the agent's successor.
+The state is in `runs/<run>/sink.json`, for clients (verb `run`) and for a restarted agent.
 """
 
 from __future__ import annotations
@@ -21,62 +22,65 @@ from typing import Any, Callable, Mapping
 
 from gpuops.agent import run_files
 from gpuops.agent.files.folder import raw
-from gpuops.agent.node import Node, Refusal, log, read_json, write_json
+from gpuops.agent.node import Node, Refusal, log, read_json, remove_file, write_json
 from gpuops.agent.retain import bucket, hold, run_contents
-from gpuops.agent.retain.safe_copy import copied
+from gpuops.agent.retain.safe_copy import copy
 from gpuops.agent.retain.upload import NEVER
 
 STATE = "sink.json"
 SAFE = "safe.json"
 ALIVE = "run.json"
-"""Touched every BEAT_S while the run is on here, or what it left is not safe: the other nodes see it."""
-BEAT_S = 60.0
-TELL_S = 2.0
-"""How often a copy says how far it has got, in seconds; it is a sign of use, too."""
+"""Touched while the run is on here, or its results are not safe: shows the other nodes that this one goes on."""
+ALIVE_INTERVAL_S = 60.0
+PROGRESS_INTERVAL_S = 2.0
+"""Time between two records of a copy's progress, which are signs of use, too."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _LOCK = threading.Lock()
-"""Held while a run's results are copied: the next run may change them."""
-_seen_to = threading.Event()
-_seen_to.set()
-"""Not set while what the agent before this one has left undone is seen to."""
-_goes_at = NEVER
+"""Held while a run's results are stored: the next run may change the files."""
+_resumed = threading.Event()
+_resumed.set()
+"""Not set while `resume` finishes what a killed agent left undone."""
+_machine_ends = NEVER
+"""When this machine ends, as far as is known (UTC seconds)."""
 _known: dict[str, dict[str, Any]] = {}
-"""By the run's folder, what could not be written down: this machine's own disk may be full."""
+"""States that could not be written, by the run's folder: this machine's own disk may be full."""
 
 
 def claim(node: Node, spec: Mapping[str, Any], urls: Mapping[str, Any] | None = None) -> None:
-    """Before a run starts: its place is there, is its own, and can be written to. Raises Refusal(`sink`).
+    """Before a run starts: check that its place exists, is its own, and can be written to. Raises Refusal(`sink`).
 
-    A folder that holds another run's results, or somebody's files, is left alone: then it is one beside it. `urls`:
-    what a bucket may be written to with.
+    Where the folder has another run's results, or somebody's files, a folder beside it is used. `urls`: a bucket's
+    signed addresses.
     """
     sink = spec.get("sink")
     if not sink:
         return
-    if bucket.is_one(spec):
-        _note(node.run(spec["run"]), {"state": "claimed", "folder": bucket.claim(node, spec, urls or {})})
+    if bucket.is_used(spec):
+        _record(node.run(spec["run"]), {"state": "claimed", "folder": bucket.claim(node, spec, urls or {})})
         return
     mark = f".of-{sink['id']}"
     try:
         folder = next(path for path in (sink["folder"], f"{sink['folder']}-{sink['id']}") if _is_ours(path, mark))
         ours = os.path.join(folder, f"node{spec['node']}")
         os.makedirs(ours, exist_ok=True)
-        if os.path.exists(os.path.join(ours, SAFE)):
-            os.unlink(os.path.join(ours, SAFE))  # of an earlier attempt
+        remove_file(os.path.join(ours, SAFE))  # of an earlier attempt
         write_json(os.path.join(ours, ALIVE), {"run": spec["run"], "node": spec["node"], "nodes": spec["nodes"]})
     except (OSError, StopIteration) as error:
         why = getattr(error, "strerror", None) or "others' files lie there"
         say = f"{sink['folder']} cannot keep this run's results: {why}"
         raise Refusal("sink", say, "see to the volume, or leave out --sink") from error
-    _note(node.run(spec["run"]), {"state": "claimed", "folder": folder})
+    _record(node.run(spec["run"]), {"state": "claimed", "folder": folder})
 
 
 def _is_ours(folder: str, mark: str) -> bool:
-    """Whether a folder is this run's: it is there with our mark, or is made now. Raises OSError, also where no volume
-    is. Who makes it is its owner; a run's first node does so before the others are started."""
+    """Whether a folder is this run's: it has our mark, or did not exist and is made now.
+
+    The run that makes it owns it; a run's first node does so before the others are started. Raises OSError, also where
+    the volume is missing.
+    """
     try:
-        os.mkdir(os.path.dirname(folder))  # and never what that lies in: it would be a volume that is not there
+        os.mkdir(os.path.dirname(folder))  # and none above it: that would hide that the volume is missing
     except FileExistsError:
         pass
     try:
@@ -88,118 +92,119 @@ def _is_ours(folder: str, mark: str) -> bool:
 
 
 def known(node: Node, name: str) -> dict[str, Any] | None:
-    """What is known of a run's results in their folder: `state` (claimed, copying, safe, failed), `folder`, …"""
+    """The state of a run's sink: `state` (claimed, copying, safe, failed), `folder`, …; None without a sink."""
     folder = node.run(name)
-    found: dict[str, Any] | None = _known.get(folder) or read_json(os.path.join(folder, STATE))
-    return found
+    state: dict[str, Any] | None = _known.get(folder) or read_json(os.path.join(folder, STATE))
+    return state
 
 
-def goes(at: float) -> None:
-    """This machine is not there after that (UTC seconds): what is being sent to a bucket is closed before."""
-    global _goes_at
-    _goes_at = min(_goes_at, at)
+def set_deadline(at: float) -> None:
+    """This machine ends at that time (UTC seconds), or before: an upload to a bucket is closed before it."""
+    global _machine_ends
+    _machine_ends = min(_machine_ends, at)
 
 
-def keep(node: Node, name: str) -> None:
-    """Copy what a run that has ended left, once; whatever comes of it is noted. Never raises."""
+def store(node: Node, name: str) -> None:
+    """Store the results of a run that has ended, once, and record whether that succeeded. Never raises."""
     try:
         folder = node.run(name)
-        spec, state = read_json(os.path.join(folder, "spec.json")) or {}, known(node, name)
+        spec, state = run_files.spec(node, name), known(node, name)
         result = run_files.result(folder) or {}
         if not spec.get("sink") or not state or state["state"] not in ("claimed", "copying"):
             return
         if (result.get("reason") or {}).get("kind") == "start":
             return  # it never began
         with _LOCK:
-            _keep(node, folder, spec, state["folder"], lambda: min(bucket.deadline(spec, result), _goes_at))
+            _store(node, folder, spec, state["folder"], lambda: min(bucket.deadline(spec, result), _machine_ends))
     except Exception:
-        log(f"what {name} left could not be kept\n{traceback.format_exc()}")
+        log(f"the results of {name} could not be stored\n{traceback.format_exc()}")
 
 
-def _keep(node: Node, folder: str, spec: Mapping[str, Any], sink: str, deadline: Callable[[], float]) -> None:
+def _store(node: Node, folder: str, spec: Mapping[str, Any], sink: str, deadline: Callable[[], float]) -> None:
     try:
-        if bucket.is_one(spec):
-            files, size, changed = _sent(node, spec, folder, sink, deadline)
+        if bucket.is_used(spec):
+            files, size, changed = _upload(node, spec, folder, sink, deadline)
         else:
-            (files, size), changed = _Copy(node, spec, folder, sink).all(), []
+            (files, size), changed = _Copy(node, spec, folder, sink).run(), []
     except Exception as error:
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        log(f"what {spec['run']} left could not be kept\n{traceback.format_exc()}")
-        _note(folder, {"state": "failed", "folder": sink, "why": why})
-        _event(folder, "unsafe", sink=sink, why=why)
+        log(f"the results of {spec['run']} could not be stored\n{traceback.format_exc()}")
+        _record(folder, {"state": "failed", "folder": sink, "why": why})
+        run_files.event(folder, "unsafe", sink=sink, why=why)
         return
     more = {"changed": changed} if changed else {}
-    _note(folder, {"state": "safe", "folder": sink, "at": time.time(), "files": files, "bytes": size, **more})
-    _event(folder, "safe", sink=sink, files=files, bytes=size, **more)
-    hold.settled(folder)
-    if bucket.is_one(spec):
-        bucket.used(folder)
+    _record(folder, {"state": "safe", "folder": sink, "at": time.time(), "files": files, "bytes": size, **more})
+    run_files.event(folder, "safe", sink=sink, files=files, bytes=size, **more)
+    hold.release(folder)
+    if bucket.is_used(spec):
+        bucket.forget_parts(folder)
 
 
-def _sent(
+def _upload(
     node: Node, spec: Mapping[str, Any], folder: str, sink: str, deadline: Callable[[], float]
 ) -> tuple[int, int, list[str]]:
-    """Files, bytes, and those that changed while they were sent. Raises OSError where not all of it is there."""
-    found = bucket.send(node, spec, folder, deadline, lambda total: Teller(node, folder, sink, total))
-    if found.missing and found.missing == len(found.unread):
-        raise OSError(errno.EACCES, f"{_some(found.missing)} cannot be read: {', '.join(found.unread[:3])}")
-    if found.missing:
-        why = f"only {_some(found.files)} could be sent before this machine is taken, and {found.missing} not"
+    """How many files and bytes were sent, and the names of files that changed meanwhile. Raises OSError if some are
+    missing in the bucket."""
+    stored = bucket.send(node, spec, folder, deadline, lambda total: Progress(node, folder, sink, total))
+    if stored.missing and stored.missing == len(stored.unread):
+        raise OSError(errno.EACCES, f"{_some(stored.missing)} cannot be read: {', '.join(stored.unread[:3])}")
+    if stored.missing:
+        why = f"only {_some(stored.files)} could be sent before this machine is taken, and {stored.missing} not"
         raise OSError(errno.ETIMEDOUT, why)
-    return found.files, found.size, found.changed
+    return stored.files, stored.size, stored.changed
 
 
-def begins() -> None:
-    """This agent has just started: from now on `wait` is for `resume` as well."""
-    _seen_to.clear()
+def begin() -> None:
+    """Before `resume` is started in a thread: from now on `wait` waits for it as well."""
+    _resumed.clear()
 
 
 def resume(node: Node) -> None:
-    """What an agent that died has left undone."""
+    """Store the results that a killed agent did not store."""
     try:
         for name in node.runs():
             if run_files.result(node.run(name)) is not None:
-                keep(node, name)
+                store(node, name)
     finally:
-        _seen_to.set()
+        _resumed.set()
 
 
 def beat(node: Node, spec: Mapping[str, Any], done: threading.Event) -> None:
-    """Tell the other nodes that this one goes on: until `done`, and where its results could not be kept until somebody
-    has them. In a thread of its own, since a volume or a network may hang."""
+    """Show the other nodes that this one goes on: until `done` and, if its results could not be stored, until a client
+    has downloaded them. In a thread, since a volume or a network may hang."""
     state = known(node, spec["run"]) or {}
     path = os.path.join(state.get("folder") or "", f"node{spec.get('node')}", ALIVE)
 
-    def tell() -> None:
+    def show() -> None:
         while not done.is_set() or is_unsafe(node, spec["run"]):
             try:
-                if bucket.is_one(spec):
-                    bucket.tell(node, spec, known(node, spec["run"]) or {})
+                if bucket.is_used(spec):
+                    bucket.write_state(node, spec, known(node, spec["run"]) or {})
                 else:
                     os.utime(path)
             except OSError as error:
-                log(f"the other nodes cannot be told that this one goes on: {error}")
-            time.sleep(BEAT_S)
+                log(f"the other nodes cannot see that this one goes on: {error}")
+            time.sleep(ALIVE_INTERVAL_S)
 
     if spec.get("sink") and state.get("folder"):
-        threading.Thread(target=tell, name="beat " + spec["run"], daemon=True).start()
+        threading.Thread(target=show, name="beat " + spec["run"], daemon=True).start()
 
 
 def is_unsafe(node: Node, name: str) -> bool:
-    """Whether what a run left is here and nowhere else, though it was to be kept."""
+    """Whether a run's results exist only here, since storing them failed."""
     at_home = os.path.exists(os.path.join(node.run(name), hold.HOME))
     return not at_home and (known(node, name) or {}).get("state") == "failed"
 
 
 def wait() -> None:
-    """Until nothing is being copied."""
-    _seen_to.wait()
+    """Wait until no results are being stored."""
+    _resumed.wait()
     with _LOCK:
         pass
 
 
-class Teller:
-    """Says how far what is kept has got: `__call__` with bytes that are done."""
+class Progress:
+    """Records how far the storing of results is; call it with a number of bytes that are done."""
 
     def __init__(self, node: Node, folder: str, sink: str, total: int) -> None:
         self._node = node
@@ -207,19 +212,19 @@ class Teller:
         self._sink = sink
         self._total = total
         self._done = 0
-        self._told = 0.0
+        self._recorded = 0.0
 
     def __call__(self, size: int) -> None:
         self._done += size
-        if time.monotonic() - self._told >= TELL_S:
-            self._told = time.monotonic()
+        if time.monotonic() - self._recorded >= PROGRESS_INTERVAL_S:
+            self._recorded = time.monotonic()
             self._node.touch()
             state = {"state": "copying", "folder": self._sink, "at": time.time(), "done": self._done}
-            _note(self._folder, {**state, "total": self._total})
+            _record(self._folder, {**state, "total": self._total})
 
 
 class _Copy:
-    """One run's files on their way into a folder."""
+    """Copies one run's files into a folder."""
 
     def __init__(self, node: Node, spec: Mapping[str, Any], folder: str, sink: str) -> None:
         self._node = node
@@ -228,22 +233,22 @@ class _Copy:
         self._sink = sink
         self._target = os.fsencode(os.path.join(sink, f"node{spec['node']}"))
 
-    def all(self) -> tuple[int, int]:
-        """Copy everything; how many files and bytes. One that fails keeps no other away: then raises OSError."""
+    def run(self) -> tuple[int, int]:
+        """Copy everything. Returns how many files and bytes; raises OSError at the end if some failed."""
         items = list(run_contents.listing(self._node, self._spec, self._folder))
-        tell = Teller(self._node, self._folder, self._sink, sum(item.size for item in items))
+        progress = Progress(self._node, self._folder, self._sink, sum(item.size for item in items))
         rows: list[list[Any]] = []
         failed: list[OSError] = []
         for item in items:
             try:
-                found = copied(item.source, os.path.join(self._target, raw(item.name)), tell)
+                copied = copy(item.source, os.path.join(self._target, raw(item.name)), progress)
             except OSError as error:
                 failed.append(error)
                 if error.errno in FULL:
                     break
                 continue
-            if found is not None:
-                rows.append([item.name, *found])
+            if copied is not None:
+                rows.append([item.name, *copied])
         if failed:
             raise OSError(failed[0].errno, f"{failed[0].strerror or failed[0]}, {_some(len(failed))}")
         document = {"schema": 1, "run": self._spec["run"], "node": self._spec["node"], "at": time.time()}
@@ -255,17 +260,11 @@ def _some(count: int) -> str:
     return f"{count} file" + "s" * (count != 1)
 
 
-def _note(folder: str, state: dict[str, Any]) -> None:
+def _record(folder: str, state: dict[str, Any]) -> None:
+    """Write the state; in memory where the disk is full."""
     try:
         write_json(os.path.join(folder, STATE), state)
         _known.pop(folder, None)
     except OSError as error:
         _known[folder] = state
         log(f"{state} is only in memory: {error}")
-
-
-def _event(folder: str, kind: str, **data: Any) -> None:
-    try:
-        run_files.event(folder, kind, **data)
-    except OSError as error:
-        log(f"{kind} {data} could not be noted: {error}")

@@ -1,7 +1,7 @@
-"""An archive's way into a bucket, part by part, each proven by its MD5; and what closes it.
+"""Sends an archive to a bucket in parts, each verified by its MD5, and closes it (S3's multipart upload).
 
-Its last member, `safe.json`, says what is in it and is sent last, so that whoever has it has all. Where the time is
-too short, the parts that have come are closed at the last end of a member: shorter, and an archive like any other.
+The last member, `safe.json`, lists the others and is sent last: an archive that has it is complete. Where the time is
+too short, the parts that arrived are closed at the last end of a member: a shorter archive, but a valid one.
 """
 
 from __future__ import annotations
@@ -18,54 +18,60 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from gpuops.agent.retain import object_requests
 from gpuops.agent.retain.object_requests import Denied, Late
-from gpuops.agent.retain.virtual_tar import END, Archive, cuts, looks, whole
+from gpuops.agent.retain.virtual_tar import END, Archive, cuts, is_unchanged, whole
 
 SAFE = "safe.json"
-LEAST = 8 << 20
-"""A part has at least so many bytes, but for the last (S3: 5 MiB)."""
-MOST = 5 << 29
-"""A piece is never longer than twice this (S3: 5 GiB)."""
-AT_ONCE = 4
-CLOSING_S = 10.0
-"""What is kept of the time there is for closing the archive, in seconds."""
-LOOK_S = 0.5
-"""How often is looked whether the time is over while parts are on their way."""
-LEAST_SILENCE_S = 2.0
+MIN_PART_BYTES = 8 << 20
+"""Of each part but the last (S3 demands 5 MiB)."""
+MEMBER_PART_BYTES = 5 << 29
+"""A part is at most twice as long (S3 allows 5 GiB)."""
+PARALLEL_PARTS = 4
+CLOSING_RESERVE_S = 10.0
+"""How much of the remaining time is reserved for closing the archive."""
+LATENESS_CHECK_INTERVAL_S = 0.5
+"""Time between two looks at the deadline while parts are being sent."""
+MIN_SILENCE_LIMIT_S = 2.0
 NEVER = float("inf")
 GONE = "NoSuchUpload"
 ALTERED = "BadDigest"
-SENDINGS = 5
-"""How often a part is sent whose bytes are not those that were counted."""
+MAX_SENDINGS = 5
+"""How often a part is sent whose file changes between hashing and sending."""
 
 
-class Piece(NamedTuple):
+class Part(NamedTuple):
     number: int
     start: int
     stop: int
 
 
-class Kept(NamedTuple):
-    """What is in the bucket: files, bytes of the archive, files that are not in it, and names of those that changed
-    and, of those that are not in it, of those that cannot be read here."""
+class Stored(NamedTuple):
+    """What the bucket has."""
 
     files: int
     size: int
+    """Bytes of the archive."""
     missing: int
+    """How many files are not in it."""
     changed: list[str]
+    """Names of files that changed while they were sent."""
     unread: Sequence[str] = ()
+    """Names of the missing files that cannot be read here."""
 
 
 def too_large(archive: Archive, urls: Mapping[str, Any]) -> str:
-    """Why an archive does not fit; empty where it does."""
-    most = MOST * (len(urls["parts"]) - 2)
+    """Why an archive does not fit into the bucket; empty where it does."""
+    most = MEMBER_PART_BYTES * (len(urls["parts"]) - 2)
     if archive.size <= most:
         return ""
     return f"it is {archive.size / 1e9:.0f} GB, and a bucket is sent {most / 1e9:.0f} GB of a node at most"
 
 
 class Upload:
-    """One archive, once. `noted`: parts that an earlier agent had sent, by number: [MD5, ETag, start, stop].
-    `deadline`: until when this machine is there, as far as is known now (UTC seconds): it may be told so on the way."""
+    """One upload of one archive.
+
+    `sent`: parts that a killed agent had sent, by number: [MD5, ETag, start, stop]; `record` is called with it after
+    each part. `deadline` returns when this machine ends, as far as is known at that moment (UTC seconds).
+    """
 
     def __init__(
         self,
@@ -74,70 +80,70 @@ class Upload:
         about: Mapping[str, Any],
         *,
         deadline: Callable[[], float],
-        tell: Callable[[int], None],
-        noted: dict[str, list[Any]],
-        note: Callable[[dict[str, list[Any]]], None],
+        progress: Callable[[int], None],
+        sent: dict[str, list[Any]],
+        record: Callable[[dict[str, list[Any]]], None],
     ) -> None:
         self._archive = archive
         self._urls = urls
         self._about = about
         self._deadline = deadline
-        self._reserve_s = CLOSING_S
-        self._tell = tell
-        self._noted = noted
-        self._note = note
+        self._reserve_s = CLOSING_RESERVE_S
+        self._progress = progress
+        self._sent = sent
+        self._record = record
         self._lock = threading.Lock()
         self._sums: dict[int, str] = {}
         self._hash: Any = None
         self._changed: set[int] = set()
         self._over = threading.Event()
         self._late = Late("the permission to write there ends")
-        self._closing: Kept | None = None
-        """What will be there once the last word for it is heard."""
+        self._closing: Stored | None = None
+        """What the bucket has once the store has completed the upload."""
 
-    def all(self) -> Kept:
-        """Send it and close it. Raises OSError: nothing is in the bucket."""
+    def run(self) -> Stored:
+        """Send the archive and close it. Raises OSError: then the bucket has nothing."""
         ends = self._archive.ends
-        marks = [0, *cuts(ends, len(self._urls["parts"]) - 1, LEAST)]
-        pieces = [Piece(index + 1, start, stop) for index, (start, stop) in enumerate(zip(marks, marks[1:]))]
-        sent = self._send(pieces)
-        whole: Kept | None = None
-        if len(sent) == len(pieces):
+        marks = [0, *cuts(ends, len(self._urls["parts"]) - 1, MIN_PART_BYTES)]
+        parts = [Part(index + 1, start, stop) for index, (start, stop) in enumerate(zip(marks, marks[1:]))]
+        etags = self._send(parts)
+        complete: Stored | None = None
+        if len(etags) == len(parts):
             try:
-                return self._close(sent, len(ends), len(sent) + 1, marks[-1])
+                return self._close(etags, len(ends), len(etags) + 1, marks[-1])
             except Late:
                 if self._deadline() == NEVER:
                     raise
-                whole = self._closing
+                complete = self._closing
         if self._deadline() == NEVER:
             raise self._late
-        whole_ends = [mark for mark in marks[: len(sent) + 1] if mark in set(ends)]
+        whole_ends = [mark for mark in marks[: len(etags) + 1] if mark in set(ends)]
         if not whole_ends:
             raise Late("not even for its first files")
         last = whole_ends[-1]
         count = ends.index(last) + 1
-        self._reserve_s = 0.0  # this is what it was for
+        self._reserve_s = 0.0  # now it is used
         try:
-            return self._close(sent[: marks.index(last)], count, len(self._urls["parts"]), last)
+            return self._close(etags[: marks.index(last)], count, len(self._urls["parts"]), last)
         except Denied as error:
-            if error.code != GONE or whole is None or not self._is_there(whole.size):
+            if error.code != GONE or complete is None or not self._has_arrived(complete.size):
                 raise
-            return whole  # the word for all of it was heard, and its answer lost
+            return complete  # the store had completed the whole archive, and only its answer was lost
 
     # The parts.
 
-    def _send(self, pieces: Sequence[Piece]) -> list[str]:
-        """The ETags of the parts that are there, without a gap. Raises what is none of the time's doing."""
+    def _send(self, parts: Sequence[Part]) -> list[str]:
+        """The ETags of the parts that arrived, up to the first gap. Raises OSError, but not Late."""
         etags: dict[int, str] = {}
         running: dict[Future[str], int] = {}
-        pool = ThreadPoolExecutor(AT_ONCE)
+        pool = ThreadPoolExecutor(PARALLEL_PARTS)
         try:
-            for piece in pieces:
+            for part in parts:
                 if self._is_late():
                     break
-                digest = self._digest(piece, first=True)
-                running[pool.submit(self._part, piece, digest)] = piece.number
-                while len(running) >= AT_ONCE:
+                digest = self._digest(part, first=True)
+                running[pool.submit(self._send_part, part, digest)] = part.number
+                while len(running) >= PARALLEL_PARTS:
                     self._gather(running, etags)
             while running:
                 self._gather(running, etags)
@@ -152,54 +158,56 @@ class Upload:
         return [etags[number] for number in range(1, _first_gap(etags))]
 
     def _gather(self, running: dict[Future[str], int], etags: dict[int, str]) -> None:
-        """Wait for a part that is there. Raises Late, and what a part raises."""
-        done = wait(running, LOOK_S, FIRST_COMPLETED).done
+        """Wait for a part to arrive. Raises Late, and what sending a part raises."""
+        done = wait(running, LATENESS_CHECK_INTERVAL_S, FIRST_COMPLETED).done
         for future in done:
             number = running.pop(future)
             etags[number] = future.result()
         if not done and self._is_late():
             raise self._late
 
-    def _part(self, piece: Piece, digest: bytes) -> str:
-        known = self._noted.get(str(piece.number))
-        if known and known[0] == digest.hex() and known[2:] == [piece.start, piece.stop]:
+    def _send_part(self, part: Part, digest: bytes) -> str:
+        """The ETag of a part, sent now unless a killed agent had sent it."""
+        known = self._sent.get(str(part.number))
+        if known and known[0] == digest.hex() and known[2:] == [part.start, part.stop]:
             with self._lock:
-                self._tell(piece.stop - piece.start)
+                self._progress(part.stop - part.start)
             return str(known[1])
-        for sending in range(1, SENDINGS + 1):
+        for sending in range(1, MAX_SENDINGS + 1):
             try:
-                etag = self._put(piece.number, digest, piece.stop - piece.start, lambda: self._bytes(piece))
+                etag = self._put(part.number, digest, part.stop - part.start, lambda: self._bytes(part))
                 break
             except Denied as error:
-                if error.code != ALTERED or sending == SENDINGS:
+                if error.code != ALTERED or sending == MAX_SENDINGS:
                     raise
-                digest = self._digest(piece, first=False)  # a file changed between two looks at it
+                digest = self._digest(part, first=False)  # a file changed after it was hashed
         with self._lock:
             if self._over.is_set():
-                return etag  # whoever waited for it has gone on
-            self._noted[str(piece.number)] = [digest.hex(), etag, piece.start, piece.stop]
-            self._note(self._noted)
-            self._tell(piece.stop - piece.start)
+                return etag  # the upload goes on without this part
+            self._sent[str(part.number)] = [digest.hex(), etag, part.start, part.stop]
+            self._record(self._sent)
+            self._progress(part.stop - part.start)
         return etag
 
     def _put(self, number: int, digest: bytes, size: int, body: Callable[[], Iterator[bytes]]) -> str:
         headers = {"Content-MD5": base64.b64encode(digest).decode()}
 
-        def ask() -> object_requests.Answer:  # by the newest address: others may have come meanwhile
-            return object_requests.ask("PUT", self._urls["parts"][number - 1], body(), size, headers, self._silence_s())
+        def put() -> object_requests.Answer:
+            url = self._urls["parts"][number - 1]  # read now: newer addresses may have come
+            return object_requests.request("PUT", url, body(), size, headers, self._silence_s())
 
-        return object_requests.patiently(ask, self._limit()).headers["etag"]
+        return object_requests.with_retries(put, self._limit()).headers["etag"]
 
-    def _bytes(self, piece: Piece) -> Iterator[bytes]:
-        for _, _, block in self._archive.read(piece.start, piece.stop):
+    def _bytes(self, part: Part) -> Iterator[bytes]:
+        for _, _, block in self._archive.read(part.start, part.stop):
             if self._over.is_set() or self._is_late():
                 raise Late
             yield block
 
-    def _digest(self, piece: Piece, first: bool) -> bytes:
-        """The MD5 of a part; the first time, in order, what is needed for each file's SHA-256 as well."""
+    def _digest(self, part: Part, first: bool) -> bytes:
+        """The MD5 of a part. The `first` call for each part, in order, also computes each file's SHA-256."""
         digest = hashlib.md5()
-        for index, is_content, block in self._archive.read(piece.start, piece.stop):
+        for index, is_content, block in self._archive.read(part.start, part.stop):
             digest.update(block)
             if first:
                 self._sum(index, is_content, block)
@@ -208,27 +216,27 @@ class Upload:
         return digest.digest()
 
     def _sum(self, index: int, is_content: bool, block: bytes) -> None:
-        """A member's bytes come one after another, and before the next one's."""
+        """Hash a block of a member. Blocks come in order, and those of one member before those of the next."""
         if index not in self._sums:
             self._hash = hashlib.sha256()
         if is_content:
             self._hash.update(block)
         self._sums[index] = self._hash.hexdigest()
 
-    # What closes it.
+    # Closing it.
 
-    def _close(self, etags: Sequence[str], count: int, number: int, start: int) -> Kept:
-        """Send the rest from `start` to the end of member `count`, what says that this is all, and the word for it."""
+    def _close(self, etags: Sequence[str], count: int, number: int, start: int) -> Stored:
+        """Send the rest from `start` to the end of member `count`, the list of members, and complete the upload."""
         stop = self._archive.ends[count - 1] if count else 0
         rest = []
         for index, is_content, block in self._archive.read(start, stop):
             self._sum(index, is_content, block)
             rest.append(block)
         items = self._archive.items
-        changed = {index for index in range(count) if index in self._changed or not looks(items[index])}
-        # Zeros stand for them: of one that has gone that is no loss, and none of them comes home so.
+        changed = {index for index in range(count) if index in self._changed or not is_unchanged(items[index])}
+        # The archive has zeros for these. A vanished file is no loss, and a client downloads neither kind.
         vanished = {index for index in self._archive.short if index < count and not os.path.exists(items[index].source)}
-        unread = {index for index in self._archive.short if index < count and looks(items[index])}
+        unread = {index for index in self._archive.short if index < count and is_unchanged(items[index])}
         changed -= vanished | unread
         left = [index for index in range(count) if index not in vanished | unread]
         missing = len(items) - count + len(unread)
@@ -236,12 +244,12 @@ class Upload:
         digest, size = hashlib.md5(b"".join(body)), sum(map(len, body))
         last = self._put(number, digest.digest(), size, lambda: iter(body))
         names = [[items[index].name for index in sorted(those)] for those in (changed, unread)]
-        kept = self._closing = Kept(len(left), start + size, missing, *names)
-        self._complete([*enumerate(etags, 1), (number, last)], kept.size)
-        return kept
+        stored = self._closing = Stored(len(left), start + size, missing, *names)
+        self._complete([*enumerate(etags, 1), (number, last)], stored.size)
+        return stored
 
     def _manifest(self, left: Sequence[int], changed: set[int], missing: int) -> bytes:
-        """What is in it: [name, bytes, SHA-256 or null where it changed while it was sent, mtime in ns]."""
+        """The content of SAFE; `files`: [name, bytes, SHA-256 or null where it changed meanwhile, mtime in ns]."""
         rows = [
             [item.name, item.size, None if index in changed else self._sums[index], item.mtime_ns]
             for index, item in ((index, self._archive.items[index]) for index in left)
@@ -250,30 +258,31 @@ class Upload:
         return json.dumps(document).encode()
 
     def _complete(self, parts: Sequence[tuple[int, str]], size: int) -> None:
-        """Say that these are all; where the answer is lost, what is there counts. Raises OSError."""
+        """Complete the upload; where the answer is lost, the object's size counts. Raises OSError."""
         rows = "".join(f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>" for number, etag in parts)
         body = f"<CompleteMultipartUpload>{rows}</CompleteMultipartUpload>".encode()
 
-        def ask() -> object_requests.Answer:
-            return object_requests.ask("POST", self._urls["complete"], [body], len(body), None, self._silence_s())
+        def post() -> object_requests.Answer:
+            url = self._urls["complete"]
+            return object_requests.request("POST", url, [body], len(body), None, self._silence_s())
 
         try:
-            object_requests.patiently(ask, self._limit())
+            object_requests.with_retries(post, self._limit())
         except Denied as error:
             if error.code != GONE or self._length() is None:
                 raise
         except Late:
-            if not self._is_there(size):
+            if not self._has_arrived(size):
                 raise
             return
-        found = self._length()
-        if found != size:
-            raise OSError(errno.EIO, f"{size} bytes were sent, and the bucket has {found}")
+        arrived = self._length()
+        if arrived != size:
+            raise OSError(errno.EIO, f"{size} bytes were sent, and the bucket has {arrived}")
 
-    def _is_there(self, size: int) -> bool:
-        """Whether the bucket has it all; False also where nobody says."""
+    def _has_arrived(self, size: int) -> bool:
+        """Whether the bucket has the whole archive; False also where it does not answer."""
         try:
-            limit = min(self._limit(), time.time() + CLOSING_S)
+            limit = min(self._limit(), time.time() + CLOSING_RESERVE_S)
             return object_requests.length(self._urls["head"], limit, self._silence_s()) == size
         except OSError:
             return False
@@ -284,17 +293,19 @@ class Upload:
     # Time.
 
     def _limit(self) -> float:
+        """When requests must have ended (UTC seconds): before this machine and the addresses do."""
         return min(self._deadline() - self._reserve_s, float(self._urls["until"]))
 
     def _silence_s(self) -> float:
-        """How long an answer is waited for: where the machine goes, so that there is time for asking again."""
-        return min(object_requests.SILENCE_S, max(LEAST_SILENCE_S, (self._limit() - time.time()) / 2))
+        """Time limit of an answer: at most half of the remaining time, so that a retry is possible."""
+        return min(object_requests.SILENCE_LIMIT_S, max(MIN_SILENCE_LIMIT_S, (self._limit() - time.time()) / 2))
 
     def _is_late(self) -> bool:
         return time.time() >= self._limit()
 
 
 def _first_gap(etags: Mapping[int, str]) -> int:
+    """The lowest part number that is missing."""
     number = 1
     while number in etags:
         number += 1

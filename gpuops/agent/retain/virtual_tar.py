@@ -1,7 +1,7 @@
-"""A tar archive that is nowhere: any range of it is put together from headers kept here and files read where they lie.
+"""A tar archive that is never written: any range of it is composed of headers in memory and of files read in place.
 
-Each member has the length that it was listed with, whatever becomes of its file meanwhile: zeros stand for what is
-missing, and what has grown is cut. So the archive has a size before its first byte is read, and can be sent in pieces.
+Each member has the size that it was listed with, whatever happens to its file: missing bytes are replaced by zeros, and
+additional ones are cut. So the archive's size is known before its first byte is read, and it can be sent in parts.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import tarfile
 from typing import Iterator, NamedTuple, Sequence
 
 BLOCK = 512
-READ = 1 << 20
+READ_BYTES = 1 << 20
 END = bytes(2 * BLOCK)
-"""What closes an archive."""
+"""Closes an archive."""
 
 
 class Item(NamedTuple):
@@ -28,7 +28,7 @@ class Item(NamedTuple):
 
 
 def header(name: str, size: int, mtime_ns: int) -> bytes:
-    """What comes before a member's bytes."""
+    """A member's header."""
     member = tarfile.TarInfo(name)
     member.size, member.mtime, member.mode = size, max(0, mtime_ns // 1_000_000_000), 0o644
     return member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
@@ -40,15 +40,15 @@ def whole(name: str, content: bytes, mtime_ns: int) -> bytes:
 
 
 class Archive:
-    """The members one after another, without what closes the archive."""
+    """The members one after another, without END."""
 
     def __init__(self, items: Sequence[Item]) -> None:
         self.items = list(items)
         self.short: set[int] = set()
-        """Members whose files gave less than they were listed with, as far as has been read."""
+        """Indexes of members whose files had fewer bytes than listed, as far as they were read."""
         self._headers = [header(item.name, item.size, item.mtime_ns) for item in self.items]
         self.ends = []
-        """Where each member ends, its padding included: between them an archive may be cut."""
+        """Where each member ends, including its padding: an archive may be cut between members."""
         end = 0
         for item, head in zip(self.items, self._headers):
             end += len(head) + item.size + -item.size % BLOCK
@@ -66,28 +66,28 @@ class Archive:
             index += 1
 
     def _member(self, index: int, start: int, stop: int) -> Iterator[tuple[bool, bytes]]:
-        """A range of one member, counted from its header on."""
+        """A range of one member, counted from the start of its header: (whether they are of its file, bytes)."""
         head, size = self._headers[index], self.items[index].size
         if start < len(head):
             yield False, head[start:stop]
         first, last = max(start - len(head), 0), min(stop - len(head), size)
         if first < last:
-            for block in _there(self.items[index].source, first, last):
+            for block in _read(self.items[index].source, first, last):
                 first += len(block)
                 yield True, block
-            while first < last:  # it has none there, cannot be read, or is no file any more
+            while first < last:  # the file is shorter now, cannot be read, or is no file any more
                 self.short.add(index)
-                yield True, bytes(min(READ, last - first))
-                first += min(READ, last - first)
+                yield True, bytes(min(READ_BYTES, last - first))
+                first += min(READ_BYTES, last - first)
         padding = stop - max(start, len(head) + size)
         if padding > 0:
             yield False, bytes(padding)
 
 
-def _there(source: bytes, start: int, stop: int) -> Iterator[bytes]:
-    """These bytes of a file, as far as they can be read."""
+def _read(source: bytes, start: int, stop: int) -> Iterator[bytes]:
+    """A range of a file, as far as it can be read."""
     try:
-        fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not make us wait for its writer
+        fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK)  # without waiting for the writer of a pipe
     except OSError:
         return
     with open(fd, "rb", buffering=0) as file:
@@ -96,17 +96,17 @@ def _there(source: bytes, start: int, stop: int) -> Iterator[bytes]:
                 return
             file.seek(start)
             while start < stop:
-                block = file.read(min(READ, stop - start))
+                block = file.read(min(READ_BYTES, stop - start))
                 if not block:
                     return
                 start += len(block)
                 yield block
         except OSError:
-            return  # the disk gives no more of it
+            return  # the disk fails
 
 
-def looks(item: Item) -> bool:
-    """Whether a file is still as it was listed."""
+def is_unchanged(item: Item) -> bool:
+    """Whether a file still has the size and time that it was listed with."""
     try:
         seen = os.stat(item.source)
     except OSError:
@@ -115,16 +115,19 @@ def looks(item: Item) -> bool:
 
 
 def cuts(ends: Sequence[int], parts: int, least: int) -> list[int]:
-    """Where to cut an archive into at most so many pieces, each of at least `least` bytes: a piece ends between
-    members, or within one that is longer than a piece. What follows the last cut is shorter than `least`."""
+    """Where to cut an archive into at most `parts` parts, each of at least `least` bytes.
+
+    A part ends between members, or within a member that is longer than a part. The rest after the last cut is shorter
+    than `least`.
+    """
     total = ends[-1] if ends else 0
     target = max(least, -(-total // max(1, parts - 1)))
-    found: list[int] = []
+    positions: list[int] = []
     begin = 0
     for end in ends:
         pieces = (end - begin) // target
         if pieces:
             step = (end - begin) // pieces
-            found += [begin + step * number for number in range(1, pieces)] + [end]
+            positions += [begin + step * number for number in range(1, pieces)] + [end]
             begin = end
-    return [*found, total] if total - begin >= least else found
+    return [*positions, total] if total - begin >= least else positions

@@ -1,4 +1,7 @@
-"""Talking to this node's own agent, as `init`, `connect` and the watchdog do, from inside the node's folder."""
+"""Mode `connect`, which joins a client's stdio to this node's agent, and requests of programs on the node itself.
+
+All of it works from inside the node's folder, so that the socket's path is short.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,20 @@ from typing import Any, Sequence
 
 from gpuops.agent.node import Node, Refusal, node_of, read_json
 from gpuops.agent.processes import lives
-from gpuops.agent.wire import Whole
+from gpuops.agent.wire import MAGIC, Whole
 
 SOCKET = "agent.sock"
-"""Relative on purpose: the path of a Unix socket may have 107 bytes, a node's folder may have more."""
+"""Relative on purpose: the path of a Unix socket may have 107 bytes, and a node's folder may have more."""
+RESTART_LIMIT_S = 30.0
+"""Time that a new agent may take to answer after its predecessor died."""
+RETRY_INTERVAL_S = 0.1
+LAST_ANSWERS_S = 5.0
+"""Time for answers that are on their way after the client has closed its end."""
+CHUNK_BYTES = 65536
 
 
 def dial(limit_s: float | None = None) -> socket.socket:
-    """A connection to the agent. Raises OSError when none listens."""
+    """Connect to the agent. Raises OSError where none listens."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(limit_s)
@@ -32,7 +41,7 @@ def dial(limit_s: float | None = None) -> socket.socket:
 
 
 def ask(verb: str, args: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    """The answer to one question. Raises OSError (also after `limit_s` of silence) and ValueError."""
+    """The answer to one request. Raises OSError (also after `limit_s` of silence) and ValueError."""
     with dial(limit_s) as connection, connection.makefile("rb") as lines:
         connection.sendall(json.dumps({"id": 1, "verb": verb, "args": args}).encode() + b"\n")
         for line in lines:
@@ -42,14 +51,8 @@ def ask(verb: str, args: dict[str, Any], limit_s: float) -> dict[str, Any]:
     raise ConnectionResetError("the agent closed the connection")
 
 
-MAGIC = b"gpuops-agent 1\n"
-RETRY_S = 30.0
-"""How long a new agent may take to answer after its predecessor died, in seconds."""
-LINGER_S = 5.0
-"""How long answers are waited for after the client has closed its end, in seconds."""
-
-
 def main(_mode: str, arguments: Sequence[str]) -> int:
+    """`--node DIR`: print MAGIC, then pass bytes both ways until either side ends."""
     node, _ = node_of(arguments)
     connection = reach(node)
     threading.Thread(target=_to_agent, args=(connection,), daemon=True).start()
@@ -57,46 +60,46 @@ def main(_mode: str, arguments: Sequence[str]) -> int:
 
 
 def reach(node: Node) -> socket.socket:
-    """A connection to the node's agent. Raises Refusal(`no-node`, `ended`, `no-agent`)."""
+    """Connect to the node's agent, which may be restarting. Raises Refusal(`no-node`, `ended`, `no-agent`)."""
     try:
         os.chdir(node.dir)
     except OSError:
         raise Refusal("no-node", f"there is no node in {node.dir}", "it was removed, or never started") from None
-    deadline = time.monotonic() + RETRY_S
+    deadline = time.monotonic() + RESTART_LIMIT_S
     while True:
         refuse_ended(node)
         try:
             return dial()
         except OSError:
-            if not watched(node) or time.monotonic() > deadline:
+            if not is_watched(node) or time.monotonic() > deadline:
                 raise Refusal("no-agent", f"no agent answers in {node.dir}", "end this node and start anew") from None
-        time.sleep(0.1)
+        time.sleep(RETRY_INTERVAL_S)
 
 
 def refuse_ended(node: Node) -> None:
-    """Raises Refusal(`ended`) when the node's life is over."""
+    """Raises Refusal(`ended`) where the node has ended."""
     ended = read_json(node.path("ended.json"))
     if ended:
         raise Refusal("ended", f"this node has ended: {ended.get('why', '')}", "start a new one")
 
 
-def watched(node: Node) -> bool:
-    """Whether the node's watchdog lives: it starts a new agent where one died."""
-    noted = read_json(node.path("watchdog.json"))
-    return bool(noted) and lives(noted["pid"], noted["start"])
+def is_watched(node: Node) -> bool:
+    """Whether the node's watchdog lives, which restarts a dead agent."""
+    record = read_json(node.path("watchdog.json"))
+    return bool(record) and lives(record["pid"], record["start"])
 
 
 def _to_agent(connection: socket.socket) -> None:
     try:
         while True:
-            chunk = os.read(sys.stdin.fileno(), 65536)
+            chunk = os.read(sys.stdin.fileno(), CHUNK_BYTES)
             if not chunk:
                 break
             connection.sendall(chunk)
         connection.shutdown(socket.SHUT_WR)
     except OSError:
-        pass  # the agent is gone; the other direction sees it too
-    time.sleep(LINGER_S)
+        pass  # the agent has ended; the other direction notices it too
+    time.sleep(LAST_ANSWERS_S)
     os._exit(0)
 
 
@@ -105,9 +108,9 @@ def _to_client(connection: socket.socket) -> int:
     try:
         client.write(MAGIC)
         while True:
-            chunk = connection.recv(65536)
+            chunk = connection.recv(CHUNK_BYTES)
             if not chunk:
                 return 0
             client.write(chunk)
     except OSError:
-        return 0  # either side ended; the other has been told by the closing
+        return 0  # one side ended; closing tells the other

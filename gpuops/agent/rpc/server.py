@@ -1,4 +1,4 @@
-"""agent.sock: JSON lines, a thread per connection that reads, a thread per request that answers.
+"""Serves agent.sock: JSON lines; one thread reads each connection, one thread answers each request.
 
 -> {"id": 7, "verb": "tail", "args": {…}}
 <- {"id": 7, "item": {…}}            any number
@@ -16,11 +16,10 @@ import threading
 import traceback
 from typing import Any, Callable, Dict
 
-from gpuops.agent.node import Cancelled, Node, Refusal, log
+from gpuops.agent.node import Cancelled, Emit, Node, Refusal, log
 from gpuops.agent.presence import connected, heard
 from gpuops.agent.rpc.connect import SOCKET
 
-Emit = Callable[[Dict[str, Any]], None]
 Verb = Callable[[Node, Dict[str, Any], Emit], Dict[str, Any]]
 
 VERBS = {
@@ -48,13 +47,15 @@ VERBS = {
     "sums": "files.outputs:sums",
     "lease": "lease:lease",
 }
-"""Verb -> "module:function", loaded when first asked for."""
+"""Module and function of each verb, imported with its first request."""
 ACTIVITY = frozenset({"python", "setup", "plan", "commit", "start", "home"})
-"""Verbs that are a sign of use, when they begin and with every item."""
+"""Verbs that are a sign of use, at their start and with every item."""
+BACKLOG = 64
+"""Connections that may wait to be accepted."""
 
 
 def find_verb(name: str) -> Verb:
-    """The function behind a verb. Raises Refusal(`unknown-verb`)."""
+    """The function of a verb. Raises Refusal(`unknown-verb`)."""
     if name not in VERBS:
         raise Refusal("unknown-verb", f"this agent does not know '{name}'", "it is older than your gpuops: start anew")
     module, function = VERBS[name].split(":")
@@ -63,16 +64,16 @@ def find_verb(name: str) -> Verb:
 
 
 class Server:
-    """The listening socket. Only this user reaches it: the folder is 0700, the socket 0600."""
+    """The listening socket. Only this user can open it: the folder is 0700, the socket 0600."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         if os.path.lexists(SOCKET):
-            os.unlink(SOCKET)  # a killed agent's; the watchdog starts one at a time
+            os.unlink(SOCKET)  # of a killed agent; the watchdog runs one agent at a time
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(SOCKET)
         os.chmod(SOCKET, 0o600)
-        self._socket.listen(64)
+        self._socket.listen(BACKLOG)
 
     def serve(self) -> None:
         """Accept until the process ends."""
@@ -82,7 +83,7 @@ class Server:
 
 
 class Conversation:
-    """One client. Any byte may be the last that it sends or takes."""
+    """One client, which may disconnect after any byte that it sends or receives."""
 
     def __init__(self, node: Node, connection: socket.socket) -> None:
         self._node = node
@@ -92,7 +93,7 @@ class Conversation:
         self._gone = threading.Event()
 
     def listen(self) -> None:
-        """Read requests until the client leaves, then let go of what it had asked for."""
+        """Read requests until the client disconnects; the requests still open then end with `Cancelled`."""
         try:
             with connected(), self._socket, self._socket.makefile("rb") as lines:
                 for line in lines:
@@ -110,7 +111,7 @@ class Conversation:
             if not isinstance(request, (int, str)):
                 return
         except (ValueError, KeyError, TypeError, AttributeError):
-            return  # half a line of a client that died, or nothing that could be answered
+            return  # a torn line of a client that died, or one without an id to answer to
         if verb == "cancel":
             if request in self._open:
                 self._open[request].set()
@@ -136,21 +137,21 @@ class Conversation:
             self._send({"id": request, **answer})
             heard()
         except Cancelled:
-            pass  # nobody is there to be told
+            pass  # the client has disconnected
         self._open.pop(request, None)
 
     def _call(self, request: Any, verb: str, args: dict[str, Any]) -> dict[str, Any]:
         cancelled = self._open[request]
-        counts = verb in ACTIVITY
+        is_use = verb in ACTIVITY
 
         def emit(item: dict[str, Any]) -> None:
             if cancelled.is_set():
                 raise Cancelled
-            if counts:
+            if is_use:
                 self._node.touch()
             self._send({"id": request, "item": item})
 
-        if counts:
+        if is_use:
             self._node.touch()
         return find_verb(verb)(self._node, args, emit)
 

@@ -1,8 +1,7 @@
-"""What a machine's provider says on the machine itself: that it takes it back, or may soon.
+"""Preemption notices: the provider announces on the machine itself that it takes the machine back, or may soon.
 
-`node.json` says where to ask: `"notices": {"kind": "ec2", "url": …}`, with `every_s` where 5 s are not what is wanted.
-Asked while a run is on, in a thread of its own.
-A service that does not answer says nothing, and fails nothing.
+`node.json` says where to ask: `"notices": {"kind": "ec2", "url": …}`, with `every_s` for another interval than 5 s.
+A thread polls the service while a run is on. A service that does not answer is no failure.
 """
 
 from __future__ import annotations
@@ -17,62 +16,62 @@ from typing import Any, Callable, List, Mapping, NamedTuple
 
 from gpuops.agent.node import Node, log
 
-EVERY_S = 5.0
-"""How often is asked: AWS advises so, of the two minutes that it gives."""
-ANSWER_S = 2.0
-LONGEST = 65536
-"""Bytes of an answer."""
-LEAD_S = 120.0
-"""How long before its end a machine hears of it, in seconds; for where the notice does not say."""
-RESERVE_S = 40.0
-"""How much of that is kept for bringing results away."""
-TOKEN_S = 21600
-RENEW_S = TOKEN_S / 2
+POLL_INTERVAL_S = 5.0
+"""AWS advises this interval (it gives two minutes of notice)."""
+ANSWER_LIMIT_S = 2.0
+ANSWER_BYTES = 65536
+NOTICE_S = 120.0
+"""Time between a notice and the machine's end, where the notice does not say."""
+UPLOAD_RESERVE_S = 40.0
+"""How much of that time is reserved for storing results elsewhere."""
+TOKEN_LIFETIME_S = 21600
+TOKEN_RENEWAL_S = TOKEN_LIFETIME_S / 2
 
 
 class Notice(NamedTuple):
     kind: str
-    """`reclaim`: the machine goes; `rebalance`: it may go soon."""
+    """`reclaim`: the machine is taken back; `rebalance`: it may be, soon."""
     by: str
     at: float | None
-    """When it goes, or since when it may (UTC seconds)."""
+    """When the machine ends, or since when it may be taken back (UTC seconds)."""
 
 
 Source = Callable[[], List[Notice]]
-"""All that is said at this moment. Raises OSError, http.client.HTTPException or ValueError."""
+"""Returns the current notices. Raises OSError, http.client.HTTPException or ValueError."""
 
 
 class Ec2:
-    """The instance metadata service, version 2: every question needs a token, which is had by asking."""
+    """The instance metadata service, version 2: every request carries a token that the service issues."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._token = ""
-        self._renew = 0.0
+        self._renew_at = 0.0
 
     def __call__(self) -> list[Notice]:
-        return self._interruption() or self._rebalance()  # who goes needs no hint, nor one that can be read
+        # After an interruption a recommendation is not needed, and must not fail because it cannot be read.
+        return self._interruption() or self._rebalance()
 
     def _interruption(self) -> list[Notice]:
-        found = self._look("spot/instance-action")
-        if found is None:
+        document = self._document("spot/instance-action")
+        if document is None:
             return []
-        if found.get("action") not in ("terminate", "stop", "hibernate"):
+        if document.get("action") not in ("terminate", "stop", "hibernate"):
             raise ValueError("an instance-action without an action")
-        return [Notice("reclaim", "AWS", seconds(found.get("time")))]
+        return [Notice("reclaim", "AWS", parse_time(document.get("time")))]
 
     def _rebalance(self) -> list[Notice]:
-        found = self._look("events/recommendations/rebalance")
-        if found is None:
+        document = self._document("events/recommendations/rebalance")
+        if document is None:
             return []
-        if "noticeTime" not in found:
+        if "noticeTime" not in document:
             raise ValueError("a rebalance recommendation without its time")
-        return [Notice("rebalance", "AWS", seconds(found["noticeTime"]))]
+        return [Notice("rebalance", "AWS", parse_time(document["noticeTime"]))]
 
-    def _look(self, path: str) -> dict[str, Any] | None:
-        """A document of the metadata; None where there is none now."""
+    def _document(self, path: str) -> dict[str, Any] | None:
+        """A document of the metadata; None while it does not exist."""
         status, body = self._get(path)
-        if status == 401:  # the token has expired: the machine may have slept
+        if status == 401:  # the token has expired: the machine may have been suspended
             self._token = ""
             status, body = self._get(path)
         if status == 404:
@@ -85,32 +84,32 @@ class Ec2:
         return document
 
     def _get(self, path: str) -> tuple[int, bytes]:
-        if not self._token or time.monotonic() >= self._renew:
-            wish = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}
-            status, body = self._ask("PUT", "/latest/api/token", wish)
+        if not self._token or time.monotonic() >= self._renew_at:
+            lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_LIFETIME_S)}
+            status, body = self._request("PUT", "/latest/api/token", lifetime)
             if status != 200:
                 raise ValueError(f"a token was refused with {status}")
-            self._token, self._renew = body.decode("ascii").strip(), time.monotonic() + RENEW_S
-        return self._ask("GET", "/latest/meta-data/" + path, {"X-aws-ec2-metadata-token": self._token})
+            self._token, self._renew_at = body.decode("ascii").strip(), time.monotonic() + TOKEN_RENEWAL_S
+        return self._request("GET", "/latest/meta-data/" + path, {"X-aws-ec2-metadata-token": self._token})
 
-    def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        # Not by urllib: it would ask a proxy of the environment, for an address that means this machine alone.
+    def _request(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        # Not by urllib: it would use a proxy of the environment for an address that only this machine has.
         place = urllib.parse.urlsplit(self._url)
-        connection = http.client.HTTPConnection(place.hostname or "", place.port or 80, timeout=ANSWER_S)
+        connection = http.client.HTTPConnection(place.hostname or "", place.port or 80, timeout=ANSWER_LIMIT_S)
         try:
             connection.request(method, path, headers=dict(headers))
             answer = connection.getresponse()
-            return answer.status, answer.read(LONGEST)
+            return answer.status, answer.read(ANSWER_BYTES)
         finally:
             connection.close()
 
 
 KINDS: dict[str, Callable[[str], Source]] = {"ec2": Ec2}
-"""Kind of a notice service -> what asks it, given its url."""
+"""The class for each kind of service, called with its url."""
 
 
-def seconds(text: Any) -> float | None:
-    """`2026-11-20T08:22:00Z` as UTC seconds; None for what is no such time."""
+def parse_time(text: Any) -> float | None:
+    """`2026-11-20T08:22:00Z` as UTC seconds; None for anything else."""
     try:
         return float(calendar.timegm(time.strptime(str(text)[:19], "%Y-%m-%dT%H:%M:%S")))
     except ValueError:
@@ -118,7 +117,7 @@ def seconds(text: Any) -> float | None:
 
 
 def reason(notice: Notice, node: int) -> dict[str, Any]:
-    """How a notice is told: in events, to the other nodes, and in the result of a run that ends for it."""
+    """The reason given in events, to the other nodes, and in the result of a run that ends for it."""
     say = f"{notice.by} may take node{node} back soon"
     if notice.kind == "reclaim":
         say = f"{notice.by} takes node{node} back"
@@ -128,41 +127,43 @@ def reason(notice: Notice, node: int) -> dict[str, Any]:
 
 
 def left_s(at: float | None, now: float) -> float:
-    """Seconds until the machine goes (UTC seconds both), by a clock that may be wrong."""
-    return LEAD_S - EVERY_S if at is None else min(LEAD_S, max(0.0, at - now))
+    """Seconds until the machine ends (UTC seconds both), 0 to NOTICE_S: the machine's clock may be wrong."""
+    return NOTICE_S - POLL_INTERVAL_S if at is None else min(NOTICE_S, max(0.0, at - now))
 
 
 def within_s(at: float | None, now: float) -> float:
-    """In how many seconds a run must have stopped, for its results to be brought away after that."""
-    return max(0.0, left_s(at, now) - RESERVE_S)
+    """In how many seconds a run must have stopped, so that there is time to store its results elsewhere."""
+    return max(0.0, left_s(at, now) - UPLOAD_RESERVE_S)
 
 
-def watch(node: Node, done: threading.Event, hear: Callable[[Notice], None]) -> None:
-    """Until `done`, or until the machine is taken back: tell each notice once. For the machine that a virtual node
-    shares, its host's settings say where to ask."""
+def watch(node: Node, done: threading.Event, notify: Callable[[Notice], None]) -> None:
+    """Call `notify` once for each kind of notice, from a thread, until `done` or a `reclaim`.
+
+    A virtual node uses the service in the settings of the node whose machine it shares.
+    """
     settings, host = node.settings(), node.host()
     where = settings.get("notices") or (host.settings().get("notices") if host is not None else None) or {}
     kind = KINDS.get(where.get("kind", ""))
     if kind is not None and where.get("url"):
         source = kind(where["url"])
-        every_s = float(where.get("every_s") or EVERY_S)
-        threading.Thread(target=_watch, args=(source, every_s, done, hear), name="notices", daemon=True).start()
+        interval_s = float(where.get("every_s") or POLL_INTERVAL_S)
+        threading.Thread(target=_watch, args=(source, interval_s, done, notify), name="notices", daemon=True).start()
 
 
-def _watch(source: Source, every_s: float, done: threading.Event, hear: Callable[[Notice], None]) -> None:
-    told: set[str] = set()
-    troubled = False
+def _watch(source: Source, interval_s: float, done: threading.Event, notify: Callable[[Notice], None]) -> None:
+    seen: set[str] = set()
+    has_logged = False
     while not done.is_set():
         try:
-            found = source()
+            notices = source()
         except (OSError, http.client.HTTPException, ValueError) as error:
-            if not troubled:
+            if not has_logged:
                 log(f"this machine's notices cannot be read: {type(error).__name__}: {error}; trying on")
-            found, troubled = [], True
-        for notice in found:
-            if notice.kind not in told:
-                told.add(notice.kind)
-                hear(notice)
-        if "reclaim" in told:
+            notices, has_logged = [], True
+        for notice in notices:
+            if notice.kind not in seen:
+                seen.add(notice.kind)
+                notify(notice)
+        if "reclaim" in seen:
             return
-        done.wait(every_s)
+        done.wait(interval_s)

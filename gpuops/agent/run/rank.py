@@ -1,7 +1,7 @@
-"""Mode `rank`: stands between torchrun and the script, keeps its bytes, and notes how it ended.
+"""Mode `rank`: runs the script for torchrun, stores its output byte for byte, and records how it ended.
 
-torchrun reports little (every failure is exit code 1) and dies with its notes; this process has nothing
-else to do than to outlive the script by one file.
+torchrun reports little (every failure is exit code 1), and what it knows is lost when it is killed. This process only
+has to outlive the script by one file.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import time
 from typing import Any, Callable, Mapping, Sequence
 
 from gpuops.agent import processes
-from gpuops.agent.node import Refusal, read_json, write_json
+from gpuops.agent.node import Refusal, open_append, read_json, write_json
 from gpuops.agent.run.launcher import with_prelude
 
-PATIENCE_S = 1.0
-"""When one rank fails, torchrun ends the others at once, the culprit among them if it is slow to leave.
-Waiting this long lets it end in its own way, so that the record says what happened."""
+SIGNAL_DELAY_S = 1.0
+"""When one rank fails, torchrun signals all others at once, and the failing one too if it is slow to exit.
+This delay lets it exit in its own way, so that the record says what happened."""
+COMMAND_NOT_STARTED = 127
 
 
 def main(_mode: str, arguments: Sequence[str]) -> int:
-    """`--node-run RUN -- CMD…`; ends exactly as CMD does."""
+    """`--node-run RUN -- CMD…`; exits exactly as CMD does."""
     folder, command = parse(arguments)
-    # The agent signals the script directly. A handler rather than SIG_IGN, which the script would inherit.
+    # The agent signals the script directly. Handlers rather than SIG_IGN, which the script would inherit.
     early: list[int] = []
     for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(sign, lambda number, _: early.append(number))
@@ -42,9 +43,9 @@ def parse(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def run(folder: str, command: Sequence[str], env: Mapping[str, str], early: Sequence[int] = ()) -> dict[str, Any]:
-    """Run the command to its end; the record that lies in `ranks/<rank>.json` then.
+    """Run the command to its end. Returns its record, which is then in `ranks/<rank>.json`.
 
-    `early`: signals that have come so far, some perhaps when the command had begun and was not known yet.
+    `early` collects the signals received before `pass_on_late`: they are passed on then.
     """
     rank = int(env["RANK"])
     base = os.path.join(folder, "ranks", str(rank))
@@ -52,7 +53,7 @@ def run(folder: str, command: Sequence[str], env: Mapping[str, str], early: Sequ
     kills = oom_kills()
     record: dict[str, Any] = {"rank": rank, "local": int(env.get("LOCAL_RANK", rank)), "wrapper": os.getpid()}
     record.update(pid=None, code=None, signal=None, started=time.time(), ended=None, oom=False, error=None)
-    with _append(base + ".out") as out, _append(base + ".err") as errors:
+    with open_append(base + ".out") as out, open_append(base + ".err") as errors:
         try:
             process = subprocess.Popen(
                 with_prelude(spec.get("prelude") or [], command),
@@ -67,7 +68,7 @@ def run(folder: str, command: Sequence[str], env: Mapping[str, str], early: Sequ
             code = process.wait()
         except OSError as error:
             errors.write((f"gpuops: cannot start {command[0]}: {error.strerror}\n").encode())
-            code = 127
+            code = COMMAND_NOT_STARTED
     record.update(code=code if code >= 0 else None, signal=-code if code < 0 else None, ended=time.time())
     record["oom"] = code == -signal.SIGKILL and oom_kills() > kills
     record["error"] = read_json(env["TORCHELASTIC_ERROR_FILE"]) if env.get("TORCHELASTIC_ERROR_FILE") else None
@@ -76,11 +77,11 @@ def run(folder: str, command: Sequence[str], env: Mapping[str, str], early: Sequ
 
 
 def pass_on_late(group: int, early: Sequence[int]) -> None:
-    """Torchrun's SIGTERM and SIGINT, those from before too, reach the script's process group after a moment."""
+    """Pass torchrun's SIGTERM and SIGINT, also `early` ones, on to the script's process group after SIGNAL_DELAY_S."""
 
     def later(sign: int, _frame: Any) -> None:
         signal.signal(signal.SIGALRM, lambda *_: _signal_group(group, sign))
-        signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
+        signal.setitimer(signal.ITIMER_REAL, SIGNAL_DELAY_S)
 
     signal.signal(signal.SIGTERM, later)
     signal.signal(signal.SIGINT, later)
@@ -93,11 +94,11 @@ def _signal_group(group: int, sign: int) -> None:
     try:
         os.killpg(group, sign)
     except ProcessLookupError:
-        pass  # it has ended by itself
+        pass  # it has exited by itself
 
 
 def end_like(code: int | None, sign: int | None) -> int:
-    """The exit code for this process, unless it ends by the same signal as the script did."""
+    """End this process as the script ended: by the same signal, else with the exit code that is returned."""
     sys.stdout.flush()
     if sign is not None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -108,7 +109,7 @@ def end_like(code: int | None, sign: int | None) -> int:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for memory: of this cgroup where that is told, else of the machine."""
+    """How many processes the kernel has killed for memory: in this cgroup if it counts them, else on the machine."""
     for path in _memory_events():
         count = _counter(path, "oom_kill")
         if count is not None:
@@ -117,6 +118,7 @@ def oom_kills() -> int:
 
 
 def _memory_events() -> list[str]:
+    """Files with this cgroup's counters, of cgroup v2 or v1."""
     paths = []
     try:
         with open("/proc/self/cgroup") as file:
@@ -132,6 +134,7 @@ def _memory_events() -> list[str]:
 
 
 def _counter(path: str, name: str) -> int | None:
+    """The number in the file's line `NAME NUMBER`."""
     try:
         with open(path) as file:
             return next((int(line.split()[1]) for line in file if line.split()[:1] == [name]), None)
@@ -139,15 +142,11 @@ def _counter(path: str, name: str) -> int | None:
         return None
 
 
-def _append(path: str) -> Any:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0)
-
-
 def _die_with(parent: int) -> Callable[[], None]:
-    """For the child, before its program starts: a process group of its own, and it does not outlive its wrapper."""
+    """Runs in the child before its program: gives it a process group of its own, and kills it when its wrapper dies."""
 
     def prepare() -> None:
-        os.setpgid(0, 0)  # out of the group that torchrun signals
+        os.setpgid(0, 0)  # torchrun signals the wrapper's group
         processes.die_with_parent(signal.SIGKILL)
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)

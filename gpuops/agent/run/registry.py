@@ -1,4 +1,4 @@
-"""The verbs about runs, and the one place that knows which run is on: at most one per node."""
+"""The verbs about runs, and the only record of which run is on: at most one on each node."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from typing import Any
 from gpuops.agent import presence, run_files
 from gpuops.agent.files import outputs
 from gpuops.agent.gang import handover, link
-from gpuops.agent.node import Node, Refusal, read_json, write_json
+from gpuops.agent.node import Emit, Node, Refusal, remove_file, write_json
 from gpuops.agent.retain import sink
 from gpuops.agent.run.supervisor import Supervisor
 
-LOOK_S = 0.2
+FAREWELL_POLL_INTERVAL_S = 0.2
 OF_AN_ATTEMPT = (
     "result.json", "home.json", sink.STATE, "stop", "agent_error.json", run_files.PROGRESS, run_files.SNAPSHOT,
     handover.STATE,
 )  # fmt: skip
-"""Files of a run that a further attempt begins without; the ranks' records are the others."""
+"""Files of an earlier attempt that are removed before the next, beside the ranks' records."""
+START_HINT = "check that it is there and may be executed (chmod +x); a shell line needs: -- bash -c '…'"
 
 _LOCK = threading.Lock()
 _live: Supervisor | None = None
+"""The last run that was started here, also after its end."""
 _leaving: str | None = None
-"""Why no run may start any more."""
-
-START_HINT = "check that it is there and may be executed (chmod +x); a shell line needs: -- bash -c '…'"
+"""Why no run may start any more, in words."""
 
 
 def live() -> Supervisor | None:
-    """The run that is on, if there is one."""
+    """The run that is on; None without one."""
     with _LOCK:
         return _live if _live is not None and not _live.done.is_set() else None
 
 
 def live_name() -> str | None:
-    now = live()
-    return now.name if now is not None else None
+    supervisor = live()
+    return supervisor.name if supervisor is not None else None
 
 
 def state(node: Node, name: str) -> str:
@@ -49,17 +49,17 @@ def state(node: Node, name: str) -> str:
 
 
 def result(node: Node, name: str) -> dict[str, Any] | None:
-    """How a run ended; None while it has not."""
+    """How a run ended; None while it has not ended."""
     latest = _live
     if latest is not None and latest.name == name and latest.result is not None:
         return latest.result
     return run_files.result(node.run(name))
 
 
-def start(node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
+def start(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     """Verb: start a run; answers once its launcher runs.
 
-    Raises Refusal: `busy`, `no-tree`, `run-exists`, `ending`, `gang`, `cannot-start`.
+    Raises Refusal: `busy`, `no-tree`, `run-exists`, `ending`, `gang`, `sink`, `cannot-start`.
     """
     spec = args["spec"]
     supervisor = Supervisor(node, spec, args.get("secrets") or {})
@@ -70,26 +70,23 @@ def start(node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
     except BaseException:
         if supervisor.link is not None:
             supervisor.link.drop()
-        supervisor.done.set()  # the node is free again
+        supervisor.done.set()  # the node is free for the next run
         raise
     supervisor.begin()
     supervisor.launched.wait()
     if supervisor.failure is not None:
-        raise Refusal(
-            "cannot-start",
-            supervisor.failure,
-            START_HINT,
-        )
+        raise Refusal("cannot-start", supervisor.failure, START_HINT)
     return {}
 
 
 def _claim(supervisor: Supervisor) -> None:
+    """Make this run the one that is on. Raises Refusal(`ending`, `busy`)."""
     global _live
     before = live()
     if before is not None and before.result is not None:
-        before.done.wait()  # it has its result: only its supervisor's last lines are missing
+        before.done.wait()  # it has its result; its supervisor is about to finish
     with _LOCK:
-        leaving = _leaving or (_live.taken_back if _live is not None else None)
+        leaving = _leaving or (_live.preempted if _live is not None else None)
         if leaving is not None:
             raise Refusal("ending", f"this node is ending: {leaving}", "start a new one")
         if _live is not None and not _live.done.is_set():
@@ -99,7 +96,7 @@ def _claim(supervisor: Supervisor) -> None:
 
 
 def _prepare(node: Node, spec: dict[str, Any], urls: dict[str, Any] | None) -> None:
-    """The run's folder, with all that must be known before its first process. `urls`: see `bucket`."""
+    """Make the run's folder, with all files that its first process needs. `urls`: see retain.bucket."""
     tree = node.tree(spec["tree"])
     if not os.path.isdir(tree):
         raise Refusal("no-tree", f"the tree '{spec['tree']}' was never pushed to this node", "push it first")
@@ -107,7 +104,7 @@ def _prepare(node: Node, spec: dict[str, Any], urls: dict[str, Any] | None) -> N
     if spec.get("data"):
         _link_data(node.data(spec["data"]), os.path.join(tree, "data", spec["data"]))
     if os.path.exists(folder):
-        _make_way(folder, spec)
+        _clear_attempt(node, folder, spec)
         sink.claim(node, spec, urls)
         write_json(os.path.join(folder, "spec.json"), spec)
         return
@@ -116,88 +113,86 @@ def _prepare(node: Node, spec: dict[str, Any], urls: dict[str, Any] | None) -> N
     try:
         sink.wait()
         sink.claim(node, spec, urls)
-        # Before the spec: a folder without one is known to hold a run that never began.
-        write_json(
-            os.path.join(folder, "inventory.json"), outputs.inventory(node, spec["tree"], spec.get("outs") or [])
-        )
-        write_json(os.path.join(folder, "spec.json"), spec)
+        inventory = outputs.inventory(node, spec["tree"], spec.get("outs") or [])
+        write_json(os.path.join(folder, "inventory.json"), inventory)
+        write_json(os.path.join(folder, "spec.json"), spec)  # last: a folder without it holds a run that never began
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def _link_data(kept: str, place: str) -> None:
-    """What a program downloads to its `data/NAME` is kept for all nodes of this root, and is none of its results."""
-    for folder in (kept, os.path.dirname(place)):
+def _link_data(shared: str, place: str) -> None:
+    """Link a program's `data/NAME` to the folder of all nodes of this root: downloads are shared, and no results."""
+    for folder in (shared, os.path.dirname(place)):
         os.makedirs(folder, mode=0o700, exist_ok=True)
     if not os.path.lexists(place):
-        os.symlink(kept, place)
+        os.symlink(shared, place)
 
 
-def _make_way(folder: str, spec: dict[str, Any]) -> None:
-    """Clear what says how an earlier attempt ended; its logs and its inventory stay the run's. Raises Refusal."""
-    before = read_json(os.path.join(folder, "spec.json")) or {}
+def _clear_attempt(node: Node, folder: str, spec: dict[str, Any]) -> None:
+    """Remove an earlier, ended attempt's files except logs and inventory. Raises Refusal(`run-exists`)."""
+    before = run_files.spec(node, spec["run"])
     if run_files.result(folder) is None or before.get("attempt", 1) >= spec.get("attempt", 1):
         raise Refusal("run-exists", f"a run '{spec['run']}' was started on this node before", "choose another name")
     for path in (*(os.path.join(folder, name) for name in OF_AN_ATTEMPT), *run_files.record_files(folder)):
-        if os.path.exists(path):
-            os.unlink(path)
+        remove_file(path)
 
 
 def _link(spec: dict[str, Any], secret: str, supervisor: Supervisor) -> link.Link | None:
+    """This node's end of the gang link; None for a run of one node. Raises Refusal(`gang`)."""
     if not spec.get("gang") or spec["nodes"] < 2:
         return None
     address, port = spec["gang"]["address"], spec["gang"]["port"]
     kind = link.Head if spec["node"] == 0 else link.Member
     try:
-        return kind(spec["node"], spec["nodes"], (address, port), secret, supervisor.hear)
+        return kind(spec["node"], spec["nodes"], (address, port), secret, supervisor.receive)
     except OSError as error:
         say = f"cannot listen on {address} port {port} for the other nodes: {error.strerror}"
         raise Refusal("gang", say, "start again: another port is chosen") from error
 
 
-def run(node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
-    """Verb: a run's state, its result once it has ended, where else its results are kept, and whose it holds."""
+def run(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
+    """Verb: a run's state, its result once it has ended, the state of its sink, and files handed over to this node."""
     name = args["run"]
     handed = handover.handed(node.run(name))
     return {"state": state(node, name), "result": result(node, name), "sink": sink.known(node, name), "handed": handed}
 
 
-def stop(node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
-    """Verb: begin to stop a run here and on the other nodes. One that has ended is left alone."""
+def stop(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
+    """Verb: begin to stop a run here and on the other nodes. A run that has ended is left alone."""
     name, how = args["run"], args.get("how") or "graceful"
-    now = live()
-    if now is not None and now.name == name:
+    supervisor = live()
+    if supervisor is not None and supervisor.name == name:
         kind = "lease" if args.get("kind") == "lease" else "stop"
-        now.stop_everywhere(how, {"kind": kind, "say": args.get("why") or "it was stopped"})
+        supervisor.stop_everywhere(how, {"kind": kind, "say": args.get("why") or "it was stopped"})
     elif state(node, name) == "unknown":
-        raise Refusal("no-run", f"no run '{name}' was started on this node", "`gpuops runs` lists them")
+        raise run_files.no_run(name)
     return {}
 
 
-def leave(_node: Node, args: dict[str, Any], _emit: Any) -> dict[str, Any]:
-    """Verb of the watchdog: no more runs; the present one is stopped and has its result when this answers.
+def leave(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
+    """Verb of the watchdog: no more runs start; answers when the present one was stopped and has its result.
 
-    `farewell_s`: how long those who are connected may take to fetch what such a run has left; `within_s`: how long it
-    is waited for this answer.
+    `farewell_s`: how long connected clients may take to download the results of a run stopped by this; `within_s`: how
+    long the watchdog waits for the answer.
     """
     if args.get("within_s"):
-        sink.goes(time.time() + args["within_s"])
-    stopped = close({"kind": args["kind"], "say": args["say"]}, args["how"], "stopped")
+        sink.set_deadline(time.time() + args["within_s"])
+    was_stopped = close({"kind": args["kind"], "say": args["say"]}, args["how"], "stopped")
     deadline = time.monotonic() + (args.get("farewell_s") or 0.0)
-    while stopped and presence.count() > 1 and time.monotonic() < deadline:  # the watchdog itself is one
-        time.sleep(LOOK_S)
-    sink.wait()  # for what an agent before this one had left
+    while was_stopped and presence.count() > 1 and time.monotonic() < deadline:  # the watchdog counts as one
+        time.sleep(FAREWELL_POLL_INTERVAL_S)
+    sink.wait()  # for results of runs before, which a killed agent left unfinished
     return {}
 
 
 def close(reason: dict[str, Any], how: str, outcome: str) -> bool:
-    """Let no run start any more; stop the present one and wait for its result. Whether there was one."""
+    """Let no run start any more; stop the present one and wait for its result. Returns whether there was one."""
     global _leaving
     with _LOCK:
         _leaving = _leaving or reason["say"]
-    now = live()
-    if now is not None:
-        now.stop_everywhere(how, reason, outcome)
-        now.done.wait()
-    return now is not None
+    supervisor = live()
+    if supervisor is not None:
+        supervisor.stop_everywhere(how, reason, outcome)
+        supervisor.done.wait()
+    return supervisor is not None

@@ -1,6 +1,6 @@
-"""Whether ranks met: who was seen with a TCP connection to the rendezvous store.
+"""Which ranks joined the rendezvous: those seen with a TCP connection to the rendezvous store.
 
-A script that never forms the world it was asked for ends as well as any other; this is how that is noticed.
+A script that never forms the world it was started in ends like any other; only its missing connection shows it.
 """
 
 from __future__ import annotations
@@ -8,22 +8,24 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Callable, Iterable, Mapping, NamedTuple
+from typing import Callable, Iterable, Mapping
 
-LOOK_S = 0.025
+from gpuops.agent.sockets import ESTABLISHED, LISTEN, TIME_WAIT, Connection, connections, inodes_of
+
+SAMPLE_INTERVAL_S = 0.025
 """A script that only says hello keeps its world for less than a tenth of a second."""
-LATE_LOOK_S = 2.0
+LATE_SAMPLE_INTERVAL_S = 2.0
 FORMING_S = 60.0
-"""How long ranks that have not joined are looked at often, in seconds."""
-SHARE = 20
-"""A pause lasts so many times what a look costs: a table of many connections must not take a core."""
-ENOUGH_S = 1.0
-"""A rank that was looked at for so long without a connection did not join."""
-ESTABLISHED, TIME_WAIT, LISTEN = "01", "06", "0A"
+"""How long ranks that have not joined are sampled at the short interval."""
+PAUSE_PER_COST = 20
+"""A pause lasts this many times the CPU time of a sample: a table of many connections must not take a core."""
+MIN_SAMPLED_S = 1.0
+"""A rank that was sampled for this long without a connection did not join."""
+STATES = (ESTABLISHED, TIME_WAIT, LISTEN)
 
 
 class Sampler:
-    """Looks at ranks until each was seen joined.
+    """Samples ranks until each was seen joined.
 
     `port`: the rendezvous store's; `nodes`, `ranks`: how many of this run are on this machine, which all share
     its table of connections; `clock`: seconds.
@@ -34,127 +36,84 @@ class Sampler:
         self._nodes = nodes
         self._ranks = ranks
         self._clock = clock
-        self._since: dict[int, float] = {}
-        self._until: dict[int, float] = {}
-        self._seen: set[int] = set()
+        self._first_sampled: dict[int, float] = {}
+        self._last_sampled: dict[int, float] = {}
+        self._joined: set[int] = set()
         self._clients: set[str] = set()
+        """Addresses of all clients of the store that were seen."""
         self._living: Mapping[int, int] = {}
         self._over = threading.Event()
 
     def begin(self) -> None:
-        """Look, in a thread of its own, until `end`."""
-        threading.Thread(target=self._look, name="joined", daemon=True).start()
+        """Sample until `end`, in a thread."""
+        threading.Thread(target=self._run, name="joined", daemon=True).start()
 
     def end(self) -> None:
         self._over.set()
 
     def watch(self, living: Mapping[int, int]) -> set[int]:
-        """Tell who lives now (rank -> pid); the ranks that were seen joined so far."""
+        """Set the living ranks (rank -> pid). Returns the ranks that were seen joined."""
         self._living = living
-        return set(self._seen)
+        return set(self._joined)
 
-    def _look(self) -> None:
+    def _run(self) -> None:
         began = self._clock()
-        pause_s = LOOK_S
+        pause_s = SAMPLE_INTERVAL_S
         while not self._over.wait(pause_s):
-            now, spent_s = self._clock(), time.thread_time()
+            now, cost_s = self._clock(), time.thread_time()
             self.sample(self._living)
-            spent_s = time.thread_time() - spent_s  # a busy machine makes a look long, and not dear
-            pause_s = max(LOOK_S if now - began < FORMING_S else LATE_LOOK_S, SHARE * spent_s)
+            cost_s = time.thread_time() - cost_s  # CPU time: on a busy machine a sample takes long, but costs no more
+            interval_s = SAMPLE_INTERVAL_S if now - began < FORMING_S else LATE_SAMPLE_INTERVAL_S
+            pause_s = max(interval_s, PAUSE_PER_COST * cost_s)
 
     def sample(self, pids: Mapping[int, int]) -> None:
-        """One look at the ranks (rank -> pid) that were not seen joined yet."""
+        """Check once the ranks (rank -> pid) that were not seen joined yet."""
         inodes: set[str] | None = None
         for rank, pid in pids.items():
-            if rank in self._seen:
+            if rank in self._joined:
                 continue
             family = with_children(pid)
             if inodes is None:
-                inodes = self._table(pid)
+                inodes = self._store_inodes(pid)
             if not os.path.isdir(f"/proc/{pid}/fd") or inodes is None:
                 continue
-            self._until[rank] = self._clock()
-            self._since.setdefault(rank, self._until[rank])
-            if any(inodes & sockets(member) for member in family):
-                self._seen.add(rank)
+            self._last_sampled[rank] = self._clock()
+            self._first_sampled.setdefault(rank, self._last_sampled[rank])
+            if any(inodes & inodes_of(member) for member in family):
+                self._joined.add(rank)
 
-    def _table(self, pid: int | None = None) -> set[str] | None:
-        rows = store_rows(pid, self._port)
-        if rows is None:
+    def _store_inodes(self, pid: int | None = None) -> set[str] | None:
+        """Inodes of the connections to the store; None where the process has ended."""
+        table = connections(pid)
+        if table is None:
             return None
-        self._clients |= {row.client for row in rows if row.client}
+        rows = of_store(table, self._port)
+        self._clients |= {row.address for row in rows if row.remote_port == self._port}
         return {row.inode for row in rows if row.state != TIME_WAIT}
 
     def joined(self, rank: int) -> bool | None:
-        """True once seen, or when so many connections were made that all have joined; False after a long enough
-        look when none was made by anybody but torchrun itself; else None: could not tell.
+        """Whether the rank joined; None: unknown.
 
-        torchrun makes one connection a node, a rank one more (torch 2.13, counted); of one that was too short to
-        be seen the kernel tells for another minute, though no longer whose it was.
+        True once it was seen, or when the store has had as many clients as there are ranks and torchruns here; False
+        when it was sampled for MIN_SAMPLED_S and no client is unaccounted for. torchrun opens one connection for each
+        node, a rank one more (torch 2.13, counted). The kernel lists a closed connection for another minute, but not
+        whose it was.
         """
-        self._table()
-        if rank in self._seen or len(self._clients) >= self._nodes + self._ranks:
+        self._store_inodes()
+        if rank in self._joined or len(self._clients) >= self._nodes + self._ranks:
             return True
-        looked_s = self._until.get(rank, 0.0) - self._since.get(rank, 0.0)
-        unclaimed = len(self._clients) - self._nodes - len(self._seen)
-        return False if looked_s >= ENOUGH_S and unclaimed <= 0 else None
+        sampled_s = self._last_sampled.get(rank, 0.0) - self._first_sampled.get(rank, 0.0)
+        unclaimed = len(self._clients) - self._nodes - len(self._joined)
+        return False if sampled_s >= MIN_SAMPLED_S and unclaimed <= 0 else None
 
 
-class Row(NamedTuple):
-    """One line of a `/proc/net/tcp` that has to do with the store; `client`: its own end, where it is the client."""
-
-    inode: str
-    state: str
-    client: str
-
-
-def parse_table(lines: Iterable[str], port: int) -> list[Row]:
-    """What is, or was, connected to `port`, or serves it."""
-    rows = []
-    for line in lines:
-        fields = line.split()
-        if len(fields) < 10 or not fields[0].endswith(":"):
-            continue
-        mine, theirs = (int(end.rpartition(":")[2], 16) for end in fields[1:3])
-        if port in (mine, theirs) and fields[3] in (ESTABLISHED, TIME_WAIT, LISTEN):
-            rows.append(Row(fields[9], fields[3], fields[1] if theirs == port else ""))
-    return rows
-
-
-def store_rows(pid: int | None, port: int) -> list[Row] | None:
-    """As `parse_table`, in the process's network (None: ours); None when it is gone."""
-    found: list[Row] = []
-    for name in ("tcp", "tcp6"):
-        try:
-            with open(f"/proc/{pid or 'self'}/net/{name}") as file:
-                found += parse_table(file, port)
-        except FileNotFoundError:
-            if name == "tcp":
-                return None
-        except OSError:
-            return None
-    return found
-
-
-def sockets(pid: int) -> set[str]:
-    """Inodes of the sockets that a process holds."""
-    found: set[str] = set()
-    try:
-        names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return found
-    for name in names:
-        try:
-            target = os.readlink(f"/proc/{pid}/fd/{name}")
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            found.add(target[8:-1])
-    return found
+def of_store(table: Iterable[Connection], port: int) -> list[Connection]:
+    """Connections to the store at `port`, open or just closed, both ends of each, and its listener."""
+    return [row for row in table if port in (row.port, row.remote_port) and row.state in STATES]
 
 
 def with_children(pid: int) -> list[int]:
-    """The process and what it started from its first thread (a script behind `uv run` trains in a child)."""
+    """The process and the descendants of its first thread: a script behind `uv run` trains in a child."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as file:
             children = [int(child) for child in file.read().split()]

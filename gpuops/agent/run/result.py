@@ -1,4 +1,7 @@
-"""How a run ended on this node: pure decisions from what was seen."""
+"""How a run is stopped and how it ended on this node: pure decisions from what was seen, and result.json.
+
+The first failed rank is the reason of an end, then the first stop that was requested, then the launcher's exit code.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,20 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple
 
 from gpuops.agent import lease, processes, run_files
 from gpuops.agent.files.folder import free_bytes
-from gpuops.agent.node import Node, log, read_json, write_json
+from gpuops.agent.node import Node, log, read_json, remove_file, write_json
 
-HURRY_S = 2.0
-"""What a stop `now` gives between SIGTERM and SIGKILL, in seconds."""
+KILL_DELAY_S = 2.0
+"""Time between SIGTERM and SIGKILL in a stop `now`."""
+OUT_LINES = 10
+OUT_CHARACTERS = 1024
+"""Limits of each stdout's part of a result: a run has many ranks."""
 
 
 class Stop(NamedTuple):
-    """Why this node stops its run. The first one counts."""
+    """Why this node stops its run. The first request counts."""
 
     outcome: str
-    """`stopped`, or `lost` where nobody asked for it."""
+    """`stopped`, or `lost` where it was not requested."""
     reason: Mapping[str, Any]
 
 
@@ -31,23 +37,22 @@ class Step(NamedTuple):
 
 
 def ladder(how: str, grace_s: float, within_s: float | None = None) -> list[Step]:
-    """The steps of a stop, `graceful` or `now`; `within_s`: the last of them comes no later, where that is possible."""
+    """The steps of a stop, `graceful` or `now`, the last no later than `within_s` where that is possible."""
     if how == "graceful":
-        return hastened([Step(0.0, "ask"), Step(grace_s, "term"), Step(2 * grace_s, "kill")], within_s)
-    return [Step(0.0, "term"), Step(HURRY_S, "kill")]
+        return hasten([Step(0.0, "ask"), Step(grace_s, "term"), Step(2 * grace_s, "kill")], within_s)
+    return [Step(0.0, "term"), Step(KILL_DELAY_S, "kill")]
 
 
-def hastened(steps: Iterable[Step], within_s: float | None) -> list[Step]:
-    """The same steps, the last `within_s` from the first one's zero; what is given up first is the time after SIGTERM,
-    down to `HURRY_S`."""
+def hasten(steps: Iterable[Step], within_s: float | None) -> list[Step]:
+    """The same steps, the last after `within_s` at most. The time after SIGTERM is shortened first, to KILL_DELAY_S."""
     if within_s is None:
         return list(steps)
-    latest = {"ask": within_s, "term": max(0.0, within_s - HURRY_S), "kill": max(HURRY_S, within_s)}
+    latest = {"ask": within_s, "term": max(0.0, within_s - KILL_DELAY_S), "kill": max(KILL_DELAY_S, within_s)}
     return [Step(min(step.after_s, latest[step.do]), step.do) for step in steps]
 
 
 def first_failure(records: Iterable[Mapping[str, Any]], before: float) -> Mapping[str, Any] | None:
-    """The rank that failed first, of those that ended before we signalled any (UTC seconds; infinite: we did not)."""
+    """The record of the rank that failed first, before our first signal (`before`: UTC seconds or infinite)."""
     failed = [record for record in records if is_failure(record) and record["ended"] < before]
     return min(failed, key=lambda record: record["ended"], default=None)
 
@@ -61,19 +66,23 @@ def decide(
 ) -> tuple[str, dict[str, Any]]:
     """Outcome and reason. `returncode` is the launcher's, as Popen gives it; None: it was not seen to end.
 
-    `acted`: when the first signal of a stop was sent. A rank that failed before is the reason, whoever asked for what.
+    `acted`: when the first signal of a stop was sent (UTC seconds). A rank that failed before that is the reason.
     """
     failed = first_failure(records, acted)
     if failed is not None:
-        return "failed", {"kind": "rank", "rank": failed["rank"], "say": f"rank {failed['rank']} {ended(failed)}"}
+        return "failed", {
+            "kind": "rank",
+            "rank": failed["rank"],
+            "say": f"rank {failed['rank']} {describe_end(failed)}",
+        }
     if stop is not None:
         return stop.outcome, dict(stop.reason)
     if returncode == 0:
         return "done", {"kind": "command" if kind == "command" else "launcher", "say": "it ended by itself"}
     code, sign = split(returncode)
     if kind == "command":
-        return "failed", {"kind": "command", "say": f"the command {ended({'code': code, 'signal': sign})}"}
-    return "failed", {"kind": "launcher", "say": f"torchrun {ended({'code': code, 'signal': sign})}"}
+        return "failed", {"kind": "command", "say": f"the command {describe_end({'code': code, 'signal': sign})}"}
+    return "failed", {"kind": "launcher", "say": f"torchrun {describe_end({'code': code, 'signal': sign})}"}
 
 
 def split(returncode: int | None) -> tuple[int | None, int | None]:
@@ -83,7 +92,7 @@ def split(returncode: int | None) -> tuple[int | None, int | None]:
     return (None, -returncode) if returncode < 0 else (returncode, None)
 
 
-def ended(record: Mapping[str, Any]) -> str:
+def describe_end(record: Mapping[str, Any]) -> str:
     """`failed with exit code 3`, `was ended by SIGKILL`."""
     sign = record.get("signal")
     if sign is not None:
@@ -98,11 +107,6 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-OUT_LINES = 10
-OUT_CHARACTERS = 1024
-"""What a result tells of each stdout: a run has many ranks."""
-
-
 def result(
     spec: Mapping[str, Any],
     folder: str,
@@ -114,12 +118,13 @@ def result(
     joined: Callable[[int], bool | None],
     left: int,
 ) -> dict[str, Any]:
-    """`stopped`: when this node began to end the run (UTC seconds); `left`: processes that could not be ended."""
+    """The document of result.json. `stopped`: when this node began to end the run (UTC seconds); `left`: how many
+    processes could not be ended."""
     records = run_files.records(folder)
     base = spec.get("rank_base") or 0
     expected = range(base, base + (spec.get("ranks") or 0)) if spec["kind"] == "torchrun" else ()
     code, sign = split(returncode)
-    times = run_files.COMMAND_TIMES if spec["kind"] == "command" else 1
+    factor = run_files.COMMAND_TAIL_FACTOR if spec["kind"] == "command" else 1
     return {
         "run": spec["run"],
         "node": spec["node"],
@@ -132,7 +137,7 @@ def result(
             rank_result(folder, rank, rank - base, records.get(rank), stopped, joined(rank))
             for rank in sorted({*expected, *records})
         ],
-        "tail": run_files.last_lines(os.path.join(folder, "launcher.err"), times),
+        "tail": run_files.last_lines(os.path.join(folder, "launcher.err"), factor),
         "out": last_out(os.path.join(folder, "launcher.out")),
         "progress": run_files.progress(folder),
         "disk_free": free_bytes(folder),
@@ -143,39 +148,39 @@ def result(
 def rank_result(
     folder: str, rank: int, local: int, record: Mapping[str, Any] | None, stopped: float, joined: bool | None
 ) -> dict[str, Any]:
-    """One rank's part; `record` is None when it never began."""
-    noted = record or {}
-    ended = noted.get("ended")
+    """One rank's part; `record` is None where the rank never began."""
+    known = record or {}
+    ended = known.get("ended")
     return {
         "rank": rank,
-        "local": noted.get("local", local),
-        "code": noted.get("code"),
-        "signal": noted.get("signal"),
-        "started": noted.get("started"),
+        "local": known.get("local", local),
+        "code": known.get("code"),
+        "signal": known.get("signal"),
+        "started": known.get("started"),
         "ended": ended,
         "joined": joined,
-        "oom": noted.get("oom", False),
+        "oom": known.get("oom", False),
         "after_stop": ended is not None and ended >= stopped,
-        "error": noted.get("error"),
+        "error": known.get("error"),
         "tail": run_files.last_lines(os.path.join(folder, "ranks", f"{rank}.err")),
         "out": last_out(os.path.join(folder, "ranks", f"{rank}.out")),
     }
 
 
 def last_out(path: str) -> str:
-    """What was printed last: the last of it matters where nothing went wrong, or where errors are printed."""
+    """The end of a stdout: of use where nothing went wrong, or where a program prints its errors there."""
     return "".join(run_files.last_lines(path).splitlines(keepends=True)[-OUT_LINES:])[-OUT_CHARACTERS:]
 
 
 def settle(node: Node) -> None:
-    """Give the runs that an earlier agent did not see to their end a result: lost, once nothing of them is left."""
+    """Write a result for runs whose agent died before their end: `lost`, once none of their processes is left."""
     for name in node.runs():
         folder = node.run(name)
         if run_files.result(folder) is not None:
             continue
-        spec = read_json(os.path.join(folder, "spec.json"))
-        if spec is None:
-            shutil.rmtree(folder, ignore_errors=True)  # killed before it could start anything
+        spec = run_files.spec(node, name)
+        if not spec:
+            shutil.rmtree(folder, ignore_errors=True)  # the agent was killed before it started a process
             continue
         marker = run_files.marker(node, spec)
         left = processes.end_all(lambda marker=marker: processes.below([marker]))  # type: ignore[misc]
@@ -185,8 +190,7 @@ def settle(node: Node) -> None:
         started = (read_json(node.path("live.json")) or {}).get("started")
         parts = result(spec, folder, "lost", reason, started, None, float("inf"), lambda _rank: None, left)
         write_json(os.path.join(folder, "result.json"), parts)
-    if os.path.exists(node.path("live.json")):
-        os.unlink(node.path("live.json"))
+    remove_file(node.path("live.json"))
 
 
 def _why(node: Node) -> str:

@@ -1,4 +1,8 @@
-"""One run on this node, from its first process until none is left and result.json says how it ended."""
+"""The life of one run on this node: from its first process until none is left and result.json says how it ended.
+
+One thread starts the launcher and looks at everything a few times each second. Stops come from a person, the lease,
+a preemption or another node; the first reason stays. A stop climbs steps: stop file and SIGUSR1, SIGTERM, SIGKILL.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +12,28 @@ import subprocess
 import threading
 import time
 import traceback
-from typing import Any, Mapping
+from typing import Any, BinaryIO, Mapping
 
 from gpuops.agent import processes, run_files
 from gpuops.agent.gang import handover, link
 from gpuops.agent.lease import boot_id, read_clocks
-from gpuops.agent.node import Node, log, program, write_json
+from gpuops.agent.node import Node, log, open_append, program, write_json
 from gpuops.agent.processes import catches
 from gpuops.agent.retain import early_end, sink
 from gpuops.agent.run import launcher, preemption, snapshot_request
-from gpuops.agent.run.log_times import Times
 from gpuops.agent.run.rendezvous import Sampler
-from gpuops.agent.run.result import Step, Stop, decide, first_failure, hastened, ladder, result
+from gpuops.agent.run.result import Step, Stop, decide, first_failure, hasten, ladder, result
 
-STEP_LOOK_S = 1.0
-"""How often is looked for a run's first step."""
-LOOK_S = 0.2
-TOUCH_S = 15.0
-GANG_S = 3.0
-"""How long the ranks here may take to end by themselves after another node's failure, in seconds: who was
-the culprit is told by how each rank ended, and it may be one of ours that is slow to leave."""
-FAILED_S = 5.0
-"""How long torchrun may take to end by itself after one of its ranks failed, in seconds."""
+SUPERVISION_INTERVAL_S = 0.2
+PROGRESS_CHECK_INTERVAL_S = 1.0
+"""Time between two looks for a run's first step."""
+TOUCH_INTERVAL_S = 15.0
+"""Time between two signs of use of a live run."""
+GANG_STOP_DELAY_S = 3.0
+"""Time for the ranks here to exit by themselves after another node's failure: the failing rank may be one of ours that
+is slow to exit, and only its exit code shows that."""
+TORCHRUN_EXIT_LIMIT_S = 5.0
+"""Time that torchrun may take to exit by itself after one of its ranks failed."""
 
 
 class Supervisor:
@@ -55,26 +59,27 @@ class Supervisor:
         self._touched = 0.0
         self._joined: set[int] = set()
         self._clearing = float("inf")
+        """When this node began to end the run's processes (UTC seconds)."""
         self._acted = float("inf")
         """When the first step of a stop was taken (UTC seconds)."""
         self._started = time.time()
-        self._times = Times(self.folder)
-        self._told = False
+        self._times = run_files.Times(self.folder)
+        self._has_told_end = False
         self.node_index: int = spec["node"]
         self.link: link.Link | None = None
         self._handover: handover.Handover | None = None
-        self._saving = snapshot_request.Saving(node, spec, self._event, read_clocks)
+        self._snapshots = snapshot_request.SnapshotRequests(node, spec, self._event, read_clocks)
         self.launched = threading.Event()
         self.failure: str | None = None
-        self.taken_back: str | None = None
-        """That this machine's provider takes it back, in words."""
-        self._stepped = False
-        self._step_look = 0.0
-        self._began_at: float | None = None
-        """The step that the run goes on from, once it has told of one."""
+        self.preempted: str | None = None
+        """Why the provider takes this machine back, in words."""
+        self._has_stepped = False
+        self._next_progress_check = 0.0
+        self._first_step: float | None = None
+        """The step that the run continues from, once it has reported one."""
         self.done = threading.Event()
         self.result: dict[str, Any] | None = None
-        """What result.json says; here too, since the disk may be full."""
+        """The document of result.json; kept in memory since the disk may be full."""
 
     def begin(self) -> None:
         """Start the launcher, in a thread of this run's own."""
@@ -94,15 +99,15 @@ class Supervisor:
             self._finish("lost", reason)
         finally:
             self.launched.set()
-            sink.keep(self._node, self.name)
+            sink.store(self._node, self.name)
             self.done.set()
             if self._handover is not None:
                 self._handover.begin()
             early_end.watch(self._node, self.name)
 
     def _live(self) -> None:
-        noted = {"run": self.name, "started": self._started, "boot_id": boot_id()}
-        write_json(self._node.path("live.json"), noted)
+        live = {"run": self.name, "started": self._started, "boot_id": boot_id()}
+        write_json(self._node.path("live.json"), live)
         try:
             self._process = self._launch()
         except OSError as error:
@@ -113,8 +118,8 @@ class Supervisor:
         self.launched.set()
         if self._sampler:
             self._sampler.begin()
-        while self._process.poll() is None and self._keep_on():
-            self._wake.wait(LOOK_S)
+        while self._process.poll() is None and self._supervise():
+            self._wake.wait(SUPERVISION_INTERVAL_S)
             self._wake.clear()
         if self._sampler:
             self._sampler.end()
@@ -140,27 +145,26 @@ class Supervisor:
                 env=launcher.environment(os.environ, self._spec, self._secrets, tokens, marker),
             )
 
-    def _open(self, name: str) -> Any:
-        path = os.path.join(self.folder, name)
-        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+    def _open(self, name: str) -> BinaryIO:
+        return open_append(os.path.join(self.folder, name))
 
-    # What happens while it lives.
+    # While it lives.
 
-    def _keep_on(self) -> bool:
-        """One look at everything; False when the time has come to kill."""
+    def _supervise(self) -> bool:
+        """Look at everything once; False when it is time to kill."""
         processes.reap()
         now = time.monotonic()
-        if now - self._touched >= TOUCH_S:
+        if now - self._touched >= TOUCH_INTERVAL_S:
             self._node.touch()
             self._touched = now
-        self._times.look()
+        self._times.check()
         self._notice_step(now)
         records = self._records()
         self._notice_joined(records)
         self._notice_failure(records, now)
-        due = self._saving.due()
+        due = self._snapshots.due()
         if due is not None:
-            self._want_snapshot(due)
+            self._request_snapshot(due)
         return self._climb(now)
 
     def _notice_joined(self, records: Mapping[int, Mapping[str, Any]]) -> None:
@@ -173,34 +177,34 @@ class Supervisor:
         self._joined = joined
 
     def _notice_failure(self, records: Mapping[int, Mapping[str, Any]], now: float) -> None:
-        """A failed rank is told to the other nodes at once; torchrun gets a moment to end by itself."""
+        """Tell the other nodes of a failed rank at once; torchrun gets TORCHRUN_EXIT_LIMIT_S to exit by itself."""
         if self._rank_failed or first_failure(records.values(), self._acted) is None:
             return
         self._rank_failed = now
         outcome, reason = decide(self._spec["kind"], None, records.values(), self._stop, self._acted)
         self._event("failed", reason=reason)
-        self._tell(outcome, reason)
+        self._tell_end(outcome, reason)
         with self._lock:
             if not self._steps:
-                self._steps, self._steps_from = ladder("now", 0.0), now + FAILED_S
+                self._steps, self._steps_from = ladder("now", 0.0), now + TORCHRUN_EXIT_LIMIT_S
 
     def _notice_step(self, now: float) -> None:
-        """Note once when the run's own program has got further than where it began: after a resume that is news."""
-        if self._stepped or now < self._step_look:
+        """Record, once, that the run's program has passed the step it began at: after a resume that is news."""
+        if self._has_stepped or now < self._next_progress_check:
             return
-        self._step_look = now + STEP_LOOK_S
-        told = run_files.progress(self.folder) or {}
-        step = told.get("step")
+        self._next_progress_check = now + PROGRESS_CHECK_INTERVAL_S
+        progress = run_files.progress(self.folder) or {}
+        step = progress.get("step")
         if step is None:
             return
-        if self._began_at is None:
-            self._began_at = step if told.get("saved") == step else step - 1
-        if step > self._began_at:
-            self._stepped = True
+        if self._first_step is None:
+            self._first_step = step if progress.get("saved") == step else step - 1
+        if step > self._first_step:
+            self._has_stepped = True
             self._event("stepped", step=step)
 
     def _climb(self, now: float) -> bool:
-        """Take the steps of a stop that are due; False for the last."""
+        """Take the steps of a stop that are due; False for the last, SIGKILL."""
         with self._lock:
             due = [step for step in self._steps if now >= self._steps_from + step.after_s]
             self._steps = self._steps[len(due) :]
@@ -212,61 +216,63 @@ class Supervisor:
         return True
 
     def _step(self, do: str) -> None:
-        found = processes.of_run([self._marker]) - self._wrappers()
-        self._event(do, processes=len(found))
+        pids = processes.of_run([self._marker]) - self._wrappers()
+        self._event(do, processes=len(pids))
         if do == "term":
-            processes.send(found, signal.SIGTERM)
+            processes.send(pids, signal.SIGTERM)
             return
         with self._open("stop"):
-            pass  # its being there is the message
-        processes.send((pid for pid in found if catches(pid, signal.SIGUSR1)), signal.SIGUSR1)
+            pass  # the file's existence is the message
+        processes.send((pid for pid in pids if catches(pid, signal.SIGUSR1)), signal.SIGUSR1)
 
-    def _want_snapshot(self, reason: Mapping[str, Any]) -> None:
-        """The run saves a snapshot and goes on, on all nodes: rank 0, which mostly writes it, may be on another one."""
-        if self._stop is None and self._clearing == float("inf") and self._saving.ask(reason) and self.link is not None:
+    def _request_snapshot(self, reason: Mapping[str, Any]) -> None:
+        """Ask for a snapshot on all nodes: rank 0, which usually writes it, may be on another one."""
+        is_on = self._stop is None and self._clearing == float("inf")
+        if is_on and self._snapshots.ask(reason) and self.link is not None:
             self.link.tell({"event": "snapshot", "node": self.node_index, "at": time.time(), "reason": reason})
 
-    # Who may end it.
+    # Requests to end it.
 
     def stop_everywhere(self, how: str, reason: Mapping[str, Any], outcome: str = "stopped") -> None:
-        """A person, the lease or the agent wants it to end, here and on the other nodes."""
-        self._request(how, reason, outcome, hurry=how == "now")
+        """Stop the run here and on the other nodes: for a person, the lease or the agent."""
+        self._request_stop(how, reason, outcome, hurry=how == "now")
         if self.link is not None:
             self.link.tell({"event": "stop", "node": self.node_index, "why": reason["say"], "how": how})
 
     def notice(self, notice: preemption.Notice) -> None:
-        """This machine's provider takes it back: the run stops everywhere before that. That it may: it saves."""
+        """Stop the run everywhere before this machine is taken back; where it only may be, ask for a snapshot."""
         reason = preemption.reason(notice, self.node_index)
         self._event("notice", reason=reason)
         if notice.kind != "reclaim":
-            self._want_snapshot(reason)
+            self._request_snapshot(reason)
             return
-        self.taken_back = reason["say"]
+        self.preempted = reason["say"]
         within_s, left_s = preemption.within_s(notice.at, time.time()), preemption.left_s(notice.at, time.time())
-        sink.goes(time.time() + left_s)
+        sink.set_deadline(time.time() + left_s)
         if self._handover is not None:
             self._handover.note(self.node_index, left_s)
-        self._request("graceful", reason, "stopped", hurry=False, within_s=within_s)
+        self._request_stop("graceful", reason, "stopped", hurry=False, within_s=within_s)
         if self.link is not None:
             event = {"event": "stop", "node": self.node_index, "why": reason["say"], "how": "graceful"}
             self.link.tell({**event, "reason": reason, "within_s": within_s, "left_s": left_s})
 
-    def hear(self, event: Mapping[str, Any]) -> None:
-        """What another node says."""
+    def receive(self, event: Mapping[str, Any]) -> None:
+        """Act on an event of another node."""
         origin = event.get("node")
         if event.get("event") == "snapshot":
-            self._saving.hear(event)
+            self._snapshots.receive(event)
         elif event.get("event") == "stop":
             reason = {"kind": "gang", "say": event["why"], **(event.get("reason") or {}), "from": origin}
             how, within_s = event["how"], event.get("within_s")
             if reason["kind"] == "reclaim" and self._handover is not None:
                 self._handover.note(reason["node"], event["left_s"])
-            self._request(how, reason, "stopped", hurry=how == "now", within_s=within_s)
+            self._request_stop(how, reason, "stopped", hurry=how == "now", within_s=within_s)
         elif event.get("event") == "ended" and event["outcome"] != "done":
             say = f"node{origin}: {event['reason'].get('say', event['outcome'])}"
-            self._request("now", {"kind": "gang", "from": origin, "say": say}, "stopped", hurry=False, delay_s=GANG_S)
+            reason = {"kind": "gang", "from": origin, "say": say}
+            self._request_stop("now", reason, "stopped", hurry=False, delay_s=GANG_STOP_DELAY_S)
 
-    def _request(
+    def _request_stop(
         self,
         how: str,
         reason: Mapping[str, Any],
@@ -275,15 +281,15 @@ class Supervisor:
         delay_s: float = 0.0,
         within_s: float | None = None,
     ) -> None:
-        """Begin a stop; the first reason stays. One that has begun is shortened only by a person's `now`, and where
-        there is no more time for it (`within_s`)."""
+        """Begin a stop; the first reason stays. A stop that has begun is shortened only by a person's `now` (`hurry`)
+        and by a preemption (`within_s`)."""
         with self._lock:
             if self._clearing < float("inf"):
-                return  # it is over already
+                return  # the run is ending already
             if self._stop is None:
                 self._stop = Stop(outcome, reason)
             elif within_s is not None:
-                self._steps = hastened(self._steps, time.monotonic() - self._steps_from + within_s)
+                self._steps = hasten(self._steps, time.monotonic() - self._steps_from + within_s)
                 return
             elif not hurry or self._how == "now":
                 return
@@ -293,49 +299,49 @@ class Supervisor:
             self._event("stopping", how=how, reason=reason)
         self._wake.set()
 
-    # How it ends.
+    # Its end.
 
     def _finish(self, outcome: str, reason: Mapping[str, Any]) -> None:
+        """End every process of the run, then write its result."""
         with self._lock:
             self._clearing = time.time()
-        self._tell(outcome, reason)
-        killed = self._process is not None and self._process.returncode is None
+        self._tell_end(outcome, reason)
+        is_killed = self._process is not None and self._process.returncode is None
         left = processes.end_all(
             lambda: processes.of_run([self._marker]),
-            polite_s=0.0 if killed else processes.POLITE_S,
-            last=self._wrappers,
+            term_grace_s=0.0 if is_killed else processes.TERM_GRACE_S,
+            recorders=self._wrappers,
         )
         if self._process is not None and left == 0:
             self._process.wait()
-        self._times.look(last=True)
+        self._times.check(last=True)
         self._event("ended", outcome=outcome, left=left, reason=reason)
         self.result = self._result(outcome, reason, left)
         try:
             write_json(os.path.join(self.folder, "result.json"), self.result)
-            self._node.touch()  # first: without `live.json` the idle end counts, and the last sign of use may be old
+            self._node.touch()  # before: without `live.json` the idle end counts, and the last sign of use may be old
             os.unlink(self._node.path("live.json"))
         except OSError as error:
             log(f"the result of {self.name} is only in memory: {error}")
         self._node.touch()
 
-    def _tell(self, outcome: str, reason: Mapping[str, Any]) -> None:
-        if self.link is not None and not self._told:
-            self._told = True
+    def _tell_end(self, outcome: str, reason: Mapping[str, Any]) -> None:
+        """Tell the other nodes, once, how the run ended here."""
+        if self.link is not None and not self._has_told_end:
+            self._has_told_end = True
             event = {"event": "ended", "node": self.node_index, "outcome": outcome, "reason": dict(reason)}
             self.link.tell(event)
             self.link.close()
 
     def _wrappers(self) -> set[int]:
+        """Process numbers of the living rank wrappers, which record how the ranks ended."""
         return {record["wrapper"] for record in self._records().values() if record["ended"] is None}
 
     def _records(self) -> dict[int, dict[str, Any]]:
         return run_files.records(self.folder)
 
     def _event(self, kind: str, **data: Any) -> None:
-        try:
-            run_files.event(self.folder, kind, **data)
-        except OSError as error:
-            log(f"{self.name}: {kind} {data} could not be noted: {error}")  # a full disk must not keep a run alive
+        run_files.event(self.folder, kind, **data)
 
     def _result(self, outcome: str, reason: Mapping[str, Any], left: int) -> dict[str, Any]:
         stopped = min(self._clearing, self._acted)

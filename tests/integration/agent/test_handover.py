@@ -102,7 +102,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 @pytest.mark.parametrize("going", [0, 1])
 def test_what_goes_lies_where_somebody_stays(pair: Pair, going: int) -> None:
     giver, taker = pair.sides(going)
-    large = os.urandom(3 * handover.BLOCK + 17)
+    large = os.urandom(3 * handover.FRAME_LIMIT + 17)
     giver.file("snapshots/toy/step-00000120.pt", large)
     giver.file("snapshots/toy/last", b"step-00000120.pt\n")
     giver.file("empty.pt", b"")
@@ -232,7 +232,7 @@ def test_a_giver_that_vanishes_leaves_nothing_half(pair: Pair) -> None:
     assert wire.receive() == {"want": True}
     wire.write(b"abc")
     wire.close()
-    assert pair.head.said("unhanded") == {"why": "the other node has gone"}
+    assert pair.head.said("unhanded") == {"why": "the other node has disconnected"}
     assert pair.head.files() == {}
 
 
@@ -243,7 +243,7 @@ def test_what_was_fetched_is_not_handed_over(pair: Pair, going: int, monkeypatch
     giver.file("a.pt", b"a")
     monkeypatch.setattr(presence, "silent_s", lambda: 0.0)
     looked = threading.Event()
-    monkeypatch.setattr(handover.over, "is_there", lambda *_: looked.set() or True)
+    monkeypatch.setattr(handover.early_end, "is_there", lambda *_: looked.set() or True)
     pair.reclaim(going)
     assert looked.wait(HANG_S), "it waits for who is there"
     (giver.run / hold.HOME).write_text("{}")
@@ -254,8 +254,8 @@ def test_what_was_fetched_is_not_handed_over(pair: Pair, going: int, monkeypatch
 def test_with_somebody_there_it_is_handed_over_before_it_is_too_late(pair: Pair, monkeypatch: Any) -> None:
     giver, taker = pair.sides(1)
     giver.file("a.pt", b"a")
-    monkeypatch.setattr(handover.over, "is_there", lambda *_: True)
-    pair.reclaim(1, left_s=handover.LAST_S + 0.5)
+    monkeypatch.setattr(handover.early_end, "is_there", lambda *_: True)
+    pair.reclaim(1, left_s=handover.LATEST_START_S + 0.5)
     assert taker.said("took")["files"] == 1
 
 
@@ -316,7 +316,7 @@ def test_who_does_not_know_the_secret_gives_and_takes_nothing(pair: Pair) -> Non
 def test_a_disk_without_room_takes_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     giver, taker = pair.sides(1)
     giver.file("a.pt", b"a")
-    free: Callable[[str], int] = lambda _path: handover.ROOM  # noqa: E731
+    free: Callable[[str], int] = lambda _path: handover.RESERVED_DISK_BYTES  # noqa: E731
     monkeypatch.setattr(handover, "free_bytes", free)
     pair.reclaim(1)
     until(lambda: not any(thread.name == "handover" for thread in threading.enumerate()), "it is over")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.agent import image_environment
+from gpuops.agent.daemon import image_environment
 from tests.unit.agent.test_image_environment import ENV, OTHERS, adopted, first, node
 
 

@@ -23,8 +23,8 @@ HANG_S = 60.0
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides are threads of this process, on a machine that may be busy."""
-    monkeypatch.setattr(probe, "HEAR_S", HANG_S)
-    monkeypatch.setattr(probe, "BURST_S", HANG_S)
+    monkeypatch.setattr(probe, "CONVERSATION_LIMIT_S", HANG_S)
+    monkeypatch.setattr(probe, "BURST_LIMIT_S", HANG_S)
 
 
 @contextmanager
@@ -70,14 +70,14 @@ def test_released_ports_are_free_at_once() -> None:
 
 
 def test_listeners_go_by_themselves() -> None:
-    ears = probe.Ear(0, TOKEN)
-    port = ears.open(0)
-    ears.begin(0.1)
-    assert ears._thread is not None
-    ears._thread.join(HANG_S)
-    assert ears.over()
+    listeners = probe.Listeners(0, TOKEN)
+    port = listeners.open(0)
+    listeners.begin(0.1)
+    assert listeners._thread is not None
+    listeners._thread.join(HANG_S)
+    assert listeners.is_over()
     assert states(("127.0.0.1", port)) == ["refused"]
-    ears.close()
+    listeners.close()
 
 
 def test_another_node_or_another_probe_is_not_who_was_meant() -> None:
@@ -118,7 +118,7 @@ def test_who_was_reached_is_waited_for_on_its_other_ports() -> None:
 
         def answer() -> None:
             connection, _ = busy.accept()
-            _, _, nonce, *_ = strangers.line(connection, time.monotonic() + HANG_S).split()
+            _, _, nonce, *_ = strangers.read_line(connection, time.monotonic() + HANG_S).split()
             time.sleep(0.4)
             connection.sendall(strangers.proof(TOKEN, "listens", 0, nonce.decode()).encode() + b"\n")
 
@@ -139,8 +139,8 @@ def test_a_measurement_that_breaks_off_is_no_failure() -> None:
 
         def answer() -> None:
             connection, _ = server.accept()
-            _, _, nonce, _, count = strangers.line(connection, time.monotonic() + HANG_S).split()
-            assert int(count) == probe.BURST
+            _, _, nonce, _, count = strangers.read_line(connection, time.monotonic() + HANG_S).split()
+            assert int(count) == probe.BURST_BYTES
             connection.sendall(strangers.proof(TOKEN, "listens", 0, nonce.decode()).encode() + b"\n")
             connection.close()
 
@@ -167,9 +167,7 @@ def test_noise_does_not_end_the_listening() -> None:
 def test_a_port_that_cannot_be_had_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr(probe, "LOWEST_PORT", port)
-        monkeypatch.setattr(probe, "ephemeral_start", lambda: port + 1)
-        monkeypatch.setattr(probe, "TRIES", 1)
+        monkeypatch.setattr(probe, "port_candidates", lambda: [port])
         with pytest.raises(Refusal) as refused:
             probe.listen(HERE, {"node": 0, "token": TOKEN, "for_s": 1, "fresh": 1}, None)
     assert refused.value.kind == "no-port"
@@ -218,14 +216,14 @@ def test_the_kernels_messages(data: bytes, expected: list[tuple[str, str]]) -> N
      ("10.0.0.5", True), ("8.8.4.4", True), ("fd00::5", True)],
 )  # fmt: skip
 def test_what_another_machine_could_mean(text: str, expected: bool) -> None:
-    assert interfaces.fit(text) is expected
+    assert interfaces.is_reachable(text) is expected
 
 
 def test_this_machines_own_addresses() -> None:
     answer = interfaces.addresses(HERE, {}, None)
-    assert answer["machine"] == interfaces.machine() != ""
+    assert answer["machine"] == interfaces.machine_id() != ""
     for one in answer["addresses"]:
         assert one["interface"]
-        assert interfaces.fit(one["address"])
+        assert interfaces.is_reachable(one["address"])
         with socket.socket(FOUR if one["family"] == "ipv4" else SIX) as mine:
             mine.bind((one["address"], 0))

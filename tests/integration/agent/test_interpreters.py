@@ -149,7 +149,7 @@ def test_a_python_that_hangs_is_ended_and_passed_over(tmp_path: Path, monkeypatc
     path = tmp_path / "python"
     path.write_text("#!/bin/sh\nsleep 600\n")
     path.chmod(0o755)
-    monkeypatch.setattr(interpreters, "LOOK_S", 0.5)
+    monkeypatch.setattr(interpreters, "INTERPRETER_LIMIT_S", 0.5)
     started: list[subprocess.Popen] = []
 
     def spawn(*given, **more) -> subprocess.Popen:
@@ -459,7 +459,7 @@ def test_an_images_own_constraint_holds_as_well() -> None:
 
 
 def test_a_client_that_leaves_ends_the_setup(node: Node, plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments, "GRACE_S", 0.2)
+    monkeypatch.setattr(environments, "TERM_GRACE_S", 0.2)
 
     def leave(item: dict) -> None:
         if "b64" in item:  # else it only says that it goes on
@@ -494,8 +494,8 @@ def test_setup_without_a_tree(node: Node, plain: str) -> None:
 
 
 def test_a_silent_command_beats_and_its_limit_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments, "BEAT_S", 0.2)
-    monkeypatch.setattr(environments, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(environments, "BEAT_INTERVAL_S", 0.2)
+    monkeypatch.setattr(environments, "POLL_INTERVAL_S", 0.05)
     looks = itertools.count(0.0, 0.3)  # by this clock no machine is busy
     monkeypatch.setattr(environments, "time", SimpleNamespace(monotonic=lambda: next(looks)))
     beats: list[int] = []

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gpuops import sync
-from gpuops.agent import local_disk
 from gpuops.agent.daemon import end
+from gpuops.agent.files import local_disk
 from gpuops.core.errors import GpuopsError
 from gpuops.core.models import Resource
 from gpuops.core.reporting import Silent

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.node import PROTOCOL
+from gpuops.agent.wire import PROTOCOL
 from gpuops.core.errors import NodeRefused
 from gpuops.transport.rpc import AgentClient
 from tests.integration.agent.conftest import RealNode, alive, carrying, until

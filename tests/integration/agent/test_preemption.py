@@ -15,7 +15,7 @@ import pytest
 from gpuops.agent.node import Node
 from gpuops.agent.run import preemption
 from gpuops.agent.run.preemption import Ec2, Notice
-from gpuops.agent.run.result import HURRY_S, Step, hastened, ladder
+from gpuops.agent.run.result import KILL_DELAY_S, Step, hasten, ladder
 from tests.fakes.aws.imds import Service
 
 HANG_S = 600.0
@@ -43,7 +43,7 @@ class Metadata:
 
 @pytest.fixture
 def metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
-    monkeypatch.setattr(preemption, "ANSWER_S", HANG_S)  # on a busy machine it answers as well
+    monkeypatch.setattr(preemption, "ANSWER_LIMIT_S", HANG_S)  # on a busy machine it answers as well
     metadata = Metadata(tmp_path)
     yield metadata
     metadata.service.shutdown()
@@ -160,13 +160,13 @@ def test_trouble_is_logged_once_and_ends_nothing(
     metadata: Metadata, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = threading.Semaphore(0)
-    ask = Ec2._ask
+    ask = Ec2._request
 
     def counted(self: Ec2, *args: object) -> object:
         asked.release()
         return ask(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Ec2, "_ask", counted)
+    monkeypatch.setattr(Ec2, "_request", counted)
     metadata.tell({ACTION: "nonsense"})
     watched = Watched(tmp_path / "lab/n0", {"notices": {"kind": "ec2", "url": metadata.url, "every_s": 0.02}})
     for _ in range(10):
@@ -179,7 +179,7 @@ def test_trouble_is_logged_once_and_ends_nothing(
 def test_a_service_that_is_absent_or_takes_no_end_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preemption, "ANSWER_S", 0.1)
+    monkeypatch.setattr(preemption, "ANSWER_LIMIT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections, and never says a word
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         watched = [
@@ -215,7 +215,9 @@ def test_a_virtual_node_hears_what_is_said_of_its_machine(metadata: Metadata, tm
 )
 def test_a_reserve_is_kept_for_the_results(left: float, within: float) -> None:
     assert preemption.within_s(AT, AT - left) == within
-    assert preemption.within_s(None, AT) == preemption.LEAD_S - preemption.EVERY_S - preemption.RESERVE_S
+    assert (
+        preemption.within_s(None, AT) == preemption.NOTICE_S - preemption.POLL_INTERVAL_S - preemption.UPLOAD_RESERVE_S
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,9 +226,9 @@ def test_a_reserve_is_kept_for_the_results(left: float, within: float) -> None:
         (10.0, None, 10.0, 20.0),
         (10.0, 75.0, 10.0, 20.0),  # time enough
         (60.0, 75.0, 60.0, 75.0),
-        (600.0, 75.0, 75.0 - HURRY_S, 75.0),
-        (10.0, 1.0, 0.0, HURRY_S),  # a notice that came late
-        (10.0, 0.0, 0.0, HURRY_S),
+        (600.0, 75.0, 75.0 - KILL_DELAY_S, 75.0),
+        (10.0, 1.0, 0.0, KILL_DELAY_S),  # a notice that came late
+        (10.0, 0.0, 0.0, KILL_DELAY_S),
         (0.0, 75.0, 0.0, 0.0),
     ],
 )
@@ -236,5 +238,5 @@ def test_a_stop_fits_into_what_is_left(grace: float, within: float | None, term:
 
 def test_a_stop_that_has_begun_is_hastened() -> None:
     rest = ladder("graceful", 100.0)[1:]  # asked 30 s ago
-    assert hastened(rest, 30.0 + 20.0) == [Step(48.0, "term"), Step(50.0, "kill")]
-    assert hastened(ladder("now", 100.0), 50.0) == ladder("now", 100.0)
+    assert hasten(rest, 30.0 + 20.0) == [Step(48.0, "term"), Step(50.0, "kill")]
+    assert hasten(ladder("now", 100.0), 50.0) == ladder("now", 100.0)

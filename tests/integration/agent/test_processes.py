@@ -125,7 +125,7 @@ def test_sigterm_comes_first_and_some_are_ended_last(tmp_path: Path) -> None:
         "def last():\n"
         "    if two.poll() is not None and not three.stdin.closed: three.stdin.close()\n"
         "    return {three.pid}\n"
-        "left = procs.end_all(lambda: procs.of_run([]), 0.5, last=last)\n"
+        "left = procs.end_all(lambda: procs.of_run([]), 0.5, recorders=last)\n"
         "print(json.dumps({'left': left, 'one': one.wait(), 'two': two.wait(), 'three': three.wait(),\n"
         "                  'said': three.stdout.read()}))\n",
         tmp_path,

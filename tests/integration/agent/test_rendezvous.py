@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuops.agent import processes
+from gpuops.agent import processes, sockets
 from gpuops.agent.run import rendezvous
 from tests.conftest import until
 
@@ -29,24 +29,25 @@ def row(local: int, remote: int, state: str, inode: int) -> str:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (row(40000, 23456, "01", 7), [("7", "01", "0100007F:9C40")]),
-        (row(23456, 40000, "01", 7), [("7", "01", "")]),
-        (row(23456, 0, "0A", 7), [("7", "0A", "")]),
-        (row(40000, 23456, "06", 0), [("0", "06", "0100007F:9C40")]),
+        (row(40000, 23456, "01", 7), [("0100007F:9C40", 40000, 23456, "01", "7")]),
+        (row(23456, 40000, "01", 7), [("0100007F:5BA0", 23456, 40000, "01", "7")]),
+        (row(23456, 0, "0A", 7), [("0100007F:5BA0", 23456, 0, "0A", "7")]),
+        (row(40000, 23456, "06", 0), [("0100007F:9C40", 40000, 23456, "06", "0")]),
         (row(40000, 23456, "02", 7), []),
         (row(40000, 23457, "01", 7), []),
         ("torn", []),
     ],
 )
-def test_a_socket_table_is_read(text: str, expected: list[tuple[str, str, str]]) -> None:
-    assert rendezvous.parse_table([HEADER, text], 23456) == expected
+def test_a_socket_table_is_read(text: str, expected: list[tuple[str, int, int, str, str]]) -> None:
+    assert rendezvous.of_store(sockets.parse_connections([HEADER, text]), 23456) == expected
 
 
 def unknown_server() -> socket.socket:
     """At a port that nobody was connected to lately: for a minute the kernel still tells of such."""
     while True:
         listener = socket.create_server(("127.0.0.1", 0))
-        if not any(row.client for row in rendezvous.store_rows(None, listener.getsockname()[1]) or []):
+        port = listener.getsockname()[1]
+        if not any(row.remote_port == port for row in sockets.connections() or []):
             return listener
         listener.close()
 
@@ -63,7 +64,7 @@ def test_connections_that_nobody_saw_are_counted_afterwards(connections: int, ex
             for _ in range(connections):
                 socket.create_connection(("127.0.0.1", port)).close()
                 listener.accept()[0].close()
-            for now[0] in (0.0, rendezvous.ENOUGH_S):
+            for now[0] in (0.0, rendezvous.MIN_SAMPLED_S):
                 sampler.sample({0: other.pid})
             assert sampler.joined(0) is expected
         finally:
@@ -98,7 +99,7 @@ def test_a_long_enough_look_without_a_connection_is_a_no() -> None:
     now = [100.0]
     sampler = rendezvous.Sampler(1, 1, 4, clock=lambda: now[0])
     assert sampler.joined(0) is None
-    for seconds, expected in ((0.0, None), (rendezvous.ENOUGH_S / 2, None), (rendezvous.ENOUGH_S, False)):
+    for seconds, expected in ((0.0, None), (rendezvous.MIN_SAMPLED_S / 2, None), (rendezvous.MIN_SAMPLED_S, False)):
         now[0] = 100.0 + seconds
         sampler.sample({0: os.getpid()})
         assert sampler.joined(0) is expected
@@ -124,8 +125,8 @@ def test_a_look_that_is_only_slow_is_soon_followed_by_another(monkeypatch: pytes
     sampler = rendezvous.Sampler(1, 1, 4)
     monkeypatch.setattr(sampler, "sample", lambda _: time.sleep(0.5))
     monkeypatch.setattr(sampler, "_over", SimpleNamespace(wait=wait))
-    sampler._look()
-    assert max(pauses) < rendezvous.SHARE * 0.5
+    sampler._run()
+    assert max(pauses) < rendezvous.PAUSE_PER_COST * 0.5
 
 
 @pytest.mark.skipif(not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="kernel tells no children")

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from gpuops.agent.retain import object_requests, upload, virtual_tar
-from gpuops.agent.retain.object_requests import Denied, Late, patiently
-from gpuops.agent.retain.upload import Kept, Upload
+from gpuops.agent.retain.object_requests import Denied, Late, with_retries
+from gpuops.agent.retain.upload import Stored, Upload
 from gpuops.agent.retain.virtual_tar import Archive, Item
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
@@ -44,9 +44,9 @@ def fake(served: FakeBucket, monkeypatch: pytest.MonkeyPatch) -> FakeBucket:
     served.faults.clear()
     served.denied.clear()
     served.before = None
-    monkeypatch.setattr(object_requests, "FIRST_S", 0.01)
-    monkeypatch.setattr(object_requests, "PATIENCE_S", 2.0)
-    monkeypatch.setattr(upload, "LEAST", 5 * MB)
+    monkeypatch.setattr(object_requests, "MIN_RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(object_requests, "RETRY_LIMIT_S", 2.0)
+    monkeypatch.setattr(upload, "MIN_PART_BYTES", 5 * MB)
     return served
 
 
@@ -68,16 +68,22 @@ def archive(tmp_path: Path) -> Archive:
     return Archive(items)
 
 
-def send(archive: Archive, urls: dict[str, Any], **more: Any) -> Kept:
+def send(archive: Archive, urls: dict[str, Any], **more: Any) -> Stored:
     told: list[int] = []
     due = more.pop("deadline", upload.NEVER)
-    use: dict[str, Any] = {"deadline": lambda: due, "tell": told.append, "noted": {}, "note": lambda _: None, **more}
-    return Upload(archive, urls, {"schema": 1, "run": "r-1", "node": 0}, **use).all()
+    use: dict[str, Any] = {
+        "deadline": lambda: due,
+        "progress": told.append,
+        "sent": {},
+        "record": lambda _: None,
+        **more,
+    }
+    return Upload(archive, urls, {"schema": 1, "run": "r-1", "node": 0}, **use).run()
 
 
 def send_for_as_long_as_the_first_part_takes(
     archive: Archive, urls: dict[str, Any], due: float, then: Callable[[], None] = lambda: None, **more: Any
-) -> Kept:
+) -> Stored:
     """Once that is there, no time is left for others, and enough for closing it, however busy this machine is."""
     ends = [due]
 
@@ -86,17 +92,17 @@ def send_for_as_long_as_the_first_part_takes(
             super()._gather(running, etags)
             if 1 in etags and ends == [due]:
                 then()
-                ends[0] = time.time() + upload.CLOSING_S
+                ends[0] = time.time() + upload.CLOSING_RESERVE_S
 
-    use: dict[str, Any] = {"noted": {}, "note": lambda _: None, "tell": lambda _: None, **more}
-    return Pressed(archive, urls, {}, deadline=lambda: ends[0], **use).all()
+    use: dict[str, Any] = {"sent": {}, "record": lambda _: None, "progress": lambda _: None, **more}
+    return Pressed(archive, urls, {}, deadline=lambda: ends[0], **use).run()
 
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is given up because this machine is busy."""
-    monkeypatch.setattr(upload, "CLOSING_S", HANG_S)
-    monkeypatch.setattr(object_requests, "PATIENCE_S", HANG_S)
+    monkeypatch.setattr(upload, "CLOSING_RESERVE_S", HANG_S)
+    monkeypatch.setattr(object_requests, "RETRY_LIMIT_S", HANG_S)
 
 
 def members(data: bytes) -> dict[str, bytes]:
@@ -162,17 +168,17 @@ def test_a_file_that_changes_between_two_looks_is_sent_as_it_is(
             done.append(address)
             second.write_bytes(b"n" * second.stat().st_size)
 
-    original = object_requests.ask
+    original = object_requests.request
 
     def ask(method: str, url: str, *rest: Any) -> object_requests.Answer:
         change(method, url)
         return original(method, url, *rest)
 
-    object_requests.ask, undo = ask, original  # type: ignore[assignment]
+    object_requests.request, undo = ask, original  # type: ignore[assignment]
     try:
         found = send(archive, urls)
     finally:
-        object_requests.ask = undo
+        object_requests.request = undo
     inside = members(fake.content(KEY))
     assert found.changed == ["out/1.pt"]
     assert len(inside["out/1.pt"]) == second.stat().st_size
@@ -187,7 +193,7 @@ def test_bytes_that_never_arrive_as_they_were_are_not_sent_for_ever(
 ) -> None:
     """Something on the way alters them, or a file is never at rest."""
     sent: list[str] = []
-    ask = object_requests.ask
+    ask = object_requests.request
 
     def altered(method: str, url: str, *rest: Any) -> object_requests.Answer:
         if "partNumber=1&" not in url:
@@ -195,19 +201,19 @@ def test_bytes_that_never_arrive_as_they_were_are_not_sent_for_ever(
         sent.append(url)
         return object_requests.Answer(400, {}, b"<Error><Code>BadDigest</Code></Error>")
 
-    monkeypatch.setattr(object_requests, "ask", altered)
+    monkeypatch.setattr(object_requests, "request", altered)
     with pytest.raises(Denied, match="BadDigest"):
         send(archive, urls)
-    assert len(sent) == upload.SENDINGS
+    assert len(sent) == upload.MAX_SENDINGS
 
 
 def test_what_cannot_be_read_is_not_said_to_be_there(
     fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Zeros stand in the archive for a file of another user, or on a disk that fails; and for one that has gone."""
-    there, (first, second, third, _) = virtual_tar._there, archive.items
+    there, (first, second, third, _) = virtual_tar._read, archive.items
     denied = lambda source, *rest: iter(()) if source == second.source else there(source, *rest)  # noqa: E731
-    monkeypatch.setattr(virtual_tar, "_there", denied)
+    monkeypatch.setattr(virtual_tar, "_read", denied)
     Path(os.fsdecode(first.source)).unlink()
     found = send(archive, urls)
     assert (found.missing, found.unread, found.changed) == (1, [second.name], [])
@@ -220,7 +226,7 @@ def test_what_cannot_be_read_is_not_said_to_be_there(
 def test_what_is_refused_is_not_asked_again(
     fake: FakeBucket, urls: dict[str, Any], archive: Archive, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(object_requests, "PATIENCE_S", 100.0)
+    monkeypatch.setattr(object_requests, "RETRY_LIMIT_S", 100.0)
     if code == "aborted":
         s3 = fake.client()
         for one in s3.list_multipart_uploads(Bucket=fake.name)["Uploads"]:
@@ -248,7 +254,7 @@ def test_a_successor_sends_only_what_is_missing(
     fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: dict[str, list[Any]] = {}
-    ask = object_requests.ask
+    ask = object_requests.request
 
     def comes_last(method: str, url: str, *rest: Any) -> object_requests.Answer:
         if "partNumber=4&" not in url:
@@ -256,12 +262,12 @@ def test_a_successor_sends_only_what_is_missing(
         until(lambda: set(noted) >= {"1", "2", "3"}, "the others are there")
         raise Late("and this one comes not at all")
 
-    monkeypatch.setattr(object_requests, "ask", comes_last)
+    monkeypatch.setattr(object_requests, "request", comes_last)
     with pytest.raises(Late):
-        send(archive, urls, note=lambda parts: noted.update(json.loads(json.dumps(parts))))
-    monkeypatch.setattr(object_requests, "ask", ask)
+        send(archive, urls, record=lambda parts: noted.update(json.loads(json.dumps(parts))))
+    monkeypatch.setattr(object_requests, "request", ask)
     fake.asked.clear()
-    assert send(archive, urls, noted=noted).missing == 0
+    assert send(archive, urls, sent=noted).missing == 0
     again = {one.query["partNumber"] for one in fake.of_nodes("PUT", "partNumber")}
     assert not again & {"1", "2", "3"}
     inside = members(fake.content(KEY))
@@ -302,7 +308,7 @@ def test_a_store_that_falls_silent_keeps_what_came_from_no_end(
     let_go, under_way = threading.Event(), threading.Event()
     told: list[int] = []
     before = set(threading.enumerate())
-    ask = object_requests.ask
+    ask = object_requests.request
 
     def unanswered(method: str, url: str, *rest: Any) -> object_requests.Answer:
         if "partNumber=1&" in url:
@@ -313,9 +319,9 @@ def test_a_store_that_falls_silent_keeps_what_came_from_no_end(
             let_go.wait(HANG_S)
         return answer
 
-    monkeypatch.setattr(object_requests, "ask", unanswered)
+    monkeypatch.setattr(object_requests, "request", unanswered)
     try:
-        found = send_for_as_long_as_the_first_part_takes(archive, urls, upload.NEVER, tell=told.append)
+        found = send_for_as_long_as_the_first_part_takes(archive, urls, upload.NEVER, progress=told.append)
         late = [one for one in set(threading.enumerate()) - before if one.name.startswith("ThreadPool")]
         assert late, "one waits for its answer still"
         closed = len(told)
@@ -340,12 +346,12 @@ def test_what_closes_it_is_asked_again_while_there_is_time(
         if how == method and name in address:
             asked.append(address)
             if len(asked) == 1:
-                monkeypatch.setattr(object_requests, "SILENCE_S", HANG_S)
+                monkeypatch.setattr(object_requests, "SILENCE_LIMIT_S", HANG_S)
                 let_go.wait(HANG_S)
 
     monkeypatch.setattr(fake, "before", first_hangs)
     fake.play("PUT", "partNumber=3&", "500", times=10_000)
-    soon: Callable[[], None] = lambda: monkeypatch.setattr(object_requests, "SILENCE_S", 1.0)  # noqa: E731
+    soon: Callable[[], None] = lambda: monkeypatch.setattr(object_requests, "SILENCE_LIMIT_S", 1.0)  # noqa: E731
     try:
         assert send_for_as_long_as_the_first_part_takes(archive, urls, upload.NEVER, soon).missing == 3
     finally:
@@ -354,13 +360,14 @@ def test_what_closes_it_is_asked_again_while_there_is_time(
 
 
 @pytest.mark.parametrize(
-    ("left", "silence"), [(upload.NEVER, object_requests.SILENCE_S), (40.0, 20.0), (0.0, upload.LEAST_SILENCE_S)]
+    ("left", "silence"),
+    [(upload.NEVER, object_requests.SILENCE_LIMIT_S), (40.0, 20.0), (0.0, upload.MIN_SILENCE_LIMIT_S)],
 )
 def test_an_answer_is_waited_for_half_of_the_time_there_is(
     urls: dict[str, Any], archive: Archive, left: float, silence: float
 ) -> None:
-    end = time.time() + upload.CLOSING_S + left
-    use: dict[str, Any] = {"noted": {}, "note": lambda _: None, "tell": lambda _: None}
+    end = time.time() + upload.CLOSING_RESERVE_S + left
+    use: dict[str, Any] = {"sent": {}, "record": lambda _: None, "progress": lambda _: None}
     assert Upload(archive, urls, {}, deadline=lambda: end, **use)._silence_s() == pytest.approx(silence, abs=10.0)
 
 
@@ -413,20 +420,20 @@ def test_what_is_too_large_is_said(urls: dict[str, Any]) -> None:
     [([503, 200], 2), ([429, 200], 2), ([408, 408, 200], 3), ([200], 1)],
 )
 def test_a_store_that_is_busy_is_asked_again(answers: list[int], tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_requests, "FIRST_S", 0.001)
+    monkeypatch.setattr(object_requests, "MIN_RETRY_PAUSE_S", 0.001)
     left = list(answers)
-    assert patiently(lambda: object_requests.Answer(left.pop(0), {}, b""), time.time() + 60.0).status == 200
+    assert with_retries(lambda: object_requests.Answer(left.pop(0), {}, b""), time.time() + 60.0).status == 200
     assert len(answers) - len(left) == tries
 
 
 def test_an_error_within_a_good_answer_is_one() -> None:
     body = b"<Error><Code>InvalidPart</Code><Message>no</Message></Error>"
     with pytest.raises(Denied, match=r"the bucket refuses it \(InvalidPart: no\)"):
-        patiently(lambda: object_requests.Answer(200, {}, body), time.time() + 60.0)
+        with_retries(lambda: object_requests.Answer(200, {}, body), time.time() + 60.0)
 
 
 def test_a_name_that_cannot_be_found_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_requests, "FIRST_S", 0.01)
-    ask: Callable[[], object_requests.Answer] = lambda: object_requests.ask("HEAD", "http://nowhere.invalid/x?y=1")  # noqa: E731
+    monkeypatch.setattr(object_requests, "MIN_RETRY_PAUSE_S", 0.01)
+    ask: Callable[[], object_requests.Answer] = lambda: object_requests.request("HEAD", "http://nowhere.invalid/x?y=1")  # noqa: E731
     with pytest.raises(Late):
-        patiently(ask, time.time() + 0.05)
+        with_retries(ask, time.time() + 0.05)

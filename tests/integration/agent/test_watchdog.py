@@ -31,10 +31,10 @@ def test_a_full_disk_keeps_no_machine_alive(tmp_path: Path) -> None:
 
 REPEAT = """
 import os, sys
-from gpuops.agent import watchdog
+from gpuops.agent.daemon import watchdog
 from gpuops.agent.node import Node
 os.chdir(sys.argv[1])
-watchdog.AGAIN_S = 0.05
+watchdog.END_RETRY_INTERVAL_S = 0.05
 watchdog.Watchdog(Node(sys.argv[1]))._end("nothing was run on it")
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.sessions import open_here
+from gpuops.agent.presence import open_here
 from tests.conftest import HANG_S, Shell, until
 from tests.fakes.bucket import KEY, SECRET, FakeBucket
 from tests.files import below, written_in

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gpuops.agent.sessions import open_here
+from gpuops.agent.presence import open_here
 from tests.conftest import Shell, until
 from tests.files import change
 from tests.integration.cli.heard import at_terminal

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.agent.run.rendezvous import ENOUGH_S
+from gpuops.agent.run.rendezvous import MIN_SAMPLED_S
 from tests.conftest import HANG_S, Shell, until
 from tests.integration.cli.counting import PROGRAM, Counting, remove
 
@@ -100,7 +100,7 @@ def test_ranks_that_were_too_quick_to_tell(shell: Shell) -> None:
     said = last_words(done.stderr)[0]
     ages = [float(line.split()[-1]) for line in done.stdout.splitlines()]
     assert len(ages) == 2
-    if max(ages) < ENOUGH_S / 2:
+    if max(ages) < MIN_SAMPLED_S / 2:
         assert said == (
             "all 2 ranks ended well, but too soon: gpuops could not tell whether they formed one world of 2"
         )

@@ -22,10 +22,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuops.agent.gang.channel import BYTES, HEAD, LIMIT, MESSAGE, Keys, Seal, Wire, session
+from gpuops.agent.gang.channel import BYTES, FRAME_LIMIT, HEAD, MESSAGE, Channel, Keys, Seal, session_keys
 from gpuops.agent.gang.link import GIVE, TAKE, Head, Member, Times
 from gpuops.agent.network import probe
-from gpuops.agent.network.strangers import CROWD, LINE_LIMIT, SHORTAGE, Crowd, proof
+from gpuops.agent.network.strangers import MAX_LINE_BYTES, MAX_STRANGERS, SHORTAGE, Strangers, proof
 from gpuops.agent.node import Node
 from tests.integration.agent.conftest import until
 from tests.integration.agent.test_handover import HANG_S, Side
@@ -59,7 +59,7 @@ class Ends:
         heard: queue.Queue[Any] = queue.Queue()
         return self._begun(Member(index, 3, place or self.place, SECRET, heard.put, TIMES)), heard
 
-    def wire(self, index: int = 1, role: str = "member") -> Wire:
+    def wire(self, index: int = 1, role: str = "member") -> Channel:
         """A member's end of a connection that has proven itself, to say what no member says."""
         wire = Member(index, 3, self.place, SECRET, lambda _event: None, TIMES).call_head(role)
         assert wire is not None
@@ -137,7 +137,7 @@ def has_gone(connection: socket.socket) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("files", "strangers", "most"), [(1024, STRANGERS, CROWD), (32, 100, 32)],
+@pytest.mark.parametrize(("files", "strangers", "most"), [(1024, STRANGERS, MAX_STRANGERS), (32, 100, 32)],
                          ids=["a thousand strangers", "more than files may be opened"])  # fmt: skip
 @pytest.mark.usefixtures("many_files")
 def test_a_member_gets_in_past_idle_strangers(files: int, strangers: int, most: int) -> None:
@@ -162,7 +162,7 @@ def test_a_node_is_reached_past_idle_strangers() -> None:
     node = Node("/nowhere")
     port = probe.listen(node, {"node": 0, "token": SECRET, "for_s": HANG_S, "ephemeral": 1}, None)["ephemeral"][0]
     place = ["127.0.0.1", port]
-    wish = {"from": 1, "token": SECRET, "targets": [{"node": 0, "places": [place]}], "limit_s": probe.LISTEN_S}
+    wish = {"from": 1, "token": SECRET, "targets": [{"node": 0, "places": [place]}], "limit_s": probe.MAX_LISTEN_S}
     try:
         with contextlib.ExitStack() as crowd:
             for _ in range(300):
@@ -176,7 +176,7 @@ def test_who_says_little_at_a_time_has_one_deadline(ends: Ends) -> None:
     ends.head(TIMES._replace(proof=0.5))
     with socket.create_connection(ends.place) as slow:
         assert slow.recv(4096).endswith(b"\n")
-        for _ in range(LINE_LIMIT - 100):
+        for _ in range(MAX_LINE_BYTES - 100):
             with contextlib.suppress(OSError):
                 slow.sendall(b" ")
             if select.select([slow], [], [], 0.05)[0]:
@@ -189,7 +189,7 @@ def test_who_says_little_at_a_time_has_one_deadline(ends: Ends) -> None:
 def test_a_stranger_may_say_only_short_lines(ends: Ends) -> None:
     ends.head()
     with socket.create_connection(ends.place) as loud:
-        loud.sendall(b"[" * (LINE_LIMIT + 1))
+        loud.sendall(b"[" * (MAX_LINE_BYTES + 1))
         until(lambda: has_gone(loud), "nobody waits for the end of the line")
 
 
@@ -201,7 +201,7 @@ def test_one_that_plays_the_head_has_one_deadline() -> None:
         threading.Thread(target=lambda: found.put(member.call_head("member")), daemon=True).start()
         connection, _ = listener.accept()
         with connection:
-            for _ in range(LINE_LIMIT - 100):
+            for _ in range(MAX_LINE_BYTES - 100):
                 if not found.empty():
                     break
                 with contextlib.suppress(OSError):
@@ -237,14 +237,14 @@ def test_an_accept_that_fails_is_not_the_last(ends: Ends) -> None:
 
 
 def test_a_shortage_frees_the_oldest_strangers_and_nothing_else_does() -> None:
-    crowd, heard = Crowd(), queue.Queue[Any]()
+    crowd, heard = Strangers(), queue.Queue[Any]()
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as clients:
         four = [clients.enter_context(socket.create_connection(listener.getsockname())) for _ in range(4)]
-        assert all(crowd.let_in(listener, heard.put, "hears") for _ in four)
+        assert all(crowd.accept(listener, heard.put, "hears") for _ in four)
         short = Failing(listener, OSError(errno.EMFILE, "too many"), OSError(errno.ECONNABORTED, "it went"))
-        assert not crowd.let_in(short, heard.put, "hears")  # type: ignore[arg-type]
+        assert not crowd.accept(short, heard.put, "hears")  # type: ignore[arg-type]
         assert [one.recv(1) for one in four[:2]] == [b"", b""], "the older half makes room"
-        assert not crowd.let_in(short, heard.put, "hears")  # type: ignore[arg-type]
+        assert not crowd.accept(short, heard.put, "hears")  # type: ignore[arg-type]
         assert not any(map(has_gone, four[2:])), "who went by itself costs nobody the place"
 
 
@@ -257,7 +257,7 @@ def test_a_machine_without_threads_goes_on(monkeypatch: pytest.MonkeyPatch) -> N
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()) as client,
     ):
-        assert not Crowd().let_in(listener, lambda _one: None, "hears")
+        assert not Strangers().accept(listener, lambda _one: None, "hears")
         assert client.recv(1) == b""
 
 
@@ -301,8 +301,8 @@ ATTACKS: dict[str, Callable[[str, dict[str, Any]], Any]] = {
     "nothing": lambda _nonce, _old: b"",
     "no UTF-8": lambda _nonce, _old: b"\xff\xfe",
     "no JSON": lambda _nonce, _old: b"{",
-    "deeply nested": lambda _nonce, _old: b"[" * (LINE_LIMIT - 2),
-    "more digits than Python reads": lambda _nonce, _old: b'{"node": ' + b"1" * (LINE_LIMIT - 20) + b"}",
+    "deeply nested": lambda _nonce, _old: b"[" * (MAX_LINE_BYTES - 2),
+    "more digits than Python reads": lambda _nonce, _old: b'{"node": ' + b"1" * (MAX_LINE_BYTES - 20) + b"}",
 }
 
 
@@ -328,7 +328,7 @@ def test_attacks_on_the_proof(ends: Ends) -> None:
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(said=st.binary(max_size=2 * LINE_LIMIT))
+@given(said=st.binary(max_size=2 * MAX_LINE_BYTES))
 def test_any_bytes_before_the_proof(ends: Ends, said: bytes) -> None:
     if not ends.links:
         ends.head()
@@ -515,7 +515,7 @@ def arrives(stream: bytes) -> list[dict[str, Any]]:
     with ours, theirs:
         sender = threading.Thread(target=_send_all, args=(theirs, stream), daemon=True)
         sender.start()
-        heard = list(Wire(ours, KEYS.member, KEYS.head, HANG_S).messages())
+        heard = list(Channel(ours, KEYS.member, KEYS.head, HANG_S).messages())
         ours.close()
         sender.join(HANG_S)
         return heard
@@ -590,7 +590,7 @@ def test_a_key_is_of_one_connection_role_node_and_direction() -> None:
         for node in (1, 2)
         for challenge in ("a" * 64, "b" * 64)
         for nonce in ("a" * 64, "b" * 64)
-        for key in session(SECRET, role, node, challenge, nonce)
+        for key in session_keys(SECRET, role, node, challenge, nonce)
     ]
     assert len(set(every)) == len(every) == 48
     assert not {proof(SECRET, role, 1, "a" * 64).encode() for role in ("member", GIVE, TAKE, "head")} & set(every)
@@ -602,7 +602,7 @@ def test_a_connection_that_was_meddled_with_says_nothing_more() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(forged(MESSAGE, STOP) + good[1])
-        wire = Wire(ours, KEYS.member, KEYS.head, HANG_S)
+        wire = Channel(ours, KEYS.member, KEYS.head, HANG_S)
         assert wire.receive() is None
         with pytest.raises(OSError, match="descriptor"):
             wire.receive()
@@ -642,7 +642,7 @@ def test_a_file_that_is_handed_over_arrives_as_it_is_or_not_at_all(tmp_path: Pat
         # The giver's member link is the first to pass: the handover's is another, and is what is meddled with.
         until(lambda: relay.passed, "the link stands")
         relay._meddles = tuple([lambda *args: args[-1]] * len(relay.passed) + [meddle] * 50)
-        content = giver.file("a.pt", os.urandom(2 * LIMIT + 17)).read_bytes()
+        content = giver.file("a.pt", os.urandom(2 * FRAME_LIMIT + 17)).read_bytes()
         for side in (head, giver):
             side.handover.note(1, 60.0)
             side.done.set()

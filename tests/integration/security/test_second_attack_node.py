@@ -223,7 +223,7 @@ def test_a_node_has_so_many_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_member_of_a_run_does_not_fill_node_0s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuops.agent.gang.link.EVENTS", 20)
+    monkeypatch.setattr("gpuops.agent.gang.link.MAX_EVENTS", 20)
     ends = Ends()
     try:
         head, heard = ends.head()

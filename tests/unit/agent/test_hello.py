@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpuops.agent import machine
 from gpuops.agent.network import interfaces
 from gpuops.agent.node import Node, Refusal
 from gpuops.agent.rpc import hello
@@ -23,7 +24,7 @@ HERE = Node("/nowhere")
     ],
 )
 def test_a_cgroups_cores(text: str, expected: float | None) -> None:
-    assert hello.cgroup_cores(text) == expected
+    assert machine.cgroup_cores(text) == expected
 
 
 def test_gpus_are_read_from_nvidia_smi() -> None:

@@ -90,19 +90,19 @@ def test_what_nobody_has_fetched_takes_the_place_of_the_idle_end() -> None:
 
 
 def test_the_machines_own_watchdog_is_told_of_a_lease(tmp_path: Path) -> None:
-    lease.tell_boot_watch(str(tmp_path), 1000.7)
+    lease.move_boot_end(str(tmp_path), 1000.7)
     assert (tmp_path / "end").read_text() == "1120\n"
-    lease.tell_boot_watch(str(tmp_path), None)
+    lease.move_boot_end(str(tmp_path), None)
     assert (tmp_path / "end").read_text() == "none\n"
     assert [path.name for path in tmp_path.iterdir()] == ["end"]
 
 
 def test_that_it_cannot_be_told_fails_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lease.tell_boot_watch(str(tmp_path / "gone"), 1000.0)
-    lease.tell_boot_watch(None, 1000.0)
+    lease.move_boot_end(str(tmp_path / "gone"), 1000.0)
+    lease.move_boot_end(None, 1000.0)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
-    assert f"the watchdog of {tmp_path}/gone was not told of the new lease" in said[0]
+    assert f"the watchdog of {tmp_path}/gone" in said[0]
 
 
 def test_two_who_extend_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

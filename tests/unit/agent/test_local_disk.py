@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.agent import local_disk
 from gpuops.agent.daemon import init
-from gpuops.agent.node import PROTOCOL, Node
+from gpuops.agent.files import local_disk
+from gpuops.agent.node import Node
 from gpuops.agent.rpc import hello
+from gpuops.agent.wire import PROTOCOL
 from gpuops.clusters.wait import local_disks
 from gpuops.transport.answers import LocalDisk, NodeHello
 
@@ -44,7 +45,7 @@ def test_environments_and_downloads_go_to_the_local_disk(tmp_path: Path, disk: P
         assert (disk / "gpuops" / name).stat().st_mode & 0o777 == 0o700
     assert (disk / "gpuops").stat().st_mode & 0o777 == 0o700
     assert node.settings()["scratch"] == str(disk / "gpuops")
-    told = local_disk.told(node)
+    told = local_disk.describe(node)
     assert told
     assert told["path"] == str(disk)
     assert 0 < told["free"] <= shutil.disk_usage(disk).total  # others write there meanwhile
@@ -73,7 +74,7 @@ def test_a_disk_that_cannot_be_used_changes_nothing(
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     node = born(tmp_path / "root/lab/n0", offered)
     assert sorted(os.listdir(tmp_path / "root")) == ["lab"]
-    assert (node.scratch(), local_disk.told(node)) == (None, None)
+    assert (node.scratch(), local_disk.describe(node)) == (None, None)
     assert node.tree(TREE) == node.path(TREE)
 
 

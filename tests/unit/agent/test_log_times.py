@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpuops.agent.run.log_times import Times
+from gpuops.agent.run_files import Times
 
 
 class Clock:
@@ -28,16 +28,16 @@ def test_each_look_notes_what_has_grown(tmp_path: Path) -> None:
     (tmp_path / "ranks" / "3.out").write_text("one\n")
     (tmp_path / "events.jsonl").write_text("{}\n")
     clock.now += 0.5
-    times.look()
+    times.check()
     assert written(tmp_path) == []
     clock.now += 0.5
-    times.look()
+    times.check()
     clock.now += 1
-    times.look()
+    times.check()
     with (tmp_path / "ranks" / "3.out").open("a") as file:
         file.write("two\n")
     (tmp_path / "launcher.err").write_text("W\n")
-    times.look(last=True)
+    times.check(last=True)
     assert written(tmp_path) == [
         {"at": 1001.0, "sizes": {"rank3.out": 4}},
         {"at": 1002.0, "sizes": {"launcher.err": 2, "rank3.out": 8}},
@@ -51,7 +51,7 @@ def test_a_long_run_is_noted_more_coarsely(tmp_path: Path) -> None:
         for _ in range(24 * 3600):
             clock.now += 1
             file.write("x\n")
-            times.look()
+            times.check()
     moments = [note["at"] for note in written(tmp_path)]
     assert len(moments) < 3600 * 5
     assert 20 < moments[-1] - moments[-2] < 30
@@ -63,11 +63,11 @@ def test_a_clock_that_was_set_back_does_not_end_it(tmp_path: Path) -> None:
     times = Times(str(tmp_path), clock)
     (tmp_path / "launcher.out").write_text("x")
     clock.now -= 500
-    times.look()
+    times.check()
     assert len(written(tmp_path)) == 1
 
 
 def test_a_full_disk_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "launcher.out").write_text("x")
     (tmp_path / "times.jsonl").symlink_to("/dev/full")
-    Times(str(tmp_path)).look(last=True)
+    Times(str(tmp_path)).check(last=True)

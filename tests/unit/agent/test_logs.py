@@ -51,7 +51,7 @@ def test_from_any_offset_exactly_the_rest(tmp_path_factory: pytest.TempPathFacto
 
 
 def test_long_files_come_in_pieces(node: Node) -> None:
-    content = os.urandom(3 * logs.CHUNK + 1)
+    content = os.urandom(3 * logs.CHUNK_BYTES + 1)
     Path(node.run("r-1"), "ranks", "0.out").write_bytes(content)
     assert collect(node, {}) == {"rank0.out": content}
     assert len(list(logs.pieces(node.run("r-1"), {}))) == 4

@@ -188,12 +188,12 @@ def test_a_tree_that_is_not_there_has_no_files(node: Node) -> None:
 
 
 def test_an_unknown_run_is_refused(node: Node) -> None:
-    with pytest.raises(Refusal, match="there is no run 'nope' on this node"):
+    with pytest.raises(Refusal, match="no run 'nope' was started on this node"):
         ask(outputs.outs, node, run="nope", patterns=["*"])
 
 
 def test_sums_are_sha256_and_what_vanished_is_left_out(node: Node) -> None:
-    big = os.urandom(3 * outputs.CHUNK + 7)
+    big = os.urandom(3 * outputs.HASH_BLOCK_BYTES + 7)
     put(node, "big.pt", big)
     put(node, "a/empty.pt", b"")
 
@@ -207,8 +207,8 @@ def test_sums_are_sha256_and_what_vanished_is_left_out(node: Node) -> None:
 
 
 def test_a_long_sum_says_that_it_is_alive(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(node, "big.pt", b"x" * (2 * outputs.CHUNK))
-    monkeypatch.setattr(outputs, "BEAT_S", -1.0)
+    put(node, "big.pt", b"x" * (2 * outputs.HASH_BLOCK_BYTES))
+    monkeypatch.setattr(outputs, "BEAT_INTERVAL_S", -1.0)
 
     _, items = ask(outputs.sums, node, tree="project", paths=["big.pt"])
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuops.agent.sessions import Look, is_editor, is_used, parse, terminals
+from gpuops.agent.presence import WorkSchedule, is_editor, is_used, terminals
+from gpuops.agent.sockets import parse_connections
 
 SERVER = b"/root/.vscode-server/cli/servers/Stable-e3/server/node\0/root/.vscode-server/out/server-main.js\0--port=0\0"
 
@@ -73,12 +74,12 @@ LISTENS = row(40000, 0, "0A", 11)
     ids=["connected", "nobody", "left", "it phones home", "another's server", "nothing"],
 )
 def test_a_server_is_used_while_somebody_is_connected_to_it(rows: list[str], used: bool) -> None:
-    assert is_used({"11", "14"}, parse([HEADING, *rows])) is used
+    assert is_used({"11", "14"}, parse_connections([HEADING, *rows])) is used
 
 
 def test_it_is_looked_seldom_and_never_too_late() -> None:
-    look = Look()
-    seen = [second for second in range(100) if look.due(float(second), 1800.0)]
+    look = WorkSchedule()
+    seen = [second for second in range(100) if look.is_due(float(second), 1800.0)]
     assert seen == [0, 30, 60, 90]
-    quick = Look()
-    assert [second for second in range(10) if quick.due(float(second), 12.0)] == [0, 3, 6, 9]
+    quick = WorkSchedule()
+    assert [second for second in range(10) if quick.is_due(float(second), 12.0)] == [0, 3, 6, 9]

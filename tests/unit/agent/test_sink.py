@@ -15,9 +15,9 @@ from gpuops.agent.lease import Now, next_end, renewed
 from gpuops.agent.node import Node
 from gpuops.agent.presence import heard, silent_s
 from gpuops.agent.retain import bucket, safe_copy, sink
-from gpuops.agent.retain.early_end import OTHERS_S, Others, Used, alive, all_safe, is_there, may_end
-from gpuops.agent.retain.safe_copy import copied
-from gpuops.agent.retain.upload import NEVER, Kept
+from gpuops.agent.retain.early_end import OTHERS_LIMIT_S, Stillness, Uses, alive, all_safe, is_there, may_end
+from gpuops.agent.retain.safe_copy import copy
+from gpuops.agent.retain.upload import NEVER, Stored
 from tests.conftest import until
 
 NOW = Now(1_000_000.0, 500.0, "b")
@@ -27,14 +27,14 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     source, target = tmp_path / "a", tmp_path / "far" / "b"
     source.write_bytes(b"x" * 3_000_000)
     told: list[int] = []
-    found = copied(os.fsencode(source), os.fsencode(target), told.append)
+    found = copy(os.fsencode(source), os.fsencode(target), told.append)
     assert found is not None
     assert (found[0], target.read_bytes()) == (3_000_000, source.read_bytes())
     assert sum(told) == 3_000_000
     monkeypatch.setattr(safe_copy, "read_back", lambda *_: "other")
     source.write_bytes(b"new")
     with pytest.raises(OSError, match="reads back differently"):
-        copied(os.fsencode(source), os.fsencode(target), told.append)
+        copy(os.fsencode(source), os.fsencode(target), told.append)
     assert target.stat().st_size == 3_000_000, "the last good one stays"
     assert [path.name for path in target.parent.iterdir()] == ["b"]
 
@@ -43,7 +43,7 @@ def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("pipe", "link", "gone", "."):
-        assert copied(os.fsencode(tmp_path / name), os.fsencode(tmp_path / "copy"), lambda _: None) is None
+        assert copy(os.fsencode(tmp_path / name), os.fsencode(tmp_path / "copy"), lambda _: None) is None
     assert not (tmp_path / "copy").exists()
 
 
@@ -53,9 +53,9 @@ def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
         (False, True, 0.0, True),
         (True, True, 0.0, False),
         (True, True, 1e6, False),
-        (False, False, OTHERS_S - 1, False),
-        (False, False, OTHERS_S, True),
-        (True, False, OTHERS_S, False),
+        (False, False, OTHERS_LIMIT_S - 1, False),
+        (False, False, OTHERS_LIMIT_S, True),
+        (True, False, OTHERS_LIMIT_S, False),
     ],
 )
 def test_a_node_ends_alone_and_with_the_others(present: bool, all_safe: bool, waited_s: float, ends: bool) -> None:
@@ -72,32 +72,32 @@ def test_all_are_safe_when_each_has_said_so(tmp_path: Path) -> None:
 
 def test_a_bucket_that_answers_now_and_then_is_no_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / bucket.URLS).write_text(json.dumps({"heads": ["h0", "h1"], "states": ["s0", "s1"]}))
-    monkeypatch.setattr(bucket, "LOOK_S", 0.0)
+    monkeypatch.setattr(bucket, "OTHERS_CHECK_INTERVAL_S", 0.0)
     answers = {"s0": "a", "s1": "b"}
-    monkeypatch.setattr(bucket, "_tag", lambda url: answers.get(url, ""))
-    seen, waited = bucket.Others(str(tmp_path)), Others()
-    assert waited.waited_s(seen.alive(), 0.0) == 0.0
+    monkeypatch.setattr(bucket, "_etag", lambda url: answers.get(url, ""))
+    seen, waited = bucket.StoredArchives(str(tmp_path)), Stillness()
+    assert waited.seconds(seen.alive(), 0.0) == 0.0
     answers["s1"] = ""
-    assert waited.waited_s(seen.alive(), 300.0) == 300.0
+    assert waited.seconds(seen.alive(), 300.0) == 300.0
     answers["s1"] = "b"
-    assert waited.waited_s(seen.alive(), 600.0) == 600.0
+    assert waited.seconds(seen.alive(), 600.0) == 600.0
     answers["s1"] = "c"
-    assert waited.waited_s(seen.alive(), 601.0) == 0.0, "it has said something"
+    assert waited.seconds(seen.alive(), 601.0) == 0.0, "it has said something"
 
 
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        (Kept(3, 9, 1, [], ["out/a.pt"]), "1 file cannot be read: out/a.pt"),
-        (Kept(3, 9, 2, [], ["out/a.pt"]), "only 3 files could be sent before this machine is taken, and 2 not"),
+        (Stored(3, 9, 1, [], ["out/a.pt"]), "1 file cannot be read: out/a.pt"),
+        (Stored(3, 9, 2, [], ["out/a.pt"]), "only 3 files could be sent before this machine is taken, and 2 not"),
     ],
 )
 def test_what_is_not_all_there_is_not_safe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Kept, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Stored, why: str
 ) -> None:
     monkeypatch.setattr(bucket, "send", lambda *_: found)
     spec = {"run": "r-1", "node": 0, "sink": {"bucket": "s3://results/r-1"}}
-    sink._keep(Node(str(tmp_path)), str(tmp_path), spec, "s3://results/r-1", lambda: NEVER)
+    sink._store(Node(str(tmp_path)), str(tmp_path), spec, "s3://results/r-1", lambda: NEVER)
     noted = json.loads((tmp_path / sink.STATE).read_text())
     assert (noted["state"], noted["why"]) == ("failed", why)
 
@@ -109,7 +109,7 @@ def test_who_ends_a_node_says_how_long_it_is_waited_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(watchdog.Watchdog, "_clear", lambda *_: 0)
     watchdog.Watchdog._close(object.__new__(watchdog.Watchdog), "lease", "its lease ended", "graceful", farewell_s)
     assert asked["verb"] == "leave"
-    assert watchdog.LEAVE_S / 2 < asked["within_s"] < asked["limit_s"]
+    assert watchdog.LEAVE_LIMIT_S / 2 < asked["within_s"] < asked["limit_s"]
 
 
 def test_a_life_that_is_over_ends_at_once_but_under_no_run() -> None:
@@ -119,7 +119,7 @@ def test_a_life_that_is_over_ends_at_once_but_under_no_run() -> None:
 
 
 def test_only_a_touch_after_the_first_look_is_somebodys() -> None:
-    used = Used(10.0)
+    used = Uses(10.0)
     assert not used.within(10.0, 5.0, 120.0)
     assert used.within(11.0, 6.0, 120.0)
     assert used.within(11.0, 125.0, 120.0)
@@ -143,16 +143,16 @@ def test_a_node_that_goes_on_is_not_waited_for_in_vain(tmp_path: Path) -> None:
     other = tmp_path / "node1" / "run.json"
     other.parent.mkdir()
     other.touch()
-    others = Others()
-    assert others.waited_s(alive(str(tmp_path), 2), 100.0) == 0.0
-    assert others.waited_s(alive(str(tmp_path), 2), 650.0) == 550.0
+    others = Stillness()
+    assert others.seconds(alive(str(tmp_path), 2), 100.0) == 0.0
+    assert others.seconds(alive(str(tmp_path), 2), 650.0) == 550.0
     os.utime(other, (1.0, 1.0))
-    assert others.waited_s(alive(str(tmp_path), 2), 680.0) == 0.0, "whatever its clock says"
-    assert others.waited_s(alive(str(tmp_path), 2), 690.0) == 10.0
+    assert others.seconds(alive(str(tmp_path), 2), 680.0) == 0.0, "whatever its clock says"
+    assert others.seconds(alive(str(tmp_path), 2), 690.0) == 10.0
 
 
 def test_a_node_shows_that_it_goes_on_until_it_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink, "BEAT_S", 0.01)
+    monkeypatch.setattr(sink, "ALIVE_INTERVAL_S", 0.01)
     node = Node(str(tmp_path / "n0"))
     folder = tmp_path / "n0" / "runs" / "r-1"
     folder.mkdir(parents=True)
@@ -175,7 +175,7 @@ def test_a_node_shows_that_it_goes_on_until_it_does_not(tmp_path: Path, monkeypa
 
 
 def test_what_an_agent_before_left_is_waited_for_also_before_it_is_begun(tmp_path: Path) -> None:
-    sink.begins()
+    sink.begin()
     waiting = threading.Thread(target=sink.wait, daemon=True)
     waiting.start()
     waiting.join(0.2)

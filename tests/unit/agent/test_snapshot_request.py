@@ -14,7 +14,7 @@ from gpuops.agent import lease
 from gpuops.agent.lease import Now
 from gpuops.agent.node import Node
 from gpuops.agent.run import snapshot_request
-from gpuops.agent.run.snapshot_request import Plan, Saving, plan
+from gpuops.agent.run.snapshot_request import Plan, SnapshotRequests, plan
 
 H, M = 3600.0, 60.0
 
@@ -70,9 +70,11 @@ class World:
         self.folder.mkdir(parents=True)
         self.now = Now(1_000_000.0, 500.0, "b1")
         self.events: list[tuple[str, dict[str, Any]]] = []
-        monkeypatch.setattr(snapshot_request, "LOOK_S", 0.0)
+        monkeypatch.setattr(snapshot_request, "LEASE_CHECK_INTERVAL_S", 0.0)
         spec = {"run": "r-1", "node": 1}
-        self.saving = Saving(self.node, spec, lambda kind, reason: self.events.append((kind, reason)), lambda: self.now)
+        self.saving = SnapshotRequests(
+            self.node, spec, lambda kind, reason: self.events.append((kind, reason)), lambda: self.now
+        )
 
     def lease(self, ends_in: float | None) -> None:
         noted = lease.renewed(self.now, ends_in, 60.0)
@@ -153,13 +155,13 @@ def test_what_is_asked_at_the_same_time_is_one_request(world: World) -> None:
 
 def test_another_node_is_heard_once_and_ourselves_never(world: World) -> None:
     event = {"event": "snapshot", "node": 0, "at": 7.0, "reason": {**REASON, "node": 0}}
-    world.saving.hear({**event, "node": 1})  # a link that came back says all of it again
+    world.saving.receive({**event, "node": 1})  # a link that came back says all of it again
     assert world.asked() is None
     for _ in range(2):
-        world.saving.hear(event)
+        world.saving.receive(event)
         world.after(60.0)
     assert world.events == [("snapshot", {**REASON, "node": 0, "from": 0})]
-    world.saving.hear({**event, "at": 8.0})
+    world.saving.receive({**event, "at": 8.0})
     assert len(world.events) == 2
 
 

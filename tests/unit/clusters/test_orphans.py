@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.agent.node import PROTOCOL
+from gpuops.agent.wire import PROTOCOL
 from gpuops.cli.terminal.output import Output
 from gpuops.clusters import orphans, recovery, virtual
 from gpuops.clusters.orphans import note_rented

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from gpuops.agent.node import Node
 from gpuops.agent.rpc.server import VERBS, Conversation
+from gpuops.agent.wire import MAGIC
 from gpuops.cli.context import tables
 from gpuops.cli.request import _lines
 from gpuops.clusters.recovery import _verdict
@@ -28,7 +29,7 @@ from gpuops.core.processes import Identity
 from gpuops.ledger.store import Ledger
 from gpuops.runs.spec import request_of
 from gpuops.transport import answers
-from gpuops.transport.rpc import MAGIC, AgentClient, NodePaths
+from gpuops.transport.rpc import AgentClient, NodePaths
 from gpuops.transport.ssh import resolution
 from provisioners.ssh.hosts import HostBook
 from tests.conftest import HANG_S
