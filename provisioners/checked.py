@@ -1,8 +1,8 @@
-"""A provisioner held to its contract: whoever wrote it, it answers in time, in our words, once.
+"""A provisioner held to its contract, ours or a third party's: it answers in time, in our errors, each resource once.
 
 An exception of an SDK becomes Unknown, a call that never returns too; a thing listed twice is
-listed once; a state that the contract does not know is `unknown`. So the stories need to know
-GpuopsError alone, and no provider can stop `down`, `reap` or the guard from going on.
+listed once; a state that the contract does not know is `unknown`. So its callers handle
+GpuopsError alone, and no provider can stop `down`, `reap` or the guard.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpuops.core.models import (
 from provisioners.base import Provisioner, TellsQuota
 
 CALL_TIMEOUT_S = 180.0
-"""How long a call other than `create` may take; each has shorter limits of its own for the network."""
+"""How long a call other than `create` may take. A provisioner has shorter limits for each request of its own."""
 
 PAYER_EXTRA_S = 10.0
 """What a provisioner may take to find its key, beside its patience with others."""
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Checked:
-    """A Provisioner around a Provisioner: `inner`, as whoever wrote it made it."""
+    """A Provisioner around a Provisioner: `inner`, as it was written."""
 
     def __init__(self, inner: Provisioner, limit_s: float = CALL_TIMEOUT_S) -> None:
         self.inner = inner
@@ -79,7 +79,7 @@ class Checked:
         return self._limited(lambda: self.inner.self_destruct(resource))
 
     def forget(self, region: str) -> bool:
-        """Whether the provider knew of this region and asks it no more; most have none that could be forgotten."""
+        """Have the provider forget a region. Returns whether it knew it; most providers have none to forget."""
         forget: Callable[[str], bool] | None = getattr(self.inner, "forget", None)
         return forget is not None and self._limited(lambda: forget(region))
 
@@ -137,7 +137,7 @@ class Checked:
         return None if tell is None else self._limited(lambda: tell(sink))
 
     def admit(self, resources: Sequence[Resource]) -> bool:
-        """Whether this computer's new address had to be let in; nothing to do where nobody is kept out."""
+        """Whether this computer's new address had to be let in; False where machines let in every address."""
         admit: Callable[[Sequence[Resource]], bool] | None = getattr(self.inner, "admit", None)
         return False if admit is None else self._limited(lambda: bool(admit(resources)))
 

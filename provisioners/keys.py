@@ -33,7 +33,7 @@ def new() -> Pair:
 
 
 def login(home: Path) -> tuple[Path, str]:
-    """The path of our private key and its public half; made once, whoever comes first.
+    """The path of our private key and its public half; made once, by the first command.
 
     Raises Rejected, UsageError.
     """

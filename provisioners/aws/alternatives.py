@@ -46,7 +46,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Way:
-    """So many machines of one kind in one place, counted against one quota."""
+    """A number of machines of one kind in one place, counted against one quota."""
 
     place: Place
     kind: Kind
@@ -71,7 +71,7 @@ class Way:
 
     @property
     def fitting(self) -> int:
-        """So many machines of it there is room for."""
+        """How many machines of its kind the quota has room for."""
         return int((self.free or 0) // self.kind.vcpus)
 
     @property

@@ -1,13 +1,13 @@
-"""What a machine is told with its birth: cloud-init's document. Pure.
+"""What a machine does when it boots, before anything of ours is on it: cloud-init's document. Pure.
 
     bootcmd                 in every boot, before anything that may hang: arms the machine's own dead-man
     ssh_keys                the host key of its first minutes; gpuops replaces it in the first conversation
     ssh_authorized_keys     our login
 
-The dead-man: a timer of systemd looks every ten seconds at `/var/lib/gpuops/end`, an absolute time in UTC seconds (or
-`none`), and switches the machine off when it has come; AWS was told to end a machine that does. It needs nothing that
-comes later in the start, so that it is there while cloud-init hangs; and it is enabled, so that a machine that starts
-anew has the end that it had. It also starts the node again (`revive`), as the login's user.
+The dead-man: a systemd timer reads every ten seconds `/var/lib/gpuops/end`, an absolute time in UTC seconds or `none`,
+and switches the machine off at that time; the launch has told AWS to terminate a machine that does. The timer needs
+nothing that starts later, so that it runs while cloud-init hangs, and it is enabled, so that a machine that reboots
+keeps its end. It also starts the node again (`revive`), as the login's user.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Kind:
     markets: tuple[str, ...]
     """`on-demand`, `spot`."""
     unfit: str = ""
-    """Why nobody could train on it, not even without a GPU."""
+    """Why it cannot be used, not even without its GPU; empty where it can."""
 
     @property
     def say(self) -> str:

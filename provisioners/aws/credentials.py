@@ -112,7 +112,7 @@ def _core(env: Mapping[str, str], profile: str) -> Any:
 
 
 def _mfa(question: str) -> str:
-    """The code that a profile with MFA wants. Raises AuthFailed where nobody can type it."""
+    """The code that a profile with MFA wants. Raises AuthFailed without a terminal."""
     if not sys.stdin or not sys.stdin.isatty():
         raise AuthFailed(*MFA)
     return getpass.getpass(question)

@@ -29,7 +29,7 @@ LINE = re.compile(r"/oss-nvidia-driver-gpu-pytorch-(\d+)\.(\d+)-(ubuntu|amazon-l
 GONE = ("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable")
 """AWS's codes where it does not start from an image any more."""
 MAX_CANDIDATES = 100
-"""So many images are asked for in one question, which takes 200."""
+"""Images that are described in one call; AWS takes 200."""
 NAMES = ("Deep Learning OSS Nvidia Driver AMI GPU PyTorch *",)
 LOGINS = (
     (re.compile(r"ubuntu", re.I), "ubuntu"),
@@ -79,7 +79,7 @@ def find(account: Account, region: str, wishes: Wishes, gone: Sequence[str] = ()
 
 
 def read(told: Mapping[str, Any], wishes: Wishes) -> Image:
-    """An image as AWS tells of it. Raises Rejected where it cannot be used, UsageError where nobody knows the login."""
+    """An image as AWS tells of it. Raises Rejected where it cannot be used, UsageError where its login is not known."""
     id_, name = str(told["ImageId"]), str(told.get("Name") or told["ImageId"])
     why = _unfit(told)
     if why:

@@ -20,7 +20,7 @@ MAX_ATTEMPTS = 6
 QUOTA_LIMIT = re.compile(r"limit of (\d+)")
 """In AWS's words: what the quota is now."""
 LAST_ATTEMPT_S = 100.0
-"""So long after the beginning the request is made again: its answer may take 40 s more."""
+"""No attempt begins later than this after `create` began; its answer may take 40 s more."""
 
 
 def parameters(offer: Offer, intent: Intent, group: str, user_data: str, told: Mapping[str, str]) -> dict[str, Any]:

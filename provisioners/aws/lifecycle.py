@@ -18,7 +18,7 @@ from provisioners.aws.errors import barred, code
 from provisioners.aws.machines import Instance, RequestState, SpotRequest, State
 
 MAX_REGIONS_AT_ONCE = 16
-"""So many regions."""
+"""Regions that are listed at the same time; each makes five calls, one after another."""
 
 
 def owned(account: Account, home: Path, owner: str, regions: Sequence[str]) -> list[Resource]:
@@ -205,7 +205,7 @@ def is_absent(error: ProviderError) -> bool:
 IN_USE_CODES = ("DependencyViolation", "InvalidGroup.InUse", "VolumeInUse", "InvalidNetworkInterface.InUse")
 """Codes for what cannot go yet."""
 UNKNOWN_MACHINE_S = 60.0
-"""So long after its creation a spot request's machine may exist and not be known."""
+"""AWS may not list a spot request's machine for this long after the request was created."""
 
 
 class Teardown:

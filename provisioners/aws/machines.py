@@ -161,7 +161,7 @@ class RequestState(Enum):
     OPEN = "open"
     ACTIVE = "active"
     OTHER = ""
-    """Closed, cancelled or failed: it counts no more."""
+    """Closed, cancelled or failed: it does not count."""
 
     @classmethod
     def _missing_(cls, _: object) -> RequestState:

@@ -21,7 +21,7 @@ OURS = "gpuops: whoever brought the cluster up"
 GIVEN = "gpuops: --ssh-from"
 BETWEEN = "gpuops: between its machines"
 MAX_ATTEMPTS = 6
-"""So often a group that was just made may not be known yet."""
+"""AWS may not know everywhere of a group that was just made."""
 
 
 class Place(NamedTuple):
@@ -115,9 +115,9 @@ def caller(env: Mapping[str, str]) -> str:
         found = ipaddress.ip_address(said)
     except ValueError:
         raise Rejected(f"{url} does not tell this computer's address", hint) from None
-    nobodys = found.is_unspecified or found.is_multicast or found.is_reserved or found.is_loopback
+    impossible = found.is_unspecified or found.is_multicast or found.is_reserved or found.is_loopback
     # A service of the user's own may see an address inside a network of theirs; AWS never does.
-    if nobodys or (found.is_private and url == CHECKIP):
+    if impossible or (found.is_private and url == CHECKIP):
         raise Rejected(f"{url} says that this computer's address is {found}, which cannot be", hint)
     return str(ipaddress.ip_network(found))
 
@@ -136,7 +136,7 @@ def among(group: str) -> dict[str, Any]:
 
 
 def make_group(client: Any, name: str, vpc: str, tags: Sequence[Mapping[str, Any]], doing: str) -> str:
-    """The id of a new security group, which lets nobody in yet. `client` asks once. Raises ProviderError."""
+    """The id of a new security group, open to no connection. `client`: one without retries. Raises ProviderError."""
     made = ask(
         doing,
         client.create_security_group,

@@ -25,7 +25,7 @@ from provisioners.aws.quotas import SPOT, UNIT, Class, class_of
 from provisioners.aws.stock import Stock, is_prepaid, read_stock
 
 MAX_NAMES = 4
-"""So many types are named."""
+"""Types that one sentence names."""
 BLOCKS = Class("", "Capacity Blocks", reservations.BLOCK)
 """Counts nothing: a block is as large as it was bought."""
 UNPRICED = "{}: the price of {} is not known, and counted as --max-price allows; look it up, for AWS may bill more"

@@ -48,7 +48,7 @@ from provisioners.aws.machines import Instance
 from provisioners.base import CONTRACT, Context
 
 CALLER_ADDRESS_VALID_S = 60.0
-"""So long an address of this computer is taken for its present one while machines are made."""
+"""How long this computer's address is not asked for again while machines are made."""
 LAST_LINES = 20
 
 
@@ -73,7 +73,7 @@ class AwsProvisioner:
         self._lock = threading.Lock()
         self._caller: tuple[float, str] | None = None
         self._groups: dict[tuple[str, ...], Resource] = {}
-        """The group of a cluster (its token) in a region's network, open to somebody: one does for all its offers."""
+        """By a cluster's token, region, network and CIDR: the security group that serves all offers of one creation."""
 
     # Before anything is made.
 

@@ -23,7 +23,7 @@ from provisioners.aws.options import CPU
 from provisioners.aws.quotas import MARKETS, ON_DEMAND, SPOT, UNIT, arithmetic, case_link, class_of
 
 GRANT_DELAY_S = 3600.0
-"""So long after a case was closed its quota may still change."""
+"""A quota may still change for this long after its case was closed."""
 SETTLING = "a grant takes effect within an hour: the quota is looked at until then"
 SMALL_VCPUS = 8
 """vCPU: a first request for more than that is rarely granted to a new account."""
@@ -48,7 +48,7 @@ def refused(quota: Quota, one: Increase) -> tuple[str, ...]:
 
 
 MAX_NAMES = 3
-"""So many regions are named."""
+"""Regions that one sentence names."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def advise(asked: Asked, places: Sequence[Place], now: float) -> list[Advice]:
 
 
 def for_one(asked: Asked, places: Sequence[Place], now: float) -> list[Advice]:
-    """The same where nothing was asked for: for one GPU, in both markets, since nobody has chosen one."""
+    """The same where nothing was asked for: for one GPU, in both markets, since none was chosen."""
     if not any(place.chosen for place in places):
         return []
     asked = dataclasses.replace(asked, nodes=1, gpus=1)

@@ -41,7 +41,7 @@ from provisioners.aws.quotas import (
 
 EVERYWHERE = "all"
 MAX_REGIONS_AT_ONCE = 4
-"""So many regions, each with several questions at once."""
+"""Each region makes several calls at once itself."""
 MAX_NAMES = 3
 OPEN_ALREADY = "ResourceAlreadyExistsException"
 

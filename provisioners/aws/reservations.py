@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 BLOCK = "capacity-block"
 END_EARLY_S = 2400.0
-"""So long before a block's end, in seconds, a lease in it ends: AWS begins 30 minutes before, and results come home."""
+"""How long before a block's end a lease in it ends: AWS terminates from 30 minutes before, and downloads take time."""
 ANOTHER = "name another one with --reservation, or leave it out"
 
 

@@ -24,7 +24,7 @@ REGION = "local"
 
 
 class LocalProvisioner:
-    """The embedded default: free, and gone with the command that asked for it."""
+    """The contract for nodes on this computer."""
 
     contract = CONTRACT
     name = "local"
@@ -131,7 +131,7 @@ class LocalProvisioner:
         ]
 
     def _resource(self, folder: Path) -> Resource:
-        """What a node's own file says of it, so that one that nobody remembers is whole again."""
+        """A node as its own file describes it, which needs no ledger."""
         mark = f"gpuops-{self.context.owner}-{folder.parent.name}-{folder.name[1:]}"
         return Resource(
             kind="machine",

@@ -18,7 +18,7 @@ from provisioners.runpod.credentials import fingerprint, graphql_base, key
 
 QUERY_TIMEOUT_S = 20.0
 BALANCE_VALID_S = 10.0
-"""So long an answer about money is still the present one."""
+"""How long an answer about money counts as the present one."""
 QUERIES = tuple(
     f"query {{ myself {{ id {email}clientBalance currentSpendPerHr spendLimit }} }}" for email in ("email ", "")
 )

@@ -92,7 +92,7 @@ class Api:
     def post(self, path: str, body: Mapping[str, Any], doing: str) -> dict[str, Any]:
         """Sent once. Every error but Unknown means that nothing was made.
 
-        By a connection of its own: one that was kept may be cut just then, and nobody would know what it did.
+        By a connection of its own: one that was kept may be cut just then, and what it did would not be known.
         """
         try:
             answer = self._ask(

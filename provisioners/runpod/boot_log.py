@@ -79,7 +79,7 @@ def _plain(line: str) -> str:
 
 
 MAX_STARTS = 3
-"""So often a container was started, or not made, until that is no chance any more."""
+"""A container that was started, or failed to be made, this often fails for good."""
 UNPACKED = re.compile(r"failed to register layer|cannot be mapped to a host ID", re.IGNORECASE)
 """Its machine's fault: another one unpacks the same image (field report, dstack #2729)."""
 NOT_MADE = re.compile(r"error creating container", re.IGNORECASE)

@@ -8,11 +8,11 @@ seen to work (field reports: `action terminate` on v2, `podTerminate` of the old
     DELETE of its cluster (a member cannot go alone), POST /pods/ID/action stop (which ends the bill for its GPUs)
 
 No answer is success, since 404 means "not accessible to the caller", too: while this runs, the pod is there. So it
-never ends with exit code 0, one round takes less than ROUND_S, and whoever started it starts it again.
+never ends with exit code 0, one round takes less than ROUND_TIMEOUT_S, and whoever started it starts it again.
 """
 
 ROUND_TIMEOUT_S = 120.0
-"""So long one round may take, when every way hangs."""
+"""How long one round may take when every way hangs."""
 
 SOURCE = r"""
 import json, os, shutil, subprocess, sys, threading, time, urllib.error, urllib.request

@@ -1,4 +1,4 @@
-"""Which hosts something of ours may be on, how they are reached, and the key each was first met with."""
+"""The file of hosts that something of ours may be on: how each is reached, and its key at the first login."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class KnownHost:
     root: str
     python: str
     at: float = field(default=0.0, compare=False)
-    """When this was written down (UTC seconds)."""
+    """When this entry was written, in UTC seconds; given by `HostBook`."""
 
 
 class HostBook:
-    """A file of JSON, by the host's name. Several commands may write it; each write is whole."""
+    """JSON, by the host's name. Several commands may write it: a change holds a lock, and each write is atomic."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,7 +53,7 @@ class HostBook:
             raise self._unreadable(f"what it says of {shown} is not what gpuops wrote") from error
 
     def known(self, name: str) -> KnownHost:
-        """Raises Rejected for a host that nobody wrote down."""
+        """The entry of a host. Raises Rejected where another command has removed it."""
         met = self.get(name)
         if met is None:
             raise Rejected(f"{name} was forgotten while it was used", "try again")
@@ -69,13 +69,13 @@ class HostBook:
             }
 
     def forget(self, name: str, met: KnownHost) -> None:
-        """Unless somebody wrote it down anew since `met` was read: a node may be coming into being there."""
+        """Remove an entry, unless another command has written it since `met` was read: it may create a node."""
         with self._changing() as book:
             if name in book and _at(book[name]) == met.at:
                 del book[name]
 
     def drop(self, name: str) -> bool:
-        """Forget a host whatever may be there. Whether it was written down."""
+        """Remove a host whatever may be on it. Returns whether it was in the file."""
         with self._changing() as book:
             return book.pop(name, None) is not None
 
@@ -110,6 +110,6 @@ class HostBook:
 
 
 def _at(entry: Any) -> float:
-    """When an entry was written down; 0 where it does not say."""
+    """When an entry was written, in UTC seconds; 0 where it does not say."""
     at = entry.get("at") if isinstance(entry, dict) else None
     return float(at) if isinstance(at, int | float) else 0.0

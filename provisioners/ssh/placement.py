@@ -1,4 +1,4 @@
-"""Flags that choose a machine to rent make no sense where the machines are the user's own."""
+"""Logging in to the hosts that a request names, once each, and which node is on which host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def refuse_rent(request: Request, why: str, hint: str) -> None:
-    """Raises UsageError naming all of them. `why`: `these hosts are yours`."""
+    """Raises UsageError for flags that choose a machine to rent, naming all of them. `why`: `these hosts are yours`."""
     flags = [
         flag
         for flag, value in (
@@ -48,18 +48,18 @@ class Host:
 
 
 class UnconfirmedKey(NodeError):
-    """A host whose key only the user can vouch for."""
+    """A host whose key only the user can confirm."""
 
 
 class Logins:
-    """Hosts as they were met in this command: each is logged in to once. `folder` is ours, beside the ledger."""
+    """Each host of this command, logged in to once. `folder`: for names and sockets, beside the ledger."""
 
     def __init__(self, folder: Path, book: HostBook) -> None:
         self.folder = folder
         self._book = book
         self._met: dict[str, Host] = {}
         self._shown: dict[str, tuple[str, ...]] = {}
-        """Keys that the user was shown: the same must be there when they are accepted."""
+        """Keys that the user was shown: the host must show the same when they are accepted."""
         self._open: dict[str, Connection] = {}
         self._lock = threading.Lock()
 
@@ -81,7 +81,7 @@ class Logins:
         return [self._met[one] for one in typed if one in self._met]
 
     def meet(self, typed: str, request: Request) -> Host:
-        """Log in, once for the whole command, and look. Raises UsageError, NodeError."""
+        """Log in, once for the whole command, and read what the host has. Raises UsageError, NodeError."""
         if typed in self._met:
             return self._met[typed]
         from gpuops.nodes import bootstrap
@@ -96,8 +96,8 @@ class Logins:
         return host
 
     def _trusted(self, name: str, target: Target, request: Request) -> tuple[str, ...]:
-        """The host's own keys, as far as somebody vouches for them: the user's known_hosts, the first meeting of a
-        cluster that is still there, or the user now. Raises NodeError, Unsettled."""
+        """The host's own keys, as far as they are trusted: by the user's known_hosts, by the first login of a cluster
+        that is still there, or by the user now. Raises NodeError, UnconfirmedKey."""
         from gpuops.transport import ssh
 
         met = self._book.get(name)
@@ -150,7 +150,7 @@ def _identity(request: Request) -> str | None:
 
 
 def name_of(target: Target) -> str:
-    """What a host is called in the ledger and in messages: `root@10.0.0.5`, with the port where it is another one."""
+    """What a host is called in the ledger and in messages: `root@10.0.0.5`, with the port unless it is 22."""
     host = f"[{target.host}]" if ":" in target.host else target.host
     return f"{target.user}@{host}" + (f":{target.port}" if target.port != 22 else "")
 

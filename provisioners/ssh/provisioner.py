@@ -1,8 +1,8 @@
 """Hosts of the user's own, reached by SSH. What is made there is a folder, and what is removed is that folder.
 
-`<home>/.gpuops-<owner>/<cluster>/n<i>` on a host is a node; being there is what makes it ours, so an interrupted
-creation is found by its folder. Which hosts to ask, and the key each was first met with, stands in a small
-file on this computer (`ssh/hosts.json`) for as long as something of ours is there.
+`<home>/.gpuops-<owner>/<cluster>/n<i>` on a host is a node. The folder alone makes it ours, so an interrupted
+creation is found by it. Which hosts to ask, and the host key of the first login to each, is kept in a file on this
+computer (`ssh/hosts.json`) while something of ours may be there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class SshProvisioner:
-    """Nothing is rented; `down` leaves a host as it was."""
+    """The contract for hosts of the user's own."""
 
     contract = CONTRACT
     name = "ssh"
@@ -108,7 +108,7 @@ class SshProvisioner:
         return [Offer("ssh", "hosts", what, request.nodes, gpus, notes=tuple(notes), data={"places": places})]
 
     def standing(self, request: Request) -> Sequence[Resource]:
-        """The named hosts that were met; without any name, all that something of ours may be on."""
+        """The named hosts that were logged in to; without any name, all hosts in the file of hosts."""
         typed = typed_hosts(request)
         met = {host.name: KnownHost(host.target, self._root(host.found.home), host.found.python)
                for host in self._meetings.met(typed)}  # fmt: skip
@@ -177,7 +177,7 @@ class SshProvisioner:
         return self._resource(one["host"], met, {**node, "folder": folder, "state": "running"})
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
-        """Every node folder of this owner's, on these hosts or on all that something of ours may be on."""
+        """Every node folder of this owner's, on these hosts or on all in the file of hosts."""
         names = [name for name in (regions or self._book.names()) if self._book.get(name)]
         answers = on_each(self._answer, names)
         found = [node for answer in answers if not isinstance(answer, ProviderError) for node in answer]
@@ -202,14 +202,14 @@ class SshProvisioner:
         return nodes
 
     def _tidy(self, name: str, met: KnownHost) -> None:
-        """Take away what a command that died has brought to a host on which no node came to be."""
+        """Remove what a crashed command has left on a host that has no node."""
         from gpuops.nodes import bootstrap
 
         _provider(lambda: bootstrap.tidy(self._meetings.connection(name, met.target), met.root))
         self._book.forget(name, met)
 
     def _look(self, name: str, met: KnownHost) -> list[Resource]:
-        """The nodes under one root of a host, as they are now. Raises ProviderError."""
+        """The nodes under one root of a host. Raises ProviderError."""
         from gpuops.nodes import bootstrap
 
         ask = ["sh", "-c", ASK, "sh", met.python, f"{met.root}/agent", met.root, name]
@@ -248,14 +248,14 @@ class SshProvisioner:
         )
 
     def describe(self, resource: Resource) -> Resource:
-        """Where the node is stands in the resource itself: what became of the book of hosts does not matter."""
+        """The resource itself holds where the node is, so a host that was forgotten is reached, too."""
         for node in self._look(resource.region, _met(resource)):
             if node.id == resource.id:
                 return node
         return dataclasses.replace(resource, state="ended")
 
     def destroy(self, resources: Sequence[Resource]) -> None:
-        """Each node ends itself and removes its folder, in a thread of ours that waits for it."""
+        """Each node ends itself and removes its folder; a thread for each waits for it."""
         for resource in resources:
             running = self._ending.get(resource.id)
             if running is None or not running.is_alive():
@@ -277,7 +277,7 @@ class SshProvisioner:
             self._book.forget(name, entry)
 
     def forget(self, region: str) -> bool:
-        """A host that is gone for good is asked no more."""
+        """Remove a host that no longer exists from the file of hosts. Returns whether it was in it."""
         return self._book.drop(region)
 
     def self_destruct(self, resource: Resource) -> Sequence[str] | None:
@@ -285,9 +285,9 @@ class SshProvisioner:
 
 
 DESTROY_WAIT_S = 0.5
-"""How long `destroy` waits before it lets the core look again."""
+"""How long `destroy` waits for its threads; the core then lists again."""
 ABANDONED_S = 900.0
-"""Within so many seconds a node may still come to be on a host that was written down."""
+"""A host without nodes is tidied and forgotten after this long: until then, a command may still create one there."""
 NEWEST = 'agent=$(ls -t "$2"/*.pyz 2>/dev/null | head -n 1); '
 ORPHANED = json.dumps({
     "error": {
@@ -303,7 +303,7 @@ for node in "$3"/*/n*/node.json; do [ -e "$node" ] && {{ printf '%s\\n' '{ORPHAN
 printf '{{"nodes": []}}'; exit 0; fi
 exec "$1" -I "$agent" nodes --root "$3" --host "$4" """
 )
-"""An agent understands the files of every earlier one; without any, no node was ever begun."""
+"""Lists nodes with the newest agent there, which understands the files of every earlier one. No agent: no node."""
 END = (
     NEWEST
     + """if [ -z "$agent" ] || [ ! -d "$3" ]; then printf '{"ended": 0, "left": 0}'; exit 0; fi
@@ -325,7 +325,7 @@ class _Ending(threading.Thread):
 
 
 def _provider(work: Callable[[], T]) -> T:
-    """A node's errors in a provider's words."""
+    """The value of `work`, with a node's errors raised as a provider's."""
     try:
         return work()
     except ConnectionLost as error:
