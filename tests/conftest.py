@@ -220,6 +220,12 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 @pytest.fixture
+def stub_torchrun(shell: Shell) -> None:
+    """Runs of `shell` are launched by tests/fakes/torchrun: for tests of starting and ending ranks, not of torch."""
+    shell.env["PYTHONPATH"] = str(TESTS / "fakes" / "torchrun")
+
+
+@pytest.fixture
 def world(tmp_path: Path) -> Iterator[Context]:
     """A computer that gpuops runs on, for what needs a real ledger and no node."""
     home = tmp_path / "home"
