@@ -1,4 +1,20 @@
-"""The command line: parse, call one story, print. No logic and no SDK lives here."""
+"""The command line: parse flags, call one function of `commands/` or below, print its result.
+
+One module per command, named after it: up, down, lease, logs, status, runs, stop, reap, doctor, trust, quota, policy,
+prove; and train_run (`train`, `run`), push_pull (`push`, `pull`), ssh (`ssh`, `forward`).
+
+- `entry`: run one command line; every error becomes one sentence, one hint and an exit code.
+- `registry`: the table of commands and the text of `gpuops --help`; it imports nothing.
+- `flags`: the flags of `up`, `run` and `train` as dataclasses.
+- `request`: from flags, `gpuops.toml` and a provider's own options to requests.
+- `context`: the Context of a command, and the news that a command prints first.
+- `help`: words behind `--`, a provider's own options in help texts.
+- `errors`: typer's complaints in gpuops' words.
+- `completion`: what a shell offers for a value.
+- `terminal/`: output, writer, progress.
+
+`main` is the entry point. No SDK and nothing heavy is imported before a command needs it.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +31,6 @@ def main(argv: list[str] | None = None) -> NoReturn:
         open_closed_streams()
         code = execute(sys.argv[1:] if argv is None else argv)
         flush_streams()
-    except KeyboardInterrupt:  # before any command was begun, or after its end
+    except KeyboardInterrupt:  # before the command started, or after it ended
         code = 130 if code is None else code
     sys.exit(code)

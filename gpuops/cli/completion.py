@@ -1,7 +1,7 @@
-"""What a shell offers where a value is to be typed: names from the ledger, providers, workloads.
+"""Values that a shell offers: names from the ledger, providers, workloads.
 
-A key was pressed and somebody waits: nothing is loaded that these lists do not need, nothing is created, and where
-something cannot be read nothing is offered.
+The user waits after a key press, so only what a list needs is imported. Nothing is created, and where the ledger cannot
+be read nothing is offered.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 RUNS_MAX = 50
-"""So many runs are offered."""
+"""Runs that are offered."""
 LEDGER_TIMEOUT_S = 0.2
+"""Seconds to wait for a ledger that another command writes: longer would be felt at the keyboard."""
 LEDGER = "ledger.db"
 
 
 def typed(env: Mapping[str, str], commands: Sequence[str]) -> str | None:
-    """The command in the line that a shell wants completed, where it stands there whole."""
+    """The command in the line to be completed; None while it is not typed to its end."""
     words = (env.get("COMP_WORDS") or env.get("_TYPER_COMPLETE_ARGS") or "").split()
     return words[1] if len(words) > 2 and words[1] in commands else None
 
@@ -62,7 +63,7 @@ def _fitting(rows: Sequence[Sequence[str]], incomplete: str) -> Iterator[Sequenc
 
 
 def _ask(query: str, *values: int) -> list[Sequence[str]]:
-    """Rows of the ledger, opened for reading alone; none where there is no ledger, or it cannot be read now."""
+    """Rows of the ledger, opened read-only; none where it does not exist or cannot be read."""
     import sqlite3
 
     home = Path(os.environ.get("GPUOPS_HOME") or Path.home() / ".gpuops")

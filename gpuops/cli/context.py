@@ -1,4 +1,4 @@
-"""Builds the surroundings of a command."""
+"""Builds the Context of a command, and prints the news that a command begins with."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gpuops.guard.services import SERVICES
 
 
 def make_context(*, as_json: bool = False, yes: bool = False, strict: bool = False) -> tuple[Context, Settings]:
-    """This command's world: its folder, home, environment joined with `.env`, voice.
+    """The Context of this command and the folder's settings.
 
-    `strict`: what is wrong in the folder's files raises UsageError. It is for commands that bring something
-    up; looking and ending go on with what can be read, and say what cannot.
+    `strict`: an error in the folder's files raises UsageError. Commands that create something are strict; commands
+    that look or end something print what cannot be read and go on.
     """
     folder = _here()
     obey_escapes()
@@ -55,60 +55,60 @@ def make_context(*, as_json: bool = False, yes: bool = False, strict: bool = Fal
 
 
 def _here() -> Path:
-    """The current folder. Raises UsageError where somebody has removed it."""
+    """The current folder. Raises UsageError where it was deleted."""
     try:
         return Path.cwd()
     except OSError:
-        raise UsageError("the current folder is not there any more", "go to your project's folder: cd …") from None
+        raise UsageError("the current folder does not exist any more", "go to your project's folder: cd …") from None
 
 
 def tables() -> Tables:
-    """What `gpuops.toml` may hold."""
+    """The tables of `gpuops.toml`, and the name and type of each option in them."""
     from gpuops.cli.flags import LaunchFlags, MachineFlags, keys
 
     launch = keys(MachineFlags, LaunchFlags)
     return {"up": keys(MachineFlags), "train": launch, "run": launch}
 
 
-def report_news(ctx: Context, *, lost: bool = True) -> None:
-    """Say what happened while nobody looked, and see that a guard is there for what is unfinished.
+def report_news(ctx: Context, *, orphans: bool = True) -> None:
+    """Print the ledger's notices and orphaned clusters, and start the guard where it is needed.
 
-    A full disk or a ledger that another command holds is said, and keeps no command from its own work. Raises
-    LedgerTooNew.
+    A full disk or a ledger that another command holds is printed as a note; the command goes on. `orphans`: whether
+    to look for clusters that the ledger does not know. Raises LedgerTooNew.
     """
-    if not (ctx.home / "ledger.db").exists():  # nothing was ever brought up, or somebody removed it
-        return _tell_lost(ctx, lambda: ()) if lost else None
+    if not (ctx.home / "ledger.db").exists():  # no cluster was ever created, or the ledger was deleted
+        return _report_orphans(ctx, lambda: ()) if orphans else None
     from gpuops.ledger.store import LedgerUnwritable
 
-    said = set()
-    for step in (_tell, _see_to_guard, *([_tell_lost_of_ledger] * lost)):
+    problems = set()
+    for step in (_report_notices, _ensure_guard, *([_report_unknown_to_ledger] * orphans)):
         try:
             step(ctx)
         except LedgerUnwritable as error:
-            said.add(error.say)
+            problems.add(error.say)
         except OSError as error:
-            said.add(f"the guard cannot be started: {error.strerror or error}")
-    for sentence in sorted(said):
+            problems.add(f"the guard cannot be started: {error.strerror or error}")
+    for sentence in sorted(problems):
         ctx.out.say(f"note: {sentence}")
     return None
 
 
-def _tell(ctx: Context) -> None:
+def _report_notices(ctx: Context) -> None:
     for at, say in ctx.ledger.take_notices():
         ctx.out.say(f"{ago(at)}: {say}")
 
 
-def _see_to_guard(ctx: Context) -> None:
+def _ensure_guard(ctx: Context) -> None:
     if ctx.ledger.is_guard_wanted():
         ctx.ensure_guard()
 
 
-def _tell_lost_of_ledger(ctx: Context) -> None:
-    _tell_lost(ctx, lambda: [row.name for row in ctx.ledger.clusters()])
+def _report_unknown_to_ledger(ctx: Context) -> None:
+    _report_orphans(ctx, lambda: [row.name for row in ctx.ledger.clusters()])
 
 
-def _tell_lost(ctx: Context, live: Callable[[], Iterable[str]]) -> None:
-    """What this computer has names or nodes of, and its ledger does not know."""
+def _report_orphans(ctx: Context, live: Callable[[], Iterable[str]]) -> None:
+    """Print the clusters that this computer has files of, and that are not among the `live` ones of the ledger."""
     from gpuops.clusters.orphans import orphans
 
     if names := orphans(ctx.home, live):

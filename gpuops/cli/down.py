@@ -43,7 +43,7 @@ def down(
 
     ctx, _ = make_context(as_json=as_json)
     try:
-        report_news(ctx, lost=False)
+        report_news(ctx, orphans=False)
         lost = story.lost(ctx, names or [])
         with ctx.signals:
             ctx.signals.backward()

@@ -1,4 +1,4 @@
-"""The command tree as typer reads it. The module of a command, and its story, are imported when it is called."""
+"""Runs one command line: builds the typer app of the typed command, and turns every error into an exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuops.core.errors import BUG, GpuopsError, Interrupted, UsageError
 
 
 def build(names: Iterable[str]) -> typer.Typer:
-    """The tree with these commands alone: making all of them takes longer than most commands do."""
+    """A typer app with these commands only: building all of them takes longer than most commands run."""
     app = typer.Typer(
         name="gpuops",
         help=HEAD,
@@ -37,13 +37,13 @@ def _root() -> None:
     pass  # `gpuops` alone, its help and its version are answered before typer is imported
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 COMPLETING = "_GPUOPS_COMPLETE"
-"""What a shell sets in the environment to have a line completed."""
+"""The variable by which a shell asks for completions."""
 
 
 def execute(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code. Nothing escapes as a traceback."""
+    """Run one command line and return its exit code. No exception leaves it."""
     if COMPLETING not in os.environ and (answer := short_answer(arguments)) is not None:
         _print(answer, sys.stdout)
         return 0
@@ -59,15 +59,15 @@ def execute(arguments: Sequence[str]) -> int:
         report("interrupted", "", Interrupted.exit_code, as_json)
         return Interrupted.exit_code
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in FULL:
+        if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS:
             report(f"this computer cannot write: {error}", "free some space, then try again", 4, as_json)
             return 4
         return _bug(error, as_json)
 
 
 def _call(ours: Sequence[str]) -> int:
-    """Have typer read the line and call its command. Raises GpuopsError, Interrupted, or what is a bug."""
-    names = _meant(ours)
+    """Let typer parse the line and call its command. Raises GpuopsError, Interrupted, or any exception of a bug."""
+    names = _commands_of(ours)
     import typer
 
     from gpuops.cli.errors import explain_parser_error
@@ -75,7 +75,7 @@ def _call(ours: Sequence[str]) -> int:
     try:
         code = build(names)(args=list(ours), prog_name="gpuops", standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except typer.Abort:  # the end of input where a question was asked
+    except typer.Abort:  # end of input at a question
         raise Interrupted("interrupted") from None
     except (GpuopsError, Interrupted):
         raise
@@ -86,8 +86,8 @@ def _call(ours: Sequence[str]) -> int:
         raise UsageError(*words) from error
 
 
-def _meant(arguments: Sequence[str]) -> Sequence[str]:
-    """The commands that this line may need. Raises UsageError where it names none that exists."""
+def _commands_of(arguments: Sequence[str]) -> Sequence[str]:
+    """The commands that this line may need. Raises UsageError for an unknown command."""
     if COMPLETING in os.environ:
         from gpuops.cli.completion import typed
 
@@ -114,7 +114,7 @@ def _bug(error: Exception, as_json: bool) -> int:
         where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         where.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="replace")
     except (OSError, RuntimeError):  # a full disk, a user without a home
-        where = Path("(it could not be written down)")
+        where = Path("(the traceback could not be saved)")
     report(f"a bug in gpuops: {type(error).__name__}: {error}", f"please report it with {where}", BUG, as_json)
     return BUG
 
@@ -130,7 +130,7 @@ def report(say: str, hint: str, code: int, as_json: bool) -> None:
         document = {"schema": SCHEMA, "kind": "error", "say": say, "hint": hint, "exit_code": code}
         send(sys.stdout, json.dumps(document) + "\n")
 
-    say, hint = (" ".join(text.split("\n")) for text in (say, hint))  # what was typed may hold anything
+    say, hint = (" ".join(text.split("\n")) for text in (say, hint))  # typed words may hold line breaks
     send(sys.stderr, calm(f"error: {say}" + (f"\nhint: {hint}" if hint else "")) + "\n")
 
 
@@ -138,11 +138,11 @@ def _print(text: str, stream: TextIO) -> None:
     try:
         print(text, file=stream)
     except OSError:
-        pass  # the terminal is gone, and with it whoever would read this
+        pass  # the terminal is gone
 
 
 def open_closed_streams() -> None:
-    """What the shell has closed (`>&-`) leads nowhere: else the next file that is opened would take its place."""
+    """Open /dev/null for standard streams that the shell closed (`>&-`), so that no opened file takes their numbers."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
@@ -152,7 +152,7 @@ def open_closed_streams() -> None:
 
 
 def flush_streams() -> None:
-    """Write out what is buffered: a terminal or a pipe that is gone must not change the exit code."""
+    """Flush stdout and stderr; a closed terminal or pipe does not change the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,4 +1,4 @@
-"""typer's own complaints about a command line, in our words: one sentence and one thing to do.
+"""typer's errors about a command line as one sentence and one hint.
 
 Its exceptions are told apart by what they carry (`option_name`, `param`), not by their class:
 typer has brought its own copy of click since 0.24, and used click's before.
@@ -14,7 +14,7 @@ from gpuops.cli.help import passed
 from gpuops.core.errors import did_you_mean
 
 NEAR = 0.75
-"""How alike two words must be for a typing error: `--epochs` is no `--detach`."""
+"""Similarity from which one word counts as a misspelling of another: `--epochs` is no `--detach`."""
 PASSED: dict[str, str] = {
     "train": "what belongs to your script stands behind `--`: gpuops train multinode train.py -- 50 10",
     "run": "your command stands behind `--`: gpuops run -- python3 hello.py",
@@ -44,8 +44,8 @@ def explain_parser_error(error: Exception, arguments: Sequence[str], commands: S
 
 
 def _behind(command: str, arguments: Sequence[str], theirs: str) -> str:
-    """What a user of `train` or `run` most probably forgot: what was typed once more, with `--` before `theirs`, its
-    last words; an example where they are not its last. Empty for other commands."""
+    """The hint that `--` is missing: the typed line with `--` before `theirs` where it ends with those, otherwise an
+    example. Empty for commands other than `train` and `run`."""
     if command not in PASSED:
         return ""
     rule, _, example = PASSED[command].partition(": ")
@@ -60,7 +60,7 @@ def unknown_command(word: str, commands: Sequence[str]) -> tuple[str, str]:
 
 
 def _about(error: Exception, message: str, arguments: Sequence[str]) -> str:
-    """A parameter that is missing or cannot be read; the parser's own sentence for anything else."""
+    """The sentence for a missing or unreadable parameter; typer's own for any other error."""
     parameter = getattr(error, "param", None)
     if parameter is None:
         return message[:1].lower() + message[1:]
@@ -73,7 +73,7 @@ def _about(error: Exception, message: str, arguments: Sequence[str]) -> str:
 
 
 def _value(names: Sequence[str], arguments: Sequence[str]) -> str:
-    """What was typed for an option, the last time it was: `--nodes two` or `--nodes=two`."""
+    """The last value typed for an option, as `--nodes two` or `--nodes=two`."""
     for position in range(len(arguments) - 1, -1, -1):
         name, equals, value = arguments[position].partition("=")
         if name in names:

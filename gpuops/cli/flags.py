@@ -20,11 +20,11 @@ from gpuops.cli import completion
 
 
 class Free(enum.Enum):
-    """Marks a flag that a project's `gpuops.toml` may set without its user's word. One without a mark may not."""
+    """Marks a flag that a project's `gpuops.toml` may set before its user trusts the file. An unmarked flag may not."""
 
     ALWAYS = "it reaches nothing beyond the project"
-    ASKED = "it tells what is rented, and somebody is asked about the price before that is"
-    INSIDE = "it is a path, and free where that really lies in the project"
+    ASKED = "it shapes what is rented, and the user is asked about the price first"
+    INSIDE = "it is a path, free where it lies inside the project"
 
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
@@ -34,7 +34,7 @@ Yes = Annotated[
 
 
 def _option(help_text: str, *names: str, metavar: str | None = None, offers: Any = None) -> Any:
-    """`offers`: what a shell proposes for its value (`completion`)."""
+    """`offers`: the function of `completion` that proposes values."""
     return typer.Option(*names, help=help_text, metavar=metavar, show_default=False, autocompletion=offers)
 
 
@@ -152,7 +152,8 @@ F = TypeVar("F")
 
 
 def with_flags(*groups: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the fields of dataclasses as options; it receives one object per class, in order, first."""
+    """Add the fields of dataclasses to a command as options. The command gets one object per class as its first
+    arguments."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(function, eval_str=True).parameters.values())[len(groups) :]
@@ -181,12 +182,12 @@ def _parameter(group: type[Any], field: dataclasses.Field[Any]) -> inspect.Param
 
 @functools.cache
 def _hints(group: type[Any]) -> dict[str, Any]:
-    """Reading them takes a millisecond, and there are fifty fields."""
+    """Type hints of a group, cached: evaluating them takes a millisecond and each of fifty fields asks."""
     return typing.get_type_hints(group, include_extras=True)
 
 
 def keys(*groups: type[Any]) -> dict[str, type]:
-    """Names and plain types of flags, as `gpuops.toml` may hold them: `gpu-type` -> str."""
+    """Names and plain types of flags as `gpuops.toml` writes them: `gpu-type` -> str."""
     table: dict[str, type] = {}
     for group in groups:
         for name, hint in typing.get_type_hints(group).items():
@@ -196,13 +197,13 @@ def keys(*groups: type[Any]) -> dict[str, type]:
 
 
 def untyped(flags: Any, table: Mapping[str, Any]) -> list[str]:
-    """The options of `gpuops.toml`'s table that count, since they were not typed."""
+    """Options of a table of `gpuops.toml` that apply, because they were not typed."""
     names = (field.name for field in dataclasses.fields(flags) if getattr(flags, field.name) in (None, []))
     return [key for key in (name.replace("_", "-") for name in names) if key in table]
 
 
 def freedom(*groups: type[Any]) -> dict[str, Free | None]:
-    """How free `gpuops.toml` is to set each flag, by its key there."""
+    """The mark of each flag, by its key in `gpuops.toml`."""
     return {
         name.replace("_", "-"): next((part for part in typing.get_args(hint) if isinstance(part, Free)), None)
         for group in groups
@@ -211,6 +212,6 @@ def freedom(*groups: type[Any]) -> dict[str, Free | None]:
 
 
 def filled(flags: F, table: Mapping[str, Any]) -> F:
-    """The same flags with what was not typed taken from `gpuops.toml`'s table."""
+    """The flags, with those that were not typed taken from a table of `gpuops.toml`."""
     values = {key.replace("-", "_"): table[key] for key in untyped(flags, table)}
     return dataclasses.replace(flags, **values)  # type: ignore[type-var]

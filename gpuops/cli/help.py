@@ -1,4 +1,5 @@
-"""What stands behind the first `--` belongs to the user's program and is never parsed by us."""
+"""Splits a command line: words behind the first `--` go to the user's program unparsed, options that a provider
+declares go to that provider; and shows both in help texts."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _PASSED: list[str] | None = None
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Ours and theirs; None when there is no `--`."""
+    """The words before and behind the first `--`; None for the latter where there is no `--`."""
     words = list(arguments)
     if "--" not in words:
         return words, None
@@ -45,8 +46,8 @@ class TakesArguments(TyperCommand):
     passed = "[-- ARGS...]"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        everybodys = {name for parameter in self.params for name in parameter.opts}
-        ours, ctx.meta[WORDS] = split_own(args, everybodys)
+        common = {name for parameter in self.params for name in parameter.opts}
+        ours, ctx.meta[WORDS] = split_own(args, common)
         return super().parse_args(ctx, ours)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -89,12 +90,12 @@ class NamesProvider(TyperCommand):
                 formatter.write_text("none of its own")
 
 
-def split_own(words: Sequence[str], everybodys: Collection[str]) -> tuple[list[str], list[str]]:
-    """A command line without, and of, the options that the provider behind `--on` declares as its own."""
+def split_own(words: Sequence[str], common: Collection[str]) -> tuple[list[str], list[str]]:
+    """A command line split into the rest, and the options that the provider behind `--on` declares."""
     takes_value = {
         f"--{option.name}": option.type != "bool"
         for option in _options_if_known(_value_of("--on", words))
-        if f"--{option.name}" not in everybodys
+        if f"--{option.name}" not in common
     }
     rest, own = [], []
     remaining = iter(words)
@@ -110,7 +111,7 @@ def split_own(words: Sequence[str], everybodys: Collection[str]) -> tuple[list[s
 
 
 def _value_of(flag: str, words: Sequence[str]) -> str:
-    """What was typed for a flag, the last time it was; empty where it was not."""
+    """The last value typed for a flag; empty where it was not typed."""
     found = ""
     for position, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -120,7 +121,7 @@ def _value_of(flag: str, words: Sequence[str]) -> str:
 
 
 def _options_if_known(provider: str) -> Sequence[Option]:
-    """None of a provider that cannot be had: the story says why, with the rest of the command line."""
+    """A provider's own options; none where it cannot be loaded, which the command itself reports later."""
     if not provider:
         return ()
     try:
@@ -130,7 +131,7 @@ def _options_if_known(provider: str) -> Sequence[Option]:
 
 
 def _options(provider: str) -> Sequence[Option]:
-    """What a provider declares; nobody's credentials are needed to ask."""
+    """The options that a provider declares; loading it needs no credentials."""
     from gpuops.core.provider import Context
     from provisioners import registry
 
@@ -143,5 +144,5 @@ def _flag(option: Option) -> str:
 
 
 def example_help(what: str, *examples: str) -> str:
-    """Help text: what a command does, and lines to copy, which are not to be joined."""
+    """Help text: what a command does, and example lines, which typer must not join."""
     return f"{what}\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)

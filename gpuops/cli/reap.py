@@ -52,7 +52,7 @@ def reap(
         raise UsageError("--yes, --adopt and --forget exclude each other", "end, take back or forget: say one of them")
     ctx, _ = make_context(as_json=as_json)
     try:
-        report_news(ctx, lost=False)
+        report_news(ctx, orphans=False)
     except LedgerTooNew as error:
         if adopt or forget:
             raise

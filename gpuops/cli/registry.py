@@ -1,7 +1,7 @@
-"""Every command in one table: its name, the module that brings it, what it does. Data alone: nothing is imported.
+"""The table of commands: name, module, one sentence; and the text of `gpuops --help`, printed from it.
 
-`gpuops --help` is printed from it, and of the modules only that of the command which was typed is imported:
-that is most of the time a short command takes.
+The table imports nothing, and only the module of the typed command is imported: importing takes most of the time of a
+short command.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class Command(NamedTuple):
     module: str
     """Under `gpuops.cli`."""
     does: str
-    """One sentence, also the first of the command's own help."""
+    """One sentence, which is also the first of the command's help."""
 
 
 GROUPS: dict[str, dict[str, Command]] = {
@@ -57,7 +57,7 @@ FOOT = "gpuops COMMAND --help explains each, with examples. First: gpuops train 
 
 
 def short_answer(arguments: Sequence[str]) -> str | None:
-    """What is asked often, by scripts and newcomers, and needs no parser; None for anything else."""
+    """The answer to `gpuops`, `--help` and `--version`, which need no parser; None for any other line."""
     if list(arguments) == ["--version"]:
         from gpuops import __version__
 
@@ -66,7 +66,7 @@ def short_answer(arguments: Sequence[str]) -> str | None:
 
 
 def overview() -> str:
-    """What `gpuops --help` prints."""
+    """The text of `gpuops --help`."""
     lines = ["Usage: gpuops COMMAND [OPTIONS] [ARGS]...", "", f"  {HEAD}"]
     for title, rows in {**{title: _does(group) for title, group in GROUPS.items()}, "Options": OPTIONS}.items():
         width = max(map(len, [*COMMANDS, *OPTIONS]) if title == "Options" else map(len, COMMANDS)) + 2

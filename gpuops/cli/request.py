@@ -1,4 +1,4 @@
-"""From flags, `gpuops.toml` and a provider's own options to the requests that the stories take."""
+"""From flags, `gpuops.toml` and a provider's own options to the requests that commands take. Raises UsageError."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from gpuops.offers.lease import LeaseLimits, parse_span
 
 F = TypeVar("F")
 TIMEOUT_MIN = 20.0
+"""Minutes that a node may take to become ready where --timeout is not given."""
 LIMIT_MAX = 1e6
-"""No limit is higher, whatever its unit: an end in more than a hundred years is none."""
+"""The highest limit in any unit: hours beyond it would end in more than a hundred years."""
 MAY_BE_EMPTY = ("setup",)
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OPTION_TYPES: Mapping[str, tuple[Any, str]] = {
@@ -34,8 +35,8 @@ OPTION_TYPES: Mapping[str, tuple[Any, str]] = {
 
 
 def filled_from_table(settings: Settings, table: str, flags: F) -> F:
-    """Flags completed from `gpuops.toml`'s table. Raises UsageError for a text without a letter: a variable of the
-    shell that was not set, most often."""
+    """Flags completed from a table of `gpuops.toml`. Raises UsageError for an empty text, most often an unset shell
+    variable."""
     complete = filled(flags, settings.toml.tables.get(table, {}))
     for field in dataclasses.fields(complete):  # type: ignore[arg-type]
         if getattr(complete, field.name) == "" and field.name not in MAY_BE_EMPTY:
@@ -44,13 +45,13 @@ def filled_from_table(settings: Settings, table: str, flags: F) -> F:
 
 
 def count_named_machines(ctx: Context, provider: str, options: Mapping[str, Any]) -> int:
-    """How many machines a provider's own options name, at least 1."""
+    """The number of machines that a provider's own options name (hosts), at least 1."""
     counting = [option.name for option in ctx.provisioner(provider).options if option.counts]
     return max(1, sum(len(options.get(name) or ()) for name in counting))
 
 
 def machine_request(provider: str, flags: MachineFlags, options: Mapping[str, Any], count: int = 1) -> Request:
-    """The request for machines, `count` of them where nobody says. Raises UsageError for impossible numbers."""
+    """The request for machines; `count` of them without --nodes. Raises UsageError for impossible numbers."""
     for name, value, least in (("--nodes", flags.nodes, 1), ("--gpus", flags.gpus, 1), ("--gpu-mem", flags.gpu_mem, 1)):
         if value is not None and value < least:
             raise UsageError(f"{name} {value} is too few", f"{name} takes a number from {least}")
@@ -92,22 +93,22 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_provider_options(ctx: Context, provider: str, words: Sequence[str], command: str = "up") -> dict[str, Any]:
-    """A provider's own flags, parsed by what it declares. Raises UsageError for a flag nobody knows."""
+    """A provider's own flags, parsed as it declares them. Raises UsageError for an unknown flag."""
     parser = _Parser(prog=f"up {provider}", add_help=False, allow_abbrev=False)
     options = ctx.provisioner(provider).options
     for option in options:
         _add(parser, option)
     known, unknown = parser.parse_known_args(list(words))
-    both = f"see: gpuops {command} {provider} --help"
+    see = f"see: gpuops {command} {provider} --help"
     if unknown and not unknown[0].startswith("-"):
-        raise UsageError(f"'{unknown[0]}' is more than gpuops {command} takes", both)
+        raise UsageError(f"'{unknown[0]}' is more than gpuops {command} takes", see)
     if unknown:
         name = unknown[0].partition("=")[0]
         theirs = [f"--{known}" for known in _names(options)]
         if name in theirs:  # of `up`, and not of this command
             raise UsageError(f"there is no option {name}", f"see: gpuops {command} --help")
         near = did_you_mean(name, theirs, alike=NEAR)
-        raise UsageError(f"there is no option {name}" + (near and f"; {near}"), both)
+        raise UsageError(f"there is no option {name}" + (near and f"; {near}"), see)
     return {name: value for name, value in vars(known).items() if value is not None}
 
 
@@ -124,7 +125,7 @@ def _add(parser: argparse.ArgumentParser, option: Option) -> None:
 
 
 def _lines(name: str, path: str) -> list[str]:
-    """The lines of a file, without comments and empty ones. Raises UsageError."""
+    """The lines of a file without comments and empty lines. Raises UsageError."""
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -149,12 +150,12 @@ def _reader(option: Option) -> Callable[[str], Any]:
 
 
 def _names(options: Sequence[Option]) -> list[str]:
-    """Every option of `up`: everybody's and the provider's own."""
+    """Every option of `up`: the common ones and the provider's own."""
     return [*keys(MachineFlags), "name", "dry-run", "yes", "json", *(option.name for option in options)]
 
 
 def environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """`--env K=V` and `--env K` as a mapping. Raises UsageError, also for what says who a process of the run is."""
+    """`--env K=V` and `--env K` as a mapping. Raises UsageError, also for a variable that identifies a rank."""
     from gpuops.runs.spec import IDENTITY
 
     values = {}
@@ -181,7 +182,7 @@ def environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, s
 
 
 def find_key_like_values(values: Mapping[str, str]) -> dict[str, str]:
-    """Variables whose values look like keys, and like which; none where nothing can be searched here."""
+    """Variables whose values look like keys, and which kind; empty where the search library is not installed."""
     from gpuops.sync.secret_scan import by_content
 
     try:
@@ -215,7 +216,7 @@ def check_data(data: str | None, folder: Path, *, inside: bool = True) -> str | 
 
 
 def grace_s(hours: float | None) -> float | None:
-    """`--grace` in seconds. Raises UsageError for what is no length of time."""
+    """`--grace` in seconds. Raises UsageError for a number that is no length of time."""
     if hours is not None and not 0 < hours <= LIMIT_MAX:
         raise UsageError(f"--grace {hours:g} is no time to wait", "--grace takes hours, a number above 0")
     return None if hours is None else hours * 3600

@@ -1,11 +1,12 @@
-"""What `run` and `train` have in common between flags and exit code."""
+"""`gpuops train` and `gpuops run`: from flags and `gpuops.toml` to a job, its plan and the exit code."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -29,63 +30,48 @@ from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.models import RunRequest
 from gpuops.core.provider import is_rented
+from gpuops.core.settings import Settings
 from gpuops.sync import inputs, sinks
 
+if TYPE_CHECKING:
+    from gpuops.commands.plan import Job
 
-def launch(
-    table: str,
-    make_request: Callable[[MachineFlags], RunRequest],
-    flags: LaunchFlags,
-    machine: MachineFlags,
-    own: Sequence[str],
-    *,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-    one: Sequence[str] = (),
-) -> None:
-    """Complete the request, run the story, print its end; exits with the story's code.
 
-    `make_request` is given the flags completed from `gpuops.toml`; `own` are the words that the provider
-    behind `--on` reads. `one`: of what flags this launch takes one, whatever `gpuops.toml` says for others.
+@dataclass(frozen=True)
+class CommandLine:
+    """What was typed for `run` or `train`."""
+
+    table: Literal["run", "train"]
+    """The command, and the table of `gpuops.toml` that completes its flags."""
+    flags: LaunchFlags
+    machine: MachineFlags
+    provider_words: Sequence[str]
+    """Options of the provider behind `--on`."""
+    single: Sequence[str] = ()
+    """Machine flags that this mode takes one of, whatever `gpuops.toml` says for other modes."""
+    dry_run: bool = False
+    yes: bool = False
+    as_json: bool = False
+
+
+def launch(typed: CommandLine, make_request: Callable[[MachineFlags], RunRequest]) -> None:
+    """Plan the run, then print the plan (`--dry-run`) or carry it out. Raises typer.Exit with the run's exit code.
+
+    `make_request` gets the machine flags completed from `gpuops.toml`.
     """
-    from gpuops.commands import train as story
-    from gpuops.commands.plan import Job, describe_plan, make_plan
-    from gpuops.runs.prepare import Sending
+    from gpuops.commands.plan import describe_plan, make_plan
+    from gpuops.commands.train import execute
 
-    ctx, settings = make_context(as_json=as_json, yes=yes, strict=True)
-    insisted = flags.retries is not None
-    typed, flags = flags, launch_flags(settings, table, flags)
-    rents = bool(flags.on) and is_rented(ctx.provisioner(str(flags.on)))
-    trust.require_trust(ctx, settings.toml, table, typed, machine, rents=rents)
-    asked, machine = machine, filled_from_table(settings, table, machine)
-    unfit = {name: getattr(asked, name) for name in one if getattr(machine, name) != 1}
-    machine = dataclasses.replace(machine, **unfit)
-    options = parse_provider_options(ctx, flags.on, own) if flags.on else {}
-    if flags.on and flags.sink:
-        options = sinks.implied(flags.on, ctx.provisioner(flags.on).options, options, sinks.parse(flags.sink))
-    count = count_named_machines(ctx, flags.on, options) if flags.on else 1
-    machines = machine_request(flags.on or "local", machine, options, count)
-    request = complete(ctx, make_request(machine), flags)
-    job = Job(
-        request=request,
-        machines=machines,
-        cluster=flags.cluster,
-        on=flags.on,
-        keep=bool(flags.keep),
-        detach=bool(flags.detach),
-        retries=retries(ctx, flags, insisted=insisted),
-        wish=lease_wish(machine),
-        sending=Sending(bool(flags.overwrite), flags.send_anyway or (), bool(flags.queue)),
-    )
+    ctx, settings = make_context(as_json=typed.as_json, yes=typed.yes, strict=True)
+    job = _make_job(ctx, settings, typed, make_request)
     report_news(ctx)
     plan = make_plan(ctx, job)
-    if dry_run:
+    if typed.dry_run:
         ctx.out.result("plan", *describe_plan(ctx, plan))
         return
     progress = ctx.progress
     try:
-        outcome = story.execute(ctx, settings, plan, progress)
+        outcome = execute(ctx, settings, plan, progress)
     finally:
         progress.close()
     ctx.out.result("run", outcome.document, [])
@@ -95,20 +81,51 @@ def launch(
         raise typer.Exit(outcome.exit_code)
 
 
-def retries(ctx: Context, flags: LaunchFlags, *, insisted: bool) -> int:
-    """How often machines that were taken back are replaced. `insisted`: it was typed; what `gpuops.toml` says counts
-    only where it can. Raises UsageError."""
+def _make_job(
+    ctx: Context, settings: Settings, typed: CommandLine, make_request: Callable[[MachineFlags], RunRequest]
+) -> Job:
+    """The job, completed from `gpuops.toml` and checked. Raises UsageError."""
+    from gpuops.commands.plan import Job
+    from gpuops.runs.prepare import Sending
+
+    flags = launch_flags(settings, typed.table, typed.flags)
+    rents = bool(flags.on) and is_rented(ctx.provisioner(str(flags.on)))
+    trust.require_trust(ctx, settings.toml, typed.table, typed.flags, typed.machine, rents=rents)
+    machine = filled_from_table(settings, typed.table, typed.machine)
+    unfit = {name: getattr(typed.machine, name) for name in typed.single if getattr(machine, name) != 1}
+    machine = dataclasses.replace(machine, **unfit)
+    options = parse_provider_options(ctx, flags.on, typed.provider_words) if flags.on else {}
+    if flags.on and flags.sink:
+        options = sinks.implied(flags.on, ctx.provisioner(flags.on).options, options, sinks.parse(flags.sink))
+    count = count_named_machines(ctx, flags.on, options) if flags.on else 1
+    machines = machine_request(flags.on or "local", machine, options, count)
+    return Job(
+        request=complete(ctx, make_request(machine), flags),
+        machines=machines,
+        cluster=flags.cluster,
+        on=flags.on,
+        keep=bool(flags.keep),
+        detach=bool(flags.detach),
+        retries=count_retries(ctx, flags, is_typed=typed.flags.retries is not None),
+        wish=lease_wish(machine),
+        sending=Sending(bool(flags.overwrite), flags.send_anyway or (), bool(flags.queue)),
+    )
+
+
+def count_retries(ctx: Context, flags: LaunchFlags, *, is_typed: bool) -> int:
+    """How many times preempted machines are replaced. Where --retries is impossible, one from `gpuops.toml` (not
+    `is_typed`) counts as 0, and one that was typed raises UsageError."""
     count = flags.retries or 0
     if count < 0:
         raise UsageError(f"--retries {count} is less than none", "--retries takes a number from 0")
     rented = bool(flags.on) and is_rented(ctx.provisioner(str(flags.on)))
-    if count and insisted and flags.detach:
+    if count and is_typed and flags.detach:
         raise UsageError(
-            f"--detach and --retries {count} exclude each other: the guard brings results home and ends machines, and "
-            "starts no run anew",
+            f"--detach and --retries {count} exclude each other: the guard downloads results and ends machines, and "
+            "starts no run",
             "leave out one of them",
         )
-    if count and insisted and not rented:
+    if count and is_typed and not rented:
         raise UsageError(
             f"--retries {count} is for machines that are rented for this run"
             + (f", and {flags.on} takes none back" if flags.on else ""),
@@ -118,7 +135,7 @@ def retries(ctx: Context, flags: LaunchFlags, *, insisted: bool) -> int:
 
 
 def complete(ctx: Context, request: RunRequest, flags: LaunchFlags) -> RunRequest:
-    """The request with everything the flags say, checked. Raises UsageError before anything is created."""
+    """The request completed by the launch flags and checked. Raises UsageError."""
     values = environment(flags.env or (), ctx.env)
     for name, why in find_key_like_values(values).items():
         ctx.out.say(f"note: {name} looks like {why}, and --env is recorded with the run: --secret {name} is not")
@@ -147,7 +164,8 @@ def complete(ctx: Context, request: RunRequest, flags: LaunchFlags) -> RunReques
 
 
 def program(workload: str, data: str | None) -> str:
-    """A workload's script. Raises UsageError for one that does not exist, or reads no data where some are named."""
+    """A workload's script. Raises UsageError for an unknown workload, and for one that reads no data where --data is
+    given."""
     from gpuops.sync.inputs import WORKLOADS, script
 
     path = script(workload)
@@ -182,7 +200,8 @@ def script_inside(folder: Path, script: str) -> str:
 
 
 def _resumed(ctx: Context, request: RunRequest) -> RunRequest:
-    """`--resume RUN`: the run must have outputs, and be of the same kind."""
+    """The request after `--resume RUN` was checked: that run has outputs and trained the same workload. Raises
+    UsageError."""
     from gpuops.runs.finish import finish_before_resume, is_awaited
     from gpuops.runs.prepare import find_run, tree_of
     from gpuops.sync.restore import check
@@ -215,7 +234,7 @@ RUN_HELP = example_help(
 )
 
 SINGLE_FLAGS = {"single": ("nodes", "gpus"), "multigpu": ("nodes",)}
-"""What a mode takes one of."""
+"""Machine flags of which a mode takes one."""
 MODES: tuple[Literal["single"], Literal["multigpu"], Literal["multinode"]] = ("single", "multigpu", "multinode")
 
 
@@ -279,12 +298,13 @@ def train(
             argv=passed() or [],
         )
 
-    words, one = context.meta[WORDS], SINGLE_FLAGS.get(checked, ())
-    launch("train", request, flags, machine, words, dry_run=dry_run, yes=yes, as_json=as_json, one=one)
+    single = SINGLE_FLAGS.get(checked, ())
+    typed = CommandLine("train", flags, machine, context.meta[WORDS], single, dry_run, yes, as_json)
+    launch(typed, request)
 
 
 def check_mode(mode: str) -> Literal["single", "multigpu", "multinode"]:
-    """Raises UsageError for a mode that is none, also where the script stands in its place."""
+    """The mode. Raises UsageError for an unknown one, with its own hint where the script stands in its place."""
     for known in MODES:
         if mode == known:
             return known
@@ -331,4 +351,5 @@ def run(
         nodes = machine.nodes or 0
         return RunRequest(kind="command", mode="run", nodes=nodes, gpus=machine.gpus, argv=words, all_nodes=all_nodes)
 
-    launch("run", request, flags, machine, context.meta[WORDS], dry_run=dry_run, yes=yes, as_json=as_json)
+    words_of_provider = context.meta[WORDS]
+    launch(CommandLine("run", flags, machine, words_of_provider, (), dry_run, yes, as_json), request)

@@ -49,8 +49,7 @@ time.sleep(600)
 
 
 DETACHED = (
-    "--detach and --retries 2 exclude each other: "
-    "the guard brings results home and ends machines, and starts no run anew"
+    "--detach and --retries 2 exclude each other: the guard downloads results and ends machines, and starts no run"
 )
 WOULD = "replace machines that are taken back up to 2 times, elsewhere first and within the same limits, and resume"
 NONE = (
