@@ -19,12 +19,12 @@ from gpuops.core.errors import (
     Unknown,
 )
 from gpuops.core.format import amount, money, span
-from gpuops.core.models import COSTLESS, Request, Resource
+from gpuops.core.models import COSTLESS, MachineStatus, Request, Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, host_key_handover
-from gpuops.nodes.session import ClusterSession, how_ended, machines_of, name_hosts, reach, was_taken
+from gpuops.nodes.session import ClusterSession, machines_of, name_hosts, reach
 from gpuops.offers import lease as leases
 
 if TYPE_CHECKING:
@@ -226,16 +226,15 @@ def _not_yet(provisioner: Provisioner, machines: Sequence[Resource], seen: set[s
         hopeless = str(machine.data.get("hopeless") or "")
         ended = machine.state == "ended" and (settled or machine.id in seen)
         ended = ended or (machine.state == "leaving" and not hopeless)
-        if ended or machine.data.get("reclaimed") is True:
-            told = how_ended(machine).get("say")
-            why = f": {told}" if told else ""
+        if ended or machine.status is MachineStatus.PREEMPTED:
+            why = f": {machine.why_ended}" if machine.why_ended else ""
             say = f"{machine.name} ended before it was ready{why}"
-            raise MachineGone(say, AGAIN, index) if was_taken(machine) else NodeError(say, AGAIN)
+            raise MachineGone(say, AGAIN, index) if machine.status.is_replaceable else NodeError(say, AGAIN)
         if hopeless:
             part = machine.name.rpartition("-")[2]
             who = f"node{part}" if part.isdigit() else machine.name
             say = f"{who} will never be ready: {hopeless}{_last_words(provisioner, [machine])}"
-            if was_taken(machine):
+            if machine.status.is_replaceable:
                 raise MachineGone(say, AGAIN, index)
             raise NodeError(say, "try another machine or image")
     for index, machine in enumerate(machines):

@@ -11,7 +11,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, NodeError, Nonsense, StillBilling, UsageError, worst
 from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
-from gpuops.nodes.session import ClusterSession, all_ended, open_live
+from gpuops.nodes.session import ClusterSession, all_machines_ended, open_live
 from gpuops.runs.collect import Agents, Disks
 from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.prepare import find_run
@@ -169,7 +169,7 @@ def _save_what_answers(ctx: Context, row: ClusterRow, progress: Progress) -> Non
 def _have_ended(ctx: Context, row: ClusterRow) -> bool:
     """Whether the machines are gone, and with them whatever was on them; a provider that is silent says nothing."""
     try:
-        return all_ended(ctx, row)
+        return all_machines_ended(ctx, row)
     except GpuopsError:
         return False
 

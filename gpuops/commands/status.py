@@ -12,7 +12,6 @@ from gpuops.core.format import money, plural, span, table
 from gpuops.core.models import COSTLESS, Resource
 from gpuops.core.parallel import on_each
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import how_ended, is_dead
 from gpuops.nodes.virtual import owner, with_virtual
 from gpuops.offers.lease import describe, spent
 from gpuops.runs.log_view import last_heard
@@ -79,7 +78,7 @@ def _doing(run: RunRow, now: float) -> dict[str, Any]:
 
 
 def _why_ended(machine: Resource) -> str:
-    return str(how_ended(machine).get("say") or "") if is_dead(machine) else ""
+    return machine.why_ended if machine.status.has_ended else ""
 
 
 def _seen(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> list[Resource | None]:

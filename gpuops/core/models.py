@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -21,6 +22,31 @@ STATES = ("starting", "running", "leaving", "ended", "unknown")
 stopped, and whose disk still costs, is `unknown`. `leaving`: the same as `ended` for money, since it cannot come back
 and costs nothing more, but it is still listed, and what serves it cannot go before it has."""
 COSTLESS = ("leaving", "ended")
+
+
+class MachineStatus(Enum):
+    """Whether a machine still runs what it was made for, and if not, by whose wish: read off what `describe` says."""
+
+    RUNNING = "running"
+    """It runs, or is being started; also where its provider does not know."""
+    TERMINATED = "terminated"
+    """It has ended or will never be ready, for a reason that would end another machine as well."""
+    PREEMPTED = "preempted"
+    """Its provider took it back."""
+    STOPPED = "stopped"
+    """It will never be ready, or was stopped, for a reason that lies with this very machine."""
+    VANISHED = "vanished"
+    """It has ended, and its provider does not say why."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing runs there any more; the machine may still be listed, and cost money."""
+        return self is not MachineStatus.RUNNING
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether nobody wished for this end, so that another machine may do."""
+        return self in (MachineStatus.PREEMPTED, MachineStatus.STOPPED, MachineStatus.VANISHED)
 
 
 @dataclass(frozen=True)
@@ -171,6 +197,25 @@ class Resource:
     private_address: str = ""
     per_hour: float = 0.0
     data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def status(self) -> MachineStatus:
+        """Of a machine, as last described."""
+        if self.data.get("reclaimed"):
+            return MachineStatus.PREEMPTED
+        if self.data.get("stopped"):
+            return MachineStatus.STOPPED
+        if self.state in COSTLESS and not self.data.get("why_ended"):
+            return MachineStatus.VANISHED
+        if self.state in COSTLESS or self.data.get("hopeless"):
+            return MachineStatus.TERMINATED
+        return MachineStatus.RUNNING
+
+    @property
+    def why_ended(self) -> str:
+        """Why a machine ended, in its provider's words; empty where it does not say."""
+        default = "its provider took it back" if self.status is MachineStatus.PREEMPTED else ""
+        return str(self.data.get("why_ended") or default)
 
 
 @dataclass(frozen=True)

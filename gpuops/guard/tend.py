@@ -13,7 +13,7 @@ from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, Nonsense
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Silent
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RowGone, RunRow
-from gpuops.nodes.session import ClusterSession, all_ended, machines_of, open_live, watchdogs_ended
+from gpuops.nodes.session import ClusterSession, all_machines_ended, machines_of, open_live, watchdogs_ended
 from gpuops.runs.address_renewal import AddressRenewal
 from gpuops.runs.collect import Agents, Disks
 from gpuops.runs.finish import Policy, RunOutcome, finish
@@ -100,7 +100,7 @@ def _end_or_leave(
             if runs
             else f"{row.name} was torn down: its command died before a run was started",
         )
-    elif all_ended(ctx, row) and all(run.state == "home" for run in ctx.ledger.runs(cluster=row.id)):
+    elif all_machines_ended(ctx, row) and all(run.state == "home" for run in ctx.ledger.runs(cluster=row.id)):
         _save_edits(ctx, row)
         _end(ctx, row, f"{row.name} had ended by itself and was cleared away")
     elif not unfinished and _goes_on_for_nothing(ctx, row):
@@ -290,7 +290,7 @@ def _never_started(ctx: Context, run: RunRow) -> None:
 def _unreachable(ctx: Context, row: ClusterRow, run: RunRow, error: NodeError, *, given_up: bool) -> None:
     """No node answers. While its provider still knows the machines and the lease lasts, they are tried again later,
     unless they are there and answer nonsense."""
-    gone = not given_up and all_ended(ctx, row)
+    gone = not given_up and all_machines_ended(ctx, row)
     if not (given_up or gone):
         raise error
     if run.started is None:

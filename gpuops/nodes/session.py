@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from gpuops.agent.wire import PROTOCOL
 from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, Nonsense
-from gpuops.core.models import COSTLESS, Lease, Resource
+from gpuops.core.models import Lease, MachineStatus, Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.provider import is_rented
 from gpuops.core.reporting import Progress, Silent
@@ -124,8 +124,8 @@ def meet(row: ClusterRow, machine: Resource, index: int) -> Met:
         raise
 
 
-def is_over(row: ClusterRow, machine: Resource, index: int) -> bool:
-    """Whether a virtual node is no more, while its machine goes on. Raises NodeError where nobody can say."""
+def virtual_node_ended(row: ClusterRow, machine: Resource, index: int) -> bool:
+    """Whether a virtual node has ended, while its machine goes on. Raises NodeError where that cannot be known."""
     if not is_virtual(machine):
         return False
     try:
@@ -154,7 +154,7 @@ def open_live(ctx: Context, row: ClusterRow, *, some: bool = False) -> ClusterSe
 
 def explained(ctx: Context, row: ClusterRow, error: ConnectionLost) -> ConnectionLost:
     """A rented machine that is no more answers nobody, and its provider knows why."""
-    gone = [index for index, machine in enumerate(nodes_of(ctx, row)) if has_gone(ctx, row, machine)]
+    gone = [index for index, machine in enumerate(nodes_of(ctx, row)) if rented_machine_ended(ctx, row, machine)]
     if not gone:
         return error
     names = " and ".join(f"node{index}" for index in gone)
@@ -253,46 +253,30 @@ def nodes_of(ctx: Context, row: ClusterRow) -> list[Resource]:
     return with_virtual(machines_of(ctx, row))
 
 
-def all_ended(ctx: Context, row: ClusterRow) -> bool:
+def all_machines_ended(ctx: Context, row: ClusterRow) -> bool:
     """Whether a cluster's provider says that none of its machines runs any more. Raises ProviderError."""
     provider = ctx.provisioner_of(row)
     machines = machines_of(ctx, row)
-    return bool(machines) and all(is_dead(provider.describe(machine)) for machine in machines)
+    return bool(machines) and all(provider.describe(machine).status.has_ended for machine in machines)
 
 
-def is_dead(machine: Resource) -> bool:
-    """Whether nothing runs on a machine any more, as its provider tells; it may still be there, and cost money."""
-    return machine.state in COSTLESS or any(machine.data.get(name) for name in ("hopeless", "reclaimed"))
-
-
-def has_gone(ctx: Context, row: ClusterRow, machine: Resource) -> bool:
-    """Whether a rented machine is no more, and nothing can come from it, as its provider tells; a silent one tells
-    nothing."""
+def rented_machine_ended(ctx: Context, row: ClusterRow, machine: Resource) -> bool:
+    """Whether a machine is rented and has ended, so that nothing can come from it. A provider that does not answer
+    says nothing of it."""
     try:
         provider = ctx.provisioner_of(row)
-        return is_rented(provider) and is_dead(provider.describe(machine))
+        return is_rented(provider) and provider.describe(machine).status.has_ended
     except GpuopsError:
         return False
 
 
-def how_ended(machine: Resource) -> dict[str, Any]:
-    """What its provider tells of a machine's end, for the reason of a lost run: `say`, and `reclaimed` with `by`, its
-    provider's name where it tells; {}: nothing."""
-    reclaimed = machine.data.get("reclaimed") is True
-    say = str(machine.data.get("why_ended") or ("its provider took it back" if reclaimed else ""))
-    by = {"by": str(machine.data["by"])} if machine.data.get("by") else {}
-    if reclaimed:
-        return {"reclaimed": True, **by, "say": say}
-    return {"say": say} if say else {}
-
-
-def was_taken(machine: Resource) -> bool:
-    """Whether a machine went by nobody's wish: its provider took it back or stopped it, or it is no more and nobody
-    says why."""
-    told = how_ended(machine)
-    if told.get("reclaimed") is True or machine.data.get("stopped") is True:
-        return True
-    return machine.state in COSTLESS and not told
+def end_reason(machine: Resource) -> dict[str, Any]:
+    """What its provider says of a machine's end, as it goes into the reason of a lost run: `say`, and `reclaimed` with
+    `by`, its provider's name where it gives one; {} where it says nothing."""
+    if machine.status is MachineStatus.PREEMPTED:
+        by = {"by": str(machine.data["by"])} if machine.data.get("by") else {}
+        return {"reclaimed": True, **by, "say": machine.why_ended}
+    return {"say": machine.why_ended} if machine.why_ended else {}
 
 
 def watchdogs_ended(ctx: Context, row: ClusterRow) -> bool:

@@ -20,7 +20,7 @@ from gpuops.core.models import Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import ClusterSession, absent, how_ended, is_dead, nodes_of
+from gpuops.nodes.session import ClusterSession, absent, end_reason, nodes_of
 from gpuops.runs.judgement import BucketFetch, Evidence, FinalFetch, classify_nodes, joined
 from gpuops.runs.report import NodeReport, ReasonKind, lost_report
 from gpuops.runs.salvage import salvage
@@ -157,7 +157,7 @@ def unanswered(
     row: RunRow, error: NodeError, *, ended: bool, told: Mapping[int, Mapping[str, Any]]
 ) -> dict[int, NodeReport]:
     """Reports for a run none of whose nodes answers. `ended`: their provider says that the machines have; `told`: and
-    how (`nodes.session.how_ended`)."""
+    how (`nodes.session.end_reason`)."""
     nonsense = isinstance(error, Nonsense)
     kind = ReasonKind.ENDED if ended else ReasonKind.NONSENSE if nonsense else ReasonKind.UNREACHABLE
     return {index: lost_report(index, error.say, kind, told.get(index)) for index in range(request_of(row).nodes)}
@@ -167,7 +167,7 @@ def _ends_told(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> d
     """What their provider says of how machines ended; empty where it does not answer."""
     with suppress(GpuopsError):
         provider = ctx.provisioner_of(row)
-        return {index: how_ended(provider.describe(machine)) for index, machine in enumerate(machines)}
+        return {index: end_reason(provider.describe(machine)) for index, machine in enumerate(machines)}
     return {}
 
 
@@ -178,7 +178,9 @@ def _vanished(ctx: Context, live: ClusterSession, nodes: Sequence[int], reports:
     deadline = time.monotonic() + (VANISHING_TIMEOUT_S if preempted else 0.0)
     while True:
         try:
-            vanished = [index for index in nodes if index in machines and is_dead(provider.describe(machines[index]))]
+            vanished = [
+                index for index in nodes if index in machines and provider.describe(machines[index]).status.has_ended
+            ]
         except GpuopsError:
             vanished = []
         if vanished or ctx.signals.hurry or time.monotonic() >= deadline:

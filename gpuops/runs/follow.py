@@ -13,7 +13,7 @@ from gpuops.core.format import span
 from gpuops.core.models import Resource
 from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import ClusterSession, admitted, how_ended, is_dead, is_over
+from gpuops.nodes.session import ClusterSession, admitted, end_reason, virtual_node_ended
 from gpuops.runs.report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome, mirror
@@ -245,7 +245,7 @@ def follower(
     def gone(index: int) -> bool:
         machine = live.machines[index]
         try:
-            return is_dead(provider.describe(machine)) or is_over(live.row, machine, index)
+            return provider.describe(machine).status.has_ended or virtual_node_ended(live.row, machine, index)
         except GpuopsError:
             return False  # a provider that does not answer says nothing about its machine
 
@@ -264,7 +264,7 @@ def follower(
 
 def _how_ended(provider: Provisioner, machine: Resource) -> Mapping[str, Any]:
     try:
-        return how_ended(provider.describe(machine))
+        return end_reason(provider.describe(machine))
     except GpuopsError:
         return {}
 

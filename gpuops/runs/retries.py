@@ -11,7 +11,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, Interrupted, MachineGone, NodeError
 from gpuops.core.format import money, span
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import ClusterSession, how_ended, was_taken
+from gpuops.nodes.session import ClusterSession
 from gpuops.offers import lease as leases
 from gpuops.offers.approval import PriceApproval
 from gpuops.offers.lease import MIN_LEASE_S, LeaseLimits
@@ -45,9 +45,8 @@ def _gone(ctx: Context, live: ClusterSession) -> MachineGone | None:
             now = provider.describe(machine)
         except GpuopsError:
             continue  # who does not answer says nothing about a machine
-        if was_taken(now):
-            told = how_ended(now).get("say")
-            why = f": {told}" if told else ""
+        if now.status.is_replaceable:
+            why = f": {now.why_ended}" if now.why_ended else ""
             say = f"{machine.name} ended before its run began{why}"
             return MachineGone(say, "try again, or look at the provider's console", index, live.row.id)
     return None

@@ -20,7 +20,7 @@ from gpuops.core.models import Resource
 from gpuops.core.reporting import Progress
 from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.ledger.store import ClusterRow
-from gpuops.nodes.session import has_gone, nodes_of, programs_of
+from gpuops.nodes.session import nodes_of, programs_of, rented_machine_ended
 from gpuops.sync import RunHome
 from gpuops.sync.leftovers import Leftover, already_home, first_leftovers, list_leftovers, save_leftovers
 from gpuops.sync.outputs import MEMORY_FILE, OutFolder
@@ -175,7 +175,7 @@ def save_left(ctx: Context, row: ClusterRow, progress: Progress) -> Iterator[str
         try:
             said = save_one(ctx, row, machine, index, progress)
         except GpuopsError as error:
-            if isinstance(error, NodeError) and has_gone(ctx, row, machine):
+            if isinstance(error, NodeError) and rented_machine_ended(ctx, row, machine):
                 gone[index] = error
             else:
                 failed = failed or error

@@ -213,7 +213,7 @@ def test_who_takes_a_cluster_over_while_the_guard_looks_at_it_keeps_it(
     """Its provider may take seconds to answer: in between `gpuops down` has begun."""
     _, world = there
     lab = cluster(world)
-    monkeypatch.setattr(keep, "all_ended", lambda *_: bool(world.ledger.set_cluster(lab, owner_process=other)))
+    monkeypatch.setattr(keep, "all_machines_ended", lambda *_: bool(world.ledger.set_cluster(lab, owner_process=other)))
     keep.tend(world, lab)
     assert world.ledger.cluster(lab).owner_process == other
 

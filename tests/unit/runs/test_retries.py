@@ -12,7 +12,6 @@ import pytest
 from gpuops.core.errors import MachineGone
 from gpuops.core.models import Lease, Offer, Price, Resource
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import was_taken
 from gpuops.offers import lease as leases
 from gpuops.offers import table
 from gpuops.offers.approval import PriceApproval
@@ -164,7 +163,8 @@ def test_machines_that_went_before_there_was_a_run() -> None:
     ],
 )
 def test_what_went_by_nobodys_wish(state: str, data: dict[str, Any], taken: bool) -> None:
-    assert was_taken(Resource("machine", "i", "r", "n", bills=True, state=state, data=data)) is taken
+    machine = Resource("machine", "i", "r", "n", bills=True, state=state, data=data)
+    assert machine.status.is_replaceable is taken
 
 
 def test_a_nodes_events_on_our_clock(tmp_path: Path) -> None:
