@@ -1,4 +1,4 @@
-"""Text for people: sizes, times, prices, tables, and words of others that must not steer a terminal. Pure."""
+"""Text for people: sizes, times, prices, lists and tables, and foreign text made harmless to a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLOUR_RESET = "\x1b[0m"
 
 
 MIN_COLUMN_CHARS = 16
-"""A column of a table is not cut to fewer characters."""
+"""A column of a table is never cut below this width."""
 
 
 SCHEMA = 1
@@ -21,12 +21,12 @@ SCHEMA = 1
 
 
 def calm(text: str) -> str:
-    """Text without control characters, but for the ends of lines and tabs."""
+    """The text with control characters replaced by `?`, except newlines and tabs."""
     return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
 
 
 def tame(text: str) -> str:
-    """Text with the colours that its writer gave it, and calm otherwise. They end with the line."""
+    """As `calm`, but colour sequences stay; a reset ends them."""
     parts = COLOURS.split(text)
     if len(parts) == 1:
         return calm(text)
@@ -34,14 +34,14 @@ def tame(text: str) -> str:
 
 
 def cut(text: str, length: int) -> str:
-    """The text, in so many characters."""
+    """The text in at most `length` characters."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def table(
     rows: list[list[str]], width: int | None = None, gives: int | None = None, spare: Sequence[str] = ()
 ) -> list[str]:
-    """Rows as aligned lines; the first row is the heading. What is wider than `width` is cut in column `gives`; where
+    """Rows as aligned lines; the first row is the heading. Lines wider than `width` are cut in column `gives`; where
     that is not enough, the columns headed `spare` are left out, in this order."""
     lines = _aligned(rows, width, gives)
     if width is None or max(map(len, lines)) <= width or not spare:
@@ -90,7 +90,7 @@ def span(seconds: float) -> str:
 
 
 def clock_time(when: float, now: float) -> str:
-    """A moment as this computer's clock shows it: `14:30`, of another day `Tue 24 Nov 14:30`."""
+    """A UTC time in this computer's time zone: `14:30`, on another day `Tue 24 Nov 14:30`."""
     there, here = time.localtime(when), time.localtime(now)
     today = there[:3] == here[:3]
     return time.strftime("%H:%M" if today else f"%a {there.tm_mday} %b %H:%M", there)

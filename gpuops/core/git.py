@@ -1,6 +1,6 @@
-"""Git is asked so that nothing runs which a repository's own configuration names.
+"""Questions to git that run no program a repository's configuration names.
 
-Somebody else may have written it: an archive holds `.git/config`, a nested clone has one, too. Two ways, and no other:
+Another person may have written `.git/config`: an archive holds one, a nested clone has one. There are two ways to ask:
 
 - Commands that only read names (`rev-parse`, `ls-files`, `check-ignore`, `config`): of them the configuration can make
   git run a file monitor, and programs that fetch objects left out of a partial clone. Both are switched off.
@@ -19,9 +19,9 @@ from pathlib import Path
 from gpuops.core.errors import UsageError
 
 GIT_TIMEOUT_S = 600.0
-"""How long git may look through a large repository on a slow disk."""
+"""How long git may read a large repository on a slow disk."""
 NO_PROGRAMS = ("-c", "core.fsmonitor=", "-c", f"core.hooksPath={os.devnull}")
-"""An empty monitor is none for every version of git; the word `false` names a program to those before 2.36."""
+"""An empty monitor means none to every version of git; before 2.36 the word `false` names a program."""
 REPOSITORY_VARIABLES = {
     "GIT_DIR",
     "GIT_WORK_TREE",
@@ -30,14 +30,13 @@ REPOSITORY_VARIABLES = {
     "GIT_OBJECT_DIRECTORY",
     "GIT_COMMON_DIR",
 }
-"""What points git at another repository: a hook that runs gpuops has it set."""
+"""Variables that point git at another repository; git sets them for a hook, which may run gpuops."""
 COPIED_SETTINGS = "autocrlf|checkstat|eol|filemode|ignorecase|precomposeunicode|symlinks|trustctime"
-"""Of a repository's `core`: how files lie on this disk. None of them names a program or a place."""
+"""Settings in `core` on how files lie on this disk; none of them names a program or a path."""
 
 
 def git(folder: Path, *command: str) -> str | None:
-    """What git says to a command that reads names, or None when it fails. Raises UsageError for a repository that it
-    cannot read."""
+    """The output of a command that reads names; None when it fails. Raises UsageError for an unreadable repository."""
     done = _run(folder, command, {})
     if done is None:
         return None
@@ -51,9 +50,10 @@ def git(folder: Path, *command: str) -> str | None:
 def _run(
     folder: Path, command: Sequence[str], more: Mapping[str, str], options: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[bytes] | None:
-    """None where there is no git, or nobody may enter the folder. Raises UsageError where it does not end."""
+    """The finished command; None without git, or for a folder that cannot be entered. Raises UsageError after
+    `GIT_TIMEOUT_S`."""
     kept = {name: value for name, value in os.environ.items() if name not in REPOSITORY_VARIABLES}
-    # No object is fetched: newer versions are told so, to all others no way of fetching is allowed.
+    # No object is fetched: a variable forbids it to newer versions, and an empty list of protocols to all others.
     ours = {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
     try:
         return subprocess.run(
@@ -78,7 +78,7 @@ def _has_repository(folder: Path) -> bool:
 def commit_of(folder: Path) -> tuple[str | None, bool]:
     """The commit that is checked out and whether this folder differs from it; (None, False) without git.
 
-    What cannot be told counts as a difference.
+    An unanswered question counts as a difference.
     """
     commit = (git(folder, "rev-parse", "--verify", "--quiet", "HEAD") or "").strip() or None
     if commit is None:
@@ -88,14 +88,14 @@ def commit_of(folder: Path) -> tuple[str | None, bool]:
 
 
 def _submodules(folder: Path) -> list[Path]:
-    """Those that are checked out below this folder."""
+    """The submodules that are checked out below this folder."""
     listed = (git(folder, "ls-files", "--stage", "-z") or "").split("\0")
     paths = [line.partition("\t")[2] for line in listed if line.startswith("160000 ")]
     return [folder / path for path in paths if lies_here(folder, path) and (folder / path / ".git").exists()]
 
 
 def lies_here(folder: Path, path: str) -> bool:
-    """Whether a file or folder is there and no link leads to it: git does not look behind links either."""
+    """Whether a path exists without a link on the way: git does not look behind links either."""
     straight = os.path.join(os.path.realpath(folder), *path.split("/"))
     return os.path.normcase(os.path.realpath(folder / path)) == os.path.normcase(straight)
 
@@ -103,7 +103,7 @@ def lies_here(folder: Path, path: str) -> bool:
 def _has_changed(folder: Path, commit: str) -> bool:
     """Whether a tracked file below the folder is not as the commit has it, in the index or on the disk.
 
-    Filters are nobody's here: a file that one made counts by its times and size, which the index knows.
+    No filter runs: a file that a filter made is compared by its times and size, which the index has.
     """
     top = git(folder, "rev-parse", "--show-toplevel")
     index, objects = (git(folder, "rev-parse", "--git-path", name) for name in ("index", "objects"))
@@ -119,9 +119,14 @@ def _has_changed(folder: Path, commit: str) -> bool:
             "GIT_INDEX_FILE": os.path.abspath(folder / _line(index)),
             "GIT_OBJECT_DIRECTORY": os.path.abspath(folder / _line(objects)),
         }
-        nobodys = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "HOME": empty, "XDG_CONFIG_HOME": empty}
+        no_configuration = {
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "HOME": empty,
+            "XDG_CONFIG_HOME": empty,
+        }
         status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty", "--no-renames")
-        done = _run(folder, (*status, "--", "."), {**borrowed, **nobodys}, options)
+        done = _run(folder, (*status, "--", "."), {**borrowed, **no_configuration}, options)
     return done is None or done.returncode != 0 or bool(done.stdout)
 
 
@@ -130,7 +135,7 @@ def _line(said: str) -> str:
 
 
 def _make_empty(place: Path, commit: str) -> None:
-    """The least that git takes for a repository, with that commit checked out."""
+    """Write the files that make a folder a repository with that commit checked out."""
     (place / "refs").mkdir()
     (place / "HEAD").write_text(f"{commit}\n")
     kind = "[extensions]\nobjectformat = sha256\n" if len(commit) == 64 else ""

@@ -1,4 +1,7 @@
-"""The same work on several nodes at once."""
+"""The same work on several nodes at once, a thread for each.
+
+Nodes are few and their work is waiting, so there is no pool.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 JOIN_INTERVAL_S = 0.5
-"""On Windows Ctrl-C interrupts no wait; between two of this length it is seen."""
+"""On Windows Ctrl-C interrupts no wait: it is noticed between two waits of this length."""
 
 
 def on_each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """`work` on every item at once, results in order; the first failure is raised when all have ended.
+    """Run `work` on every item at once. Returns results in order; raises the first item's failure when all have ended.
 
     The threads are daemons: an interrupt of the calling thread waits for none of them.
     """

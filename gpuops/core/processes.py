@@ -1,5 +1,5 @@
-"""Starting and ending processes on this computer; and is one still the one we started? A pid alone may have been
-given to another."""
+"""Processes on this computer: start them, end them, and recognise one later by pid and start time, since the system
+gives a pid to another process after its end."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     import subprocess
 
 START_TIME_FIELD = 19
-"""Where /proc/<pid>/stat has the start time (clock ticks since boot), counted from behind the command's name."""
+"""Index of the start time (clock ticks since boot) in /proc/<pid>/stat, counted after the command's name."""
 START_TOLERANCE_S = 0.1
+"""Two readings of one process's start time may differ by rounding."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A process on this computer: its pid and when it started, as `started` tells it."""
+    """A process on this computer: its pid and its start time as `started` returns it."""
 
     pid: int
     start: float
@@ -38,7 +39,7 @@ class Identity:
         except psutil.NoSuchProcess:
             return False
         except psutil.AccessDenied:
-            return True  # it exists and belongs to somebody else: not ours to call dead
+            return True  # it exists, and belongs to another user
 
 
 def myself() -> Identity:
@@ -49,8 +50,8 @@ def myself() -> Identity:
 def started(pid: int, system: System = HERE) -> float:
     """When a process started, in seconds: since boot on Linux, since the epoch elsewhere. Raises psutil.Error.
 
-    On Linux the time since the epoch is computed with the wall clock: when that is set, a living
-    process would look like another one, and its cluster would be taken for abandoned.
+    Not since the epoch on Linux: that is computed with the wall clock, and after the clock was set a living process
+    would look like another one, and its cluster abandoned.
     """
     import psutil
 
@@ -66,17 +67,17 @@ def started(pid: int, system: System = HERE) -> float:
 def start_background(
     argv: Sequence[str], *, system: System = HERE, popen: Callable[..., Any] | None = None, **options: Any
 ) -> None:
-    """Start what stays when we and our terminal go. Raises OSError."""
+    """Start a process that outlives this one and its terminal. Raises OSError."""
     import subprocess
 
     *preferred, last = system.background
     start = popen or subprocess.Popen
-    for way in preferred:
+    for flags in preferred:
         try:
-            start(list(argv), **options, **way)
+            start(list(argv), **options, **flags)
             return
         except PermissionError:
-            continue  # the job that we run in keeps its own
+            continue  # a Windows job that this process belongs to forbids it
     start(list(argv), **options, **last)
 
 

@@ -1,10 +1,9 @@
-"""Ctrl-C, SIGTERM and SIGHUP (Windows: SIGBREAK), so that each means one thing at each moment of a story.
+"""Ctrl-C, SIGTERM and SIGHUP (Windows: SIGBREAK) as one command handles them.
 
-While a story goes forward (`forward`), a signal raises in the main thread: Interrupted, or
-HandOver for SIGHUP. Inside `shielded` it waits until the end of the block (a provider call must
-be journalled before anything else happens). After the first one the story goes `backward`: a
-further signal raises nothing, it sets `hurry`. A story that is an end already (`insist`) only
-answers the first one; the second raises.
+While a command goes `forward`, a signal raises in the main thread: Interrupted, or HandOver for SIGHUP. Inside
+`shielded` it waits for the end of the block: a provider call must be journalled before anything else happens. After
+the first signal the command goes `backward`, that is, it undoes: a further signal only sets `hurry`. A command that ends
+something already (`insist`) answers the first signal with a callback; the second raises.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from gpuops.core.platform import HERE
 
 
 class HandOver(Interrupted):
-    """The terminal is gone: whoever is next (the guard) goes on."""
+    """The terminal is gone: the guard continues."""
 
 
 class Signals:
-    """The handlers of one command. Installed on entry, the former ones restored on exit."""
+    """The handlers of one command, installed on entry; the former ones are restored on exit."""
 
     def __init__(
         self, on_first: Callable[[], None] = lambda: None, on_second: Callable[[], None] = lambda: None
@@ -41,7 +40,7 @@ class Signals:
 
     @property
     def hurry(self) -> bool:
-        """A second signal came: do only what must be done."""
+        """A second signal came: the command skips what is not necessary."""
         return self.count > 1
 
     def __enter__(self) -> Signals:
@@ -57,17 +56,17 @@ class Signals:
             signal.signal(number, handler)
 
     def backward(self) -> None:
-        """From here on the story is undoing: signals only hurry it."""
+        """From here on the command undoes: signals only hurry it."""
         self._forward = False
 
     def forward(self) -> None:
-        """The story goes on after an end of its own. Raises Interrupted where a signal came in between."""
+        """The command goes on after it has undone something. Raises Interrupted where a signal came in between."""
         if self.count:
             raise Interrupted("interrupted", "")
         self._forward = True
 
     def insist(self, on_first: Callable[[], None]) -> None:
-        """From here on the first signal is answered by `on_first` and the second interrupts; SIGHUP is ignored."""
+        """From here on the first signal calls `on_first` and the second raises Interrupted; SIGHUP is ignored."""
         self._forward = False
         self._insists = on_first
 
@@ -79,7 +78,7 @@ class Signals:
             yield
         finally:
             self._shield -= 1
-            self._raise_pending()  # also where the block failed: nobody wants its next attempt any more
+            self._raise_pending()  # also where the block failed: no retry is wanted any more
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if number == getattr(signal, HERE.hang_up):

@@ -1,8 +1,8 @@
-"""Which contents of which `gpuops.toml` the user trusts: a file of our own for each, named after both.
+"""Which `gpuops.toml` the user trusts: a file in gpuops' folder for each trusted path and content.
 
-A project may come from anybody, and its file may name what sends keys away or runs here. So the user's word is for one
-content at one place: whoever changes the file, or moves it, asks anew. The place is the project's own, also where the
-file is a link: what it says means something else elsewhere.
+A project may come from anybody, and its settings may send keys elsewhere or run programs here. So trust holds for one
+content at one path: a changed or moved file is asked about again. The path is the project's own, also where the file is
+a link, since its relative settings depend on the project.
 """
 
 from __future__ import annotations

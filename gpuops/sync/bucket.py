@@ -1,7 +1,9 @@
-"""A bucket (S3, or what speaks like it) that a run's nodes keep their results in: asked, opened to them, cleared.
+"""A bucket as the sink of runs (S3, or a service with its API): checked, opened to nodes, read, cleaned up.
 
-Keys stay on this computer. What a node gets are addresses that are signed here, each for one request on one object of
-this run, until its lease ends and for seven days at most.
+`check` proves before anything is rented that nodes will be able to write; `grant` opens an archive per node;
+`Download` reads one back; `abandon` ends uploads that no node completed. Credentials stay on this computer: a node gets
+addresses that are signed here, each for one request on one object of this run, until its lease ends and for seven days
+at most. `object_store` sends the requests.
 """
 
 from __future__ import annotations
@@ -32,20 +34,21 @@ from gpuops.sync.object_store import (
 )
 
 MAX_PARTS = 400
-"""How many parts a node may send: of 5 GB each at most, that is 1 TB."""
+"""Signed addresses per node, one for each part of its archive, which may have 1 TB (docs/protocol.md)."""
 MAX_SIGNATURE_S = 7 * 86400.0
-"""No signature holds longer."""
+"""S3 accepts no signature for longer than seven days."""
 AFTER_LEASE_S = 900.0
-"""What a node may need after its lease's end, at most."""
+"""A node may still send results this long after its lease ends."""
 ADDRESS_TRIAL_S = 30.0
-"""How long the trial of an address is repeated where the bucket, or the way to it, is in trouble."""
+"""How long the test of a signed address is retried when the bucket or the network fails."""
 PROBE_OBJECT = ".gpuops"
-"""An empty object under the prefix: that it can be written and read is the proof that others can."""
+"""An empty object under the prefix: writing and reading it proves that results can be kept there."""
 
 
 @dataclass(frozen=True)
 class Grant:
-    """What a run's nodes may do. `urls`: of each node, secrets; `uploads`: [key, upload's id]."""
+    """What a run's nodes may do until `until` (UTC seconds). `urls`: secret addresses per node; `uploads`: [key, upload
+    id] per node."""
 
     place: str
     until: float
@@ -54,9 +57,8 @@ class Grant:
 
 
 def check(ctx: Context, sink: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether results can be kept there, before anything is rented: the sink with its `region`, and with the `profile`
-    that it was asked with, by its name, or `dotenv` where the key was the project's: whoever comes back for the results
-    asks with the same.
+    """Check that nodes can write to the sink, before anything is rented. Returns the sink with its `region`, and with
+    the `profile` or `dotenv` whose keys were used: a later command fetches the results with the same.
 
     Raises UsageError, AuthFailed, Unknown.
     """
@@ -67,7 +69,8 @@ def check(ctx: Context, sink: Mapping[str, Any]) -> dict[str, Any]:
         s3 = client(ctx, found)
         mark = key_of(found, PROBE_OBJECT)
         ask(found, "s3:PutObject", s3.put_object, Key=mark, Body=b"")
-        ask(found, "s3:GetObject", s3.get_object, Key=mark)["Body"].close()  # HEAD says nothing of why it is denied
+        # Not by HEAD: its answer does not say why it is denied.
+        ask(found, "s3:GetObject", s3.get_object, Key=mark)["Body"].close()
         begun = ask(found, "s3:PutObject", s3.create_multipart_upload, Key=mark)
         try:
             _try_address(ctx, s3, found, {"Key": mark, "UploadId": begun["UploadId"], "PartNumber": 1})
@@ -81,9 +84,9 @@ def check(ctx: Context, sink: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _try_address(ctx: Context, s3: Any, sink: Mapping[str, Any], part: Mapping[str, Any]) -> None:
-    """Send one byte as a node will: by an address, and not as boto3 does, which follows redirects. Raises Denied.
+    """Send one byte as a node will: to a signed address, without boto3, which follows redirects. Raises Denied.
 
-    That this computer has no way there, or does not trust it without boto3's help, says nothing of a node.
+    Another error is only noted: a node's network and certificates may differ from this computer's.
     """
     from gpuops.agent.retain import object_requests  # brings http and ssl, which most commands do without
 
@@ -100,10 +103,10 @@ def _try_address(ctx: Context, s3: Any, sink: Mapping[str, Any], part: Mapping[s
 
 
 def grant(ctx: Context, sink: Mapping[str, Any], run: str, nodes: int, lease_end: float | None) -> Grant:
-    """Open a place of its own for each node. Raises ProviderError. `lease_end`: UTC seconds."""
+    """Begin an upload per node and sign its addresses. `lease_end`: UTC seconds. Raises ProviderError."""
     s3 = client(ctx, sink)
     folder = key_of(sink, run)
-    if _size(s3, sink, f"{folder}/node0.json") is not None:  # an earlier attempt's, or another user's
+    if _size(s3, sink, f"{folder}/node0.json") is not None:  # of an earlier attempt, or of another user
         folder = f"{folder}-{uuid.uuid4().hex[:8]}"
     uploads = []
     for index in range(nodes):
@@ -116,7 +119,7 @@ def grant(ctx: Context, sink: Mapping[str, Any], run: str, nodes: int, lease_end
 def renewed(
     ctx: Context, sink: Mapping[str, Any], place: str, uploads: list[list[str]], lease_end: float | None
 ) -> Grant:
-    """Addresses for the same uploads, signed now. Raises UsageError, AuthFailed."""
+    """Sign new addresses for the same uploads. Raises UsageError, AuthFailed."""
     now = time.time()
     until = min(wanted(now, lease_end), session_ends(ctx, sink) or now + MAX_SIGNATURE_S)
     s3 = client(ctx, sink)
@@ -144,12 +147,12 @@ def renewed(
 
 
 def wanted(now: float, lease_end: float | None) -> float:
-    """Until when nodes should be able to write, as long as a signature may hold (UTC seconds)."""
+    """Until when nodes should be able to write (UTC seconds), within the limit of a signature."""
     return min(now + MAX_SIGNATURE_S, (lease_end or now + MAX_SIGNATURE_S) + AFTER_LEASE_S)
 
 
 def abandon(ctx: Context, row: RunRow) -> None:
-    """End a run's uploads that nobody has completed: their parts bill until then. What cannot be ended is said."""
+    """End a run's uploads that no node has completed: their parts bill until then. A failure is printed."""
     uploads = row.facts.get("uploads") or []
     sink = row.request.get("sink") or {}
     if not uploads or not sink.get("bucket"):
@@ -167,23 +170,23 @@ def abandon(ctx: Context, row: RunRow) -> None:
 
 
 def abandon_all(ctx: Context, cluster: int) -> None:
-    """The same for every run of a cluster whose machines are gone."""
+    """`abandon` for every run of a cluster whose machines are gone."""
     for row in ctx.ledger.runs(cluster=cluster):
         abandon(ctx, row)
 
 
 class Download:
-    """One object, read from its beginning to its end however often the connection breaks. Reading raises Unknown."""
+    """One object, read from beginning to end across broken connections. Reading raises Unknown."""
 
     TRIES = 8
     STALL_S = 300.0
-    """After so long without a byte it is given up: nodes that are still there cost money meanwhile."""
+    """Reading is given up after this long without a byte: nodes that still live cost money meanwhile."""
 
     def __init__(self, ctx: Context, sink: Mapping[str, Any], key: str) -> None:
         self._sink = sink
         self._key = key
         self._s3 = client(ctx, sink)
-        # Not by HEAD: its answer says nothing of why it is none.
+        # Not by HEAD: its answer does not say why it failed.
         first = ask(sink, "s3:GetObject", self._s3.get_object, Key=key, Range="bytes=0-0")
         first["Body"].close()
         self.size = int(first["ContentRange"].rpartition("/")[2])
@@ -223,14 +226,14 @@ class Download:
 
 
 def open_archive(ctx: Context, sink: Mapping[str, Any], place: str, node: int) -> Download | None:
-    """What a node has kept; None where it is not there. Raises ProviderError."""
+    """A node's archive; None where it kept none. Raises ProviderError."""
     key = place.removeprefix(f"s3://{sink['bucket']}/") + f"/node{node}"
     try:
         return Download(ctx, sink, f"{key}.tar")
     except Absent:
         return None
     except Denied:
-        # Who may not list a bucket is not told what is not in it; what the node said before its run began is.
+        # Without permission to list, S3 denies an absent object; the state that the node wrote before its run exists.
         if _size(client(ctx, sink), sink, f"{key}.json") is None:
             raise
         return None
@@ -244,7 +247,7 @@ def _size(s3: Any, sink: Mapping[str, Any], key: str) -> int | None:
 
 
 def _region(ctx: Context, sink: Mapping[str, Any]) -> str:
-    """Where a bucket is: the service tells even who may do nothing else with it. Raises UsageError, ProviderError."""
+    """The bucket's region, which S3 states even to requests it denies. Raises UsageError, ProviderError."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     s3 = client(ctx, sink)

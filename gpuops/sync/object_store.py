@@ -1,4 +1,7 @@
-"""S3 as this computer asks it: with whose keys, and its errors in our words. boto3 is imported when it is asked."""
+"""S3 requests of this computer: whose credentials, the client, one request, and its errors as gpuops' errors.
+
+It knows nothing of runs: `bucket` decides which objects a run's sink has. boto3 is imported at the first request.
+"""
 
 from __future__ import annotations
 
@@ -21,42 +24,42 @@ KEY_ID, SECRET, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSI
 NEEDED_ACTIONS = ("s3:PutObject", "s3:GetObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
 NEEDED_KMS_ACTIONS = ("kms:GenerateDataKey", "kms:Decrypt")
 KMS_DENIAL = re.compile(r"kms:[A-Za-z]+(?: on (?:the )?resource:? (arn:[\w:/-]+))?")
-"""In S3's answer where what is denied is the key of a bucket with SSE-KMS; the resource where it says it."""
+"""Matches an answer of S3 that denies the encryption key of a bucket with SSE-KMS; group 1: the key, where named."""
 DENIED_CODES = ("AccessDenied", "403", "AllAccessDisabled")
 WRONG_KEY_CODES = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthorizationHeaderMalformed")
 EXPIRED_CODES = ("ExpiredToken", "RequestExpired")
 REGIONAL_ADDRESSING = {"addressing_style": "virtual", "us_east_1_regional_endpoint": "regional"}
-"""Otherwise boto3 signs for S3's global address, which sends who asks there elsewhere: for a day after a bucket was
-made, and always where the region is of after March 2019 (boto3 #2187, #3015). Nodes follow nobody."""
+"""Otherwise boto3 signs for S3's global address, which redirects for a day after a bucket was made, and always in
+regions of after March 2019 (boto3 #2187, #3015). Nodes follow no redirect."""
 AMAZON_HOSTS = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
 ABSENT_CODES = ("404", "NoSuchKey", "NotFound", "NoSuchUpload")
 EXPIRED_LOGIN_ERRORS = frozenset({"SSOError", "TokenRetrievalError", "NoAuthTokenError", "LoginError"})
 UNREADABLE_KEY_ERRORS = frozenset(
     {"CredentialRetrievalError", "PartialCredentialsError", "RefreshWithMFAUnsupportedError"}
 )
-"""What botocore raises where it cannot sign: mostly not before the first request."""
+"""Names of botocore's errors for credentials it cannot read, raised at the first request rather than at login."""
 
 
 class Absent(Unknown):
-    """There is no such thing in the bucket."""
+    """The object or upload does not exist."""
 
 
 class Denied(AuthFailed):
-    """These keys may not do that there."""
+    """These credentials may not do that in this bucket."""
 
 
 def profile_of(env: Mapping[str, str], given: str = "") -> str:
-    """The profile whose keys a bucket is asked with; empty: keys of the environment, or the default profile's.
+    """The profile for requests to a bucket; empty for keys in the environment, or the default profile.
 
-    `given`: the one that the machines are rented with, for where the environment names nobody.
+    `given`: the profile that the machines are rented with, used where the environment names none.
     """
     return "" if env.get("AWS_ACCESS_KEY_ID") else env.get("AWS_PROFILE", "").strip() or given
 
 
 def _session(ctx: Context, sink: Mapping[str, Any]) -> tuple[Any, str]:
-    """Keys by `gpuops.core.provider.credential`, and their source: what AWS's own tools find, but never this computer's
-    own role. A profile that a sink was first asked with, or the project's `.env`, goes before the environment, which
-    may be another command's; one that is no more leaves it to that.
+    """A boto3 session and the source of its credentials (`core.provider.credential`): what AWS's own tools find, but
+    never this computer's own role. The profile or `.env` that the sink was first used with goes before the environment,
+    which may be another command's; a profile that no longer exists is ignored where the environment names another.
 
     Raises NotSetUp, UsageError, AuthFailed.
     """
@@ -65,7 +68,7 @@ def _session(ctx: Context, sink: Mapping[str, Any]) -> tuple[Any, str]:
         from botocore.exceptions import BotoCoreError, ProfileNotFound
     except ImportError as error:
         raise NotSetUp("--sink s3://… needs the package boto3", "pip install 'gpuops[aws]'") from error
-    dotenv = sink.get("dotenv")  # None: asked first when `.env` still went before AWS's own files
+    dotenv = sink.get("dotenv")  # None: of a version in which `.env` went before AWS's own files
     env = ctx.env if dotenv is False else with_keys(ctx.env, ctx.dotenv, insist=bool(dotenv))
     profile = str(sink.get("profile") or "")
 
@@ -102,12 +105,12 @@ def _session(ctx: Context, sink: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def from_dotenv(ctx: Context, sink: Mapping[str, Any]) -> bool:
-    """Whether the keys are those of the project's `.env`. Raises NotSetUp, UsageError, AuthFailed."""
+    """Whether the keys come from the project's `.env`. Raises NotSetUp, UsageError, AuthFailed."""
     return _session(ctx, sink)[1] == DOTENV
 
 
 def session_ends(ctx: Context, sink: Mapping[str, Any]) -> float | None:
-    """When temporary credentials end (UTC seconds), 0.0 where they do not say; None for lasting ones.
+    """When temporary credentials expire (UTC seconds); 0.0 where that is unknown, None for permanent ones.
 
     Raises NotSetUp, UsageError, AuthFailed.
     """
@@ -115,7 +118,7 @@ def session_ends(ctx: Context, sink: Mapping[str, Any]) -> float | None:
     from botocore.exceptions import BotoCoreError
 
     try:
-        token = found.get_frozen_credentials().token  # some are not there, nor know their end, before they are needed
+        token = found.get_frozen_credentials().token  # some are loaded, and know their end, only when they are used
     except BotoCoreError as error:
         raise _unsigned(error, sink) from error
     ends = getattr(found, "_expiry_time", None)
@@ -128,13 +131,14 @@ def session_ends(ctx: Context, sink: Mapping[str, Any]) -> float | None:
 
 
 def client(ctx: Context, sink: Mapping[str, Any]) -> Any:
+    """An S3 client for the bucket's region. Raises NotSetUp, UsageError, AuthFailed."""
     session, _ = _session(ctx, sink)
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
     common: dict[str, Any] = {"signature_version": "s3v4", "connect_timeout": 10, "read_timeout": 60}
     common["retries"] = {"mode": "standard", "max_attempts": 4}
-    # A signed address is used by who knows nothing of such sums.
+    # Nodes that use a signed address send no checksums.
     sums = {"request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"}
     endpoint = ctx.env.get("AWS_ENDPOINT_URL") or None
     region = sink.get("region") or session.region_name or "us-east-1"
@@ -149,14 +153,13 @@ def client(ctx: Context, sink: Mapping[str, Any]) -> Any:
     try:
         found = made(s3=REGIONAL_ADDRESSING)
         host = urlsplit(found.meta.endpoint_url).hostname or ""
-        return (
-            found if host.endswith(AMAZON_HOSTS) else made()
-        )  # others' names need not lead anywhere with a bucket's before
-    except (BotoCoreError, ValueError) as error:  # an address or a file of certificates that is none
+        return found if host.endswith(AMAZON_HOSTS) else made()  # another service may have no host name per bucket
+    except (BotoCoreError, ValueError) as error:  # a malformed address or file of certificates
         raise UsageError(f"S3 cannot be asked: {error}", "check AWS_ENDPOINT_URL, and what AWS_… says else") from error
 
 
 def ask(sink: Mapping[str, Any], action: str, call: Any, **parameters: Any) -> Any:
+    """Send one request about the sink's bucket; `action` names it in errors (`s3:GetObject`). Raises GpuopsError."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -166,7 +169,7 @@ def ask(sink: Mapping[str, Any], action: str, call: Any, **parameters: Any) -> A
 
 
 def failure(error: Exception, sink: Mapping[str, Any], action: str) -> GpuopsError:
-    """What botocore says, in our words."""
+    """The gpuops error for an error of botocore."""
     bucket = sink["bucket"]
     response = getattr(error, "response", None) or {}
     code = str(response.get("Error", {}).get("Code", ""))
@@ -195,14 +198,14 @@ def failure(error: Exception, sink: Mapping[str, Any], action: str) -> GpuopsErr
 
 
 def _unsigned(error: Exception, sink: Mapping[str, Any]) -> AuthFailed:
-    """Where there is nobody to ask as."""
+    """The error for credentials that cannot sign a request."""
     if _kinds(error) & EXPIRED_LOGIN_ERRORS:
         return AuthFailed(f"the login at AWS is over: {error}", _sign_in(sink))
     return AuthFailed(f"AWS's credentials cannot be read: {error}", "see ~/.aws, or `aws sts get-caller-identity`")
 
 
 def _sign_in(sink: Mapping[str, Any]) -> str:
-    """AWS's own command; of a profile it must be told."""
+    """The hint with AWS's own login command."""
     profile = str(sink.get("profile") or "")
     return f"sign in again ({shlex.join(['aws', 'sso', 'login', *(['--profile', profile] if profile else [])])})"
 
@@ -212,4 +215,5 @@ def _kinds(error: Exception) -> set[str]:
 
 
 def key_of(sink: Mapping[str, Any], name: str) -> str:
+    """The key of an object under the sink's prefix."""
     return f"{sink['prefix']}/{name}" if sink.get("prefix") else name

@@ -1,4 +1,9 @@
-"""Ignore files with git's syntax, where git itself is not asked: nested, the last match decides."""
+"""Which files a project or `--data` sends: paths, sizes and modes, sorted.
+
+In a git repository git itself lists the files (`core.git`); elsewhere `IgnoreRules` reads .gitignore files by git's
+rules. `.gpuopsignore` excludes more in both cases; results, `.git`, caches and virtual environments are never sent. No
+link is followed out of the project.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +27,12 @@ if TYPE_CHECKING:
 
 
 STAR, ANY_FOLDERS = r"\[\^/\]\*", r"\(\?:/\.\+\)\?"
-"""How the library writes `*` and `/**` as regular expressions."""
+"""How pathspec translates `*` and `/**` to regular expressions."""
 CLASS = r"\[\^?\]?(?:\\.|[^\]\\])+\]"
 LETTER = rf"\\.|(?:\(\?!/\))?{CLASS}(?!\*)|" + r"[^\\\[\](){}*+?.|^$/]"
-"""What stands there for one character of a name."""
+"""How pathspec translates one character of a name."""
 OTHER_CLASS = re.compile(rf"\\.|(?!\[\^/\])({CLASS})")
-"""Such as `[^a]`, which the library lets stand for a `/`, and git does not."""
+"""A class such as `[^a]`, which matches `/` in pathspec and not in git."""
 BETWEEN_STARS = re.compile(rf"{STAR}((?:{LETTER})*)(?={STAR})")
 BETWEEN = rf"((?:(?!{ANY_FOLDERS}).)+)(?={ANY_FOLDERS})"
 FIRST_FOLDERS = re.compile(rf"^(\^)\(\?:\.\+/\)\?{BETWEEN}")
@@ -49,7 +54,7 @@ class IgnoreRules:
         return self.ignores_folder(above) or self._decide(path)
 
     def ignores_folder(self, path: str) -> bool:
-        """As `ignores`, for a folder: nothing below an ignored folder can be taken back in."""
+        """As `ignores`, for a folder: nothing below an ignored folder can be included again."""
         unknown = []
         while path not in self._folders:
             unknown.append(path)
@@ -60,7 +65,7 @@ class IgnoreRules:
         return known
 
     def _decide(self, path: str) -> bool:
-        """The deepest ignore file that has an opinion."""
+        """The verdict of the deepest ignore file with a matching line; False without one."""
         base = path.rstrip("/").rpartition("/")[0]
         while True:
             spec = self._spec(base)
@@ -81,7 +86,7 @@ class IgnoreRules:
 
 
 def _lines(path: Path) -> list[str]:
-    """Raises UsageError: without its rules, files would be sent that somebody wanted to keep here."""
+    """The lines of an ignore file. Raises UsageError: without its rules, files would be sent that should stay here."""
     try:
         return read_small(path).decode("utf-8", "surrogateescape").splitlines()
     except OSError as error:
@@ -91,7 +96,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _parsed(lines: Sequence[str]) -> GitIgnoreSpec:
-    from pathspec import GitIgnoreSpec  # most pushes do without: git has ignored, and there is no file of ours
+    from pathspec import GitIgnoreSpec  # most pushes need no import: git lists, and there is no .gpuopsignore
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of `re`, about classes like [[:alpha:]]
@@ -103,7 +108,7 @@ def _parsed(lines: Sequence[str]) -> GitIgnoreSpec:
 
 
 def _is_pattern(line: str) -> bool:
-    """Git takes no notice of a line that is none, such as `[z-a]`."""
+    """Whether a line is a valid pattern: git ignores one such as `[z-a]`."""
     from pathspec import GitIgnoreSpec
 
     try:
@@ -114,10 +119,10 @@ def _is_pattern(line: str) -> bool:
 
 
 def in_linear_time(regex: str) -> str:
-    """The same pattern for a `re` that tries no two ways where one will do.
+    """An equivalent regular expression that matches in linear time.
 
-    The first place where what stands between two `*` fits is as good as any later one, since the second `*` takes the
-    rest; of `**` likewise. Else a dozen of them in one line keep `re` busy for years.
+    The first place where the text between two `*` fits is as good as any later one, since the second `*` takes the
+    rest; likewise for `**`. Without atomic groups, a dozen `*` in one line keep `re` busy for years.
     """
     regex = OTHER_CLASS.sub(lambda found: found[0] if found[1] is None else f"(?!/){found[1]}", regex)
     regex = BETWEEN_STARS.sub(r"(?>[^/]*?\1)", regex)
@@ -129,9 +134,9 @@ RESULTS_FOLDER = "runs"
 IGNORE_FILE = ".gpuopsignore"
 NEVER_SENT = {".git", "__pycache__"}
 MAX_FOLDER_DEPTH = 100
-"""No folder of a project lies in more others."""
+"""A project with deeper folders is refused: only a crafted one has them."""
 EDIT_DRAFT = re.compile(r"\.gpuops-[0-9a-f]{16}\.part")
-"""What a `gpuops pull --edits` that was killed leaves (`SafeFolder.draft`)."""
+"""A file that a killed `gpuops pull --edits` leaves (`SafeFolder.draft`)."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +169,8 @@ def shown(path: str) -> str:
 
 
 def entry(folder: Path, path: str, system: System = HERE) -> FileEntry | None:
-    """The file as it is now; None when it is gone, or neither a file nor a link."""
-    where = f"{folder}/{path}"  # a Path for each of many thousand files costs more than the look
+    """The file's current state; None when it is gone, or neither a file nor a link."""
+    where = f"{folder}/{path}"  # a Path per file costs more than lstat itself
     try:
         seen = os.lstat(where)
         if stat.S_ISLNK(seen.st_mode):
@@ -206,7 +211,7 @@ def _wanted(path: str) -> bool:
 
 
 def _behind_links(folder: Path, paths: Iterable[str]) -> set[str]:
-    """The folders of these paths that only a link leads to: an index may name files in them all the same."""
+    """The folders of these paths that lie behind a link: git's index may name files in them."""
     folders = {path.rpartition("/")[0] for path in paths} - {""}
     return {path for path in folders if os.path.lexists(folder / path) and not lies_here(folder, path)}
 
@@ -234,7 +239,7 @@ def _walk(folder: Path, base: str, rules: IgnoreRules) -> Iterator[str]:
 
 
 def files_of(folder: Path, places: Sequence[Path] = ()) -> list[FileEntry]:
-    """Every file below a folder, whatever ignores it, sorted; for a link what it leads to counts.
+    """Every file below a folder, ignored or not, sorted; links are replaced by their targets.
 
     Raises UsageError for links that lead neither to the folder's own place nor to one of `places`.
     """
@@ -255,7 +260,7 @@ def files_of(folder: Path, places: Sequence[Path] = ()) -> list[FileEntry]:
             folders.clear()
             continue
         if str(real) in {os.path.realpath(folder / above) for above in inside.parents}:
-            folders.clear()  # a link that leads in a circle; one to a neighbour is another name for the same files
+            folders.clear()  # a circular link; a link to a neighbour is a second name for the same files
             continue
         for name in sorted(names):
             path, where = (inside / name).as_posix(), os.path.join(place, name)
@@ -272,7 +277,7 @@ def files_of(folder: Path, places: Sequence[Path] = ()) -> list[FileEntry]:
 
 
 def refuse_astray(links: Sequence[tuple[str, Path]]) -> NoReturn:
-    """For links of the data, with where they lead, that nobody has allowed. Raises UsageError."""
+    """Raises UsageError for links of the data (path, target) that lead out of it without permission."""
     named = "; ".join(f"{shown(path)} leads to {shown(str(target))}" for path, target in links[:3])
     more = f"; {len(links) - 3} more" if len(links) > 3 else ""
     target = links[0][1]
@@ -284,7 +289,7 @@ def refuse_astray(links: Sequence[tuple[str, Path]]) -> NoReturn:
 
 
 def file_entry(path: Path) -> FileEntry:
-    """One file under its own name; of a link, what it leads to."""
+    """One file under its own name; for a link, its target's state."""
     return _content(path.name, os.stat(path))
 
 
@@ -293,7 +298,7 @@ def _content(path: str, seen: os.stat_result, system: System = HERE) -> FileEntr
 
 
 def inside(folder: Path, path: str) -> bool:
-    """Whether what stands at a path really lies in the project, and is no part of what never leaves it."""
+    """Whether a path's target lies in the project, outside of what is never sent."""
     meant = Path(os.path.normpath(folder / os.path.expanduser(path)))
     try:
         relative = meant.resolve().relative_to(folder.resolve())
@@ -303,7 +308,7 @@ def inside(folder: Path, path: str) -> bool:
 
 
 def _is_junction(item: os.DirEntry[str]) -> bool:
-    """Windows' other kind of link, which may lead back above (Python knows them from 3.12 on)."""
+    """Whether an entry is Windows' other kind of link (Python knows them from 3.12 on)."""
     return bool(getattr(item, "is_junction", bool)())
 
 
@@ -318,8 +323,8 @@ def _in_git(folder: Path, mine: IgnoreRules) -> tuple[list[str], list[str]] | No
 
 
 def _repository(folder: Path, base: str, mine: IgnoreRules) -> tuple[list[str], list[str]]:
-    """What git tracks and what it would track at and below `base`, also inside the repositories there: submodules and
-    clones. What is never sent is not entered."""
+    """Tracked and untracked paths at and below `base`, also of submodules and clones there. Folders that are never sent
+    are not entered."""
     tracked: list[str] = []
     untracked: list[str] = []
     for listed, own in ((("--cached",), tracked), (("--others", "--exclude-standard"), untracked)):
@@ -336,7 +341,7 @@ def _repository(folder: Path, base: str, mine: IgnoreRules) -> tuple[list[str], 
 
 
 def _refuse_deep(path: str) -> None:
-    """Raises UsageError for a path that only somebody who wants to do harm would make."""
+    """Raises UsageError for a path that is deeper than `MAX_FOLDER_DEPTH`."""
     if path.count("/") > MAX_FOLDER_DEPTH:
         raise UsageError(
             f"folders lie in each other more than {MAX_FOLDER_DEPTH} deep: {shown(path)[:40]}…",

@@ -1,9 +1,9 @@
-"""Where else a run's results are kept than on this computer (`--sink`): decisions, and the words for it.
+"""Where a run's results are kept besides this computer (`--sink`): decisions and their words.
 
-`volume:NAME`: a provider that can mount a network volume has the option `volume`, and says in
-`Resource.data["mounts"]` where each of a machine's volumes lies. The nodes copy what the run left into a folder of it.
-`s3://BUCKET/PREFIX`: they send it there, an archive each (`sync.bucket`), whoever their provider is. Either way they
-say when all of it is there (docs/protocol.md): then this computer may be away.
+`volume:NAME`: a provider that can mount a network volume has the option `volume`, and states in
+`Resource.data["mounts"]` where each of a machine's volumes lies. The nodes copy the run's results into a folder of it.
+`s3://BUCKET/PREFIX`: the nodes of any provider send an archive each (`sync.bucket`). In both cases the nodes report
+when everything is kept (docs/protocol.md); from then on this computer is not needed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from gpuops.core.models import Option, Resource, RunRequest
 VOLUME = "volume"
 BUCKET = "s3"
 VOLUME_OPTION = "volume"
-"""The option of a provider that mounts one."""
+"""The option of a provider that mounts volumes."""
 VOLUME_FOLDER = "gpuops"
-"""Under it on a volume: a folder for each run."""
+"""The folder on a volume that has a folder for each run."""
 AWS = "aws"
-"""Its option `profile` names keys that a bucket can be asked with."""
+"""The provider whose option `profile` names keys that serve for a bucket, too."""
 BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 PREFIX = re.compile(r"[A-Za-z0-9!_.*'()=+-]+(/[A-Za-z0-9!_.*'()=+-]+)*")
 MAX_PREFIX_CHARS = 512
@@ -55,7 +55,7 @@ def _bucket(text: str, name: str) -> dict[str, Any]:
 
 
 def owned(sink: Mapping[str, Any], provider: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A bucket with the profile of the account that its machines are rented with, which serves for it, too."""
+    """A sink with the profile that the machines are rented with, where the provider is AWS."""
     profile = str(options.get("profile") or "").strip() if provider == AWS else ""
     return {**sink, "profile": profile} if profile else dict(sink)
 
@@ -67,7 +67,7 @@ def is_bucket(sink: Mapping[str, Any] | None) -> bool:
 def implied(
     provider: str, known: Sequence[Option], given: Mapping[str, Any], sink: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A provider's options with the volume that the sink needs; a bucket needs none. Raises UsageError."""
+    """A provider's options with the volume that the sink needs; unchanged for a bucket. Raises UsageError."""
     if is_bucket(sink):
         return dict(given)
     name = str(sink["volume"])
@@ -82,9 +82,9 @@ def implied(
 
 
 def found(sink: Mapping[str, Any], cluster: str, machines: Sequence[Resource], *, end: bool) -> dict[str, Any]:
-    """The sink of a run's request: where its nodes find the volume, and whether they end once all is there.
+    """The sink of a run's request: where its nodes have the volume, and whether they end once results are kept.
 
-    Raises UsageError where a machine does not have it.
+    Raises UsageError where a machine does not have the volume.
     """
     if is_bucket(sink):
         return {**sink, "end": end}
@@ -99,7 +99,7 @@ def found(sink: Mapping[str, Any], cluster: str, machines: Sequence[Resource], *
 
 
 def of_spec(request: RunRequest, run: str) -> dict[str, Any] | None:
-    """The sink in a launch spec."""
+    """The sink as the launch spec has it; None without one."""
     sink = request.sink
     if not sink:
         return None
@@ -109,7 +109,7 @@ def of_spec(request: RunRequest, run: str) -> dict[str, Any] | None:
 
 
 def place(request: RunRequest, run: str, folder: str = "") -> str:
-    """`the network volume NAME, in gpuops/RUN`, or `s3://BUCKET/PREFIX/RUN`; `folder`: where on a node, where that is
+    """`the network volume NAME, in gpuops/RUN`, or `s3://BUCKET/PREFIX/RUN`; `folder`: its path on a node, where
     known."""
     sink = request.sink or {}
     if is_bucket(sink):
@@ -125,7 +125,7 @@ def _in_bucket(sink: Mapping[str, Any], run: str) -> str:
 def outcome(
     request: RunRequest, run: str, states: Mapping[int, Mapping[str, Any]], nodes: Sequence[int], folder: str = ""
 ) -> str:
-    """What came of keeping results: one sentence part for the receipt. `states`: what each node that answers says."""
+    """The receipt's sentence part on kept results. `states`: the answers of the nodes that answer."""
     folder = next((str(state["folder"]) for state in states.values() if state.get("folder")), folder)
     on = "in" if is_bucket(request.sink) else "on"
     if not states:
@@ -139,7 +139,7 @@ def outcome(
 
 
 def unfetched(run: str, folder: str, trouble: str) -> tuple[str, str]:
-    """What is added for a run whose machines were taken back and whose bucket could not be asked, and what to do."""
+    """Sentence and hint for a run whose machines were preempted and whose bucket cannot be read now."""
     return (
         f"; what it kept in {folder} is not home: {trouble}",
         f"`gpuops pull {run}` fetches it, and `--resume {run}` goes on from it",
@@ -147,8 +147,8 @@ def unfetched(run: str, folder: str, trouble: str) -> tuple[str, str]:
 
 
 def unseen(request: RunRequest, run: str, folder: str = "", trouble: str = "") -> tuple[str, str]:
-    """What is said of a run whose machines were gone when this computer came back, and what to do. `trouble`: why it
-    could not be fetched from a bucket."""
+    """Sentence and hint for a run whose machines ended while this computer was away. `trouble`: why its results could
+    not be fetched from a bucket."""
     gone = "its nodes ended while this computer was away"
     if is_bucket(request.sink):
         why = f" and is not home: {trouble}" if trouble else ""
