@@ -2,8 +2,8 @@
 
 While a command goes `forward`, a signal raises in the main thread: Interrupted, or HandOver for SIGHUP. Inside
 `shielded` it waits for the end of the block: a provider call must be journalled before anything else happens. After
-the first signal the command goes `backward`, that is, it undoes: a further signal only sets `hurry`. A command that ends
-something already (`insist`) answers the first signal with a callback; the second raises.
+the first signal the command goes `backward`, that is, it undoes: a further signal only sets `hurry`. A command that
+ends something already (`insist`) answers the first signal with a callback; the second raises.
 """
 
 from __future__ import annotations
