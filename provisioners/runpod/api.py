@@ -1,7 +1,7 @@
 """One request, one answer, or one of our errors: RunPod's REST API v2 by urllib3.
 
-Nothing that creates is ever sent twice; what only reads is asked again a little, all within a minute, and as late as
-RunPod says where it wants fewer requests.
+A request that creates is sent once; one that reads is retried a few times within a minute, and as late as
+RunPod says where it throttles.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,19 +18,22 @@ from urllib.parse import quote, urlencode, urlsplit
 from gpuops.core.errors import ProviderError, Unknown, UsageError
 from provisioners.base import NOTHING
 from provisioners.runpod import credentials
-from provisioners.runpod.errors import failure, other_shape, seconds
+from provisioners.runpod.errors import failure, other_shape, retry_after_s
 
 if TYPE_CHECKING:
     import urllib3
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 45.0
-"""How long an answer may take from the last word of the request to its own last word; with CONNECT_S under a minute."""
+"""From the end of the request to the end of the answer."""
+CALL_TIMEOUT_S = CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S
+"""The contract allows a request a minute."""
 GRAPHQL_TIMEOUT_S = 20.0
 READ_ATTEMPTS_S = 55.0
-"""All tries of one look together."""
+"""All attempts of one GET together."""
 RETRY_AFTER_TOTAL_S = 65.0
-"""All waits of one look that RunPod asked for (`Retry-After`), beside its tries: its shortest window is a minute."""
+"""All waits of one GET that RunPod asked for (`Retry-After`), beside its attempts: RunPod's shortest window is a
+minute."""
 RETRY_DELAYS_S = (0.5, 1.5)
 MIN_RETRY_AFTER_S = 1.0
 """The shortest wait, where RunPod says `Retry-After: 0`."""
@@ -90,45 +93,23 @@ class Api:
         raise Unknown(f"RunPod lists in pages that gpuops cannot turn, to {doing}", "upgrade gpuops")
 
     def post(self, path: str, body: Mapping[str, Any], doing: str) -> dict[str, Any]:
-        """Sent once. Every error but Unknown means that nothing was made.
+        """Create something; sent once. Every error but Unknown means that nothing was made.
 
         By a connection of its own: one that was kept may be cut just then, and what it did would not be known.
         """
-        try:
-            answer = self._ask(
-                "POST", path, json.dumps(body).encode(), CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S, fresh=True
-            )
-        except NoAnswer as error:
-            raise self._unknown(str(error), doing) from error
-        if answer.status >= 300:
-            raise self._told(failure(answer.status, answer.headers, answer.body, doing, creating=True))
-        document = self._read(answer, doing)
-        if not isinstance(document, dict) or not document.get("id"):
-            raise self._unreadable(document, doing)
-        return document
+        content = json.dumps(body).encode()
+        return self._thing(self._once("POST", path, content, CALL_TIMEOUT_S, doing, creating=True, fresh=True), doing)
 
     def delete(self, path: str, doing: str) -> int:
-        """The status: 2xx, 404 where it is gone already, 409 where it cannot go this way. Other answers are raised."""
-        try:
-            answer = self._ask("DELETE", path, None, CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S)
-        except NoAnswer as error:
-            raise self._unknown(str(error), doing) from error
-        if answer.status < 300 or answer.status in (404, 409):
-            return answer.status
-        raise self._told(failure(answer.status, answer.headers, answer.body, doing))
+        """The status: 2xx, 404 where it is gone already, 409 where it cannot go this way."""
+        return self._once("DELETE", path, None, CALL_TIMEOUT_S, doing, accepted=(404, 409)).status
 
-    def listen(self, path: str, seconds: float, doing: str, **query: Any) -> bytes:
-        """What a stream says within so many seconds."""
-        try:
-            answer = self._ask("GET", _with_query(path, query), None, seconds, partial=True)
-        except NoAnswer as error:
-            raise self._unknown(str(error), doing) from error
-        if answer.status >= 300:
-            raise self._told(failure(answer.status, answer.headers, answer.body, doing))
-        return answer.body
+    def listen(self, path: str, limit_s: float, doing: str, **query: Any) -> bytes:
+        """What a stream says within the limit."""
+        return self._once("GET", _with_query(path, query), None, limit_s, doing, partial=True).body
 
-    def older(self, query: str) -> dict[str, Any]:
-        """What the older interface tells (GraphQL, which RunPod ends in early 2027); {} where it tells nothing."""
+    def graphql(self, query: str) -> dict[str, Any]:
+        """The data that the older interface answers (RunPod ends it in early 2027); {} for any failure."""
         body = json.dumps({"query": query}).encode()
         try:
             answer = self._ask("POST", "/graphql", body, GRAPHQL_TIMEOUT_S, base=credentials.graphql_base(self._env))
@@ -140,38 +121,62 @@ class Api:
     def find(self, path: str, doing: str) -> dict[str, Any] | None:
         """What is at a path; None where it is gone."""
         answer = self._look(path, doing, {}, gone=True)
-        if answer.status == 404:
-            return None
+        return None if answer.status == 404 else self._thing(answer, doing)
+
+    def _thing(self, answer: Answer, doing: str) -> dict[str, Any]:
+        """The one thing that an answer describes, which has an `id`."""
         document = self._read(answer, doing)
         if not isinstance(document, dict) or not document.get("id"):
             raise self._unreadable(document, doing)
         return document
 
+    def _once(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        limit_s: float,
+        doing: str,
+        *,
+        creating: bool = False,
+        accepted: Sequence[int] = (),
+        **how: Any,
+    ) -> Answer:
+        """One request without a retry. Raises the error of an answer that is neither success nor `accepted`."""
+        try:
+            answer = self._ask(method, path, body, limit_s, **how)
+        except NoAnswer as error:
+            raise self._unknown(str(error), doing) from error
+        if answer.status < 300 or answer.status in accepted:
+            return answer
+        raise self._failure(answer, doing, creating=creating)
+
     def _look(self, path: str, doing: str, query: Mapping[str, Any], *, gone: bool = False) -> Answer:
+        """A GET with retries: a few for what may pass, and as late as RunPod says where it wants fewer requests.
+
+        `gone`: a 404 is an answer, too.
+        """
         deadline, patience = time.monotonic() + READ_ATTEMPTS_S, RETRY_AFTER_TOTAL_S
-        pauses = list(RETRY_DELAYS_S)
+        delays = list(RETRY_DELAYS_S)
         while True:
             error: ProviderError
-            told: float | None = None
+            retry_after: float | None = None
             try:
                 answer = self._ask("GET", _with_query(path, query), None, deadline - time.monotonic())
                 if answer.status < 300 or (gone and answer.status == 404):
                     return answer
-                error = self._told(failure(answer.status, answer.headers, answer.body, doing))
-                told = seconds(answer.headers) if answer.status in (429, 503) else None
-            except NoAnswer as lost:
-                error = self._unknown(str(lost), doing)
-            if told is not None and (wait := max(told, MIN_RETRY_AFTER_S)) <= patience:
+                error = self._failure(answer, doing)
+                retry_after = retry_after_s(answer.headers) if answer.status in (429, 503) else None
+            except NoAnswer as no_answer:
+                error = self._unknown(str(no_answer), doing)
+            if retry_after is not None and (wait := max(retry_after, MIN_RETRY_AFTER_S)) <= patience:
                 patience, deadline = patience - wait, deadline + wait
                 time.sleep(wait)
                 continue
-            if (
-                not pauses
-                or not isinstance(error, Unknown)
-                or deadline - time.monotonic() < CONNECT_TIMEOUT_S + pauses[0]
-            ):
+            may_pass = isinstance(error, Unknown) and bool(delays)
+            if not may_pass or deadline - time.monotonic() < CONNECT_TIMEOUT_S + delays[0]:
                 raise error
-            time.sleep(pauses.pop(0))
+            time.sleep(delays.pop(0))
 
     def _ask(
         self,
@@ -253,14 +258,17 @@ class Api:
     def _unreadable(self, document: Any, doing: str) -> ProviderError:
         wrong = other_shape(document)
         if wrong:
-            return self._told(Unknown(wrong, f"unset RUNPOD_API_URL, or set it to {credentials.API}"))
+            return self._without_key(Unknown(wrong, f"unset RUNPOD_API_URL, or set it to {credentials.API}"))
         return self._unknown("what it answered cannot be read", doing)
 
     def _unknown(self, why: str, doing: str) -> ProviderError:
-        return self._told(Unknown(f"RunPod was asked to {doing}: {why}", "check the network, and try again"))
+        return self._without_key(Unknown(f"RunPod was asked to {doing}: {why}", "check the network, and try again"))
 
-    def _told(self, error: ProviderError) -> ProviderError:
-        """An error without the key, whatever an answer may have repeated of it."""
+    def _failure(self, answer: Answer, doing: str, *, creating: bool = False) -> ProviderError:
+        return self._without_key(failure(answer.status, answer.headers, answer.body, doing, creating=creating))
+
+    def _without_key(self, error: ProviderError) -> ProviderError:
+        """The error with the key blotted out, which an answer may have repeated."""
         error.say = error.say.replace(self.key, "…")
         error.args = (error.say,)
         return error

@@ -99,7 +99,7 @@ def failure(
     }
     error = error_table.find(TABLE, names, detail, values, creating=creating)
     if isinstance(error, RateLimited):
-        error.retry_after = seconds(headers)
+        error.retry_after = retry_after_s(headers)
     return error
 
 
@@ -143,7 +143,7 @@ def _line(said: Any) -> str:
     return one_line(said if isinstance(said, str) else json.dumps(said) if said else "")
 
 
-def seconds(headers: Mapping[str, str]) -> float | None:
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """`Retry-After`, which RunPod's description gives in seconds; None where it is not said, or no such number."""
     said = headers.get("Retry-After") or ""
     return float(said) if said.isascii() and said.isdigit() else None

@@ -47,7 +47,7 @@ class Stock:
 
     def in_cluster(self, gpus: Sequence[catalog.Gpu]) -> list[catalog.Gpu]:
         """The same at what they cost in a cluster, those of which that is told: REST v2 tells the prices of pods."""
-        listed = self._api.older("query { gpuTypes { id clusterPrice } }").get("gpuTypes")
+        listed = self._api.graphql("query { gpuTypes { id clusterPrice } }").get("gpuTypes")
         return catalog.at_cluster_prices(gpus, listed if isinstance(listed, list) else [])
 
     def roomy(self, gpus: Sequence[catalog.Gpu], wishes: Wishes, centers: Sequence[str]) -> list[catalog.Gpu]:
@@ -61,7 +61,7 @@ class Stock:
         }
         given = ", ".join(f"{name}: {json.dumps(value)}" for name, value in least.items())
         told = "stockStatus uninterruptablePrice minVcpu minMemory"
-        listed = self._api.older(f"query {{ gpuTypes {{ id lowestPrice(input: {{{given}}}) {{ {told} }} }} }}")
+        listed = self._api.graphql(f"query {{ gpuTypes {{ id lowestPrice(input: {{{given}}}) {{ {told} }} }} }}")
         there = listed.get("gpuTypes")
         return catalog.with_at_least(gpus, there if isinstance(there, list) else [], wishes.ram, wishes.vcpus)
 
