@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).parents[3]
 collect_ignore = ["plugin"]
@@ -29,16 +32,35 @@ def build(project: Path, target: Path) -> Path:
     return path
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that the first worker to ask for it fills by `make`; the others wait for it and read it."""
+    shared = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent  # of all workers of this run, and of no other run
+    folder = shared / name
+    with FileLock(shared / f"{name}.lock"):
+        if not (folder / "made").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            (folder / "made").touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(ROOT, tmp_path_factory.mktemp("dist"))
+    folder = made_once(tmp_path_factory, "dist", lambda folder: build(ROOT, folder))
+    [path] = folder.glob("*.whl")
+    return path
 
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment with nothing but the wheel and what it asks for."""
-    folder = tmp_path_factory.mktemp("installed")
-    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
-    python = folder / "venv" / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", wheel, cwd=folder)
-    return python
+
+    def make(folder: Path) -> None:
+        run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+        python = folder / "venv" / "bin" / "python"
+        run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", wheel, cwd=folder)
+
+    return made_once(tmp_path_factory, "installed", make) / "venv" / "bin" / "python"
