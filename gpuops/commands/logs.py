@@ -202,7 +202,7 @@ def _follow(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail, fir
     following, remarks = follow_with_remarks(ctx, live, row)
     while not following.watch(POLL_INTERVAL_S):
         _print(ctx, closing_at_first(first, tail.new()))
-        remarks.look()
+        remarks.poll()
         if ctx.ledger.run(row.id).state == "home":  # somebody else saw it to its end
             following.quit()
             break

@@ -221,8 +221,8 @@ def _follow(
                 break
             halt(live, run.name, "now", WHY, kind="lease")
             stopped, began = True, time.monotonic()
-        fetching.look()
-        renewal.look()
+        fetching.poll()
+        renewal.poll()
     reports = dict(following.reports)  # a copy: a thread may still add one
     if reports and all(report.kind == ReasonKind.NEVER_STARTED for report in reports.values()):
         return _never_started(ctx, run)

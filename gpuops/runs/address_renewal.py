@@ -1,8 +1,8 @@
-"""Addresses of a bucket, renewed on a run's nodes before they end, as long as anybody follows the run.
+"""Upload addresses of a bucket, renewed on a run's nodes before they expire, while a command or the guard follows it.
 
-Those that temporary credentials have signed (SSO, an assumed role) end with the session, as a rule after an hour, and
-no signature holds for longer than seven days. Whoever follows, a command or the guard, signs newer ones with what its
-credentials are by then: botocore gets others by itself while the login lasts.
+Addresses signed by temporary credentials (SSO, an assumed role) expire with the session, as a rule after an hour, and
+no signature holds for longer than seven days. Newer ones are signed with the credentials of the moment: botocore
+refreshes them by itself while the login lasts.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from gpuops.runs.spec import request_of
 from gpuops.sync import bucket
 
 RENEW_BEFORE_END_S = 900.0
-"""So long before the end newer ones are signed: from then on botocore looks for newer credentials, too."""
+"""How long before they expire addresses are renewed: botocore refreshes credentials from the same moment on."""
 RETRY_INTERVAL_S = 60.0
-"""How often that is tried."""
+"""How often a failed renewal is retried."""
 MIN_GAIN_S = 60.0
-"""What lasts less longer than before is not sent."""
+"""How much longer newer addresses must last to be sent."""
 
 
 class AddressRenewal:
-    """`look` as often as you like; what takes long is done in a thread. `clock`: UTC seconds."""
+    """The renewal for one run: `poll` returns at once, the work is done in a thread. `clock`: UTC seconds."""
 
     def __init__(self, ctx: Context, live: ClusterSession, row: RunRow, clock: Callable[[], float] = time.time) -> None:
-        self._world = ctx
+        self._ctx = ctx
         self._live = live
         self._row = row
         self._clock = clock
@@ -41,12 +41,12 @@ class AddressRenewal:
         self._until: float = (facts.get("bucket") or {}).get("until") or 0.0
         self._uploads: list[list[str]] = facts.get("uploads") or []
         self._tried = 0.0
-        self._told = False
+        self._reported = False
         self._thread: threading.Thread | None = None
-        self._found: float | GpuopsError | None = None
+        self._outcome: float | GpuopsError | None = None
 
-    def look(self) -> None:
-        """Begin where it is time to; note what has come of it, and say once what is in its way. Raises nothing."""
+    def poll(self) -> None:
+        """Start a renewal where one is due, note its end in the ledger, and report a failure once. Raises nothing."""
         if self._thread is not None:
             if not self._thread.is_alive():
                 self._thread = None
@@ -55,7 +55,7 @@ class AddressRenewal:
         now = self._clock()
         if not self._uploads or self._until - now > RENEW_BEFORE_END_S or now - self._tried < RETRY_INTERVAL_S:
             return
-        lease = self._world.ledger.cluster(self._live.row.id).lease
+        lease = self._ctx.ledger.cluster(self._live.row.id).lease
         if bucket.wanted(now, lease.end) - self._until < MIN_GAIN_S:
             return
         self._tried = now
@@ -64,31 +64,31 @@ class AddressRenewal:
 
     def _renew(self, lease_end: float | None) -> None:
         try:
-            granted = bucket.renewed(self._world, self._sink, self._place, self._uploads, lease_end)
+            granted = bucket.renewed(self._ctx, self._sink, self._place, self._uploads, lease_end)
             if granted.until - self._until < MIN_GAIN_S:
                 return
             for index, urls in enumerate(granted.urls):
                 try:
                     self._live.clients[index].call("urls", run=self._row.name, urls=urls)
-                except NodeRefused as refusal:  # one that is over needs none
+                except NodeRefused as refusal:  # a node that has ended needs none
                     if refusal.kind not in ("ended", "no-node", "no-run"):
                         raise
-            self._found = granted.until
+            self._outcome = granted.until
         except GpuopsError as error:
-            self._found = error
+            self._outcome = error
         except Exception:
-            pass  # it is tried again; in the end the nodes hold what they cannot send
+            pass  # it is retried; the nodes hold what they cannot send
 
     def _note(self) -> None:
-        found, self._found = self._found, None
-        if isinstance(found, float):
-            self._until, self._told = found, False
-            facts = self._world.ledger.run(self._row.id).facts
-            kept = {**facts, "bucket": {"place": self._place, "until": found}}
-            self._world.ledger.set_run(self._row.id, facts=kept)
-        elif found is not None and not self._told:
-            self._told = True
+        outcome, self._outcome = self._outcome, None
+        if isinstance(outcome, float):
+            self._until, self._reported = outcome, False
+            facts = self._ctx.ledger.run(self._row.id).facts
+            kept = {**facts, "bucket": {"place": self._place, "until": outcome}}
+            self._ctx.ledger.set_run(self._row.id, facts=kept)
+        elif outcome is not None and not self._reported:
+            self._reported = True
             until = clock_time(self._until, self._clock())
             say = f"{self._row.name} can write to its bucket until {until} (local time), and not longer"
-            hint = f" ({found.hint})" if found.hint else ""
-            self._world.out.say(f"note: {say}: {found.say}{hint}")
+            hint = f" ({outcome.hint})" if outcome.hint else ""
+            self._ctx.out.say(f"note: {say}: {outcome.say}{hint}")

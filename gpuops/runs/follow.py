@@ -1,4 +1,7 @@
-"""Following a run: a mirror per node that survives any number of cuts, until every node has ended."""
+"""Following a run: one mirror of logs per node, which reconnects after any number of cuts, until every node has ended.
+
+`Follower` is the mirrors; `follower` makes one for a run of the ledger, which asks the provider about machines.
+"""
 
 from __future__ import annotations
 
@@ -21,32 +24,33 @@ from gpuops.sync import RunHome, mirror
 OnBytes = Callable[[int, str, int, bytes], None]
 
 UNREACHABLE_TIMEOUT_S = 3600.0
-"""How long an unreachable node is sought while nothing else says that the run is over."""
+"""How long to reconnect to an unreachable node while nothing else says that the run is over."""
 LAST_NODE_TIMEOUT_S = 30.0
-"""How long it is sought once every other node has ended."""
+"""The same once every other node has ended."""
 BLAMED_NODE_TIMEOUT_S = 10.0
-"""The same where these say that they were stopped because of it."""
+"""The same where the others report that they were stopped because of that node."""
 RECONNECT_INTERVAL_S = 0.5
 SLOW_RECONNECT_INTERVAL_S = 5.0
+"""The interval once a node has been unreachable for that long."""
 GATHER_INTERVAL_S = 0.02
-"""How long what comes at the same time is gathered, to be shown together; it bounds how often is looked, too."""
+"""How long bytes that arrive together are gathered, to be shown together; it also limits how often logs are read."""
 REMINDER_INTERVAL_S = 60.0
-"""How often it is said that a node does not answer."""
+"""How often the user is reminded that a node does not answer."""
 ADMISSION_INTERVAL_S = 60.0
 """How often a provider is asked to let this computer in while a node does not answer."""
 NONSENSE_TRIES = 3
-"""So often a node may answer nonsense before its result is given up."""
+"""How often a node may answer nonsense before its report is given up."""
 FINAL_REFUSALS = ("ended", "no-node", "no-run")
-"""Refusals that asking again will not change; any other may be a node that is just getting up."""
+"""Kinds of refusal that a retry does not change; any other may come from a node that is still starting."""
 
 
 class Follower:
-    """Threads that bring every byte of a run's logs home and wait for each node's result.
+    """Threads that bring every byte of a run's logs home and wait for each node's report.
 
-    `nodes` is how many of the cluster's nodes the run uses. `gone(i)` is asked when node i cannot be
-    reached: True means that its provider says it no longer exists, and `how_ended(i)` then what more
-    it says of that (`say`, `reclaimed`). `admit` is asked when one is away for a while: this computer
-    may have another address by now.
+    `nodes` is how many of the cluster's nodes the run uses. `gone(i)` is called when node i is unreachable: True means
+    that its provider says it no longer exists; `how_ended(i)` then returns what else it says (`say`, `reclaimed`).
+    `admit` is called when a node stays unreachable: this computer may have another address by now, which the
+    provider's firewall does not know. No method raises.
     """
 
     def __init__(
@@ -77,10 +81,11 @@ class Follower:
         self._news = False
         """Whether bytes have come since the last `watch`."""
         self._ended_at = 0.0
-        """When a node's result came last (monotonic)."""
-        self._away: dict[int, float] = {}
+        """When the last report of a node came (monotonic)."""
+        self._unreachable: dict[int, float] = {}
         """Since when a node cannot be followed (monotonic)."""
-        self._told: dict[int, float] = {}
+        self._reminded: dict[int, float] = {}
+        """When the user was last told so (monotonic)."""
         self._nonsense: dict[int, int] = {}
         """How often a node has answered nonsense."""
         self._threads = [
@@ -102,7 +107,7 @@ class Follower:
             return self._changed.wait_for(self._all_ended, timeout)
 
     def watch(self, timeout: float) -> bool:
-        """As `wait`, and back sooner when bytes have come."""
+        """As `wait`, but returns earlier when bytes have come."""
         with self._changed:
             self._changed.wait_for(lambda: self._news or self._all_ended(), timeout)
             news, self._news = self._news, False
@@ -120,14 +125,14 @@ class Follower:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Wait no longer for the nodes that cannot be reached now."""
-        for index in list(self._away):
+        """Report as lost the nodes that are unreachable now."""
+        for index in list(self._unreachable):
             self._ended(index, lost_report(index, f"node{index} could not be reached", ReasonKind.UNREACHABLE))
 
     def _follow(self, index: int) -> None:
         try:
             self._seek(index)
-        except Exception as error:  # a thread that died in silence would be waited for for ever
+        except Exception as error:  # without a report the run would be followed for ever
             say = f"following node{index} failed: {type(error).__name__}: {error}"
             self._ended(index, lost_report(index, say, ReasonKind.UNREACHABLE))
 
@@ -144,7 +149,7 @@ class Follower:
                 trouble = error
             if self._quit.is_set():
                 return None
-            since = self._away.setdefault(index, time.monotonic())
+            since = self._unreachable.setdefault(index, time.monotonic())
             if report := self._given_up(index, since, trouble) or self._reconnect(index, since, trouble):
                 return self._ended(index, report)
         return None
@@ -169,7 +174,8 @@ class Follower:
         return any(reason.kind == ReasonKind.GANG and reason.origin == index for reason in reasons)
 
     def _final(self, index: int, trouble: GpuopsError) -> NodeReport | None:
-        """The result of a node whose agent will never give one; what lies on a machine that lives may be saved yet."""
+        """The report of a node whose agent will never give one. A machine that lives is called unreachable: its
+        disk may still hold results."""
         if isinstance(trouble, Nonsense):
             self._nonsense[index] = self._nonsense.get(index, 0) + 1
             return (
@@ -186,23 +192,23 @@ class Follower:
         return self._over(index, f"node{index} ended without a word" if trouble.kind == "no-node" else trouble.say)
 
     def _over(self, index: int, say: str) -> NodeReport:
-        """The result of a node whose machine is no more; its provider's own words come before ours."""
-        told = self._how_ended(index)
-        if told:
-            self._say(f"node{index} is gone: {told['say']}")
-        return lost_report(index, say, ReasonKind.ENDED, told)
+        """The report of a node whose machine has ended; its provider's words replace ours."""
+        ending = self._how_ended(index)
+        if ending:
+            self._say(f"node{index} is gone: {ending['say']}")
+        return lost_report(index, say, ReasonKind.ENDED, ending)
 
     def _reconnect(self, index: int, since: float, trouble: GpuopsError) -> NodeReport | None:
-        """Wait a little, and begin another conversation where the last one was lost."""
+        """Wait, and reconnect. Returns the node's report where the reconnection shows that it has none to give."""
         away = time.monotonic() - since
         self._remind(index, away, trouble)
         self._quit.wait(RECONNECT_INTERVAL_S if away < SLOW_RECONNECT_INTERVAL_S else SLOW_RECONNECT_INTERVAL_S)
         if not isinstance(trouble, NodeError):
-            return None  # the node is well: it is this computer that cannot go on
+            return None  # the node is well: the trouble is on this computer
         try:
             self.live.reconnect(index).call("ping")
         except GpuopsError as error:
-            return self._final(index, error)  # another one: the next look decides
+            return self._final(index, error)
         if isinstance(trouble, ConnectionLost):
             self._answers(index)
         return None
@@ -211,9 +217,9 @@ class Follower:
         now = time.monotonic()
         if (
             away > SLOW_RECONNECT_INTERVAL_S
-            and now - self._told.get(index, -REMINDER_INTERVAL_S) >= REMINDER_INTERVAL_S
+            and now - self._reminded.get(index, -REMINDER_INTERVAL_S) >= REMINDER_INTERVAL_S
         ):
-            self._told[index] = now
+            self._reminded[index] = now
             if isinstance(trouble, ConnectionLost):
                 self._admit()
             self._say(
@@ -223,8 +229,8 @@ class Follower:
             )
 
     def _answers(self, index: int) -> None:
-        self._away.pop(index, None)
-        if self._told.pop(index, None) is not None:
+        self._unreachable.pop(index, None)
+        if self._reminded.pop(index, None) is not None:
             self._say(f"node{index} answers again")
 
     def _ended(self, index: int, report: NodeReport) -> None:
@@ -232,7 +238,7 @@ class Follower:
             if index not in self.reports:
                 self.reports[index] = report
                 self._ended_at = time.monotonic()
-            self._away.pop(index, None)
+            self._unreachable.pop(index, None)
             self._changed.notify_all()
 
 

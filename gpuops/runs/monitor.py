@@ -1,4 +1,8 @@
-"""Bringing home what a living run makes, beside whoever shows or follows it."""
+"""A run while it goes on: its output is shown, its files come home, and what a user should know of it is remarked.
+
+`LiveFetch` fetches files in the background; `Remarks` notices silence, machines about to be preempted and TensorBoard's
+files; `attend` shows a run to its end and turns signals into a stop.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,7 @@ from gpuops.runs.stop import halt, stopping
 from gpuops.sync import RunHome
 
 LIVE_FETCH_INTERVAL_S = 10.0
+"""How often files of a run that goes on are fetched."""
 
 
 class LiveFetch:
@@ -47,8 +52,8 @@ class LiveFetch:
         self._began = clock()
         self._thread: threading.Thread | None = None
 
-    def look(self) -> None:
-        """Begin a fetch where one is due and none is on; returns at once."""
+    def poll(self) -> None:
+        """Start a fetch where one is due and none is running; returns at once."""
         if self._clock() - self._began < self._every_s or (self._thread is not None and self._thread.is_alive()):
             return
         self._began = self._clock()
@@ -63,11 +68,11 @@ class LiveFetch:
 
 
 SILENCE_REMARK_S = 120.0
-"""So long without a byte from any rank is worth a remark."""
+"""After how long without a byte from any rank this is remarked."""
 SILENCE_REPEAT_S = 600.0
-"""So long after a remark, and without a byte, is worth another."""
+"""After how long of further silence it is remarked again."""
 BOARD_POLL_INTERVAL_S = 5.0
-"""How often it is looked whether TensorBoard's files have come home."""
+"""How often the results are searched for TensorBoard's files."""
 TENSORBOARD_FILES = "events.out.tfevents*"
 """What TensorBoard calls its files."""
 NODE_EVENTS = "events.jsonl"
@@ -75,13 +80,13 @@ NOTICE_EFFECTS = {
     "reclaim": "the run stops, with a snapshot where its script makes one",
     "rebalance": "the run goes on; a snapshot was asked for",
 }
-"""What is done, by the kind of a notice."""
+"""What a provider's notice does to the run, by the notice's kind."""
 SAME_END_WINDOW_S = 60.0
-"""What all nodes say of their common end within so many seconds is one thing, however far their clocks are apart."""
+"""Within how many seconds the nodes' announcements of their end are one announcement: their clocks differ."""
 
 
 class Remarks:
-    """Beside one run that is followed. `heard` is called from any thread, `look` at every look at the run."""
+    """Remarks about one run that is followed. `heard` may be called from any thread, `poll` from one."""
 
     def __init__(
         self,
@@ -99,11 +104,11 @@ class Remarks:
         self._lock = threading.Lock()
         self._heard = clock()
         self._said: float | None = None
-        """When the silence was last remarked on."""
+        """When silence was last remarked."""
         self._looked = self._heard
         self._board_said = False
         self._events: dict[int, bytes] = {}
-        """By node, what has come of a line that is not complete yet."""
+        """By node, the beginning of a line that is not complete yet."""
         self._notices: list[str] = []
         self._ends: list[float] = []
         """When the nodes asked for a snapshot before their end (UTC seconds)."""
@@ -125,7 +130,7 @@ class Remarks:
             self._ends += [at] if at is not None else []
         return say
 
-    def look(self) -> None:
+    def poll(self) -> None:
         self.news()
         now = self._clock()
         with self._lock:
@@ -140,20 +145,20 @@ class Remarks:
                 self._say(line)
 
     def news(self) -> None:
-        """What has come up about machines, also once the run is over."""
+        """Say what the nodes announced, also once the run is over."""
         while self._notices:
             self._say(self._notices.pop(0))
 
 
 def notice(line: bytes) -> tuple[str, float | None]:
-    """What to say of an event of a node: of what its provider has announced, and of its end. Of that also when it was
-    (UTC seconds), since every node tells it. Empty for all else."""
+    """The sentence for an event of a node that announces a preemption, or the node's end; empty for any other event.
+    With the end its time (UTC seconds), since every node announces it."""
     from gpuops.transport import answers
 
     event = answers.event(line)
     reason = event.get("reason") if event else None
     if not event or not reason:
-        return "", None  # a node's words: cut off, or none of ours
+        return "", None  # cut off, or not an event of ours
     if event["event"] == "notice" and reason["kind"] in NOTICE_EFFECTS:
         return f"{reason.get('say')}; {NOTICE_EFFECTS[reason['kind']]}", None
     if event["event"] == "snapshot" and reason["kind"] == "lease" and "from" not in reason:
@@ -167,10 +172,10 @@ def how_to_look(cluster: str, *, gpus: bool) -> str:
 
 
 def board(home: RunHome, folder: Path, *, live: bool = False) -> str:
-    """How to see what a run wrote for TensorBoard, typed in `folder`; empty where it wrote nothing for it.
+    """The command that shows what a run wrote for TensorBoard, typed in `folder`; empty where it wrote nothing for it.
 
-    `live`: more is to come. Each version of a file that comes home takes the place of the one before; TensorBoard's
-    fast loader holds on to the first and shows nothing new (measured with 2.21), the other one follows.
+    `live`: the run goes on. Each version of a file that comes home replaces the one before; TensorBoard's fast loader
+    keeps the first one open and shows nothing new (measured with 2.21), its other loader follows.
     """
     found = [path.parent for path in home.out.rglob(TENSORBOARD_FILES)]
     if not found:
@@ -182,11 +187,11 @@ def board(home: RunHome, folder: Path, *, live: bool = False) -> str:
 
 POLL_INTERVAL_S = 0.2
 HURRIED_STOP_TIMEOUT_S = 30.0
-"""How long after a second signal nodes that cannot be reached are still sought."""
+"""How long after a second signal unreachable nodes are still waited for."""
 
 
 def attend(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail) -> Follower:
-    """Show a run until it has ended everywhere. A first signal stops it in good order, a second at once."""
+    """Show a run until it has ended everywhere. A first signal stops it gracefully, a second at once."""
 
     def show(lines: Iterator[str]) -> None:
         for line in lines:
@@ -198,9 +203,9 @@ def attend(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail) -> F
         with waiting_for_first_line(ctx, row) as first:
             while not following.watch(POLL_INTERVAL_S):
                 show(closing_at_first(first, tail.new()))
-                fetching.look()
-                renewal.look()
-                remarks.look()
+                fetching.poll()
+                renewal.poll()
+                remarks.poll()
     except HandOver:
         following.quit()
         raise
@@ -213,7 +218,8 @@ def attend(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail) -> F
 
 
 def _stop(ctx: Context, live: ClusterSession, row: RunRow, following: Follower, show: Callable[[], None]) -> None:
-    """Stop a run and wait until no node has anything left of it; in a hurry, not for ever for one that is away."""
+    """Stop a run and wait until every node has ended it; after a second signal, only `HURRIED_STOP_TIMEOUT_S` for nodes
+    that are unreachable."""
     _halt_in_background(live, row, "graceful", "interrupted")
     hurried: float | None = None
     while not following.wait(POLL_INTERVAL_S):
@@ -226,12 +232,12 @@ def _stop(ctx: Context, live: ClusterSession, row: RunRow, following: Follower, 
 
 
 def _halt_in_background(live: ClusterSession, row: RunRow, how: Literal["graceful", "now"], why: str) -> None:
-    """Without waiting for the answers: a node that does not give one must not keep a second signal unheard."""
+    """Stop without waiting for the answers: a node that gives none must not delay a second signal."""
     threading.Thread(target=halt, args=(live, row.name, how, why), daemon=True, name=f"stop {row.name}").start()
 
 
 def waiting_for_first_line(ctx: Context, row: RunRow, wanted: Filter | None = None) -> ExitStack:
-    """Until it is closed: a word on a live line, and now and then in a log, that the run goes on without a line."""
+    """Say that the run goes on without a line yet, until the returned stack is closed."""
     ranks = int(row.facts.get("world") or 0) if request_of(row).kind == "torchrun" else 0
     on = f" on {plural(ranks, 'rank')}" if ranks else ""
     every = wanted is None or wanted == Filter(tail=wanted.tail, launcher=wanted.launcher)
@@ -242,14 +248,14 @@ def waiting_for_first_line(ctx: Context, row: RunRow, wanted: Filter | None = No
 
 
 def closing_at_first(first: ExitStack, lines: Iterator[str]) -> Iterator[str]:
-    """The lines, the first of which is no longer awaited."""
+    """The lines; `first` is closed before the first of them."""
     for line in lines:
         first.close()
         yield line
 
 
 def follow_with_remarks(ctx: Context, live: ClusterSession, row: RunRow) -> tuple[Follower, Remarks]:
-    """A run from now on followed to its end, and what is remarked beside it."""
+    """Start to follow a run to its end, with remarks about it."""
     look = how_to_look(live.row.name, gpus=any(live.gpus()))
     remarks = Remarks(ctx.out.say, RunHome(row.home), ctx.folder, look)
     following = follower(ctx, live, row, remarks.heard, ctx.out.say)

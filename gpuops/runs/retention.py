@@ -1,7 +1,7 @@
-"""How long rented nodes wait, after a run, for the computer that its results are to come home to. Pure.
+"""How long rented nodes hold the results of an ended run until this computer fetches them, and what the user agrees to.
 
-A node whose results nobody has fetched is worth more than an idle one, and costs as much: it waits for two hours or
-for five dollars' worth, whichever is less, unless told otherwise (`--grace`), and never beyond its lease.
+A node with unfetched results is worth more than an idle one, and costs as much: it waits for two hours or for five
+dollars, whichever is less, unless `--grace` says otherwise, and never beyond its lease.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from gpuops.nodes.session import ClusterSession, machines_of
 from gpuops.sync import object_store, sinks
 
 DEFAULT_GRACE_S = 7200.0
+"""The longest wait without `--grace`."""
 DEFAULT_GRACE_DOLLARS = 5.0
-"""What the wait may cost, all nodes together, where nobody says how long it is to be."""
+"""What a wait without `--grace` may cost, all nodes together."""
 
 
 def default_s(per_hour: float) -> float:
-    """The wait that nobody asked for, in seconds; `per_hour`: the price of all nodes."""
+    """The wait without `--grace`, in seconds; `per_hour`: the price of all nodes."""
     return min(DEFAULT_GRACE_S, DEFAULT_GRACE_DOLLARS / per_hour * 3600) if per_hour > 0 else DEFAULT_GRACE_S
 
 
 def hold_s(asked_s: float | None, lease: Lease, per_hour: float, *, rented: bool, ephemeral: bool) -> float | None:
-    """How long the nodes of a run hold its results; None: as long as they may stand idle.
+    """How long the nodes of a run hold its results, in seconds; None: until their idle end.
 
-    A cluster that was brought up to stay may stand idle by its user's word: it is not ended the sooner for holding
-    what is not home.
+    A cluster that was brought up to stay is not ended earlier than its idle end for holding results.
     """
     if asked_s is not None:
         return asked_s
@@ -43,8 +43,8 @@ def hold_s(asked_s: float | None, lease: Lease, per_hour: float, *, rented: bool
 
 
 def warning(hold_s: float, lease: Lease, now: float) -> str:
-    """What becomes of results while this computer is away. How long the run takes nobody knows yet, so the clock can
-    be named only where the lease comes first. `now`: UTC seconds."""
+    """When results are lost while this computer is away. The run's end is not known yet, so a clock time is named only
+    where the lease ends first. `now`: UTC seconds."""
     lost = "results are lost unless this computer is back"
     if lease.end is None:
         return f"{lost} within {span(hold_s)} after the run's end"
@@ -55,7 +55,8 @@ def warning(hold_s: float, lease: Lease, now: float) -> str:
 
 
 def question(per_hour: float, opened: str = "") -> str:
-    """What somebody who detaches is asked to agree to. `opened`: the clock time at which a bucket closes before."""
+    """The question before a detached run. `opened`: the clock time until which the nodes can write to a bucket, where
+    that is earlier."""
     wait_s = default_s(per_hour)
     bucket = f", and the nodes can write to the bucket only until {opened}, when the login ends" if opened else ""
     return (
@@ -65,7 +66,7 @@ def question(per_hour: float, opened: str = "") -> str:
 
 
 def refusal(per_hour: float, opened: str = "") -> tuple[str, str]:
-    """The same where nobody can be asked: what is wrong, and what to type instead."""
+    """The same without a terminal: what is wrong, and what to type instead."""
     wait_s = default_s(per_hour)
     wait = f"the nodes wait {span(wait_s)} for it, for at most {_cost(wait_s, per_hour)}"
     if opened:
@@ -90,8 +91,8 @@ def price(ctx: Context, cluster: int) -> float:
 
 
 def agree(ctx: Context, request: RunRequest, provider: str, per_hour: float, lease: Lease) -> None:
-    """Who detaches from rented nodes says who keeps the results, or is asked: also where a bucket does only until a
-    login ends, which `lease` outlives. Raises UsageError, AuthFailed."""
+    """Before a run is detached from rented nodes: without `--grace` or a sink that outlasts `lease`, ask whether the
+    nodes shall wait. A bucket outlasts it only while the login's session does. Raises UsageError, AuthFailed."""
     if request.hold_s is not None or not _vanishes(ctx, provider):
         return
     opened = ""
@@ -108,10 +109,8 @@ def agree(ctx: Context, request: RunRequest, provider: str, per_hour: float, lea
 
 
 def arrange(ctx: Context, live: ClusterSession, request: RunRequest) -> RunRequest:
-    """The request with where else its nodes keep the results, and how long they wait for whoever fetches them.
-
-    Raises UsageError where they have no such place.
-    """
+    """The request completed with its sink and with how long the nodes hold results. Raises UsageError where the nodes
+    have no such sink."""
     row = live.row
     rented = is_rented(ctx.provisioner(row.provider))
     hold = hold_s(request.hold_s, row.lease, price(ctx, row.id), rented=rented, ephemeral=row.ephemeral)
@@ -122,10 +121,10 @@ def arrange(ctx: Context, live: ClusterSession, request: RunRequest) -> RunReque
 
 
 def describe(ctx: Context, live: ClusterSession, row: RunRow, request: RunRequest) -> str:
-    """One sentence for a run that is on; empty: its results stay where they are."""
+    """One sentence on where the results of a started run are kept, or when they are lost; empty for neither."""
     if request.sink:
         folder = ""
-        with suppress(GpuopsError):  # the run is on, whatever becomes of this question
+        with suppress(GpuopsError):  # the run goes on without the answer
             folder = (live.clients[0].call("run", run=row.name).get("sink") or {}).get("folder") or ""
         on = "in" if sinks.is_bucket(request.sink) else "on"
         until = (row.facts.get("bucket") or {}).get("until")
@@ -138,6 +137,6 @@ def describe(ctx: Context, live: ClusterSession, row: RunRow, request: RunReques
 
 
 def _vanishes(ctx: Context, provider: str) -> bool:
-    """Whether a node there ends without this computer, and with it what nobody has fetched."""
+    """Whether nodes of the provider end without this computer, and unfetched results with them."""
     provisioner = ctx.provisioner(provider)
     return is_rented(provisioner) and has_capability(provisioner, "self_destruct")

@@ -1,4 +1,8 @@
-"""Why a run could not begin: a machine that went before it did is another matter than what a user did wrong."""
+"""`--retries`: a job whose machines were preempted goes on with others, within the limits of the whole job.
+
+`find_ended_machine` tells a machine that ended before its run from what a user did wrong; `preemption_of` reads from a
+run's outcome what was lost; `run_with_retries` makes the next attempt. `RetryState` is what the attempts share.
+"""
 
 from __future__ import annotations
 
@@ -21,30 +25,30 @@ from gpuops.sync import RunHome
 from gpuops.sync.restore import outputs
 
 ENDED_MACHINE_TIMEOUT_S = 30.0
-"""So long a provider may take to tell that a machine is gone which does not answer any more."""
+"""How long a provider may take to say of a machine that has stopped answering that it has ended."""
 ENDED_MACHINE_POLL_INTERVAL_S = 3.0
 
 
 def find_ended_machine(ctx: Context, live: ClusterSession, error: NodeError) -> MachineGone | None:
-    """What stands behind an error, where their provider tells that one of the machines went by nobody's wish."""
+    """The machine behind an error, where the provider says that it ended and no command of ours ended it."""
     clock = ctx.clock
     deadline = clock.monotonic() + (ENDED_MACHINE_TIMEOUT_S if isinstance(error, ConnectionLost) else 0.0)
     while True:
         if ctx.ledger.cluster(live.row.id).state != "up":
             return None  # another command ends it
-        gone = _gone(ctx, live)
-        if gone or clock.monotonic() >= deadline or ctx.signals.count:
-            return gone
+        ended = _ended_machine(ctx, live)
+        if ended or clock.monotonic() >= deadline or ctx.signals.count:
+            return ended
         clock.pause(ENDED_MACHINE_POLL_INTERVAL_S, deadline)
 
 
-def _gone(ctx: Context, live: ClusterSession) -> MachineGone | None:
+def _ended_machine(ctx: Context, live: ClusterSession) -> MachineGone | None:
     provider = ctx.provisioner_of(live.row)
     for index, machine in enumerate(live.machines):
         try:
             now = provider.describe(machine)
         except GpuopsError:
-            continue  # who does not answer says nothing about a machine
+            continue  # a provider that does not answer says nothing about its machine
         if now.status.is_replaceable:
             why = f": {now.why_ended}" if now.why_ended else ""
             say = f"{machine.name} ended before its run began{why}"
@@ -58,27 +62,27 @@ RECLAIMED = "reclaimed"
 
 @dataclass(frozen=True)
 class Preemption:
-    """A run whose machines were taken back, all it made being home; or machines that went before there was a run."""
+    """A run whose machines were preempted, with all its results home; or machines that ended before there was a run."""
 
     run: str
     cluster: str
     place: str
-    """Where its machines were; empty where its provider does not tell."""
+    """Where its machines were; empty where its provider does not say."""
     node: int | None
     say: str
-    """Its verdict, or how its machines went."""
+    """Its verdict, or how its machines ended."""
     step: int | None = None
-    """The last one it is known to have done."""
+    """The last step that it is known to have done."""
     saved: int | None = None
-    """That of its newest snapshot."""
+    """The step of its newest snapshot."""
     noticed: float | None = None
-    """When the node heard of it, or was gone (UTC seconds, this computer's clock)."""
+    """When the node got its provider's notice, or had ended (UTC seconds, this computer's clock)."""
     warned: bool = True
-    """Whether it heard of it."""
+    """Whether there was a notice."""
     resumable: bool = False
     """Whether something that it saved is home."""
     started: bool = True
-    """Whether there was a run: machines may go before there is one; `run` is empty then."""
+    """Whether there was a run; `run` is empty where there was none."""
 
     @property
     def steps_lost(self) -> int | None:
@@ -94,15 +98,15 @@ class Preemption:
 
 @dataclass
 class RetryState:
-    """The runs of one job, one after another."""
+    """What the attempts of one job share."""
 
     retries: int = 0
     approval: PriceApproval = field(default_factory=PriceApproval)
     losses: list[dict[str, Any]] = field(default_factory=list)
-    """As `run.json` and `--json` tell them: `Loss`, `steps_lost`, `cost` and, once it is known, `gap_s`, the seconds
-    from the notice, or from the end that nobody told of, to the first step after it."""
+    """As in `run.json` and `--json`: the fields of Preemption, `steps_lost`, `cost` and, once it is known, `gap_s`: the
+    seconds from the notice, or without one from the end, to the first new step."""
     resume: str | None = None
-    """The last run that left something to go on from."""
+    """The last run that left something to resume from."""
 
     @property
     def spent(self) -> float:
@@ -113,7 +117,7 @@ class RetryState:
         return self.retries - len(self.losses)
 
     def add(self, loss: Preemption, cost: float) -> None:
-        """One more was taken back, and its machines are gone."""
+        """Note a preemption whose machines are gone."""
         self.losses.append({**dataclasses.asdict(loss), "steps_lost": loss.steps_lost, "cost": cost, "gap_s": None})
         if loss.place:
             self.approval.avoided = [*(one for one in self.approval.avoided if one != loss.place), loss.place]
@@ -126,23 +130,24 @@ class RetryState:
         return f"{loss.sentence()}; retry {len(self.losses)} of {self.retries}: looking for machines {where}"
 
     def resumed(self, first_step: float | None) -> bool:
-        """When the run after the last losses did its first step (UTC seconds). Returns whether that says anything."""
+        """Note when the run after the last preemptions did its first step (UTC seconds). Returns whether a gap became
+        known by that."""
         waiting = [one for one in self.losses if one["gap_s"] is None and one["noticed"] is not None]
         if first_step is None or not waiting:
             return False
-        for loss in waiting:  # more than one where machines went again before a first step
+        for loss in waiting:  # several where machines ended again before a first step
             loss["gap_s"] = max(0.0, first_step - loss["noticed"])
         return True
 
 
 def preemption_of(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemption | None:
-    """What is to be replaced, if this run ended so that something is; None also while some of its results are not
-    home."""
+    """The preemption that ended this run; None where there was none, and while some of its results are not home: a
+    retry would start without them."""
     if end.verdict.outcome != RECLAIMED or not end.may_destroy or end.left_in_bucket:
         return None
     resumable = bool(outputs(end.home))
-    far = end.document.get("progress") or {}
-    heard = first_event(
+    progress = end.document.get("progress") or {}
+    noticed = first_event(
         row, lambda event: event["event"] == "notice" and (event.get("reason") or {}).get("kind") == "reclaim"
     )
     return Preemption(
@@ -151,16 +156,16 @@ def preemption_of(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preempti
         place=place_of(cluster),
         node=end.verdict.node,
         say=end.verdict.say,
-        step=far.get("step"),
-        saved=far.get("saved") if resumable else None,
-        noticed=end.document.get("ended") if heard is None else heard,
-        warned=heard is not None,
+        step=progress.get("step"),
+        saved=progress.get("saved") if resumable else None,
+        noticed=end.document.get("ended") if noticed is None else noticed,
+        warned=noticed is not None,
         resumable=resumable,
     )
 
 
 def preempted_before_run(cluster: ClusterRow, error: MachineGone, now: float) -> Preemption:
-    """Machines that went before there was a run. `now`: when they were found gone."""
+    """Machines that ended before there was a run. `now`: when that was found out."""
     return Preemption(
         "", cluster.name, place_of(cluster), error.node, error.say, noticed=now, warned=False, started=False
     )
@@ -171,12 +176,12 @@ def place_of(cluster: ClusterRow) -> str:
 
 
 def first_step(row: RunRow) -> float | None:
-    """When a run did its first step that was new, where it tells (UTC seconds on this computer's clock)."""
+    """When a run did its first new step, where its program reports steps (UTC seconds, this computer's clock)."""
     return first_event(row, lambda event: event["event"] == "stepped")
 
 
 def first_event(row: RunRow, wanted: Callable[[Mapping[str, Any]], bool]) -> float | None:
-    """When any node of a run noted such an event first, from what is home of it; UTC seconds on our clock."""
+    """When any node of a run first noted such an event, by the events that are home (UTC seconds, our clock)."""
     from gpuops.transport import answers
 
     skews = row.facts.get("skews") or ()
@@ -194,13 +199,13 @@ def first_event(row: RunRow, wanted: Callable[[Mapping[str, Any]], bool]) -> flo
 
 
 def final_cost(row: ClusterRow, per_hour: float) -> float:
-    """What a cluster that is gone has cost, in $, at the dearer of what was offered and what its machines said."""
+    """What a cluster that is gone has cost, in $, at the higher of the offered price and its machines' own."""
     offered = sum(float(price["per_hour"]) for price in row.offer.get("prices") or ())
     return leases.spent(max(per_hour, offered), row.created, row.ended or row.created)
 
 
 def remaining_limits(wish: LeaseLimits, row: ClusterRow, spent: float, now: float) -> tuple[LeaseLimits, str]:
-    """What is left of the job's limits after the cluster `row`, or why no machine is worth renting any more."""
+    """The job's limits after the cluster `row`, and, where they are too small for another machine, why."""
     until = row.lease.hard_end
     least = span(MIN_LEASE_S)
     if until is not None and until - now < MIN_LEASE_S:
@@ -216,25 +221,27 @@ def remaining_limits(wish: LeaseLimits, row: ClusterRow, spent: float, now: floa
 
 @dataclass
 class JobOutcome:
-    """What a job came to: an exit code, and what is printed last."""
+    """The end of a job: its exit code, and what is printed last."""
 
     exit_code: int
     document: Mapping[str, Any]
     last: Sequence[str] = ()
     loss: Preemption | None = None
-    """The machines were taken back; what is left of the cluster, and what it has cost in $, once it is gone."""
+    """The machines were preempted, and may be replaced."""
     gone: ClusterRow | None = None
+    """Their cluster, once nothing of it is left."""
     cost: float = 0.0
+    """What that cluster has cost, in $."""
     error: MachineGone | None = None
-    """They were taken back before there was a run."""
+    """Where they ended before there was a run."""
 
 
 Attempt = Callable[[LeaseLimits, str | None], JobOutcome]
-"""One run on one cluster: within which limits, and which run it goes on from."""
+"""One run on one cluster, within limits, resuming from a run."""
 
 
 def run_with_retries(ctx: Context, chain: RetryState, wish: LeaseLimits, attempt: Attempt) -> JobOutcome:
-    """What the last attempt came to. Raises GpuopsError where there never was a run."""
+    """The outcome of the last attempt. Raises GpuopsError where there never was a run."""
     outcome = _attempt_once(ctx, chain, wish, attempt, JobOutcome(0, {}))
     while outcome.loss is not None:
         outcome = _retry(ctx, chain, wish, attempt, outcome, outcome.loss)
@@ -244,7 +251,7 @@ def run_with_retries(ctx: Context, chain: RetryState, wish: LeaseLimits, attempt
 def _attempt_once(
     ctx: Context, chain: RetryState, wish: LeaseLimits, attempt: Attempt, before: JobOutcome
 ) -> JobOutcome:
-    """An attempt. Machines that went before there was a run are a loss as well, once nothing is left of them."""
+    """An attempt. Machines that ended before there was a run count as preempted once nothing of them is left."""
     try:
         return attempt(wish, chain.resume)
     except MachineGone as error:
@@ -259,7 +266,7 @@ def _attempt_once(
 def _retry(
     ctx: Context, chain: RetryState, wish: LeaseLimits, attempt: Attempt, before: JobOutcome, loss: Preemption
 ) -> JobOutcome:
-    """The next run of a job whose machines were taken back; the verdict stands where there may be none, or is none."""
+    """The next attempt of a job whose machines were preempted. Where there may be none, `before` stands."""
     assert before.gone is not None
     rest, why = remaining_limits(wish, before.gone, chain.spent + before.cost, ctx.clock.now())
     if chain.left <= 0:
@@ -282,14 +289,14 @@ def _retry(
 
 
 def _failed(ctx: Context, before: JobOutcome, chain: RetryState, error: GpuopsError, spent: float) -> JobOutcome:
-    """What a job came to that got no other machines, or lost them again. Raises `error` where it never had a run, and
-    so has no receipt: what its machines have cost (`spent`, in $) is said all the same."""
+    """The outcome of a job that got no other machines, or lost them again. Raises `error` where it never had a run: it
+    has no receipt then, so what its machines have cost (`spent`, in $) is printed here."""
     if not before.document:
         ctx.out.say(receipt.without_run(spent))
         error.say = "; ".join([error.say, *before.last])
         raise error
-    found = f"; go on from what is home: --resume {chain.resume}" if chain.resume else ""
-    told = {"say": error.say, "hint": error.hint + found}
-    document = {**before.document, "retries": chain.losses, "error": told, "exit_code": error.exit_code}
-    said = f"error: {error.say}\nhint: {told['hint'].removeprefix('; ')}"
-    return JobOutcome(error.exit_code, document, [*before.last, said])
+    hint = error.hint + (f"; go on from what is home: --resume {chain.resume}" if chain.resume else "")
+    shown = {"say": error.say, "hint": hint}
+    document = {**before.document, "retries": chain.losses, "error": shown, "exit_code": error.exit_code}
+    last = [*before.last, f"error: {error.say}\nhint: {hint.removeprefix('; ')}"]
+    return JobOutcome(error.exit_code, document, last)

@@ -185,13 +185,13 @@ def test_addresses_are_renewed_before_the_session_that_signed_them_ends(
     until(lambda: set(json.loads(node.file("r-1", "parts.json") or b"{}")) >= {"1", "2"}, "two parts are there")
     live: Any = SimpleNamespace(row=cluster, clients=[client])
     early = AddressRenewal(world, live, row, clock=lambda: began + 60)
-    early.look()
+    early.poll()
     assert early._thread is None, "there is time yet"
     session(began + 7200)
     renewal = AddressRenewal(world, live, row, clock=lambda: began + 3000)
 
     def renewed() -> bool:
-        renewal.look()
+        renewal.poll()
         return bool(world.ledger.run(row.id).facts["bucket"]["until"] == began + 7200)
 
     until(renewed, "newer addresses are on the node")

@@ -194,7 +194,7 @@ def test_that_it_does_not_answer_is_said_once_a_minute(make: Callable[..., Follo
     for away in (6.0, 11.0, 16.0):
         follower._remind(0, away, ConnectionLost("away"))
     assert len(said) == 1
-    follower._told[0] -= follow.REMINDER_INTERVAL_S
+    follower._reminded[0] -= follow.REMINDER_INTERVAL_S
     follower._remind(0, 70.0, ConnectionLost("away"))
     assert len(said) == 2
     follower._answers(0)
@@ -213,7 +213,7 @@ def test_who_is_away_can_be_given_up(node: RealNode, make: Callable[..., Followe
     assert not follower.reports, "nobody is away yet"
     live.clients[0].close()
     follower.start()
-    until(lambda: follower._away, "the connection is missed")
+    until(lambda: follower._unreachable, "the connection is missed")
     follower.abandon()
     assert follower.wait(HANG_S)
     assert follower.reports[0].kind == ReasonKind.UNREACHABLE

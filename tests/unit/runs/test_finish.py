@@ -485,13 +485,13 @@ def test_a_fetch_that_hangs_keeps_nobody_waiting_and_is_never_doubled(world: Con
     row = a_run(world, cluster, created=time.time())
     node = Hanging()
     fetching = LiveFetch(ClusterSession(cluster, [], cast("Any", [node])), row, every_s=0.0)
-    fetching.look()
+    fetching.poll()
     until(lambda: node.asked, "the fetch to begin")
-    fetching.look()
-    fetching.look()
+    fetching.poll()
+    fetching.poll()
     assert node.asked == 1
     node.let_go.set()
-    until(lambda: fetching.look() or node.asked > 1, "another fetch after the first")
+    until(lambda: fetching.poll() or node.asked > 1, "another fetch after the first")
 
 
 def test_of_two_runs_the_earlier_goes_first(world: Context) -> None:

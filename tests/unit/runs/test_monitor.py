@@ -20,18 +20,18 @@ def test_silence_is_remarked_and_again_where_it_lasts(tmp_path: Path) -> None:
     clock, said = Clock(), list[str]()
     remarks = Remarks(said.append, RunHome(tmp_path), tmp_path, how_to_look("lab", gpus=True), clock)
     clock.now = 119
-    remarks.look()
+    remarks.poll()
     remarks.heard(0, "rank3.err", 0, b"x")
     remarks.heard(0, "times.jsonl", 0, b"{}")
     clock.now = 238
     remarks.heard(0, "events.jsonl", 0, b"{}")
-    remarks.look()
+    remarks.poll()
     assert said == []
     for clock.now in (239, 240, 839, 840):
-        remarks.look()
+        remarks.poll()
     remarks.heard(0, "rank3.err", 0, b"x")
     for clock.now in (1439, 1440):
-        remarks.look()
+        remarks.poll()
     assert said == [
         f"nothing was printed by any rank for {silent} min; what node0 does: gpuops ssh lab -- nvidia-smi"
         for silent in ("2:00", "12:00", "10:00")
@@ -51,8 +51,8 @@ def test_what_a_provider_says_of_a_machine_is_said_once_however_it_arrives(tmp_p
     for offset in range(len(lines)):
         remarks.heard(1, "events.jsonl", offset, lines[offset : offset + 1])
         remarks.heard(0, "events.jsonl", offset, b"{")
-    remarks.look()
-    remarks.look()
+    remarks.poll()
+    remarks.poll()
     assert said == ["AWS may take node1 back soon; the run goes on; a snapshot was asked for"]
     reclaim = {**hint, "kind": "reclaim", "say": "AWS takes node1 back at 08:22:00Z"}
     remarks.heard(1, "events.jsonl", len(lines), event("notice", reason=reclaim) + event("stopping", reason=reclaim))
@@ -81,15 +81,15 @@ def test_curves_that_have_come_home_are_named_once(tmp_path: Path) -> None:
     home = RunHome(tmp_path / "runs" / "a-1")
     remarks = Remarks(said.append, home, tmp_path, "", clock)
     clock.now = 10
-    remarks.look()
+    remarks.poll()
     events = home.out / "my logs" / "v0" / "events.out.tfevents.1.host"
     events.parent.mkdir(parents=True)
     events.touch()
     clock.now = 12
-    remarks.look()
+    remarks.poll()
     assert said == []
     for clock.now in (15, 20):
-        remarks.look()
+        remarks.poll()
     assert said == ["curves: tensorboard --load_fast=false --logdir 'runs/a-1/out/my logs/v0'"]
 
 

@@ -54,7 +54,7 @@ def test_a_full_disk_here_gives_up_nothing_there(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_folder_that_cannot_be_written_to_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("gpuops.runs.salvage.left", lambda *_, **__: [])
+    monkeypatch.setattr("gpuops.runs.salvage.list_leftovers", lambda *_, **__: [])
     monkeypatch.setattr("gpuops.runs.salvage.secrets.token_hex", lambda _: "taken/by-a-file")
     home = tmp_path / "runs" / "r-1"
     home.mkdir(parents=True)
