@@ -1,8 +1,5 @@
-"""Whose account, and how it is asked: credentials, regions, clients. boto3 is imported where it is used.
-
-A region is `us-east-1`, or `us-east-1@NAME` where the profile NAME gives the credentials: it travels with the region,
-so that another command finds the same account.
-"""
+"""Whose account it is, and the clients that ask it: identity, plan, regions and profiles. boto3 is imported where it is
+used."""
 
 from __future__ import annotations
 
@@ -35,10 +32,10 @@ DEFAULT = "us-east-1"
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0
 IDENTITY_TIMEOUT_S = 10.0
-"""How long the answer may take whose account this is: nothing hangs on it but a name."""
+"""Shorter than READ_TIMEOUT_S: without the answer a name is missing, and nothing else."""
 MAX_ATTEMPTS = 3
 PROFILES = "aws-profiles"
-"""In gpuops' own folder: one profile a line, of those that something was ever made with."""
+"""File in gpuops' own folder: one profile a line, of those that something was ever made with."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class Identity:
 
 
 class Account:
-    """The accounts that these surroundings reach. Cheap to make, and safe in threads."""
+    """The AWS accounts that the environment's credentials and profiles reach. May be used from any thread."""
 
     def __init__(self, env: Mapping[str, str], home: Path, dotenv: Mapping[str, str] = NOTHING) -> None:
         self.env = env
@@ -67,48 +64,48 @@ class Account:
         self._sessions: dict[str, tuple[Any, str]] = {}
         self._clients: dict[tuple[str, str, bool], Any] = {}
         self._identities: dict[str, Identity] = {}
-        self._naming = threading.Lock()
-        self._unnamed: set[str] = set()
-        """Profiles whose identity was asked for in vain."""
+        self._identity_lock = threading.Lock()
+        self._unidentified: set[str] = set()
+        """Profiles whose identity AWS did not tell."""
         self.price_list = DEFAULT
         """Where the price list has answered last (`prices`)."""
-        self._planning = threading.Lock()
+        self._plan_lock = threading.Lock()
         self._plans: dict[str, bool | None] = {}
 
     def client(self, service: str, region: str) -> Any:
-        """A client that asks again where that is harmless. Raises NotSetUp, AuthFailed, UsageError."""
+        """A client that retries, for calls that create nothing. Raises NotSetUp, AuthFailed, UsageError."""
         return self._client(service, region, launching=False)
 
     def launcher(self, region: str) -> Any:
-        """EC2, each request made once: what creates is repeated by us, if at all."""
+        """An EC2 client without retries, for calls that create: `launch` retries them with their client token."""
         return self._client("ec2", region, launching=True)
 
     def source(self, region: str) -> str:
         """Where the credentials for a region come from. Raises NotSetUp, AuthFailed."""
-        return self._found(split_region(region)[1])[1]
+        return self._session(split_region(region)[1])[1]
 
-    def named(self, region: str) -> Identity | None:
-        """Who this is, as far as that was asked for."""
+    def known_identity(self, region: str) -> Identity | None:
+        """Who this is, without asking AWS; None where it was not asked before."""
         with self._lock:
             return self._identities.get(split_region(region)[1])
 
-    def recognised(self, region: str) -> Identity | None:
-        """Who this is; None where that alone may not be asked, or is not answered. Asked once, whatever comes of it.
-        Raises AuthFailed for credentials that are none."""
+    def identity_if_allowed(self, region: str) -> Identity | None:
+        """Who this is; None where these credentials may not ask that, or AWS does not answer, which is remembered.
+        Raises AuthFailed for credentials that AWS does not accept."""
         profile = split_region(region)[1]
-        with self._naming:
-            if profile in self._unnamed:
+        with self._identity_lock:
+            if profile in self._unidentified:
                 return None
             try:
                 return self.identity(region)
             except ProviderError as error:
                 if isinstance(error, AuthFailed) and errors.code(error) not in errors.DENIED:
                     raise
-                self._unnamed.add(profile)
+                self._unidentified.add(profile)
         return None
 
     def identity(self, region: str) -> Identity:
-        """Who this is; asked until it is known, and once each time. Raises ProviderError."""
+        """Who this is, by one request unless it is known. Raises ProviderError."""
         profile = split_region(region)[1]
         with self._lock:
             known = self._identities.get(profile)
@@ -116,7 +113,7 @@ class Account:
             try:
                 told = ask("ask who this is", self._client("sts", region, launching=True).get_caller_identity)
             except AuthFailed as error:
-                better = self.explained(region, error)
+                better = self.explain(region, error)
                 if better is error:
                     raise
                 raise better from error
@@ -132,7 +129,7 @@ class Account:
         Accounts from before July 2025 have no plan, which is None as well.
         """
         profile = split_region(region)[1]
-        with self._planning:
+        with self._plan_lock:
             if profile not in self._plans:
                 self._plans[profile] = None
                 with suppress(ProviderError):
@@ -141,8 +138,8 @@ class Account:
                     self._plans[profile] = told.get("accountPlanType") == "FREE"
             return self._plans[profile]
 
-    def explained(self, region: str, error: E) -> E | AuthFailed:
-        """Why a region does not take credentials: one that is not switched on knows none, which others do."""
+    def explain(self, region: str, error: E) -> E | AuthFailed:
+        """The error, or a better one where a region refuses credentials that others accept: it is not switched on."""
         name, profile = split_region(region)
         if errors.code(error) not in errors.NOBODY or name == DEFAULT:
             return error
@@ -156,20 +153,16 @@ class Account:
         )
 
     def regions(self, request: Request | None) -> list[str]:
-        """Where to look: `--region` (several by commas), else the region of the surroundings or of the profile."""
+        """Where to look: `--region` (several by commas), else the environment's or the profile's region."""
         asked = str((request.options.get("profile") if request else None) or "").strip()
         profile = asked or credentials.current_profile(self.env)
         given = (request.region if request else None) or ""
-        names = [one.strip() for one in given.split(",") if one.strip()] or [self._usual(profile)]
+        names = [one.strip() for one in given.split(",") if one.strip()] or [self._default_region(profile)]
         for name in names:
             self._check(split_region(name)[0])
         return list(
             dict.fromkeys(join_region(split_region(name)[0], split_region(name)[1] or profile) for name in names)
         )
-
-    def all_regions(self) -> list[str]:
-        """Those that are switched on in the accounts of all known profiles. Raises ProviderError."""
-        return [region for profile in self.profiles() for region in self.opted_in(profile)]
 
     def profiles(self) -> list[str]:
         """Every profile ever used to make something, and "" for the surroundings' own credentials. Raises NotSetUp."""
@@ -181,7 +174,7 @@ class Account:
         if credentials.current_profile(self.env) in known:
             return known
         try:
-            self._found("")
+            self._session("")
         except NotSetUp:
             if not known:
                 raise
@@ -190,12 +183,12 @@ class Account:
 
     def opted_in(self, profile: str) -> list[str]:
         """The regions that are switched on in a profile's account. Raises ProviderError."""
-        client = self.client("ec2", join_region(self._usual(profile), profile))
+        client = self.client("ec2", join_region(self._default_region(profile), profile))
         told = ask("list the account's regions", client.describe_regions)
         return [join_region(str(one["RegionName"]), profile) for one in told.get("Regions") or []]
 
-    def note_profile(self, region: str) -> None:
-        """Before something is made: `all_regions` asks this profile from now on. Raises Rejected."""
+    def record_profile(self, region: str) -> None:
+        """Before something is made: `profiles` has this profile from now on. Raises Rejected."""
         profile = split_region(region)[1]
         path = self.home / PROFILES
         try:
@@ -216,7 +209,7 @@ class Account:
             key = (service, region, launching)
             if key not in self._clients:
                 name, profile = split_region(region)
-                session, _ = self._found(profile)
+                session, _ = self._session(profile)
                 from botocore.config import Config
 
                 tries = 1 if launching else MAX_ATTEMPTS
@@ -239,8 +232,9 @@ class Account:
                 self._clients[key] = made
             return self._clients[key]
 
-    def _found(self, profile: str) -> tuple[Any, str]:
-        """Credentials of one profile, or of the surroundings, and their source. Raises NotSetUp, AuthFailed."""
+    def _session(self, profile: str) -> tuple[Any, str]:
+        """A session with the credentials of a profile or of the environment, and their source. Raises NotSetUp,
+        AuthFailed."""
         with self._lock:
             if profile not in self._sessions:
                 self._sessions[profile] = ask(
@@ -248,10 +242,10 @@ class Account:
                 )
             return self._sessions[profile]
 
-    def _usual(self, profile: str) -> str:
-        """The region where none is asked for."""
+    def _default_region(self, profile: str) -> str:
+        """The region where none is named."""
         said = self.env.get("AWS_REGION", "").strip() or self.env.get("AWS_DEFAULT_REGION", "").strip()
-        return said or str(self._found(profile)[0].region_name or "") or DEFAULT
+        return said or str(self._session(profile)[0].region_name or "") or DEFAULT
 
     def _check(self, name: str) -> None:
         """Raises UsageError for what is no region, or none that boto3 knows: asking there would find no server."""

@@ -75,7 +75,7 @@ def _everywhere(account: Account) -> tuple[list[str], list[str], list[ProviderEr
 
 def _in_region(account: Account, home: Path, owner: str, region: str) -> list[Resource]:
     client, where = account.client("ec2", region), split_region(region)[0]
-    data = machines.account_data(account.recognised(region), region)
+    data = machines.account_data(account.identity_if_allowed(region), region)
     living = {"Name": "instance-state-name", "Values": [state.value for state in machines.LISTED_STATES]}
     reservations = pages(
         f"list machines in {where}",
@@ -131,7 +131,9 @@ def _group_resource(document: Mapping[str, Any], region: str, account: Mapping[s
 def look(account: Account, home: Path, resource: Resource) -> Resource | None:
     """A resource as it is now; None where AWS knows nothing of it. Raises ProviderError."""
     client = account.client("ec2", resource.region)
-    data = machines.account_data(account.recognised(resource.region), resource.region, resource.data.get("account"))
+    data = machines.account_data(
+        account.identity_if_allowed(resource.region), resource.region, resource.data.get("account")
+    )
     looks: Mapping[str, Callable[[], Resource | None]] = {
         "machine": lambda: _machine(client, home, resource, data),
         machines.GROUP: lambda: _group(client, resource, data),

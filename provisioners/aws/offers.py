@@ -41,7 +41,7 @@ def offers(account: Account, given: Wishes, regions: Sequence[str]) -> list[Offe
         {region: partial(read_stock, account, region, given, asked) for region in regions}, MAX_REGIONS_AT_ONCE
     )
     stocks = [one for one in found.values() if isinstance(one, Stock)]
-    found = {region: one if isinstance(one, Stock) else account.explained(region, one) for region, one in found.items()}
+    found = {region: one if isinstance(one, Stock) else account.explain(region, one) for region, one in found.items()}
     if not stocks:
         raise _worst(found.values())
     notes = [f"{split_region(region)[0]}: {one.say}" for region, one in found.items() if not isinstance(one, Stock)]

@@ -81,7 +81,7 @@ class AwsProvisioner:
         given = options.wishes(request)
         regions = self._account.regions(request)
         calls: dict[str, Callable[[], Any]] = {
-            "who": partial(self._account.recognised, regions[0]),
+            "who": partial(self._account.identity_if_allowed, regions[0]),
             "plan": partial(self._account.on_free_plan, regions[0]),
         }
         told = ask_all(calls)
@@ -105,9 +105,9 @@ class AwsProvisioner:
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
         """A security group, unless the user named one, and all machines in one request."""
         began, region = time.monotonic(), offer.region
-        self._account.note_profile(region)
+        self._account.record_profile(region)
         host = keys.new()
-        account = machines.account_data(self._account.recognised(region), region)
+        account = machines.account_data(self._account.identity_if_allowed(region), region)
         made: list[Resource] = []
         group = str(offer.data.get("security_group") or "")
         is_ours = not group
@@ -274,7 +274,7 @@ class AwsProvisioner:
         region = self._account.regions(request)[0]
         source = self._account.source(region)
         with suppress(ProviderError):
-            who = self._account.recognised(region) if patience_s > 0 else self._account.named(region)
+            who = self._account.identity_if_allowed(region) if patience_s > 0 else self._account.known_identity(region)
             return Payer(who.say if who else "", source)
         return Payer("", source)
 

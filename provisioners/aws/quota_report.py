@@ -61,7 +61,7 @@ def report(account: Account, request: Request) -> QuotaReport:
     found = ask_all(
         {region: partial(_place, account, region, asked, something) for region in regions}, MAX_REGIONS_AT_ONCE
     )
-    found = {region: one if isinstance(one, Place) else account.explained(region, one) for region, one in found.items()}
+    found = {region: one if isinstance(one, Place) else account.explain(region, one) for region, one in found.items()}
     places = [one for one in found.values() if isinstance(one, Place)]
     if not places:
         require(found[regions[0]])

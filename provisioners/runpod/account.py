@@ -61,7 +61,7 @@ def ask(key: str, base: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def read(answer: Any) -> dict[str, Any]:
-    """GraphQL's answer as ours."""
+    """The facts in GraphQL's answer, by our names; {} where it has none."""
     data = answer.get("data") if isinstance(answer, dict) else None
     myself = data.get("myself") if isinstance(data, dict) else None
     if not isinstance(myself, dict):
@@ -76,49 +76,49 @@ def read(answer: Any) -> dict[str, Any]:
 
 
 class Account:
-    """The account of the key in these surroundings."""
+    """The account of the key that `credentials.find` finds. May be used from any thread."""
 
     def __init__(self, env: Mapping[str, str], dotenv: Mapping[str, str] = NOTHING) -> None:
         self._env = env
         self._dotenv = dotenv
         self._lock = threading.Lock()
-        self._told: tuple[float, dict[str, Any]] | None = None
+        self._facts: tuple[float, dict[str, Any]] | None = None
 
     def payer(self, patience_s: float) -> Payer:
-        """Whose key this is, as far as that is known by then. Raises AuthFailed."""
+        """Whose key this is; RunPod is asked unless it was before, for at most `patience_s`. Raises AuthFailed."""
         source = credentials.find(self._env, self._dotenv).source
-        if patience_s > 0 and self._told is None:
-            asking = threading.Thread(target=self.told, daemon=True, name="payer")
+        if patience_s > 0 and self._facts is None:
+            asking = threading.Thread(target=self.facts, daemon=True, name="payer")
             asking.start()
             asking.join(patience_s)
-        known = self._told[1] if self._told else {}
+        known = self._facts[1] if self._facts else {}
         account = known.get("email") or (f"RunPod account {known['id']}" if known.get("id") else "")
         return Payer(str(account), source)
 
-    def told(self, fresh_s: float = float("inf")) -> dict[str, Any]:
-        """`id`, `email`, `balance`, `spend_per_hr`, `spend_limit`, those that are known; asked once, or when older than
-        that."""
+    def facts(self, fresh_s: float = float("inf")) -> dict[str, Any]:
+        """`id`, `email`, `balance`, `spend_per_hr`, `spend_limit` ($, $/h), those that are known. RunPod is asked again
+        where the answer is older than `fresh_s`."""
         with self._lock:
-            if self._told is None or time.monotonic() - self._told[0] >= fresh_s:
+            if self._facts is None or time.monotonic() - self._facts[0] >= fresh_s:
                 try:
                     found = ask(key(self._env, self._dotenv), graphql_base(self._env), self._env)
                 except (AuthFailed, UsageError):
                     found = {}
-                self._told = (time.monotonic(), found)
-            return self._told[1]
+                self._facts = (time.monotonic(), found)
+            return self._facts[1]
 
-    def marks(self) -> dict[str, str]:
-        """What a resource keeps of it: the key's fingerprint, and the id where that was asked for before."""
-        known = self._told[1] if self._told else {}
+    def data(self) -> dict[str, str]:
+        """What a resource keeps of its account: the key's fingerprint, and the id where that is known."""
+        known = self._facts[1] if self._facts else {}
         return {"key": fingerprint(key(self._env, self._dotenv)), "id": str(known.get("id") or "")}
 
     def check(self, resource: Resource) -> None:
         """Raises AuthFailed where what RunPod does not find may be another account's, and go on there."""
         kept = resource.data.get("account")
         theirs = kept if isinstance(kept, dict) else {}
-        if not theirs.get("key") or theirs["key"] == self.marks()["key"]:
+        if not theirs.get("key") or theirs["key"] == self.data()["key"]:
             return
-        if theirs.get("id") and theirs["id"] == str(self.told().get("id") or ""):
+        if theirs.get("id") and theirs["id"] == str(self.facts().get("id") or ""):
             return
         raise AuthFailed(
             f"{resource.name} was made with another API key, and this one does not see it",

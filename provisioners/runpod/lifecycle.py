@@ -42,7 +42,7 @@ class Lifecycle:
 
     def owned(self, owner: str) -> list[Resource]:
         """Every pod and cluster with the owner's mark. A pod's cluster tells its mark where its own name does not."""
-        ours, account = f"gpuops-{owner}-", self._account.marks()
+        ours, account = f"gpuops-{owner}-", self._account.data()
         pods = [machines.read(one) for one in self._api.pages("/pods", "pods", "list pods", includeClusterPods=True)]
         has_members = any(pod.cluster and machines.mark(pod, {}).startswith(ours) for pod in pods)
         clusters = {str(one["id"]): one for one in self._clusters(has_members)}
@@ -105,7 +105,7 @@ class Lifecycle:
             pod,
             resource.name,
             self._home,
-            self._account.marks(),
+            self._account.data(),
             known=before,
             parent=resource.parent,
             kind=resource.kind,

@@ -102,7 +102,7 @@ class RunpodProvisioner:
         if offer.nodes > 1:
             return self._create_cluster(offer, intent, journal)
         name, token = intent.mark(0), f"{intent.token}-0"
-        env, account = self._variables(intent, token), self._account.marks()
+        env, account = self._variables(intent, token), self._account.data()
         body = launch.pod_body(name, offer.data, env)
         journal.will("machine", name, token, REGION)
         answer = self._api.post("/pods", body, f"create a pod with {offer.data['count']} x {offer.data['gpu_name']}")
@@ -114,7 +114,7 @@ class RunpodProvisioner:
     def _create_cluster(self, offer: Offer, intent: Intent, journal: Journal) -> Sequence[Resource]:
         """One request for all nodes. A rank is `null until the index is assigned during provisioning`: where ranks are
         missing, the cluster alone is returned, and `list_owned` has its members once RunPod has numbered them."""
-        name, token, account = intent.mark(machines.CLUSTER), f"{intent.token}-all", self._account.marks()
+        name, token, account = intent.mark(machines.CLUSTER), f"{intent.token}-all", self._account.data()
         env = {**self._variables(intent, intent.token), machines.MARK: intent.mark("")}
         body = launch.cluster_body(name, offer.data, env)
         journal.will(machines.CLUSTER, name, token, REGION)
@@ -163,12 +163,12 @@ class RunpodProvisioner:
         return self._lifecycle.last_words(resource)
 
     def balance(self) -> float | None:
-        found = self._account.told(BALANCE_VALID_S).get("balance")
+        found = self._account.facts(BALANCE_VALID_S).get("balance")
         return None if found is None else float(found)
 
     def account(self) -> Mapping[str, Any]:
         """`id`, `email`, `balance`, `spend_per_hr`, `spend_limit`, those that are known; asked once."""
-        return self._account.told()
+        return self._account.facts()
 
     def payer(self, request: Request, patience_s: float) -> Payer:
         return self._account.payer(patience_s)

@@ -88,11 +88,13 @@ def test_every_profile_that_something_was_made_with_is_asked_for_ever(fake: Fake
     account = Account(env, tmp_path)
     assert account.profiles() == [""]
     for _ in range(2):
-        account.note_profile("us-east-1@work")
-    account.note_profile("us-east-1")
+        account.record_profile("us-east-1@work")
+    account.record_profile("us-east-1")
     assert account.profiles() == ["work", ""]
     assert Account(without(env, *KEYS), tmp_path).profiles() == ["work", ""]  # the file has a default profile
-    assert {"us-east-1", "us-east-1@work"} <= set(account.all_regions())
+    assert {"us-east-1", "us-east-1@work"} <= {
+        region for profile in account.profiles() for region in account.opted_in(profile)
+    }
 
 
 def test_what_creates_is_asked_once_and_what_looks_again(fake: FakeAWS, account: Account) -> None:

@@ -136,14 +136,14 @@ def test_a_region_that_is_none(env: dict[str, str], tmp_path: Path, region: str,
 
 def test_a_profile_that_is_in_use_anyway_is_not_asked_twice(env: dict[str, str], tmp_path: Path) -> None:
     account = Account({**without(env, *KEYS), "AWS_PROFILE": "work"}, tmp_path)
-    account.note_profile("us-west-2@work")
+    account.record_profile("us-west-2@work")
     assert account.profiles() == ["work"]
 
 
 def test_a_profile_that_cannot_be_noted_stops_whatever_would_be_made(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / PROFILES).mkdir()
     with pytest.raises(Rejected, match="cannot note the profile"):
-        Account(env, tmp_path).note_profile("us-east-1@work")
+        Account(env, tmp_path).record_profile("us-east-1@work")
 
 
 def test_every_request_has_a_time_limit(env: dict[str, str], tmp_path: Path) -> None:
