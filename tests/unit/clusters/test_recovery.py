@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuops.agent.node import PROTOCOL
 from gpuops.clusters.node_traces import home_of, request_of, sound
 from gpuops.clusters.recovery import _Node, lease_of
 from gpuops.core.models import Lease, NodeFacts, RunRequest
 from gpuops.runs.spec import node_specs
+from gpuops.transport.answers import NodeHello, WatchdogLease
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 NODES = [NodeFacts(index, "/venv/bin/python", 2, 4, address=f"10.0.0.{index}") for index in range(2)]
@@ -63,13 +65,13 @@ def test_a_spec_that_is_not_ours_is_not_believed(data: st.DataObject) -> None:
 
 def test_a_lease_is_what_the_watchdogs_keep_by_our_clock() -> None:
     def node(skew: float = 0.0, **lease: Any) -> _Node:
-        return _Node({"lease": lease}, skew)
+        return _Node(NodeHello(PROTOCOL, 1, [], "/n", lease=WatchdogLease(**lease)), skew)
 
     assert lease_of([node(hard_wall=100.0, idle_s=60.0), node(-30.0, hard_wall=120.0), _Node()]) == (
         Lease(90.0, 60.0), False,
     )  # fmt: skip
     assert lease_of([node(hard_wall=None, boot_wall=5.0)]) == (Lease(), True)
-    assert lease_of([_Node({"lease": None})]) == (Lease(), False)
+    assert lease_of([_Node(NodeHello(PROTOCOL, 1, [], "/n"))]) == (Lease(), False)
 
 
 @pytest.mark.parametrize(
