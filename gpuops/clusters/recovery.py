@@ -20,6 +20,7 @@ from gpuops.core.format import plural
 from gpuops.core.models import Lease, Request, Resource, Verdict
 from gpuops.core.parallel import on_each
 from gpuops.core.provider import is_rented
+from gpuops.ledger.rows import RunFacts
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes import host_key_handover
 from gpuops.nodes.session import in_order, name_hosts, open_live, programs_of, reach, send_lease
@@ -294,7 +295,7 @@ def _run(
     }
     return RunRow(
         id=0, name=name, cluster=0, folder=draft.folder, home=home, tree=str(spec["tree"]),
-        request=dataclasses.asdict(request_of(spec)), state="home" if verdict else LIVE, facts=facts,
+        request=dataclasses.asdict(request_of(spec)), state="home" if verdict else LIVE, facts=RunFacts(facts),
         verdict=verdict, owner_process=None, created=began, started=began, ended=_ended(record) if verdict else None,
     )  # fmt: skip
 

@@ -81,7 +81,7 @@ def check_filter(row: RunRow, wanted: Filter) -> None:
         raise UsageError(
             f"{row.name} is a plain command: it has no ranks", f"gpuops logs {row.name} shows all that it says"
         )
-    nodes, ranks = request_of(row).nodes, int(row.facts.get("world") or 0)
+    nodes, ranks = request_of(row).nodes, row.facts.world
     for what, asked, count in (("node", wanted.node, nodes), ("rank", wanted.rank, ranks)):
         if asked is not None and not 0 <= asked < count:
             there = f"{what}s 0 to {count - 1}" if count > 1 else f"{what} 0 alone" if count else f"no {what}s"
@@ -91,7 +91,7 @@ def check_filter(row: RunRow, wanted: Filter) -> None:
 def _tail(ctx: Context, row: RunRow, wanted: Filter) -> HomeTail:
     """What is home by now, and what comes. Raises UsageError where nobody noted when it was written."""
     home = RunHome(row.home)
-    times = LogTimes(home, row.facts.get("skews") or ())
+    times = LogTimes(home, row.facts.skews)
     if wanted.since is not None and not times and (row.started or 0.0) < wanted.since and _is_old(row):
         raise UsageError(
             f"nobody noted when {row.name} wrote what: an older gpuops started it", "leave out --since; --tail 50 works"
@@ -110,7 +110,7 @@ def make_merger(ctx: Context, row: RunRow, wanted: Filter) -> LineMerger:
     request = request_of(row)
     return LineMerger(
         nodes=request.nodes,
-        ranks=int(row.facts.get("world") or 1),
+        ranks=row.facts.world or 1,
         kind=request.kind,
         node=wanted.node,
         rank=wanted.rank,
@@ -142,7 +142,7 @@ def _nothing(ctx: Context, row: RunRow, wanted: Filter) -> str:
     """Whether those asked for said nothing at all, or nothing that fits."""
     merger = make_merger(ctx, row, dataclasses.replace(wanted, grep=None, since=None))
     if any(True for _ in HomeTail(RunHome(row.home), merger).rest()):
-        latest = LogTimes(RunHome(row.home), row.facts.get("skews") or ()).latest()
+        latest = LogTimes(RunHome(row.home), row.facts.skews).latest()
         last = f"; its last line is from {ago(latest)}" if latest is not None else ""
         return f"no line of {row.name} fits{last}"
     rank = f"rank {wanted.rank} of " if wanted.rank is not None else ""

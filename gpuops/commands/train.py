@@ -226,7 +226,7 @@ def _completed(
             try:
                 ctx.signals.forward()
             except Interrupted as error:
-                error.hint = f"gpuops pull {row.name} fetches what is in {row.facts['bucket']['place']}"
+                error.hint = f"gpuops pull {row.name} fetches what is in {row.facts.bucket_place}"
                 raise
     try:
         return fetch()

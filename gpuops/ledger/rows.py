@@ -63,6 +63,58 @@ class ClusterRow(Owned):
         return self.end is not None and now > self.end
 
 
+class RunFacts(dict[str, Any]):
+    """What is kept with a run beside its columns: a JSON object, of which keys that this gpuops does not know survive.
+
+    What code decides by has a property here; the rest (commit, torch, driver, ...) goes into `run.json` as it is.
+    """
+
+    @property
+    def world(self) -> int:
+        """Ranks on all nodes; 0 before they were counted."""
+        return int(self.get("world") or 0)
+
+    @property
+    def skews(self) -> list[float]:
+        """Seconds to add to each node's clock to get ours; empty where they are not known."""
+        return self.get("skews") or []
+
+    @property
+    def per_hour(self) -> float:
+        """$/h of all machines when the run was prepared."""
+        return float(self.get("per_hour") or 0.0)
+
+    @property
+    def held(self) -> list[str]:
+        """Paths of the project that were not sent."""
+        return self.get("held") or []
+
+    @property
+    def bucket_place(self) -> str:
+        """`s3://BUCKET/…` where its nodes write to; empty where they write to no bucket."""
+        return str((self.get("bucket") or {}).get("place") or "")
+
+    @property
+    def bucket_until(self) -> float | None:
+        """Until when its nodes can write there, in UTC seconds."""
+        return (self.get("bucket") or {}).get("until")
+
+    @property
+    def uploads(self) -> list[list[str]]:
+        """Key and id of each multipart upload that is open in the bucket."""
+        return self.get("uploads") or []
+
+    @property
+    def in_bucket(self) -> list[int]:
+        """Nodes whose results can only be in the bucket."""
+        return self.get("in_bucket") or []
+
+    @property
+    def documents(self) -> dict[int, Mapping[str, Any]]:
+        """The result documents of the other nodes, each with its `sink` (key `told`)."""
+        return {int(index): document for index, document in (self.get("told") or {}).items()}
+
+
 @dataclass(frozen=True)
 class RunRow(Owned):
     """A run as the ledger knows it. `state`: starting, running, ended (nodes are done), home."""
@@ -76,8 +128,7 @@ class RunRow(Owned):
     tree: str
     request: Mapping[str, Any]
     state: str
-    facts: Mapping[str, Any]
-    """What the receipt needs: commit, torch, driver, nodes, …"""
+    facts: RunFacts
     verdict: Mapping[str, Any] | None
     owner_process: Identity | None
     created: float
@@ -170,7 +221,7 @@ def run_of(row: sqlite3.Row) -> RunRow:
         tree=word(row["tree"]),
         request=_object(row["request"]),
         state=word(row["state"]),
-        facts=_object(row["facts"]),
+        facts=RunFacts(_object(row["facts"])),
         verdict=_object(row["verdict"]) if row["verdict"] else None,
         owner_process=identity(row["keeper_pid"], row["keeper_start"]),
         created=number(row["created"]),

@@ -37,9 +37,9 @@ class AddressRenewal:
         self._clock = clock
         self._sink = request_of(row).sink or {}
         facts = ctx.ledger.run(row.id).facts
-        self._place: str = (facts.get("bucket") or {}).get("place") or ""
-        self._until: float = (facts.get("bucket") or {}).get("until") or 0.0
-        self._uploads: list[list[str]] = facts.get("uploads") or []
+        self._place = facts.bucket_place
+        self._until = facts.bucket_until or 0.0
+        self._uploads = facts.uploads
         self._tried = 0.0
         self._reported = False
         self._thread: threading.Thread | None = None

@@ -136,7 +136,7 @@ def fetch_bucket(ctx: Context, row: RunRow, nodes: Sequence[int], progress: Prog
     except GpuopsError as error:
         return BucketFetch(trouble=error.say)
     except Interrupted as error:
-        error.hint = f"gpuops pull {row.name} fetches what is in {row.facts['bucket']['place']}"
+        error.hint = f"gpuops pull {row.name} fetches what is in {row.facts.bucket_place}"
         raise
 
 

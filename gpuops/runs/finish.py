@@ -168,9 +168,9 @@ def record(ctx: Context, row: RunRow, verdict: Verdict, missing: str, ended_at: 
         "ended": ended_at,
         "duration_s": ended_at - started,
         "before_s": started - since,
-        "cost": float(row.facts.get("per_hour") or 0.0) * (until - since) / 3600,
+        "cost": row.facts.per_hour * (until - since) / 3600,
         "payer": dict(cluster.payer) or None,
-        "rented": cluster.provider != "local" and bool(row.facts.get("per_hour")),
+        "rented": cluster.provider != "local" and bool(row.facts.per_hour),
         "home": str(row.home),
         "missing": missing,
         **{name: fact for name, fact in row.facts.items() if name not in ("uploads", "told")},
@@ -198,7 +198,7 @@ def _in_bucket(row: RunRow, judgement: Judgement) -> dict[str, Any]:
 
 def is_awaited(row: RunRow) -> bool:
     """Whether something of a judged run can only be in its bucket."""
-    return row.state == "home" and bool(row.facts.get("in_bucket")) and archive.is_kept(row)
+    return row.state == "home" and bool(row.facts.in_bucket) and archive.is_kept(row)
 
 
 def finish_late(ctx: Context, row: RunRow, progress: Progress) -> None:
@@ -207,7 +207,7 @@ def finish_late(ctx: Context, row: RunRow, progress: Progress) -> None:
     What came in part is remembered, and is not fetched again by the next try.
     """
     request, place = request_of(row), bucket_place(row)
-    documents = {int(index): document for index, document in (row.facts.get("told") or {}).items()}
+    documents = row.facts.documents
     asked = [index for index in range(request.nodes) if index not in documents]
     brought, errors = archive.fetch_archives(ctx, row, asked, progress)
     documents |= {index: _with_sink(one.result, one) for index, one in brought.items() if one.result}

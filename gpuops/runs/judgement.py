@@ -204,14 +204,14 @@ def judge_run(row: RunRow, request: RunRequest, evidence: Evidence, *, saved: bo
 
 def weigh_reports(row: RunRow, request: RunRequest, reports: Mapping[int, NodeReport], *, saved: bool) -> Verdict:
     """The verdict by the nodes' reports alone, their clocks corrected to ours."""
-    skews = row.facts.get("skews") or [0.0] * request.nodes
+    skews = row.facts.skews or [0.0] * request.nodes
     by_our_clock = [reports[index].shifted(skews[index]) for index in sorted(reports)]
-    return judge(request, int(row.facts.get("world", 0)), by_our_clock, resume_hint(row.name, saved), row.name)
+    return judge(request, row.facts.world, by_our_clock, resume_hint(row.name, saved), row.name)
 
 
 def bucket_place(row: RunRow) -> str:
     """Where in a bucket the run's results are kept; empty: nowhere."""
-    return str((row.facts.get("bucket") or {}).get("place") or "")
+    return row.facts.bucket_place
 
 
 def joined(*sentences: str) -> str:
@@ -261,7 +261,7 @@ def _verdict(
 ) -> Verdict:
     """That of the reports, with what stands against it: results that are not home, or are in the bucket alone."""
     verdict = weigh_reports(row, request, reports, saved=saved)
-    if not_sent := held_back(verdict.tail, row.facts.get("held") or []):
+    if not_sent := held_back(verdict.tail, row.facts.held):
         verdict = dataclasses.replace(verdict, hint=not_sent)
     preempted, trouble = verdict.outcome == "reclaimed", evidence.bucket.trouble
     if request.sink and not evidence.is_answered and NodeState.ENDED in nodes.values() and not preempted:

@@ -238,7 +238,7 @@ def _halt_in_background(live: ClusterSession, row: RunRow, how: Literal["gracefu
 
 def waiting_for_first_line(ctx: Context, row: RunRow, wanted: Filter | None = None) -> ExitStack:
     """Say that the run goes on without a line yet, until the returned stack is closed."""
-    ranks = int(row.facts.get("world") or 0) if request_of(row).kind == "torchrun" else 0
+    ranks = row.facts.world if request_of(row).kind == "torchrun" else 0
     on = f" on {plural(ranks, 'rank')}" if ranks else ""
     every = wanted is None or wanted == Filter(tail=wanted.tail, launcher=wanted.launcher)
     first = ExitStack()

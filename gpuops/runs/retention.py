@@ -127,7 +127,7 @@ def describe(ctx: Context, live: ClusterSession, row: RunRow, request: RunReques
         with suppress(GpuopsError):  # the run goes on without the answer
             folder = (live.clients[0].call("run", run=row.name).get("sink") or {}).get("folder") or ""
         on = "in" if sinks.is_bucket(request.sink) else "on"
-        until = (row.facts.get("bucket") or {}).get("until")
+        until = row.facts.bucket_until
         early = until is not None and (row.ended is None) and (live.row.lease.end is None or until < live.row.lease.end)
         limit = f", if it ends before {clock_time(until, time.time())} (local time)" if early and until else ""
         return f"results are kept {on} {sinks.place(request, row.name, folder)} as well{limit}"

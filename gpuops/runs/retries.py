@@ -184,7 +184,7 @@ def first_event(row: RunRow, wanted: Callable[[Mapping[str, Any]], bool]) -> flo
     """When any node of a run first noted such an event, by the events that are home (UTC seconds, our clock)."""
     from gpuops.transport import answers
 
-    skews = row.facts.get("skews") or ()
+    skews = row.facts.skews
     found = []
     for index in range(int(row.request["nodes"])):
         try:

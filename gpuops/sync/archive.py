@@ -154,7 +154,7 @@ class FetchedNode:
 
 def is_kept(row: RunRow) -> bool:
     """Whether a run's nodes keep its results in a bucket."""
-    return bool((row.request.get("sink") or {}).get("bucket") and (row.facts.get("bucket") or {}).get("place"))
+    return bool((row.request.get("sink") or {}).get("bucket") and row.facts.bucket_place)
 
 
 def fetch_archives(
@@ -163,7 +163,7 @@ def fetch_archives(
     """Fetch the archives of those nodes. Returns what came, by node, and the errors of the nodes whose archive is
     damaged, unreadable or too large for this disk; a node without an archive is in neither. Raises LocalDisk.
     """
-    home, sink, place = RunHome(row.home), row.request["sink"], str(row.facts["bucket"]["place"])
+    home, sink, place = RunHome(row.home), row.request["sink"], row.facts.bucket_place
     home.create()
     out = OutFolder(home)
     out.clear_dead()
@@ -258,14 +258,14 @@ def no_room(run: str, place: str, left: Mapping[int, int], free: int) -> LocalDi
 
 def announced(row: RunRow, cluster: str) -> str:
     """The sentence that says why archives are fetched only after the cluster has ended: living nodes bill meanwhile."""
-    where = f"what lost nodes of {row.name} kept is in {row.facts['bucket']['place']}"
+    where = f"what lost nodes of {row.name} kept is in {row.facts.bucket_place}"
     return f"{where}: it is fetched once {cluster} has ended (or later: gpuops pull {row.name})"
 
 
 def waiting(row: RunRow, nodes: Sequence[int]) -> str:
     """The sentence on archives that are fetched once nothing bills any more."""
     names = " and ".join(f"node{node}" for node in nodes)
-    return f"what {names} kept is in {row.facts['bucket']['place']}"
+    return f"what {names} kept is in {row.facts.bucket_place}"
 
 
 def lacking(brought: Mapping[int, FetchedNode]) -> str:

@@ -153,7 +153,7 @@ def wanted(now: float, lease_end: float | None) -> float:
 
 def abandon(ctx: Context, row: RunRow) -> None:
     """End a run's uploads that no node has completed: their parts bill until then. A failure is printed."""
-    uploads = row.facts.get("uploads") or []
+    uploads = row.facts.uploads
     sink = row.request.get("sink") or {}
     if not uploads or not sink.get("bucket"):
         return

@@ -21,6 +21,7 @@ from gpuops.core.errors import LocalDisk, NodeError, StillBilling, UsageError
 from gpuops.core.models import Lease, Resource
 from gpuops.core.reporting import Silent
 from gpuops.guard import tend
+from gpuops.ledger.rows import RunFacts
 from gpuops.ledger.store import Ledger, RowGone
 from gpuops.transport.answers import NodeHello, WatchdogLease
 from gpuops.transport.ssh import Target
@@ -418,7 +419,7 @@ def with_a_run(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) ->
         state="running",
         owner_process=None,
         has_live_owner=lambda **_: False,
-        facts={},
+        facts=RunFacts(),
         request={},
     )
     monkeypatch.setattr(world.ledger, "runs", lambda **_: [run])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuops.agent.node import PROTOCOL
+from gpuops.agent.wire import PROTOCOL
 from gpuops.clusters.node_traces import home_of, request_of, sound
 from gpuops.clusters.recovery import _Node, lease_of
 from gpuops.core.models import Lease, NodeFacts, RunRequest

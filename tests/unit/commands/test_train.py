@@ -11,9 +11,10 @@ from gpuops.commands import train
 from gpuops.core.context import Context
 from gpuops.core.errors import Interrupted, StillBilling
 from gpuops.core.signals import HandOver
+from gpuops.ledger.rows import RunFacts
 from gpuops.runs.finish import RunOutcome
 
-ROW = cast("Any", SimpleNamespace(name="r-1", facts={"bucket": {"place": "s3://results/lab/r-1"}}))
+ROW = cast("Any", SimpleNamespace(name="r-1", facts=RunFacts(bucket={"place": "s3://results/lab/r-1"})))
 LIVE = cast("Any", SimpleNamespace(row=SimpleNamespace(name="lab")))
 END = cast("Any", object())
 """What is known before that."""

@@ -16,6 +16,7 @@ from gpuops.core.errors import AuthFailed, GpuopsError, LocalDisk, NodeError
 from gpuops.core.reporting import Silent
 from gpuops.core.signals import Signals
 from gpuops.guard.services import SERVICES
+from gpuops.ledger.rows import RunFacts
 from gpuops.runs import finish
 from gpuops.sync import RunHome
 from gpuops.sync.archive import FetchedNode
@@ -36,7 +37,7 @@ def row_in(folder: Path, saved: bool) -> Any:
             out.publish([Arrival(0, "a.pt", (1, 0), "ca978112ca1bbdca", "a")], staging)
     request = {"kind": "command", "mode": "run", "nodes": 1, "gpus": None, "argv": ["x"]}
     facts = {"bucket": {"place": "s3://results/r-1"}, "in_bucket": [0]}
-    return SimpleNamespace(name="r-1", home=home.path, facts=facts, request=request)
+    return SimpleNamespace(name="r-1", home=home.path, facts=RunFacts(facts), request=request)
 
 
 @pytest.mark.parametrize(("errors", "said"), [([], "nothing that r-1 left is in s3://results/r-1"), ([BROKEN], "kept")])
@@ -83,7 +84,7 @@ def test_what_has_come_in_part_is_not_fetched_again(tmp_path: Path, monkeypatch:
     for _ in range(2):
         with pytest.raises(LocalDisk, match="stays in"):
             finish.finish_late(world, row, Silent())
-        row.facts = changes[-1]
+        row.facts = RunFacts(changes[-1])
     assert asked == [[0, 1, 2], [0, 1]]
     assert (row.facts["in_bucket"], list(row.facts["told"])) == ([0, 1], ["2"])
 

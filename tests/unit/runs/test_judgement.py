@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gpuops.core.models import RunRequest
+from gpuops.ledger.rows import RunFacts
 from gpuops.runs.judgement import (
     BucketFetch,
     Complete,
@@ -50,7 +51,7 @@ def report(state: NodeState) -> NodeReport:
 
 def judged(evidence: Evidence, sink: Any = None) -> Judgement:
     request = RunRequest(kind="command", mode="run", nodes=1, gpus=None, argv=("true",), sink=sink)
-    row = SimpleNamespace(name="r-1", facts={"bucket": {"place": "s3://results/r-1"}}, home=Path())
+    row = SimpleNamespace(name="r-1", facts=RunFacts(bucket={"place": "s3://results/r-1"}), home=Path())
     return judge_run(cast("Any", row), request, evidence, saved=False)
 
 

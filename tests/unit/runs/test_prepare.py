@@ -14,6 +14,7 @@ import pytest
 from gpuops.core.errors import NodeRefused, RunFailed
 from gpuops.core.models import NodeFacts, RunRequest
 from gpuops.core.reporting import Silent
+from gpuops.ledger.rows import RunFacts
 from gpuops.nodes.python import Equipped, set_up, setup_command, setup_key
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs.launch import launch
@@ -193,7 +194,7 @@ class Agent:
 def launched(refusals: int, times: int = 1) -> list[Agent]:
     agents = [Agent(refusals), Agent()]
     facts = [NodeFacts(index, "python", ranks=1, cores=1, address=f"10.0.0.{index}") for index in range(2)]
-    row = SimpleNamespace(id=1, name="train-1", tree="project", facts={}, request={})
+    row = SimpleNamespace(id=1, name="train-1", tree="project", facts=RunFacts(), request={})
     ledger = SimpleNamespace(set_run=lambda *_args, **_fields: None, run=lambda _id: row)
     world = SimpleNamespace(ledger=ledger, progress=Silent())
     prepared = Prepared(cast(Any, row), cast(Any, None), TRAIN, facts, (23456, 23457))

@@ -17,6 +17,7 @@ import pytest
 from gpuops.core.errors import GpuopsError, LocalDisk, Unknown
 from gpuops.core.reporting import Silent
 from gpuops.core.signals import Signals
+from gpuops.ledger.rows import RunFacts
 from gpuops.sync import RunHome, archive
 from gpuops.sync.archive import FetchedNode, unpack
 
@@ -61,7 +62,7 @@ def bring(
     monkeypatch.setattr("gpuops.sync.bucket.open_archive", opened)
     home = RunHome(folder / "runs" / "r-1")
     facts, request = {"bucket": {"place": "s3://results/r-1"}}, {"sink": {"bucket": "results"}}
-    row = SimpleNamespace(home=home.path, name="r-1", facts=facts, request=request)
+    row = SimpleNamespace(home=home.path, name="r-1", facts=RunFacts(facts), request=request)
     world = SimpleNamespace(signals=Signals())
     brought, errors = archive.fetch_archives(cast("Any", world), cast("Any", row), kept, Silent())
     files = [path for path in home.path.rglob("*") if path.is_file() and not path.name.startswith(".")]
