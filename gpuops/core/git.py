@@ -2,10 +2,10 @@
 
 Another person may have written `.git/config`: an archive holds one, a nested clone has one. There are two ways to ask:
 
-- Commands that only read names (`rev-parse`, `ls-files`, `check-ignore`, `config`): of them the configuration can make
-  git run a file monitor, and programs that fetch objects left out of a partial clone. Both are switched off.
-- Whether files differ from the commit: that runs filters of any name, at will. So it is asked in an empty repository of
-  ours that borrows index and objects, and reads nothing else of theirs but the settings named in `TAKEN_OVER`.
+- Commands that only read names (`rev-parse`, `ls-files`, `check-ignore`, `config`) may run a file monitor, and programs
+  that fetch objects left out of a partial clone. Both are switched off.
+- A comparison with the commit runs filters of any name. So it runs in an empty repository of gpuops that borrows index
+  and objects, and takes over the settings named in `COPIED_SETTINGS` alone.
 """
 
 from __future__ import annotations

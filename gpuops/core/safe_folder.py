@@ -1,10 +1,8 @@
-"""A folder of this computer that receives files which a node has named, and the one piece of code that writes them.
+"""A folder of this computer for files whose paths a node has named; all such files are read and written here.
 
-Every path is resolved below the folder component by component, at the moment of the act, and no link is followed:
-what a node sent a moment ago, or a cloned repository brought along, leads nowhere. Reading is the same: what lies
-elsewhere must not be sent to a node.
-
-The folder itself (`root`) is the user's own choice and may be a link to another disk.
+Every path is resolved below the folder, component by component at the moment of access, and no link is followed: a link
+that a node sent, or that lies in a cloned repository, leads nowhere. The same holds for reading: files elsewhere must
+not be sent to a node. The folder itself (`root`) is the user's choice and may be a link to another disk.
 """
 
 from __future__ import annotations
@@ -29,20 +27,20 @@ from gpuops.core.errors import LocalDisk, NodeError
 from gpuops.core.platform import HERE, System, replace
 
 DISK_RESERVE_BYTES = 16 << 20
-"""Bytes of this computer's disk that nothing of a node's takes: the record of the run must find room, too."""
+"""Bytes of the disk that no node's file takes: the record of the run needs room, too."""
 BLOCK_BYTES = 1 << 20
-LONGEST, LONGEST_NAME, DEEPEST = 2048, 255, 100
-"""Of a node's path: characters, bytes of one name, folders. More can be made here, and hardly be read or removed."""
+MAX_PATH_CHARS, MAX_NAME_BYTES, MAX_PATH_DEPTH = 2048, 255, 100
+"""Limits of a node's path: characters, bytes of one name, folders. A longer path is hard to read or remove here."""
 LINK_IN_THE_WAY = "a link is in the way"
 HAS_HANDLES = {os.open, os.mkdir, os.unlink, os.rmdir, os.rename, os.stat} <= os.supports_dir_fd
-"""Whether a file can be named relative to an open folder. Windows cannot: there each folder on the way is looked at
-just before the act, which a process of the user's own could outrun, and a node could not."""
+"""Whether files can be named relative to an open folder. Windows cannot: there each folder on the way is checked just
+before the access, which a process of the user could outrun, but no node."""
 FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 ABSENT_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 JUNCTION = 0xA0000003
 """Windows' other kind of link (`IO_REPARSE_TAG_MOUNT_POINT`)."""
-NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # a pipe in a file's place must not make us wait for its other end
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # a pipe in a file's place must not block us
 
 
 class Readable(Protocol):
@@ -51,27 +49,27 @@ class Readable(Protocol):
 
 
 def is_inside(path: str) -> bool:
-    """Whether a node's path stays below the folder it is put in and is nothing of git's, however a disk would read it.
-    A backslash is part of a name there; where it is none here, `System.stored` gives the file another."""
+    """Whether a node's path stays below its folder and is not `.git`, on any disk. A backslash is part of a name; on
+    Windows `System.stored` gives the file another name."""
     try:
         os.fsencode(path)
     except ValueError:
-        return False  # what no disk here can write
+        return False  # no disk here can write that name
     return "\0" not in path and not any(part in ("", ".", "..") or is_gits(part) for part in path.split("/"))
 
 
 def may_come(path: str) -> bool:
-    """Whether a file of a node can lie here under that path, and be read and removed again."""
-    if not is_inside(path) or len(path) > LONGEST:
+    """Whether a node's file can lie here under that path, and be read and removed again."""
+    if not is_inside(path) or len(path) > MAX_PATH_CHARS:
         return False
     parts = os.fsencode(path).split(b"/")
-    return len(parts) <= DEEPEST and max(map(len, parts)) <= LONGEST_NAME
+    return len(parts) <= MAX_PATH_DEPTH and max(map(len, parts)) <= MAX_NAME_BYTES
 
 
 def is_gits(part: str) -> bool:
-    """Whether some disk takes this name for `.git`: what Windows or a Mac would is refused on every system, as by git.
+    """Whether some disk takes this name for `.git`; refused on every system, as by git.
 
-    They ignore case, dots and blanks at the end, what follows a colon, and (HFS+) some invisible characters.
+    Windows and macOS ignore case, trailing dots and blanks, what follows a colon, and (HFS+) invisible characters.
     """
     seen = part.lower()
     if not part.isascii():
@@ -84,12 +82,12 @@ def is_gits(part: str) -> bool:
 INVISIBLE = frozenset(
     "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
 )
-"""Those that git knows of (its `utf8.c`, `is_hfs_dotgit`)."""
+"""The list in git's `utf8.c`, `is_hfs_dotgit`."""
 
 
 @contextmanager
 def local_errors(path: Path) -> Iterator[None]:
-    """Turn what this computer's disk says into one sentence. Raises LocalDisk."""
+    """Raise LocalDisk for an OSError in the block."""
     try:
         yield
     except OSError as error:
@@ -105,8 +103,8 @@ def local_errors(path: Path) -> Iterator[None]:
 
 
 class SafeFolder:
-    """Construction touches nothing. Every path below is relative, with `/`; one that `is_inside` refuses raises
-    NodeError, and what the disk says, a link on the way included (ELOOP), OSError."""
+    """Construction touches nothing. Paths are relative, with `/`. Methods raise NodeError for a path that `is_inside`
+    refuses, and OSError of the disk, also for a link on the way (ELOOP)."""
 
     def __init__(self, root: Path, inside: str = "", system: System = HERE) -> None:
         self.root = root
@@ -115,11 +113,11 @@ class SafeFolder:
 
     @property
     def path(self) -> Path:
-        """Where it is, for people and for programs that only read."""
+        """Its path, for people and for programs that only read."""
         return self.root / self._inside
 
     def below(self, path: str) -> SafeFolder:
-        """The folder `path` in this one, whether it is there or not."""
+        """The folder `path` in this one, whether it exists or not."""
         return SafeFolder(self.root, self._joined(path), self.system)
 
     def _joined(self, path: str) -> str:
@@ -131,7 +129,7 @@ class SafeFolder:
     def _parent(self, path: str, make: bool = False) -> Iterator[tuple[int | None, str]]:
         """The open folder that `path` lies in, and its name there; without handles, None and the whole path.
 
-        `make`: folders on the way that are missing. Raises OSError, with the place that is none of a folder.
+        `make`: create missing folders on the way. Raises OSError with the path of what is not a folder.
         """
         *folders, name = self._joined(path).split("/")
         place = str(self.root)
@@ -159,7 +157,7 @@ class SafeFolder:
                 os.close(handle)
 
     def make(self) -> SafeFolder:
-        """Make this folder, and those above it that are missing."""
+        """Create this folder and missing ones above it."""
         if self._inside:
             with SafeFolder(self.root, "", self.system)._parent(f"{self._inside}/x", make=True):
                 pass
@@ -168,7 +166,7 @@ class SafeFolder:
         return self
 
     def look(self, path: str) -> os.stat_result | None:
-        """What lies there, a link for itself; None where nothing does, or a link or file is in a folder's place."""
+        """The state of a path, or of a link itself; None where nothing, or no folder on the way, lies there."""
         try:
             with self._parent(path) as (folder, name):
                 return os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -178,12 +176,12 @@ class SafeFolder:
             raise
 
     def size(self, path: str) -> int | None:
-        """Of a plain file, in bytes; None where there is none."""
+        """The size of a plain file in bytes; None without one."""
         seen = self.look(path)
         return seen.st_size if seen and stat.S_ISREG(seen.st_mode) else None
 
     def target(self, path: str) -> str | None:
-        """Where a link leads; None where none lies there."""
+        """The target of a link; None without one."""
         seen = self.look(path)
         if not seen or not stat.S_ISLNK(seen.st_mode):
             return None
@@ -191,7 +189,7 @@ class SafeFolder:
             return os.readlink(name, dir_fd=folder)
 
     def names(self) -> list[str]:
-        """What lies in this folder; nothing where it is none."""
+        """The names in this folder; empty where it is not a folder."""
         try:
             with self._parent("x") as (folder, name):
                 return os.listdir(os.path.dirname(name) if folder is None else folder)
@@ -199,12 +197,12 @@ class SafeFolder:
             return []
 
     def reading(self, path: str) -> BufferedReader:
-        """A plain file, to read from. Raises OSError for anything else."""
+        """Open a plain file for reading. Raises OSError for anything else."""
         with self._parent(path) as (folder, name):
             return open(_plain(name, os.O_RDONLY, folder), "rb")
 
     def sha256(self, path: str) -> str | None:
-        """The checksum of the bytes that lie there now, or None."""
+        """SHA-256 of a file's current bytes; None where it cannot be read."""
         try:
             with self.reading(path) as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
@@ -212,7 +210,7 @@ class SafeFolder:
             return None
 
     def room(self) -> int:
-        """How many bytes of a node's this disk can still take; at least none."""
+        """Bytes that this disk can still take of a node; at least 0."""
         place = self.path
         while not place.exists() and place != place.parent:
             place = place.parent
@@ -226,12 +224,13 @@ class SafeFolder:
         *,
         mtime_ns: int | None = None,
         mode: int = 0o666,
-        told: Callable[[int], None] = lambda _: None,
+        on_bytes: Callable[[int], None] = lambda _: None,
     ) -> str:
-        """A new file, to the disk (the node may be gone next); its SHA-256. One that fails leaves nothing.
+        """Write a new file and flush it to the disk, since the node may end next. Returns its SHA-256.
 
-        `size`: what the node has announced, which must find room. `told` hears of bytes; what it or `content` raises
-        goes through. Without `mode` the file has the one that the user's umask says; with one, just that.
+        `size`: the bytes that the node announced; OSError (ENOSPC) where the disk has no room for them. `on_bytes` is
+        called with the number of bytes of each block. Whatever is raised, no partial file stays. `mode`: the exact
+        permissions; without it those of the user's umask.
         """
         if size > self.room():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path / path))
@@ -243,7 +242,7 @@ class SafeFolder:
                     while block := content.read(BLOCK_BYTES):
                         digest.update(block)
                         file.write(block)
-                        told(len(block))
+                        on_bytes(len(block))
                     file.flush()
                     os.fsync(file.fileno())
                     if mode != 0o666 and hasattr(os, "fchmod"):
@@ -257,8 +256,8 @@ class SafeFolder:
         return digest.hexdigest()
 
     def write(self, path: str, content: Readable, size: int, *, mtime_ns: int | None = None, draft: str = "") -> None:
-        """The same over what lies there: a reader sees the old file or the new. `draft`: its name until then, if not
-        just any; what lies there goes."""
+        """As `create`, but replace an existing file: a reader sees the old bytes or the new. `draft`: the temporary
+        name, whose file is removed first; any by default."""
         draft = draft or self.draft(path)
         self.remove(draft)
         try:
@@ -268,26 +267,26 @@ class SafeFolder:
             self.remove(draft)
 
     def write_json(self, path: str, value: Mapping[str, Any], draft: str = "") -> None:
-        """A document of ours, in the room that nodes leave."""
+        """Write a document of gpuops, which may use the disk's reserve."""
         self.write(path, io.BytesIO(json.dumps(value, indent=1).encode()), 0, draft=draft)
 
     def draft(self, path: str) -> str:
-        """A name beside `path` that nothing has."""
+        """A random unused name beside `path`."""
         folder, _, _ = path.rpartition("/")
         return f"{folder}{'/' * bool(folder)}.gpuops-{secrets.token_hex(8)}.part"
 
     def date(self, path: str, mtime_ns: int) -> None:
-        """Give a file of ours the node's time, where a file here can have it."""
+        """Set a file's time, where this disk can store it."""
         with self._parent(path) as (folder, name):
             _date(name, folder, mtime_ns)
 
     def link(self, path: str, target: str) -> None:
-        """A new symbolic link. That `target` leads nowhere else is the caller's to see to (`stays_inside`)."""
+        """Create a symbolic link. The caller checks its target with `stays_inside`."""
         with self._parent(path, make=True) as (folder, name):
             os.symlink(target, name, dir_fd=folder)
 
     def stays_inside(self, path: str, target: str) -> bool:
-        """Whether a link at `path` with this target leads to something in this folder, through no other link."""
+        """Whether a link at `path` with this target stays in this folder and passes no other link."""
         up = path.split("/")[:-1]
         parts = target.split("/")
         while parts and parts[0] in ("..", "."):
@@ -300,7 +299,7 @@ class SafeFolder:
         return all(self.target("/".join(folders[: count + 1])) is None for count in range(len(folders)))
 
     def share(self, path: str, other: SafeFolder, name: str) -> None:
-        """The same file under a second name, in another folder of this disk; else a copy of it."""
+        """Give a file a second name in another folder, or copy it where the disk has no hard links."""
         with self._parent(path) as (folder, ours), other._parent(name, make=True) as (there, theirs):
             try:
                 return os.link(ours, theirs, src_dir_fd=folder, dst_dir_fd=there, follow_symlinks=False)
@@ -312,13 +311,13 @@ class SafeFolder:
         return None
 
     def move(self, source: SafeFolder, name: str, path: str) -> None:
-        """A file or link of `source` to its place here, over a file or link that lies there."""
+        """Move a file or link of `source` to `path`, replacing a file or link there."""
         with source._parent(name) as (there, theirs), self._parent(path, make=True) as (folder, ours):
             rename = partial(os.replace, src_dir_fd=there, dst_dir_fd=folder) if HAS_HANDLES else os.replace
             replace(theirs, ours, self.system, rename)
 
     def write_at(self, path: str, offset: int, data: bytes) -> bool:
-        """Bytes at their place in a file that only grows; False where it is shorter than that."""
+        """Write bytes at an offset of a growing file; False where the file is shorter than that."""
         if len(data) > self.room():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path / path))
         with (
@@ -332,7 +331,7 @@ class SafeFolder:
         return True
 
     def remove(self, path: str) -> None:
-        """A file or link; gone already is success."""
+        """Remove a file or link; a missing one is success."""
         try:
             with self._parent(path) as (folder, name):
                 os.unlink(name, dir_fd=folder)
@@ -341,12 +340,12 @@ class SafeFolder:
                 raise
 
     def remove_tree(self, path: str) -> None:
-        """A folder and all that is in it; what cannot be removed stays."""
+        """Remove a folder with its content; what cannot be removed stays."""
         with suppress(OSError), self._parent(path) as (folder, name):
             shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
 
     def remove_empty(self, path: str) -> None:
-        """A folder, and those above it up to this one, as far as nothing is in them."""
+        """Remove a folder and those above it, below this one, while they are empty."""
         while path:
             try:
                 with self._parent(path) as (folder, name):
@@ -357,7 +356,7 @@ class SafeFolder:
 
 
 def _entered(at: str, above: int | None, place: str) -> int | None:
-    """A folder's handle; None where there are none. Raises OSError for a link, and for what is no folder."""
+    """Open a folder; None on systems without handles. Raises OSError for a link, and for anything but a folder."""
     try:
         if HAS_HANDLES:
             return os.open(at, FOLDER, dir_fd=above)
@@ -373,7 +372,7 @@ def _entered(at: str, above: int | None, place: str) -> int | None:
 
 
 def _plain(name: str, flags: int, folder: int | None) -> int:
-    """A descriptor of a plain file. Raises OSError for a link, a pipe, a device."""
+    """Open a plain file. Raises OSError for a link, a pipe, a device."""
     if not HAS_HANDLES and os.path.islink(name):
         raise OSError(errno.ELOOP, LINK_IN_THE_WAY, name)
     try:

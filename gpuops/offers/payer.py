@@ -1,4 +1,4 @@
-"""Who pays: named where money is agreed to, and never chosen by a file that came with the project."""
+"""The account that pays: named where a price is approved, and never chosen by a file that came with the project."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from gpuops.core.settings import KEYS, dotenv_values
 
 KEY_ORDER = "an exported variable or profile, the provider's own file, .env"
 PAYER_WAIT_S = 3.0
-"""So long it is waited for an account's name where everything else is known."""
+"""How long an account's name is waited for where everything else is known."""
 
 
 def payer(ctx: Context, request: Request) -> Payer | None:
-    """Who would pay for a request; None where its provider does not tell."""
+    """The account that would pay for a request; None where its provider does not say."""
     tell: Any = getattr(ctx.provisioner(request.provider), "payer", None)
     found: Payer | None = tell(request, PAYER_WAIT_S) if tell else None
     return found
 
 
 def payer_record(found: Payer | None) -> dict[str, Any]:
-    """What the ledger keeps of it, with the offer (`ClusterRow.payer`): from before anything is made, since it says
-    with which key that is found again."""
+    """The payer as the ledger keeps it with the offer (`ClusterRow.payer`). It is written before anything is created,
+    since it says with which key the resources are found again."""
     return {"payer": dataclasses.asdict(found) if found else {}}
 
 
 def refuse_tracked(folder: Path, names: Collection[str] = KEYS) -> None:
-    """Raises UsageError where a `.env` that git tracks holds one of these: it came with the project, and may be its
-    author's; or it is the user's own, and everybody who has the project has it too."""
+    """Raises UsageError where git tracks a `.env` with one of these keys: it may be the author's of the project, or it
+    is the user's own and everyone with the project has it."""
     path = folder / DOTENV
     if (held := dotenv_values(folder, names)) and _is_tracked(folder, path):
         raise UsageError(
@@ -45,7 +45,8 @@ def refuse_tracked(folder: Path, names: Collection[str] = KEYS) -> None:
 
 
 def _is_tracked(folder: Path, path: Path) -> bool:
-    """By whatever name: some file systems take `.ENV` for it. Raises UsageError for a repository it cannot read."""
+    """Whether git tracks the file, also as `.ENV` on a disk that ignores case. Raises UsageError for an unreadable
+    repository."""
     if git(folder, "rev-parse", "--is-inside-work-tree") != "true\n":
         return False
     here = [name for name in (git(folder, "ls-files", "-z") or "").split("\0") if name and "/" not in name]
@@ -53,6 +54,6 @@ def _is_tracked(folder: Path, path: Path) -> bool:
 
 
 def refuse_dotenv(ctx: Context, provider: str) -> None:
-    """Before a key is used to rent at a provider. Raises UsageError."""
+    """Raises UsageError, before a provider's key is used to rent, where it stands in a tracked `.env`."""
     if is_rented(ctx.provisioner(provider)):
         refuse_tracked(ctx.folder)

@@ -1,7 +1,7 @@
-"""`gpuops quota`: what an account may have at once, what a request would take of it, and asking for more.
+"""`gpuops quota`: what an account may have at once, what a request needs of it, and requests for more.
 
-Which quotas there are, and what to advise, is the provider's to say (`base.TellsQuota`). Here it is shown, asked for
-after a question, and watched until it is decided.
+The provider names the quotas and the advice (`provider.TellsQuota`); this module shows them, files a request for more
+after a question, and watches requests until they are decided.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from provisioners.checked import Checked
 
 KIND = "quota"
 EXIT_DOES_NOT_FIT = 3
-"""Exit code where what is asked for does not fit: the provider would say no."""
+"""Exit code where the request does not fit: the provider would refuse it."""
 WATCH_PAUSES_S = (15.0, 30.0, 60.0, 120.0)
-"""How long is waited before each look at a request; the last for ever. People decide on some, in days."""
+"""Pauses between queries of a filed request; the last repeats. People decide some requests, in days."""
 UNKNOWN = "unknown"
 MAX_REGIONS_IN_FULL = 3
-"""In so many regions every quota is shown."""
+"""In more regions only the quotas of the request are shown."""
 
 
 @dataclass
 class Outcome:
-    """What a command came to."""
+    """The result of one command."""
 
     report: QuotaReport
     filed: Increase | None = None
     decided: list[tuple[Quota, Increase]] = field(default_factory=list)
-    """What was watched, as it was seen last."""
+    """The watched requests in their last known state."""
     said: list[str] = field(default_factory=list)
-    """What came of asking for more."""
+    """Sentences on a request for more."""
 
     @property
     def exit_code(self) -> int:
@@ -50,7 +50,7 @@ class Outcome:
 
 
 def fits(report: QuotaReport) -> bool | None:
-    """Whether the request fits somewhere; None: not known. True where nothing was asked for."""
+    """Whether the request fits in some region; None where unknown, True without a request."""
     asked = [quota for quota in report.quotas if quota.asked]
     if not asked or any(quota.missing == 0 for quota in asked):
         return True
@@ -58,10 +58,10 @@ def fits(report: QuotaReport) -> bool | None:
 
 
 def read_quotas(ctx: Context, request: Request) -> QuotaReport:
-    """Raises ProviderError, UsageError."""
+    """Ask the provider for its quotas. Raises ProviderError, UsageError."""
     refuse_dotenv(ctx, request.provider)
     with ctx.progress.during(f"asking {request.provider} for its quotas"):
-        report = _teller(ctx, request.provider).quota(request)
+        report = _quota_api(ctx, request.provider).quota(request)
     if report is None:
         raise UsageError(
             f"{request.provider} tells of no quotas", f"see what it has: gpuops up {request.provider} --dry-run"
@@ -72,9 +72,10 @@ def read_quotas(ctx: Context, request: Request) -> QuotaReport:
 def request_increase(
     ctx: Context, request: Request, outcome: Outcome, wanted: float, code: str | None, *, market_said: bool = False
 ) -> Quota:
-    """Have more asked for, unless that is needless, or nobody agrees. Raises UsageError, ProviderError.
+    """File a request for more, unless the limit suffices or a request is open. Returns the quota.
 
-    market_said   whether spot or not was said, and is no default.
+    `market_said`: whether spot or on-demand was named and is no default. Raises UsageError, also where the question is
+    not confirmed; ProviderError.
     """
     quota = _meant(outcome.report, request, wanted, code, market_said)
     where = f"{quota.name} ({quota.code}) in {_name(quota.region)}"
@@ -83,24 +84,24 @@ def request_increase(
         outcome.said.append(f"{quota.limit:g} {quota.unit} of {where} are allowed already: nothing was asked for")
         return quota
     if quota.increases:
-        told = ", ".join(_told(one, quota, ctx.clock.now()) for one in quota.increases)
-        outcome.said.append(f"more of {where} is asked for already: {told}; nothing was asked for now")
+        requests = ", ".join(_request(one, quota, ctx.clock.now()) for one in quota.increases)
+        outcome.said.append(f"more of {where} is asked for already: {requests}; nothing was asked for now")
         return quota
     _agree(ctx, f"ask {request.provider} for {total} of {where}{_sum(quota, wanted)}: go?")
-    filed = _teller(ctx, request.provider).request_quota(quota, wanted)
+    filed = _quota_api(ctx, request.provider).request_quota(quota, wanted)
     outcome.filed = filed
     if filed.wanted == wanted:
         outcome.said.append(f"asked for {total} of {where}: request {filed.id}, {filed.status}")
         if quota.need is not None and wanted < quota.need + (quota.used or 0.0):
             outcome.said.append(f"note: that would not do for what is wanted{_sum(quota, wanted)}")
     else:
-        told = _told(filed, quota, ctx.clock.now())
-        outcome.said.append(f"more of {where} is asked for already: {told}; nothing was asked for now")
+        request_line = _request(filed, quota, ctx.clock.now())
+        outcome.said.append(f"more of {where} is asked for already: {request_line}; nothing was asked for now")
     return dataclasses.replace(quota, increases=(filed,))
 
 
 def _sum(quota: Quota, wanted: float) -> str:
-    """How the number comes about: ` (2 x 48 vCPU + 16 in use; now 32)`."""
+    """How the number is computed: ` (2 x 48 vCPU + 16 in use; now 32)`."""
     known = [] if quota.limit is None else [f"now {quota.limit:g}"]
     if quota.need is not None:
         total = quota.need + (quota.used or 0.0)
@@ -114,13 +115,13 @@ def _agree(ctx: Context, question: str) -> None:
     if ctx.yes:
         return
     if not ctx.out.interactive:
-        raise UsageError("nobody is there to be asked whether to file a request", "say --yes")
+        raise UsageError("cannot ask for confirmation: no terminal", "add --yes")
     if not ctx.out.confirm(question):
         raise UsageError("not confirmed: nothing was asked for", "say --yes to skip the question")
 
 
 def _meant(report: QuotaReport, request: Request, wanted: float, code: str | None, market_said: bool) -> Quota:
-    """The one quota that more is wanted of. Raises UsageError where that is unclear."""
+    """The one quota that is meant. Raises UsageError where that is unclear."""
     regions = list(dict.fromkeys(quota.region for quota in report.quotas))
     if len(regions) > 1:
         raise UsageError("more is asked for in one region at a time", f"name one: --region {_name(regions[0])}")
@@ -147,7 +148,7 @@ def _meant(report: QuotaReport, request: Request, wanted: float, code: str | Non
 
 
 def watch(ctx: Context, provider: str, outcome: Outcome, targets: Sequence[tuple[Quota, Increase]]) -> None:
-    """Look at open requests until all are decided, or somebody has seen enough."""
+    """Query open requests until all are decided, or Ctrl-C."""
     outcome.decided = list(targets)
     for quota, one in targets:
         for line in (f"{_what(quota, one)}: {one.status}{_since(one, ctx.clock.now())}", *one.advice):
@@ -161,7 +162,7 @@ def watch(ctx: Context, provider: str, outcome: Outcome, targets: Sequence[tuple
 
 def _until_decided(ctx: Context, provider: str, outcome: Outcome) -> None:
     looks = 0
-    teller = _teller(ctx, provider)
+    api = _quota_api(ctx, provider)
     troubled = ""
     while any(one.open for _, one in outcome.decided):
         pause = WATCH_PAUSES_S[min(looks, len(WATCH_PAUSES_S) - 1)]
@@ -172,8 +173,8 @@ def _until_decided(ctx: Context, provider: str, outcome: Outcome) -> None:
             if not before.open:
                 continue
             try:
-                now = teller.requested_quota(quota, before.id)
-            except (RateLimited, Unknown) as error:  # one bad look is not the end of a long wait
+                now = api.requested_quota(quota, before.id)
+            except (RateLimited, Unknown) as error:  # one failed query does not end a long wait
                 if error.say != troubled:
                     ctx.out.say(f"note: {error.say}")
                 troubled = error.say
@@ -185,12 +186,12 @@ def _until_decided(ctx: Context, provider: str, outcome: Outcome) -> None:
 
 
 def open_requests(report: QuotaReport) -> list[tuple[Quota, Increase]]:
-    """Open requests; where something was asked for, those of quotas that it is counted against."""
+    """Open requests: of the quotas that the request counts against, or of all without a request."""
     asked = [quota for quota in report.quotas if quota.asked] or report.quotas
     return [(quota, one) for quota in asked for one in quota.increases or ()]
 
 
-def _teller(ctx: Context, provider: str) -> Checked:
+def _quota_api(ctx: Context, provider: str) -> Checked:
     found = ctx.provisioner(provider)
     return found if isinstance(found, Checked) else Checked(found)
 
@@ -217,23 +218,23 @@ def _row_document(quota: Quota) -> Mapping[str, Any]:
 
 
 def lines(ctx: Context, outcome: Outcome) -> list[str]:
-    """For people: how what was watched ended, what came of asking for more, or all there is to say."""
+    """The lines for people: how watched requests ended, what was filed, or the table with its advice."""
     if outcome.decided:
-        told = [
+        ended = [
             line for quota, one in outcome.decided for line in (f"{_what(quota, one)}: {_status(one)}", *one.advice)
         ]
         denied = any(one.granted is False for _, one in outcome.decided)
-        return [*told, *(["what runs without it: the same line without --watch and --request"] if denied else [])]
+        return [*ended, *(["what runs without it: the same line without --watch and --request"] if denied else [])]
     if outcome.said:
         return outcome.said
     report = outcome.report
-    told = quota_table(worth_showing(report.quotas), ctx.clock.now(), ctx.out.columns(ctx.out.out))
+    rows = quota_table(worth_showing(report.quotas), ctx.clock.now(), ctx.out.columns(ctx.out.out))
     verdict = {True: [], False: ["it does not fit"], None: ["whether it fits is not known"]}[fits(report)]
-    return [*told, *verdict, *report.advice]
+    return [*rows, *verdict, *report.advice]
 
 
 def worth_showing(quotas: Sequence[Quota]) -> Sequence[Quota]:
-    """All, or in many regions those that the request is counted against: their twins would double a long table."""
+    """All quotas, or in many regions only those that the request counts against."""
     asked = [quota for quota in quotas if quota.asked]
     return asked if asked and len({quota.region for quota in quotas}) > MAX_REGIONS_IN_FULL else quotas
 
@@ -271,10 +272,10 @@ def _number(value: float | None, unit: str = "") -> str:
 def _open(quota: Quota, now: float) -> str:
     if quota.increases is None:
         return UNKNOWN
-    return ", ".join(_told(one, quota, now) for one in quota.increases) or "none"
+    return ", ".join(_request(one, quota, now) for one in quota.increases) or "none"
 
 
-def _told(one: Increase, quota: Quota, now: float) -> str:
+def _request(one: Increase, quota: Quota, now: float) -> str:
     return f"{one.wanted:g} {quota.unit}, {one.status}{_since(one, now)}"
 
 

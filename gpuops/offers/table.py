@@ -12,7 +12,7 @@ from gpuops.core.models import Offer, Payer
 MAX_ROWS = 12
 """Longer tables are cut: a person reads the first offers only."""
 PLAIN_HEADINGS = ("OFFER", "GPUS", "REGION", "$/H")
-"""The columns of an offer that has none of its own."""
+"""Headings for offers without columns of their own."""
 
 
 def show(ctx: Context, offers: Sequence[Offer]) -> None:
@@ -24,7 +24,7 @@ def show(ctx: Context, offers: Sequence[Offer]) -> None:
 
 
 def lines(offers: Sequence[Offer], width: int | None = None) -> list[str]:
-    """A table in the order in which they are tried; one alone needs none, unless it has columns of its own."""
+    """The table of offers; empty for a single offer without columns of its own."""
     if len(offers) < 2 and not any(offer.data.get("columns") for offer in offers):
         return []
     cells = [_cells(offer) for offer in offers[:MAX_ROWS]]
@@ -50,18 +50,18 @@ def paid(payer: Payer | None) -> str:
 
 
 def _cells(offer: Offer) -> dict[str, str]:
-    """One offer's cells, by their headings: the provider's own, and always the price."""
+    """Heading to cell of one offer: the provider's own columns, and always the price."""
     own = offer.data.get("columns")
     price = money(offer.per_hour) if offer.per_hour else "free"
     if isinstance(own, Mapping) and own:
-        told = {str(heading).upper(): str(text) for heading, text in own.items()}
-        return told if "$/H" in told else {**told, "$/H": price}
+        cells = {str(heading).upper(): str(text) for heading, text in own.items()}
+        return cells if "$/H" in cells else {**cells, "$/H": price}
     gpus = str(offer.gpus) if offer.gpus else ""
     return dict(zip(PLAIN_HEADINGS, (offer.say, gpus, offer.region, price), strict=True))
 
 
 def choice(offers: Sequence[Offer]) -> str:
-    """Why the first is tried first, and what comes after it; empty where there is only one."""
+    """Why the first offer is tried first; empty for a single offer."""
     if len(offers) < 2:
         return ""
     first = offers[0]

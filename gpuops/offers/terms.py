@@ -59,14 +59,14 @@ class Terms:
         """Why an offer may not be tried; empty where it may."""
         return self._approval.refusal(offer, self._request, yes=self._ctx.yes)
 
-    def check(self, name: str, offer: Offer, told: float) -> None:
-        """Compare the price of the created machines, as their provider now says (`told`, $/h), with the approved one.
+    def check(self, name: str, offer: Offer, price: float) -> None:
+        """Compare the price of the created machines, as their provider now says (`price`, $/h), with the approved one.
         Raises Rejected: another attempt would cost the same."""
         limit = max(self._approval.limit(self._request, yes=self._ctx.yes), offer.per_hour)
-        if self._rented and told > limit * (1 + PRICE_ROUNDING):
+        if self._rented and price > limit * (1 + PRICE_ROUNDING):
             raise Rejected(
-                f"{name} costs {money(told)}/h, as {offer.provider} tells it now, and {money(limit)}/h was agreed to",
-                f"where that is worth it: {max_price_flag(told)}",
+                f"{name} costs {money(price)}/h, as {offer.provider} tells it now, and {money(limit)}/h was agreed to",
+                f"where that is worth it: {max_price_flag(price)}",
             )
 
     def announce(self, row: ClusterRow, offer: Offer) -> None:

@@ -51,10 +51,10 @@ class _File:
     sha256: str
 
 
-def unpack(source: Readable, node: int, folder: SafeFolder, told: Callable[[int], None]) -> Unpacked:
+def unpack(source: Readable, node: int, folder: SafeFolder, on_bytes: Callable[[int], None]) -> Unpacked:
     """Read an archive to its end into `folder`, and verify each file against the node's list.
 
-    `told` is called with the number of bytes of each block. Raises NodeError where a file differs or the archive is
+    `on_bytes` is called with the number of bytes of each block. Raises NodeError where a file differs or the archive is
     malformed, LocalDisk, and what `source` raises.
     """
     from gpuops.transport import answers
@@ -66,7 +66,7 @@ def unpack(source: Readable, node: int, folder: SafeFolder, told: Callable[[int]
             if member.link is None and may_come(member.name):
                 if member.name in files:
                     raise TarError(f"{member.name[:200]!r} is in it twice")
-                files[member.name] = _store(folder, f"{node}-{len(files)}", member, content, told)
+                files[member.name] = _store(folder, f"{node}-{len(files)}", member, content, on_bytes)
                 if member.name in (SAFE_DOCUMENT, RESULT_DOCUMENT):
                     documents[member.name] = _document(folder, files[member.name])
         said: answers.Kept = answers.shaped(documents[SAFE_DOCUMENT], answers.Kept)
@@ -87,9 +87,9 @@ def _has_place(name: str) -> bool:
     return may_come(name) and (kind != "logs" or STREAM_NAME.fullmatch(path) is not None)
 
 
-def _store(folder: SafeFolder, temp: str, member: Member, content: Content, told: Callable[[int], None]) -> _File:
+def _store(folder: SafeFolder, temp: str, member: Member, content: Content, on_bytes: Callable[[int], None]) -> _File:
     with local_errors(folder.path / temp):
-        return _File(temp, member.size, folder.create(temp, content, member.size, told=told))
+        return _File(temp, member.size, folder.create(temp, content, member.size, on_bytes=on_bytes))
 
 
 def _document(folder: SafeFolder, file: _File) -> Any:
@@ -180,10 +180,10 @@ def fetch_archives(
         chosen = fitting(sizes, shutil.disk_usage(home.path).free)
         total, done = sum(sizes[node] for node in chosen), 0
         for node in chosen:
-            told = _teller(ctx, progress, node, archives[node], done, total)
+            on_bytes = _progress_callback(ctx, progress, node, archives[node], done, total)
             try:
                 with _noted(errors, node):
-                    found = unpack(archives[node], node, staging, told)
+                    found = unpack(archives[node], node, staging, on_bytes)
                     for stream, name in found.logs.items():
                         replace_shorter_log(staging, name, home, node, stream)
                     memory = out.memory()
@@ -216,17 +216,17 @@ def _noted(errors: dict[int, GpuopsError], node: int) -> Iterator[None]:
         errors[node] = error
 
 
-def _teller(
+def _progress_callback(
     ctx: Context, progress: Progress, node: int, archive: bucket.Download, done: int, total: int
 ) -> Callable[[int], None]:
     """A callback that shows the progress of all archives; it raises NodeError after a second signal."""
 
-    def told(_size: int) -> None:
+    def advance(_size: int) -> None:
         if ctx.signals.hurry:
             raise NodeError(f"what node{node} kept was not waited for any longer", "`gpuops pull` fetches it")
         progress.advance(done + archive.at, total, "results")
 
-    return told
+    return advance
 
 
 def _clear(staging: SafeFolder, node: int) -> None:

@@ -49,14 +49,14 @@ def receive(
     node: int,
     files: Mapping[str, Stamp],
     folder: SafeFolder,
-    told: Callable[[int], None],
+    on_bytes: Callable[[int], None],
     received: Received,
 ) -> None:
     """Receive files of a run into `folder` by the agent's `send`, a tar stream, and enter each complete one in
     `received`. A file whose size is no longer as in `files` is skipped.
 
-    `told` is called with the number of bytes of each block. Raises ConnectionLost when the stream is cut, NodeRefused,
-    NodeError for a malformed stream, and LocalDisk when this computer cannot write.
+    `on_bytes` is called with the number of bytes of each block. Raises ConnectionLost when the stream is cut,
+    NodeRefused, NodeError for a malformed stream, and LocalDisk when this computer cannot write.
     """
     with transfer(client.bulk("send", "--run", run), client.label) as channel:
         for number, (member, content) in enumerate(read_files(channel, list(files))):
@@ -64,7 +64,7 @@ def receive(
             if member.link is None and stamp[0] == member.size:
                 temp = f"{node}-{number}"
                 with local_errors(folder.path / temp):
-                    sha256 = folder.create(temp, content, member.size, mtime_ns=stamp[1], told=told)
+                    sha256 = folder.create(temp, content, member.size, mtime_ns=stamp[1], on_bytes=on_bytes)
                 received[node, member.name] = Arrival(node, member.name, stamp, sha256, temp)
         finish(channel, client.label)
 

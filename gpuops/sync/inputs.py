@@ -158,8 +158,8 @@ def with_link(tree: sync.Tree, folder: Path, data: Path, *, shared: bool) -> syn
 def downloads(ctx: Context, live: ClusterSession, request: RunRequest) -> str:
     """The sentence on where a workload keeps what it downloads; empty where it downloads nothing."""
     here = has_capability(ctx.provisioner(live.row.provider), "shares_disk")
-    told = request.data or DATA in request.env or "--data" in request.argv or (here and DATA in ctx.env)
-    if told or not request.workload or not WORKLOADS[request.workload].reads:
+    is_named = request.data or DATA in request.env or "--data" in request.argv or (here and DATA in ctx.env)
+    if is_named or not request.workload or not WORKLOADS[request.workload].reads:
         return ""
     root = live.hello(0).folder.rsplit("/", 2)[0]
     how_long = "for later runs" if here else "on each machine until its last node ends"

@@ -339,12 +339,12 @@ def _send(plans: Sequence[_Plan], progress: Progress) -> list[str]:
     count = max(len(plan.need) for plan in plans)
     label = plans[0].client.label if len(plans) == 1 else f"{len(plans)} nodes"
     progress.phase(f"sending {plural(count, 'file')} to {label}, {amount(total)}")
-    told = _Total(progress, total, label)
-    changed = on_each(partial(_send_one, told), [plan for plan in plans if plan.need])
+    sent = _SharedProgress(progress, total, label)
+    changed = on_each(partial(_send_one, sent), [plan for plan in plans if plan.need])
     return sorted({path for paths in changed for path in paths})
 
 
-class _Total:
+class _SharedProgress:
     """The bytes that several senders have sent, shown as one progress."""
 
     def __init__(self, progress: Progress, total: int, label: str) -> None:
@@ -358,11 +358,11 @@ class _Total:
             self.progress.advance(self.done, self.total, self.label)
 
 
-def _send_one(told: _Total, plan: _Plan) -> list[str]:
+def _send_one(sent: _SharedProgress, plan: _Plan) -> list[str]:
     client = plan.client
     started = client.bulk("receive", "--tree", plan.tree_name, "--push", plan.answer["push"])
     with transfer(started, client.label) as channel:
-        changed = write_files(channel, plan.tree.folder, plan.need, told.add)
+        changed = write_files(channel, plan.tree.folder, plan.need, sent.add)
         finish(channel, client.label)
         return changed
 

@@ -202,7 +202,7 @@ def test_nobody_there_to_be_asked(desk: Desk, aws: FakeAWS) -> None:
     aws.fresh_account()
     said = desk.type(*ASKED, "--request", "96")
     assert (said.code, aws.quota_requests) == (2, {})
-    assert said.err.endswith("error: nobody is there to be asked whether to file a request\nhint: say --yes\n")
+    assert said.err.endswith("error: cannot ask for confirmation: no terminal\nhint: add --yes\n")
 
 
 def test_what_is_asked_for_already(desk: Desk, aws: FakeAWS) -> None:
