@@ -44,11 +44,11 @@ def down(
     ctx, _ = make_context(as_json=as_json)
     try:
         report_news(ctx, orphans=False)
-        lost = story.lost(ctx, names or [])
+        lost = story.find_orphans(ctx, names or [])
         with ctx.signals:
             ctx.signals.backward()
             known = [name for name in names or [] if name not in lost]
-            rows = [] if names and not known else story.pick(ctx, known, everything)
+            rows = [] if names and not known else story.pick_clusters(ctx, known, everything)
             said = story.down(ctx, rows, ctx.progress, force=force)
         if lost:
             raise StillBilling(

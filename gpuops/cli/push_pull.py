@@ -51,7 +51,7 @@ def push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be sent.")] = False,
     as_json: Json = False,
 ) -> None:
-    from gpuops.commands.pull import push_project
+    from gpuops.commands.push import push_project
 
     ctx, _ = make_context(as_json=as_json)
     report_news(ctx)

@@ -31,11 +31,11 @@ def stop(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    from gpuops.commands import down as story
+    from gpuops.commands import stop
 
     ctx, _ = make_context(as_json=as_json)
     report_news(ctx)
-    row = story.pick_run(ctx, run, running=run is None)
+    row = stop.pick_run(ctx, run, running=run is None)
     with ctx.signals:
-        say = story.stop(ctx, row, ctx.progress)
+        say = stop.stop(ctx, row, ctx.progress)
     ctx.out.result("stop", {"run": row.name, "say": say}, [say])

@@ -1,1 +1,13 @@
-"""One module for each command that needs clusters and runs."""
+"""One module per command that needs clusters and runs; commands whose work lies in one lower room have none.
+
+- `plan`: what one `run` or `train` will do, decided once as a value; `--dry-run` prints it.
+- `train`: carries a plan out, from the cluster to the receipt.
+- `logs`: a run's output, from its files here and from its nodes.
+- `stop`: stops one run; also chooses the run that a command means.
+- `status`: live clusters by the ledger, resources by the providers.
+- `push`, `pull`: the project to the nodes; results and edits back.
+- `ssh`: a shell or a forwarded port on a node.
+- `down`: ends clusters after their results were downloaded.
+- `doctor/`: checks of this computer, providers and nodes.
+- `prove/`: the contract of a provisioner, run against the real provider.
+"""

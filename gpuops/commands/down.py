@@ -1,4 +1,4 @@
-"""Ending clusters and runs by hand: nothing is destroyed unsaved without the user's word."""
+"""`gpuops down`: end clusters. Results and edits are downloaded first; only `--force` gives them up."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ from gpuops.clusters import select
 from gpuops.clusters.orphans import orphans
 from gpuops.clusters.teardown import tear_down, what_leaves
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, Interrupted, NodeError, Nonsense, StillBilling, UsageError, worst
+from gpuops.core.errors import GpuopsError, Interrupted, NodeError, Nonsense, StillBilling, worst
 from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.nodes.session import ClusterSession, all_machines_ended, open_live
 from gpuops.runs.collect import Agents, Disks
 from gpuops.runs.finish import Policy, RunOutcome, finish
-from gpuops.runs.prepare import find_run
-from gpuops.runs.report import ReasonKind
 from gpuops.runs.stop import stop_and_wait
 from gpuops.sync import archive
 from gpuops.sync.edits import save_left
 
 DeferredFetch = Callable[[], RunOutcome]
-"""Brings home what a run kept in a bucket, once no machine bills any more."""
+"""Downloads what a run kept in a bucket; called once no machine bills any more."""
 
 
-def pick(ctx: Context, names: Sequence[str], everything: bool) -> list[ClusterRow]:
-    """The clusters `down` means; a named one may be gone already, and there may be none. Raises UsageError."""
+def pick_clusters(ctx: Context, names: Sequence[str], everything: bool) -> list[ClusterRow]:
+    """The clusters that `down` means; a named one may be gone already, and the list may be empty. Raises UsageError."""
     history = ctx.ledger.clusters(live=False)
     live = [row for row in history if row.state != "gone"]
     if everything:
@@ -35,17 +33,16 @@ def pick(ctx: Context, names: Sequence[str], everything: bool) -> list[ClusterRo
     return [select.the_one(live, ctx.folder, "gpuops down")] if live else []
 
 
-def lost(ctx: Context, names: Sequence[str]) -> list[str]:
-    """Clusters among those meant that this computer has traces of and its ledger does not know."""
+def find_orphans(ctx: Context, names: Sequence[str]) -> list[str]:
+    """Named clusters (or all) that this computer has files of and its ledger does not know."""
     left = orphans(ctx.home, lambda: [row.name for row in ctx.ledger.clusters()])
     return [name for name in left if name in names or not names]
 
 
 def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force: bool) -> list[str]:
-    """End clusters, their runs first. Returns a sentence each.
+    """End clusters, their runs first. Returns a sentence for each.
 
-    One that cannot be ended keeps no other alive: all are tried, then the worst error is raised
-    (StillBilling, NodeError).
+    Every cluster is tried; then the worst error is raised (StillBilling, NodeError).
     """
     said: list[str] = []
     failed: list[GpuopsError] = []
@@ -57,7 +54,7 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
             if row.state != "gone":
                 deferred += _end(ctx, row, progress, force, failed)
         except Interrupted:
-            raise _left(ctx, rows) from None
+            raise _hand_to_guard(ctx, rows) from None
         except GpuopsError as error:
             failed.append(error)
             continue
@@ -84,8 +81,8 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
     return said
 
 
-def _left(ctx: Context, rows: Sequence[ClusterRow]) -> Interrupted:
-    """What is not ended yet becomes the guard's, which brings results home before it ends anything."""
+def _hand_to_guard(ctx: Context, rows: Sequence[ClusterRow]) -> Interrupted:
+    """Hand clusters that are not ended yet to the guard, which downloads results before it ends them."""
     left = [row for row in map(ctx.ledger.cluster, (row.id for row in rows)) if row.state != "gone"]
     for row in left:
         if row.state == "creating":
@@ -102,15 +99,15 @@ def _left(ctx: Context, rows: Sequence[ClusterRow]) -> Interrupted:
 def _end(
     ctx: Context, row: ClusterRow, progress: Progress, force: bool, failed: list[GpuopsError]
 ) -> list[DeferredFetch]:
-    """Returns the fetches of its runs that need no machine.
+    """End one cluster. Returns the downloads of its runs that need no machine.
 
-    Nodes that answer nonsense are ended like others, since another try would not help: what they did not give is
-    reported in `failed`.
+    Nodes with invalid answers are ended like others, since a retry would not help; what they did not give is added to
+    `failed`.
     """
     try:
         ctx.ledger.set_cluster(row.id, owner_process=ctx.me)
     except LedgerUnwritable:
-        pass  # a full disk keeps nothing alive; tear_down says it
+        pass  # a full disk must not keep machines alive; tear_down reports it
     deferred: list[DeferredFetch] = []
     if row.state == "up" and force:
         _save_what_answers(ctx, row, progress)
@@ -122,7 +119,8 @@ def _end(
 
 
 def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> list[DeferredFetch]:
-    """Stop what runs and bring home what is not, but for what is returned; a failure stops the teardown."""
+    """Stop the runs and download their results, except for the returned downloads. Raises NodeError, which stops the
+    teardown."""
     runs = [run for run in ctx.ledger.runs(cluster=row.id) if run.state in ("running", "ended")]
     if not runs:
         return []
@@ -145,7 +143,7 @@ def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[G
 
 
 def _save_left(ctx: Context, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> None:
-    """Bring home what was edited or made outside of runs; a failure stops the teardown."""
+    """Download what was edited or made outside of runs. Raises NodeError, which stops the teardown."""
     try:
         for said in save_left(ctx, row, progress):
             ctx.out.say(said)
@@ -157,17 +155,18 @@ def _save_left(ctx: Context, row: ClusterRow, progress: Progress, failed: list[G
 
 
 def _save_what_answers(ctx: Context, row: ClusterRow, progress: Progress) -> None:
-    """`--force` gives up what cannot be had, and nothing else."""
+    """`--force`: download what nodes still give, and give up the rest."""
     try:
         for said in save_left(ctx, row, progress):
             ctx.out.say(said)
-    except Exception as error:  # whatever a node answers
+    except Exception as error:  # a node may answer anything
         why = error.say if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
         ctx.out.say(f"note: {why}; what is there is given up")
 
 
 def _have_ended(ctx: Context, row: ClusterRow) -> bool:
-    """Whether the machines are gone, and with them whatever was on them; a provider that is silent says nothing."""
+    """Whether the provider says that every machine has ended, and their disks with them; False where it is
+    unreachable."""
     try:
         return all_machines_ended(ctx, row)
     except GpuopsError:
@@ -200,47 +199,3 @@ def _save(
     if outcome.deferred_fetch:
         ctx.out.say(archive.announced(run, live.row.name))
     return outcome.deferred_fetch
-
-
-def pick_run(ctx: Context, name: str | None, *, running: bool) -> RunRow:
-    """The run a command means: the named one, else the latest of this folder. Raises UsageError."""
-    if name is not None:
-        return find_run(ctx, name)
-    rows = [row for row in ctx.ledger.runs() if row.folder == ctx.folder]
-    if running:
-        rows = [row for row in rows if row.state in ("starting", "running")]
-    if not rows:
-        raise UsageError(
-            "no run of this folder is going on" if running else "this folder has had no run yet",
-            "`gpuops runs` lists all runs" if running else "start one: gpuops train multinode --nodes 2",
-        )
-    if running and len(rows) > 1:
-        names = ", ".join(row.name for row in rows)
-        raise UsageError(f"several runs of this folder are going on: {names}", f"name one: gpuops stop {rows[-1].name}")
-    return rows[-1]
-
-
-def stop(ctx: Context, run: RunRow, progress: Progress) -> str:
-    """Stop a run in good order; its results come home; the cluster stays, unless it was the run's own."""
-    if run.state not in ("starting", "running"):
-        return f"{run.name} has ended already"
-    if run.state == "starting":
-        if _has_live_owner(ctx, run):
-            raise UsageError(f"{run.name} is still being prepared", "press Ctrl-C where it was started")
-        return f"{run.name} was never started: the guard clears it away"
-    row = ctx.ledger.cluster(run.cluster)
-    live = open_live(ctx, row, some=True)
-    try:
-        reports = stop_and_wait(ctx, live, run, "gpuops stop")
-        if ctx.ledger.take_run(run.id, ctx.me):
-            finish(ctx, run, Agents(live, reports), Policy(progress))
-        elif _has_live_owner(ctx, run) and all(one.kind == ReasonKind.NEVER_STARTED for one in reports.values()):
-            raise UsageError(f"{run.name} is only just being started", f"try again: gpuops stop {run.name}")
-    finally:
-        live.close()
-    return f"{run.name} is stopped; its results are in {run.home}"
-
-
-def _has_live_owner(ctx: Context, run: RunRow) -> bool:
-    """Whether the command that started it, or the guard, is there to conclude it."""
-    return ctx.ledger.run(run.id).has_live_owner(besides=ctx.me)

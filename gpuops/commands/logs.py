@@ -1,4 +1,4 @@
-"""`logs`: a run's output from its files at home, fetched first where nodes still have more."""
+"""`gpuops logs`: a run's output from its files here, after newer bytes were downloaded from its nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from gpuops.commands.down import pick_run
+from gpuops.commands.stop import pick_run
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, UsageError
 from gpuops.core.format import ago
@@ -22,16 +22,17 @@ from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome, mirror
 
 POLL_INTERVAL_S = 0.2
+"""Seconds between two looks for new lines: soon enough for somebody who watches."""
 TIME_NOTE_DELAY_S = 5.0
-"""Within it a node's note of when it wrote what comes home after the bytes themselves."""
+"""Seconds after which the times of downloaded lines are here as well: nodes send them after the bytes."""
 NOT_STARTED = "not started: "
-"""How the verdict on a run begins that was given up before its start (`run.give_up`)."""
+"""How the verdict begins on a run that was given up before its start (`prepare.give_up`)."""
 VERDICT_TIMEOUT_S = 30.0
-"""How long the end of `logs -f` waits for whoever concludes the run."""
+"""Seconds that `logs -f` waits at the end for the process that finishes the run to write the verdict."""
 
 
 def show_logs(ctx: Context, name: str | None, wanted: Filter, *, follow: bool) -> None:
-    """Print a run's lines; with `follow`, until it ends."""
+    """Print a run's lines; with `follow`, until the run ends or Ctrl-C detaches."""
     row = pick_run(ctx, name, running=False)
     if follow and row.state == "starting":
         waited = _wait_for_start(ctx, row)
@@ -51,7 +52,7 @@ def show_logs(ctx: Context, name: str | None, wanted: Filter, *, follow: bool) -
 
 
 def _wait_for_start(ctx: Context, row: RunRow) -> RunRow | None:
-    """The row once the run is no longer being prepared; None where somebody has seen enough."""
+    """The row once the run is started or given up; None after Ctrl-C."""
     ctx.out.say(f"{row.name} is still being prepared")
     try:
         with Signals():
@@ -65,7 +66,7 @@ def _wait_for_start(ctx: Context, row: RunRow) -> RunRow | None:
 
 
 def _not_started(row: RunRow) -> str:
-    """Why there can be no line of it yet, or ever; empty where there can."""
+    """Why the run has no lines yet, or never will; empty where it may have some."""
     if row.state == "starting" and row.has_live_owner():
         return f"{row.name} is still being prepared"
     say = str((row.verdict or {}).get("say") or "")
@@ -76,7 +77,7 @@ def _not_started(row: RunRow) -> str:
 
 
 def check_filter(row: RunRow, wanted: Filter) -> None:
-    """Raises UsageError for a node or rank that the run never had: nothing shown would look like nothing said."""
+    """Raises UsageError for a node or rank that the run never had: an empty answer would look like silence."""
     if wanted.rank is not None and request_of(row).kind == "command":
         raise UsageError(
             f"{row.name} is a plain command: it has no ranks", f"gpuops logs {row.name} shows all that it says"
@@ -89,18 +90,20 @@ def check_filter(row: RunRow, wanted: Filter) -> None:
 
 
 def _tail(ctx: Context, row: RunRow, wanted: Filter) -> HomeTail:
-    """What is home by now, and what comes. Raises UsageError where nobody noted when it was written."""
+    """The run's lines so far and those that follow. Raises UsageError for `--since` where their times were not
+    recorded."""
     home = RunHome(row.home)
     times = LogTimes(home, row.facts.skews)
     if wanted.since is not None and not times and (row.started or 0.0) < wanted.since and _is_old(row):
         raise UsageError(
-            f"nobody noted when {row.name} wrote what: an older gpuops started it", "leave out --since; --tail 50 works"
+            f"the times of {row.name}'s lines were not recorded: an older gpuops started it",
+            "leave out --since; --tail 50 works",
         )
     return HomeTail(home, make_merger(ctx, row, wanted), times=times, since=wanted.since)
 
 
 def _is_old(row: RunRow) -> bool:
-    """Whether it has written something whose time will not be noted any more."""
+    """Whether the run has lines whose times will not be recorded any more."""
     heard = last_heard(row.home)
     return heard is not None and (row.state != "running" or time.time() - heard > TIME_NOTE_DELAY_S)
 
@@ -121,7 +124,7 @@ def make_merger(ctx: Context, row: RunRow, wanted: Filter) -> LineMerger:
 
 
 def _print(ctx: Context, lines: Iterator[str], last: int | None = None) -> int:
-    """Lines, or the last so many; how many there were."""
+    """Print lines, or the last of them. Returns how many."""
     count = 0
     for line in lines if last is None else deque(lines, last):
         count += 1
@@ -133,13 +136,13 @@ def _print(ctx: Context, lines: Iterator[str], last: int | None = None) -> int:
 
 
 def _print_all(ctx: Context, row: RunRow, wanted: Filter) -> None:
-    """What is home; a word where that is nothing."""
+    """Print the lines that are here, or one sentence where there are none."""
     if not _print(ctx, _tail(ctx, row, wanted).rest(), wanted.tail):
         ctx.out.say(_nothing(ctx, row, wanted))
 
 
 def _nothing(ctx: Context, row: RunRow, wanted: Filter) -> str:
-    """Whether those asked for said nothing at all, or nothing that fits."""
+    """Why no line was printed: the ranks asked for printed nothing, or nothing that fits the filters."""
     merger = make_merger(ctx, row, dataclasses.replace(wanted, grep=None, since=None))
     if any(True for _ in HomeTail(RunHome(row.home), merger).rest()):
         latest = LogTimes(RunHome(row.home), row.facts.skews).latest()
@@ -151,19 +154,19 @@ def _nothing(ctx: Context, row: RunRow, wanted: Filter) -> str:
 
 
 def _live(ctx: Context, row: RunRow, wanted: Filter, follow: bool) -> None:
-    """With signals of its own: here they only mean that somebody has seen enough."""
+    """Print the lines of a live run. Ctrl-C only detaches, hence signals of its own."""
     try:
         with Signals():
-            _look(ctx, row, wanted, follow)
+            _print_live(ctx, row, wanted, follow)
     except Interrupted:
         ctx.out.say(f"detached; {row.name} goes on")
 
 
-def _look(ctx: Context, row: RunRow, wanted: Filter, follow: bool) -> None:
+def _print_live(ctx: Context, row: RunRow, wanted: Filter, follow: bool) -> None:
     try:
         live = open_live(ctx, ctx.ledger.cluster(row.cluster), some=True)
     except GpuopsError as error:
-        return _at_home(ctx, row, wanted, follow, error)
+        return _print_unreachable(ctx, row, wanted, follow, error)
     try:
         for index in range(request_of(row).nodes):
             try:
@@ -182,8 +185,8 @@ def _look(ctx: Context, row: RunRow, wanted: Filter, follow: bool) -> None:
         live.close()
 
 
-def _at_home(ctx: Context, row: RunRow, wanted: Filter, follow: bool, error: GpuopsError) -> None:
-    """No node can be asked from here: what is home is shown, and what whoever keeps the run brings."""
+def _print_unreachable(ctx: Context, row: RunRow, wanted: Filter, follow: bool, error: GpuopsError) -> None:
+    """Print the lines where no node is reachable: those here, and those that the run's owner process downloads."""
     ctx.out.say(f"note: {error.say}; its lines so far are those at home")
     if not follow:
         return _print_all(ctx, row, wanted)
@@ -203,14 +206,14 @@ def _follow(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail, fir
     while not following.watch(POLL_INTERVAL_S):
         _print(ctx, closing_at_first(first, tail.new()))
         remarks.poll()
-        if ctx.ledger.run(row.id).state == "home":  # somebody else saw it to its end
+        if ctx.ledger.run(row.id).state == "home":  # another process has finished it
             following.quit()
             break
     remarks.news()
 
 
 def _say_verdict(ctx: Context, row: RunRow) -> None:
-    """The verdict is written by whoever concludes the run: its own command, or the guard."""
+    """Print the verdict once the process that finishes the run (its command, or the guard) has written it."""
     deadline = time.monotonic() + VERDICT_TIMEOUT_S
     while time.monotonic() < deadline:
         verdict = ctx.ledger.run(row.id).verdict

@@ -1,14 +1,13 @@
-"""`push` and `pull` by hand: the project to a cluster, edits and results home."""
+"""`gpuops pull`: download a run's results, or files of the project that were edited on nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from gpuops import sync
 from gpuops.clusters import select
-from gpuops.commands.down import pick_run
+from gpuops.commands.stop import pick_run
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError, UsageError
 from gpuops.core.format import plural
@@ -18,63 +17,15 @@ from gpuops.nodes.session import ClusterSession, open_live
 from gpuops.runs.collect import Agents, fetch_now
 from gpuops.runs.finish import Policy, finish, finish_late, is_awaited
 from gpuops.runs.report import NodeReport, parse_report
-from gpuops.sync import RunHome, archive, inputs, mirror
+from gpuops.sync import RunHome, archive, mirror
 from gpuops.sync.edits import BroughtEdit, pull_edits
-from gpuops.sync.project import shown
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.restore import outputs
 
 
-def _cluster(ctx: Context, name: str | None, verb: str) -> ClusterRow:
-    live = ctx.ledger.clusters()
-    return select.by_name(live, name) if name else select.the_one(live, ctx.folder, f"gpuops {verb} --cluster")
-
-
-def push_project(
-    ctx: Context, cluster: str | None, progress: Progress, *, overwrite: bool, allow: Sequence[str], dry_run: bool
-) -> tuple[dict[str, Any], list[str]]:
-    """Bring every node's copy of the project up to date. Raises UsageError, NodeError."""
-    tree = inputs.scan_project(ctx, ctx.folder, allow)
-    document: dict[str, Any] = {
-        "files": len(tree.files),
-        "bytes": tree.size,
-        "held": [{"path": held.path, "why": held.why} for held in tree.held],
-    }
-    if dry_run:
-        return document | {"paths": [entry.path for entry in tree.files]}, [
-            *(f"would send: {sentence}" for sentence in sync.summary(tree)[:1]),
-            *sync.summary(tree)[1:],
-            *(f"  {shown(entry.path)}" for entry in tree.files),
-        ]
-    row = _cluster(ctx, cluster, "push")
-    live = open_live(ctx, row)
-    try:
-        first, *more = sync.summary(tree)
-        for sentence in (f"code: {first}", *more):
-            ctx.out.say(sentence)
-        with progress.during("comparing the project with what the nodes have"):
-            record = PushRecord(ctx.home, row.token, "project")
-            reports = sync.push_many(
-                live.present(), "project", tree, overwrite=overwrite, progress=progress, record=record
-            )
-    finally:
-        live.close()
-    nodes: list[dict[str, Any]] = [
-        {
-            "node": report.node,
-            "files_sent": report.files_sent,
-            "bytes_sent": report.bytes_sent,
-            "removed": report.removed,
-            "kept": list(report.kept),
-        }
-        for report in reports
-    ]
-    return document | {"nodes": nodes}, [_said(report) for report in reports]
-
-
 @contextmanager
 def _noted(failed: dict[int, NodeError], index: int) -> Iterator[None]:
-    """A node that does not answer keeps nothing of the others away."""
+    """Record a NodeError of one node in `failed`, so that the other nodes are still asked."""
     try:
         yield
     except NodeError as error:
@@ -82,22 +33,20 @@ def _noted(failed: dict[int, NodeError], index: int) -> Iterator[None]:
 
 
 def _partly(failed: Mapping[int, NodeError], what: str, command: str) -> NodeError:
-    """After what answers was brought: who did not."""
+    """The error that names the nodes that did not answer, after the others' files were downloaded."""
     names = "; ".join(f"node{index}: {error.say.removeprefix(f'node{index}: ')}" for index, error in failed.items())
     return NodeError(f"{what}: {names}", f"what answers is home; try again: {command}")
 
 
-def _said(report: sync.PushReport) -> str:
-    """`node0: 2 files sent, 1 removed`, or that there was nothing to do."""
-    parts = [f"{plural(report.files_sent, 'file')} sent"] if report.files_sent else []
-    parts += [f"{report.removed} removed"] if report.removed else []
-    parts += [f"kept as edited there: {', '.join(report.kept)}"] if report.kept else []
-    return f"{report.node}: {', '.join(parts) or 'up to date'}"
-
-
 def pull_project_edits(ctx: Context, cluster: str | None) -> tuple[dict[str, Any], list[str]]:
-    """Bring home the project's files that were edited on the nodes; nothing here is overwritten unsaved."""
-    row = _cluster(ctx, cluster, "pull --edits")
+    """Download the project's files that were edited on the nodes; where the file here was changed as well, theirs
+    is put beside it."""
+    clusters = ctx.ledger.clusters()
+    row = (
+        select.by_name(clusters, cluster)
+        if cluster
+        else select.the_one(clusters, ctx.folder, "gpuops pull --edits --cluster")
+    )
     live = open_live(ctx, row, some=True)
     record = PushRecord(ctx.home, row.token, "project")
     brought: list[BroughtEdit] = []
@@ -131,8 +80,8 @@ def pull_project_edits(ctx: Context, cluster: str | None) -> tuple[dict[str, Any
 
 
 def _from_bucket(ctx: Context, row: RunRow, cluster: ClusterRow, progress: Progress) -> bool:
-    """Where none of a run's nodes answers any more: what they kept in a bucket. Whether there was some; the guard
-    concludes."""
+    """Download what a run kept in a bucket, where none of its nodes answers. Returns whether there was anything; the
+    guard finishes the run."""
     if not archive.is_kept(row) or row.started is None:
         return False
     if cluster.state == "up":
@@ -148,7 +97,7 @@ def _from_bucket(ctx: Context, row: RunRow, cluster: ClusterRow, progress: Progr
 
 
 def _from_nodes(ctx: Context, live: ClusterSession, row: RunRow, progress: Progress) -> None:
-    """What a run's nodes have. Raises NodeError where not all of it came home."""
+    """Download what a run's nodes have. Raises NodeError where some of it is missing."""
     nodes = range(int(row.request["nodes"]))
     reports: dict[int, NodeReport] = {}
     failed: dict[int, NodeError] = {}

@@ -25,26 +25,29 @@ from gpuops.nodes.virtual import owner
 from gpuops.transport.connection import connect
 
 PORT_TIMEOUT_S = 2.0
-"""Who is silent for so long waits for us to speak first, as web servers do."""
+"""Seconds of silence after which a port counts as served: web servers wait for the client to speak first."""
 PORT_POLL_INTERVAL_S = 2.0
+"""Seconds between two looks at a port where nothing listens yet."""
 
 
 def report_port(port: int, say: Callable[[str], None], *, open_: str, closed: str, alive: Callable[[], bool]) -> None:
-    """Look until something answers on a port of this computer, for as long as whoever holds it open is `alive`."""
-    told = False
+    """Report once that nothing listens behind a forwarded port, and then when something does. `alive`: whether the
+    process that forwards it still runs."""
+    is_reported = False
     while alive():
         state = is_answering(port)
         if state:
             return say(open_)
-        if state is False and not told:
+        if state is False and not is_reported:
             say(closed)
-            told = True
-        time.sleep(PORT_POLL_INTERVAL_S if told else 0.1)
+            is_reported = True
+        time.sleep(PORT_POLL_INTERVAL_S if is_reported else 0.1)
     return None
 
 
 def is_answering(port: int) -> bool | None:
-    """None while nobody holds the port; False where it is closed as soon as it is opened: nothing listens behind it."""
+    """Whether something listens behind a forwarded port: None while the port is not open here, False where a connection
+    is closed at once."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=PORT_TIMEOUT_S) as one:
             try:
@@ -54,7 +57,7 @@ def is_answering(port: int) -> bool | None:
             except OSError:
                 return False
     except ConnectionResetError:
-        return False  # so soon that it had not even begun
+        return False  # closed before the connection was complete
     except OSError:
         return None
 
@@ -65,11 +68,12 @@ cd "$1" 2>/dev/null
 export GPUOPS_IMAGE="$2"
 exec "${SHELL:-/bin/sh}" -l -c '. "$GPUOPS_IMAGE"; unset GPUOPS_IMAGE; exec "${SHELL:-/bin/sh}"'
 """
-"""A login shell; where there is an image's environment it comes after what /etc/profile does, which sets the PATH."""
+"""A login shell. The environment of an image is set after /etc/profile, which would reset its PATH."""
 COMMAND = 'cd "$1" 2>/dev/null; [ ! -r "$2" ] || . "$2"; shift 2; exec "$@"'
 DIRECTIVE = re.compile(r'\s*(?P<word>\w+)(?:\s*=\s*|\s+)(?:"(?P<quoted>[^"]+)"|(?P<plain>[^\s"#]\S*))')
 """A line of ssh_config: its keyword and its first value."""
 SSH_FAILED = 255
+"""Exit code of ssh when it cannot log in; a remote command may end with it as well."""
 
 
 def pick_node(ctx: Context, name: str | None, node: int, verb: str) -> tuple[ClusterRow, Resource]:
@@ -85,7 +89,7 @@ def pick_node(ctx: Context, name: str | None, node: int, verb: str) -> tuple[Clu
 
 
 def open_shell(ctx: Context, row: ClusterRow, machine: Resource, node: int, command: Sequence[str]) -> int:
-    """A shell on a node, or one command, in the project's folder there; its exit code."""
+    """Open a shell on a node, or run one command, in the project's folder there. Returns its exit code."""
     folder = f"{machine.data['root']}/{row.name}/n{node}"
     argv = ["sh", "-c", COMMAND if command else SHELL, "sh", f"{folder}/project", f"{folder}/image.sh", *command]
     if machine.data.get("connection") == "process":
@@ -94,13 +98,15 @@ def open_shell(ctx: Context, row: ClusterRow, machine: Resource, node: int, comm
 
     host, terminal = owner(machine, node), not command and ctx.out.interactive
     line = ssh.command_line(ctx.home / "ssh", row.name, host, argv, tty=terminal, quiet=True)
-    return _reaching(ctx, row, machine, node, lambda: _run(line))
+    return _run_ssh(ctx, row, machine, node, lambda: _run(line))
 
 
-def _reaching(ctx: Context, row: ClusterRow, machine: Resource, node: int, run: Callable[[], int]) -> int:
-    """What `ssh` came to. It ends alike when it cannot log in and when the command says 255: a login of our own tells
-    which it was, in a sentence. A provider that lets this computer's address alone in is told a new one, and it is
-    tried again. Raises NodeError."""
+def _run_ssh(ctx: Context, row: ClusterRow, machine: Resource, node: int, run: Callable[[], int]) -> int:
+    """Run `ssh` and return its exit code. Raises NodeError.
+
+    255 is both a failed login and a code of the command: a login of our own tells them apart. Where the provider admits
+    only this computer's address, a new one is registered and `ssh` is run again.
+    """
     code = run()
     if code != SSH_FAILED:
         return code
@@ -160,7 +166,7 @@ def _check_free(here: int, port: int) -> None:
 
 
 def _run(argv: Sequence[str], beside: Callable[[subprocess.Popen[bytes]], None] | None = None) -> int:
-    """In the foreground, with the terminal. Ctrl-C is the program's own; a signal's code is the shell's.
+    """Run a program in the foreground; Ctrl-C goes to it. Returns its exit code, for a signal as a shell reports it.
 
     `beside` is called with the process, in a thread.
     """
@@ -171,14 +177,14 @@ def _run(argv: Sequence[str], beside: Callable[[subprocess.Popen[bytes]], None] 
         raise UsageError(f"{argv[0]} cannot be started: {error.strerror}", "install it") from error
     if beside is not None:
         threading.Thread(target=beside, args=(process,), daemon=True, name="beside").start()
-    for name in ("SIGTERM", HERE.hang_up):  # ours to pass on: else it would go on without us
+    for name in ("SIGTERM", HERE.hang_up):  # passed on, or the program would outlive this command
         signal.signal(getattr(signal, name), lambda *_: process.terminate())
     while True:
         try:
             code = process.wait()
             return code if code >= 0 else 128 - code
         except KeyboardInterrupt:
-            continue  # it got the same signal, and decides
+            continue  # the program got the same signal and decides
 
 
 def host_name_lines(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What is live, and until when: a table for people, a document for programs."""
+"""`gpuops status`: live clusters by the ledger, or resources by the providers (`--cloud`): documents and tables."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from gpuops.clusters.orphans import Unasked
 
 NARROW_DROPS = ("$/H", "PROVIDER", "AGE")
-"""What a narrow terminal is spared, in this order: names are typed again, so they are never cut."""
+"""Columns that a narrow terminal leaves out, in this order; names are typed again, so they are never cut."""
 NARROW_DROPS_CLOUD = ("$/H", "KIND", "PROVIDER", "STATE")
-"""The same of what the providers list."""
+"""The same for `--cloud`."""
 
 
 def describe_clusters(ctx: Context) -> list[dict[str, Any]]:
-    """One document per live cluster: what the ledger says, and whether its machines are there."""
+    """One document per live cluster: the ledger's facts, and the state of its machines by their provider."""
     with ctx.progress.during("asking the nodes how they are"):
         return [_cluster(ctx, row) for row in ctx.ledger.clusters()]
 
@@ -66,7 +66,7 @@ def _cluster(ctx: Context, row: ClusterRow) -> dict[str, Any]:
 
 
 def _doing(run: RunRow, now: float) -> dict[str, Any]:
-    """What a live run is at. `silent_s`: since its last byte came home; None where none has."""
+    """State of a live run. `silent_s`: seconds since its last byte was downloaded; None where there was none."""
     heard = last_heard(run.home)
     return {
         "run": run.name,
@@ -82,7 +82,7 @@ def _why_ended(machine: Resource) -> str:
 
 
 def _seen(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> list[Resource | None]:
-    """Each machine as its provider knows it; None where it says nothing."""
+    """Each machine as its provider describes it; None where the provider does not answer."""
     try:
         provisioner = ctx.provisioner_of(row)
     except GpuopsError:  # the package that brings it is no longer installed
@@ -102,7 +102,7 @@ def _seen(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> list[R
 
 
 def _state(row: ClusterRow, nodes: list[str]) -> str:
-    """The ledger's state, unless the machines tell another story."""
+    """The ledger's state, corrected by the states of the machines."""
     if row.state == "up" and nodes and all(state in COSTLESS for state in nodes):
         return "ended"
     if row.state == "up" and nodes and all(state == "unknown" for state in nodes):
@@ -113,7 +113,7 @@ def _state(row: ClusterRow, nodes: list[str]) -> str:
 
 
 def cluster_lines(documents: list[dict[str, Any]], width: int | None = None) -> list[str]:
-    """One calm table, and under it what runs and which nodes are not as they should be; a sentence when nothing is."""
+    """One table, and below it the live runs and the nodes that are not running; one sentence where nothing is up."""
     if not documents:
         return ["nothing is up"]
     rows = [_row(one) for one in documents]
@@ -138,7 +138,7 @@ def _row(document: dict[str, Any]) -> dict[str, str]:
 
 
 def _ends(document: dict[str, Any]) -> str:
-    """The next end that is sure, as short as a table wants it."""
+    """The next certain end, in a few words."""
     if document["hard_end"] is not None:
         return f"in {span(document['hard_end'] - document['created'] - document['age_s'])}"
     if document["idle_s"]:
@@ -173,8 +173,8 @@ def _notes(document: dict[str, Any]) -> Iterator[str]:
 
 
 def list_cloud(ctx: Context) -> tuple[list[dict[str, Any]], list[Unasked], list[Unasked]]:
-    """What the providers themselves list as ours, and whether the ledger knows it; who could not be asked; and who was
-    not, being not set up and never used. Works without a ledger."""
+    """Resources that the providers list with our mark, and whether the ledger knows each; providers that could not be
+    asked; and providers that were not asked, being neither set up nor ever used. Works without a ledger."""
     from gpuops.clusters.orphans import owned, unknown
 
     idle: list[Unasked] = []
@@ -202,7 +202,7 @@ def cloud_lines(
     unasked: Sequence[Unasked] = (),
     idle: Sequence[Unasked] = (),
 ) -> list[str]:
-    """A table; where nothing is listed, what that is worth: who lists nothing is not who was not asked."""
+    """A table of the resources; where there is none, a sentence that tells which providers were asked."""
     if not documents:
         who = "no provider that is set up here" if idle else "no provider"
         return [*([] if unasked else [f"{who} lists anything of ours"]), *map(str, idle)]

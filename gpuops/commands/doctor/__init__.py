@@ -1,6 +1,7 @@
-"""`gpuops doctor`: what would keep a run from going well, before it is started, each with what to do about it.
+"""`gpuops doctor`: finds what would keep a run from going well, before it starts, each with what to do about it.
 
-`examine` brings raw facts from a place (the agent's mode `checkup`), `judgehost` and `judgegpu` say what is wrong
-with one place, `differences` what is unlike between several, `computer` what concerns the user's side alone, and
-`story` asks them in order. All but `examine` and `computer` are pure.
+- `doctor`: runs checkups on the places asked for, and has their facts judged.
+- `checks_host`, `checks_gpu`: judge one place; `differences`: compares several. All pure.
+- `computer`: checks of this computer: ssh, keys, key agent, gpuops' own folder.
+- `report`: facts of a checkup, rules, findings, and the report.
 """

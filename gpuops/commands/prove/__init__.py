@@ -1,5 +1,13 @@
-"""The contract of a provisioner, proven: scenarios that act on a provider and say what they saw.
+"""The contract of a provisioner, proven: scenarios that act on a provider and report what they saw.
 
-Written once and used twice: `gpuops.testing` makes tests of them for whoever writes a provisioner,
-`gpuops prove PROVIDER` runs them against the real thing and writes down what came of it.
+They are used twice: `gpuops.testing` makes tests of them for authors of provisioners, and `gpuops prove PROVIDER` runs
+them against the real provider and writes a record.
+
+- `prove`: cost, confirmation, the run of all scenarios, the end of everything that they made.
+- `scenarios`: the table of scenarios, whose code is in `scenarios_without_cost`, `_of_create` and `_of_failure`.
+- `sandbox`: the provisioner under test, its clusters and what they cost.
+- `shared_clusters`: clusters that several scenarios act on.
+- `faults`: outcomes, and journals and provisioners that lose answers or kill the process.
+- `victim`: the process that one scenario starts and kills.
+- `record`: the JSON document, and its row in docs/verified.md.
 """

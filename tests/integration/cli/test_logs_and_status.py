@@ -89,7 +89,7 @@ def test_lines_of_a_past_run(
     assert len(logs("--since", "1h")) == 4, "the run began within it: all of it is that young"
     old = desk.type("logs", "--since", "1s")
     assert (old.code, old.err.splitlines()[0]) == (
-        2, "error: nobody noted when talk-1 wrote what: an older gpuops started it",
+        2, "error: the times of talk-1's lines were not recorded: an older gpuops started it",
     )  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def test_why_there_is_no_line(desk: Desk) -> None:
         "mute-1 --since 1s": "mute-1 printed nothing",
         "toy-1 --rank 1 --grep x": "rank 1 of toy-1 printed nothing",
         "toy-1 --rank 0 --grep x": "no line of toy-1 fits",
-        "toy-1 --since 1s": "error: nobody noted when toy-1 wrote what: an older gpuops started it",
+        "toy-1 --since 1s": "error: the times of toy-1's lines were not recorded: an older gpuops started it",
         "bash-1 --rank 0": "error: bash-1 is a plain command: it has no ranks",
     }.items():
         saw = desk.type("logs", *words.split())

@@ -152,11 +152,11 @@ def test_whoever_could_not_be_asked_is_named_after_the_rest_was_ended(there: tup
 def test_down_of_what_is_gone_says_so(there: tuple[Cloud, Context]) -> None:
     _, world = there
     world.ledger.gone(known(world, "lab"), 1.0, "reached the end of its lease")
-    rows = down.pick(world, ["lab"], everything=False)
+    rows = down.pick_clusters(world, ["lab"], everything=False)
     assert down.down(world, rows, Silent(), force=False) == ["lab is gone already (reached the end of its lease)"]
-    assert down.pick(world, [], everything=False) == []
+    assert down.pick_clusters(world, [], everything=False) == []
     with pytest.raises(UsageError, match="no live cluster named lib"):
-        down.pick(world, ["lib"], everything=False)
+        down.pick_clusters(world, ["lib"], everything=False)
 
 
 def test_forgotten_clusters_are_closed_once_nothing_is_there(there: tuple[Cloud, Context]) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuops.commands import down
+from gpuops.commands import down, stop
 from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Lease
@@ -46,7 +46,7 @@ def test_one_that_no_node_has_heard_of_yet_is_not_called_stopped(
     """It is noted as running before the first node is asked to start it, which it then does all the same."""
     answer(monkeypatch, "no-run", "no-run")
     with pytest.raises(UsageError) as caught:
-        down.stop(world, run, Silent())
+        stop.stop(world, run, Silent())
     assert (caught.value.say, caught.value.hint) == ("a-1 is only just being started", "try again: gpuops stop a-1")
 
 
@@ -58,14 +58,14 @@ def test_what_another_command_has_brought_home_is_not_judged_again(
     judged: list[RunRow] = []
     monkeypatch.setattr(down, "finish", lambda _world, row, *_: judged.append(row))
     world.ledger.set_run(run.id, owner_process=None)
-    down.stop(world, run, Silent())
+    stop.stop(world, run, Silent())
     assert judged == [run], "of those that live, this command is the only one"
     assert world.ledger.run(run.id).owner_process == world.me, "the guard leaves it alone"
     world.ledger.set_run(run.id, state="home", owner_process=None)
-    down.stop(world, run, Silent())
+    stop.stop(world, run, Silent())
     assert judged == [run]
 
 
 def test_one_that_a_node_has_stopped_is(world: Context, run: RunRow, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, "stop", "no-run")
-    assert down.stop(world, run, Silent()) == f"a-1 is stopped; its results are in {run.home}"
+    assert stop.stop(world, run, Silent()) == f"a-1 is stopped; its results are in {run.home}"

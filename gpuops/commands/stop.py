@@ -1,0 +1,60 @@
+"""`gpuops stop`: stop one run and download its results; and the choice of a run by name or folder."""
+
+from __future__ import annotations
+
+from gpuops.core.context import Context
+from gpuops.core.errors import UsageError
+from gpuops.core.reporting import Progress
+from gpuops.ledger.store import RunRow
+from gpuops.nodes.session import open_live
+from gpuops.runs.collect import Agents
+from gpuops.runs.finish import Policy, finish
+from gpuops.runs.prepare import find_run
+from gpuops.runs.report import ReasonKind
+from gpuops.runs.stop import stop_and_wait
+
+
+def pick_run(ctx: Context, name: str | None, *, running: bool) -> RunRow:
+    """The run that a command means: the named one, otherwise the latest of this folder (`running`: the only running
+    one). Raises UsageError."""
+    if name is not None:
+        return find_run(ctx, name)
+    rows = [row for row in ctx.ledger.runs() if row.folder == ctx.folder]
+    if running:
+        rows = [row for row in rows if row.state in ("starting", "running")]
+    if not rows:
+        raise UsageError(
+            "no run of this folder is going on" if running else "this folder has had no run yet",
+            "`gpuops runs` lists all runs" if running else "start one: gpuops train multinode --nodes 2",
+        )
+    if running and len(rows) > 1:
+        names = ", ".join(row.name for row in rows)
+        raise UsageError(f"several runs of this folder are going on: {names}", f"name one: gpuops stop {rows[-1].name}")
+    return rows[-1]
+
+
+def stop(ctx: Context, run: RunRow, progress: Progress) -> str:
+    """Stop a run and download its results; the cluster stays, unless it was brought up for this run. Returns a
+    sentence. Raises UsageError while the run is being started."""
+    if run.state not in ("starting", "running"):
+        return f"{run.name} has ended already"
+    if run.state == "starting":
+        if _has_live_owner(ctx, run):
+            raise UsageError(f"{run.name} is still being prepared", "press Ctrl-C where it was started")
+        return f"{run.name} was never started: the guard removes it"
+    row = ctx.ledger.cluster(run.cluster)
+    live = open_live(ctx, row, some=True)
+    try:
+        reports = stop_and_wait(ctx, live, run, "gpuops stop")
+        if ctx.ledger.take_run(run.id, ctx.me):
+            finish(ctx, run, Agents(live, reports), Policy(progress))
+        elif _has_live_owner(ctx, run) and all(one.kind == ReasonKind.NEVER_STARTED for one in reports.values()):
+            raise UsageError(f"{run.name} is only just being started", f"try again: gpuops stop {run.name}")
+    finally:
+        live.close()
+    return f"{run.name} is stopped; its results are in {run.home}"
+
+
+def _has_live_owner(ctx: Context, run: RunRow) -> bool:
+    """Whether another live process, its command or the guard, finishes the run."""
+    return ctx.ledger.run(run.id).has_live_owner(besides=ctx.me)
