@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuops.commands import down, stop
+from gpuops.commands import stop
 from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Lease
@@ -36,8 +36,8 @@ def run(world: Context) -> RunRow:
 def answer(patch: pytest.MonkeyPatch, *kinds: str) -> None:
     """Each node's answer."""
     results = {index: lost_report(index, "as it says", ReasonKind(kind)) for index, kind in enumerate(kinds)}
-    patch.setattr(down, "open_live", lambda *_, **__: SimpleNamespace(close=lambda: None))
-    patch.setattr(down, "stop_and_wait", lambda *_: results)
+    patch.setattr(stop, "open_live", lambda *_, **__: SimpleNamespace(close=lambda: None))
+    patch.setattr(stop, "stop_and_wait", lambda *_: results)
 
 
 def test_one_that_no_node_has_heard_of_yet_is_not_called_stopped(
@@ -56,7 +56,7 @@ def test_what_another_command_has_brought_home_is_not_judged_again(
     """Who keeps the run may be through with it, and its machines gone, before its nodes have told this command."""
     answer(monkeypatch, "stop")
     judged: list[RunRow] = []
-    monkeypatch.setattr(down, "finish", lambda _world, row, *_: judged.append(row))
+    monkeypatch.setattr(stop, "finish", lambda _world, row, *_: judged.append(row))
     world.ledger.set_run(run.id, owner_process=None)
     stop.stop(world, run, Silent())
     assert judged == [run], "of those that live, this command is the only one"
