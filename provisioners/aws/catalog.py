@@ -22,7 +22,7 @@ from provisioners.names import spellings, words
 FAMILIES = ("g*", "p*", "vt*")
 """Whose vCPUs are counted as those of GPUs (`quotas`). All else, over a thousand types, need not be listed."""
 X86 = "x86_64"
-"""The images that are taken without a word are built for it."""
+"""The default images are built for it."""
 ARM = "has an ARM processor, and the images that gpuops starts are for x86"
 UNASKED = frozenset({"v100", "k80", "m60"})
 """What the images' drivers and newer builds of torch have left behind: only by name."""
@@ -56,7 +56,7 @@ class Kind:
 
 
 def read(document: Mapping[str, Any]) -> Kind:
-    """One type, as DescribeInstanceTypes tells of it."""
+    """One type of DescribeInstanceTypes' answer."""
     told = (document.get("GpuInfo") or {}).get("Gpus") or []
     counts = [int(one.get("Count") or 0) for one in told]  # a slice of one counts 0
     whole = all(counts) and all(one.get("Manufacturer") == "NVIDIA" for one in told)

@@ -79,7 +79,7 @@ def find(account: Account, region: str, wishes: Wishes, gone: Sequence[str] = ()
 
 
 def read(told: Mapping[str, Any], wishes: Wishes) -> Image:
-    """An image as AWS tells of it. Raises Rejected where it cannot be used, UsageError where its login is not known."""
+    """An image of DescribeImages' answer. Raises Rejected where it cannot be used, UsageError for an unknown login."""
     id_, name = str(told["ImageId"]), str(told.get("Name") or told["ImageId"])
     why = _unfit(told)
     if why:

@@ -152,7 +152,7 @@ def make_group(client: Any, name: str, vpc: str, tags: Sequence[Mapping[str, Any
 def open_group(
     client: Any, group: str, cidr: str, *, given: bool, doing: str, pause: Callable[[float], None] = time.sleep
 ) -> None:
-    """Let this computer in, and the machines to each other. Asked again it changes nothing. Raises ProviderError."""
+    """Let this computer in, and the machines to each other. Idempotent. Raises ProviderError."""
     for rules in ([rule(cidr, GIVEN if given else OURS)], [among(group)]):
         for left in reversed(range(MAX_ATTEMPTS)):
             try:
@@ -176,12 +176,12 @@ def is_unknown_yet(error: ProviderError) -> bool:
 
 
 def backoff_s(attempt: int) -> float:
-    """How long to wait before asking again, in seconds; never the same."""
+    """Exponential back-off with jitter, at most 16 s. `attempt`: from 0."""
     return float(min(2.0**attempt, 16.0) * random.uniform(0.5, 1.0))
 
 
 def followed(permissions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The networks of the rules that follow this computer's address, of a group as AWS tells of it."""
+    """The networks of the rules that follow this computer's address, of a group's permissions."""
     return [
         str(one.get(key))
         for permission in permissions

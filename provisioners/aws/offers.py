@@ -32,7 +32,7 @@ UNPRICED = "{}: the price of {} is not known, and counted as --max-price allows;
 
 
 def offers(account: Account, given: Wishes, regions: Sequence[str]) -> list[Offer]:
-    """Best first. Raises UsageError, NoCapacity, QuotaExceeded, or what is wrong where nothing could be asked."""
+    """Best first. Raises UsageError, NoCapacity, QuotaExceeded, or the error of a region where none could be read."""
     if given.reservation:
         given, regions = reservations.applied(account, given, regions)
     asked = asked_of(given)

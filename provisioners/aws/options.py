@@ -1,4 +1,4 @@
-"""What only AWS can be asked for, and one request of ours, checked. Pure."""
+"""AWS's own flags, and a request checked. Pure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
 @dataclass(frozen=True)
 class Wishes:
-    """A request: nothing of it is unclear, and nothing was asked of AWS yet."""
+    """A checked request; AWS was not asked for anything yet."""
 
     nodes: int
     gpus: int | None

@@ -1,4 +1,4 @@
-"""What AWS asks for: spot prices by zone, on-demand prices from its price list, disks and addresses. Pure, but for the
+"""Prices: spot prices by zone, on-demand prices from its price list, disks and addresses. Pure, but for the
 questions at the end."""
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from provisioners.aws.api import ask_all, join_region, pages, split_region
 from provisioners.aws.catalog import Kind
 
 PRICE_LISTS = ("us-east-1", "eu-central-1", "ap-south-1")
-"""Where the price list of all regions is asked, one after another: an organization may close the first of them."""
+"""Regions that serve the price list of all regions, tried in turn: an organization may forbid the first."""
 ADDRESS_HOURLY = 0.005
 """$/h of a public IPv4 address, the same in every region."""
 DISK_MONTHLY = 0.10
 """$ a month for a GB of gp3, where the price list does not say: 0.08 in us-east-1, more in others."""
 MONTH_H = 730.0
 MAX_SINGLE_LOOKUPS = 40
-"""So many types are asked for one by one, where they were not in the list of those with as many GPUs: whether every
-product there says how many it has is not documented."""
+"""Types looked up one by one because the lookup by number of GPUs missed them: whether every product has that
+attribute is not documented."""
 PLAIN_MACHINE = {
     "operatingSystem": "Linux",
     "tenancy": "Shared",

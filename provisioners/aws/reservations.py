@@ -1,4 +1,4 @@
-"""Capacity that somebody has reserved: on-demand Capacity Reservations, and Capacity Blocks, which are paid beforehand.
+"""Capacity that the user has reserved: on-demand Capacity Reservations, and Capacity Blocks, which are paid beforehand.
 
 A reservation is of one type in one zone, so that it says what is rented and where. A Capacity Block ends at a time that
 was bought with it, and AWS begins to terminate its machines half an hour before (AWS, "Capacity Blocks for ML").
@@ -46,7 +46,7 @@ class Reserved:
 
 
 def read(told: Mapping[str, Any], nodes: int) -> Reserved:
-    """One as AWS tells of it. Raises Rejected where it cannot be used, NoCapacity where it is too small now."""
+    """A reservation of AWS's answer. Raises Rejected where it cannot be used, NoCapacity where it is too small now."""
     id_, state, ends = str(told["CapacityReservationId"]), str(told.get("State") or ""), told.get("EndDate")
     if state != "active":
         starts = told.get("StartDate")

@@ -46,6 +46,7 @@ class Stock:
 
 
 def read_stock(account: Account, region: str, given: Wishes, asked: Asked) -> Stock:
+    """A region's stock, by two rounds of calls. Raises ProviderError, UsageError."""
     first: dict[str, Any] = ask_all(
         {
             "kinds": partial(catalog.kinds, account, region, given.types),
@@ -128,7 +129,7 @@ def _runnable(kinds: Sequence[Kind], given: Wishes) -> list[Kind]:
 def _priced(
     meant: Sequence[Kind], zones: Mapping[str, set[str]], told: Mapping[Any, float], ground: Ground, given: Wishes
 ) -> list[tuple[Kind, str, float]]:
-    """Each kind in each zone that has it, where we have a network and there is a price. Raises NoCapacity."""
+    """Each kind with its price in each zone that has it and a subnet of ours. Raises NoCapacity."""
     where = split_region(ground.region)[0]
     names = ", ".join(kind.type for kind in meant[:4]) + (" or others" if len(meant) > 4 else "")
     offered = [(kind, zone) for kind in meant for zone in sorted(zones.get(kind.type, ()))]

@@ -34,7 +34,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One kind of GPU in one cloud, as the catalog tells of it for a number of them in one machine."""
+    """One kind of GPU in one cloud, as the catalog lists it for a number of them in one machine."""
 
     id: str
     name: str
@@ -93,7 +93,7 @@ def read(document: Mapping[str, Any], cloud: str) -> Gpu:
 
 
 def at_cluster_prices(gpus: Sequence[Gpu], told: Sequence[Any]) -> list[Gpu]:
-    """The GPUs at the prices that GraphQL's `gpuTypes` tells of them in clusters; others keep theirs, and say so."""
+    """The GPUs at GraphQL's `clusterPrice` of them; those without one keep the price of pods (`price_of`)."""
     prices = {str(one.get("id")): _number(one.get("clusterPrice")) or 0.0 for one in told if isinstance(one, dict)}
     known = {gpu.id: prices.get(gpu.id, 0.0) for gpu in gpus}
     return [
@@ -105,9 +105,9 @@ def at_cluster_prices(gpus: Sequence[Gpu], told: Sequence[Any]) -> list[Gpu]:
 
 
 def with_at_least(gpus: Sequence[Gpu], told: Sequence[Any], ram: int, vcpus: int) -> list[Gpu]:
-    """The GPUs with the RAM and the vCPUs that GraphQL's `lowestPrice` tells of them, asked with these as the least.
+    """The GPUs with the RAM and vCPUs of GraphQL's `lowestPrice`, which was queried with `ram` (GB) and `vcpus`.
 
-    No machine has as much where it tells no price, or less; of whom it tells nothing at all, nothing is known.
+    No price, or less RAM or vCPUs, means that no machine has enough. A GPU that is not listed stays as it is.
     """
     known = {str(one.get("id")): one for one in told if isinstance(one, dict)}
     found = []
@@ -151,7 +151,7 @@ def chosen(gpus: Sequence[Gpu], wish: str | None, memory: int | None) -> list[Gp
 
 
 def _sensible(gpus: Iterable[Gpu], memory: int | None) -> list[Gpu]:
-    """Without a name: NVIDIA's, whole, not too old, and not too small unless that was asked for."""
+    """The GPUs that a request without a name means: NVIDIA's, whole, not too old, not too small unless asked for."""
     least = MIN_MEMORY_GB if memory is None else memory
     fit = [gpu for gpu in gpus if gpu.price and gpu.maker in ("NVIDIA", "") and gpu.memory >= least]
     return [gpu for gpu in fit if not UNASKED & {*words(gpu.name), *words(gpu.id)}]

@@ -24,7 +24,7 @@ DISK_MONTHLY = 0.10
 """$ a month for a GB of a running pod's disk."""
 MONTH_H = 720.0
 NEW_ACCOUNT_LIMIT_HOURLY = 80.0
-"""$/h that an account may spend which never asked for more."""
+"""$/h that an account may spend until its owner asks for more."""
 
 
 def disk_price(gigabytes: float) -> float:
@@ -133,7 +133,7 @@ def _notes(gpu: Gpu, per_hour: float, wishes: Wishes, volume: Volume | None) -> 
 
 
 def _check_maker(gpus: Sequence[Gpu], wishes: Wishes) -> None:
-    """The image that is taken without a word is NVIDIA's."""
+    """Raises UsageError for AMD's GPUs with the default image, which is for NVIDIA's."""
     amd = [gpu for gpu in gpus if gpu.maker == "AMD"]
     if amd and wishes.image in (IMAGE, CLUSTER_IMAGE):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What only RunPod can be asked for, and one request of ours as RunPod's nouns. Pure."""
+"""RunPod's own flags, and a request checked and in RunPod's nouns. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Request
 
 CLUSTER_GPUS = 8
-"""GPUs of a cluster's node where none are asked for: machines of so many are what clusters are known to be made of."""
+"""GPUs per node that are suggested for a cluster: clusters are known to be made of machines with as many."""
 MAX_CLUSTER_NODES = 250
 IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
 CLUSTER_IMAGE = "runpod/pytorch:1.0.7-cu1281-torch280-ubuntu2404-cluster"
@@ -49,7 +49,7 @@ OF_IMAGE = re.compile(r"(?<![a-z])cu(?:da)?[-_:]?(\d\d)\.?(\d)")
 
 @dataclass(frozen=True)
 class Wishes:
-    """A request, checked: nothing of it is unclear, and nothing was asked of RunPod yet."""
+    """A checked request; RunPod was not asked for anything yet, so it has names where ids follow."""
 
     nodes: int
     gpus: int
@@ -140,6 +140,6 @@ def _cuda(given: str, image: str) -> str:
 
 
 def cuda_of(image: str) -> str:
-    """The CUDA that an image's name tells of; empty where it tells nothing."""
+    """The CUDA in an image's name, `12.8`; empty where it has none."""
     match = OF_IMAGE.search(image.lower())
     return f"{match[1]}.{match[2]}" if match else ""

@@ -1,4 +1,4 @@
-"""What RunPod has, as it tells of it now: GPUs, data centers, the account's network volumes. Reads only."""
+"""What RunPod has now: GPUs, data centers, and the account's volumes, templates and registries. Reads only."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Stock:
         return [catalog.read(one, wishes.cloud) for one in told]
 
     def in_cluster(self, gpus: Sequence[catalog.Gpu]) -> list[catalog.Gpu]:
-        """The same at what they cost in a cluster, those of which that is told: REST v2 tells the prices of pods."""
+        """The GPUs at their prices in a cluster, where GraphQL has them: REST v2 has the prices of pods alone."""
         listed = self._api.graphql("query { gpuTypes { id clusterPrice } }").get("gpuTypes")
         return catalog.at_cluster_prices(gpus, listed if isinstance(listed, list) else [])
 
     def roomy(self, gpus: Sequence[catalog.Gpu], wishes: Wishes, centers: Sequence[str]) -> list[catalog.Gpu]:
-        """The same with what a machine of theirs has of RAM and vCPUs; the older interface alone tells that."""
+        """The GPUs with the RAM and vCPUs of their machines, which GraphQL alone has."""
         least = {
             "gpuCount": wishes.gpus,
             **({"minMemoryInGb": wishes.ram} if wishes.ram else {}),
@@ -117,7 +117,7 @@ class Stock:
         return volume
 
     def shapes(self, wishes: Wishes) -> str:
-        """Which clusters could be had instead: whole machines are what most are made of."""
+        """A hint: which clusters could be had instead. Most are made of whole machines."""
         whole = dataclasses.replace(wishes, gpus=options.CLUSTER_GPUS)
         there = [gpu.name for gpu in self.gpus(whole) if gpu.price and gpu.level != "NONE"]
         if not there:
