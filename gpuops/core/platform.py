@@ -1,7 +1,7 @@
-"""What differs between Linux, macOS and Windows on the computer that gpuops is typed on, decided in one place.
+"""What differs between Linux, macOS and Windows on the computer that runs the client, decided in one place.
 
-Tables and functions of the system's name; whoever acts takes a `System` as a parameter, so that all three can be tried
-on any. `HERE` is this computer. Nodes are another matter: they are Linux, local ones macOS as well.
+Functions that depend on it take a `System` as a parameter, so that tests on one system cover all three. `HERE` is this
+computer. Nodes always run Linux, local ones macOS as well.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Popen = Mapping[str, Any]
 """Arguments of `subprocess.Popen`."""
 
 NULL_FILE = "/dev/null"
-"""No file, for `ssh`: on Windows, too, where it is the one path that OpenSSH translates."""
+"""The path of no file for `ssh`, also on Windows, where OpenSSH translates this path."""
 SOCKET_SUFFIX_BYTES = 18
-"""What `ssh` appends to the path of a control socket while it makes it, in bytes."""
+"""What `ssh` appends to the path of a control socket while it creates it."""
 SOCKET_PATH_BYTES = {"linux": 108, "macos": 104}
-"""Bytes that a socket's path may have, its end included (`sun_path`)."""
+"""Size of a socket's path with its final zero (`sun_path`)."""
 
 # The numbers of `subprocess.CREATE_…`, which Python has on Windows only.
 NEW_PROCESS_GROUP, NO_WINDOW, BREAKAWAY_FROM_JOB = 0x200, 0x08000000, 0x01000000
@@ -32,16 +32,16 @@ STDOUT, STDERR, OBEYS = -11, -12, 0x4
 """STD_OUTPUT_HANDLE, STD_ERROR_HANDLE, ENABLE_VIRTUAL_TERMINAL_PROCESSING."""
 
 FORBIDDEN = re.compile(r'[<>:"|?*\\\x00-\x1f]|[ .]+$')
-"""What no file of Windows may have in its name, or at its end. (A colon would even hide the bytes in another file.)"""
+"""What no file name may contain, or end with, on Windows. (A colon would hide the bytes in another stream.)"""
 RESERVED = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])(?=$|[. ])", re.IGNORECASE)
-"""Names of devices, whatever their ending: `aux.txt` is one."""
+"""Names of devices on Windows, with any ending: `aux.txt` is one."""
 UNDECODED = re.compile("[\udc80-\udcff]")
-"""Bytes of a Linux file name that are no UTF-8, as Python writes them."""
+"""Bytes of a Linux file name that are not UTF-8, as Python represents them."""
 PATH_BEGINS = re.compile(r"\s+(?=[A-Za-z]:[\\/]|[~/]|__PROGRAMDATA__)")
-"""Where the next of several Windows paths begins: `ssh -G` prints them without quotes."""
+"""Before each further path in a list of Windows paths, which `ssh -G` prints without quotes."""
 
 REPLACE_TIMEOUT_S = 2.0
-"""How long another program may hold a file that is about to be replaced: a scanner of viruses, an indexer, a reader."""
+"""How long another program (virus scanner, indexer, reader) may keep a file open that is to be replaced."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,17 @@ class System:
 
     @property
     def hang_up(self) -> str:
-        """The signal of a terminal that goes. On Windows that of a window that is closed, and of Ctrl-Break."""
+        """The signal of a closed terminal. On Windows that of a closed window, and of Ctrl-Break."""
         return "SIGBREAK" if self.windows else "SIGHUP"
 
     @property
     def apart(self) -> Popen:
-        """For a child that shall not get the terminal's Ctrl-C: that is ours to handle."""
+        """For a child that must not get the terminal's Ctrl-C, which gpuops handles."""
         return {"creationflags": NEW_PROCESS_GROUP} if self.windows else {"start_new_session": True}
 
     @property
     def background(self) -> Sequence[Popen]:
-        """For a child that stays when the terminal goes; each is to be tried where the one before is not permitted.
+        """For a child that outlives the terminal: alternatives, each to be tried where the one before is forbidden.
 
         Not DETACHED_PROCESS: without any console, each program that the child starts would open a window. What
         runs in a job (a terminal in an editor, a CI step) ends with it, unless it may break away.
@@ -89,7 +89,7 @@ class System:
         return env.get("TERM", "xterm" if self.windows else "") not in ("", "dumb")
 
     def set_variable(self, name: str) -> str:
-        """How a person sets a variable in the shell."""
+        """The command that sets a variable in the user's shell."""
         return f"$env:{name} = '…'" if self.windows else f"export {name}=…"
 
     # SSH.
@@ -119,7 +119,7 @@ class System:
         return [one for one in PATH_BEGINS.split(text.strip()) if one] if self.windows else shlex.split(text)
 
     def ssh_folder(self, env: Mapping[str, str]) -> Path:
-        """Where OpenSSH keeps what holds for everybody on this computer."""
+        """The folder of OpenSSH's settings for all users."""
         return Path(env.get("PROGRAMDATA", "C:/ProgramData"), "ssh") if self.windows else Path("/etc/ssh")
 
     def shell_line(self, argv: Sequence[str]) -> str:
@@ -130,7 +130,7 @@ class System:
         return subprocess.list2cmdline(argv) if self.windows else shlex.join(argv)
 
     def protection(self, folder: Path, env: Mapping[str, str]) -> list[str]:
-        """The program that takes a new folder away from everybody but its owner, and so what comes to lie in it.
+        """The program that closes a new folder, and what will lie in it, to all users but its owner.
 
         Empty where mkdir's mode does it. On Windows a folder on another disk lets every user write, and OpenSSH takes
         no file from it; nor from one that mkdir made with 0700, which grants something to OWNER RIGHTS (Python issue
@@ -161,15 +161,15 @@ class System:
         return next((one for one in above if _is_open(one.stat())), None)
 
     def mode(self, bits: int) -> int:
-        """What of a file's permissions is sent. Windows knows of no executables, so that all are; as Docker has it."""
+        """The permissions of a file that are sent. Windows has no executable bit: all files get one, as in Docker."""
         return 0o755 if self.windows else bits & 0o777
 
     def link(self, target: str) -> str:
-        """Where a symbolic link leads, as a node understands it."""
+        """A symbolic link's target in a node's notation."""
         return target.removeprefix("\\\\?\\").replace("\\", "/") if self.windows else target
 
     def key(self, path: str) -> str:
-        """Equal for two paths that this computer takes for the same file."""
+        """A key that is equal for paths that this computer takes for the same file."""
         if self.kind == "linux":
             return path
         import unicodedata
@@ -177,14 +177,14 @@ class System:
         return unicodedata.normalize("NFC", path).casefold()
 
     def stored(self, path: str) -> str:
-        """The name under which a node's file can lie here: the same, but for what this computer could not write."""
+        """The path under which a node's file can lie here: the same, with what this disk cannot write replaced."""
         if self.kind == "linux":
             return path
         parts = UNDECODED.sub("_", path).split("/")
         return "/".join(map(_on_windows, parts) if self.windows else parts)
 
     def names(self, paths: Iterable[str]) -> dict[str, str]:
-        """As `stored`, for files that come to lie beside each other: no two have one name."""
+        """As `stored`, for files of one folder: no two get the same name."""
         found: dict[str, str] = {}
         taken: set[str] = set()
         for path in sorted(paths):
@@ -216,6 +216,7 @@ def _is_of_one(group: int, user: int) -> bool:
 
 
 def _on_windows(part: str) -> str:
+    """One name of a path with what Windows cannot write replaced."""
     name = FORBIDDEN.sub(lambda found: "_" * len(found[0]), part)
     return f"_{name}" if RESERVED.match(name) else name
 
@@ -235,7 +236,7 @@ def replace(
     rename: Callable[[Path | str, Path | str], None] | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """`os.replace`, patiently: Windows refuses while any other program has the target open."""
+    """`os.replace`, retried: Windows refuses while another program has the target open."""
     waited_s = 0.0
     while True:
         try:
@@ -248,14 +249,14 @@ def replace(
 
 
 def pass_over_current_folder(environ: MutableMapping[str, str], system: System = HERE) -> None:
-    """Have Windows start no `git.exe` that lies in a project: it looks into the current folder first, unless this
-    variable is there (Microsoft: NeedCurrentDirectoryForExePath; Python's `which` obeys it from 3.12 on)."""
+    """Have Windows start no `git.exe` that lies in a project: it searches the current folder first, unless this
+    variable is set (Microsoft: NeedCurrentDirectoryForExePath; Python's `which` obeys it from 3.12 on)."""
     if system.windows:
         environ.setdefault("NoDefaultCurrentDirectoryInExePath", "1")
 
 
 def obey_escapes(system: System = HERE, kernel: Any = None) -> None:
-    """Have a console of Windows draw by escape sequences, which it prints unless it is told to; `kernel`: its API."""
+    """Make a Windows console interpret escape sequences instead of printing them. `kernel`: its API."""
     if not system.windows:
         return
     import ctypes

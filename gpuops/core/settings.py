@@ -1,13 +1,12 @@
-"""Settings: flags > `gpuops.toml` > the environment > `.env`, and what each of them may say.
+"""Settings: flags > `gpuops.toml` > the environment > `.env`, and what each of them may set.
 
-Keys to providers are no settings: those of `.env` are kept apart, and used where nothing else is there
+Keys to providers are not settings: those of `.env` are kept apart, and used where no other key is found
 (`gpuops.core.provider.credential`).
 
-A project is often a repository that somebody else wrote. So its `.env` and `gpuops.toml` may choose
-sizes and versions, but not where keys are sent nor what runs on this computer: endpoints,
-identities, proxies and gpuops' own folder come from the real environment and from flags alone, and what
-else of `gpuops.toml` reaches beyond the project counts once the user trusts it (`gpuops.core.trust`).
-Nothing read here is put into `os.environ`.
+A project is often a repository of another author. So its `.env` and `gpuops.toml` may choose sizes and versions, but
+not where keys are sent or what runs on this computer: endpoints, identities, proxies and gpuops' own folder come from
+the real environment and from flags alone, and other options of `gpuops.toml` that reach beyond the project count once
+the user trusts the file (`gpuops.core.trust`). Nothing read here is put into `os.environ`.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ CREDENTIALS = (
     ("RUNPOD_API_KEY",),
     ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
 )
-"""Keys to a provider, those of one account together: they are taken from one place. An empty one counts as none."""
+"""Variables with keys, grouped by account: a group is taken from one source. An empty value counts as unset."""
 KEYS = tuple(name for together in CREDENTIALS for name in together)
 FROM_DOTENV = ("GPUOPS_TORCH_SPEC", "GPUOPS_TORCH_INDEX", *KEYS, "AWS_REGION", "AWS_DEFAULT_REGION")
-"""What may stand in `.env` as well as in the environment."""
+"""Variables that `.env` may set as well as the environment."""
 FROM_ENVIRONMENT = (
     "GPUOPS_HOME",
     "GPUOPS_CHECKIP_URL",
@@ -45,7 +44,7 @@ FROM_ENVIRONMENT = (
     "AWS_SHARED_CREDENTIALS_FILE",
     "AWS_ENDPOINT_URL",
 )
-"""What only the real environment may say. Together: the variables of `.env.example`."""
+"""Variables that only the real environment may set. With `FROM_DOTENV`: those of `.env.example`."""
 ACCOUNTS: Mapping[str, tuple[str, ...]] = {
     "runpod": tuple(name for name in (*KEYS, *FROM_ENVIRONMENT) if name.startswith("RUNPOD_")),
     "aws": tuple(
@@ -54,13 +53,13 @@ ACCOUNTS: Mapping[str, tuple[str, ...]] = {
         if name.startswith("AWS_") or name == "GPUOPS_CHECKIP_URL"
     ),
 }
-"""Provider to all that says which account it is asked for, and where: handed on together, or not at all."""
+"""Provider to the variables that choose its account and endpoint: passed on together, or not at all."""
 MAX_WHOLE_NUMBER = 10**12
-"""No whole number of ours is larger."""
+"""No option takes a larger whole number."""
 MAX_TOML_BYTES = 10_000
-"""A `gpuops.toml` is a few lines; the time that reading one takes may grow much faster than its length. Bytes."""
+"""A `gpuops.toml` is a few lines; the time to parse a crafted one may grow much faster than its length."""
 NOT_IN_FILES = re.compile(r"(.*-)?(identity|proxy|endpoint|url)")
-"""Options that `gpuops.toml` may not carry."""
+"""Options that `gpuops.toml` may not set."""
 
 TYPES: Mapping[type, str] = {
     str: "text",
@@ -76,21 +75,21 @@ Tables = Mapping[str, Mapping[str, type]]
 
 @dataclass(frozen=True)
 class Toml:
-    """A `gpuops.toml`, checked."""
+    """The checked content of a `gpuops.toml`."""
 
     path: Path = Path()
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Table to option to value."""
     sha256: str = ""
-    """Of the very bytes that the tables were read from; empty where there is no file."""
+    """Checksum of the bytes that the tables were read from; empty without a file."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What files and environment say; flags are laid over it by who has them."""
+    """What files and environment set; commands lay their flags over it."""
 
     env_values: Mapping[str, str] = field(default_factory=dict)
-    """Known variables but for keys, the environment's word before `.env`'s. A name that is set nowhere is absent."""
+    """Known variables without keys, the environment before `.env`. A name that is set nowhere is absent."""
     toml: Toml = field(default_factory=Toml)
     dotenv: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Keys to providers that `.env` holds."""
@@ -105,7 +104,7 @@ def load(folder: Path, environ: Mapping[str, str], tables: Tables) -> Settings:
 
 
 def load_leniently(folder: Path, environ: Mapping[str, str], tables: Tables) -> tuple[Settings, list[str]]:
-    """As `load`, for who must go on: what can be read, and a sentence for each file that is not as it should be.
+    """As `load`, for commands that must not fail: what can be read, and a sentence for each faulty file.
 
     The lines of `.env` that can be read count, since a credential may stand there; a `gpuops.toml` counts whole.
     """
@@ -128,18 +127,18 @@ def load_leniently(folder: Path, environ: Mapping[str, str], tables: Tables) -> 
 
 
 def _known(in_file: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are ours and no keys, the environment's word before the file's."""
+    """The known variables without keys, the environment before the file."""
     joined = {**in_file, **environ}
     return {name: joined[name] for name in (*FROM_DOTENV, *FROM_ENVIRONMENT) if name in joined and name not in KEYS}
 
 
 def _keys(in_file: Mapping[str, str], names: Collection[str] = KEYS) -> dict[str, str]:
-    """The keys that a `.env` holds. An empty one counts as none: it is what a copied `.env.example` has."""
+    """The keys among a `.env`'s values. An empty one counts as unset: a copied `.env.example` has it."""
     return {name: value for name, value in in_file.items() if name in names and value.strip()}
 
 
 def dotenv_values(folder: Path, names: Collection[str] = KEYS) -> dict[str, str]:
-    """What a folder's `.env` has of these, as far as it can be read."""
+    """The values of these keys in a folder's `.env`, as far as it can be read."""
     try:
         return _keys(_values(_bindings(folder / ".env")), names)
     except UsageError:
@@ -147,18 +146,18 @@ def dotenv_values(folder: Path, names: Collection[str] = KEYS) -> dict[str, str]
 
 
 def keys_for(provider: str, keys: Mapping[str, str]) -> dict[str, str]:
-    """Those of a provider."""
+    """The keys of one provider."""
     return {name: value for name, value in keys.items() if name in ACCOUNTS.get(provider, ())}
 
 
 def surroundings(found: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment as providers and stories see it: the real one, joined with what `.env` may say but for keys."""
+    """The environment that providers and commands use: the real one, with what `.env` sets except keys."""
     return {**{name: value for name, value in environ.items() if value or name not in KEYS}, **found.env_values}
 
 
 def with_keys(env: Mapping[str, str], keys: Mapping[str, str], *, insist: bool) -> dict[str, str]:
-    """These surroundings with keys of a `.env` as if they were exported, account by account; without `insist` where
-    none of that account is exported."""
+    """The environment with keys of a `.env` as if they were exported, account by account. Without `insist`, only for
+    accounts of which no key is exported."""
     found = dict(env)
     for together in CREDENTIALS:
         mine = {name: keys[name] for name in together if keys.get(name)}
@@ -168,7 +167,7 @@ def with_keys(env: Mapping[str, str], keys: Mapping[str, str], *, insist: bool) 
 
 
 def _check_variable(name: str) -> None:
-    """Raises UsageError for a variable of ours that `.env` may not set, or that is none."""
+    """Raises UsageError for a variable of gpuops that `.env` may not set, or that does not exist."""
     if name in FROM_ENVIRONMENT:
         raise UsageError(f"{name} has no effect in .env", f"remove it there, and export {name} in your shell instead")
     if name.startswith("GPUOPS_") and name not in FROM_DOTENV:
@@ -189,7 +188,7 @@ def read_dotenv(path: Path) -> dict[str, str]:
 
 
 def _bindings(path: Path) -> list[Binding]:
-    """A `.env`, line by line. Raises UsageError where it is no text."""
+    """The parsed lines of a `.env`. Raises UsageError where it is not text."""
     if not os.path.isfile(path):
         return []
     from dotenv.parser import parse_stream
@@ -211,7 +210,7 @@ def _blank_lines(text: str) -> int:
 
 def read_toml(path: Path, tables: Tables) -> Toml:
     """A `gpuops.toml`, every option known and of its type; without tables where there is none. Raises UsageError."""
-    if os.path.isdir(path):  # which, unlike Path's own, says no where nobody may look
+    if os.path.isdir(path):  # unlike Path.is_dir, False for an inaccessible path
         raise UsageError(f"{path} is a folder", "settings stand in a file of that name: rename the folder")
     if not os.path.isfile(path):
         return Toml(path)
@@ -236,7 +235,7 @@ def read_toml(path: Path, tables: Tables) -> Toml:
 
 
 def _where_to(name: str, tables: Tables) -> str:
-    """What to do about an option, or a table's name, at the top of the file."""
+    """The hint for an option, or a table's name, at the top of the file."""
     if name in tables:
         return f"write [{name}] on a line of its own"
     knowing = [table for table in sorted(tables) if name in tables[table]] or sorted(tables)
@@ -260,7 +259,7 @@ def _checked(where: str, name: str, value: Any, options: Mapping[str, type]) -> 
 
 
 def _shown(value: Any) -> str:
-    """As it may stand in the file: `true`, not `True`."""
+    """A value as the file writes it: `true`, not `True`."""
     try:
         return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, str) else str(value)
     except ValueError:  # Python refuses to write numbers of thousands of digits
@@ -268,7 +267,7 @@ def _shown(value: Any) -> str:
 
 
 def _nearest(name: str, known: Iterable[str], form: str) -> str:
-    """`did you mean gpus?`, or all there are."""
+    """`did you mean gpus?`, or the list of known names."""
     known = sorted(known)
     return did_you_mean(name, known, form=form) or "use one of " + ", ".join(form.format(one) for one in known)
 
@@ -302,7 +301,7 @@ def _secrets(names: Iterable[str], folder: Path, environ: Mapping[str, str]) -> 
                 f"the secret {name} is neither in the environment nor in {folder / '.env'}",
                 f"`{HERE.set_variable(name)}`, or add it to .env",
             )
-        # What may stand in `.env` has been joined with the environment already.
+        # `environ` has the variables of `.env` already.
         found[name] = (value, ".env" if value == in_file.get(name) else "the environment")
     return found
 
@@ -351,7 +350,7 @@ def _users_home(environ: Mapping[str, str]) -> Path:
 
 
 def owner(home: Path, new: Callable[[], str] = lambda: os.urandom(4).hex()) -> str:
-    """8 hex digits that mark everything this user rents; chosen once, whoever comes first.
+    """8 hex digits that mark everything this user rents, chosen once by the first command.
 
     Raises UsageError for a damaged file (another mark would hide what carries the old one), LocalDisk.
     """

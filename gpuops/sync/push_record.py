@@ -12,6 +12,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,17 @@ from gpuops.core.safe_folder import SafeFolder
 from gpuops.sync.project import FileEntry
 
 RECORD_FOLDER = "pushed"
+
+
+@dataclass(frozen=True)
+class _NodeState:
+    """What `<tree>-n<node>.json` holds: keys of the lists that may be on the node, and rows of edited files it kept."""
+
+    lists: Sequence[str] = ()
+    kept: Sequence[Sequence[Any]] = ()
+
+    def document(self) -> dict[str, Any]:
+        return {"schema": 1, "lists": list(self.lists), "kept": list(self.kept)}
 
 
 class PushRecord:
@@ -41,18 +53,19 @@ class PushRecord:
             if self._folder.size(key) is None:
                 self._folder.write(key, io.BytesIO(data), 0)
             state = self._state(node)
-            if key not in state["lists"]:
-                self._folder.write_json(self._file(node), {**state, "lists": [*state["lists"], key]})
+            if key not in state.lists:
+                self._write(node, replace(state, lists=[*state.lists, key]))
         return key
 
     def end(self, node: str, key: str, kept: Iterable[str]) -> None:
         """Record that a push was committed. `kept`: files of earlier pushes that were edited there and stayed."""
         with self._locked():
-            state, stays = self._state(node), self._stays(node, key, kept)
-            if (state["lists"], state["kept"]) != ([key], stays):
-                self._folder.write_json(self._file(node), {"schema": 1, "lists": [key], "kept": stays})
-            used = {one for name in self._folder.names() for one in self._lists(name)}
-            for name in self._folder.names():
+            state = _NodeState([key], self._stays(node, key, kept))
+            if self._state(node) != state:
+                self._write(node, state)
+            names = self._folder.names()
+            used = {one for name in names if name.endswith(".json") for one in self._read(name).lists}
+            for name in names:
                 if not name.endswith(".json") and name not in used:
                     self._folder.remove(name)
 
@@ -78,23 +91,25 @@ class PushRecord:
         """Every version of every file that may lie on a node because of a push, by path, the latest first."""
         state = self._state(node)
         found: dict[str, list[FileEntry]] = {}
-        for key in reversed(state["lists"]):
+        for key in reversed(state.lists):
             for entry in self._list(key):
                 found.setdefault(entry.path, []).append(entry)
-        for row in state["kept"]:
+        for row in state.kept:
             found.setdefault(row[0], []).append(FileEntry(*row))
         return found
 
     def _file(self, node: str) -> str:
         return f"{self._tree}-{node}.json"
 
-    def _state(self, node: str) -> dict[str, Any]:
-        found = self._json(self._file(node))
-        return found if isinstance(found, dict) else {"schema": 1, "lists": [], "kept": []}
+    def _write(self, node: str, state: _NodeState) -> None:
+        self._folder.write_json(self._file(node), state.document())
 
-    def _lists(self, name: str) -> Sequence[str]:
-        found = self._json(name) if name.endswith(".json") else None
-        return found["lists"] if isinstance(found, dict) else []
+    def _state(self, node: str) -> _NodeState:
+        return self._read(self._file(node))
+
+    def _read(self, name: str) -> _NodeState:
+        found = self._json(name)
+        return _NodeState(found["lists"], found["kept"]) if isinstance(found, dict) else _NodeState([], [])
 
     def _list(self, key: str) -> list[FileEntry]:
         return [FileEntry(*row) for row in self._json(key) or []]
