@@ -99,15 +99,15 @@ class Disks:
         machines = nodes_of(ctx, self.cluster)
         known = self.reports
         if known is None:
-            told = _ends_told(ctx, self.cluster, machines) if self.ended else {}
-            known = unanswered(row, self.error, ended=self.ended, told=told)
+            endings = _endings(ctx, self.cluster, machines) if self.ended else {}
+            known = unanswered(row, self.error, ended=self.ended, endings=endings)
         found, unreachable = salvage(ctx, self.cluster, row)
         if unreachable and ctx.provisioner(self.cluster.provider).capabilities.get("rented") is not True:
             raise next(iter(unreachable.values()))
         return Agents(absent(self.cluster, machines, self.error), {**known, **found}).collect(ctx, row, progress)
 
     def release(self, row: RunRow) -> None:
-        """No agent is there to be told."""
+        """No agent is there to be released."""
 
 
 Source = Agents | Disks
@@ -141,7 +141,7 @@ def fetch_bucket(ctx: Context, row: RunRow, nodes: Sequence[int], progress: Prog
 
 
 def release(live: ClusterSession, row: RunRow) -> None:
-    """Tell the nodes that what the run has left on them is needed no more. A node that is not told waits in vain."""
+    """Tell the nodes that the run's results are home. A node that does not hear it holds them until its grace ends."""
     request = request_of(row)
     if request.hold_s is None:
         return  # nothing is held
@@ -154,16 +154,16 @@ def release(live: ClusterSession, row: RunRow) -> None:
 
 
 def unanswered(
-    row: RunRow, error: NodeError, *, ended: bool, told: Mapping[int, Mapping[str, Any]]
+    row: RunRow, error: NodeError, *, ended: bool, endings: Mapping[int, Mapping[str, Any]]
 ) -> dict[int, NodeReport]:
-    """Reports for a run none of whose nodes answers. `ended`: their provider says that the machines have; `told`: and
-    how (`nodes.session.end_reason`)."""
+    """Reports for a run none of whose nodes answers. `ended`: their provider says that the machines have;
+    `endings`: and how (`nodes.session.end_reason`)."""
     nonsense = isinstance(error, Nonsense)
     kind = ReasonKind.ENDED if ended else ReasonKind.NONSENSE if nonsense else ReasonKind.UNREACHABLE
-    return {index: lost_report(index, error.say, kind, told.get(index)) for index in range(request_of(row).nodes)}
+    return {index: lost_report(index, error.say, kind, endings.get(index)) for index in range(request_of(row).nodes)}
 
 
-def _ends_told(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> dict[int, dict[str, Any]]:
+def _endings(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> dict[int, dict[str, Any]]:
     """What their provider says of how machines ended; empty where it does not answer."""
     with suppress(GpuopsError):
         provider = ctx.provisioner_of(row)

@@ -80,13 +80,13 @@ class Death:
     """What the agent says happened, where no process can say it."""
 
 
-def deaths(kind: str, result: NodeReport, several: bool) -> list[Death]:
+def deaths(kind: str, report: NodeReport, several: bool) -> list[Death]:
     """Every death on one node, in the order of its ranks. `several`: the run has other nodes."""
-    if kind == "command" and result.outcome == "failed":
-        return [_command_death(result, several)]
-    found = [_rank_death(result, rank) for rank in _completed(result) if rank.code or rank.signal]
-    if result.outcome == "failed" and not any(death.weight < OURS for death in found):
-        found.append(_launcher_death("torchrun", result, several))
+    if kind == "command" and report.outcome == "failed":
+        return [_command_death(report, several)]
+    found = [_rank_death(report, rank) for rank in _completed(report) if rank.code or rank.signal]
+    if report.outcome == "failed" and not any(death.weight < OURS for death in found):
+        found.append(_launcher_death("torchrun", report, several))
     return found
 
 
@@ -165,7 +165,7 @@ def without_summary(tail: str) -> str:
     return _TORCHRUN_LOG.sub("", words) if found else tail
 
 
-def _rank_death(result: NodeReport, rank: RankReport) -> Death:
+def _rank_death(report: NodeReport, rank: RankReport) -> Death:
     said = words(rank)
     return Death(
         who=f"rank {rank.rank} on node{rank.node}",
@@ -174,20 +174,20 @@ def _rank_death(result: NodeReport, rank: RankReport) -> Death:
         code=rank.code,
         signal=rank.signal,
         ended=rank.ended,
-        weight=_weigh(result, rank, said),
+        weight=_weigh(report, rank, said),
         tail=said,
         oom=rank.oom,
     )
 
 
-def _weigh(result: NodeReport, rank: RankReport, said: str) -> int:
+def _weigh(report: NodeReport, rank: RankReport, said: str) -> int:
     if rank.after_stop:
         return OURS
     if rank.oom:
         return OWN
     ended_by_others = rank.signal in (SIGTERM, SIGKILL) or rank.code == 128 + SIGTERM
-    headless = result.outcome == "lost" or result.kind == ReasonKind.LAUNCHER
-    if ended_by_others and headless and rank.rank != _root_cause(result)[0]:
+    headless = report.outcome == "lost" or report.kind == ReasonKind.LAUNCHER
+    if ended_by_others and headless and rank.rank != _root_cause(report)[0]:
         return OURS  # what was left of a run whose agent or launcher had died
     if rank.signal == SIGTERM and _TRACEBACK in said:
         return _weigh_words(said)  # it had failed, and was slow to leave when a peer that died of that had ended
@@ -202,61 +202,61 @@ def _weigh_words(said: str) -> int:
     return PEER if _PEER_WORDS.search(final) and not remedies.is_port_taken(final) else OWN
 
 
-def _command_death(result: NodeReport, several: bool) -> Death:
+def _command_death(report: NodeReport, several: bool) -> Death:
     """A plain command's; where it was a torchrun of the user's own, that of the rank which failed first."""
-    words = "\n".join(once(without_summary(result.tail)).rstrip().splitlines()[-SHOWN_LINES:]) or result.out.rstrip()
-    death = _launcher_death("the command", replace(result, tail=words), several)
-    rank, code = _root_cause(result)
+    words = "\n".join(once(without_summary(report.tail)).rstrip().splitlines()[-SHOWN_LINES:]) or report.out.rstrip()
+    death = _launcher_death("the command", replace(report, tail=words), several)
+    rank, code = _root_cause(report)
     if rank is None or death.code is None:
         return death
     who = f"rank {rank} of {death.who}"
     return replace(death, who=who, code=code if code > 0 else None, signal=-code if code < 0 else None)
 
 
-def _launcher_death(who: str, result: NodeReport, several: bool) -> Death:
-    where = f" on node{result.node}" if several else ""
-    starting = result.kind == ReasonKind.START
-    signal = result.reason.signal
+def _launcher_death(who: str, report: NodeReport, several: bool) -> Death:
+    where = f" on node{report.node}" if several else ""
+    starting = report.kind == ReasonKind.START
+    signal = report.reason.signal
     full = (
-        not (starting or signal or result.tail.strip())
-        and result.disk_free is not None
-        and result.disk_free < FULL_DISK_BYTES
+        not (starting or signal or report.tail.strip())
+        and report.disk_free is not None
+        and report.disk_free < FULL_DISK_BYTES
     )
     return Death(
         who=who + where,
-        node=result.node,
+        node=report.node,
         rank=None,
-        code=result.launcher_code,
+        code=report.launcher_code,
         signal=signal,
-        ended=None if signal else result.ended,  # a signal comes first: all that follows is its work
-        weight=OWN if signal or starting else _weigh_words(result.tail),
-        tail=result.tail.rstrip(),
+        ended=None if signal else report.ended,  # a signal comes first: all that follows is its work
+        weight=OWN if signal or starting else _weigh_words(report.tail),
+        tail=report.tail.rstrip(),
         full=full,
-        said=_said(result, full),
+        said=_said(report, full),
     )
 
 
-def _said(result: NodeReport, full: bool) -> str:
+def _said(report: NodeReport, full: bool) -> str:
     """What happened, where no process could say it."""
-    if result.kind == ReasonKind.START:
-        return f"node{result.node} could not start the run: {result.reason.say}"
-    return f"the run failed on node{result.node}, whose disk is full" if full else ""
+    if report.kind == ReasonKind.START:
+        return f"node{report.node} could not start the run: {report.reason.say}"
+    return f"the run failed on node{report.node}, whose disk is full" if full else ""
 
 
-def _completed(result: NodeReport) -> Iterator[RankReport]:
+def _completed(report: NodeReport) -> Iterator[RankReport]:
     """The node's ranks; one whose wrapper was killed is completed from torchrun's own report."""
-    reported, code = _root_cause(result)
-    for rank in result.ranks:
+    reported, code = _root_cause(report)
+    for rank in report.ranks:
         if rank.rank == reported and rank.code is None and rank.signal is None:
             yield replace(rank, code=code if code > 0 else None, signal=-code if code < 0 else None)
         else:
             yield rank
 
 
-def _root_cause(result: NodeReport) -> tuple[int | None, int]:
+def _root_cause(report: NodeReport) -> tuple[int | None, int]:
     """The rank that failed first and its exit code (negative: a signal), from torchrun's own report."""
-    report = _ROOT_CAUSE.search(result.tail)
-    return (int(report[1]), int(report[2])) if report else (None, 0)
+    match = _ROOT_CAUSE.search(report.tail)
+    return (int(match[1]), int(match[2])) if match else (None, 0)
 
 
 def _recorded(error: Mapping[str, Any] | None) -> str:

@@ -1,4 +1,4 @@
-"""The one end of a run, whoever comes to it: results home and verified, a verdict, and the record of both.
+"""The one end of a run: results home and verified, a verdict, and the record of both.
 
 `finish` takes what a source gives (`collect`), judges it (`judgement`, pure), and writes it down. It serves the
 attached command, the guard, `gpuops down`, `stop` and `pull`; `finish_late` serves a run that was judged while its

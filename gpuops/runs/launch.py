@@ -28,14 +28,14 @@ made."""
 
 
 def launch(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
-    """Start the run on every node, the head first. Other ports each time it is called. Raises GpuopsError."""
+    """Start the run on every node, the head first, on other ports each time. Raises GpuopsError."""
     prepared.attempt += 1
     try:
         _start(ctx, live, prepared)
     except NodeRefused as refusal:
         if refusal.kind != "gang" or prepared.attempt > 1:
             raise
-        launch(ctx, live, prepared)  # the gang link's port was taken in the meantime; nothing has begun
+        launch(ctx, live, prepared)  # the gang link's port was taken in the meantime; nothing has started
 
 
 def _start(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
@@ -66,7 +66,7 @@ def _start(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
 
     try:
         with ctx.progress.during(f"starting {prepared.row.name}"):
-            start(0)  # alone: where its port for the gang link is taken, nothing else has begun
+            start(0)  # alone: where its port for the gang link is taken, nothing else has started
             asked = len(specs)
             on_each(start, range(1, len(specs)))
     except BaseException:
@@ -78,7 +78,8 @@ def _start(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
 
 
 def _granted(ctx: Context, live: ClusterSession, prepared: Prepared) -> tuple[RunRequest, bucket.Grant | None]:
-    """What the nodes may write to in a bucket, anew for each launch, and the request with the place it is."""
+    """Upload addresses of a bucket, fresh for each launch, and the request with their place in it; None without a
+    bucket."""
     request = prepared.request
     if not request.sink or not sinks.is_bucket(request.sink):
         return request, None
@@ -93,7 +94,7 @@ def _granted(ctx: Context, live: ClusterSession, prepared: Prepared) -> tuple[Ru
 
 
 def _places(live: ClusterSession, prepared: Prepared) -> tuple[Place, Place | None]:
-    """Where torchrun and the gang link meet: on the ports that the probe has found to be reached, once; then on fresh
+    """Where torchrun and the gang link meet: for the first attempt on the ports that the probe reached, then on fresh
     ones."""
     several = len(prepared.nodes) > 1
     address = prepared.nodes[0].address if several else "127.0.0.1"

@@ -1,8 +1,8 @@
 """A run's output for people: bytes of many streams in, complete lines out, each saying whose it is.
 
-The files keep every byte as written; what is shown is readable: a progress bar that redraws
-itself with `\\r` becomes its latest state, bytes that are no UTF-8 become `�`, and a line without
-an end is shown in pieces. No clock is read: whoever shows says when (`idle`).
+The files keep every byte as written; what is shown is readable: a progress bar that redraws itself with `\\r` becomes
+its latest state, bytes that are not UTF-8 become `�`, and a line without an end is shown in pieces. No clock is read:
+time passes by calls of `idle`, five a second.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import re
 from dataclasses import dataclass, field
 
 IDLE_POLLS = 10
-"""After how many looks (`idle`) without news an unfinished line is shown: 2 s at 5 looks a second."""
+"""After how many calls of `idle` without a byte an unfinished line is shown: 2 s."""
 
 REDRAW_POLLS = 50
-"""How many looks a progress bar that keeps moving stays silent in between."""
+"""How many calls of `idle` lie between two shown states of a progress bar that keeps moving: 10 s."""
 
 MAX_PIECE_CHARS = 8192
 """The longest text shown as one line, in characters."""
@@ -39,9 +39,9 @@ class _Unfinished:
     shown: bool = False
     """Part of this line was shown already, so an empty rest is not a line of its own."""
     quiet: int = 0
-    """Looks since the last byte."""
+    """Calls of `idle` since the last byte."""
     waited: int = 0
-    """Looks since something of this line was last shown."""
+    """Calls of `idle` since something of this line was last shown."""
 
 
 @dataclass
@@ -79,11 +79,11 @@ class LineMerger:
         return self._lines(state, texts)
 
     def idle(self) -> list[str]:
-        """To be called at every look, news or not: unfinished lines that have waited long enough."""
-        return [line for state in self._live() for line in self._lines(state, _look(state))]
+        """Unfinished lines that have waited long enough; to be called five times a second, bytes or not."""
+        return [line for state in self._live() for line in self._lines(state, _poll(state))]
 
     def flush(self) -> list[str]:
-        """What is left when nothing more will come."""
+        """The unfinished lines, at the end of the run."""
         lines = []
         for state in self._live():
             text, state.text = state.text + state.decoder.decode(b"", final=True), ""
@@ -91,7 +91,7 @@ class LineMerger:
         return lines
 
     def _lines(self, state: _Unfinished, texts: list[str]) -> list[str]:
-        """What is shown of these texts, and whose they are."""
+        """The texts that pass the filter, each with its prefix."""
         grep = self.grep
         return [state.prefix + text for text in texts if grep is None or grep.search(_TINTS.sub("", text))]
 
@@ -99,7 +99,7 @@ class LineMerger:
         return [state for state in self._streams.values() if state is not None]
 
     def _stream(self, node: int, stream: str) -> _Unfinished | None:
-        """The stream's state; None for one that is not shown."""
+        """The stream's state; None for a stream that is not shown."""
         key = (node, stream)
         if key not in self._streams:
             self._streams[key] = self._open(node, stream)
@@ -136,7 +136,7 @@ def _finish(state: _Unfinished, text: str) -> list[str]:
     return [final[start : start + MAX_PIECE_CHARS] for start in range(0, len(final), MAX_PIECE_CHARS)] or [""]
 
 
-def _look(state: _Unfinished) -> list[str]:
+def _poll(state: _Unfinished) -> list[str]:
     state.quiet += 1
     state.waited += 1
     if not state.text:

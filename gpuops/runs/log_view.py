@@ -1,7 +1,8 @@
-"""When which byte of a run's output was written, from what its nodes noted beside it (`times.jsonl`).
+"""Lines of a run's logs as they are home, in the order in which they were written.
 
-A note says how long the streams were at one moment. What lies between two notes was written between their moments;
-the later one counts.
+`LogTimes` knows when a byte was written, from the notes of its node (`times.jsonl`): a note has the streams' sizes at
+one moment, and bytes between two notes count as written at the later one. `HomeTail` reads on in every stream, and
+`Veil` holds back tracebacks until it is known whose they are.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from gpuops.sync import RunHome
 
 TIMES_FILE = "times.jsonl"
 NOW = float("inf")
-"""When what no note tells of yet was written: just now."""
+"""The moment of bytes that no note covers yet."""
 LATEST, LONGEST = 1e11, 1 << 40
-"""No honest node notes a moment (UTC seconds) or a size (bytes) beyond."""
+"""The largest moment (UTC seconds) and size (bytes) that are believed in a note."""
 MAX_NOTES_BYTES = 256 << 20
-"""Bytes of notes that are read: those of a month."""
+"""How many bytes of notes are read: a month has fewer."""
 MAX_LINE_BYTES = 1 << 16
-"""So far back the beginning of a line is sought, and no longer is a note, in bytes."""
+"""How far back the beginning of a line is searched, and the longest note that is read."""
 
 
 @dataclass
 class Notes:
-    """Of one stream: it had `sizes[i]` bytes at `moments[i]`; both only rise."""
+    """The notes of one stream: it had `sizes[i]` bytes at `moments[i]`; both only rise."""
 
     moments: list[float] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -46,7 +47,7 @@ class Notes:
             self.sizes.append(size)
 
     def start(self, since: float) -> int:
-        """How many bytes were surely written before."""
+        """How many bytes were certainly written before `since`."""
         first = bisect_left(self.moments, since)
         return self.sizes[first - 1] if first else 0
 
@@ -78,7 +79,7 @@ class LogTimes:
         return bool(self._notes)
 
     def of(self, node: int, stream: str) -> Notes:
-        """A stream's notes; none of one that nothing was noted of."""
+        """A stream's notes; empty where there are none."""
         return self._notes.get((node, stream), Notes())
 
     def latest(self) -> float | None:
@@ -92,7 +93,7 @@ class LogTimes:
                 moment = float(note["at"]) + skew
                 sizes = {str(stream): int(size) for stream, size in note["sizes"].items()}
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-                continue  # cut off by a full disk, or on its way
+                continue  # cut off by a full disk, or not complete yet
             if not (0 <= moment < LATEST and all(0 <= size < LONGEST for size in sizes.values())):
                 continue
             for stream, size in sizes.items():
@@ -100,7 +101,7 @@ class LogTimes:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """As far as a node's notes have a length that an agent's have."""
+    """A file's lines, up to `MAX_NOTES_BYTES` in all."""
     left = MAX_NOTES_BYTES
     with path.open("rb") as file:
         while left > 0 and (line := file.readline(MAX_LINE_BYTES)):
@@ -118,7 +119,7 @@ def line_start(path: Path, offset: int) -> int:
 
 
 def moment(text: str, now: float) -> float:
-    """`10m` (ago) or `2026-11-21T12:00` (here, unless it says otherwise) as UTC seconds. Raises UsageError."""
+    """`10m` (ago) or `2026-11-21T12:00` (local time unless it names a zone) as UTC seconds. Raises UsageError."""
     try:
         then = datetime.fromisoformat(text).timestamp() if text[4:5] == "-" else now - parse_span(text)
     except (UsageError, ValueError, OverflowError, OSError):
@@ -132,14 +133,14 @@ CHUNK_BYTES = 1 << 20
 NODE = re.compile(r"node(\d+)")
 EVENTS = "events.jsonl"
 FAILED = b'"event": "failed"'
-"""What an agent notes when a rank of its own has failed (docs/protocol.md)."""
+"""What an agent notes when one of its ranks has failed (docs/protocol.md)."""
 
 
 class HomeTail:
-    """Reads on in every stream of a run from where it stopped; gives complete lines.
+    """Reads every stream of a run from where the last call stopped; yields complete lines.
 
-    With `times`, what is home at the first look comes in the order in which it was written, nodes and ranks mixed;
-    what was surely written before `since` (UTC seconds) is left out.
+    With `times`, what is home at the first call comes in the order in which it was written, nodes and ranks mixed;
+    what was certainly written before `since` (UTC seconds) is left out.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class HomeTail:
             yield from self._veil.due()
 
     def rest(self) -> Iterator[str]:
-        """What is left once nothing more will come, the unfinished lines included."""
+        """The lines that are left when the run is over, unfinished ones included."""
         yield from self.new()
         yield from self._merger.flush()
         if self._veil:
@@ -202,7 +203,7 @@ class HomeTail:
                 yield from self._merger.feed(node, path.name, data)
 
     def _chunks(self, path: Path, end: int | None = None) -> Iterator[bytes]:
-        """What a file has more than at the last look, up to `end`."""
+        """What was added to a file since the last call, up to `end`."""
         offset = self._read.get(path, 0)
         end = path.stat().st_size if end is None else end
         if end <= offset:
@@ -216,11 +217,10 @@ class HomeTail:
 
 
 class Veil:
-    """Holds tracebacks back for a moment: when a rank fails, its peers' complaints about it are noise.
+    """Holds back tracebacks for `hold_s` seconds, and drops them once a rank has failed.
 
-    One rank's exception breaks the collectives of all others, and each prints a traceback of its own. They
-    stay in the logs; what is shown is the culprit's, by the verdict. A traceback in a run that goes on
-    is shown `hold_s` seconds late.
+    One rank's exception breaks the collectives of all others, and each prints a traceback of its own. All of them stay
+    in the logs; the culprit's is shown with the verdict.
     """
 
     TRACEBACK = "Traceback (most recent call last)"
@@ -245,26 +245,26 @@ class Veil:
                 yield line
 
     def due(self) -> Iterator[str]:
-        """What was held long enough, in a run that goes on."""
+        """Lines that were held for `hold_s` in a run that goes on."""
         if self.failed:
             self._held.clear()
         while self._held and self._held[0][0] <= self._clock():
             yield self._held.popleft()[1]
 
     def lifted(self) -> Iterator[str]:
-        """All that is held, when a run ended without a failed rank."""
+        """All held lines of a run that ended without a failed rank."""
         while self._held and not self.failed:
             yield self._held.popleft()[1]
 
 
 def last_heard(home: Path) -> float | None:
-    """When the last byte of a run's output came home (UTC seconds); None where none has."""
+    """When the last byte of a run's output came home (UTC seconds); None before the first."""
     written = [path.stat().st_mtime for path in home.glob("logs/node*/*") if STREAM.fullmatch(path.name)]
     return max(written, default=None)
 
 
 def _place(stream: tuple[int, Path]) -> tuple[int, int, bool]:
-    """Nodes and ranks in the order of their numbers, a node's launcher first; what went wrong comes last."""
+    """Sort key: nodes and ranks by number, a node's launcher first; of each, stderr after stdout."""
     node, path = stream
     match = STREAM.fullmatch(path.name)
     return node, int(match[1]) if match and match[1] else -1, path.suffix == ".err"
@@ -272,8 +272,8 @@ def _place(stream: tuple[int, Path]) -> tuple[int, int, bool]:
 
 @dataclass(frozen=True)
 class Filter:
-    """Which lines: of one node, of one rank, only the last so many, torchrun's own as well, those in which `grep` is
-    found, those written after `since` (UTC seconds)."""
+    """Which lines are shown: of one node or rank, the last `tail`, torchrun's own as well (`launcher`), those that
+    match `grep`, those written after `since` (UTC seconds)."""
 
     node: int | None = None
     rank: int | None = None

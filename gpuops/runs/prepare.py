@@ -89,7 +89,7 @@ def tree_of(request: RunRequest, folder: Path) -> tuple[str, Path]:
 
 
 def check(ctx: Context, request: RunRequest, sending: Sending) -> None:
-    """What can be known to fail before anything is created. Raises UsageError."""
+    """Find what would certainly fail, before anything is created. Raises UsageError."""
     secret_values(request.secrets, ctx.folder, ctx.env)
     refuse_tracked(ctx.folder, [name for name in request.secrets if not ctx.env.get(name)])
     _, folder = tree_of(request, ctx.folder)
@@ -225,15 +225,15 @@ def _wait_for_turn(ctx: Context, live: ClusterSession, sending: Sending, row: Ru
     if not sending.queue:
         _refuse_second(ctx, live, row)
         return row
-    told = ""
+    announced = ""
     with ctx.progress.during(f"waiting for {live.row.name}"):
         while busy := _busy(ctx, live, row):
-            if busy != told:
+            if busy != announced:
                 ctx.out.say(f"waiting for {busy} on {live.row.name}")
                 ctx.progress.waits(f"{busy} goes on")
-                told = busy
+                announced = busy
             time.sleep(QUEUE_POLL_INTERVAL_S)
-    if told:
+    if announced:
         ctx.ledger.set_run(row.id, created=time.time())
     return ctx.ledger.run(row.id)
 
@@ -262,7 +262,7 @@ def _hello(client: AgentClient) -> NodeHello | None:
 
 
 def _check_script(request: RunRequest, tree: sync.Tree) -> None:
-    """A script that will not be on the nodes is told now, not by torchrun on each of them."""
+    """Refuse a script that will not be on the nodes, before torchrun misses it on each. Raises UsageError."""
     if request.kind != "torchrun" or request.script is None or request.workload:
         return
     if any(entry.path == request.script for entry in tree.files):

@@ -1,4 +1,4 @@
-"""What is printed when a run is over and its machines are gone: what it was, took, cost and left."""
+"""What is printed when a run is over and its machines are gone: what it ran, its time, its cost and its results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def receipt(record: Mapping[str, Any]) -> list[str]:
 
 
 def without_run(cost: float) -> str:
-    """The one line for a job that never had a run to tell of: its machines went before."""
+    """The only line for a job that never had a run: its machines ended before."""
     return f"{'cost':<9}about {money(cost)}, for machines that went before there was a run"
 
 
@@ -79,7 +79,7 @@ def _time(record: Mapping[str, Any]) -> str:
 
 
 def _lost(record: Mapping[str, Any]) -> str:
-    """What a run whose machine was taken back had learnt since its newest snapshot."""
+    """The steps that a preempted run lost since its newest snapshot."""
     got = record.get("progress") or {}
     if (record.get("verdict") or {}).get("outcome") != "reclaimed" or not {"step", "saved"} <= set(got):
         return ""
@@ -107,7 +107,7 @@ def _paid(record: Mapping[str, Any]) -> str:
 
 def _before(record: Mapping[str, Any]) -> list[str]:
     """What each retry cost: `toy-1 was reclaimed at step 120: 20 steps lost, 5:40 min …`."""
-    told = []
+    lines = []
     for loss in record.get("retries") or ():
         lost, gap = loss.get("steps_lost"), loss.get("gap_s")
         parts = [] if lost is None else [f"{plural(lost, 'step')} lost"]
@@ -118,5 +118,5 @@ def _before(record: Mapping[str, Any]) -> list[str]:
         began = loss.get("started", True)
         what = f"{loss['run']} was reclaimed" if began else f"{loss['cluster']} was lost"
         at = at if began else " before its run began"
-        told.append(f"{what}{place}{at}" + (f": {', '.join(parts)}" if parts else ""))
-    return told
+        lines.append(f"{what}{place}{at}" + (f": {', '.join(parts)}" if parts else ""))
+    return lines

@@ -28,7 +28,7 @@ _WANTS_GPU = re.compile(
     r"\b(?:gpus?|cuda)\b[\w\s-]{0,20}\b(?:not (?:available|found|detected)|unavailable|required|needed)\b",
     re.IGNORECASE,
 )
-"""How scripts say it in their own words; looked for in a last line only, where one that goes on without says more."""
+"""How scripts say it in their own words. Only a last line is searched: a script that goes on without GPUs says more."""
 _ASSERTED_GPU = re.compile(r"^\s+assert [^\n]*\b(?:cuda|accelerator)\b[^\n]*\n(?:[\s^]*\n)*AssertionError\s*\Z", re.M)
 
 SHARED_MEMORY = "shared memory (/dev/shm) is probably too small: use `num_workers=0`, or an image with more of it"
@@ -51,9 +51,9 @@ _NAMES = {
     "PIL": "pillow", "cv2": "opencv-python", "dotenv": "python-dotenv", "hydra": "hydra-core",
     "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
 }  # fmt: skip
-"""Modules whose package is called otherwise: one of the module's name is somebody else's, or nobody's."""
+"""Modules whose package has another name: a package of the module's name is another project's, or does not exist."""
 _OWN = ("config", "data", "dataset", "datautils", "model", "models", "src", "train", "trainer", "util", "utils")
-"""Modules that are nearly always a project's own; what has such a name on PyPI is something else."""
+"""Modules that are nearly always a project's own; a package of that name on PyPI is something else."""
 _OWN_PACKAGE = r'File "[^"\n]*/project/({0}/[^"\n]*)\.py"'
 
 
@@ -95,8 +95,8 @@ def is_disk_full(text: str) -> bool:
 
 
 def held_back(text: str, held: Sequence[str]) -> str | None:
-    """The remedy for a module that is missing because its file was not sent: installing one of that name, from
-    whoever took it, would be the worst advice. None when that is not why."""
+    """The remedy for a module that is missing because its file was not sent; None for any other reason. To install a
+    stranger's package of that name would be the worst advice."""
     module = _NO_MODULE.search(text)
     stem = module[1].replace(".", "/") if module else ""
     for path in held:

@@ -177,14 +177,14 @@ def _rank_report(node: int, document: Mapping[str, Any]) -> RankReport:
     )
 
 
-def lost_report(node: int, say: str, kind: ReasonKind, told: Mapping[str, Any] | None = None) -> NodeReport:
-    """The report of a node that cannot give its own. `told`: what its provider says of its end, in the protocol's
+def lost_report(node: int, say: str, kind: ReasonKind, ending: Mapping[str, Any] | None = None) -> NodeReport:
+    """The report of a node that cannot give its own. `ending`: what its provider says of its end, in the protocol's
     keys (`say`, `reclaimed`, `by`); its sentence replaces `say`.
     """
     document = {
         "node": node,
         "outcome": "lost",
-        "reason": {"kind": kind.value, "say": say, **(told or {})},
+        "reason": {"kind": kind.value, "say": say, **(ending or {})},
         "started": None,
         "ended": None,
         "launcher": {"code": None, "signal": None},

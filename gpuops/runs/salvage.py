@@ -1,7 +1,7 @@
-"""What nodes whose agents have ended still tell of a run: its logs to the last byte, and how it ended.
+"""What the disks of nodes whose agents have ended still have of a run: its logs to the last byte, and its report.
 
-A lease that ended while this computer was away leaves both on a host's disk. No agent answers there any more,
-but its bulk programs read the same files.
+A lease that ended while this computer was away leaves both on a host of the user's own. No agent answers there any
+more, but the agent's bulk programs read the same files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def salvage(ctx: Context, row: ClusterRow, run: RunRow) -> tuple[dict[int, NodeR
             unreachable[index] = error
             continue
         except LocalDisk:
-            raise  # of what is there nothing may be taken for gone
+            raise  # it could not be written here: nothing there may count as lost
         except GpuopsError:
             continue
         if result is not None:

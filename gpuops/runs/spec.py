@@ -19,8 +19,7 @@ from gpuops.sync import sinks
 from gpuops.sync.inputs import WORKLOADS
 
 JOIN_TIMEOUT_S = 300
-"""How long torchrun waits for the other nodes, in seconds: a cold import of torch from a network
-file system takes minutes."""
+"""How long torchrun waits for the other nodes: a cold import of torch from a network file system takes minutes."""
 
 
 SCRUB = (
@@ -33,7 +32,7 @@ IDENTITY = re.compile(
     r"PET_.*|MASTER_(ADDR|PORT)|TORCHELASTIC_(RUN_ID|ERROR_FILE)|((LOCAL|NODE|GROUP|ROLE)_)?RANK"
     r"|((LOCAL|GROUP|ROLE)_)?WORLD_SIZE|GPUOPS_(RUN|NODE|NODES|NODE_RANK|HEAD|(STOP|SNAPSHOT)_FILE|PROGRESS)"
 )
-"""Who a process is: refused in the user's `--env`, and never taken from it."""
+"""Variables that say which process of a run this is: refused in the user's `--env`."""
 
 
 Place = tuple[str, int]
@@ -170,7 +169,7 @@ def _environment(request: RunRequest, node: NodeFacts, nodes: Sequence[NodeFacts
 
 
 def _users(request: RunRequest, node: NodeFacts) -> dict[str, str]:
-    """What the user set, over ours and taken literally, except for who a process is."""
+    """The user's variables, which override ours, byte for byte; those of IDENTITY are left out."""
     data = {DATA: node.data or request.data} if request.data is not None else {}
     return data | {name: value for name, value in request.env.items() if not IDENTITY.fullmatch(name)}
 

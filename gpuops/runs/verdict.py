@@ -31,13 +31,13 @@ RETRIES_HINT = "; with `--retries 2` it would have gone on by itself"
 START_OVER_HINT = "run it again: it left no snapshot to continue from"
 
 
-def how_far(results: Iterable[NodeReport]) -> dict[str, int]:
+def how_far(reports: Iterable[NodeReport]) -> dict[str, int]:
     """How far the run's program says it got: `step`, and `saved`, the step of its newest snapshot, where known."""
     found: dict[str, int] = {}
-    for result in results:
+    for report in reports:
         for name in ("step", "saved"):
-            if name in result.progress:
-                found[name] = max(int(result.progress[name]), found.get(name, 0))
+            if name in report.progress:
+                found[name] = max(int(report.progress[name]), found.get(name, 0))
     return found
 
 
@@ -51,24 +51,24 @@ def resume_hint(run: str, saved: bool) -> str:
 
 
 def judge(
-    request: RunRequest, world_size: int, results: Sequence[NodeReport], again: str = RESUME_HINT, run: str = ""
+    request: RunRequest, world_size: int, reports: Sequence[NodeReport], again: str = RESUME_HINT, run: str = ""
 ) -> Verdict:
-    """The verdict over all nodes' results; `world_size` is the number of ranks that was asked for.
+    """The verdict over all nodes' reports; `world_size` is the number of ranks that was asked for.
 
     `again`: the hint for a run that was ended from outside. `run`: its name, for what a hint tells to type.
     """
-    if not results:
+    if not reports:
         return Verdict("lost", NODE_FAILED, "no node could say how the run ended", again)
-    several = len(results) > 1
-    blamed = culprit(death for result in results for death in deaths(request.kind, result, several))
-    outside = _ended_from_outside(results, again)
+    several = len(reports) > 1
+    blamed = culprit(death for report in reports for death in deaths(request.kind, report, several))
+    outside = _ended_from_outside(reports, again)
     if blamed and blamed.weight == OWN and not (outside and _came_before(outside[0], blamed)):
-        return _failed(blamed, results, run)
+        return _failed(blamed, reports, run)
     if outside:
         return outside[1]
     if blamed:
-        return _failed(blamed, results, run)
-    return _formed(request, world_size, results, run)
+        return _failed(blamed, reports, run)
+    return _formed(request, world_size, reports, run)
 
 
 def is_port_clash(reports: Iterable[NodeReport]) -> bool:
@@ -82,46 +82,46 @@ def is_port_clash(reports: Iterable[NodeReport]) -> bool:
     return not started and any(report.outcome == "failed" and remedies.is_port_taken(report.tail) for report in known)
 
 
-def _ended_from_outside(results: Sequence[NodeReport], again: str) -> tuple[NodeReport, Verdict] | None:
+def _ended_from_outside(reports: Sequence[NodeReport], again: str) -> tuple[NodeReport, Verdict] | None:
     """What ended the run although no process of it failed: lease, reclaim, loss, stop, in this order."""
-    first = sorted(results, key=lambda result: float("inf") if result.ended is None else result.ended)
-    for result in first:
-        if result.kind == ReasonKind.LEASE:
-            say = f"the lease of node{result.node} ended the run"
+    first = sorted(reports, key=lambda report: float("inf") if report.ended is None else report.ended)
+    for report in first:
+        if report.kind == ReasonKind.LEASE:
+            say = f"the lease of node{report.node} ended the run"
             longer = f"give it longer (--max-hours, --max-cost, or in time `gpuops lease NAME --extend 2h`) and {again}"
-            return result, Verdict("stopped", NODE_FAILED, say, longer, node=result.node)
-    if taken := _taken_back(first):
-        return taken, _reclaimed(taken, results, again)
+            return report, Verdict("stopped", NODE_FAILED, say, longer, node=report.node)
+    if preemption := _preemption(first):
+        return preemption, _preempted(preemption, reports, again)
     # A node that heard of the loss by the gang link is a witness only: the lost one itself speaks first.
-    for result in sorted(first, key=lambda result: result.kind == ReasonKind.GANG):
-        if result.outcome == "lost":
-            return result, _lost(result, again)
-    for result in first:
-        if result.kind == ReasonKind.END:  # by whom nobody knows: whoever stops a run first says so
-            return result, Verdict(
-                "lost", NODE_FAILED, f"node{result.node} was ended under the run", again, node=result.node
+    for report in sorted(first, key=lambda report: report.kind == ReasonKind.GANG):
+        if report.outcome == "lost":
+            return report, _lost(report, again)
+    for report in first:
+        if report.kind == ReasonKind.END:  # not by a stop, which would have been reported as one
+            return report, Verdict(
+                "lost", NODE_FAILED, f"node{report.node} was ended under the run", again, node=report.node
             )
-    for result in first:
-        if result.outcome == "stopped" and result.kind != ReasonKind.GANG:
-            return result, Verdict("stopped", STOPPED, "the run was stopped before its end", again)
-    for result in first:
-        if result.kind == ReasonKind.GANG and all(other.outcome != "failed" for other in results):
-            return result, _lost(result, again)
+    for report in first:
+        if report.outcome == "stopped" and report.kind != ReasonKind.GANG:
+            return report, Verdict("stopped", STOPPED, "the run was stopped before its end", again)
+    for report in first:
+        if report.kind == ReasonKind.GANG and all(other.outcome != "failed" for other in reports):
+            return report, _lost(report, again)
     return None
 
 
-def _taken_back(results: Sequence[NodeReport]) -> NodeReport | None:
+def _preemption(reports: Sequence[NodeReport]) -> NodeReport | None:
     """A node of those whose provider took a machine back: with notice, which all of them then know of, or without."""
-    noticed = [result for result in results if result.kind == ReasonKind.PREEMPTED]
-    if noticed or any(result.kind == ReasonKind.STOP for result in results):
-        return min(noticed, key=lambda result: result.reason.origin is not None, default=None)
-    return next((result for result in results if result.reason.preempted), None)
+    noticed = [report for report in reports if report.kind == ReasonKind.PREEMPTED]
+    if noticed or any(report.kind == ReasonKind.STOP for report in reports):
+        return min(noticed, key=lambda report: report.reason.origin is not None, default=None)
+    return next((report for report in reports if report.reason.preempted), None)
 
 
-def _reclaimed(result: NodeReport, results: Sequence[NodeReport], again: str) -> Verdict:
+def _preempted(report: NodeReport, reports: Sequence[NodeReport], again: str) -> Verdict:
     """`reclaimed by AWS at step 120 (node1 at 08:22:00Z); the newest snapshot is of step 100`."""
-    reason, got = result.reason, how_far(results)
-    node, at = result.node if reason.node is None else reason.node, reason.at
+    reason, got = report.reason, how_far(reports)
+    node, at = report.node if reason.node is None else reason.node, reason.at
     step = f" at step {got['step']}" if "step" in got else ""
     when = time.strftime(" at %H:%M:%SZ", time.gmtime(at)) if at is not None else ""
     say = f"reclaimed by {reason.by or 'its provider'}{step} (node{node}{when})"
@@ -130,38 +130,38 @@ def _reclaimed(result: NodeReport, results: Sequence[NodeReport], again: str) ->
     return Verdict("reclaimed", NODE_FAILED, say, again + RETRIES_HINT, node=node)
 
 
-def _lost(result: NodeReport, again: str) -> Verdict:
-    why = result.reason.say or "it was gone"
-    node = result.node if result.reason.origin is None else result.reason.origin
+def _lost(report: NodeReport, again: str) -> Verdict:
+    why = report.reason.say or "it was gone"
+    node = report.node if report.reason.origin is None else report.reason.origin
     say = why if why.startswith(f"node{node}") else f"the run was lost on node{node}: {why}"
     return Verdict("lost", NODE_FAILED, say, again, node=node)
 
 
-def _came_before(result: NodeReport, death: Death) -> bool:
+def _came_before(report: NodeReport, death: Death) -> bool:
     """Whether a lost node explains a death elsewhere that has its own words (a caught error)."""
-    if result.outcome != "lost" or death.oom:
+    if report.outcome != "lost" or death.oom:
         return False
-    if result.kind in (ReasonKind.UNREACHABLE, ReasonKind.ENDED):
+    if report.kind in (ReasonKind.UNREACHABLE, ReasonKind.ENDED):
         return True  # it vanished and can say nothing; what its peers say then, they say of that
-    if result.ended is None or death.ended is None:
+    if report.ended is None or death.ended is None:
         return False
-    return result.ended <= death.ended + CULPRIT_WINDOW_S
+    return report.ended <= death.ended + CULPRIT_WINDOW_S
 
 
-def _failed(death: Death, results: Sequence[NodeReport], run: str) -> Verdict:
+def _failed(death: Death, reports: Sequence[NodeReport], run: str) -> Verdict:
     advice = hint(death, run)
     if death.weight == PEER:
-        advice = _left_early(death, results) or advice
+        advice = _left_early(death, reports) or advice
     return Verdict("failed", FAILED, sentence(death), advice, death.rank, death.node, death.tail)
 
 
-def _left_early(death: Death, results: Sequence[NodeReport]) -> str:
+def _left_early(death: Death, reports: Sequence[NodeReport]) -> str:
     """A rank that ended well while its peers still needed it: nothing else would name it.
 
     One that leaves the world closes its connections before it ends, so its end may be the later one.
     """
     joining = remedies.was_joining(last_words(death.tail))
-    for rank in (rank for result in results for rank in result.ranks):
+    for rank in (rank for report in reports for rank in report.ranks):
         if joining and rank.code == 0 and rank.joined is not False:
             return f"rank {rank.rank} on node{rank.node} left while others still joined: {remedies.BARRIER}"
         if rank.code == 0 and rank.ended and death.ended and rank.ended <= death.ended:
@@ -172,11 +172,11 @@ def _left_early(death: Death, results: Sequence[NodeReport]) -> str:
     return ""
 
 
-def _formed(request: RunRequest, world_size: int, results: Sequence[NodeReport], run: str) -> Verdict:
+def _formed(request: RunRequest, world_size: int, reports: Sequence[NodeReport], run: str) -> Verdict:
     """All ended well; did they train together?"""
     if request.kind != "torchrun":
-        return _alone("the command ended well", [_last(result) for result in results])
-    ranks = [rank for result in results for rank in result.ranks]
+        return _alone("the command ended well", [_last(report) for report in reports])
+    ranks = [rank for report in reports for rank in report.ranks]
     if world_size <= 1:
         return _alone("the run ended well", [_last(rank) for rank in ranks])
     together = sum(rank.joined is True for rank in ranks)
