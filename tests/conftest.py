@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ from typing import Any
 import hypothesis
 import psutil
 import pytest
+from filelock import FileLock
 
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.platform import HERE
 from gpuops.core.signals import Signals
+from gpuops.guard import heartbeat
 from gpuops.guard.services import SERVICES
 from gpuops.ledger.store import Ledger
 from tests.platforms import LEFT_OUT, why_not
@@ -207,6 +209,15 @@ class Shell:
         except psutil.Error:
             return False
         return True
+
+
+@contextmanager
+def no_guards(home: Path) -> Iterator[None]:
+    """No guard of the home's first clusters starts: who holds a guard's lock is taken for the guard."""
+    with ExitStack() as held:
+        for cluster in range(1, 9):
+            held.enter_context(FileLock(heartbeat.lock_path(home, cluster)))
+        yield
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def report_news(ctx: Context, *, orphans: bool = True) -> None:
     from gpuops.ledger.store import LedgerUnwritable
 
     problems = set()
-    for step in (_report_notices, _ensure_guard, *([_report_unknown_to_ledger] * orphans)):
+    for step in (_report_notices, _ensure_guards, *([_report_unknown_to_ledger] * orphans)):
         try:
             step(ctx)
         except LedgerUnwritable as error:
@@ -98,9 +98,9 @@ def _report_notices(ctx: Context) -> None:
         ctx.out.say(f"{ago(at)}: {say}")
 
 
-def _ensure_guard(ctx: Context) -> None:
-    if ctx.ledger.is_guard_wanted():
-        ctx.ensure_guard()
+def _ensure_guards(ctx: Context) -> None:
+    for row in ctx.ledger.guarded():
+        ctx.ensure_guard(row)
 
 
 def _report_unknown_to_ledger(ctx: Context) -> None:

@@ -42,10 +42,10 @@ def status(
         ctx.out.result("status", {"clusters": [], "guard_refused": {}}, ["nothing is up"])
         return
     from gpuops.commands.status import cluster_lines, describe_clusters
-    from gpuops.guard import guardkeys
+    from gpuops.guard import heartbeat
 
     found = describe_clusters(ctx)
-    refusing = guardkeys.refused(ctx.home)
+    refusing = heartbeat.refusals(ctx.home, ctx.ledger.guarded())
     for provider, told in refusing.items():
         ctx.out.say(f"note: the guard cannot end what is rented at {provider}: {told['say']}")
         ctx.out.say(f"hint: {told['hint']}; then type `gpuops status` again: the guard takes over new ones")

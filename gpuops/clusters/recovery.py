@@ -162,7 +162,7 @@ def adopt(ctx: Context, lost: Lost, *, complete: bool = True) -> Adopted:
     if adrift:
         notes += _take_over(ctx, row, lease)
     if ctx.ledger.wants_guard(row):
-        ctx.ensure_guard()
+        ctx.ensure_guard(row)
     return Adopted(row, len(machines), [run for run in runs if run.name not in known], notes)
 
 

@@ -64,7 +64,7 @@ def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, noti
     ctx.ledger.gone(cluster, ctx.clock.now(), why, notice=said, left=left)
     if left:
         with suppress(OSError):  # the next command starts one
-            ctx.ensure_guard()
+            ctx.ensure_guard(row)
 
 
 def what_leaves(left: Sequence[Resource]) -> str:

@@ -279,7 +279,7 @@ def bring_up(
         now=now,
     )
     try:
-        ctx.ensure_guard(request.provider if rented else None)
+        ctx.ensure_guard(row)
         if rented:
             note_rented(ctx.home, request.provider)
         intent = Intent(ctx.owner, row.name, row.token, row.boot_deadline, agent)

@@ -91,7 +91,7 @@ def _hand_to_guard(ctx: Context, rows: Sequence[ClusterRow]) -> Interrupted:
             if run.owner_process == ctx.me:
                 ctx.ledger.set_run(run.id, owner_process=None)
         ctx.ledger.set_cluster(row.id, ephemeral=1, owner_process=None)
-    ctx.ensure_guard()
+        ctx.ensure_guard(row)
     names = ", ".join(row.name for row in left)
     return Interrupted(f"interrupted: the guard goes on ending {names}", "gpuops status shows what is left")
 

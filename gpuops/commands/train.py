@@ -270,7 +270,7 @@ def _detached(ctx: Context, live: ClusterSession, row: RunRow, ours: bool) -> Jo
     """Leave the run to the guard, which brings results home and, where the cluster is the run's own, ends it."""
     ctx.ledger.set_run(row.id, owner_process=None)
     ctx.ledger.set_cluster(live.row.id, owner_process=None)
-    ctx.ensure_guard()
+    ctx.ensure_guard(live.row)
     after = "then ends the nodes" if ours else f"{live.row.name} stays up"
     say = f"detached: the guard brings the results home, {after}; follow it with: gpuops logs {row.name} -f"
     return JobOutcome(
@@ -289,7 +289,7 @@ def _hand_over(ctx: Context, live: ClusterSession) -> None:
         ctx.ledger.set_cluster(live.row.id, owner_process=None)
     except LedgerUnwritable:
         pass  # this command ends now, and a dead owner process says the same
-    ctx.ensure_guard()
+    ctx.ensure_guard(live.row)
 
 
 def _tear_down(ctx: Context, live: ClusterSession, why: str) -> int:

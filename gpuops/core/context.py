@@ -25,7 +25,7 @@ class Services:
 
     open_ledger: Callable[[Path], Ledger]
     load_provisioner: Callable[[str, provider.Context], Provisioner]
-    ensure_guard: Callable[[Path, str | None], None]
+    ensure_guard: Callable[[Path, ClusterRow], None]
 
 
 @dataclass
@@ -56,9 +56,10 @@ class Context:
     def ledger(self) -> Ledger:
         return self.services.open_ledger(self.home)
 
-    def ensure_guard(self, provider: str | None = None) -> None:
-        """See that a guard runs; returns at once. `provider`: about to rent with the keys of this environment."""
-        self.services.ensure_guard(self.home, provider)
+    def ensure_guard(self, row: ClusterRow) -> None:
+        """See that a guard of this cluster works; returns at once. The first one keeps this command's environment.
+        Raises OSError."""
+        self.services.ensure_guard(self.home, row)
 
     @cached_property
     def me(self) -> Identity:

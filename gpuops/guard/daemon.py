@@ -1,143 +1,125 @@
-"""The guard: a small detached process that is there while anything of ours is.
+"""The guard of one cluster: a small detached process that lives while its cluster needs an end to be seen to.
 
-It looks after what has no living owner process: undoes half-made clusters, follows runs to their end,
-brings results home, tears down, and ends what has outlived its lease. What it did it leaves as
-a notice, which the next command shows. One guard at a time; it leaves when nothing is left.
+It looks after what has no living owner process: undoes a half-made cluster, follows runs to their end, brings results
+home, tears down, ends what has outlived its lease, and clears what is left. The guard itself never talks to a network,
+so that nothing can hang it: each attempt is a child process, which is ended where it keeps its cluster from its end.
+What was done is left as a notice, which the next command shows. The guard leaves when its cluster is gone and nothing
+of it is listed any more.
 """
 
 from __future__ import annotations
 
+import enum
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuops.core.errors import AuthFailed, GpuopsError
 from gpuops.core.platform import HERE
+from gpuops.guard import heartbeat
 
 if TYPE_CHECKING:
-    from filelock import BaseFileLock
-
     from gpuops.core.context import Context
-    from gpuops.core.processes import Identity
     from gpuops.ledger.store import ClusterRow, RunRow
 
 TICK_S = 1.0
+"""From one round to the next: how soon a dead owner process or the end of a lease is noticed."""
 LEASE_MARGIN_S = 60.0
-"""The node's own watchdog goes first; the guard is the second dead-man."""
+"""The node's own watchdog ends it first; the guard is the second dead-man."""
 RETRY_S = 30.0
 RETRY_SLOW_S = 300.0
-"""What fails is tried again after the first, then ever more seldom, at least so often."""
-TOLD_ROUNDS = 3
-"""After so many failures in a row the next command tells of them."""
-LOOK_S = 60.0
-"""How often a cluster that is simply up is looked at: its nodes may have ended by themselves."""
-HANG_S = 600.0
-"""After this a thread whose cluster has outlived its lease is not waited for: longer than bringing home takes."""
+"""The first and the longest pause between attempts that fail."""
+NOTICE_FAILURES = 3
+"""After this many failed attempts in a row a notice says so to the next command."""
+NODE_CHECK_INTERVAL_S = 60.0
+"""A cluster that is simply up is checked this often: its nodes may have ended by themselves."""
+ATTEMPT_S = 600.0
+"""An attempt may take this long once its cluster's lease has ended: longer than bringing results home takes."""
 LEDGER_TRIES = 40
-"""How often in a row the ledger may fail before the guard leaves; the next command starts another."""
-LOCK = "guard.lock"
+"""After this many failed rounds in a row the guard leaves; the next command starts another."""
 LAST_WORDS_S = 3600.0
-"""So long a guard stays for what its threads still have to do once their clusters are gone: a word of it, or what a
-bucket has kept."""
-SECOND_S = 5.0
-"""So long a guard waits for one that may be leaving."""
-RELIEF_S = 40.0
-"""So long the guard that relieves another waits for it to leave."""
+"""How long a guard waits for its child once the cluster is gone: it may still fetch what a bucket has kept."""
+TAKEOVER_S = 5.0
+"""How long a new guard waits for the lock of one that is leaving."""
 
 
-def ensure(home: Path, provider: str | None = None) -> None:
-    """Start a guard unless one runs; returns at once. The process is detached: no terminal, own session.
+class Job(enum.Enum):
+    """What a child of the guard is started for."""
 
-    `provider`: where something is about to be rented with the keys of this environment. A guard without them is
-    relieved.
+    TEND = "tend"
+    END_AT_ONCE = "end-at-once"
+    """As TEND; but what is rented, and had its time to bring results home in an earlier attempt, waits no longer."""
+    CLEAR = "clear"
+    """What its provider still lists of a cluster that is gone."""
+
+
+def ensure(home: Path, row: ClusterRow) -> None:
+    """Start the guard of a cluster unless one works; returns at once. Raises OSError.
+
+    The process is detached (no terminal, own session) and keeps this command's environment: the keys that a cluster
+    is rented with are those of its guard.
     """
     from filelock import FileLock, Timeout
 
     from gpuops.core.processes import start_background
-    from gpuops.guard import guardkeys
 
-    environ: Mapping[str, str] = os.environ
     try:
-        with FileLock(home / LOCK, timeout=0):
+        with FileLock(heartbeat.lock_path(home, row.id), timeout=0):
             pass
     except Timeout:
-        if not guardkeys.unfit(home, os.environ, provider):
+        if not heartbeat.must_be_replaced(home, row, os.environ, time.monotonic()):
             return
-        environ = guardkeys.joined(home, os.environ, provider)
-        guardkeys.ask_relief(home)
+        heartbeat.end(home, row.id)
     with open(home / "guard.log", "ab") as log:
         start_background(
-            [sys.executable, "-m", "gpuops.guard.daemon", str(home)],
+            command(home, row.id),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             cwd=home,
-            env={**environ, "PYTHONSAFEPATH": "1"},
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
 
 
-def main(home: Path) -> int:
-    """Keep watch until no cluster is left. A second guard leaves at once."""
-    import signal
+def command(home: Path, cluster: int, *more: str) -> list[str]:
+    """The command line of a guard; with a job and its number of failed attempts, that of its child."""
+    return [sys.executable, "-m", "gpuops.guard.daemon", str(home), str(cluster), *more]
 
-    from filelock import FileLock
 
-    from gpuops.guard import guardkeys
+def main(home: Path, cluster: int) -> int:
+    """Be the guard of a cluster until it needs none. A second guard of the same cluster leaves at once."""
+    from filelock import FileLock, Timeout
 
-    for name in ("SIGINT", HERE.hang_up):  # a terminal's signals are not for us
+    for name in ("SIGINT", HERE.hang_up):  # a terminal's signals are not for the guard
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    if asked := guardkeys.relief_asked(home):
-        guardkeys.wait_for_relief(home)
-    lock = FileLock(home / LOCK, timeout=RELIEF_S if asked else SECOND_S)
-    if not _is_ours(lock, home):
+    lock = FileLock(heartbeat.lock_path(home, cluster), timeout=TAKEOVER_S)
+    try:
+        lock.acquire()
+    except Timeout:
         return 0
-    try:  # no `with`: it would take the lock a second time, and not give it back
-        guardkeys.note(home, os.environ)
-        seen_off = _watch(home)
-        if guardkeys.relieved(home):
-            os._exit(0)  # at once, whatever its threads are at: who takes over begins where they were, as after a crash
+    guard = Guard(home, cluster)
+    try:
+        guard.watch()
     finally:
         lock.release()
-    # A cluster may have been intended between our last look and the release of the lock.
-    ledger = _context(home).ledger
-    if ledger.is_guard_wanted(seen_off):
-        ensure(home)
+    # A command may have seen this guard between its last round and the release of the lock, and have started none.
+    if row := guard.wanted_row():
+        ensure(home, row)
     return 0
 
 
-def _is_ours(lock: BaseFileLock, home: Path) -> bool:
-    """Whether we are the guard. Of two that two commands have started at once, one waits in vain; where the other has
-    not its keys, it takes over from that one."""
-    from filelock import Timeout
-
-    from gpuops.guard import guardkeys
-
-    try:
-        lock.acquire()
-        return True
-    except Timeout:
-        if not guardkeys.unfit(home, os.environ):
-            return False
-    environ = guardkeys.joined(home, os.environ)
-    guardkeys.wait_for_relief(home)
-    try:
-        lock.acquire(timeout=RELIEF_S)
-    except Timeout:
-        return False
-    os.environ.clear()
-    os.environ.update(environ)
-    return True
-
-
-def _context(home: Path, folder: Path | None = None) -> Context:
+def context(home: Path, folder: Path | None = None) -> Context:
     """The guard's surroundings; with those of the project in `folder`: credentials may stand in its `.env`."""
     from gpuops.core.context import Context
     from gpuops.core.reporting import LogReporter
@@ -159,175 +141,259 @@ def _context(home: Path, folder: Path | None = None) -> Context:
     )
 
 
-def _watch(home: Path) -> set[int]:
-    """Until there is nothing more to do. Returns the clusters whose rest was seen off, or not for all it was tried."""
-    from gpuops.guard import guardkeys
-
-    tending: dict[int, tuple[threading.Thread, float]] = {}
-    failures = 0
-    over: float | None = None
-    while failures < LEDGER_TRIES and not guardkeys.relieved(home):
-        try:
-            if _look(home, tending):
-                over = None
-            else:
-                over = time.monotonic() if over is None else over
-                if not _are_at_work(tending) or time.monotonic() - over > LAST_WORDS_S:
-                    break
-            failures = 0
-            time.sleep(TICK_S)
-        except Exception:  # a bug, too: what is up has nobody else
-            failures += 1
-            _log_failure()
-            time.sleep(RETRY_S)
-    return {id for id, (thread, _) in tending.items() if isinstance(thread, _SeeingOff)}
+# -- what is to be done ---------------------------------------------------------------------------
 
 
-def _look(home: Path, tending: dict[int, tuple[threading.Thread, float]]) -> bool:
-    """Give every cluster that needs it a thread, one at a time each. Returns whether there is still one to watch."""
-    ctx = _context(home)
-    try:
-        parting = _see_off(home, ctx.ledger.parting(), tending)
-        rows = [row for row in ctx.ledger.clusters() if ctx.ledger.wants_guard(row)]
-        for row in rows:
-            thread, began = tending.get(row.id, (None, -LOOK_S))
-            alive = thread is not None and thread.is_alive()
-            if alive and not _hangs(row, time.time(), time.monotonic() - began):
-                continue
-            if needs_tending(row, ctx.ledger.runs(cluster=row.id), time.time(), ctx.me, time.monotonic() - began):
-                rounds = thread.rounds if isinstance(thread, _Tending) else 0
-                again = alive and _had_its_time(row, time.time(), time.monotonic() - began)
-                tending[row.id] = (_Tending(home, row, rounds, saving=not again), time.monotonic())
-                tending[row.id][0].start()
-    finally:
-        ctx.ledger.close()
-    return bool(rows) or parting
+def needs_tending(row: ClusterRow, runs: Sequence[RunRow], now: float, since_check_s: float) -> bool:
+    """Whether a cluster has outlived its lease, or has something to be done and no living process that does it.
 
-
-def _see_off(home: Path, parting: Sequence[ClusterRow], tending: dict[int, tuple[threading.Thread, float]]) -> bool:
-    """A thread for each cluster that is gone and still listed. Returns whether one of them is at it."""
-    for row in parting:
-        thread, _ = tending.get(row.id, (None, 0.0))
-        if not (isinstance(thread, _SeeingOff) or (thread and thread.is_alive())):
-            tending[row.id] = (_SeeingOff(home, row), time.monotonic())
-            tending[row.id][0].start()
-    return any(tending[row.id][0].is_alive() for row in parting)
-
-
-def _are_at_work(tending: Mapping[int, tuple[threading.Thread, float]]) -> bool:
-    """Whether a thread is about to say what became of a cluster: it would die with this process."""
-    return any(thread.is_alive() and not getattr(thread, "rests", False) for thread, _ in tending.values())
-
-
-def needs_tending(row: ClusterRow, runs: Sequence[RunRow], now: float, me: Identity, looked_s: float) -> bool:
-    """Whether a cluster has outlived its lease, or has something to be done and nobody who does it.
-
-    `now`: UTC seconds; `me`: this guard, which starts again where an attempt of its own failed;
-    `looked_s`: seconds since it was tended last.
+    `now`: UTC seconds; `since_check_s`: seconds since the last attempt was started.
     """
     if row.is_overdue(now - LEASE_MARGIN_S):
         return True
-    if row.has_live_owner(besides=me):
+    if row.has_live_owner():
         return False
-    kept = [run.has_live_owner(besides=me) for run in runs if run.state != "home"]
-    over = row.ephemeral and not any(kept)
-    return row.state != "up" or over or not all(kept) or looked_s >= LOOK_S
+    owned = [run.has_live_owner() for run in runs if run.state != "home"]
+    over = row.ephemeral and not any(owned)
+    return row.state != "up" or over or not all(owned) or since_check_s >= NODE_CHECK_INTERVAL_S
 
 
-def _hangs(row: ClusterRow, now: float, began_s: float) -> bool:
-    """Whether a thread that began so long ago keeps its cluster from its end: another must do without it.
-
-    One from before the end does not know of it: it follows a run, or waits for a node that never answers.
-    """
-    end = row.end
-    late = now - end if end is not None else 0.0
-    return late > LEASE_MARGIN_S and (began_s > late or began_s >= HANG_S)
+def is_overtime(row: ClusterRow, now: float, ran_s: float, limit_s: float = ATTEMPT_S) -> bool:
+    """Whether an attempt keeps its cluster from its end. One that began before the lease ended does not know of the
+    end: it follows a run, or waits for a node that never answers."""
+    late_s = now - row.end if row.end is not None else 0.0
+    return late_s > LEASE_MARGIN_S and (ran_s > late_s or ran_s >= limit_s)
 
 
-def _had_its_time(row: ClusterRow, now: float, began_s: float) -> bool:
-    """Whether a thread that began so long ago has known of the end all the while."""
-    end = row.end
-    return end is not None and HANG_S <= began_s <= now - end
+def had_its_time(row: ClusterRow, now: float, ran_s: float) -> bool:
+    """Whether an attempt has known of the lease's end for as long as bringing results home may take."""
+    return row.end is not None and ATTEMPT_S <= ran_s <= now - row.end
 
 
-class _Tending(threading.Thread):
-    """One cluster, in a thread and with a ledger of its own. What fails is tried again, ever more seldom."""
+def pause_s(failures: int) -> float:
+    """The pause after a number of failed attempts in a row."""
+    return min(RETRY_S * 2.0 ** min(failures - 1, 30), RETRY_SLOW_S)
 
-    def __init__(self, home: Path, row: ClusterRow, rounds: int, *, saving: bool) -> None:
-        super().__init__(daemon=True, name=f"tend {row.name}")
-        self.rounds = rounds
-        """How often in a row it has failed."""
-        self.rests = False
-        """Whether it only waits for the next attempt."""
+
+# -- the guard ------------------------------------------------------------------------------------
+
+
+class Child(Protocol):
+    """An attempt that was started."""
+
+    def poll(self) -> int | None: ...
+    def end(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class ChildProcess:
+    process: Any
+
+    def poll(self) -> int | None:
+        status: int | None = self.process.poll()
+        return status
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def start_child(home: Path, cluster: int, job: Job, failures: int) -> Child:
+    """Its standard input is a pipe from the guard: when the guard dies, the pipe ends, and so does the child."""
+    words = command(home, cluster, job.value, str(failures))
+    return ChildProcess(subprocess.Popen(words, stdin=subprocess.PIPE, cwd=home, **HERE.background[-1]))
+
+
+class Guard:
+    """Rounds over one cluster: each reads the ledger, starts an attempt where one is needed, and writes a heartbeat."""
+
+    def __init__(self, home: Path, cluster: int, start: Callable[[Path, int, Job, int], Child] = start_child) -> None:
         self._home = home
-        self._row = row
-        self._saving = saving
+        self._cluster = cluster
+        self._start_child = start
+        self._child: Child | None = None
+        self._job = Job.TEND
+        self._started = -NODE_CHECK_INTERVAL_S
+        """When the last attempt was started (monotonic)."""
+        self._failures = 0
+        """How many attempts in a row have failed."""
+        self._retry_at = 0.0
+        """When the next attempt may be started (monotonic)."""
+        self._limit_s = ATTEMPT_S
+        self._cleared = False
+        """Whether an attempt was made to clear what is left."""
+        self._over_since: float | None = None
+        self._token: str | None = None
+        """That of the cluster: in a new ledger another one may have its number."""
+        self._beat: heartbeat.Heartbeat | None = None
 
-    def run(self) -> None:
-        from gpuops.guard import guardkeys, tend
-
+    def watch(self) -> None:
+        """Rounds until the cluster needs no guard. A bug does not end the guard either: nothing else is there."""
+        failures = 0
         try:
-            ctx = _context(self._home, self._row.folder)
-            try:
-                tend.tend(ctx, self._row.id, saving=self._saving)
-                guardkeys.refuse(self._home, self._row.provider, None)
-                self._over(ctx)
-            finally:
-                ctx.ledger.close()
-        except Exception as error:
-            self.rounds += 1
-            refusal = next((one for one in (error, error.__cause__) if isinstance(one, AuthFailed)), None)
-            if refusal:
-                guardkeys.refuse(self._home, self._row.provider, refusal)
-            _log_failure(self._row.name)
-            if self.rounds == TOLD_ROUNDS:
-                self._tell(error)
-            self.rests = True
-            time.sleep(pause(self.rounds))
+            while failures < LEDGER_TRIES:
+                try:
+                    if not self.round():
+                        break
+                    failures = 0
+                    time.sleep(TICK_S)
+                except Exception:
+                    failures += 1
+                    _log_failure()
+                    time.sleep(RETRY_S)
+        finally:
+            if self._child:
+                self._child.end()
 
-    def _tell(self, error: Exception) -> None:
-        """Whoever types the next command should know; that it cannot be written down stops nobody."""
-        name, why = self._row.name, getattr(error, "say", "") or f"{type(error).__name__}: {error}"
-        give_up = f"`gpuops down {name} --force` gives up what does not answer"
+    def round(self) -> bool:
+        """Whether the guard stays."""
+        row, runs, is_wanted, is_left = self._look()
+        if row and self._beat is None:
+            self._beat = heartbeat.start(self._home, row, os.environ)
+        self._collect()
+        if row and is_wanted:
+            self._over_since = None
+            self._tend(row, runs)
+        elif row and is_left and not self._child and not self._cleared:
+            self._cleared = True
+            self._start(Job.CLEAR)
+        if self._beat and time.monotonic() - self._beat.at >= heartbeat.BEAT_INTERVAL_S:
+            self._beat = heartbeat.beat(self._home, self._cluster, self._beat)
+        return (row is not None and is_wanted) or self._finishes()
+
+    def wanted_row(self) -> ClusterRow | None:
+        """The cluster, where it needs a guard after all; not for what this one tried in vain to clear."""
+        row, _, is_wanted, is_left = self._look()
+        if row and (is_wanted or (is_left and not self._cleared)):
+            return row
+        if row is None or (row.state == "gone" and not is_left):
+            heartbeat.forget(self._home, self._cluster)
+        return None
+
+    def _look(self) -> tuple[ClusterRow | None, Sequence[RunRow], bool, bool]:
+        """The cluster and its runs; whether it lives and needs a guard; whether something of it is still listed."""
+        from gpuops.ledger.store import RowGone
+
+        ledger = context(self._home).ledger
         try:
-            ledger = _context(self._home).ledger
-            ledger.notice(f"{name} cannot be looked after: {why}; the guard goes on trying, {give_up}")
+            row = ledger.cluster(self._cluster)
+            self._token = row.token if self._token is None else self._token
+            if row.token != self._token:
+                return None, [], False, False
+            is_gone = row.state == "gone"
+            runs = ledger.runs(cluster=row.id)
+            return row, runs, not is_gone and ledger.wants_guard(row), is_gone and bool(ledger.left(row.id))
+        except RowGone:
+            return None, [], False, False
+        finally:
             ledger.close()
-        except (GpuopsError, sqlite3.Error):
-            _log_failure(name)
 
-    def _over(self, ctx: Context) -> None:
-        if self.rounds >= TOLD_ROUNDS:
-            ctx.ledger.notice(f"{self._row.name} is looked after again")
-        self.rounds = 0
+    def _collect(self) -> None:
+        """What became of the last attempt, where it is over."""
+        status = self._child.poll() if self._child else None
+        if status is None:
+            return
+        self._child = None
+        self._failures = self._failures + 1 if status else 0
+        self._limit_s = self._limit_s if status else ATTEMPT_S
+        self._retry_at = time.monotonic() + (pause_s(self._failures) if status else 0.0)
+
+    def _tend(self, row: ClusterRow, runs: Sequence[RunRow]) -> None:
+        now, ran_s = time.time(), time.monotonic() - self._started
+        is_overtime_now = is_overtime(row, now, ran_s, self._limit_s)
+        if self._child:
+            if is_overtime_now:
+                self._replace(Job.END_AT_ONCE if had_its_time(row, now, ran_s) else Job.TEND)
+        elif (is_overtime_now or time.monotonic() >= self._retry_at) and needs_tending(row, runs, now, ran_s):
+            self._start(Job.TEND)
+
+    def _replace(self, job: Job) -> None:
+        """An attempt had its time. One that takes long because a disk of the user's own is slow must not be ended at
+        the same point for ever: the next has twice as long."""
+        assert self._child
+        self._child.end()
+        if job is Job.END_AT_ONCE:
+            self._limit_s *= 2.0
+        self._start(job)
+
+    def _start(self, job: Job) -> None:
+        self._child, self._job = self._start_child(self._home, self._cluster, job, self._failures), job
+        self._started = time.monotonic()
+
+    def _finishes(self) -> bool:
+        """Whether the child is waited for although its cluster is gone: it clears, or has a last word to say."""
+        if not self._child:
+            return False
+        now = time.monotonic()
+        self._over_since = now if self._over_since is None else self._over_since
+        return self._job is Job.CLEAR or now - self._over_since <= LAST_WORDS_S
 
 
-class _SeeingOff(threading.Thread):
-    """What is left of one cluster that costs nothing any more. It is not tried for ever: the next guard tries anew."""
+# -- its child ------------------------------------------------------------------------------------
 
-    def __init__(self, home: Path, row: ClusterRow) -> None:
-        super().__init__(daemon=True, name=f"see off {row.name}")
-        self._home = home
-        self._row = row
 
-    def run(self) -> None:
-        from gpuops.clusters import teardown
-        from gpuops.guard import guardkeys
-
-        ctx = _context(self._home, self._row.folder)
+def attempt(home: Path, cluster: int, job: Job, failures: int) -> int:
+    """One attempt for a cluster; `failures`: how many before it have failed. Returns 0, or 1 where it is to be made
+    again."""
+    try:
+        ledger = context(home).ledger
+        row = ledger.cluster(cluster)
+        ledger.close()
+    except Exception:
+        _log_failure()
+        return 1
+    try:
+        ctx = context(home, row.folder)
         try:
-            teardown.see_off_patiently(ctx, self._row)
-        except Exception as error:
-            if isinstance(error, AuthFailed):
-                guardkeys.refuse(self._home, self._row.provider, error)
-            _log_failure(self._row.name)
+            _do(ctx, row, job)
+            if failures >= NOTICE_FAILURES:
+                ctx.ledger.notice(f"{row.name} is looked after again")
         finally:
             ctx.ledger.close()
+    except Exception as error:
+        refused = next((one for one in (error, error.__cause__) if isinstance(one, AuthFailed)), None)
+        if refused:
+            heartbeat.refuse(home, row, refused)
+        _log_failure(row.name)
+        if failures + 1 == NOTICE_FAILURES and job is not Job.CLEAR:
+            _leave_notice(home, row, error)
+        return 1
+    return 0
 
 
-def pause(rounds: int) -> float:
-    """How long to wait after so many failures in a row, in seconds."""
-    return min(RETRY_S * 2.0 ** min(rounds - 1, 30), RETRY_SLOW_S)
+def _do(ctx: Context, row: ClusterRow, job: Job) -> None:
+    from gpuops.clusters import teardown
+    from gpuops.guard import tend
+
+    if job is Job.CLEAR:
+        teardown.see_off_patiently(ctx, row)
+    else:
+        tend.tend(ctx, row.id, saving=job is Job.TEND)
+        heartbeat.refuse(ctx.home, row, None)
+
+
+def _leave_notice(home: Path, row: ClusterRow, error: Exception) -> None:
+    """The next command says that the guard fails. That this cannot be written down stops no guard."""
+    why = getattr(error, "say", "") or f"{type(error).__name__}: {error}"
+    give_up = f"`gpuops down {row.name} --force` gives up what does not answer"
+    try:
+        ledger = context(home).ledger
+        ledger.notice(f"{row.name} cannot be looked after: {why}; the guard goes on trying, {give_up}")
+        ledger.close()
+    except (GpuopsError, sqlite3.Error):
+        _log_failure(row.name)
+
+
+def _end_with_guard() -> None:
+    """End this process at once when standard input ends: the next guard begins where it was, as after a crash."""
+
+    def wait() -> None:
+        with suppress(OSError):
+            while os.read(0, 1):
+                pass
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True, name="guard").start()
 
 
 def _log_failure(what: str = "the ledger") -> None:
@@ -343,5 +409,14 @@ def _log_failure(what: str = "the ledger") -> None:
     sys.stderr.flush()
 
 
+def execute(words: Sequence[str]) -> int:
+    """`HOME CLUSTER`: the guard; `HOME CLUSTER JOB FAILURES`: its child."""
+    home, cluster = Path(words[0]), int(words[1])
+    if len(words) == 2:
+        return main(home, cluster)
+    _end_with_guard()
+    return attempt(home, cluster, Job(words[2]), int(words[3]))
+
+
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(execute(sys.argv[1:]))

@@ -9,7 +9,7 @@ from gpuops.core.context import Services
 
 if TYPE_CHECKING:
     from gpuops.core import provider
-    from gpuops.ledger.store import Ledger
+    from gpuops.ledger.store import ClusterRow, Ledger
 
 
 def _open_ledger(home: Path) -> Ledger:
@@ -24,10 +24,12 @@ def _load_provisioner(name: str, surroundings: provider.Context) -> provider.Pro
     return registry.load(name, surroundings)
 
 
-def _ensure_guard(home: Path, provider: str | None) -> None:
+def _ensure_guard(home: Path, row: ClusterRow) -> None:
     from gpuops.guard import daemon
 
-    daemon.ensure(home, provider)
+    daemon.ensure(home, row)
 
 
 SERVICES = Services(_open_ledger, _load_provisioner, _ensure_guard)
+WITHOUT_GUARD = Services(_open_ledger, _load_provisioner, lambda _home, _row: None)
+"""Where what a command leaves is to be seen, not tidied up."""

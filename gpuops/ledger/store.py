@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -299,11 +299,10 @@ class Ledger:
         settled = row.state == "up" and not row.ephemeral and row.lease == Lease()
         return not settled or any(run.state != "home" for run in self.runs(cluster=row.id))
 
-    def is_guard_wanted(self, tried: Collection[int] = ()) -> bool:
-        """Whether a guard has anything to do. `tried`: clusters that are gone and whose remaining resources a guard
-        tried in vain to clear: another guard would do no better at once."""
-        leaving = any(row.id not in tried for row in self.parting())
-        return leaving or any(self.wants_guard(row) for row in self.clusters())
+    def guarded(self) -> list[ClusterRow]:
+        """The clusters that need a guard: those of which something is still listed, and live ones with an end to be
+        seen to."""
+        return [*self.parting(), *(row for row in self.clusters() if self.wants_guard(row))]
 
     def _resources(self, cluster: int, state: str) -> list[Resource]:
         query = "SELECT resource FROM resources WHERE cluster = ? AND state = ? ORDER BY id"

@@ -132,7 +132,7 @@ def prepare(
         owner_process=ctx.me,
         now=time.time(),
     )
-    ctx.ensure_guard()
+    ctx.ensure_guard(live.row)
     try:
         row = _wait_for_turn(ctx, live, sending, row)
         return _prepared(ctx, settings, live, request, sending, row, values, progress)

@@ -87,11 +87,11 @@ def take_away(kind: str) -> None:
 
 
 class MacPopen(subprocess.Popen):  # type: ignore[type-arg]
-    """The guard is started on the same system."""
+    """The guard is started on the same system, and its child."""
 
     def __init__(self, args: Any, **options: Any) -> None:
         if args[1:3] == ["-m", "gpuops.guard.daemon"]:
-            args = [sys.executable, __file__, sys.argv[1], "guard", args[3]]
+            args = [sys.executable, __file__, sys.argv[1], "guard", *args[3:]]
         super().__init__(args, **options)
 
 
@@ -152,6 +152,6 @@ if __name__ == "__main__":
     if sys.argv[2:3] == ["guard"]:
         from gpuops.guard import daemon
 
-        sys.exit(daemon.main(Path(sys.argv[3])))
+        sys.exit(daemon.execute(sys.argv[3:]))
     asked = json.load(sys.stdin)
     print(json.dumps({"broken": broken(), "said": [typed(words) for words in asked]}))

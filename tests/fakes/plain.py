@@ -12,15 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.models import Intent, Journal, Offer, Option, Price, Problem, Request, Resource
 from gpuops.core.provider import CONTRACT
 from gpuops.core.signals import Signals
-from gpuops.guard.daemon import LOCK
-from gpuops.guard.services import SERVICES
+from gpuops.guard.services import WITHOUT_GUARD
 from provisioners.checked import Checked
 from tests.fakes.provider import OWNER, FakeClock
 
@@ -119,10 +116,9 @@ def world_of(home: Path) -> Iterator[Context]:
         env={},
         out=Output(),
         signals=Signals(),
-        services=SERVICES,
+        services=WITHOUT_GUARD,
         yes=True,
         clock=FakeClock(),
     )
     Plain.world = world
-    with FileLock(home / LOCK):  # to hold it is to be the guard
-        yield world
+    yield world

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from gpuops.cli.terminal.output import Output
 from gpuops.core import errors
@@ -29,8 +28,7 @@ from gpuops.core.models import Intent, Journal, Offer, Option, Price, Problem, R
 from gpuops.core.polling import Clock
 from gpuops.core.provider import CONTRACT
 from gpuops.core.signals import Signals
-from gpuops.guard.daemon import LOCK
-from gpuops.guard.services import SERVICES
+from gpuops.guard.services import WITHOUT_GUARD
 from provisioners.local import LocalProvisioner
 
 NAME = "scripted"
@@ -228,7 +226,6 @@ class Cloud:
 
     folder: Path
     site: Path
-    guard: FileLock | None = None
     provisioners: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Those of the command in this process: a new script is read by a new one."""
 
@@ -281,9 +278,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock |
     monkeypatch.syspath_prepend(str(cloud.site))
     home = tmp_path / "home"
     home.mkdir()
-    cloud.guard = FileLock(home / LOCK)  # to hold it is to be the guard
-    cloud.guard.acquire()
     world = Context(home=home, owner=OWNER, folder=tmp_path, env={"SCRIPTED": str(cloud.folder)}, out=Output(),
-                  signals=Signals(), services=SERVICES, yes=True, clock=clock or FakeClock(),
+                  signals=Signals(), services=WITHOUT_GUARD, yes=True, clock=clock or FakeClock(),
                   provisioners=cloud.provisioners)  # fmt: skip
     return cloud, world

@@ -167,7 +167,7 @@ class Sandbox:
             now=now,
         )
         self.ctx.ledger.set_cluster(row.id, offer=payer_record(payer(self.ctx, self.request)))
-        self.ctx.ensure_guard()
+        self.ctx.ensure_guard(row)
         if self.rented:
             note_rented(self.ctx.home, self.request.provider)
         return self.ctx.ledger.cluster(row.id)

@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 from botocore import loaders
 from botocore.retries import standard
-from filelock import FileLock
 
 from gpuops.core.models import Request
 from gpuops.core.polling import Clock
-from gpuops.guard.daemon import LOCK
 from gpuops.ledger.store import Ledger
 from provisioners.aws import AwsProvisioner, credentials, errors, launch, network, offers
+from tests.conftest import no_guards
 from tests.fakes.aws import FakeAWS, Fault, course, filters
 from tests.fakes.aws import Request as Heard
 from tests.integration.cli.conftest import Desk, Said
@@ -126,7 +125,7 @@ def renter(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         monkeypatch.setattr(
             offers, "offers", lambda _, wishes, regions: [shop.on(wishes.spot).offer(one) for one in regions]
         )
-        with FileLock(desk.home / LOCK):
+        with no_guards(desk.home):
             yield Renter(desk, fake)
             fake.script.clear()
 

@@ -5,22 +5,14 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.conftest import HANG_S, Shell, until
 from tests.integration.cli.counting import PLAIN, TORCHRUN, Counting, line, remove
+from tests.system.chaos.hits import guards, kill
 
 AGENT_SAYS = "gpuops' agent on this node was killed while the run was on"
 WATCHDOG_SAYS = "gpuops' watchdog on this node was killed while the run was on"
-
-
-def guard_of(shell: Shell) -> psutil.Process | None:
-    """The process that looks after this home."""
-    for process in psutil.process_iter(["cmdline"]):
-        if (process.info["cmdline"] or [])[-2:] == ["gpuops.guard.daemon", str(shell.home)]:
-            return process
-    return None
 
 
 def test_the_command_line_is_killed(shell: Shell, tmp_path: Path) -> None:
@@ -130,8 +122,8 @@ def test_agent_and_watchdog_are_killed_at_once(shell: Shell, tmp_path: Path) -> 
 def test_everything_at_home_is_killed(shell: Shell, tmp_path: Path) -> None:
     """Command line and guard: the run goes on, and the next command starts a guard that finishes."""
     counting = Counting(shell, tmp_path / "side").start()
-    guard = until(lambda: guard_of(shell), "a guard")
-    guard.kill()
+    for guard in until(lambda: guards(shell), "a guard"):
+        kill(guard)
     counting.process.send_signal(signal.SIGKILL)
     counting.process.wait()
     counting.wait_beside()

@@ -9,13 +9,11 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from gpuops.agent.node import read_json
-from gpuops.guard import daemon, guardkeys
+from gpuops.guard import daemon
 from tests.conftest import HANG_S, Shell, until
 from tests.fakes.provider import NAME, Cloud, Fault, install
 from tests.fakes.tent import pitch
@@ -101,36 +99,30 @@ def test_it_may_stand_in_the_projects_file(taken: tuple[Shell, Cloud]) -> None:
     shell.expect_clean()
 
 
-def guards(shell: Shell) -> list[dict[str, Any]]:
-    """The environments of the guards of this home, those included that wait for another one's end."""
+def keys(shell: Shell, cluster: int) -> list[str | None]:
+    """The key that each process of a cluster's guard has in its environment."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.cmdline()[-2:] == ["gpuops.guard.daemon", str(shell.home)]:
-                found.append(process.environ())
+            if daemon.command(shell.home, cluster)[1:] == process.cmdline()[1:5]:
+                found.append(process.environ().get("RUNPOD_API_KEY"))
         except (psutil.Error, IndexError):
             continue
     return found
 
 
-def has_key(shell: Shell) -> bool:
-    """Whether one guard is there, and it is the guard, with the key."""
-    noted = read_json(str(shell.home / guardkeys.FILE)) or {}
-    return [one.get("RUNPOD_API_KEY") for one in guards(shell)] == [KEY] and "RUNPOD_API_KEY" in noted
-
-
-def test_the_guard_has_the_key_that_was_rented_with(camp: Shell) -> None:
-    """One was there already, started by a command without a key; and nothing on the disk holds it."""
+def test_each_guard_has_the_key_that_its_cluster_was_rented_with(camp: Shell) -> None:
+    """Another cluster's was there already, started by a command without a key; and nothing on the disk holds it."""
     assert camp.run("up", "local", "--name", "mine", "--max-hours", "1").returncode == 0
-    until(lambda: [("RUNPOD_API_KEY" in one) for one in guards(camp)] == [False], "a guard without a key")
+    until(lambda: {*keys(camp, 1)} == {None}, "a guard without a key")
     camp.env["RUNPOD_API_KEY"] = KEY
     up = camp.run("up", "tent", "--name", "theirs", "--yes")
     assert up.returncode == 0, up.stderr
-    until(lambda: has_key(camp), "the guard with the key, alone")
+    until(lambda: {*keys(camp, 2)} == {KEY}, "the guard with the key")
     del camp.env["RUNPOD_API_KEY"]
     assert camp.run("status").returncode == 0
     time.sleep(2 * daemon.TICK_S)
-    assert [one.get("RUNPOD_API_KEY") for one in guards(camp)] == [KEY], "a command without a key takes none away"
+    assert ({*keys(camp, 1)}, {*keys(camp, 2)}) == ({None}, {KEY}), "a command without a key takes none away"
     assert [path for path, data in written_in(camp.home, camp.folder).items() if KEY.encode() in data] == []
     assert camp.run("down", "--all").returncode == 0
     camp.expect_clean()

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from gpuops.agent.presence import open_here
 from tests.conftest import Shell, until
 from tests.files import change
 from tests.integration.cli.heard import at_terminal
+from tests.system.chaos.hits import guards, kill
 
 SINK = ("--sink", "volume:data")
 WORLD_SEES = "somebody is logged in here by SSH: no rented node ends under them"
@@ -32,10 +30,8 @@ def nodes(camp: Shell) -> list[Path]:
 
 def leave(camp: Shell) -> None:
     """This computer is shut: nothing of ours goes on here, and nobody on the nodes is told."""
-    for process in psutil.process_iter(["cmdline"]):
-        if (process.info["cmdline"] or [])[-2:] == ["gpuops.guard.daemon", str(camp.home)]:
-            with suppress(psutil.NoSuchProcess):  # one that found another there, and has left
-                process.send_signal(signal.SIGKILL)
+    for guard in guards(camp):
+        kill(guard)
 
 
 def detach(camp: Shell, *flags: str, script: str = MAKES, idle_s: float | None = None) -> str:

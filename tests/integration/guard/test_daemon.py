@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,12 +18,13 @@ import pytest
 from gpuops.clusters.up import bring_up
 from gpuops.core import provider as contract
 from gpuops.core.context import Context
-from gpuops.core.errors import NodeError, StillBilling
+from gpuops.core.errors import NodeError
 from gpuops.core.models import Lease, Request
 from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity, myself, started
-from gpuops.guard import daemon
+from gpuops.guard import daemon, heartbeat
 from gpuops.guard import tend as keep
+from gpuops.guard.daemon import Job
 from gpuops.ledger.store import ClusterRow, Ledger, RunRow
 from gpuops.offers.lease import LeaseLimits
 from tests.conftest import HANG_S, Shell, until
@@ -76,14 +76,14 @@ def test_who_needs_the_guard(other: Identity) -> None:
         (row("creating", owner_process=DEAD), [], True),
         (row("creating", owner_process=other), [], False),
         (row("creating", owner_process=other, boot=NOW - daemon.LEASE_MARGIN_S - 1), [], True),
-        (row("ending", owner_process=ME), [], True),
+        (row("ending", owner_process=DEAD), [], True),
         (row("ending", owner_process=other), [], False),
         (row(ephemeral=True), [], True),
         (row(ephemeral=True, owner_process=other), [], False),
         (row(ephemeral=True), [run("home", None)], True),
         (row(ephemeral=True), [run("home", None), run("starting", other)], False),
         (row(ephemeral=True), [run("running", None), run("starting", other)], True),
-        (row(owner_process=ME), [run("running", ME)], True),
+        (row(owner_process=DEAD), [run("running", DEAD)], True),
         (row(), [run("running", None)], True),
         (row(), [run("running", DEAD)], True),
         (row(), [run("running", other)], False),
@@ -93,33 +93,33 @@ def test_who_needs_the_guard(other: Identity) -> None:
         (row(owner_process=other, lease=Lease(None, 5.0, NOW - 100)), [], True),
     ]
     for cluster, runs, expected in table:
-        assert daemon.needs_tending(cluster, runs, NOW, ME, looked_s=1.0) is expected, (cluster, runs)
-    assert daemon.needs_tending(row(), [], NOW, ME, looked_s=daemon.LOOK_S), "now and then it looks all the same"
+        assert daemon.needs_tending(cluster, runs, NOW, since_check_s=1.0) is expected, (cluster, runs)
+    assert daemon.needs_tending(row(), [], NOW, daemon.NODE_CHECK_INTERVAL_S), "now and then it is checked"
 
 
-def test_who_is_not_waited_for_any_longer() -> None:
+def test_which_attempt_is_overtime() -> None:
     late = Lease(hard_end=NOW - daemon.LEASE_MARGIN_S - 1)
     table: list[tuple[ClusterRow, float, bool]] = [
         (row(), 9999.0, False),
         (row(lease=late), daemon.LEASE_MARGIN_S, False),
         (row(lease=late), daemon.LEASE_MARGIN_S + 2, True),
         (row(lease=Lease(hard_end=NOW - 1)), 9999.0, False),
-        (row(lease=Lease(hard_end=NOW - 9999)), daemon.HANG_S, True),
-        (row("creating", boot=NOW - 9999), daemon.HANG_S - 1, False),
+        (row(lease=Lease(hard_end=NOW - 9999)), daemon.ATTEMPT_S, True),
+        (row("creating", boot=NOW - 9999), daemon.ATTEMPT_S - 1, False),
     ]
-    for cluster, began_s, expected in table:
-        assert daemon._hangs(cluster, NOW, began_s) is expected, (cluster, began_s)
+    for cluster, ran_s, expected in table:
+        assert daemon.is_overtime(cluster, NOW, ran_s) is expected, (cluster, ran_s)
 
 
 def test_who_has_had_time_enough_to_bring_things_home() -> None:
     table: list[tuple[ClusterRow, float, bool]] = [
         (row(), 9999.0, False),
-        (row(lease=Lease(hard_end=NOW - 9999)), daemon.HANG_S, True),
-        (row(lease=Lease(hard_end=NOW - 9999)), daemon.HANG_S - 1, False),
+        (row(lease=Lease(hard_end=NOW - 9999)), daemon.ATTEMPT_S, True),
+        (row(lease=Lease(hard_end=NOW - 9999)), daemon.ATTEMPT_S - 1, False),
         (row(lease=Lease(hard_end=NOW - 700)), 701.0, False),
     ]
-    for cluster, began_s, expected in table:
-        assert daemon._had_its_time(cluster, NOW, began_s) is expected, (cluster, began_s)
+    for cluster, ran_s, expected in table:
+        assert daemon.had_its_time(cluster, NOW, ran_s) is expected, (cluster, ran_s)
 
 
 # -- doing it -------------------------------------------------------------------------------------
@@ -336,37 +336,97 @@ def test_what_is_rented_waits_once_for_what_is_on_it(
     assert (asked, cloud.machines()) == ([], [])
 
 
-def test_after_a_provider_that_raises_the_guard_tries_again(
+def test_failures_are_tried_again_ever_more_seldom() -> None:
+    assert [daemon.pause_s(failures) for failures in (1, 2, 3, 4, 5, 10_000)] == [
+        30.0,
+        60.0,
+        120.0,
+        240.0,
+        300.0,
+        300.0,
+    ]
+
+
+class Hanging:
+    """An attempt that is ended, or over when a test says so."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.is_ended = False
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def end(self) -> None:
+        self.is_ended = True
+
+
+class Office:
+    """A guard whose attempts only are written down."""
+
+    def __init__(self, world: Context, cluster: int) -> None:
+        self.attempts: list[tuple[Hanging, Job, int]] = []
+        self.guard = daemon.Guard(world.home, cluster, self._start)
+        (world.home / "owner").write_text(OWNER + "\n")
+
+    def _start(self, _home: Path, _cluster: int, job: Job, failures: int) -> Hanging:
+        self.attempts.append((Hanging(), job, failures))
+        return self.attempts[-1][0]
+
+    @property
+    def jobs(self) -> list[Job]:
+        return [job for _, job, _ in self.attempts]
+
+    def over(self, status: int) -> None:
+        self.attempts[-1][0].status = status
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The guard's monotonic seconds."""
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
+
+
+def test_attempts_that_fail_are_made_again(there: tuple[Cloud, Context], clock: list[float]) -> None:
+    """Each is told how many have failed before it; a good one lets the count begin again."""
+    _, world = there
+    office = Office(world, cluster(world, state="ending"))
+    for failures in range(4):
+        assert office.guard.round()
+        assert office.attempts[-1][2] == failures
+        assert len(office.attempts) == failures + 1, "one at a time"
+        office.over(1)
+        clock[0] += 0.5
+        assert office.guard.round()
+        assert len(office.attempts) == failures + 1, "not at once"
+        clock[0] += daemon.pause_s(failures + 1)
+    assert office.guard.round()
+    office.over(0)
+    assert office.guard.round()
+    assert office.attempts[-1][2] == 0
+
+
+def test_what_fails_is_told_and_ends_once_it_is_possible(
     there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its own first attempt made it the owner: that must not keep it from the second. After a few of them it leaves
-    word, once; each is a line of the log."""
+    """A provider that raises: after a few attempts a notice says so, once; each is a line of the log."""
     cloud, world = there
     monkeypatch.setenv("SCRIPTED", str(cloud.folder))
-    monkeypatch.setattr(daemon, "RETRY_S", 0.1)
-    monkeypatch.setattr(daemon, "RETRY_SLOW_S", 0.2)
     (world.home / "owner").write_text(OWNER + "\n")
     lab = cluster(world, state="ending")
     cloud.play(destroy_always=[Fault("KeyError", lie=True)], gone_s=0.3, settle_s=0.0)
-    tending: dict = {}  # type: ignore[type-arg]
-
-    def look() -> bool:
-        daemon._look(world.home, tending)
-        return cloud.calls().count("destroy") > 8
-
-    until(look, "several attempts")
-    until(lambda: capsys.readouterr().err.count("Z lab: gpuops-") and look(), "lines without a traceback")
-    until(lambda: "lab cannot be looked after: gpuops-" in str(told(world)), "word of it")
-    with pytest.raises(StillBilling):
-        keep.tend(world, lab)
+    for failures in range(4):
+        assert daemon.attempt(world.home, lab, Job.TEND, failures) == 1
+        assert capsys.readouterr().err.count("Z lab: gpuops-") == 1
+        said = told(world)
+        assert ("lab cannot be looked after: gpuops-" in said) is (failures + 1 == daemon.NOTICE_FAILURES), said
     cloud.play(settle_s=0.0)
-    until(lambda: not daemon._look(world.home, tending), "the end, now that it is possible")
+    assert daemon.attempt(world.home, lab, Job.TEND, 4) == 0
     assert cloud.machines() == []
+    assert "lab is looked after again" in told(world)
     assert "Traceback" not in capsys.readouterr().err
-
-
-def test_failures_are_tried_again_ever_more_seldom() -> None:
-    assert [daemon.pause(rounds) for rounds in (1, 2, 3, 4, 5, 10_000)] == [30.0, 60.0, 120.0, 240.0, 300.0, 300.0]
 
 
 def test_a_ledger_that_cannot_be_read_is_not_waited_for_for_ever(
@@ -376,23 +436,116 @@ def test_a_ledger_that_cannot_be_read_is_not_waited_for_for_ever(
     (world.home / "owner").write_text(OWNER + "\n")
     (world.home / "ledger.db").mkdir()
     monkeypatch.setattr(daemon, "RETRY_S", 0.0)
-    daemon._watch(world.home)
+    daemon.Guard(world.home, 1).watch()
+    assert heartbeat.read(world.home, 1) is None, "no round was completed"
 
 
 def test_a_bug_does_not_end_the_guard(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     _, world = there
-    looks: list[int] = []
+    rounds: list[int] = []
 
-    def look(*_: object) -> bool:
-        looks.append(len(looks))
-        if len(looks) == 1:
-            raise RuntimeError("can't start new thread")
+    def round_(_: daemon.Guard) -> bool:
+        rounds.append(len(rounds))
+        if len(rounds) == 1:
+            raise RuntimeError("can't start new process")
         return False
 
     monkeypatch.setattr(daemon, "RETRY_S", 0.0)
-    monkeypatch.setattr(daemon, "_look", look)
-    daemon._watch(world.home)
-    assert looks == [0, 1]
+    monkeypatch.setattr(daemon.Guard, "round", round_)
+    daemon.Guard(world.home, 1).watch()
+    assert rounds == [0, 1]
+
+
+def test_an_attempt_that_hangs_keeps_no_cluster_beyond_its_lease(
+    there: tuple[Cloud, Context], clock: list[float]
+) -> None:
+    _, world = there
+    lab = cluster(world, lease=Lease(idle_s=1800.0))
+    office = Office(world, lab)
+    assert office.guard.round()
+    clock[0] += 10 * daemon.ATTEMPT_S
+    assert office.guard.round()
+    assert office.jobs == [Job.TEND], "without an end it may follow a run for as long as that takes"
+    world.ledger.set_cluster(lab, lease=Lease(hard_end=time.time() - 2 * daemon.LEASE_MARGIN_S))
+    assert office.guard.round()
+    assert (office.attempts[0][0].is_ended, office.jobs) == (True, [Job.TEND, Job.TEND]), "one that knows of the end"
+    world.ledger.set_cluster(lab, lease=Lease(hard_end=1.0))
+    clock[0] += daemon.ATTEMPT_S - 1.0
+    assert office.guard.round()
+    assert len(office.attempts) == 2
+    clock[0] += 1.0
+    assert office.guard.round()
+    assert (office.attempts[1][0].is_ended, office.jobs[2]) == (True, Job.END_AT_ONCE)
+    clock[0] += 2 * daemon.ATTEMPT_S - 1.0
+    assert office.guard.round()
+    assert len(office.attempts) == 3, "the next has twice as long"
+
+
+def test_a_lease_that_ends_while_an_attempt_is_waited_for_ends_the_wait(
+    there: tuple[Cloud, Context], clock: list[float]
+) -> None:
+    _, world = there
+    lab = cluster(world, state="ending")
+    office = Office(world, lab)
+    assert office.guard.round()
+    office.over(1)
+    clock[0] += 1.0
+    assert office.guard.round()
+    assert len(office.attempts) == 1
+    clock[0] += 2 * daemon.LEASE_MARGIN_S
+    office.guard._retry_at = clock[0] + 100.0
+    world.ledger.set_cluster(lab, lease=Lease(hard_end=time.time() - daemon.LEASE_MARGIN_S - 1.0))
+    assert office.guard.round()
+    assert len(office.attempts) == 2
+
+
+def test_at_the_second_time_it_is_ended_before_all_is_home(
+    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud, world = there
+    monkeypatch.setenv("SCRIPTED", str(cloud.folder))
+    (world.home / "owner").write_text(OWNER + "\n")
+    lab = cluster(world, lease=Lease(hard_end=1.0))
+    assert daemon.attempt(world.home, lab, Job.END_AT_ONCE, 0) == 0
+    assert cloud.machines() == []
+    assert "lab reached the end of its lease and was ended, before all of it was home" in told(world)
+
+
+def test_the_guard_does_not_leave_before_its_last_word(there: tuple[Cloud, Context], clock: list[float]) -> None:
+    """An attempt dies with its guard, and may still fetch what a bucket has kept; but it is not waited for for ever."""
+    _, world = there
+    lab = cluster(world, ephemeral=True)
+    office = Office(world, lab)
+    assert office.guard.round()
+    world.ledger.gone(lab, 1.0, "its end")
+    assert office.guard.round()
+    clock[0] += daemon.LAST_WORDS_S
+    assert office.guard.round()
+    clock[0] += 1.0
+    assert not office.guard.round()
+    office.over(0)
+    assert not office.guard.round()
+
+
+def test_an_attempt_that_is_to_be_made_again_keeps_no_guard(there: tuple[Cloud, Context]) -> None:
+    _, world = there
+    lab = cluster(world, ephemeral=True)
+    office = Office(world, lab)
+    assert office.guard.round()
+    office.over(1)
+    world.ledger.gone(lab, 1.0, "another command was quicker")
+    assert not office.guard.round()
+
+
+def test_a_guard_is_of_one_cluster_not_of_its_number(there: tuple[Cloud, Context]) -> None:
+    """In a ledger that was lost and begun again another cluster has it."""
+    _, world = there
+    lab = cluster(world, lease=Lease(idle_s=1800.0))
+    office = Office(world, lab)
+    assert office.guard.round()
+    world.ledger.set_cluster(lab, token="another")
+    office.over(0)
+    assert not office.guard.round()
 
 
 # -- as a process ---------------------------------------------------------------------------------
@@ -419,7 +572,7 @@ def end_guards(shell: Shell) -> None:
 def test_one_at_a_time_and_gone_when_nothing_is_left(shell: Shell) -> None:
     assert shell.run("up", "local", "--max-hours", "1").returncode == 0
     before = until(lambda: guards(shell), "a guard")  # or two: one has just begun, and will leave
-    words = [sys.executable, "-m", "gpuops.guard.daemon", str(shell.home)]
+    words = daemon.command(shell.home, 1)
     more = [subprocess.Popen(words, cwd=ROOT, env=shell.environment()) for _ in range(3)]
     assert [process.wait(HANG_S) for process in more] == [0, 0, 0]
     (left,) = until(lambda: len(found := guards(shell)) == 1 and found, "one guard")
@@ -473,94 +626,26 @@ def test_with_command_and_guard_dead_a_node_ends_by_its_boot_lease(shell: Shell)
     until(lambda: not shell.clusters(), "the ledger's word for it")
 
 
-def test_a_thread_that_hangs_keeps_no_cluster_beyond_its_lease(
-    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cloud, world = there
-    monkeypatch.setenv("SCRIPTED", str(cloud.folder))
-    (world.home / "owner").write_text(OWNER + "\n")
-    lab = cluster(world, lease=Lease(hard_end=1.0))
-    over = threading.Event()
-    hanging = threading.Thread(target=over.wait, daemon=True)
-    hanging.start()
-    tending = {lab: (hanging, time.monotonic() - daemon.HANG_S)}
-    assert daemon._look(world.home, tending)
-    until(lambda: not cloud.machines(), "the machine ended while the first thread hangs")
-    assert hanging.is_alive()
-    over.set()
-    for thread in (hanging, tending[lab][0]):
-        thread.join()
-    assert "lab reached the end of its lease and was ended, before all of it was home" in told(world)
-
-
 def test_what_is_begun_while_the_guard_leaves_has_another(
     there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its command saw that a guard was there, and started none."""
-    cloud, world = there
-    assert cloud.guard
-    cloud.guard.release()
+    _, world = there
     (world.home / "owner").write_text(OWNER + "\n")
-    started: list[str] = []
-    monkeypatch.setattr("gpuops.core.processes.start_background", lambda argv, **_: started.append(argv[-1]))
+    lab = cluster(world)
+    world.ledger.leave(lab, DEAD)
+    started: list[list[str]] = []
+    monkeypatch.setattr("gpuops.core.processes.start_background", lambda argv, **_: started.append(argv))
     monkeypatch.setattr("signal.signal", lambda *_: None)
 
-    def watch(home: Path) -> set[int]:
-        daemon.ensure(home)
+    def watch(_: daemon.Guard) -> None:
+        daemon.ensure(world.home, world.ledger.cluster(lab))
         assert started == []
-        cluster(world, state="creating", machine=False)
-        return set()
+        running(world, lab, None)
 
-    monkeypatch.setattr(daemon, "_watch", watch)
-    assert daemon.main(world.home) == 0
-    assert started == [str(world.home)]
-
-
-def test_the_guard_does_not_leave_before_its_last_word(
-    there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its threads die with it, and one that waits for its next attempt has nothing to say."""
-    _, world = there
-    (world.home / "owner").write_text(OWNER + "\n")
-    lab = cluster(world, ephemeral=True)
-    begun, gone = threading.Event(), threading.Event()
-
-    def tend(theirs: Context, one: int, **_: bool) -> None:
-        begun.set()
-        gone.wait()
-        time.sleep(0.3)
-        theirs.ledger.notice(f"{one} is gone")
-
-    monkeypatch.setattr(keep, "tend", tend)
-    monkeypatch.setattr(daemon, "TICK_S", 0.01)
-    leaving = threading.Thread(target=daemon._watch, args=(world.home,), daemon=True)
-    leaving.start()
-    assert begun.wait(60)
-    world.ledger.gone(lab, 1.0, "its end")
-    gone.set()
-    leaving.join(60)
-    assert not leaving.is_alive()
-    assert told(world) == f"{lab} is gone"
-
-
-def test_a_thread_that_rests_keeps_no_guard(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
-    _, world = there
-    (world.home / "owner").write_text(OWNER + "\n")
-    lab = cluster(world, ephemeral=True)
-
-    def tend(*_: object, **__: bool) -> None:
-        world = daemon._context(there[1].home)
-        world.ledger.gone(lab, 1.0, "another command was quicker")
-        raise NodeError("it does not answer", "")
-
-    monkeypatch.setattr(keep, "tend", tend)
-    monkeypatch.setattr(daemon, "TICK_S", 0.01)
-    monkeypatch.setattr(daemon, "RETRY_S", 600.0)
-    monkeypatch.setattr(daemon, "LAST_WORDS_S", 600.0)
-    leaving = threading.Thread(target=daemon._watch, args=(world.home,), daemon=True)
-    leaving.start()
-    leaving.join(60)
-    assert not leaving.is_alive()
+    monkeypatch.setattr(daemon.Guard, "watch", watch)
+    assert daemon.main(world.home, lab) == 0
+    assert started == [daemon.command(world.home, lab)]
 
 
 def test_who_sees_that_a_cluster_is_gone_sees_why(
@@ -587,7 +672,7 @@ def test_the_guard_knows_what_stands_in_the_projects_dotenv(tmp_path: Path, monk
     project.mkdir()
     (project / ".env").write_text("GPUOPS_TORCH_SPEC=torch==2.11.0\n= = =\n")
     monkeypatch.delenv("GPUOPS_TORCH_SPEC", raising=False)
-    assert "GPUOPS_TORCH_SPEC" not in daemon._context(home).env
-    assert daemon._context(home, project).env["GPUOPS_TORCH_SPEC"] == "torch==2.11.0"
+    assert "GPUOPS_TORCH_SPEC" not in daemon.context(home).env
+    assert daemon.context(home, project).env["GPUOPS_TORCH_SPEC"] == "torch==2.11.0"
     monkeypatch.setenv("GPUOPS_TORCH_SPEC", "torch")
-    assert daemon._context(home, project).env["GPUOPS_TORCH_SPEC"] == "torch"
+    assert daemon.context(home, project).env["GPUOPS_TORCH_SPEC"] == "torch"

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from filelock import FileLock
-
-from gpuops.guard.daemon import LOCK
-from tests.conftest import until
+from tests.conftest import no_guards, until
 from tests.system.chaos.hits import KILLS, Hit, Point, guards, kill
 from tests.system.chaos.tenant import Tenant
 
@@ -75,12 +72,13 @@ class HalfMade:
         strike = here.saboteur.expect_guard(here.shell, hit)
         self.make(here)
         until(strike.struck.is_set, "the guard's request", HANG_S)
+        kill_guards(here)  # its child is what asks, and was hit
         until(lambda: not guards(here.shell), "the guard is dead")
         return type_one(here, then)
 
     def down_is_hit(self, here: Tenant, hit: Hit, then: str) -> str:
         self.make_alone(here)
-        with FileLock(here.shell.home / LOCK):  # no guard comes before it
+        with no_guards(here.shell.home):
             self._is_killed(here, hit, "down", self.name)
         return type_one(here, then)
 

@@ -14,9 +14,22 @@ from gpuops.core.errors import AuthFailed, StillBilling
 from gpuops.core.models import Lease, Resource
 from gpuops.core.polling import Clock
 from gpuops.core.reporting import Silent
-from gpuops.guard import daemon
+from gpuops.guard import daemon, heartbeat
 from gpuops.ledger.store import ClusterRow
 from tests.fakes.provider import NAME, OWNER, Cloud, FakeClock, Fault, Scripted, surroundings
+
+
+class Over:
+    """An attempt that was made in this very process."""
+
+    def __init__(self, home: Path, cluster: int, job: daemon.Job, failures: int) -> None:
+        self.status = daemon.attempt(home, cluster, job, failures)
+
+    def poll(self) -> int:
+        return self.status
+
+    def end(self) -> None:
+        raise AssertionError("it is over")
 
 
 @pytest.fixture
@@ -84,7 +97,7 @@ def test_the_guard_sees_it_off(there: tuple[Cloud, Context], monkeypatch: pytest
     cloud, world = there
     row = cluster(world)
     tear_down(world, row.id, "its end")
-    assert world.ledger.is_guard_wanted()
+    assert world.ledger.guarded()
     looks: list[float] = []
 
     def sleep(_: Clock, seconds: float) -> None:
@@ -94,8 +107,12 @@ def test_the_guard_sees_it_off(there: tuple[Cloud, Context], monkeypatch: pytest
                 path.unlink()
 
     monkeypatch.setattr(Clock, "sleep", sleep)
-    monkeypatch.setattr(daemon, "TICK_S", 0.01)
-    assert daemon._watch(world.home) == {row.id}
+    heartbeat.lock_path(world.home, row.id).touch()
+    guard = daemon.Guard(world.home, row.id, Over)
+    while guard.round():
+        pass
+    assert guard.wanted_row() is None
+    assert [*(world.home / heartbeat.FOLDER).iterdir()] == [], "it forgets what it wrote down"
     assert cloud.machines() == []
     assert world.ledger.parting() == []
     assert looks[0] == pytest.approx(teardown.FIRST_S, rel=0.5)
@@ -116,11 +133,14 @@ def test_nobody_looks_for_ever(
     before = len(cloud.calls())
     cloud.play(leaves=True, **({"list_owned_always": list_owned} if list_owned else {}))
     monkeypatch.setattr(Clock, "sleep", lambda *_: None)
-    monkeypatch.setattr(daemon, "TICK_S", 0.01)
-    tried = daemon._watch(world.home)
+    heartbeat.lock_path(world.home, row.id).touch()
+    guard = daemon.Guard(world.home, row.id, Over)
+    while guard.round():
+        pass
     assert cloud.calls()[before:].count("list_owned") == looks
-    assert world.ledger.is_guard_wanted(), "the next command's guard tries anew"
-    assert not world.ledger.is_guard_wanted(tried), "and none that this one starts as it leaves"
+    assert world.ledger.guarded(), "the next command's guard tries again"
+    assert guard.wanted_row() is None, "and none that this one starts as it leaves"
+    assert [*heartbeat.refusals(world.home, [row])] == ([NAME] if list_owned else [])
     (said,) = orphans.parting(world)
     assert said.startswith("lab costs nothing any more; left of it: 1 machine shutting down")
     assert said.endswith("which is not cleared: the provider said AuthFailed") == bool(list_owned)

@@ -101,9 +101,8 @@ def test_the_guard_lets_it_wait_and_undoes_it_when_it_is_killed(there: tuple[Clo
             killed = dataclasses.replace(
                 row, owner_process=dataclasses.replace(row.owner_process, start=row.owner_process.start - 5.0)
             )
-            other = dataclasses.replace(world.me, pid=world.me.pid + 1)
-            assert not daemon.needs_tending(row, [], now, other, daemon.LOOK_S), "its owner lives"
-            assert daemon.needs_tending(killed, [], now, other, 0.0), "its owner is dead"
+            assert not daemon.needs_tending(row, [], now, daemon.NODE_CHECK_INTERVAL_S), "its owner lives"
+            assert daemon.needs_tending(killed, [], now, 0.0), "its owner is dead"
 
     world.clock = Watched(look)
     with pytest.raises(NoCapacity):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from gpuops.cli.terminal.output import Output
 from gpuops.commands.prove.sandbox import Sandbox
@@ -19,8 +18,7 @@ from gpuops.core import provider as contract
 from gpuops.core.context import Context
 from gpuops.core.models import Offer, Request, Resource
 from gpuops.core.signals import Signals
-from gpuops.guard.daemon import LOCK
-from gpuops.guard.services import SERVICES
+from gpuops.guard.services import WITHOUT_GUARD
 from provisioners.checked import Checked
 from tests.fakes.provider import OWNER
 from tests.fakes.tent import PLUGIN
@@ -45,7 +43,7 @@ def tents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
             env=os.environ,
             out=Output(),
             signals=Signals(),
-            services=SERVICES,
+            services=WITHOUT_GUARD,
             yes=True,
             provisioners={"tent": Checked(tent)},
         )
@@ -56,8 +54,7 @@ def tents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
             for stand in bench.shared.values():
                 stand.close()
 
-    with FileLock(tmp_path / LOCK):  # to hold it is to be the guard
-        yield on
+    yield on
     whole.destroy(whole.list_owned(OWNER, []))
 
 

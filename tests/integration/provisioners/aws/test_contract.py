@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
-from filelock import FileLock
 
 from gpuops.cli.terminal.output import Output
 from gpuops.commands.prove.sandbox import Sandbox
@@ -15,8 +14,7 @@ from gpuops.commands.prove.scenarios import SCENARIOS, Scenario, run_scenario
 from gpuops.core.context import Context
 from gpuops.core.models import Request
 from gpuops.core.signals import Signals
-from gpuops.guard.daemon import LOCK
-from gpuops.guard.services import SERVICES
+from gpuops.guard.services import WITHOUT_GUARD
 from gpuops.testing import OWNER
 from provisioners.aws import AwsProvisioner
 from tests.fakes.aws import FakeAWS
@@ -44,9 +42,9 @@ def bench(fake: FakeAWS, wanted: Request, tmp_path_factory: pytest.TempPathFacto
     home = tmp_path_factory.mktemp("home")
     env = {**os.environ, **fake.env}
     world = Context(
-        home=home, owner=OWNER, folder=home, env=env, out=Output(), signals=Signals(), services=SERVICES, yes=True
+        home=home, owner=OWNER, folder=home, env=env, out=Output(), signals=Signals(), services=WITHOUT_GUARD, yes=True
     )
-    with FileLock(home / LOCK), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AwsProvisioner, "settle_s", 1.0)  # this AWS knows at once
         one = Sandbox(world, wanted)
         try:

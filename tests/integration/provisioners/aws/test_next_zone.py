@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from gpuops.cli.terminal.output import Output
 from gpuops.clusters import up as clusters
@@ -15,8 +13,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import NoCapacity, NodeError, QuotaExceeded
 from gpuops.core.models import Request
 from gpuops.core.signals import Signals
-from gpuops.guard.daemon import LOCK
-from gpuops.guard.services import SERVICES
+from gpuops.guard.services import WITHOUT_GUARD
 from gpuops.offers.approval import PriceApproval
 from gpuops.offers.lease import LeaseLimits
 from provisioners.aws import launch, network
@@ -27,22 +24,21 @@ from tests.integration.provisioners.aws.conftest import OWNER, Tenant
 
 
 @pytest.fixture
-def world(tenant: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+def world(tenant: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     """A command's world, whose time passes only where it waits."""
     for module in (launch, network):
         monkeypatch.setattr(module, "backoff_s", lambda _attempt: 0.01)
-    with FileLock(tenant.home / LOCK):  # to hold it is to be the guard
-        yield Context(
-            home=tenant.home,
-            owner=OWNER,
-            folder=tmp_path,
-            env=tenant.env,
-            out=Output(),
-            signals=Signals(),
-            services=SERVICES,
-            yes=True,
-            clock=FakeClock(),
-        )
+    return Context(
+        home=tenant.home,
+        owner=OWNER,
+        folder=tmp_path,
+        env=tenant.env,
+        out=Output(),
+        signals=Signals(),
+        services=WITHOUT_GUARD,
+        yes=True,
+        clock=FakeClock(),
+    )
 
 
 class Shared(FakeClock):

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from filelock import FileLock
 
 from gpuops.cli.terminal.output import Output
 from gpuops.commands.prove.sandbox import Sandbox
@@ -14,8 +13,7 @@ from gpuops.commands.prove.scenarios import SCENARIOS, Scenario, run_scenario
 from gpuops.core.context import Context
 from gpuops.core.models import Request
 from gpuops.core.signals import Signals
-from gpuops.guard.daemon import LOCK
-from gpuops.guard.services import SERVICES
+from gpuops.guard.services import WITHOUT_GUARD
 from gpuops.testing import OWNER
 from provisioners.runpod import RunpodProvisioner
 from tests.fakes.runpod import FakeRunPod, Life
@@ -41,9 +39,9 @@ def bench(fake: FakeRunPod, wanted: Request, tmp_path_factory: pytest.TempPathFa
     home = tmp_path_factory.mktemp("home")
     env = {**os.environ, **fake.env}
     world = Context(
-        home=home, owner=OWNER, folder=home, env=env, out=Output(), signals=Signals(), services=SERVICES, yes=True
+        home=home, owner=OWNER, folder=home, env=env, out=Output(), signals=Signals(), services=WITHOUT_GUARD, yes=True
     )
-    with FileLock(home / LOCK), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunpodProvisioner, "settle_s", 1.0)  # this service knows at once
         one = Sandbox(world, wanted)
         try:

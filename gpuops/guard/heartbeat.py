@@ -1,0 +1,165 @@
+"""What each guard writes down about itself, one small file per cluster: when it last completed a round, which process
+it is, and fingerprints of its keys; and, where its provider refuses those keys, what the provider says.
+
+A held lock or a living process proves that a guard exists, a fresh heartbeat that it works. No key is written
+anywhere: a guard keeps the environment of the command that started it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuops.core.errors import AuthFailed
+from gpuops.core.processes import Identity, myself
+from gpuops.core.settings import ACCOUNTS, KEYS
+
+if TYPE_CHECKING:
+    from gpuops.ledger.store import ClusterRow
+
+FOLDER = "guards"
+CHOOSING = (*KEYS, "AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
+"""The variables that choose an account; others of a provider only say where it is asked."""
+BEAT_INTERVAL_S = 10.0
+STALE_S = 120.0
+"""Many times longer than a round takes, also on a busy machine: a guard whose last one is older hangs."""
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """The last completed round of a guard."""
+
+    process: Identity
+    at: float
+    """`time.monotonic()`, which all processes since boot share: setting the clock makes no guard look dead."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Variable to fingerprint: the account that this guard's environment names."""
+    rented: Mapping[str, str] = field(default_factory=dict)
+    """The same of the cluster's first guard, which had the environment that the cluster was rented with."""
+
+    def is_stale(self, now: float) -> bool:
+        return not 0.0 <= now - self.at <= STALE_S
+
+
+def lock_path(home: Path, cluster: int) -> Path:
+    """Held by the guard of a cluster while it lives. The folder is made. Raises OSError."""
+    (home / FOLDER).mkdir(exist_ok=True)
+    return home / FOLDER / f"{cluster}.lock"
+
+
+def fingerprints(provider: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """What tells one account from another, and from which no key can be made again."""
+    return {
+        name: hashlib.sha256(environ[name].encode(errors="replace")).hexdigest()[:12]
+        for name in ACCOUNTS.get(provider, ())
+        if name in CHOOSING and environ.get(name)
+    }
+
+
+def start(home: Path, row: ClusterRow, environ: Mapping[str, str]) -> Heartbeat:
+    """The first heartbeat of this process as the guard of a cluster. What a former guard was refused is forgotten."""
+    keys = fingerprints(row.provider, environ)
+    former = read(home, row.id)
+    refuse(home, row, None)
+    return beat(home, row.id, Heartbeat(myself(), 0.0, keys, former.rented if former else keys))
+
+
+def beat(home: Path, cluster: int, last: Heartbeat) -> Heartbeat:
+    """Write down that a round is completed now. A full disk keeps no guard from its work."""
+    now = Heartbeat(last.process, time.monotonic(), last.keys, last.rented)
+    process = [now.process.pid, now.process.start]
+    _write(_path(home, cluster), {"process": process, "at": now.at, "keys": now.keys, "rented": now.rented})
+    return now
+
+
+def read(home: Path, cluster: int) -> Heartbeat | None:
+    """None where no guard has written one that can be read."""
+    found = _read(_path(home, cluster))
+    try:
+        pid, started = found["process"]
+        keys, rented = dict(found["keys"]), dict(found["rented"])
+        return Heartbeat(Identity(int(pid), float(started)), float(found["at"]), keys, rented)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def must_be_replaced(home: Path, row: ClusterRow, environ: Mapping[str, str], now: float) -> bool:
+    """Whether the guard of a cluster hangs, or has keys that do not serve while this environment has others: those
+    that the cluster was rented with, or new ones where the guard's are refused."""
+    last = read(home, row.id)
+    if last is None or not last.process.alive():
+        return False  # who holds the lock has only just begun
+    keys = fingerprints(row.provider, environ)
+    returned = keys == last.rented != last.keys
+    renewed = row.provider in refusals(home, [row]) and any(last.keys.get(name) != keys[name] for name in keys)
+    return last.is_stale(now) or returned or renewed
+
+
+def end(home: Path, cluster: int) -> None:
+    """Kill the guard that wrote the last heartbeat, and the child that works for it."""
+    import psutil
+
+    last = read(home, cluster)
+    if last is None or not last.process.alive():
+        return
+    with suppress(psutil.Error):
+        process = psutil.Process(last.process.pid)
+        for one in (process, *process.children(recursive=True)):
+            with suppress(psutil.Error):
+                one.kill()
+
+
+def forget(home: Path, cluster: int) -> None:
+    """Nothing of a cluster is left that would want a guard."""
+    for path in (_path(home, cluster), _refusal_path(home, cluster), home / FOLDER / f"{cluster}.lock"):
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def refuse(home: Path, row: ClusterRow, error: AuthFailed | None) -> None:
+    """Note what a provider says of the keys of a cluster's guard; None: it takes them."""
+    path = _refusal_path(home, row.id)
+    if error:
+        _write(path, {"provider": row.provider, "say": error.say, "hint": error.hint})
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def refusals(home: Path, rows: Iterable[ClusterRow]) -> dict[str, dict[str, str]]:
+    """Provider to `say` and `hint`, where the keys of the guard of one of these clusters are refused: it cannot end
+    what is rented there."""
+    found = [_read(_refusal_path(home, row.id)) for row in rows]
+    whole = [one for one in found if one.keys() >= {"provider", "say", "hint"}]
+    return {one["provider"]: {"say": one["say"], "hint": one["hint"]} for one in whole}
+
+
+def _path(home: Path, cluster: int) -> Path:
+    return home / FOLDER / f"{cluster}.json"
+
+
+def _refusal_path(home: Path, cluster: int) -> Path:
+    return home / FOLDER / f"{cluster}.refused.json"
+
+
+def _write(path: Path, document: Mapping[str, object]) -> None:
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with suppress(OSError):
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            json.dump(document, file)
+        draft.replace(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
