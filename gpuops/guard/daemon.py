@@ -362,12 +362,13 @@ def attempt(home: Path, cluster: int, job: Job, failures: int) -> int:
 
 
 def _do(ctx: Context, row: ClusterRow, job: Job) -> None:
-    from gpuops.clusters import teardown
-    from gpuops.guard import tend
-
     if job is Job.CLEAR:
+        from gpuops.clusters import teardown
+
         teardown.see_off_patiently(ctx, row)
     else:
+        from gpuops.guard import tend
+
         tend.tend(ctx, row.id, saving=job is Job.TEND)
         heartbeat.refuse(ctx.home, row, None)
 
