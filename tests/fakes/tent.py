@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PLUGIN = Path(__file__).parents[1] / "packaging" / "plugin"
+PLUGIN = Path(__file__).parents[1] / "system" / "packaging" / "plugin"
 
 
 def pitch(site: Path) -> list[str]:
