@@ -41,6 +41,10 @@ ABSENT_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 JUNCTION = 0xA0000003
 """Windows' other kind of link (`IO_REPARSE_TAG_MOUNT_POINT`)."""
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # a pipe in a file's place must not block us
+INVISIBLE = frozenset(
+    "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
+)
+"""The list in git's `utf8.c`, `is_hfs_dotgit`."""
 
 
 class Readable(Protocol):
@@ -77,12 +81,6 @@ def is_gits(part: str) -> bool:
 
         seen = unicodedata.normalize("NFC", "".join(char for char in part if char not in INVISIBLE)).casefold()
     return seen.partition(":")[0].rstrip(" .") in (".git", "git~1")
-
-
-INVISIBLE = frozenset(
-    "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
-)
-"""The list in git's `utf8.c`, `is_hfs_dotgit`."""
 
 
 @contextmanager

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 SAFE_DOCUMENT = "safe.json"
 RESULT_DOCUMENT = "result.json"
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass
@@ -139,9 +140,6 @@ def replace_shorter_log(folder: SafeFolder, name: str, home: RunHome, node: int,
         there = folder.size(name)
         if there is not None and there > (home.folder.size(log) or -1):
             home.folder.move(folder, name, log)
-
-
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)

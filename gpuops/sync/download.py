@@ -41,6 +41,32 @@ if TYPE_CHECKING:
 
 Received = dict[tuple[int, str], Arrival]
 """Files that were received completely, by node and path."""
+DEFAULT_OUTS = (
+    "*.pt",
+    "*.pth",
+    "*.ckpt",
+    "*.safetensors",
+    "*.distcp",
+    ".metadata",  # written last by torch's distributed checkpoint: without it the shards cannot be read
+    "**/checkpoints/**",
+    "**/snapshots/**",
+    "**/outputs/**",
+    "**/results/**",
+    "**/lightning_logs/**",
+    "**/events.out.tfevents*",
+)
+"""Patterns of results without `--out`: what PyTorch, its libraries and Lightning write by default."""
+STREAM_SILENCE_S = 30.0
+"""`tail` and `sums` send something every 5 s: a longer silence is a lost connection."""
+TREE_WALK_S = 600.0
+"""How long a node may take to list its tree."""
+MIN_READ_BYTES_PER_S = 20_000_000
+"""Every node reads faster from its disk: checksums that take longer are given up."""
+MAX_SHOWN_CHARS = 200
+"""A node's file name is cut to this length in messages."""
+MAX_STREAMS = 10_000
+"""No node has more logs than this; each is a file here."""
+T = TypeVar("T")
 
 
 def receive(
@@ -69,37 +95,7 @@ def receive(
         finish(channel, client.label)
 
 
-DEFAULT_OUTS = (
-    "*.pt",
-    "*.pth",
-    "*.ckpt",
-    "*.safetensors",
-    "*.distcp",
-    ".metadata",  # written last by torch's distributed checkpoint: without it the shards cannot be read
-    "**/checkpoints/**",
-    "**/snapshots/**",
-    "**/outputs/**",
-    "**/results/**",
-    "**/lightning_logs/**",
-    "**/events.out.tfevents*",
-)
-"""Patterns of results without `--out`: what PyTorch, its libraries and Lightning write by default."""
-
-STREAM_SILENCE_S = 30.0
-"""`tail` and `sums` send something every 5 s: a longer silence is a lost connection."""
-TREE_WALK_S = 600.0
-"""How long a node may take to list its tree."""
-MIN_READ_BYTES_PER_S = 20_000_000
-"""Every node reads faster from its disk: checksums that take longer are given up."""
-
-MAX_SHOWN_CHARS = 200
-"""A node's file name is cut to this length in messages."""
-
-MAX_STREAMS = 10_000
-"""No node has more logs than this; each is a file here."""
-
 OnBytes = Callable[[int, str, int, bytes], None]
-T = TypeVar("T")
 
 
 def mirror(client: AgentClient, run: str, node: int, home: RunHome, follow: bool, on_bytes: OnBytes) -> Result | None:

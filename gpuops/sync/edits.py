@@ -43,6 +43,7 @@ OWNER_MODE = 0o600
 """Permission bits that a node cannot take away: the user reads and writes a file as before."""
 
 Known = Mapping[str, Sequence[FileEntry]]
+PROJECT_TREE = "project"
 
 
 @dataclass(frozen=True)
@@ -156,9 +157,6 @@ class _Bringing:
 
     def _same(self, path: str, link: str | None, sha256: str | None) -> bool:
         return self._folder.target(path) == link if sha256 is None else self._folder.sha256(path) == sha256
-
-
-PROJECT_TREE = "project"
 
 
 def save_left(ctx: Context, row: ClusterRow, progress: Progress) -> Iterator[str]:

@@ -37,6 +37,13 @@ BETWEEN_STARS = re.compile(rf"{STAR}((?:{LETTER})*)(?={STAR})")
 BETWEEN = rf"((?:(?!{ANY_FOLDERS}).)+)(?={ANY_FOLDERS})"
 FIRST_FOLDERS = re.compile(rf"^(\^)\(\?:\.\+/\)\?{BETWEEN}")
 BETWEEN_FOLDERS = re.compile(rf"{ANY_FOLDERS}{BETWEEN}")
+RESULTS_FOLDER = "runs"
+IGNORE_FILE = ".gpuopsignore"
+NEVER_SENT = {".git", "__pycache__"}
+MAX_FOLDER_DEPTH = 100
+"""A project with deeper folders is refused: only a crafted one has them."""
+EDIT_DRAFT = re.compile(r"\.gpuops-[0-9a-f]{16}\.part")
+"""A file that a killed `gpuops pull --edits` leaves (`SafeFolder.draft`)."""
 
 
 class IgnoreRules:
@@ -128,15 +135,6 @@ def in_linear_time(regex: str) -> str:
     regex = BETWEEN_STARS.sub(r"(?>[^/]*?\1)", regex)
     regex = FIRST_FOLDERS.sub(r"\1(?>(?:.+?/)??\2(?=/))", regex)
     return BETWEEN_FOLDERS.sub(r"(?>(?:/.+?)??\1(?=/))", regex)
-
-
-RESULTS_FOLDER = "runs"
-IGNORE_FILE = ".gpuopsignore"
-NEVER_SENT = {".git", "__pycache__"}
-MAX_FOLDER_DEPTH = 100
-"""A project with deeper folders is refused: only a crafted one has them."""
-EDIT_DRAFT = re.compile(r"\.gpuops-[0-9a-f]{16}\.part")
-"""A file that a killed `gpuops pull --edits` leaves (`SafeFolder.draft`)."""
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,20 @@ PLACEHOLDER = re.compile(r"example|placeholder|change_?me|your|x{4}|0{8}|\.\.\.|
 NO_SECRET = re.compile(r"true|false|yes|no|none|null|\d{1,5}", re.IGNORECASE)
 NO_LITERAL = ("$", "<", "{", "%", "/", "~", "./", "../", "`", "op://")
 """A value that begins so names a variable, a command, a template, a path or an entry of a password manager."""
+RULES = Path(__file__).with_name("keyrules.yml")
+ENGINE = "kingfisher-secret-scanner"
+ALGORITHM = 1
+"""Increased when this module judges differently, which invalidates the cache."""
+PIECE_BYTES = 512 << 10
+"""Bytes that are searched at once."""
+OVERLAP_BYTES = 32 << 10
+"""Bytes of a piece that are searched again with the next: more than twice the longest private key."""
+MAX_WHOLE_BYTES = 256_000_000
+"""A larger file is a data set or a snapshot: half of this is searched at its beginning, half at its end."""
+PIECE_TIMEOUT_S = 60.0
+"""A piece that takes longer was crafted to; its file is held back."""
+MIN_CACHED_AGE_NS = 2_000_000_000
+"""A younger file may change again within the resolution of its time, so its judgement is not cached."""
 
 
 def by_name(path: str) -> str | None:
@@ -116,21 +130,6 @@ def _is_secret(line: str) -> bool:
     literal = not value.startswith(NO_LITERAL) and not NO_SECRET.fullmatch(value) and not PLACEHOLDER.search(value)
     return literal and not SECRET_WORDS.isdisjoint(words)
 
-
-RULES = Path(__file__).with_name("keyrules.yml")
-ENGINE = "kingfisher-secret-scanner"
-ALGORITHM = 1
-"""Increased when this module judges differently, which invalidates the cache."""
-PIECE_BYTES = 512 << 10
-"""Bytes that are searched at once."""
-OVERLAP_BYTES = 32 << 10
-"""Bytes of a piece that are searched again with the next: more than twice the longest private key."""
-MAX_WHOLE_BYTES = 256_000_000
-"""A larger file is a data set or a snapshot: half of this is searched at its beginning, half at its end."""
-PIECE_TIMEOUT_S = 60.0
-"""A piece that takes longer was crafted to; its file is held back."""
-MIN_CACHED_AGE_NS = 2_000_000_000
-"""A younger file may change again within the resolution of its time, so its judgement is not cached."""
 
 Remembered = dict[str, tuple[list[int], str | None]]
 """Path to ([size, mtime_ns, inode], reason or None)."""

@@ -54,6 +54,14 @@ LATEST_RATE_WEIGHT = 0.5
 """The latest upload's part in the average; all earlier ones share the rest."""
 MIN_ESTIMATED_BYTES = 1_000_000
 """A smaller upload takes no time worth a sentence."""
+TREE_TIMEOUT_S = 600.0
+"""How long a node may take to compare a large tree."""
+MAX_PUSH_ATTEMPTS = 3
+"""A push starts again when files changed while they were sent; a file that changes each time is an error."""
+EDITED_COPY = re.compile(r"(.+)\.node\d+(?:-\d+)?", re.DOTALL)
+"""The name under which `edits` puts a node's version beside a file, such as `train.py.node0`."""
+MIN_NAMED_TREE_BYTES = 10_000_000
+"""From this size on the biggest files are listed before a push."""
 
 
 def remember_rate(cache: Path, size: int, seconds: float) -> None:
@@ -91,16 +99,6 @@ def estimate(size: int, nodes: int, per_hour: float, rate: float | None) -> str:
     how = "as before" if rate else "a guess"
     cost = f", {money(per_hour * seconds / 3600)}" if per_hour else ""
     return f"upload: about {span(seconds)}{cost}: {amount(size)}{whom} at {amount(bytes_per_s)}/s ({how})"
-
-
-TREE_TIMEOUT_S = 600.0
-"""How long a node may take to compare a large tree."""
-MAX_PUSH_ATTEMPTS = 3
-"""A push starts again when files changed while they were sent; a file that changes each time is an error."""
-EDITED_COPY = re.compile(r"(.+)\.node\d+(?:-\d+)?", re.DOTALL)
-"""The name under which `edits` puts a node's version beside a file, such as `train.py.node0`."""
-MIN_NAMED_TREE_BYTES = 10_000_000
-"""From this size on the biggest files are listed before a push."""
 
 
 @dataclass(frozen=True)
