@@ -66,17 +66,17 @@ def _tend_live(ctx: Context, row: ClusterRow, expired: bool) -> None:
     if expired:
         _end_with_keepers(ctx, row, [run for run in unfinished if run not in runs])
     ends = expired or row.ephemeral
-    later: list[Callable[[], None]] = []
+    deferred: list[Callable[[], None]] = []
     for run in runs:
         try:
-            _finish_run(ctx, row, run, SAVE_S if expired else None, later if ends else None)
+            _finish_run(ctx, row, run, SAVE_S if expired else None, deferred if ends else None)
         except Exception as error:
             if not expired or _can_wait(ctx, row, error):
                 raise
             _give_up(ctx, f"{run.name} is not all home", error)
     _end_or_leave(ctx, row, expired, unfinished, runs)
-    for rest in later:
-        rest()
+    for fetch in deferred:
+        fetch()
 
 
 def _end_or_leave(
@@ -172,26 +172,30 @@ def _take(ctx: Context, run: RunRow) -> bool:
 
 
 def _finish_run(
-    ctx: Context, row: ClusterRow, run: RunRow, patience: float | None, later: list[Callable[[], None]] | None
+    ctx: Context, row: ClusterRow, run: RunRow, stop_s: float | None, deferred: list[Callable[[], None]] | None
 ) -> None:
-    """Follow a run to its end, bring its results home, write its verdict. Only the nodes know whether it began.
+    """Follow a run to its end, bring its results home, write its verdict. Only the nodes know whether it was started.
 
-    `later`, where its machines are ended next: gets what is to be done after that.
+    `stop_s`: the run is stopped, and has so many seconds to end gracefully, and again as many to end at once.
+    `deferred`, where the machines are ended next: gets the fetch that is to be done after that.
     """
     if not _take(ctx, run):
-        return None  # a command has it, while another run was seen to
+        return None  # a command took it while another run was finished
     try:
         live = _reached(ctx, row)
     except NodeError as error:
-        return _unreachable(ctx, row, run, error, given_up=patience is not None or isinstance(error, Nonsense))
+        return _unreachable(ctx, row, run, error, given_up=stop_s is not None or isinstance(error, Nonsense))
     try:
-        _follow(ctx, live, run, patience, later)
+        reports = _follow(ctx, live, run, stop_s)
+        if reports is not None:
+            policy = Policy(Silent(), deferred is not None, retry_hint=RETRY_HINT if stop_s is None else None)
+            _conclude(ctx, live, run, reports, policy, deferred)
     finally:
         live.close()
 
 
 def _reached(ctx: Context, row: ClusterRow) -> ClusterSession:
-    """Raises NodeError; Nonsense where to ask again has not helped."""
+    """Raises NodeError; Nonsense where retries did not help."""
     for _ in range(NONSENSE_TRIES - 1):
         try:
             return open_live(ctx, row, some=True)
@@ -200,37 +204,44 @@ def _reached(ctx: Context, row: ClusterRow) -> ClusterSession:
     return open_live(ctx, row, some=True)
 
 
-def _follow(
-    ctx: Context, live: ClusterSession, run: RunRow, patience: float | None, later: list[Callable[[], None]] | None
-) -> None:
-    """`patience`: the run is stopped; seconds until that is hurried, and again until its results are given up."""
-    progress = Silent()
-    if patience is not None:
+def _follow(ctx: Context, live: ClusterSession, run: RunRow, stop_s: float | None) -> dict[int, NodeReport] | None:
+    """The reports of its nodes, of those that ended in time; None where a command took the run over."""
+    if stop_s is not None:
         halt(live, run.name, "graceful", WHY, kind="lease")
-    following = follower(ctx, live, run, lambda *_: None, progress.say)
+    following = follower(ctx, live, run, lambda *_: None, Silent().say)
     following.start()
     fetching, renewal = LiveFetch(live, run), AddressRenewal(ctx, live, run)
     began = time.monotonic()
-    stopped = False
+    hurried = False
     while not following.wait(LOOK_S):
         if ctx.ledger.cluster(live.row.id).state != "up" or ctx.ledger.run(run.id).owner_process != ctx.me:
-            return following.quit()  # a command took over
-        if patience is not None and time.monotonic() - began > patience:
-            if stopped:
+            following.quit()
+            return None
+        if stop_s is not None and time.monotonic() - began > stop_s:
+            if hurried:
                 following.quit()
                 break
             halt(live, run.name, "now", WHY, kind="lease")
-            stopped, began = True, time.monotonic()
+            hurried, began = True, time.monotonic()
         fetching.poll()
         renewal.poll()
-    reports = dict(following.reports)  # a copy: a thread may still add one
+    return dict(following.reports)  # a copy: a thread may still add one
+
+
+def _conclude(
+    ctx: Context,
+    live: ClusterSession,
+    run: RunRow,
+    reports: Mapping[int, NodeReport],
+    policy: Policy,
+    deferred: list[Callable[[], None]] | None,
+) -> None:
     if reports and all(report.kind == ReasonKind.NEVER_STARTED for report in reports.values()):
         return _never_started(ctx, run)
-    policy = Policy(progress, ends_nodes=later is not None, retry_hint=RETRY_HINT if patience is None else None)
     outcome = finish(ctx, run, _source(ctx, live, run, reports), policy)
     _notify(ctx, live.row, run, outcome)
-    if later is not None and (deferred_fetch := outcome.deferred_fetch):
-        later.append(lambda: _notify(ctx, live.row, run, deferred_fetch()))
+    if deferred is not None and (fetch := outcome.deferred_fetch):
+        deferred.append(lambda: _notify(ctx, live.row, run, fetch()))
     return None
 
 

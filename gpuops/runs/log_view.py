@@ -32,6 +32,11 @@ MAX_NOTES_BYTES = 256 << 20
 """How many bytes of notes are read: a month has fewer."""
 MAX_LINE_BYTES = 1 << 16
 """How far back the beginning of a line is searched, and the longest note that is read."""
+CHUNK_BYTES = 1 << 20
+NODE = re.compile(r"node(\d+)")
+EVENTS = "events.jsonl"
+FAILED = b'"event": "failed"'
+"""What an agent notes when one of its ranks has failed (docs/protocol.md)."""
 
 
 @dataclass
@@ -127,13 +132,6 @@ def moment(text: str, now: float) -> float:
     if then > now:
         raise UsageError(f"'{text}' is still to come", "write it like 10m, 2h or 2026-11-21T12:00")
     return then
-
-
-CHUNK_BYTES = 1 << 20
-NODE = re.compile(r"node(\d+)")
-EVENTS = "events.jsonl"
-FAILED = b'"event": "failed"'
-"""What an agent notes when one of its ranks has failed (docs/protocol.md)."""
 
 
 class HomeTail:

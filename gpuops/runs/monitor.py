@@ -33,6 +33,25 @@ from gpuops.sync import RunHome
 
 LIVE_FETCH_INTERVAL_S = 10.0
 """How often files of a run that goes on are fetched."""
+SILENCE_REMARK_S = 120.0
+"""After how long without a byte from any rank this is remarked."""
+SILENCE_REPEAT_S = 600.0
+"""After how long of further silence it is remarked again."""
+BOARD_POLL_INTERVAL_S = 5.0
+"""How often the results are searched for TensorBoard's files."""
+TENSORBOARD_FILES = "events.out.tfevents*"
+"""What TensorBoard calls its files."""
+NODE_EVENTS = "events.jsonl"
+NOTICE_EFFECTS = {
+    "reclaim": "the run stops, with a snapshot where its script makes one",
+    "rebalance": "the run goes on; a snapshot was asked for",
+}
+"""What a provider's notice does to the run, by the notice's kind."""
+SAME_END_WINDOW_S = 60.0
+"""Within how many seconds the nodes' announcements of their end are one announcement: their clocks differ."""
+POLL_INTERVAL_S = 0.2
+HURRIED_STOP_TIMEOUT_S = 30.0
+"""How long after a second signal unreachable nodes are still waited for."""
 
 
 class LiveFetch:
@@ -65,24 +84,6 @@ class LiveFetch:
             fetch_now(self._live, self._row, Silent(), final=False)
         except Exception:
             pass  # the final fetch is the one that counts, and says what is wrong
-
-
-SILENCE_REMARK_S = 120.0
-"""After how long without a byte from any rank this is remarked."""
-SILENCE_REPEAT_S = 600.0
-"""After how long of further silence it is remarked again."""
-BOARD_POLL_INTERVAL_S = 5.0
-"""How often the results are searched for TensorBoard's files."""
-TENSORBOARD_FILES = "events.out.tfevents*"
-"""What TensorBoard calls its files."""
-NODE_EVENTS = "events.jsonl"
-NOTICE_EFFECTS = {
-    "reclaim": "the run stops, with a snapshot where its script makes one",
-    "rebalance": "the run goes on; a snapshot was asked for",
-}
-"""What a provider's notice does to the run, by the notice's kind."""
-SAME_END_WINDOW_S = 60.0
-"""Within how many seconds the nodes' announcements of their end are one announcement: their clocks differ."""
 
 
 class Remarks:
@@ -183,11 +184,6 @@ def board(home: RunHome, folder: Path, *, live: bool = False) -> str:
     logdir = Path(os.path.commonpath(found))
     shown = logdir.relative_to(folder) if logdir.is_relative_to(folder) else logdir
     return f"curves: tensorboard {'--load_fast=false ' * live}--logdir {shlex.quote(str(shown))}"
-
-
-POLL_INTERVAL_S = 0.2
-HURRIED_STOP_TIMEOUT_S = 30.0
-"""How long after a second signal unreachable nodes are still waited for."""
 
 
 def attend(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail) -> Follower:

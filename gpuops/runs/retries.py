@@ -27,6 +27,8 @@ from gpuops.sync.restore import outputs
 ENDED_MACHINE_TIMEOUT_S = 30.0
 """How long a provider may take to say of a machine that has stopped answering that it has ended."""
 ENDED_MACHINE_POLL_INTERVAL_S = 3.0
+RECLAIMED = "reclaimed"
+"""The verdict's outcome where the provider took machines back."""
 
 
 def find_ended_machine(ctx: Context, live: ClusterSession, error: NodeError) -> MachineGone | None:
@@ -54,10 +56,6 @@ def _ended_machine(ctx: Context, live: ClusterSession) -> MachineGone | None:
             say = f"{machine.name} ended before its run began{why}"
             return MachineGone(say, "try again, or look at the provider's console", index, live.row.id)
     return None
-
-
-RECLAIMED = "reclaimed"
-"""The verdict's outcome where the provider took machines back."""
 
 
 @dataclass(frozen=True)
