@@ -1,4 +1,4 @@
-"""What a person sees: prose and progress on stderr, results on stdout, JSON alone when asked for."""
+"""Output of a command: prose and progress on stderr, results on stdout, with `--json` one document on stdout."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gpuops.cli.terminal.writer import WRITER, may_block
 from gpuops.core.format import COLOURS, SCHEMA, calm, tame
 
 ERASE = "\r\x1b[2K"
-"""The line that the cursor is in is empty again."""
+"""Clears the line of the cursor."""
 
 
 class Output:
-    """Where a command talks. Safe to use from several threads; a closed pipe ends nothing, a full one holds up little
-    (`gpuops.cli.terminal.writer`)."""
+    """The streams of a command, safe to use from several threads. A closed pipe ends nothing; a full one holds up
+    little (`gpuops.cli.terminal.writer`)."""
 
     def __init__(self, *, as_json: bool = False, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self.as_json = as_json
@@ -27,7 +27,7 @@ class Output:
         self._lock = threading.RLock()
         self._below = ""
         self._unread = 0
-        """How many lines were let go because nobody read."""
+        """Lines that were dropped because the reader stopped."""
 
     @property
     def colour(self) -> bool:
@@ -35,12 +35,12 @@ class Output:
 
     @property
     def interactive(self) -> bool:
-        """Whether somebody can be asked: a terminal on both sides."""
+        """Whether a question can be asked: stdin and stderr are terminals."""
         return sys.stdin.isatty() and self.err.isatty()
 
     @staticmethod
     def columns(stream: TextIO) -> int | None:
-        """How many columns there are to write in; None where nobody says (a file, a pipe)."""
+        """Columns of the terminal; None for a file or a pipe without COLUMNS."""
         given = os.environ.get("COLUMNS", "")
         if given.isdecimal() and int(given) > 0:
             return int(given)
@@ -55,18 +55,18 @@ class Output:
 
     def ask(self, question: str) -> str:
         """Ask a person for a word; empty where none is typed."""
-        with self._lock:  # nobody talks into the answer
+        with self._lock:  # no other thread writes into the answer
             self._write(self.err, calm(f"{question} "))
             return sys.stdin.readline().strip()
 
     def say(self, text: str) -> None:
-        """One line of prose, for people. A host's words may be in it: nothing in them steers the terminal."""
+        """One line of prose. It may quote a host, so control sequences are removed."""
         self._write(self.err, calm(text) + "\n")
 
     def line(self, text: str) -> None:
         """One line of a run's own output: stdout, or stderr when stdout is kept for JSON.
 
-        A terminal gets its colours and nothing else that would steer it; a file or a pipe gets it as it is.
+        A terminal gets its colours and no other control sequence; a file or a pipe gets the line unchanged.
         """
         stream = self.err if self.as_json else self.out
         if _is_terminal(stream):
@@ -74,20 +74,20 @@ class Output:
         self._write(stream, text + "\n", much=True)
 
     def hold_up_nothing(self) -> None:
-        """From here on a reader that does not read is not waited for: something that costs money may be."""
+        """From now on do not wait for a reader that stopped: machines may be billed meanwhile."""
         WRITER.patient = False
 
     def below(self, text: str) -> None:
-        """The one line of a terminal that changes, under all that is written; empty: none."""
+        """Set the live line below everything else on a terminal; empty removes it."""
         with self._lock:
             if text and self._below and WRITER.behind:
-                return  # nobody sees it move
+                return  # the reader has stopped
             if text or self._below:
                 send(self.err, ERASE + text)
             self._below = text
 
     def result(self, kind: str, document: Mapping[str, Any], lines: list[str]) -> None:
-        """What was asked for: as one JSON document, or as lines."""
+        """Print the result of a command: one JSON document with --json, otherwise lines."""
         text = json.dumps({"schema": SCHEMA, "kind": kind, **document}) if self.as_json else calm("\n".join(lines))
         if text:
             self._write(self.out, text + "\n")
@@ -99,7 +99,9 @@ class Output:
                 send(self.err, ERASE)
             if self._unread and not WRITER.behind:
                 unread, self._unread = self._unread, 0
-                send(self.err, f"note: {unread} lines are not shown, nobody read: `gpuops logs` has them\n")
+                send(
+                    self.err, f"note: {unread} lines are not shown, since they were not read: `gpuops logs` has them\n"
+                )
             self._unread += not send(stream, text, much=much)
             if below and text.endswith("\n"):
                 send(self.err, below)
@@ -108,7 +110,7 @@ class Output:
 
 
 def send(stream: TextIO, text: str, *, much: bool = False) -> bool:
-    """Have it written to a stream. False where it was let go: of what is `much` there is a limit."""
+    """Write to a stream. Returns False where the text was dropped: `much` output has a limit."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     data = text.encode(encoding, "replace")
     number = may_block(stream)
@@ -118,7 +120,7 @@ def send(stream: TextIO, text: str, *, much: bool = False) -> bool:
         stream.write(data.decode(encoding))
         stream.flush()
     except (OSError, ValueError):
-        pass  # nobody reads any more; the run and its teardown go on
+        pass  # the reader is gone; the run and its teardown go on
     return True
 
 

@@ -1,4 +1,4 @@
-"""One piece of work in words: what goes on, what it waits for, how far it is, and how long it may be silent."""
+"""Progress of long work: a live line on a terminal, plain lines now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from gpuops.core.format import amount, calm, cut, first_few, span
 from gpuops.core.platform import HERE
 from gpuops.core.reporting import Progress
 
-BEATS = ((60.0, 15.0), (600.0, 30.0), (float("inf"), 60.0))
-"""(how long it has lasted, how often it is said that it goes on), in seconds."""
-NAMED = 3
-"""So many nodes that wait for the same are named."""
-REASON = 100
-"""The longest reason shown, in characters."""
-SHORTEST = 8
-"""To so many it is cut where a terminal is narrow: how long it takes is always seen."""
+LINE_INTERVALS_S = ((60.0, 15.0), (600.0, 30.0), (float("inf"), 60.0))
+"""(how long a phase has lasted, seconds between its plain lines): the longer it lasts, the rarer the lines."""
+NODES_NAMED_MAX = 3
+"""Nodes that are named where several wait for the same reason."""
+REASON_CHARS_MAX = 100
+"""Characters of the longest reason shown."""
+REASON_CHARS_MIN = 8
+"""Characters to which a narrow terminal cuts a reason, so that the elapsed time stays visible."""
 
 
 @dataclass
 class Phase:
-    """What goes on, since when (`began`, a monotonic clock's seconds), and what it waits for."""
+    """One piece of work: its text, its start (`began`, monotonic seconds), and what it waits for."""
 
     text: str
     began: float
     limit_s: float | None = None
     reasons: dict[str, str] = field(default_factory=dict)
-    """By who waits; empty: all."""
+    """Reasons to wait, by the node that waits; the empty key is the whole phase."""
     label: str = ""
     done: int = 0
     total: int = 0
@@ -42,13 +42,13 @@ class Phase:
     said_at: float | None = None
     said_why: str = ""
     beats: int = 0
-    """How many lines said that it goes on."""
+    """Plain lines printed after the first."""
     aside: bool = False
-    """It is no work of ours: somebody else's goes on."""
+    """Whether the work is another process's, on which this one only reports."""
 
     @property
     def flows(self) -> bool:
-        """Whether bytes are on their way."""
+        """Whether bytes are being transferred."""
         return self.done < self.total
 
     def why(self) -> str:
@@ -64,7 +64,7 @@ class Phase:
         return "".join([self.text, limit, *(f": {why}" for why in [self.why()] if why)])
 
     def line(self, now: float, room: int | None = None) -> str:
-        """How it stands; in `room` characters where a shorter reason is enough for that."""
+        """The phase now, its reason shortened to fit into `room` characters where possible."""
         if self.flows:
             return self.bytes(now)
         limit = self.limit_s if self.limit_s and now - self.began <= self.limit_s else None
@@ -73,29 +73,29 @@ class Phase:
         if not why:
             return f"{self.text}: {took}"
         over = 0 if room is None else len(f"{self.text}: {why}, {took}") - room
-        return f"{self.text}: {cut(why, max(SHORTEST, len(why) - max(over, 0)))}, {took}"
+        return f"{self.text}: {cut(why, max(REASON_CHARS_MIN, len(why) - max(over, 0)))}, {took}"
 
     def bytes(self, now: float) -> str:
         """`node0: 400.0 kB of 1.0 MB, 200.0 kB/s, 3 s left`."""
         stuck = now - self.moved
-        rate = pace(self.done, self.total, now - self.began)
-        if self.flows and stuck >= BEATS[0][1]:
+        rate = describe_rate(self.done, self.total, now - self.began)
+        if self.flows and stuck >= LINE_INTERVALS_S[0][1]:
             rate = f"nothing for {span(stuck)}"
         return f"{self.label}: {amount(self.done)} of {amount(self.total)}, {rate}"
 
 
 def _names(who: list[str]) -> str:
     named = [one for one in who if one]
-    return f"{first_few(named, NAMED)}: " if named else ""
+    return f"{first_few(named, NODES_NAMED_MAX)}: " if named else ""
 
 
 def _short(text: str) -> str:
     one_line = " ".join(calm(text).split())
-    return cut(one_line, REASON)
+    return cut(one_line, REASON_CHARS_MAX)
 
 
-def pace(done: int, total: int, seconds: float) -> str:
-    """Rate and time left, from what `seconds` have brought so far."""
+def describe_rate(done: int, total: int, seconds: float) -> str:
+    """Rate and remaining time, from the bytes of the `seconds` so far."""
     rate = done / seconds if seconds > 0 else 0.0
     if rate <= 0:
         return "waiting"
@@ -103,28 +103,29 @@ def pace(done: int, total: int, seconds: float) -> str:
     return f"{amount(rate)}/s{left}"
 
 
-def beat_s(took: float) -> float:
-    """How long what has lasted `took` seconds may be silent."""
-    return next(every for until, every in BEATS if took < until)
+def line_interval_s(took: float) -> float:
+    """Seconds between plain lines of a phase that has lasted `took` seconds."""
+    return next(every for until, every in LINE_INTERVALS_S if took < until)
 
 
-QUIET_S = 1.0
-"""Work that is done sooner is not worth a line."""
-EVERY_S = 5.0
-"""A plain line about bytes at most this often."""
-NEWS_S = 10.0
-"""A plain line for another reason to wait at most this often."""
-ASIDE = (30.0, 60.0)
-"""When a plain line first says what goes on aside, and how often from then on, in seconds."""
-TICK_S = 0.2
-LONG_S = 10.0
-"""On a terminal, what took longer leaves a line behind."""
-BAR = 20
+FIRST_LINE_AFTER_S = 1.0
+"""Seconds before the first line: shorter work prints none."""
+BYTES_INTERVAL_S = 5.0
+"""Seconds between plain lines about bytes."""
+NEW_REASON_INTERVAL_S = 10.0
+"""Seconds between plain lines where the reason to wait has changed."""
+ASIDE_INTERVALS_S = (30.0, 60.0)
+"""Seconds before the first plain line about another process's work, and between the next ones."""
+TICK_INTERVAL_S = 0.2
+"""Seconds between two frames of the live line."""
+LASTING_LINE_AFTER_S = 10.0
+"""Seconds from which a finished phase leaves a line on a terminal."""
+BAR_CHARS = 20
 FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class _Shown(ABC):
-    """What both ways of showing have in common: the phase there is, and a thread that looks at it now and then."""
+    """Common part of both: the current phase, and a thread that shows it every TICK_INTERVAL_S."""
 
     def __init__(self, clock: Callable[[], float], *, ticking: bool) -> None:
         self._clock = clock
@@ -171,7 +172,7 @@ class _Shown(ABC):
                 return
             ended = done_bytes >= total_bytes and (phase.flows or phase.total != total_bytes)
             phase.done, phase.total, phase.label, phase.moved = done_bytes, total_bytes, label, self._clock()
-            if ended and phase.moved - phase.began >= QUIET_S:
+            if ended and phase.moved - phase.began >= FIRST_LINE_AFTER_S:
                 self._arrived(phase, phase.moved)
 
     def close(self) -> None:
@@ -181,10 +182,10 @@ class _Shown(ABC):
             self._on.clear()
 
     def tick(self) -> None:
-        """One look at what goes on."""
+        """Show the current phase once."""
         with self._lock:
             now = self._clock()
-            if self._phase is not None and now - self._phase.began >= QUIET_S:
+            if self._phase is not None and now - self._phase.began >= FIRST_LINE_AFTER_S:
                 self._look(self._phase, now)
 
     def _begin(self, phase: Phase) -> None:
@@ -198,7 +199,7 @@ class _Shown(ABC):
 
     def _tick_on(self) -> None:
         while self._on.wait():
-            time.sleep(TICK_S)
+            time.sleep(TICK_INTERVAL_S)
             self.tick()
 
     def _leave(self, done: bool) -> None:
@@ -209,23 +210,23 @@ class _Shown(ABC):
 
     @abstractmethod
     def _look(self, phase: Phase, now: float) -> None:
-        """Show how it stands, where that is worth it."""
+        """Show the phase, where a line is due."""
 
     @abstractmethod
     def _arrived(self, phase: Phase, now: float) -> None:
-        """The last byte has come."""
+        """The last byte was transferred."""
 
     @abstractmethod
     def _is_long(self, phase: Phase) -> bool:
-        """Whether it is worth a line what it took."""
+        """Whether the end of the phase prints how long it took."""
 
     @abstractmethod
     def _left(self, took: str) -> None:
-        """It is over."""
+        """The phase is over; `took` is its closing line, or empty."""
 
 
 class PlainProgress(_Shown):
-    """What goes on, once it takes longer than a second; then how it stands, now and then; and what it took."""
+    """Plain lines: the work once it takes longer than a second, its state now and then, and how long it took."""
 
     def __init__(
         self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic, *, ticking: bool = True
@@ -240,29 +241,37 @@ class PlainProgress(_Shown):
 
     def _look(self, phase: Phase, now: float) -> None:
         if phase.aside:
-            first, every = ASIDE
+            first, every = ASIDE_INTERVALS_S
             if now - phase.began >= first if phase.said_at is None else now - phase.said_at >= every:
-                self._tell(phase, now, phase.line(now))
+                self._print(phase, now, phase.line(now))
             return
         if phase.said_at is None:
-            self._tell(phase, now, phase.opening())
+            self._print(phase, now, phase.opening())
             if not phase.flows:
                 return
-            phase.said_at = now - EVERY_S
-        took, quiet, news = now - phase.began, now - phase.said_at, phase.why() != phase.said_why
-        flowing = phase.flows and phase.moved > phase.said_at
-        if quiet >= min(beat_s(took), EVERY_S if flowing else NEWS_S if news else beat_s(took)):
+            phase.said_at = now - BYTES_INTERVAL_S
+        if now - phase.said_at >= self._interval_s(phase, now):
             phase.beats += not phase.flows
-            self._tell(phase, now, phase.line(now))
+            self._print(phase, now, phase.line(now))
 
-    def _tell(self, phase: Phase, now: float, text: str) -> None:
+    @staticmethod
+    def _interval_s(phase: Phase, now: float) -> float:
+        """Seconds between two lines: shorter while bytes move and where the reason to wait has changed."""
+        usual_s = line_interval_s(now - phase.began)
+        if phase.flows and phase.said_at is not None and phase.moved > phase.said_at:
+            return min(usual_s, BYTES_INTERVAL_S)
+        if phase.why() != phase.said_why:
+            return min(usual_s, NEW_REASON_INTERVAL_S)
+        return usual_s
+
+    def _print(self, phase: Phase, now: float, text: str) -> None:
         phase.said_at, phase.said_why = now, phase.why()
         self.say(text)
 
     def _arrived(self, phase: Phase, now: float) -> None:
         if phase.said_at is None:
-            self._tell(phase, now, phase.opening())
-        self._tell(phase, now, phase.bytes(now))
+            self._print(phase, now, phase.opening())
+        self._print(phase, now, phase.bytes(now))
 
     def _is_long(self, phase: Phase) -> bool:
         return phase.beats > 0
@@ -273,7 +282,7 @@ class PlainProgress(_Shown):
 
 
 class TerminalProgress(_Shown):
-    """One live line under everything else; what took long leaves a line behind."""
+    """One live line below everything else; long phases leave a line."""
 
     def __init__(self, out: Output, clock: Callable[[], float] = time.monotonic, *, ticking: bool = True) -> None:
         super().__init__(clock, ticking=ticking)
@@ -294,7 +303,7 @@ class TerminalProgress(_Shown):
         self._out.say(phase.bytes(now))
 
     def _is_long(self, phase: Phase) -> bool:
-        return self._clock() - phase.began >= LONG_S
+        return self._clock() - phase.began >= LASTING_LINE_AFTER_S
 
     def _left(self, took: str) -> None:
         self._out.below("")
@@ -303,12 +312,12 @@ class TerminalProgress(_Shown):
 
 
 def _bar(done: int, total: int) -> str:
-    full = BAR * done // total
-    return "█" * full + "░" * (BAR - full)
+    full = BAR_CHARS * done // total
+    return "█" * full + "░" * (BAR_CHARS - full)
 
 
 def progress_on(out: Output, env: Mapping[str, str]) -> Progress:
-    """The progress that fits: live on a terminal that can move its cursor, plain lines elsewhere."""
+    """A live line where the terminal can move its cursor, plain lines elsewhere."""
     if out.err.isatty() and HERE.moves_cursor(env):
         return TerminalProgress(out)
     return PlainProgress(out.say)

@@ -1,7 +1,7 @@
-"""What is to be read goes out in a thread of its own: `| less`, or Ctrl-S, holds up whoever reads, and nothing else.
+"""Writes output in a thread of its own, so that a reader that stops (`| less`, Ctrl-S) holds up nothing else.
 
-Without it a run that has ended would wait for its reader before its machines are given back. In order, each byte once;
-what nobody reads is kept up to a limit, and at the end of the command it is waited for.
+Without it a finished run would wait for its reader before its machines are ended. Bytes keep their order and are
+written once; unread bytes are queued up to a limit, and the end of the command waits for them.
 """
 
 from __future__ import annotations
@@ -18,35 +18,36 @@ from typing import TextIO
 
 from gpuops.core.platform import HERE
 
-MOMENT_S = 0.2
-"""So long a sentence is waited for; once one was not taken, none is, until somebody reads on."""
-LIMIT = 64 << 20
-"""So many bytes wait for a reader."""
-CHUNK = 1 << 14
-"""Bytes in one write: whether somebody reads is seen after each."""
-ENDING_S = 600.0
-"""A command that held machines waits so long for a reader that takes nothing at all; then the rest is let go."""
+SENTENCE_TIMEOUT_S = 0.2
+"""Seconds that a sentence is waited for. After one was not taken, none is waited for until the reader goes on."""
+QUEUE_MAX_BYTES = 64 << 20
+"""Unread bytes that are kept."""
+CHUNK_BYTES = 1 << 14
+"""Bytes of one write; after each it is known whether the reader goes on."""
+DRAIN_TIMEOUT_S = 600.0
+"""Seconds that a command which held machines waits at its end for a reader that takes nothing; then the rest is
+dropped."""
 
 
 class Writer:
-    """One queue for all streams of this process, and a thread that empties it."""
+    """One queue for all streams of this process, and a thread that writes it."""
 
     def __init__(self) -> None:
         self.patient = True
-        """Whether who says a lot waits for its reader. False: what is over the limit is let go."""
+        """Whether output beyond the limit waits for the reader. False: it is dropped."""
         self._changed = threading.Condition()
         self._queue: deque[tuple[int, bytes]] = deque()
         self._size = 0
         self._moved = 0
-        """Bytes that were taken, in all."""
+        """Chunks that were written, in all."""
         self._stuck = False
         self._closed: set[int] = set()
         self._thread: threading.Thread | None = None
 
     def put(self, number: int, data: bytes, *, much: bool = False) -> bool:
-        """Have it written to a file descriptor. False where it was let go: of what is `much` there is a limit."""
+        """Queue bytes for a file descriptor. Returns False where they were dropped: `much` output has a limit."""
         with self._changed:
-            while much and self._size + len(data) > LIMIT and self._queue:
+            while much and self._size + len(data) > QUEUE_MAX_BYTES and self._queue:
                 if not self.patient:
                     return False
                 self._changed.wait()
@@ -60,8 +61,8 @@ class Writer:
         return True
 
     def moment(self) -> None:
-        """Until everything is written; only for a moment where nobody reads."""
-        deadline = time.monotonic() + MOMENT_S
+        """Wait until everything is written, at most SENTENCE_TIMEOUT_S."""
+        deadline = time.monotonic() + SENTENCE_TIMEOUT_S
         with self._changed:
             while self._queue and not self._stuck:
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
@@ -69,12 +70,12 @@ class Writer:
 
     @property
     def behind(self) -> bool:
-        """Whether something waits for its reader."""
+        """Whether bytes wait for their reader."""
         return bool(self._queue)
 
     def drain(self) -> None:
-        """Until everything is written, or its reader is not there any more. Ctrl-C ends it."""
-        limit = math.inf if self.patient else ENDING_S
+        """Wait until everything is written or its reader is gone. Ctrl-C ends the wait."""
+        limit = math.inf if self.patient else DRAIN_TIMEOUT_S
         try:
             with self._changed:
                 moved, since = self._moved, time.monotonic()
@@ -93,9 +94,9 @@ class Writer:
                 while not self._queue:
                     self._changed.wait()
                 number, data = self._joined()
-            for start in range(0, len(data), CHUNK):
+            for start in range(0, len(data), CHUNK_BYTES):
                 if number not in self._closed:
-                    self._write(number, data[start : start + CHUNK])
+                    self._write(number, data[start : start + CHUNK_BYTES])
                 with self._changed:
                     self._moved += 1
                     self._stuck = False
@@ -107,9 +108,9 @@ class Writer:
                 self._changed.notify_all()
 
     def _joined(self) -> tuple[int, bytes]:
-        """What is next for one descriptor, in one piece; it stays at the head of the queue until it is written."""
+        """The next bytes for one descriptor in one piece, which stays at the head of the queue until it is written."""
         number, parts, size = self._queue[0][0], list[bytes](), 0
-        while self._queue and self._queue[0][0] == number and size < 4 * CHUNK:
+        while self._queue and self._queue[0][0] == number and size < 4 * CHUNK_BYTES:
             parts.append(self._queue.popleft()[1])
             size += len(parts[-1])
         self._queue.appendleft((number, joined := b"".join(parts)))
@@ -119,10 +120,10 @@ class Writer:
         while data:
             try:
                 data = data[os.write(number, data) :]
-            except BlockingIOError:  # somebody else has made the descriptor not wait
+            except BlockingIOError:  # another process made the descriptor non-blocking
                 select.select([], [number], [], 1.0)
             except OSError:
-                self._closed.add(number)  # nobody reads any more; the run and its teardown go on
+                self._closed.add(number)  # the reader is gone; the run and its teardown go on
                 return
 
 
@@ -130,7 +131,7 @@ WRITER = Writer()
 
 
 def may_block(stream: TextIO) -> int | None:
-    """The descriptor of a stream whose reader may not read: a terminal, a pipe, a socket; None of any other."""
+    """The descriptor of a stream whose reader may stop: a terminal, a pipe, a socket; None for any other."""
     if HERE.kind == "windows":  # a console takes text, not bytes
         return None
     try:

@@ -56,7 +56,9 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     folder = tmp_path / "project"
     folder.mkdir()
     monkeypatch.setenv("GPUOPS_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(progress, "QUIET_S", 86400.0)  # what drags is said, and here a busy machine would decide it
+    monkeypatch.setattr(
+        progress, "FIRST_LINE_AFTER_S", 86400.0
+    )  # what drags is said, and here a busy machine would decide it
     monkeypatch.chdir(folder)
     return Desk(tmp_path / "home", folder, capsys)
 

@@ -59,7 +59,7 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in its background without
 from gpuops.cli.terminal import writer
 from gpuops.cli.terminal.output import Output
-writer.ENDING_S = 1.0
+writer.DRAIN_TIMEOUT_S = 1.0
 out = Output()
 if sys.argv[1] == "story":
     out.hold_up_nothing()

@@ -9,7 +9,14 @@ import threading
 import pytest
 
 from gpuops.cli.terminal.output import ERASE, Output
-from gpuops.cli.terminal.progress import Phase, PlainProgress, TerminalProgress, beat_s, pace, progress_on
+from gpuops.cli.terminal.progress import (
+    Phase,
+    PlainProgress,
+    TerminalProgress,
+    describe_rate,
+    line_interval_s,
+    progress_on,
+)
 from gpuops.core.format import amount
 from gpuops.core.reporting import Progress, Silent
 
@@ -92,7 +99,7 @@ def test_a_narrow_terminal_cuts_the_reason_and_never_how_long_it_takes() -> None
 
 
 def test_no_minute_is_silent() -> None:
-    assert [beat_s(took) for took in (0, 59, 60, 599, 600, 1e6)] == [15, 15, 30, 30, 60, 60]
+    assert [line_interval_s(took) for took in (0, 59, 60, 599, 600, 1e6)] == [15, 15, 30, 30, 60, 60]
 
 
 def test_what_fails_is_not_said_to_have_taken_time() -> None:
@@ -163,8 +170,8 @@ def test_bytes_that_do_not_come_are_missed() -> None:
 def test_numbers_for_people() -> None:
     assert [amount(size) for size in (0, 999, 1500, 2_000_000, 3e9, 4e12)] == [
         "0 B", "999 B", "1.5 kB", "2.0 MB", "3.0 GB", "4.0 TB"]  # fmt: skip
-    assert pace(0, 10, 1.0) == "waiting"
-    assert pace(5, 10, 1.0) == "5 B/s, 1 s left"
+    assert describe_rate(0, 10, 1.0) == "waiting"
+    assert describe_rate(5, 10, 1.0) == "5 B/s, 1 s left"
 
 
 # A terminal.

@@ -53,7 +53,7 @@ def test_of_what_nobody_reads_there_is_a_limit_and_it_is_told(
     pipe: tuple[Output, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, there = pipe
-    monkeypatch.setattr(writer, "LIMIT", 100_000)
+    monkeypatch.setattr(writer, "QUEUE_MAX_BYTES", 100_000)
     out.hold_up_nothing()
     for index in range(3000):
         out.line(f"{index:04}" + "x" * 95)
@@ -72,12 +72,13 @@ def test_of_what_nobody_reads_there_is_a_limit_and_it_is_told(
     while not told.endswith(b"more\n"):
         told += os.read(there, 1000)
     said = told.decode()
-    assert said == f"note: {3000 - len(shown)} lines are not shown, nobody read: `gpuops logs` has them\nmore\n"
+    unread = 3000 - len(shown)
+    assert said == f"note: {unread} lines are not shown, since they were not read: `gpuops logs` has them\nmore\n"
 
 
 def test_who_only_shows_waits_for_its_reader(pipe: tuple[Output, int], monkeypatch: pytest.MonkeyPatch) -> None:
     out, there = pipe
-    monkeypatch.setattr(writer, "LIMIT", 100_000)
+    monkeypatch.setattr(writer, "QUEUE_MAX_BYTES", 100_000)
     showing = threading.Thread(target=lambda: [out.line(f"{index:04}" + "x" * 95) for index in range(5000)])
     showing.start()
     lines = read(there, 500_000).decode().splitlines()
