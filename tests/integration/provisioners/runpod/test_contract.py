@@ -19,7 +19,7 @@ from provisioners.runpod import RunpodProvisioner
 from tests.fakes.runpod import FakeRunPod, Life
 
 NEED_NODES = {"lost-answer", "ready", "watchdog", "bill", "boot-deadline"}
-"""tests/contract runs these with machines behind the pods."""
+"""tests/system/contract runs these with machines behind the pods."""
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["pod", "cluster"])
