@@ -4,7 +4,6 @@
     registry      from a provider's name to its provisioner, lazily; entry points of other wheels
     checked       a provisioner held to its contract: it answers in time, in our errors, each resource once
     keys          SSH key pairs: our login, and a machine's first host key
-    names         comparing a typed name with a provider's by its words
     endpoint      addresses of APIs that a key may be sent to
     error_table   the one table form for a provider's failed answers
 

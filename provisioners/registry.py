@@ -11,7 +11,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import cast
 
-from gpuops.core.errors import GpuopsError, UsageError, did_you_mean
+from gpuops.core.errors import GpuopsError, UsageError
+from gpuops.core.names import did_you_mean
 from provisioners.base import CONTRACT, Context, Provisioner
 from provisioners.checked import Checked
 

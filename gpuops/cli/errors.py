@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 
 from gpuops.cli.help import passed
-from gpuops.core.errors import did_you_mean
+from gpuops.core.names import did_you_mean
 
 NEAR = 0.75
 """Similarity from which one word counts as a misspelling of another: `--epochs` is no `--detach`."""

@@ -14,8 +14,9 @@ from typing import Any, NoReturn, TypeVar
 from gpuops.cli.errors import NEAR
 from gpuops.cli.flags import LaunchFlags, MachineFlags, filled, keys
 from gpuops.core.context import Context
-from gpuops.core.errors import UsageError, did_you_mean
+from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Request
+from gpuops.core.names import did_you_mean
 from gpuops.core.settings import KEYS, Settings
 from gpuops.offers.lease import LeaseLimits, parse_span
 

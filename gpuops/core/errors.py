@@ -28,7 +28,7 @@ else that escapes is a bug: exit code 70, and the traceback goes to a file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 BUG = 70
@@ -156,23 +156,6 @@ class Interrupted(BaseException):
         super().__init__(say)
         self.say = say
         self.hint = hint
-
-
-def close_names(typed: str, known: Iterable[str], most: int = 1, alike: float = 0.6) -> list[str]:
-    """The known names that are spelled like `typed`, the likest first, whatever their case.
-
-    `alike`: the least likeness, as `difflib` counts it: 1 is equal.
-    """
-    import difflib  # only once something is misspelt
-
-    by_spelling = {name.lower(): name for name in known}
-    return [by_spelling[one] for one in difflib.get_close_matches(typed.lower(), by_spelling, most, alike)]
-
-
-def did_you_mean(typed: str, known: Iterable[str], most: int = 1, alike: float = 0.6, form: str = "{}") -> str:
-    """`did you mean nodes?`, by `close_names`; empty where nothing is spelled like it. `form`: how a name is shown."""
-    near = close_names(typed, known, most, alike)
-    return f"did you mean {' or '.join(form.format(one) for one in near)}?" if near else ""
 
 
 def worst(*codes: int) -> int:

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuops.core.errors import LocalDisk, UsageError, did_you_mean
+from gpuops.core.errors import LocalDisk, UsageError
 from gpuops.core.files import create_once, read_small
+from gpuops.core.names import did_you_mean
 from gpuops.core.platform import HERE
 
 if TYPE_CHECKING:

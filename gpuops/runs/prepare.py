@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from gpuops import __version__, sync
 from gpuops.clusters.virtual import widen
 from gpuops.core.context import Context
-from gpuops.core.errors import BUG, GpuopsError, Interrupted, UsageError, did_you_mean
+from gpuops.core.errors import BUG, GpuopsError, Interrupted, UsageError
 from gpuops.core.format import first_few, plural
 from gpuops.core.models import NodeFacts, RunRequest, Verdict
+from gpuops.core.names import did_you_mean
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Progress
 from gpuops.core.settings import Settings, secret_origins, secret_values

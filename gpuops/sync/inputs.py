@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from gpuops import sync
 from gpuops.core.context import Context
-from gpuops.core.errors import UsageError, did_you_mean
+from gpuops.core.errors import UsageError
 from gpuops.core.models import DATA, RunRequest
+from gpuops.core.names import did_you_mean
 from gpuops.core.provider import has_capability
 from gpuops.nodes.python import by_machine
 from gpuops.nodes.session import ClusterSession

@@ -12,16 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpuops.core.errors import (
-    AuthFailed,
-    GpuopsError,
-    NotSetUp,
-    ProviderError,
-    Rejected,
-    UsageError,
-    did_you_mean,
-)
+from gpuops.core.errors import AuthFailed, GpuopsError, NotSetUp, ProviderError, Rejected, UsageError
 from gpuops.core.models import Request
+from gpuops.core.names import did_you_mean
 from provisioners.aws import credentials, errors
 from provisioners.aws.api import PROFILE, ask, join_region, split_region
 from provisioners.base import NOTHING

@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuops.core.errors import UsageError, did_you_mean
+from gpuops.core.errors import UsageError
 from gpuops.core.format import plural
+from gpuops.core.names import did_you_mean, spellings, words
 from provisioners.aws.account import Account
 from provisioners.aws.api import pages
 from provisioners.aws.options import CPU
-from provisioners.names import spellings, words
 
 FAMILIES = ("g*", "p*", "vt*")
 """Whose vCPUs are counted as those of GPUs (`quotas`). All else, over a thousand types, need not be listed."""

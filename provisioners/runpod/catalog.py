@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuops.core.errors import UsageError, close_names
-from provisioners.names import spellings, words
+from gpuops.core.errors import UsageError
+from gpuops.core.names import close_names, spellings, words
 
 LEVELS = ("NONE", "LOW", "MEDIUM", "HIGH")
 MAKERS = frozenset({"nvidia", "amd", "geforce", "rtx", "instinct"})

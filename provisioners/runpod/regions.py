@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuops.core.errors import UsageError, did_you_mean
-from provisioners.names import words
+from gpuops.core.errors import UsageError
+from gpuops.core.names import did_you_mean, words
 
 REGION = "runpod"
 """The region of every resource: RunPod lists an account's pods as one, wherever they are."""
