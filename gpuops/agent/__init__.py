@@ -17,7 +17,7 @@ presence      clients that are connected, people at work on the machine
 sockets       TCP connections of the machine
 processes     processes: who lives, whose they are, ending all of them
 lease         until when the node may live
-machine       cores and memory
+machine       its boot, cores and memory
 wire          what client and node must agree on byte for byte
 node          the node's folder, its files, and refusals
 """

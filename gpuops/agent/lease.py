@@ -11,7 +11,8 @@ import os
 import time
 from typing import Any, Mapping, NamedTuple
 
-from gpuops.agent.node import Emit, Node, log, modified_at, read_json, read_text, write_json, write_text
+from gpuops.agent.machine import boot_id
+from gpuops.agent.node import Emit, Node, log, modified_at, read_json, write_json, write_text
 
 BOOT_MARGIN_S = 120.0
 """How much later than the lease the watchdog that came with the machine ends it: by then the node has ended itself."""
@@ -42,11 +43,6 @@ def monotonic() -> float:
     """Seconds that count on while the machine sleeps, where the system supports that."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.clock_gettime(clock) if clock is not None else time.monotonic()
-
-
-def boot_id() -> str:
-    """Id of this boot; empty without `/proc`."""
-    return read_text("/proc/sys/kernel/random/boot_id")
 
 
 def first(now: Now, boot_in: float | None, ends_in: float | None, idle_s: float | None) -> dict[str, Any]:
@@ -81,10 +77,10 @@ def next_end(
     if hard_s is not None:
         ends.append(End(hard_s, "its lease ended"))
     if lease.get("boot_wall") is not None:
-        ends.append(End(lease["boot_wall"] - now.wall, "nobody took it over in time after it started"))
+        ends.append(End(lease["boot_wall"] - now.wall, "no client took it over in time after it started"))
     limit_s = unused_limit(lease, live, hold_s)
     if limit_s is not None:
-        what = "nothing was run on it" if hold_s is None else "nobody fetched the results of its run"
+        what = "nothing was run on it" if hold_s is None else "no client downloaded the results of its run"
         ends.append(End(limit_s - quiet_s, f"{what} for {spoken(limit_s)}"))
     if over and not live:
         ends.append(End(0.0, over))

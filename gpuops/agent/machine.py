@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores and memory, by affinity and by cgroup limits (v1 and v2)."""
+"""The machine: the id of its boot, and what this process may use of it, by affinity and cgroup limits (v1, v2)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import math
 import os
 
 from gpuops.agent.node import read_text
+
+
+def boot_id() -> str:
+    """Id of this boot; empty without `/proc`."""
+    return read_text("/proc/sys/kernel/random/boot_id")
 
 
 def cores() -> int:

@@ -17,7 +17,7 @@ import uuid
 from typing import Any, Iterator, NamedTuple
 
 from gpuops.agent import processes
-from gpuops.agent.lease import boot_id
+from gpuops.agent.machine import boot_id
 from gpuops.agent.node import Emit, Node, Refusal, read_text
 
 LOWEST_PORT = 20000
@@ -123,7 +123,7 @@ def ephemeral_start() -> int:
 
 
 RTM_NEWADDR, RTM_GETADDR = 20, 22
-NLMSG_DONE, NLM_F_REQUEST_DUMP = 3, 0x301
+NLM_F_REQUEST_DUMP = 0x301
 IFA_ADDRESS, IFA_LOCAL, IFA_LABEL, IFA_FLAGS = 1, 2, 3, 8
 UNUSABLE = 0x01 | 0x08 | 0x20 | 0x40
 """Flags IFA_F_TEMPORARY, DADFAILED, DEPRECATED, TENTATIVE: addresses that do not work, or not for long."""

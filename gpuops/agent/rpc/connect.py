@@ -72,7 +72,9 @@ def reach(node: Node) -> socket.socket:
             return dial()
         except OSError:
             if not is_watched(node) or time.monotonic() > deadline:
-                raise Refusal("no-agent", f"no agent answers in {node.dir}", "end this node and start anew") from None
+                raise Refusal(
+                    "no-agent", f"no agent answers in {node.dir}", "end this node, then start a new one"
+                ) from None
         time.sleep(RETRY_INTERVAL_S)
 
 

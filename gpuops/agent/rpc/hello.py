@@ -33,7 +33,7 @@ def hello(node: Node, _args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
         "protocol": PROTOCOL,
         "artefact": os.path.splitext(os.path.basename(program()[-1]))[0],
         "time": time.time(),
-        "boot_id": lease.boot_id(),
+        "boot_id": machine.boot_id(),
         "python": platform.python_version(),
         "system": platform.system(),
         "machine": platform.machine(),

@@ -57,7 +57,9 @@ BACKLOG = 64
 def find_verb(name: str) -> Verb:
     """The function of a verb. Raises Refusal(`unknown-verb`)."""
     if name not in VERBS:
-        raise Refusal("unknown-verb", f"this agent does not know '{name}'", "it is older than your gpuops: start anew")
+        raise Refusal(
+            "unknown-verb", f"this agent does not know '{name}'", "it is older than your gpuops: start a new node"
+        )
     module, function = VERBS[name].split(":")
     verb: Verb = getattr(importlib.import_module("gpuops.agent." + module), function)
     return verb

@@ -16,7 +16,8 @@ from typing import Any, BinaryIO, Mapping
 
 from gpuops.agent import processes, run_files
 from gpuops.agent.gang import handover, link
-from gpuops.agent.lease import boot_id, read_clocks
+from gpuops.agent.lease import read_clocks
+from gpuops.agent.machine import boot_id
 from gpuops.agent.node import Node, log, open_append, program, write_json
 from gpuops.agent.processes import catches
 from gpuops.agent.retain import early_end, sink

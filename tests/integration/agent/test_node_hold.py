@@ -45,7 +45,7 @@ def test_what_it_holds_is_in_files_and_outlives_agent_and_watchdog(node: RealNod
     until(lambda: not alive(agent) and not alive(watchdog), "both are gone")
     until(lambda: node.init(), "another watchdog")
     lease(node, None, 0.5)
-    assert why_ended(node) == "nobody fetched the results of its run for 5 s"
+    assert why_ended(node) == "no client downloaded the results of its run for 5 s"
 
 
 def test_the_hard_end_waits_for_nobody(node: RealNode) -> None:

@@ -616,7 +616,7 @@ def test_with_command_and_guard_dead_a_node_ends_by_its_boot_lease(shell: Shell)
     os.kill(up.pid, signal.SIGKILL)
     up.wait()
     until(lambda: (node / "ended.json").exists(), "the end of the boot lease")
-    assert json.loads((node / "ended.json").read_text())["why"] == "nobody took it over in time after it started"
+    assert json.loads((node / "ended.json").read_text())["why"] == "no client took it over in time after it started"
     until(lambda: not shell.processes(), "no process of the node left")
     ledger = Ledger.open(shell.home)
     assert [one.state for one in ledger.clusters()] == ["creating"], "nobody was there to write it down"

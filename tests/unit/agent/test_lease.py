@@ -63,7 +63,7 @@ def test_nothing_moves_a_hard_end_back(seconds: float, jump: float, ends_in: flo
 def test_the_boot_lease_holds_until_a_client_sends_another() -> None:
     noted = first(START, 60.0, None, None)
     end = next_end(noted, after(61), 0.0, False)
-    assert end == (-1.0, "nobody took it over in time after it started")
+    assert end == (-1.0, "no client took it over in time after it started")
     assert left(renewed(after(30), 1000.0, None), after(61)) == 969
 
 
@@ -80,9 +80,9 @@ def test_what_nobody_has_fetched_takes_the_place_of_the_idle_end() -> None:
     noted = renewed(START, 9000.0, 1800.0)
     assert next_end(noted, START, 1801.0, False, 7200.0) == (
         5399.0,
-        "nobody fetched the results of its run for 120 min",
+        "no client downloaded the results of its run for 120 min",
     )
-    assert next_end(noted, START, 100.0, False, 60.0) == (-40.0, "nobody fetched the results of its run for 60 s")
+    assert next_end(noted, START, 100.0, False, 60.0) == (-40.0, "no client downloaded the results of its run for 60 s")
     assert left(noted, START, live=True) == 9000.0, "no end of that kind while a run is on"
     held = next_end(noted, after(8000), 0.0, False, 7200.0)
     assert held == (1000.0, "its lease ended"), "never beyond the hard end"
