@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuops.core.context import Context
@@ -37,6 +38,16 @@ NAMED = 4
 """So many nodes are shown with their addresses."""
 
 
+@dataclass(frozen=True)
+class Speed:
+    """How fast one node reaches another: milliseconds to connect, MB/s; None where that was not measured."""
+
+    start: int
+    end: int
+    ms: float | None
+    mb_s: float | None
+
+
 def meet(ctx: Context, live: ClusterSession, nodes: int, *, alone: bool) -> Meeting:
     """Where the first `nodes` nodes meet; what was found is said. Raises NodeError.
 
@@ -56,12 +67,12 @@ def meet(ctx: Context, live: ClusterSession, nodes: int, *, alone: bool) -> Meet
 
 def _loopback(clients: Sequence[AgentClient]) -> Meeting:
     routes: list[Route] = on_each(lambda client: client.call("route", to="127.0.0.1"), clients)
-    return Meeting([Spot(route["address"], route["interface"]) for route in routes])
+    return Meeting([Spot(route.address, route.interface) for route in routes])
 
 
 def _machine(home: Addresses) -> str:
     """Which machine a node is on. Copies of one virtual machine may agree in all but their addresses."""
-    return " ".join([home["machine"], *sorted(entry["address"] for entry in home["addresses"])])
+    return " ".join([home.machine, *sorted(entry.address for entry in home.addresses)])
 
 
 def _probed(ctx: Context, live: ClusterSession, clients: Sequence[AgentClient], homes: Sequence[Addresses]) -> Meeting:
@@ -70,7 +81,7 @@ def _probed(ctx: Context, live: ClusterSession, clients: Sequence[AgentClient], 
         parties = distinct(
             [
                 Party(
-                    candidates(home["addresses"], machine.private_address, machine.address),
+                    candidates(home.addresses, machine.private_address, machine.address),
                     ports[index],
                     _machine(home),
                 )
@@ -94,9 +105,9 @@ def _listening(clients: Sequence[AgentClient], token: str) -> Iterator[list[list
         answer: Listening = clients[index].call(
             "listen", timeout=ANSWER_S, node=index, token=token, fresh=fresh, ephemeral=1, for_s=LISTEN_S
         )
-        if (len(answer["fresh"]), len(answer["ephemeral"])) != (fresh, 1):
+        if (len(answer.fresh), len(answer.ephemeral)) != (fresh, 1):
             raise Nonsense(clients[index].label, "to 'listen': more ports than were asked for, or fewer")
-        return [*answer["fresh"], *answer["ephemeral"]]
+        return [*answer.fresh, *answer.ephemeral]
 
     try:
         yield on_each(one, range(len(clients)))
@@ -121,9 +132,7 @@ def _reached(clients: Sequence[AgentClient], token: str, parties: Sequence[Party
             if end != start
         ]
         return {
-            (start, tried["node"], tried["address"], tried["port"]): Tried(
-                tried["state"], tried["why"], tried["source"]
-            )
+            (start, tried.node, tried.address, tried.port): Tried(tried.state, tried.why, tried.source)
             for tried in _reach(clients[start], start, token, targets, burst=False)
         }
 
@@ -136,23 +145,24 @@ def _reach(
     timing = {"limit_s": LIMIT_S, "settle_s": SETTLE_S}
     arguments: dict[str, Any] = {"from": start, "token": token, "targets": targets, "burst": burst, **timing}
     reached: Reached = client.call("reach", timeout=LIMIT_S + ANSWER_S, **arguments)
-    return reached["tried"]
+    return reached.tried
 
 
 def _ring(
     clients: Sequence[AgentClient], token: str, spots: Sequence[Spot], ports: Sequence[Sequence[int]]
-) -> list[dict[str, Any]]:
+) -> list[Speed]:
     """How well each node reaches the next one: what gradients are added up along is a ring, too."""
 
-    def one(start: int) -> list[dict[str, Any]]:
+    def one(start: int) -> list[Speed]:
         end = (start + 1) % len(clients)
         target = {"node": end, "places": [[spots[end].address, ports[end][-1]]]}
-        return [{**tried, "from": start} for tried in _reach(clients[start], start, token, [target], burst=True)]
+        attempts = _reach(clients[start], start, token, [target], burst=True)
+        return [Speed(start, attempt.node, attempt.ms, attempt.mb_s) for attempt in attempts]
 
-    return [tried for tries in on_each(one, range(len(clients))) for tried in tries]
+    return [speed for speeds in on_each(one, range(len(clients))) for speed in speeds]
 
 
-def report(spots: Sequence[Spot], ring: Sequence[Mapping[str, Any]]) -> list[str]:
+def report(spots: Sequence[Spot], ring: Sequence[Speed]) -> list[str]:
     """`network: eth0, 10.0.0.5 (node0) and 10.0.0.6 (node1), 0.2 ms, 1.1 GB/s`, and a note where that is slow.
 
     What counts is the slowest way of the ring.
@@ -162,23 +172,23 @@ def report(spots: Sequence[Spot], ring: Sequence[Mapping[str, Any]]) -> list[str
     names = [f"{'' if shared else spot.interface + ' '}{spot.address} (node{node})" for node, spot in enumerate(spots)]
     if len(names) > NAMED:
         names = [*names[: NAMED - 2], "…", names[-1]]
-    delays = [tried["ms"] for tried in ring if tried["ms"] is not None]
-    slowest = min((tried for tried in ring if tried["mb_s"]), key=lambda tried: tried["mb_s"], default=None)
+    delays = [speed.ms for speed in ring if speed.ms is not None]
+    slowest = min((speed for speed in ring if speed.mb_s), key=lambda speed: speed.mb_s or 0.0, default=None)
     parts = [f"{', '.join(names[:-1])} and {names[-1]}"]
     parts += [f"{_short(max(delays))} ms"] if delays else []
-    parts += [_rate(slowest["mb_s"])] if slowest else []
+    parts += [_rate(slowest.mb_s)] if slowest and slowest.mb_s else []
     lines = [f"network: {shared}{', '.join(parts)}"]
-    if slowest and slowest["mb_s"] < SLOW_MB_S:
-        lines.append(_slow(slowest, len(spots)))
+    if slowest and slowest.mb_s and slowest.mb_s < SLOW_MB_S:
+        lines.append(_slow(slowest, slowest.mb_s, len(spots)))
     return lines
 
 
-def _slow(slowest: Mapping[str, Any], nodes: int) -> str:
-    seconds = 2 * (nodes - 1) / nodes * GRADIENTS_MB / slowest["mb_s"]
+def _slow(slowest: Speed, mb_s: float, nodes: int) -> str:
+    seconds = 2 * (nodes - 1) / nodes * GRADIENTS_MB / mb_s
     return (
         f"note: the network is slow: DistributedDataParallel takes about {_short(seconds)} s a step to add up "
-        f"{GRADIENTS_MB} MB of gradients ({GRADIENTS_MB // 4} million parameters), since node{slowest['from']} sends "
-        f"{_rate(slowest['mb_s'])} to node{slowest['node']}"
+        f"{GRADIENTS_MB} MB of gradients ({GRADIENTS_MB // 4} million parameters), since node{slowest.start} sends "
+        f"{_rate(mb_s)} to node{slowest.end}"
     )
 
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gpuops.core.errors import NodeError
+
+if TYPE_CHECKING:
+    from gpuops.transport.answers import Entry
 
 SHOWN = 3
 """So many broken ways are told in full."""
@@ -72,27 +75,27 @@ class Meeting:
     ports: Sequence[int] = ()
 
 
-def candidates(entries: Sequence[Mapping[str, Any]], preferred: str = "", public: str = "") -> list[Candidate]:
+def candidates(entries: Sequence[Entry], preferred: str = "", public: str = "") -> list[Candidate]:
     """A node's addresses, best first, of `addresses` (docs/protocol.md), with `public` for the diagnosis.
 
     The provider's private address comes first, then private before public ones, tunnels and bridges last; of
     equals the faster interface, where it says, and IPv4 before IPv6.
     """
-    announced: dict[str, Mapping[str, Any]] = {}
+    announced: dict[str, Entry] = {}
     for entry in entries:
-        announced.setdefault(entry["interface"], entry)
-    ordered = sorted(announced.values(), key=lambda entry: (entry["address"] != preferred, _rank(entry)))
-    own = [Candidate(entry["address"], entry["interface"]) for entry in ordered][:MOST]
-    foreign = public and _is_global(public) and public not in {entry["address"] for entry in entries}
+        announced.setdefault(entry.interface, entry)
+    ordered = sorted(announced.values(), key=lambda entry: (entry.address != preferred, _rank(entry)))
+    own = [Candidate(entry.address, entry.interface) for entry in ordered][:MOST]
+    foreign = public and _is_global(public) and public not in {entry.address for entry in entries}
     return [*own, Candidate(public)] if foreign else own
 
 
-def _rank(entry: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    address = ipaddress.ip_address(entry["address"])
-    kind = {"direct": 0, "bridge": 1}.get(entry.get("kind", "direct"), 2)
+def _rank(entry: Entry) -> tuple[int, int, int, int]:
+    address = ipaddress.ip_address(entry.address)
+    kind = {"direct": 0, "bridge": 1}.get(entry.kind, 2)
     if address.version == 4 and address in CARRIER:
         kind = 2
-    return kind, int(address.is_global), -int(entry.get("speed") or 0), address.version
+    return kind, int(address.is_global), -(entry.speed or 0), address.version
 
 
 def _is_global(text: str) -> bool:

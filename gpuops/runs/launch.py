@@ -104,7 +104,7 @@ def _places(live: ClusterSession, prepared: Prepared) -> tuple[Place, Place | No
 
     def fresh() -> Place:
         found: PortFound = live.clients[0].call("port", address=address)
-        return address, found["port"]
+        return address, found.port
 
     return fresh(), fresh() if several else None
 

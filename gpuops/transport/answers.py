@@ -115,33 +115,34 @@ class Pong(Struct, frozen=True):
     time: Moment | None = None
 
 
-class Route(TypedDict):
+class Route(Struct, frozen=True):
     interface: Name
     address: Address
 
 
-class PortFound(TypedDict):
+class PortFound(Struct, frozen=True):
     port: Port
 
 
-class Entry(TypedDict):
+class Entry(Struct, frozen=True):
     interface: Name
     address: Address
-    kind: NotRequired[Name]
-    speed: NotRequired[Count | None]
+    kind: Name = "direct"
+    speed: Count | None = None
+    """In Mbit/s, where the interface says."""
 
 
-class Addresses(TypedDict):
+class Addresses(Struct, frozen=True):
     machine: Name
     addresses: Annotated[list[Entry], Meta(max_length=4096)]
 
 
-class Listening(TypedDict):
+class Listening(Struct, frozen=True):
     fresh: list[Port]
     ephemeral: list[Port]
 
 
-class Attempt(TypedDict):
+class Attempt(Struct, frozen=True):
     node: Number
     address: Name
     port: Port
@@ -152,7 +153,7 @@ class Attempt(TypedDict):
     mb_s: Amount | None
 
 
-class Reached(TypedDict):
+class Reached(Struct, frozen=True):
     tried: list[Attempt]
 
 

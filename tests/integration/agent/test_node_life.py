@@ -17,6 +17,7 @@ import pytest
 
 from gpuops.agent.wire import PROTOCOL
 from gpuops.core.errors import NodeRefused
+from gpuops.transport.answers import Address, Route
 from gpuops.transport.rpc import AgentClient
 from tests.integration.agent.conftest import RealNode, alive, carrying, until
 
@@ -139,7 +140,7 @@ def test_a_node_lives_at_any_depth(make_node: Callable[..., RealNode]) -> None:
 
 def test_routes_and_ports_are_the_kernels(node: RealNode) -> None:
     client = node.client()
-    assert client.call("route", to="127.0.0.1") == {"interface": "lo", "address": "127.0.0.1"}
+    assert client.call("route", to="127.0.0.1") == Route("lo", Address("127.0.0.1"))
     port = client.call("port", address="127.0.0.1")["port"]
     assert 20000 <= port < int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     with pytest.raises(NodeRefused) as refused:

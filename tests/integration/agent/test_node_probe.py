@@ -48,17 +48,17 @@ def test_nodes_of_one_machine_meet_on_loopback(make_node: MakeNode, alone: bool)
 def test_agents_prove_who_they_are(make_node: MakeNode) -> None:
     clients = [make_node(index).client() for index in range(2)]
     ports = [
-        client.call("listen", node=index, token="t", ephemeral=1, for_s=30.0)["ephemeral"][0]
+        client.call("listen", node=index, token="t", ephemeral=1, for_s=30.0).ephemeral[0]
         for index, client in enumerate(clients)
     ]
     places = [["127.0.0.3", ports[1]], ["127.0.0.4", ports[0]]]
     arguments: dict[str, Any] = {"from": 0, "targets": [{"node": 1, "places": places}], "limit_s": 10.0}
-    tried = clients[0].call("reach", token="t", **arguments)["tried"]
-    assert [one["state"] for one in tried] == ["ok", "other"]
+    tried = clients[0].call("reach", token="t", **arguments).tried
+    assert [one.state for one in tried] == ["ok", "other"]
     for client in clients:
         client.call("release", token="t")
-    tried = clients[0].call("reach", token="t", **arguments)["tried"]
-    assert [one["state"] for one in tried] == ["refused", "refused"]
+    tried = clients[0].call("reach", token="t", **arguments).tried
+    assert [one.state for one in tried] == ["refused", "refused"]
 
 
 class Inside(ProcessConnection):

@@ -16,6 +16,7 @@ from gpuops.core.errors import ConnectionLost, NodeError, NodeRefused, Nonsense
 from gpuops.core.models import Resource
 from gpuops.nodes import session
 from gpuops.transport import rpc
+from gpuops.transport.answers import PortFound
 from gpuops.transport.connection import ProcessConnection
 from gpuops.transport.rpc import AgentClient, NodePaths
 from tests.conftest import until
@@ -87,7 +88,7 @@ def test_a_shell_may_talk_first(dial: Dial) -> None:
     )
     early = 'say(b\'{"id": 99, "ok": {"early": true}}\\n\')\n'
     client = dial(noise + early + ECHO.split(MAGIC)[1] + PORT)
-    assert client.call("port") == {"port": 5}
+    assert client.call("port") == PortFound(5)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +102,8 @@ def test_a_shell_may_talk_first(dial: Dial) -> None:
 def test_a_line_that_answers_nothing_is_passed_over(dial: Dial, garbage: bytes) -> None:
     """What a login's shell started may print at any time."""
     client = dial(ECHO + f"say({garbage!r}); {PORT}")
-    assert client.call("port", timeout=HANG_S) == {"port": 5}
-    assert client.call("port", timeout=HANG_S) == {"port": 5}
+    assert client.call("port", timeout=HANG_S) == PortFound(5)
+    assert client.call("port", timeout=HANG_S) == PortFound(5)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_an_answer_that_is_none_fails_its_request_at_once(dial: Dial, rest: byte
     assert len(caught.value.say) < 300
     assert caught.value.hint
     assert caught.value.exit_code == 4
-    assert client.call("port", timeout=HANG_S) == {"port": 5}
+    assert client.call("port", timeout=HANG_S) == PortFound(5)
 
 
 def test_half_lines_are_put_together(dial: Dial) -> None:
@@ -196,7 +197,7 @@ def test_who_takes_one_answer_may_wait_for_another(dial: Dial, monkeypatch: pyte
     client = dial(flood(100, f"say(b'{LAST}')"))
     stream = client.stream("python")
     next(stream)
-    assert client.call("port", timeout=HANG_S) == {"port": 5}
+    assert client.call("port", timeout=HANG_S) == PortFound(5)
     assert sum(1 for _ in stream) == 99
 
 
@@ -206,7 +207,7 @@ def test_who_left_keeps_nobody_waiting(dial: Dial, monkeypatch: pytest.MonkeyPat
     stream = client.stream("python")
     next(stream)
     stream.close()
-    assert client.call("port", timeout=HANG_S) == {"port": 5}
+    assert client.call("port", timeout=HANG_S) == PortFound(5)
     assert client._held == 0
 
 
@@ -256,8 +257,8 @@ def test_two_streams_keep_their_own_last_words(dial: Dial) -> None:
     client = dial(ECHO + "say(json.dumps({'id': request['id'], 'ok': {'port': request['id']}}).encode() + b'\\n')")
     first, second = client.stream("port"), client.stream("port")
     assert list(first) == list(second) == []
-    assert client.call("port") == {"port": 3}
-    assert (first.answer, second.answer) == ({"port": 1}, {"port": 2})
+    assert client.call("port") == PortFound(3)
+    assert (first.answer, second.answer) == (PortFound(1), PortFound(2))
 
 
 def hello_agent(protocol: int, hello_behind_s: float) -> str:

@@ -7,17 +7,14 @@ from typing import Any, cast
 import pytest
 
 from gpuops.core.models import NodeFacts
-from gpuops.nodes.network import notes, report
+from gpuops.nodes.network import Speed, notes, report
 from gpuops.nodes.python import Equipped, differences
 from gpuops.nodes.rendezvous import Spot
 from gpuops.nodes.session import ClusterSession
 
 
-def ring(*numbers: tuple[float | None, float | None]) -> list[dict[str, Any]]:
-    return [
-        {"from": start, "node": (start + 1) % len(numbers), "ms": ms, "mb_s": mb_s}
-        for start, (ms, mb_s) in enumerate(numbers)
-    ]
+def ring(*numbers: tuple[float | None, float | None]) -> list[Speed]:
+    return [Speed(start, (start + 1) % len(numbers), ms, mb_s) for start, (ms, mb_s) in enumerate(numbers)]
 
 
 def spots(*interfaces: str) -> list[Spot]:

@@ -9,13 +9,13 @@ import pytest
 
 from gpuops.core.errors import NodeError
 from gpuops.nodes.rendezvous import Candidate, Party, Spot, Tried, Way, candidates, decide, distinct
+from gpuops.transport.answers import Address, Entry
 
 PORTS = {0: [23456, 23457, 40000], 1: [40001], 2: [40002]}
 
 
-def entry(address: str, interface: str = "eth0", **more: Any) -> dict[str, Any]:
-    family = "ipv6" if ":" in address else "ipv4"
-    return {"interface": interface, "address": address, "prefix_len": 24, "family": family, **more}
+def entry(address: str, interface: str = "eth0", **more: Any) -> Entry:
+    return Entry(interface, Address(address), **more)
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,10 @@ def entry(address: str, interface: str = "eth0", **more: Any) -> dict[str, Any]:
         ([], "", "", []),
     ],
 )
-def test_addresses_in_order(entries: list[dict[str, Any]], preferred: str, public: str, expected: list[str]) -> None:
+def test_addresses_in_order(entries: list[Entry], preferred: str, public: str, expected: list[str]) -> None:
     found = candidates(entries, preferred, public)
     assert [one.address for one in found] == expected
-    assert [bool(one.interface) for one in found] == [one.address in {e["address"] for e in entries} for one in found]
+    assert [bool(one.interface) for one in found] == [one.address in {e.address for e in entries} for one in found]
 
 
 class World:
