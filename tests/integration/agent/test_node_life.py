@@ -141,7 +141,7 @@ def test_a_node_lives_at_any_depth(make_node: Callable[..., RealNode]) -> None:
 def test_routes_and_ports_are_the_kernels(node: RealNode) -> None:
     client = node.client()
     assert client.call("route", to="127.0.0.1") == Route("lo", Address("127.0.0.1"))
-    port = client.call("port", address="127.0.0.1")["port"]
+    port = client.call("port", address="127.0.0.1").port
     assert 20000 <= port < int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     with pytest.raises(NodeRefused) as refused:
         client.call("port", address="192.0.2.1")
