@@ -56,7 +56,7 @@ def connected(pid: int, port: int) -> bool:
 
 
 def start_both(pair: tuple[RealNode, RealNode], argvs: tuple[list[str], list[str]], **more: Any) -> None:
-    port = pair[0].client().call("port", address="127.0.0.1")["port"]
+    port = pair[0].client().call("port", address="127.0.0.1").port
     gang = {"address": "127.0.0.1", "port": port}
     for node, argv in zip(pair, argvs, strict=True):
         node.start("r-1", argv, secret="secret", nodes=2, gang=gang, **more)
@@ -118,7 +118,7 @@ def test_torchrun_on_two_nodes_where_one_rank_raises(pair: tuple[RealNode, RealN
     pytest.importorskip("torch", reason="torch is not installed")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    port = pair[0].client().call("port", address="127.0.0.1")["port"]
+    port = pair[0].client().call("port", address="127.0.0.1").port
     argvs = tuple(
         [
             *[sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={index}"],
@@ -129,7 +129,7 @@ def test_torchrun_on_two_nodes_where_one_rank_raises(pair: tuple[RealNode, RealN
         for index in range(2)
     )
     env = {"PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    gang = {"address": "127.0.0.1", "port": pair[0].client().call("port", address="127.0.0.1")["port"]}
+    gang = {"address": "127.0.0.1", "port": pair[0].client().call("port", address="127.0.0.1").port}
     for node, argv in zip(pair, argvs, strict=True):
         more = {"kind": "torchrun", "nodes": 2, "ranks": 2, "rank_base": 2 * node.index, "world": 4, "env": env}
         master = {"address": "127.0.0.1", "port": port}

@@ -156,7 +156,7 @@ def test_a_machine_that_goes_takes_no_other_run(machine: Callable[..., tuple[Rea
 
 
 def start_both(nodes: list[RealNode], source: str = STEPS, **more: Any) -> None:
-    port = nodes[0].client().call("port", address="127.0.0.1")["port"]
+    port = nodes[0].client().call("port", address="127.0.0.1").port
     gang = {"address": "127.0.0.1", "port": port}
     for node in nodes:
         node.python("r-1", source, secret="secret", nodes=2, gang=gang, grace_s=30.0, **more)
@@ -244,7 +244,7 @@ def test_a_real_world_of_two_machines_saves_and_leaves_together(
     script.write_text(TRAINS)
     (first, _), (second, metadata) = machine(0), machine(1)
     master, gang = (
-        {"address": "127.0.0.1", "port": first.client().call("port", address="127.0.0.1")["port"]} for _ in range(2)
+        {"address": "127.0.0.1", "port": first.client().call("port", address="127.0.0.1").port} for _ in range(2)
     )
     env = {"PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     for node in (first, second):
