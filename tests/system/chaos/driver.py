@@ -89,7 +89,7 @@ def sabotage_call(verb: str, nth: int, name: str) -> None:
     real = AgentClient.call
     calls = {"n": 0}
 
-    def wrapped(self: AgentClient, asked: str, *args: Any, **options: Any) -> dict[str, Any]:
+    def wrapped(self: AgentClient, asked: str, *args: Any, **options: Any) -> Any:
         calls["n"] += asked == verb
         if asked == verb and calls["n"] == nth:
             os.kill(os.getpid(), getattr(signal, "SIG" + name))
@@ -107,10 +107,10 @@ def take_port() -> None:
     real = AgentClient.call
     taken: list[socket.socket] = []
 
-    def wrapped(self: AgentClient, verb: str, *args: Any, **options: Any) -> dict[str, Any]:
+    def wrapped(self: AgentClient, verb: str, *args: Any, **options: Any) -> Any:
         answer = real(self, verb, *args, **options)
         if verb == "port" and not taken:
-            taken.append(socket.create_server((options["address"], answer["port"])))
+            taken.append(socket.create_server((options["address"], answer.port)))
         return answer
 
     AgentClient.call = wrapped  # type: ignore[method-assign]
