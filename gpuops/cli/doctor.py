@@ -42,7 +42,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     from gpuops.cli.request import count_named_machines, parse_provider_options
-    from gpuops.commands.doctor import doctor as story
+    from gpuops.commands.doctor import doctor as checks
     from gpuops.core.models import Request
     from provisioners import registry
 
@@ -52,15 +52,15 @@ def doctor(
     if where is not None and where in registry.names():
         options = parse_provider_options(ctx, where, context.args, "doctor")
         request = Request(where, nodes=count_named_machines(ctx, where, options), options=options)
-        report = story.check_provider(ctx, request, python or "")
+        report = checks.check_provider(ctx, request, python or "")
     elif where is not None and where.startswith("-"):  # what nobody knows as an option counts as the first word
         raise UsageError(f"there is no option {where}", "a provider's own options follow its name: see --help")
     elif context.args:
         raise UsageError(f"'{context.args[0]}' is more than gpuops doctor takes", "see: gpuops doctor --help")
     elif where is None and cluster is None:
-        report = story.check_computer(ctx, python or "")
+        report = checks.check_computer(ctx, python or "")
     else:
-        report = story.check_cluster(ctx, story.find_live_cluster(ctx, str(cluster or where)), python or "")
+        report = checks.check_cluster(ctx, checks.find_live_cluster(ctx, str(cluster or where)), python or "")
     ctx.out.result("doctor", report.document(), report.lines())
     if report.exit_code:
         raise typer.Exit(report.exit_code)

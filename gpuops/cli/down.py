@@ -38,21 +38,21 @@ def down(
     as_json: Json = False,
 ) -> None:
     from gpuops.clusters.orphans import down_by_mark
-    from gpuops.commands import down as story
+    from gpuops.commands import down as ending
     from gpuops.ledger.store import LedgerTooNew
 
     ctx, _ = make_context(as_json=as_json)
     try:
         report_news(ctx, orphans=False)
-        lost = story.find_orphans(ctx, names or [])
+        orphaned = ending.find_orphans(ctx, names or [])
         with ctx.signals:
             ctx.signals.backward()
-            known = [name for name in names or [] if name not in lost]
-            rows = [] if names and not known else story.pick_clusters(ctx, known, everything)
-            said = story.down(ctx, rows, ctx.progress, force=force)
-        if lost:
+            known = [name for name in names or [] if name not in orphaned]
+            rows = [] if names and not known else ending.pick_clusters(ctx, known, everything)
+            said = ending.down(ctx, rows, ctx.progress, force=force)
+        if orphaned:
             raise StillBilling(
-                f"{', '.join(lost)} may still live, and the ledger does not know of it",
+                f"{', '.join(orphaned)} may still live, and the ledger does not know of it",
                 "take it back: gpuops reap --adopt; or end it: gpuops reap",
             )
     except LedgerTooNew as error:

@@ -47,7 +47,7 @@ def prove(
 ) -> None:
     from gpuops.cli.request import count_named_machines, machine_request, parse_provider_options
     from gpuops.commands.prove import record as records
-    from gpuops.commands.prove.prove import prove as story
+    from gpuops.commands.prove.prove import prove as run_proof
 
     if not 0 < spend < float("inf"):
         raise UsageError(f"--spend {spend:g} is no limit that can be kept", "--spend takes a number above 0")
@@ -64,7 +64,7 @@ def prove(
     )
     report_news(ctx)
     with ctx.signals:
-        proof = story(ctx, request, spend)
+        proof = run_proof(ctx, request, spend)
     ctx.out.result(records.KIND, proof.record, [])
     for line in proof.last:
         ctx.out.say(line)

@@ -55,7 +55,7 @@ def quota(
     as_json: Json = False,
 ) -> None:
     from gpuops.cli.request import machine_request, parse_provider_options
-    from gpuops.offers import quota as story
+    from gpuops.offers import quota as quotas
 
     if provider.startswith("-"):
         raise UsageError(f"there is no option {provider}", "the provider comes first: gpuops quota aws")
@@ -66,20 +66,20 @@ def quota(
     ctx, _ = make_context(as_json=as_json, yes=yes)
     options = parse_provider_options(ctx, provider, context.args, "quota")
     request = machine_request(provider, MachineFlags(**vars(sought), spot=bool(spot)), options)
-    outcome = story.Outcome(story.read_quotas(ctx, request))
+    outcome = quotas.Outcome(quotas.read_quotas(ctx, request))
     for note in outcome.report.notes:
         ctx.out.say(f"note: {note}")
     if wanted is not None:
-        asked = story.request_increase(ctx, request, outcome, wanted, code, market_said=spot is not None)
+        asked = quotas.request_increase(ctx, request, outcome, wanted, code, market_said=spot is not None)
         targets = [(asked, one) for one in asked.increases or ()]
     else:
-        targets = story.open_requests(outcome.report)
+        targets = quotas.open_requests(outcome.report)
     if watch and targets:
         for line in outcome.said:
             ctx.out.say(line)
-        story.watch(ctx, provider, outcome, targets)
+        quotas.watch(ctx, provider, outcome, targets)
     elif watch:
         ctx.out.say("no request for more is open")
-    ctx.out.result(story.KIND, story.document(provider, outcome), story.lines(ctx, outcome))
+    ctx.out.result(quotas.KIND, quotas.document(provider, outcome), quotas.lines(ctx, outcome))
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpuops.core.context import Context
 
 HELP = example_help(
-    "Find what carries our mark and nobody remembers: end it, or take it back.\n\nWith --adopt, clusters that a lost "
+    "Find resources with our mark that the ledger does not know: end them, or take them back.\n\nWith --adopt, clusters that a lost "
     "ledger knew become clusters of the current folder again, with the runs that go on there.",
     "gpuops reap",
     "gpuops reap --yes",
@@ -44,7 +44,7 @@ def reap(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    from gpuops.clusters import orphans as story
+    from gpuops.clusters import orphans
     from gpuops.clusters.recovery import adopt_all, summary
     from gpuops.ledger.store import LedgerTooNew
 
@@ -58,31 +58,31 @@ def reap(
             raise
         ctx.out.say(f"note: {error.say}: whatever carries our mark counts as left over")
     if forget is not None:
-        said = story.forget(ctx, forget)
+        said = orphans.forget(ctx, forget)
         ctx.out.result("reap", {"forgotten": forget, "say": said}, [said])
         return
-    found, unasked = story.strays(ctx)
-    closed, unasked_too = story.forgotten(ctx)
-    said_already = {one.say for one in unasked}
-    unasked += [one for one in unasked_too if one.say not in said_already]
+    found, unasked = orphans.strays(ctx)
+    closed, unasked_now = orphans.forgotten(ctx)
+    known_reasons = {one.say for one in unasked}
+    unasked += [one for one in unasked_now if one.say not in known_reasons]
     for name in closed:
         ctx.out.say(f"{name} is gone: its provider lists nothing of it")
-    for said in story.parting(ctx):
+    for said in orphans.parting(ctx):
         ctx.out.say(said)
-    clusters = story.lost(found)
+    clusters = orphans.lost(found)
     fates = ["end" if yes else "adopt"] * len(clusters) if yes or adopt else _asked(ctx, clusters, unasked)
     chosen = {fate: [one for one, given in zip(clusters, fates, strict=True) if given == fate] for fate in ANSWERS}
     back, failed = adopt_all(ctx, chosen["adopt"], complete=not unasked)
     ended = [stray for stray in found if any(stray.resource in one.resources for one in chosen["end"])]
-    told = [line for one in back for line in one.say]
+    adopted_lines = [line for one in back for line in one.say]
     try:
-        story.settle(ctx, ended, unasked, failed)
+        orphans.settle(ctx, ended, unasked, failed)
     except GpuopsError:
-        for line in told:
+        for line in adopted_lines:
             ctx.out.say(line)
         raise
     names = [stray.resource.name for stray in ended]
-    lines = [*told, *(f"ended {name}" for name in names)]
+    lines = [*adopted_lines, *(f"ended {name}" for name in names)]
     left = len(chosen["leave"])
     ctx.out.result(
         "reap",

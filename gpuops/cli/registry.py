@@ -40,7 +40,9 @@ GROUPS: dict[str, dict[str, Command]] = {
         "trust": Command("trust", "Let this project's gpuops.toml reach beyond the project, as it is now."),
         "quota": Command("quota", "Show what an account may have at once, whether a request fits, and ask for more."),
         "policy": Command("policy", "Print the least that an account must allow for what gpuops does."),
-        "reap": Command("reap", "Find what carries our mark and nobody remembers: end it, or take it back."),
+        "reap": Command(
+            "reap", "Find resources with our mark that the ledger does not know: end them, or take them back."
+        ),
         "prove": Command("prove", "Show with real machines that a provider keeps what gpuops promises."),
     },
 }
