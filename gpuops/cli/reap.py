@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from gpuops.core.context import Context
 
 HELP = example_help(
-    "Find resources with our mark that the ledger does not know: end them, or take them back.\n\nWith --adopt, clusters that a lost "
+    "Find resources with our mark that the ledger does not know: end them, or take them back.\n\n"
+    "With --adopt, clusters that a lost "
     "ledger knew become clusters of the current folder again, with the runs that go on there.",
     "gpuops reap",
     "gpuops reap --yes",
