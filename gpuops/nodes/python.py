@@ -1,4 +1,7 @@
-"""Before a launch: will the torch that was found use the GPUs it is to train on? Better said now than paid for."""
+"""The Python of each node of a run: found or made there, checked against the node's GPUs, and set up for the project.
+
+A torch that cannot use the GPUs is refused before the launch, so that it is not found out at the cost of a run.
+"""
 
 from __future__ import annotations
 

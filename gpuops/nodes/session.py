@@ -27,10 +27,12 @@ T = TypeVar("T")
 
 Met = tuple[AgentClient, "NodeHello | None", float]
 """A node's agent, its `hello` where it answers, and the seconds to add to its clock to get ours."""
-PINGS, PROMPT_S = 3, 0.5
-"""So often a node's clock is asked for until an answer is prompt, and how prompt."""
-OVER = ("ended", "no-node")
-"""Refusals of a node that is not there any more."""
+CLOCK_ATTEMPTS = 3
+"""How often a node's clock is asked for: one slow round trip must not decide what its skew is."""
+PROMPT_ANSWER_S = 0.5
+"""An answer within this many seconds says the time well enough; no further one is asked for."""
+ENDED_KINDS = ("ended", "no-node")
+"""Kinds of refusal of a node that has ended."""
 
 
 @dataclass
@@ -138,7 +140,7 @@ def virtual_node_ended(row: ClusterRow, machine: Resource, index: int) -> bool:
 
 
 def _says_over(error: NodeError) -> bool:
-    return isinstance(error, NodeRefused) and error.kind in OVER
+    return isinstance(error, NodeRefused) and error.kind in ENDED_KINDS
 
 
 def open_live(ctx: Context, row: ClusterRow, *, some: bool = False) -> ClusterSession:
@@ -233,11 +235,11 @@ def _ping(client: AgentClient) -> tuple[Pong, float]:
     """An answer, and the moment here that belongs to it; the promptest of some, for the middle of a long round trip may
     be seconds off."""
     found: list[tuple[float, float, Pong]] = []
-    while len(found) < PINGS:
+    while len(found) < CLOCK_ATTEMPTS:
         before, began = time.time(), time.monotonic()
         said = client.call("ping")
         found.append((time.monotonic() - began, (before + time.time()) / 2, said))
-        if found[-1][0] < PROMPT_S:
+        if found[-1][0] < PROMPT_ANSWER_S:
             break
     _, moment, pong = min(found, key=lambda one: one[0])
     return pong, moment

@@ -1,4 +1,5 @@
-"""A shell's start-up files may talk before a program does. What comes before a mark of ours is dropped."""
+"""A connection by SSH to one target. A shell's start-up files may write before a program does: what comes before a
+mark of ours is dropped."""
 
 from __future__ import annotations
 

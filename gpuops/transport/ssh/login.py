@@ -1,4 +1,4 @@
-"""The SSH library, loaded when a host is reached, without what it would bring along for nothing."""
+"""Logging in by paramiko: the library is loaded when a host is first reached, and offers one key after another."""
 
 from __future__ import annotations
 
