@@ -89,7 +89,7 @@ def test_two_virtual_nodes_on_one_pod(cloud: FakeRunPod, laptop: Laptop) -> None
 
 @pytest.mark.proof
 def test_gpuops_prove_runs_against_pods(cloud: FakeRunPod, laptop: Laptop, tmp_path: Path) -> None:
-    """As against the real service; the money is enough for what needs one pod (tests/system/contract runs all of it)."""
+    """As against the real service, with money for what needs one pod (tests/system/contract runs all of it)."""
     record = tmp_path / "record.json"
     process = laptop.start("prove", "runpod", "--spend", "0.015", "--yes", "--record", str(record))
     out, err = process.communicate(timeout=PROVE_S)
