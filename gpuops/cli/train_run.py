@@ -96,7 +96,9 @@ def _make_job(
     machine = dataclasses.replace(machine, **unfit)
     options = parse_provider_options(ctx, flags.on, typed.provider_words) if flags.on else {}
     if flags.on and flags.sink:
-        options = sinks.implied(flags.on, ctx.provisioner(flags.on).options, options, sinks.parse(flags.sink))
+        options = sinks.with_volume_option(
+            flags.on, ctx.provisioner(flags.on).options, options, sinks.parse(flags.sink)
+        )
     count = count_named_machines(ctx, flags.on, options) if flags.on else 1
     machines = machine_request(flags.on or "local", machine, options, count)
     return Job(

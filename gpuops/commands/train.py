@@ -75,11 +75,13 @@ def _with_sink(ctx: Context, plan: Plan) -> Plan:
     """The plan with its bucket or volume checked and completed. Raises UsageError and ProviderError."""
     request, row = plan.job.request, plan.choice.row
     if request.sink and not row:
-        sinks.implied(plan.provider, ctx.provisioner(plan.provider).options, {}, request.sink)
+        sinks.with_volume_option(plan.provider, ctx.provisioner(plan.provider).options, {}, request.sink)
     if not request.sink or not sinks.is_bucket(request.sink):
         return plan
     options = row.request.get("options") or {} if row else plan.job.machines.options
-    request = dataclasses.replace(request, sink=bucket.check(ctx, sinks.owned(request.sink, plan.provider, options)))
+    request = dataclasses.replace(
+        request, sink=bucket.check(ctx, sinks.with_profile(request.sink, plan.provider, options))
+    )
     return dataclasses.replace(plan, job=dataclasses.replace(plan.job, request=request))
 
 

@@ -265,11 +265,13 @@ def _verdict(
         verdict = dataclasses.replace(verdict, hint=not_sent)
     preempted, trouble = verdict.outcome == "reclaimed", evidence.bucket.trouble
     if request.sink and not evidence.is_answered and NodeState.ENDED in nodes.values() and not preempted:
-        verdict = Verdict("unclear", NODE_FAILED, *sinks.unseen(request, row.name, bucket_place(row), trouble))
+        verdict = Verdict(
+            "unclear", NODE_FAILED, *sinks.ended_while_away(request, row.name, bucket_place(row), trouble)
+        )
     if evidence.fetched.nonsense and not verdict.exit_code:
         say = f"{verdict.say}, but its results are not all home: {evidence.fetched.nonsense}"
         verdict = Verdict("unclear", NODE_FAILED, say, FOREIGN_ANSWERS)
     if preempted and trouble and not evidence.is_answered:
-        more_said, hint = sinks.unfetched(row.name, bucket_place(row), trouble)
+        more_said, hint = sinks.not_fetched(row.name, bucket_place(row), trouble)
         verdict = dataclasses.replace(verdict, say=verdict.say + more_said, hint=hint)
     return verdict

@@ -116,7 +116,7 @@ def arrange(ctx: Context, live: ClusterSession, request: RunRequest) -> RunReque
     hold = hold_s(request.hold_s, row.lease, price(ctx, row.id), rented=rented, ephemeral=row.ephemeral)
     sink = request.sink
     if sink:
-        sink = sinks.found(sink, row.name, machines_of(ctx, row), end=row.ephemeral)
+        sink = sinks.resolve(sink, row.name, machines_of(ctx, row), end=row.ephemeral)
     return dataclasses.replace(request, hold_s=hold, sink=sink)
 
 

@@ -54,7 +54,7 @@ def _bucket(text: str, name: str) -> dict[str, Any]:
     return {"bucket": bucket, "prefix": prefix}
 
 
-def owned(sink: Mapping[str, Any], provider: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def with_profile(sink: Mapping[str, Any], provider: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """A sink with the profile that the machines are rented with, where the provider is AWS."""
     profile = str(options.get("profile") or "").strip() if provider == AWS else ""
     return {**sink, "profile": profile} if profile else dict(sink)
@@ -64,7 +64,7 @@ def is_bucket(sink: Mapping[str, Any] | None) -> bool:
     return bool(sink and sink.get("bucket"))
 
 
-def implied(
+def with_volume_option(
     provider: str, known: Sequence[Option], given: Mapping[str, Any], sink: Mapping[str, Any]
 ) -> dict[str, Any]:
     """A provider's options with the volume that the sink needs; unchanged for a bucket. Raises UsageError."""
@@ -81,7 +81,7 @@ def implied(
     return {**given, VOLUME_OPTION: name}
 
 
-def found(sink: Mapping[str, Any], cluster: str, machines: Sequence[Resource], *, end: bool) -> dict[str, Any]:
+def resolve(sink: Mapping[str, Any], cluster: str, machines: Sequence[Resource], *, end: bool) -> dict[str, Any]:
     """The sink of a run's request: where its nodes have the volume, and whether they end once results are kept.
 
     Raises UsageError where a machine does not have the volume.
@@ -138,7 +138,7 @@ def outcome(
     return f"not all {on} {place(request, run, folder)} ({whose})"
 
 
-def unfetched(run: str, folder: str, trouble: str) -> tuple[str, str]:
+def not_fetched(run: str, folder: str, trouble: str) -> tuple[str, str]:
     """Sentence and hint for a run whose machines were preempted and whose bucket cannot be read now."""
     return (
         f"; what it kept in {folder} is not home: {trouble}",
@@ -146,7 +146,7 @@ def unfetched(run: str, folder: str, trouble: str) -> tuple[str, str]:
     )
 
 
-def unseen(request: RunRequest, run: str, folder: str = "", trouble: str = "") -> tuple[str, str]:
+def ended_while_away(request: RunRequest, run: str, folder: str = "", trouble: str = "") -> tuple[str, str]:
     """Sentence and hint for a run whose machines ended while this computer was away. `trouble`: why its results could
     not be fetched from a bucket."""
     gone = "its nodes ended while this computer was away"

@@ -23,9 +23,9 @@ def machine(mounts: Any) -> Resource:
 
 
 def test_a_bucket_has_the_profile_that_its_machines_are_rented_with() -> None:
-    assert sinks.owned(BUCKET, "aws", {"profile": "work"}) == {**BUCKET, "profile": "work"}
-    assert sinks.owned(BUCKET, "aws", {"profile": None}) == BUCKET
-    assert sinks.owned(BUCKET, "tent", {"profile": "work"}) == BUCKET, "another provider's are none of AWS's"
+    assert sinks.with_profile(BUCKET, "aws", {"profile": "work"}) == {**BUCKET, "profile": "work"}
+    assert sinks.with_profile(BUCKET, "aws", {"profile": None}) == BUCKET
+    assert sinks.with_profile(BUCKET, "tent", {"profile": "work"}) == BUCKET, "another provider's are none of AWS's"
 
 
 @pytest.mark.parametrize(
@@ -65,24 +65,26 @@ def test_anything_else_is_no_sink(text: str) -> None:
 
 def test_the_provider_is_asked_for_the_volume() -> None:
     sink = {"volume": "a"}
-    assert sinks.implied("tent", OPTIONS, {"size": "small"}, sink) == {"size": "small", "volume": "a"}
-    assert sinks.implied("tent", OPTIONS, {"volume": "a"}, sink) == {"volume": "a"}
+    assert sinks.with_volume_option("tent", OPTIONS, {"size": "small"}, sink) == {"size": "small", "volume": "a"}
+    assert sinks.with_volume_option("tent", OPTIONS, {"volume": "a"}, sink) == {"volume": "a"}
     with pytest.raises(UsageError, match="name two volumes"):
-        sinks.implied("tent", OPTIONS, {"volume": "b"}, sink)
+        sinks.with_volume_option("tent", OPTIONS, {"volume": "b"}, sink)
     with pytest.raises(UsageError, match="local mounts no network volume"):
-        sinks.implied("local", OPTIONS[:1], {}, sink)
-    assert sinks.implied("local", OPTIONS[:1], {"size": "x"}, BUCKET) == {"size": "x"}, "a bucket needs no provider"
+        sinks.with_volume_option("local", OPTIONS[:1], {}, sink)
+    assert sinks.with_volume_option("local", OPTIONS[:1], {"size": "x"}, BUCKET) == {"size": "x"}, (
+        "a bucket needs no provider"
+    )
 
 
 def test_every_machine_must_have_it_in_one_place() -> None:
     there, sink = machine({"data": "/workspace", "other": "/o"}), {"volume": "data"}
-    found = sinks.found(sink, "lab", [there, there], end=False)
+    found = sinks.resolve(sink, "lab", [there, there], end=False)
     assert {**found, "id": ""} == {"volume": "data", "mount": "/workspace", "end": False, "id": ""}
-    assert sinks.found(sink, "lab", [there], end=False)["id"] != found["id"], "fresh for each run"
+    assert sinks.resolve(sink, "lab", [there], end=False)["id"] != found["id"], "fresh for each run"
     for machines in ([], [machine(None)], [machine({})], [there, machine({"data": "/else"})], [there, machine(None)]):
         with pytest.raises(UsageError, match="the network volume data is not mounted on lab"):
-            sinks.found(sink, "lab", machines, end=False)
-    assert sinks.found(BUCKET, "lab", [machine(None)], end=True) == {**BUCKET, "end": True}
+            sinks.resolve(sink, "lab", machines, end=False)
+    assert sinks.resolve(BUCKET, "lab", [machine(None)], end=True) == {**BUCKET, "end": True}
 
 
 def test_the_launch_spec_names_a_folder_and_nothing_of_the_provider() -> None:
@@ -96,7 +98,7 @@ def test_the_launch_spec_names_the_place_in_a_bucket() -> None:
     placed = dataclasses.replace(kept, sink={**BUCKET, "end": True, "place": "s3://b-1/lab/sh-1-0a"})
     assert sinks.of_spec(placed, "sh-1") == {"bucket": "s3://b-1/lab/sh-1-0a", "end": True}
     assert sinks.outcome(kept, "sh-1", {0: {"state": "safe"}}, range(1)) == "safe in s3://b-1/lab/sh-1"
-    assert sinks.unseen(kept, "sh-1", "", "no way") == (
+    assert sinks.ended_while_away(kept, "sh-1", "", "no way") == (
         "its nodes ended while this computer was away; what they kept is in s3://b-1/lab/sh-1 and is not home: no way",
         "fetch it: gpuops pull sh-1",
     )
