@@ -36,6 +36,7 @@ from gpuops.core.errors import (
     UsageError,
 )
 from gpuops.core.models import Resource
+from gpuops.core.polling import Poller
 from provisioners import registry
 from provisioners.checked import Checked
 
@@ -318,14 +319,13 @@ def _forget_names(ctx: Context, names: Collection[str]) -> None:
 
 def _end_at(ctx: Context, name: str, provisioner: Provisioner, found: Sequence[Resource]) -> None:
     """One account's. Raises StillBilling."""
-    clock = ctx.clock
-    deadline = clock.monotonic() + provisioner.gone_s
     wanted = {(one.kind, one.id) for one in found}
     regions = sorted({one.region for one in found})  # of others that do not answer nothing was found
-    left, pause = list(found), POLL_S
-    while True:
-        at = clock.monotonic()  # however long the answers take, what they ended is looked at again
-        wait, trouble, last = pause, "", None
+    left, trouble = list(found), ""
+    last: ProviderError | None = None
+    poller = Poller(ctx.clock, ctx.clock.monotonic() + provisioner.gone_s, POLL_S, POLL_SLOW_S)
+    for _ in poller:
+        trouble, last = "", None
         try:
             provisioner.destroy(left)
             listed = provisioner.list_owned(ctx.owner, regions)
@@ -338,11 +338,8 @@ def _end_at(ctx: Context, name: str, provisioner: Provisioner, found: Sequence[R
         except ProviderError as error:
             trouble, last = error.say, error
             if isinstance(error, RateLimited):
-                wait = error.retry_after or pause
-        if at >= deadline:
-            raise still_billing(left, {}, trouble, name, retyped("gpuops reap", last)) from last
-        clock.pause(wait, deadline)
-        pause = min(pause * 1.5, POLL_SLOW_S)
+                poller.retry_after(error.retry_after)
+    raise still_billing(left, {}, trouble, name, retyped("gpuops reap", last)) from last
 
 
 def down_by_mark(ctx: Context, names: Sequence[str], everything: bool) -> list[str]:

@@ -28,6 +28,7 @@ from gpuops.core.errors import (
 from gpuops.core.format import money, plural, span
 from gpuops.core.models import COSTLESS, Resource
 from gpuops.core.parallel import on_each
+from gpuops.core.polling import Poller
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable
 from gpuops.nodes.session import in_order
@@ -95,20 +96,18 @@ def clear(ctx: Context, provisioner: Provisioner, row: ClusterRow, *, force: boo
     there, and costs nothing. Raises StillBilling."""
     force = force and not is_rented(provisioner)
     given_up: set[str] = set()
-    clock = ctx.clock
-    began = clock.monotonic()
-    deadline = began + max(provisioner.gone_s, provisioner.settle_s)
-    pause, finals, seen = POLL_S, 0, set[str]()
+    began = ctx.clock.monotonic()
+    finals, seen, trouble = 0, set[str](), ""
     last: ProviderError | None = None
     left: Sequence[Resource] = ctx.ledger.resources(row.id)
-    while True:
-        at = clock.monotonic()  # what is answered late tells of when it was asked, or of a moment after
-        wait, listed = pause, False
+    poller = Poller(ctx.clock, began + max(provisioner.gone_s, provisioner.settle_s), POLL_S, POLL_SLOW_S)
+    for attempt in poller:
+        listed = False
         try:
             left = remaining(ctx, provisioner, row, given_up)
             listed = True
             seen |= {one.id for one in left}
-            settled = _is_settled(ctx, row, seen) or at - began >= provisioner.settle_s
+            settled = _is_settled(ctx, row, seen) or attempt.started - began >= provisioner.settle_s
             if settled and (not left or is_costless(left)):
                 return left
             if left:
@@ -120,7 +119,7 @@ def clear(ctx: Context, provisioner: Provisioner, row: ClusterRow, *, force: boo
             trouble, last = error.say, error
             finals += isinstance(error, FINAL)
             if isinstance(error, RateLimited):
-                wait = error.retry_after or pause
+                poller.retry_after(error.retry_after)
             if not listed:
                 _end_unlisted(ctx, provisioner, row)
             if not isinstance(error, RateLimited) and (force or len(ctx.ledger.regions(row.id)) > 1):
@@ -130,13 +129,11 @@ def clear(ctx: Context, provisioner: Provisioner, row: ClusterRow, *, force: boo
                     ctx.out.say(f"note: {say}; what is there of {row.name} is given up: gpuops reap asks it again")
         lists = f"still lists {len(left)} of it" if left else "lists nothing of it, and may lag"
         ctx.progress.waits(trouble or f"{provisioner.name} {lists}")
-        if finals == FINAL_TRIES or at >= deadline:  # however long an answer took, what it ended is looked at again
-            left = [] if is_costless(left) else [one for one in left if one.state not in COSTLESS]
-            offer = row.offer if left or ctx.ledger.unanswered(row.id) else {}
-            command = retyped(f"gpuops down {row.name}", last)
-            raise still_billing(left, offer, trouble, row.name, command) from last
-        clock.pause(wait, deadline)
-        pause = min(pause * 1.5, POLL_SLOW_S)
+        if finals == FINAL_TRIES:
+            break
+    left = [] if is_costless(left) else [one for one in left if one.state not in COSTLESS]
+    offer = row.offer if left or ctx.ledger.unanswered(row.id) else {}
+    raise still_billing(left, offer, trouble, row.name, retyped(f"gpuops down {row.name}", last)) from last
 
 
 def _end_unlisted(ctx: Context, provisioner: Provisioner, row: ClusterRow) -> None:

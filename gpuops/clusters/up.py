@@ -25,6 +25,7 @@ from gpuops.core.errors import (
 )
 from gpuops.core.format import money, span
 from gpuops.core.models import COSTLESS, Intent, Offer, Payer, Problem, Request, Resource
+from gpuops.core.polling import Poller
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow, LedgerJournal
 from gpuops.nodes import bootstrap
@@ -120,10 +121,9 @@ def _ask(ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow, 
 def _look_up(ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow) -> list[Resource] | None:
     """After a lost answer: None where all machines are there, by their mark, and then in the ledger, or one thing that
     stands for all of them; else whatever is listed that the ledger does not know."""
-    clock = ctx.clock
-    deadline = clock.monotonic() + provisioner.settle_s
-    while True:
-        at = clock.monotonic()  # an answer that comes late may be as old as the question
+    deadline = ctx.clock.monotonic() + provisioner.settle_s
+    listed: Sequence[Resource] = ()
+    for _ in Poller(ctx.clock, deadline, POLL_SLOW_S, POLL_SLOW_S):
         listed = owned(ctx, provisioner, row)
         found = [one for one in listed if one.kind == "machine" and one.state not in COSTLESS]
         whole = [one for one in listed if _stands_for(one, offer)]
@@ -131,10 +131,10 @@ def _look_up(ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterR
             for resource in (*whole, *found):
                 ctx.ledger.got(row.id, resource)
             return None
-        if len(found) > offer.nodes or at >= deadline:
-            known = {(one.kind, one.id) for one in ctx.ledger.resources(row.id)}
-            return [one for one in listed if (one.kind, one.id) not in known]
-        clock.pause(POLL_SLOW_S, deadline)
+        if len(found) > offer.nodes:
+            break
+    known = {(one.kind, one.id) for one in ctx.ledger.resources(row.id)}
+    return [one for one in listed if (one.kind, one.id) not in known]
 
 
 def _stands_for(resource: Resource, offer: Offer) -> bool:

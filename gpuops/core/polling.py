@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 LONGEST_S = 120.0
 """The longest single pause, whatever a provider asks for."""
@@ -25,3 +27,43 @@ class Clock:
     def pause(self, wanted: float, deadline: float) -> None:
         """Sleep as long as wanted, but neither beyond `deadline` (monotonic) nor absurdly long."""
         self.sleep(max(0.0, min(wanted, deadline - self.monotonic(), LONGEST_S)))
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One look at something that is waited for."""
+
+    started: float
+    """Monotonic seconds. An answer that comes late is as old as its question: it is judged by this instant."""
+    is_last: bool
+    """Whether it started at the deadline or later: what an earlier attempt did has been looked at once more."""
+
+
+class Poller:
+    """Attempts until a deadline, with pauses that grow: `for attempt in poller: …`. The last attempt starts at the
+    deadline or later, however long an answer before it took; after that one the loop ends."""
+
+    def __init__(
+        self, clock: Clock, deadline: float, first_pause_s: float, longest_pause_s: float, factor: float = 1.5
+    ) -> None:
+        self._clock = clock
+        self._deadline = deadline
+        self._pause_s = first_pause_s
+        self._longest_pause_s = longest_pause_s
+        self._factor = factor
+        self._asked_s: float | None = None
+
+    def retry_after(self, seconds: float | None) -> None:
+        """The next pause alone, as a provider asks for it; None or 0: as it would be."""
+        self._asked_s = seconds
+
+    def __iter__(self) -> Iterator[Attempt]:
+        while True:
+            started = self._clock.monotonic()
+            attempt = Attempt(started, started >= self._deadline)
+            self._asked_s = None
+            yield attempt
+            if attempt.is_last:
+                return
+            self._clock.pause(self._asked_s or self._pause_s, self._deadline)
+            self._pause_s = min(self._pause_s * self._factor, self._longest_pause_s)

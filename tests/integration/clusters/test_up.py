@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,13 +16,16 @@ from gpuops.core.models import Request, Resource
 from gpuops.core.polling import Clock
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.session import ClusterSession, reach
+from tests.conftest import no_guards
 from tests.fakes.provider import NAME, Cloud, Fault, surroundings
 from tests.unit.clusters.test_up import assert_nothing_left, up
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Context]:
-    return surroundings(tmp_path, monkeypatch)
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Cloud, Context]]:
+    cloud, world = surroundings(tmp_path, monkeypatch)
+    with no_guards(world.home):
+        yield cloud, world
 
 
 def down_at_the_end(world: Context) -> None:
