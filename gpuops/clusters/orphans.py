@@ -80,7 +80,7 @@ def ever_rented(home: Path) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Stray:
+class Orphan:
     """Something with our mark that no live cluster of the ledger accounts for."""
 
     provider: str
@@ -106,20 +106,20 @@ class Unasked:
         return f"{self.say}; {self.why.hint}" if isinstance(self.why, AuthFailed) and self.why.hint else self.say
 
 
-def owned(ctx: Context, idle: list[Unasked] | None = None) -> tuple[list[Stray], list[Unasked]]:
+def owned(ctx: Context, idle: list[Unasked] | None = None) -> tuple[list[Orphan], list[Unasked]]:
     """Everything of ours at every provider, and each that could not be asked.
 
     One that is not set up here and was never used can hold nothing of ours: that is no failure. `idle`: where such
     ones are told.
     """
-    found: list[Stray] = []
+    found: list[Orphan] = []
     unasked: list[Unasked] = []
     used = _used(ctx)
     for name in registry.names():
         try:
-            found += [Stray(name, resource) for resource in ctx.provisioner(name).list_owned(ctx.owner, [])]
+            found += [Orphan(name, resource) for resource in ctx.provisioner(name).list_owned(ctx.owner, [])]
         except Partial as error:
-            found += [Stray(name, resource) for resource in error.found]
+            found += [Orphan(name, resource) for resource in error.found]
             unasked.append(Unasked(f"not all of {name} could be asked: {error.say}", error))
         except AuthFailed as error:
             never = isinstance(error, NotSetUp) and name not in {*(used or ()), *ever_rented(ctx.home)}
@@ -136,12 +136,12 @@ def owned(ctx: Context, idle: list[Unasked] | None = None) -> tuple[list[Stray],
     return found, unasked
 
 
-def _by_dotenv(ctx: Context, name: str) -> list[Stray]:
+def _by_dotenv(ctx: Context, name: str) -> list[Orphan]:
     """What is in the account of a key in `.env` behind the first one. It may be the account of whoever wrote the
     project: where it does not answer, that is said and stops nobody."""
     try:
         there = ctx.from_dotenv(name)
-        return [Stray(name, one, dotenv=True) for one in there.list_owned(ctx.owner, [])] if there else []
+        return [Orphan(name, one, dotenv=True) for one in there.list_owned(ctx.owner, [])] if there else []
     except GpuopsError as error:
         ctx.out.say(f"note: {name} could not be asked with the key in .env: {error.say}")
         return []
@@ -159,19 +159,19 @@ def _used(ctx: Context) -> set[str] | None:
     return None if lost else {row.provider for row in rows}
 
 
-def strays(ctx: Context) -> tuple[list[Stray], list[Unasked]]:
+def strays(ctx: Context) -> tuple[list[Orphan], list[Unasked]]:
     """What is there without a live cluster in the ledger."""
     found, unasked = owned(ctx)
     return unknown(ctx, found), unasked
 
 
-def unknown(ctx: Context, found: Sequence[Stray]) -> list[Stray]:
+def unknown(ctx: Context, found: Sequence[Orphan]) -> list[Orphan]:
     """Those that no live cluster of the ledger accounts for: by their mark, and by their token where they tell it. What
     costs nothing, and is left of a cluster that is gone, is no stray."""
     live = _known(ctx)
     parting = [(row, ctx.ledger.left(row.id)) for row in _parting(ctx)]
 
-    def is_known(stray: Stray) -> bool:
+    def is_known(stray: Orphan) -> bool:
         one = stray.resource
         return any(row.provider == stray.provider and ours_of(row, [one], ctx.owner) for row in live) or (
             not one.bills and any(row.provider == stray.provider and is_of(row, known, one) for row, known in parting)
@@ -180,7 +180,7 @@ def unknown(ctx: Context, found: Sequence[Stray]) -> list[Stray]:
     return [stray for stray in found if not is_known(stray)]
 
 
-def lost(found: Sequence[Stray]) -> list[Lost]:
+def lost(found: Sequence[Orphan]) -> list[Lost]:
     """Strays as the clusters that they are of. Two of one name were made apart where their tokens differ."""
     clusters = []
     for group in dict.fromkeys((stray.provider, stray.cluster, stray.dotenv) for stray in found):
@@ -262,7 +262,7 @@ def _known(ctx: Context) -> list[ClusterRow]:
 
 
 def settle(
-    ctx: Context, found: Sequence[Stray], unasked: Sequence[Unasked], before: Sequence[GpuopsError] = ()
+    ctx: Context, found: Sequence[Orphan], unasked: Sequence[Unasked], before: Sequence[GpuopsError] = ()
 ) -> None:
     """End what was found; then say who could not be asked, for something may be left there.
 
@@ -286,7 +286,7 @@ def settle(
         raise before[0]
 
 
-def end(ctx: Context, found: Sequence[Stray]) -> None:
+def end(ctx: Context, found: Sequence[Orphan]) -> None:
     """Destroy and look again until nothing costs money. Raises StillBilling naming what is left.
 
     Every provider is tried, whatever becomes of the others. A question may have stood in between: what

@@ -45,7 +45,7 @@ class Lost:
     name: str
     resources: Sequence[Resource]
     dotenv: bool = False
-    """As `Stray.dotenv`."""
+    """As `Orphan.dotenv`."""
 
     @property
     def machines(self) -> list[Resource]:

@@ -272,12 +272,12 @@ def still_billing(
     return StillBilling(f"{names} may still be there{bill}" + (f": {trouble}" if trouble else ""), command)
 
 
-FIRST_S = 5.0
-SLOW_S = 60.0
+LEFTOVER_FIRST_PAUSE_S = 5.0
+LEFTOVER_LONGEST_PAUSE_S = 60.0
 """From one look to the next: the first pause, and the longest."""
-LOOKS = 60
+LEFTOVER_CHECKS = 60
 """So often one guard looks, for about an hour; one that is started later looks again."""
-FAILURES = 4
+LEFTOVER_FAILURES = 4
 """After so many failures in a row it leaves what is there to a later one."""
 
 
@@ -308,18 +308,18 @@ def is_of(row: ClusterRow, known: Sequence[Resource], one: Resource) -> bool:
 
 def see_off_patiently(ctx: Context, row: ClusterRow) -> None:
     """Rounds until nothing is left, ever more seldom. Raises what the last round of too many in vain came to."""
-    failures, pause = 0, FIRST_S
-    for _ in range(LOOKS):
+    failures, pause = 0, LEFTOVER_FIRST_PAUSE_S
+    for _ in range(LEFTOVER_CHECKS):
         try:
             if not see_off(ctx, row):
                 return
             failures = 0
         except GpuopsError:
             failures += 1
-            if failures == FAILURES:
+            if failures == LEFTOVER_FAILURES:
                 raise
         ctx.clock.pause(pause, ctx.clock.monotonic() + pause)
-        pause = min(pause * 1.5, SLOW_S)
+        pause = min(pause * 1.5, LEFTOVER_LONGEST_PAUSE_S)
 
 
 def say(row: ClusterRow, left: Sequence[Resource]) -> str:

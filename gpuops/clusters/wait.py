@@ -34,7 +34,7 @@ EAGER_S = 10.0
 """So long a new node is looked at often."""
 POLL_RENTED_S = 2.0
 """But a provider counts how often it is asked: RunPod's own example of a limit is 60 in a minute."""
-DENIED_S = 120.0
+LOGIN_REFUSED_LIMIT_S = 120.0
 """So long a machine that was just rented may not know our key, or show a host key that is not the one it was given."""
 BOOTING = frozenset({"no-node", "no-agent"})
 """Refusals of a machine that can be logged in to before its node has come to life."""
@@ -101,7 +101,7 @@ def wait_ready(
         except NodeError as error:
             if not _may_pass(provisioner, error):
                 raise
-            borne_until = borne_until or clock.monotonic() + DENIED_S
+            borne_until = borne_until or clock.monotonic() + LOGIN_REFUSED_LIMIT_S
             if clock.monotonic() >= borne_until:
                 raise _given_up(machines, error) from error
             why = error.say

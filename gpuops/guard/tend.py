@@ -29,7 +29,7 @@ NONSENSE_TRIES = 3
 """So often a cluster that answers nonsense is asked before it is done without."""
 WHY = "its lease ended"
 RETRY_HINT = "the guard tries again"
-SAVE_S = 60.0
+RESULTS_TIMEOUT_S = 60.0
 """How long the results of a run on an expired cluster are waited for."""
 
 
@@ -69,7 +69,7 @@ def _tend_live(ctx: Context, row: ClusterRow, expired: bool) -> None:
     deferred: list[Callable[[], None]] = []
     for run in runs:
         try:
-            _finish_run(ctx, row, run, SAVE_S if expired else None, deferred if ends else None)
+            _finish_run(ctx, row, run, RESULTS_TIMEOUT_S if expired else None, deferred if ends else None)
         except Exception as error:
             if not expired or _can_wait(ctx, row, error):
                 raise
@@ -157,7 +157,7 @@ def _end_with_keepers(ctx: Context, row: ClusterRow, runs: list[RunRow]) -> None
         return
     finally:
         live.close()
-    deadline = time.monotonic() + SAVE_S
+    deadline = time.monotonic() + RESULTS_TIMEOUT_S
     while any(ctx.ledger.run(run.id).state != "home" for run in runs) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
 

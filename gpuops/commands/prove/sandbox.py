@@ -245,7 +245,7 @@ class Sandbox:
         that are left."""
         if self.within(doubt_s, self.left):
             try:
-                orphans.end(self.ctx, [orphans.Stray(self.request.provider, one) for one in self._orphans()])
+                orphans.end(self.ctx, [orphans.Orphan(self.request.provider, one) for one in self._orphans()])
             except StillBilling:
                 pass  # `left` names it
         return self.left()

@@ -54,7 +54,7 @@ def unasked(world: Context) -> list[str]:
     return [one.say for one in orphans.strays(world)[1]]
 
 
-def names(found: list[orphans.Stray]) -> list[str]:
+def names(found: list[orphans.Orphan]) -> list[str]:
     return sorted(stray.cluster for stray in found)
 
 

@@ -115,13 +115,13 @@ def test_the_guard_sees_it_off(there: tuple[Cloud, Context], monkeypatch: pytest
     assert [*(world.home / heartbeat.FOLDER).iterdir()] == [], "it forgets what it wrote down"
     assert cloud.machines() == []
     assert world.ledger.parting() == []
-    assert looks[0] == pytest.approx(teardown.FIRST_S, rel=0.5)
+    assert looks[0] == pytest.approx(teardown.LEFTOVER_FIRST_PAUSE_S, rel=0.5)
     assert looks[-1] > 2 * looks[0], "ever more seldom"
     assert world.ledger.take_notices() == []
 
 
 @pytest.mark.parametrize(
-    ("list_owned", "looks"), [([], teardown.LOOKS), ([Fault(error="AuthFailed")], teardown.FAILURES)]
+    ("list_owned", "looks"), [([], teardown.LEFTOVER_CHECKS), ([Fault(error="AuthFailed")], teardown.LEFTOVER_FAILURES)]
 )
 def test_nobody_looks_for_ever(
     there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, list_owned: list[Fault], looks: int

@@ -448,7 +448,7 @@ def test_a_machine_that_does_not_know_our_key_yet_is_waited_for(
     monkeypatch.setattr(wait, "reach", denied)
     with pytest.raises(Denied):
         up(world, Request(NAME, nodes=2, timeout_min=20.0))
-    assert wait.DENIED_S <= looks[-1] - looks[0] < 2 * wait.DENIED_S
+    assert wait.LOGIN_REFUSED_LIMIT_S <= looks[-1] - looks[0] < 2 * wait.LOGIN_REFUSED_LIMIT_S
     assert_nothing_left(cloud, world)
 
 
