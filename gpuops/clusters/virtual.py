@@ -19,7 +19,7 @@ from gpuops.nodes import bootstrap, virtual
 from gpuops.nodes.session import ClusterSession, machines_of, meet
 from gpuops.nodes.virtual import MOST_NODES
 from gpuops.sync.edits import save_one
-from gpuops.transport.connection import connect
+from gpuops.transport.dial import connect
 from gpuops.transport.rpc import Absent, NodePaths
 
 

@@ -22,7 +22,7 @@ from gpuops.core.platform import HERE, System
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.session import admitted, explained, nodes_of
 from gpuops.nodes.virtual import owner
-from gpuops.transport.connection import connect
+from gpuops.transport.dial import connect
 
 PORT_TIMEOUT_S = 2.0
 """Seconds of silence after which a port counts as served: web servers wait for the client to speak first."""

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gpuops.core.errors import AuthFailed, GpuopsError
 from gpuops.core.platform import HERE
 from gpuops.guard import heartbeat
+from gpuops.guard.ensure import command, ensure
 
 if TYPE_CHECKING:
     from gpuops.core.context import Context
@@ -61,39 +62,6 @@ class Job(enum.Enum):
     """As TEND; but what is rented, and had its time to bring results home in an earlier attempt, waits no longer."""
     CLEAR = "clear"
     """What its provider still lists of a cluster that is gone."""
-
-
-def ensure(home: Path, row: ClusterRow) -> None:
-    """Start the guard of a cluster unless one works; returns at once. Raises OSError.
-
-    The process is detached (no terminal, own session) and keeps this command's environment: the keys that a cluster
-    is rented with are those of its guard.
-    """
-    from filelock import FileLock, Timeout
-
-    from gpuops.core.processes import start_background
-
-    try:
-        with FileLock(heartbeat.lock_path(home, row.id), timeout=0):
-            pass
-    except Timeout:
-        if not heartbeat.must_be_replaced(home, row, os.environ, time.monotonic()):
-            return
-        heartbeat.end(home, row.id)
-    with open(home / "guard.log", "ab") as log:
-        start_background(
-            command(home, row.id),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=home,
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
-        )
-
-
-def command(home: Path, cluster: int, *more: str) -> list[str]:
-    """The command line of a guard; with a job and its number of failed attempts, that of its child."""
-    return [sys.executable, "-m", "gpuops.guard.daemon", str(home), str(cluster), *more]
 
 
 def main(home: Path, cluster: int) -> int:

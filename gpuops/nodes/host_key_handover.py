@@ -19,7 +19,8 @@ from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
 from gpuops.transport.bulk import exchange
-from gpuops.transport.connection import Connection, connect
+from gpuops.transport.connection import Connection
+from gpuops.transport.dial import connect
 
 STEP_S = 55.0
 """How long each step may be silent, in seconds."""

@@ -17,7 +17,7 @@ from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.bootstrap import revive
 from gpuops.nodes.virtual import is_virtual, with_virtual
-from gpuops.transport.connection import connect
+from gpuops.transport.dial import connect
 from gpuops.transport.rpc import Absent, AgentClient, NodePaths, Programs
 
 if TYPE_CHECKING:

@@ -12,11 +12,9 @@ import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from gpuops.core.errors import NodeError
-from gpuops.core.models import Resource
 from gpuops.core.processes import end_apart, start_apart
 
 END_S = 10.0
@@ -185,24 +183,3 @@ class ProcessConnection:
             channels, self._channels = self._channels, []
         for channel in channels:
             channel.close()
-
-
-def connect(machine: Resource, index: int) -> Connection:
-    """The connection that fits how `machine` is reached (`data["connection"]`)."""
-    kind = machine.data.get("connection")
-    if kind == "process":
-        return ProcessConnection(f"node{index}")
-    if kind == "ssh":
-        from gpuops.transport import ssh
-
-        if missing := [name for name in ("target", "ssh_folder") if not machine.data.get(name)]:
-            raise NodeError(
-                f"the provisioner does not say of {machine.name}: {', '.join(missing)}",
-                "this is a bug in the provisioner: report it to whoever wrote it",
-            )
-        target = ssh.Target.from_document(machine.data["target"])
-        return ssh.connect(target, f"node{index}", Path(machine.data["ssh_folder"]))
-    raise NodeError(
-        f"node{index} is reached by '{kind}', which this version of gpuops does not speak",
-        "upgrade gpuops",
-    )

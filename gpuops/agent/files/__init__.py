@@ -5,6 +5,7 @@ survey      what a push would do to a tree as it is now
 file_state  the decision for one path
 folder      one tree on disk, never outside it
 outputs     what a run made: patterns, sizes, checksums
-streams     bulk modes `receive`, `send`, `restore`, `left`
+streams     tar streams that a node sends; an earlier run's files put back
+transfer    the modes `receive`, `send`, `restore`, `left`
 local_disk  a local disk for large trees and environments
 """

@@ -1,4 +1,4 @@
-"""Bulk transfers: the modes `receive`, `send`, `restore` and `left`, and the tar streams that a node sends.
+"""The tar streams that a node sends, and `restore`, which puts an earlier run's files back into a tree.
 
 A tar member always has the announced size, even if its file grows or shrinks meanwhile.
 """
@@ -7,20 +7,14 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 import tarfile
-import threading
-import time
-from typing import BinaryIO, Sequence, cast
+from typing import BinaryIO, cast
 
 from gpuops.agent import wire
 from gpuops.agent.files.file_state import LINK
 from gpuops.agent.files.folder import TreeFolder, checked, stat_entry
-from gpuops.agent.node import Node, Refusal, node_of, options
+from gpuops.agent.node import Node, options
 from gpuops.agent.wire import BLOCK_BYTES, Whole
-
-TOUCH_INTERVAL_S = 15.0
-"""Time between two signs of use of a transfer."""
 
 
 def send_files(folder: TreeFolder, paths: list[str], stdout: BinaryIO, follow: bool) -> None:
@@ -99,22 +93,3 @@ def restore(node: Node, arguments: list[str], stdin: BinaryIO, stdout: BinaryIO)
                 file.write(block)
         folder.place(path, staged)
     return 0
-
-
-def main(mode: str, arguments: Sequence[str]) -> int:
-    """Run the mode's function. A transfer is a sign of use while it lasts."""
-    from gpuops.agent.files.outputs import left
-    from gpuops.agent.files.tree import receive, send
-
-    node, rest = node_of(arguments)
-    if not os.path.isdir(node.dir):
-        raise Refusal("no-node", f"there is no node in {node.dir}", "it was removed, or never started")
-    threading.Thread(target=_touch, args=(node,), daemon=True).start()
-    work = {"receive": receive, "send": send, "restore": restore, "left": left}[mode]
-    return work(node, rest, sys.stdin.buffer, sys.stdout.buffer)
-
-
-def _touch(node: Node) -> None:
-    while True:
-        node.touch()
-        time.sleep(TOUCH_INTERVAL_S)

@@ -32,7 +32,8 @@ from gpuops.nodes.python import own_pythons
 from gpuops.nodes.session import nodes_of, programs_of
 from gpuops.offers.payer import KEY_ORDER, payer, refuse_tracked
 from gpuops.transport.bulk import exchange
-from gpuops.transport.connection import Connection, ProcessConnection, connect
+from gpuops.transport.connection import Connection, ProcessConnection
+from gpuops.transport.dial import connect
 from provisioners import registry
 from provisioners.checked import Checked
 

@@ -22,7 +22,7 @@ from gpuops.core.errors import NodeError
 from gpuops.core.models import Lease, Request
 from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity, myself, started
-from gpuops.guard import daemon, heartbeat
+from gpuops.guard import daemon, ensure, heartbeat
 from gpuops.guard import tend as keep
 from gpuops.guard.daemon import Job
 from gpuops.ledger.store import ClusterRow, Ledger, RunRow
@@ -572,7 +572,7 @@ def end_guards(shell: Shell) -> None:
 def test_one_at_a_time_and_gone_when_nothing_is_left(shell: Shell) -> None:
     assert shell.run("up", "local", "--max-hours", "1").returncode == 0
     before = until(lambda: guards(shell), "a guard")  # or two: one has just begun, and will leave
-    words = daemon.command(shell.home, 1)
+    words = ensure.command(shell.home, 1)
     more = [subprocess.Popen(words, cwd=ROOT, env=shell.environment()) for _ in range(3)]
     assert [process.wait(HANG_S) for process in more] == [0, 0, 0]
     (left,) = until(lambda: len(found := guards(shell)) == 1 and found, "one guard")
@@ -639,13 +639,13 @@ def test_what_is_begun_while_the_guard_leaves_has_another(
     monkeypatch.setattr("signal.signal", lambda *_: None)
 
     def watch(_: daemon.Guard) -> None:
-        daemon.ensure(world.home, world.ledger.cluster(lab))
+        ensure.ensure(world.home, world.ledger.cluster(lab))
         assert started == []
         running(world, lab, None)
 
     monkeypatch.setattr(daemon.Guard, "watch", watch)
     assert daemon.main(world.home, lab) == 0
-    assert started == [daemon.command(world.home, lab)]
+    assert started == [ensure.command(world.home, lab)]
 
 
 def test_who_sees_that_a_cluster_is_gone_sees_why(

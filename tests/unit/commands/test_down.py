@@ -85,7 +85,7 @@ def test_interrupted_while_it_is_fetched_nothing_is_left_to_a_guard(
         raise Interrupted("interrupted", PULL)
 
     monkeypatch.setattr("gpuops.commands.down._save_runs", lambda *_: [interrupted])
-    monkeypatch.setattr("gpuops.guard.daemon.ensure", lambda *_: order.append("guard"))
+    monkeypatch.setattr("gpuops.guard.ensure.ensure", lambda *_: order.append("guard"))
     with pytest.raises(Interrupted) as found:
         down(world, clusters(world), Silent(), force=False)
     assert (found.value.say, found.value.hint) == ("interrupted", PULL)
