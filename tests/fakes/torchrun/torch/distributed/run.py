@@ -15,9 +15,12 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 KILL_AFTER_S = 30.0
 """torchrun's own patience between SIGTERM and SIGKILL."""
+EXIT_BARRIER_S = 300.0
+"""How long a node whose ranks ended well waits for the others, as torchrun does."""
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -39,6 +42,8 @@ class Store:
         self._server = socket.create_server(("", port), backlog=128)
         self._joined: list[socket.socket] = []
         self._held: list[socket.socket] = []
+        self._ended = 0
+        self._lock = threading.Lock()
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -50,9 +55,20 @@ class Store:
         if connection.recv(1) != b"j":
             self._held.append(connection)  # a rank of the test's own, which only connects
             return
-        self._joined.append(connection)
-        if len(self._joined) == self._nodes:
-            for one in self._joined:
+        with self._lock:
+            self._joined.append(connection)
+            if len(self._joined) == self._nodes:
+                self._release()
+        with suppress(OSError):
+            connection.recv(1)  # its ranks have ended, or it has
+        with self._lock:
+            self._ended += 1
+            if self._ended == self._nodes:
+                self._release()
+
+    def _release(self) -> None:
+        for one in self._joined:
+            with suppress(OSError):
                 one.sendall(b"g")
 
 
@@ -136,8 +152,14 @@ def main(argv: list[str] | None = None) -> int:
         end(ranks, stopped.sign)
         return 1
     end(ranks)
-    del store, connection  # held until the last rank has ended
-    return 1 if any(rank.returncode for rank in ranks) else 0
+    if any(rank.returncode for rank in ranks):
+        return 1
+    with suppress(OSError, Stopped):
+        connection.settimeout(EXIT_BARRIER_S)
+        connection.sendall(b"d")
+        connection.recv(1)
+    del store  # open until every node's ranks have ended: some may connect late
+    return 0
 
 
 if __name__ == "__main__":
