@@ -185,9 +185,9 @@ ROWS = [
     Row("toml: nothing", file("gpuops.toml", "[run]\ncluster = ''\n"), DRY, "--cluster is empty",
         "give it a value, or leave it out"),
     # Folders.
-    Row("a project deleted underfoot", underfoot, ("status",), "the current folder is not there any more",
+    Row("a project deleted underfoot", underfoot, ("status",), "the current folder does not exist any more",
         r"go to your project's folder: cd …"),
-    Row("a project deleted before a run", underfoot, DRY, "the current folder is not there any more",
+    Row("a project deleted before a run", underfoot, DRY, "the current folder does not exist any more",
         r"go to your project's folder: cd …"),
     Row("HOME that is relative", environment(HOME="here", GPUOPS_HOME=None), ("status",),
         "HOME is 'here', which is not an absolute path", "give the whole path, from / on"),
