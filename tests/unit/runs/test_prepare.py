@@ -19,6 +19,7 @@ from gpuops.nodes.python import Equipped, set_up, setup_command, setup_key
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs.launch import launch
 from gpuops.runs.prepare import Prepared, stem
+from gpuops.transport.answers import PortFound
 from gpuops.transport.rpc import Items, Stream
 from tests.conftest import HANG_S
 
@@ -182,7 +183,7 @@ class Agent:
     def call(self, verb: str, **args: Any) -> dict[str, Any]:
         if verb == "port":
             self._fresh += 1
-            return {"port": self._fresh}
+            return PortFound(self._fresh)
         if verb == "start":
             spec = args["spec"]
             self.asked.append((spec["master"]["port"], spec["gang"]["port"]))
