@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -56,6 +56,7 @@ def quota(
 ) -> None:
     from gpuops.cli.request import machine_request, parse_provider_options
     from gpuops.offers import quota as quotas
+    from gpuops.offers import quota_report
 
     if provider.startswith("-"):
         raise UsageError(f"there is no option {provider}", "the provider comes first: gpuops quota aws")
@@ -66,20 +67,23 @@ def quota(
     ctx, _ = make_context(as_json=as_json, yes=yes)
     options = parse_provider_options(ctx, provider, context.args, "quota")
     request = machine_request(provider, MachineFlags(**vars(sought), spot=bool(spot)), options)
-    outcome = quotas.Outcome(quotas.read_quotas(ctx, request))
-    for note in outcome.report.notes:
+    report = quotas.read_quotas(ctx, request)
+    for note in report.notes:
         ctx.out.say(f"note: {note}")
-    if wanted is not None:
-        asked = quotas.request_increase(ctx, request, outcome, wanted, code, market_said=spot is not None)
-        targets = [(asked, one) for one in asked.increases or ()]
+    outcome = quota_report.Outcome(report)
+    if wanted is None:
+        increases = quotas.open_increases(report)
     else:
-        targets = quotas.open_requests(outcome.report)
-    if watch and targets:
-        for line in outcome.said:
+        result = quotas.request_increase(ctx, request, report, wanted, code, market_given=spot is not None)
+        outcome = replace(outcome, filed=result.filed, messages=result.messages)
+        increases = result.open_increases
+    if watch and increases:
+        for line in outcome.messages:
             ctx.out.say(line)
-        quotas.watch(ctx, provider, outcome, targets)
+        outcome = replace(outcome, watched=quotas.watch_increases(ctx, provider, increases))
     elif watch:
         ctx.out.say("no request for more is open")
-    ctx.out.result(quotas.KIND, quotas.document(provider, outcome), quotas.lines(ctx, outcome))
+    lines = quota_report.lines(outcome, ctx.clock.now(), ctx.out.columns(ctx.out.out))
+    ctx.out.result(quota_report.KIND, quota_report.document(provider, outcome), lines)
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)

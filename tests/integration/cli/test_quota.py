@@ -179,7 +179,7 @@ def test_a_request_that_would_not_do_is_filed_and_said_to_be_too_small(desk: Des
     aws.fresh_account()
     said = desk.type(*ASKED, "--request", "48", "--yes")
     assert [one.desired for one in aws.quota_requests.values()] == [48.0]
-    assert said.out.endswith("\nnote: that would not do for what is wanted (2 x 48 vCPU = 96, which is more; now 0)\n")
+    assert said.out.endswith("\nnote: that is less than the request needs (2 x 48 vCPU = 96, which is more; now 0)\n")
 
 
 def test_somebody_is_asked_with_the_arithmetic(desk: Desk, aws: FakeAWS, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_somebody_is_asked_with_the_arithmetic(desk: Desk, aws: FakeAWS, monkeyp
             "now 0): go?"
         )
     ]
-    assert "error: not confirmed: nothing was asked for\n" in said.err
+    assert "error: not confirmed: no request was filed\n" in said.err
 
 
 def test_nobody_there_to_be_asked(desk: Desk, aws: FakeAWS) -> None:
@@ -214,7 +214,7 @@ def test_what_is_asked_for_already(desk: Desk, aws: FakeAWS) -> None:
     assert said.code == 0
     assert len(aws.quota_requests) == 1
     assert said.out.startswith(
-        "more of All G and VT Spot Instance Requests (L-3819A6DF) in us-east-1 is asked for already: "
+        "a request for more of All G and VT Spot Instance Requests (L-3819A6DF) in us-east-1 is open already: "
         "96 vCPU, PENDING, 2 h"
     )
     assert "96 vCPU, PENDING, 2 h 00 min ago" in desk.type(*ASKED).out
@@ -234,7 +234,7 @@ def test_asked_for_by_somebody_else_in_between(desk: Desk, aws: FakeAWS) -> None
     aws.on_answer(quicker)
     said = desk.type(*ASKED, "--request", "96", "--yes")
     assert said.code == 0
-    assert "is asked for already: 64 vCPU, PENDING" in said.out
+    assert "is open already: 64 vCPU, PENDING" in said.out
 
 
 def test_a_limit_that_is_there_already(desk: Desk, aws: FakeAWS) -> None:
@@ -242,21 +242,24 @@ def test_a_limit_that_is_there_already(desk: Desk, aws: FakeAWS) -> None:
     said = desk.type(*ASKED, "--request", "96", "--yes")
     assert (said.code, aws.quota_requests) == (0, {})
     assert said.out == (
-        "96 vCPU of All G and VT Spot Instance Requests (L-3819A6DF) in us-east-1 are allowed already: nothing was "
-        "asked for\n"
+        "96 vCPU of All G and VT Spot Instance Requests (L-3819A6DF) in us-east-1 are allowed already: no "
+        "request was filed\n"
     )
 
 
 @pytest.mark.parametrize(
     ("words", "say"),
     [
-        (("quota", "aws", "--request", "96"), "which quota is to be 96?"),
-        ((*ASKED, "--region", "us-east-1,us-west-2", "--request", "96"), "more is asked for in one region at a time"),
+        (("quota", "aws", "--request", "96"), "which quota shall be raised to 96?"),
+        (
+            (*ASKED, "--region", "us-east-1,us-west-2", "--request", "96"),
+            "an increase is requested in one region at a time",
+        ),
         ((*ASKED, "--request", "0"), "--request 0 is no quota"),
         ((*ASKED, "--code", G_SPOT), "--code says of which quota more is asked for"),
         ((*ASKED, "--request", "96", "--code", "L-1"), "there is no quota L-1 for that request"),
-        (("quota", "aws", "--gpus", "8", "--spot", "--request", "192"), "which quota is to be 192?"),
-        (("quota", "local"), "local tells of no quotas"),
+        (("quota", "aws", "--gpus", "8", "--spot", "--request", "192"), "which quota shall be raised to 192?"),
+        (("quota", "local"), "local does not report quotas"),
         (("quota", "aws", "--gpus", "0"), "--gpus 0 is too few"),
         (("quota", "aws", "--gpus", "4", "--gpu-type", "a11g"), "AWS has no GPU called 'a11g' in us-east-1"),
         (("quota", "aws", "--no-such"), "there is no option --no-such"),
@@ -368,7 +371,7 @@ def test_seen_enough(desk: Desk, aws: FakeAWS, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Clock, "sleep", lambda *_: os.kill(os.getpid(), signal.SIGINT))
     said = desk.type("quota", "aws", "--watch")
     assert said.code == 0
-    assert said.err.endswith("no longer watching; what was asked for stays so\n")
+    assert said.err.endswith("stopped watching; open requests stay filed\n")
     assert next(iter(aws.quota_requests.values())).status == "PENDING"
 
 
