@@ -44,7 +44,7 @@ class ProvisionerContract:
     @classmethod
     def wanted(cls) -> Request:
         """What is asked for; override it for options of the provider's own. Two nodes show more than one."""
-        able = registry.load(cls.provider, contract.Context(OWNER, Path(), cls.env)).capabilities
+        able = registry.load_provisioner(cls.provider, contract.Context(OWNER, Path(), cls.env)).capabilities
         return Request(cls.provider, nodes=2 if able.get("multinode") is True else 1)
 
     @pytest.fixture(scope="class")

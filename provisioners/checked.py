@@ -39,7 +39,7 @@ PAYER_EXTRA_S = 10.0
 T = TypeVar("T")
 
 
-class Checked:
+class CheckedProvisioner:
     """A Provisioner around a Provisioner: `inner`, as it was written."""
 
     def __init__(self, inner: Provisioner, limit_s: float = CALL_TIMEOUT_S) -> None:
@@ -64,13 +64,13 @@ class Checked:
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
         try:
-            return self._limited(lambda: _ours(owner, self.inner.list_owned(owner, regions)))
+            return self._limited(lambda: _owned_resources(owner, self.inner.list_owned(owner, regions)))
         except Partial as error:
             found = error.found
-            raise Partial(error.say, error.hint, self._translated(lambda: _ours(owner, found))) from error
+            raise Partial(error.say, error.hint, self._translated(lambda: _owned_resources(owner, found))) from error
 
     def describe(self, resource: Resource) -> Resource:
-        return self._limited(lambda: _known(self.inner.describe(resource)))
+        return self._limited(lambda: _with_known_state(self.inner.describe(resource)))
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         self._limited(lambda: self.inner.destroy(resources))
@@ -97,10 +97,10 @@ class Checked:
         """`balance`, `spend_per_hr`, `spend_limit`, as far as they are told; None where nothing can be asked."""
         tell: Callable[[], Mapping[str, float | None]] | None = getattr(self.inner, "account", None)
         if tell is not None:
-            return self._limited(lambda: _numbers(tell()))
+            return self._limited(lambda: _finite_numbers(tell()))
         if not hasattr(self.inner, "balance"):
             return None
-        return _numbers({"balance": self.balance()})
+        return _finite_numbers({"balance": self.balance()})
 
     def payer(self, request: Request, patience_s: float = 0.0) -> Payer | None:
         """Who would pay; None where the provider does not tell. Never a reason to fail: then nothing is known."""
@@ -108,7 +108,9 @@ class Checked:
         if tell is None:
             return None
         try:
-            found = in_time(lambda: tell(request, patience_s), patience_s + PAYER_EXTRA_S, f"payer at {self.name}")
+            found = call_with_timeout(
+                lambda: tell(request, patience_s), patience_s + PAYER_EXTRA_S, f"payer at {self.name}"
+            )
         except Exception:
             found = None
         return found if isinstance(found, Payer) else Payer("", "")
@@ -155,18 +157,18 @@ class Checked:
     def _limited(self, call: Callable[[], T]) -> T:
         """The call's value. Raises Unknown when it does not return in time."""
         try:
-            return in_time(lambda: self._translated(call), self._limit_s, f"{self.name} call")
-        except Overdue:
+            return call_with_timeout(lambda: self._translated(call), self._limit_s, f"{self.name} call")
+        except CallTimeout:
             raise Unknown(
                 f"{self.name} did not answer within {self._limit_s:.0f} s", "check the network, try again"
             ) from None
 
 
-class Overdue(Exception):
+class CallTimeout(Exception):
     """A call has not returned in time."""
 
 
-def in_time(call: Callable[[], T], limit_s: float, name: str) -> T:
+def call_with_timeout(call: Callable[[], T], limit_s: float, name: str) -> T:
     """What a call returns or raises. Raises Overdue when it has done neither in time; its thread is left behind."""
     box: list[T | BaseException] = []
     done = threading.Event()
@@ -180,25 +182,25 @@ def in_time(call: Callable[[], T], limit_s: float, name: str) -> T:
 
     threading.Thread(target=work, daemon=True, name=name).start()
     if not done.wait(limit_s):
-        raise Overdue
+        raise CallTimeout
     value = box[0]
     if isinstance(value, BaseException):
         raise value
     return value
 
 
-def _ours(owner: str, listed: Sequence[Resource]) -> list[Resource]:
-    ours = {(one.kind, one.id): _known(one) for one in listed if one.name.startswith(f"gpuops-{owner}-")}
+def _owned_resources(owner: str, listed: Sequence[Resource]) -> list[Resource]:
+    ours = {(one.kind, one.id): _with_known_state(one) for one in listed if one.name.startswith(f"gpuops-{owner}-")}
     return list(ours.values())
 
 
-def _numbers(told: Mapping[str, float | None]) -> dict[str, float]:
+def _finite_numbers(told: Mapping[str, float | None]) -> dict[str, float]:
     """What can be reckoned with; a provider may tell more, its account's name for one."""
     numbers = {name: value for name, value in told.items() if isinstance(value, int | float)}
     return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
 
 
-def _known(resource: Resource) -> Resource:
+def _with_known_state(resource: Resource) -> Resource:
     if resource.state == "leaving":
         return dataclasses.replace(resource, bills=False, per_hour=0.0)
     return resource if resource.state in STATES else dataclasses.replace(resource, state="unknown")

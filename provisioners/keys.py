@@ -10,7 +10,7 @@ from gpuops.core.errors import Rejected, UsageError
 from gpuops.core.files import create_once
 
 
-class Pair(NamedTuple):
+class KeyPair(NamedTuple):
     private: str
     """OpenSSH's own text."""
     public: str
@@ -22,17 +22,17 @@ class Pair(NamedTuple):
         return base64.b64encode(self.private.encode()).decode()
 
 
-def new() -> Pair:
+def generate_key_pair() -> KeyPair:
     """A fresh ed25519 pair."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     made = Ed25519PrivateKey.generate()
     private = made.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    return Pair(private.decode(), _public(private))
+    return KeyPair(private.decode(), _public_half(private))
 
 
-def login(home: Path) -> tuple[Path, str]:
+def ensure_login_key(home: Path) -> tuple[Path, str]:
     """The path of our private key and its public half; made once, by the first command.
 
     Raises Rejected, UsageError.
@@ -41,10 +41,10 @@ def login(home: Path) -> tuple[Path, str]:
     try:
         if not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            create_once(path, new().private)
+            create_once(path, generate_key_pair().private)
         if path.stat().st_mode & 0o077:
             path.chmod(0o600)  # which ssh asks of every private key
-        public = _public(path.read_bytes())
+        public = _public_half(path.read_bytes())
     except ValueError as error:
         raise UsageError(
             f"{path} is damaged: it is no private key", "remove it while nothing is up: a new one is made"
@@ -56,7 +56,7 @@ def login(home: Path) -> tuple[Path, str]:
     return path, public
 
 
-def _public(private: bytes) -> str:
+def _public_half(private: bytes) -> str:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
     key = load_ssh_private_key(private, password=None)

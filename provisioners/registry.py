@@ -14,31 +14,33 @@ from typing import cast
 from gpuops.core.errors import GpuopsError, UsageError
 from gpuops.core.names import did_you_mean
 from provisioners.base import CONTRACT, Context, Provisioner
-from provisioners.checked import Checked
+from provisioners.checked import CheckedProvisioner
 
-OURS = {
+BUILT_IN = {
     "local": "provisioners.local:LocalProvisioner",
     "ssh": "provisioners.ssh:SshProvisioner",
     "runpod": "provisioners.runpod:RunpodProvisioner",
     "aws": "provisioners.aws:AwsProvisioner",
 }
-GROUP = "gpuops.provisioners"
-MEMBERS = sorted({*Provisioner.__annotations__, *(name for name in vars(Provisioner) if not name.startswith("_"))})
+ENTRY_POINT_GROUP = "gpuops.provisioners"
+REQUIRED_MEMBERS = sorted(
+    {*Provisioner.__annotations__, *(name for name in vars(Provisioner) if not name.startswith("_"))}
+)
 """Everything that the contract asks of a provisioner."""
 
 
-def names() -> list[str]:
+def provider_names() -> list[str]:
     """Every provider that can be named after `gpuops up`."""
-    return sorted({*OURS, *(point.name for point in entry_points(group=GROUP))})
+    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
-def load(name: str, context: Context) -> Provisioner:
+def load_provisioner(name: str, context: Context) -> Provisioner:
     """The provisioner of that name. Raises UsageError for an unknown, broken or unfit one."""
-    if name in OURS:
-        module, attribute = OURS[name].split(":")
-        return Checked(cast(Provisioner, getattr(import_module(module), attribute)(context)))
+    if name in BUILT_IN:
+        module, attribute = BUILT_IN[name].split(":")
+        return CheckedProvisioner(cast(Provisioner, getattr(import_module(module), attribute)(context)))
     try:
-        provisioner = _third_party(name)(context)
+        provisioner = _load_entry_point(name)(context)
     except GpuopsError:
         raise
     except (Exception, SystemExit) as error:
@@ -46,7 +48,7 @@ def load(name: str, context: Context) -> Provisioner:
             f"the provisioner '{name}' cannot be loaded: {type(error).__name__}: {error}",
             f"reinstall the package that brings '{name}', or remove it",
         ) from error
-    missing = [member for member in MEMBERS if not hasattr(provisioner, member)]
+    missing = [member for member in REQUIRED_MEMBERS if not hasattr(provisioner, member)]
     version = getattr(provisioner, "contract", None)
     if version != CONTRACT or missing:
         what = f"lacks {', '.join(missing)}" if missing else f"was written for contract {version}"
@@ -55,7 +57,7 @@ def load(name: str, context: Context) -> Provisioner:
             f"upgrade gpuops and the package that brings '{name}'",
         )
     try:
-        return Checked(provisioner)
+        return CheckedProvisioner(provisioner)
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"the provisioner '{name}' says of itself what makes no sense: {error}",
@@ -63,12 +65,12 @@ def load(name: str, context: Context) -> Provisioner:
         ) from error
 
 
-def _third_party(name: str) -> Callable[[Context], Provisioner]:
-    for point in entry_points(group=GROUP):
+def _load_entry_point(name: str) -> Callable[[Context], Provisioner]:
+    for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name == name:
             return cast("Callable[[Context], Provisioner]", point.load())
-    near = did_you_mean(name, names())
+    near = did_you_mean(name, provider_names())
     raise UsageError(
         f"there is no provider named '{name}'" + (near and f"; {near}"),
-        f"choose one of: {', '.join(names())}",
+        f"choose one of: {', '.join(provider_names())}",
     )

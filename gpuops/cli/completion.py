@@ -44,7 +44,7 @@ def live_runs(incomplete: str) -> list[str]:
 def providers(incomplete: str) -> list[str]:
     from provisioners import registry
 
-    return [name for name in registry.names() if name.startswith(incomplete)]
+    return [name for name in registry.provider_names() if name.startswith(incomplete)]
 
 
 def workloads(incomplete: str) -> list[tuple[str, str]]:

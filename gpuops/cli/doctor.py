@@ -49,7 +49,7 @@ def doctor(
     if cluster is not None and where is not None:
         raise UsageError("--cluster and a name exclude each other", f"leave out {where}, or --cluster")
     ctx, _ = make_context(as_json=as_json)
-    if where is not None and where in registry.names():
+    if where is not None and where in registry.provider_names():
         options = parse_provider_options(ctx, where, context.args, "doctor")
         request = Request(where, nodes=count_named_machines(ctx, where, options), options=options)
         report = checks.check_provider(ctx, request, python or "")

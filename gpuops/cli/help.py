@@ -76,7 +76,7 @@ class NamesProvider(TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         from provisioners import registry
 
-        providers = registry.names()
+        providers = registry.provider_names()
         named = next((word for word in ctx.meta.get(WORDS, ()) if word in providers), None)
         if named is None:
             formatter.write_paragraph()
@@ -135,7 +135,7 @@ def _options(provider: str) -> Sequence[Option]:
     from gpuops.core.provider import Context
     from provisioners import registry
 
-    return registry.load(provider, Context(owner="", home=Path(), env={})).options
+    return registry.load_provisioner(provider, Context(owner="", home=Path(), env={})).options
 
 
 def _flag(option: Option) -> str:

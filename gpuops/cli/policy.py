@@ -12,7 +12,7 @@ from gpuops.cli.context import make_context
 from gpuops.cli.flags import Json
 from gpuops.cli.help import example_help
 from gpuops.core.errors import UsageError
-from provisioners.checked import Checked
+from provisioners.checked import CheckedProvisioner
 
 POLICY_HELP = example_help(
     "Print the least that an account must allow for what gpuops does.\n\n"
@@ -37,7 +37,7 @@ def policy(
 ) -> None:
     ctx, _ = make_context(as_json=as_json)
     found = ctx.provisioner(provider)
-    document = found.policy(sink) if isinstance(found, Checked) else None
+    document = found.policy(sink) if isinstance(found, CheckedProvisioner) else None
     if document is None:
         raise UsageError(f"{provider} grants access as a whole", "there is nothing to be allowed piece by piece")
     ctx.out.result("policy", {"provider": provider, "policy": document}, [json.dumps(document, indent=2)])

@@ -38,7 +38,7 @@ from gpuops.core.errors import (
 from gpuops.core.models import Resource
 from gpuops.core.polling import Poller
 from provisioners import registry
-from provisioners.checked import Checked
+from provisioners.checked import CheckedProvisioner
 
 if TYPE_CHECKING:
     from gpuops.core.provider import Provisioner
@@ -115,7 +115,7 @@ def owned(ctx: Context, idle: list[Unasked] | None = None) -> tuple[list[Orphan]
     found: list[Orphan] = []
     unasked: list[Unasked] = []
     used = _used(ctx)
-    for name in registry.names():
+    for name in registry.provider_names():
         try:
             found += [Orphan(name, resource) for resource in ctx.provisioner(name).list_owned(ctx.owner, [])]
         except Partial as error:
@@ -198,10 +198,10 @@ def forget(ctx: Context, host: str) -> str:
     for row in _known(ctx):
         if host in ctx.ledger.regions(row.id):
             raise UsageError(f"{row.name} has a node on {host}", f"give it up first: gpuops down {row.name} --force")
-    for name in registry.names():
+    for name in registry.provider_names():
         try:
             provisioner = ctx.provisioner(name)
-            if isinstance(provisioner, Checked) and provisioner.forget(host):
+            if isinstance(provisioner, CheckedProvisioner) and provisioner.forget(host):
                 return f"{host} is forgotten; should it come back, remove ~/.gpuops-{ctx.owner} there by hand"
         except UsageError:
             continue  # a provisioner that cannot be loaded knows no hosts

@@ -21,7 +21,7 @@ def _open_ledger(home: Path) -> Ledger:
 def _load_provisioner(name: str, surroundings: provider.Context) -> provider.Provisioner:
     from provisioners import registry
 
-    return registry.load(name, surroundings)
+    return registry.load_provisioner(name, surroundings)
 
 
 def _ensure_guard(home: Path, row: ClusterRow) -> None:

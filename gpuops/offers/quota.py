@@ -22,7 +22,7 @@ from gpuops.offers.quota_report import (
     describe_start,
     region_name,
 )
-from provisioners.checked import Checked
+from provisioners.checked import CheckedProvisioner
 
 WATCH_PAUSES_S = (15.0, 30.0, 60.0, 120.0)
 """Pauses between queries of a filed request; the last repeats. People decide some requests, in days."""
@@ -180,6 +180,6 @@ def _poll_until_decided(ctx: Context, provider: str, watched: list[WatchedIncrea
                     ctx.out.say(line)
 
 
-def _quota_api(ctx: Context, provider: str) -> Checked:
+def _quota_api(ctx: Context, provider: str) -> CheckedProvisioner:
     provisioner = ctx.provisioner(provider)
-    return provisioner if isinstance(provisioner, Checked) else Checked(provisioner)
+    return provisioner if isinstance(provisioner, CheckedProvisioner) else CheckedProvisioner(provisioner)

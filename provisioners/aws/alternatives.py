@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from gpuops.core.models import Increase
 from provisioners.aws.api import split_region
-from provisioners.aws.catalog import Kind, is_old
-from provisioners.aws.quotas import UNIT, Class, Standing, class_of
+from provisioners.aws.catalog import InstanceType, is_legacy
+from provisioners.aws.quotas import UNIT, AccountQuotas, QuotaClass, quota_class_of
 
 
 @dataclass(frozen=True)
-class Asked:
+class Demand:
     """What a request wants, as flags say it."""
 
     nodes: int
@@ -27,7 +27,7 @@ class Asked:
     types: str = ""
     """Names of instance types, with commas, instead of GPUs."""
 
-    def exactly(self, kind: Kind) -> Asked:
+    def exactly(self, kind: InstanceType) -> Demand:
         """The same wish with this kind of machine by its name."""
         if kind.gpus:
             return dataclasses.replace(self, gpu_type=kind.type, types="")
@@ -35,23 +35,23 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Place:
+class RegionSurvey:
     """One region: its instance types, those that the request would take by market, and how the account stands."""
 
     region: str
-    kinds: Sequence[Kind]
-    chosen: Mapping[str, Sequence[Kind]]
-    standing: Standing
+    kinds: Sequence[InstanceType]
+    chosen: Mapping[str, Sequence[InstanceType]]
+    standing: AccountQuotas
 
 
 @dataclass(frozen=True)
-class Way:
+class Alternative:
     """A number of machines of one kind in one place, counted against one quota."""
 
-    place: Place
-    kind: Kind
+    place: RegionSurvey
+    kind: InstanceType
     nodes: int
-    counted: Class
+    counted: QuotaClass
 
     @property
     def need(self) -> int:
@@ -103,48 +103,48 @@ class Way:
         return f"{self.nodes} x {self.kind.type} is {self.need} {UNIT}, {nodes}"
 
 
-def as_asked(asked: Asked, places: Iterable[Place], market: str) -> Iterator[Way]:
+def requested_alternatives(asked: Demand, places: Iterable[RegionSurvey], market: str) -> Iterator[Alternative]:
     """The kinds that the request means, the smallest first in each region."""
     for place in places:
         for kind in sorted(place.chosen.get(market, ()), key=lambda kind: (kind.vcpus, kind.type)):
-            yield Way(place, kind, asked.nodes, class_of(kind.type, market))
+            yield Alternative(place, kind, asked.nodes, quota_class_of(kind.type, market))
 
 
-def _smaller(asked: Asked, place: Place, market: str) -> Iterator[Way]:
+def _other_machines(asked: Demand, place: RegionSurvey, market: str) -> Iterator[Alternative]:
     """Other machines with GPUs as good as those asked for, one by one."""
     meant = {kind.gpu for kind in place.chosen.get(market, ())}
     for kind in place.kinds:
-        named = kind.gpu in meant if asked.gpu_type else not is_old(kind)
+        named = kind.gpu in meant if asked.gpu_type else not is_legacy(kind)
         if kind.gpus and market in kind.markets and named and kind.memory >= (asked.gpu_mem or 0):
-            yield Way(place, kind, 1, class_of(kind.type, market))
+            yield Alternative(place, kind, 1, quota_class_of(kind.type, market))
 
 
-def total(asked: Asked, place: Place, market: str) -> int:
+def total_gpus(asked: Demand, place: RegionSurvey, market: str) -> int:
     """How many GPUs the request has in all."""
     kinds = place.chosen.get(market, ())
     return asked.nodes * (asked.gpus or min((kind.gpus for kind in kinds), default=0))
 
 
-def as_many(asked: Asked, place: Place, market: str) -> list[Way]:
+def same_gpu_count(asked: Demand, place: RegionSurvey, market: str) -> list[Alternative]:
     """The same number of GPUs in other machines; the fewest vCPUs first, of equals the fewest machines."""
-    wanted = total(asked, place, market)
+    wanted = total_gpus(asked, place, market)
     ways = [
         dataclasses.replace(way, nodes=wanted // way.kind.gpus)
-        for way in _smaller(asked, place, market)
+        for way in _other_machines(asked, place, market)
         if wanted and wanted % way.kind.gpus == 0
     ]
     return sorted(ways, key=lambda way: (way.need, way.nodes, way.kind.memory, way.kind.type))
 
 
-def fewer(asked: Asked, place: Place, market: str) -> list[Way]:
+def fewer_gpus(asked: Demand, place: RegionSurvey, market: str) -> list[Alternative]:
     """As many GPUs as there is room for, the most first; of machines without GPUs as many as there is room for."""
-    wanted = total(asked, place, market)
+    wanted = total_gpus(asked, place, market)
     if not wanted:
-        plain = [dataclasses.replace(way, nodes=way.fitting) for way in as_asked(asked, [place], market)]
+        plain = [dataclasses.replace(way, nodes=way.fitting) for way in requested_alternatives(asked, [place], market)]
         return sorted((way for way in plain if 0 < way.nodes < asked.nodes), key=lambda way: -way.nodes)
     ways = [
         dataclasses.replace(way, nodes=min(way.fitting, wanted // way.kind.gpus))
-        for way in _smaller(asked, place, market)
+        for way in _other_machines(asked, place, market)
         if way.kind.vcpus
     ]
     return sorted(
@@ -152,24 +152,24 @@ def fewer(asked: Asked, place: Place, market: str) -> list[Way]:
     )
 
 
-def alike(best: Way, ways: Sequence[Way]) -> str:
+def format_equivalents(best: Alternative, ways: Sequence[Alternative]) -> str:
     """Kinds with as many vCPUs and GPUs."""
     size = (best.kind.vcpus, best.kind.gpus)
     others = [way.kind.type for way in ways if way is not best and (way.kind.vcpus, way.kind.gpus) == size]
     return f" (so are {', '.join(others)})" if others else ""
 
 
-def by_region(ways: Iterable[Way]) -> list[Way]:
+def first_per_region(ways: Iterable[Alternative]) -> list[Alternative]:
     """The first of each region."""
-    found: dict[str, Way] = {}
+    found: dict[str, Alternative] = {}
     for way in ways:
         found.setdefault(way.place.region, way)
     return list(found.values())
 
 
-def by_quota(ways: Iterable[Way]) -> list[Way]:
+def first_per_quota(ways: Iterable[Alternative]) -> list[Alternative]:
     """The smallest of each quota in each region."""
-    found: dict[tuple[str, str], Way] = {}
+    found: dict[tuple[str, str], Alternative] = {}
     for way in ways:
         found.setdefault((way.place.region, way.counted.code), way)
     return list(found.values())

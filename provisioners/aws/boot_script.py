@@ -16,7 +16,7 @@ import json
 import shlex
 
 from gpuops.core.errors import Rejected
-from provisioners.keys import Pair
+from provisioners.keys import KeyPair
 
 MAX_BYTES = 16384
 """Bytes that AWS takes."""
@@ -116,7 +116,7 @@ systemctl --no-block start gpuops-end.timer gpuops-end.service
 """
 
 
-def document(*, host: Pair, login: str, user: str, end: float) -> str:
+def document(*, host: KeyPair, login: str, user: str, end: float) -> str:
     """The user data of a cluster's machines. `login`: the public half of our key; `user`: who logs in, with it;
     `end`: UTC seconds, at which a machine ends itself unless it was told another time by then. Raises Rejected."""
     told = {

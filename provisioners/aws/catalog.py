@@ -19,21 +19,21 @@ from provisioners.aws.account import Account
 from provisioners.aws.api import pages
 from provisioners.aws.options import CPU
 
-FAMILIES = ("g*", "p*", "vt*")
+GPU_FAMILIES = ("g*", "p*", "vt*")
 """Whose vCPUs are counted as those of GPUs (`quotas`). All else, over a thousand types, need not be listed."""
 X86 = "x86_64"
 """The default images are built for it."""
-ARM = "has an ARM processor, and the images that gpuops starts are for x86"
-UNASKED = frozenset({"v100", "k80", "m60"})
+ARM_REASON = "has an ARM processor, and the images that gpuops starts are for x86"
+LEGACY_GPUS = frozenset({"v100", "k80", "m60"})
 """What the images' drivers and newer builds of torch have left behind: only by name."""
 PAGE_SIZE = 100
-OTHERS = "look in other regions: --region A,B"
+OTHER_REGIONS_HINT = "look in other regions: --region A,B"
 MAX_NAMES = 12
 """How many names an error lists."""
 
 
 @dataclass(frozen=True)
-class Kind:
+class InstanceType:
     """One instance type."""
 
     type: str
@@ -55,7 +55,7 @@ class Kind:
         return f"{self.gpus} x {self.gpu}, {self.memory} GB each" if self.gpus else f"{self.vcpus} vCPU, no GPU"
 
 
-def read(document: Mapping[str, Any]) -> Kind:
+def parse_instance_type(document: Mapping[str, Any]) -> InstanceType:
     """One type of DescribeInstanceTypes' answer."""
     told = (document.get("GpuInfo") or {}).get("Gpus") or []
     counts = [int(one.get("Count") or 0) for one in told]  # a slice of one counts 0
@@ -63,29 +63,29 @@ def read(document: Mapping[str, Any]) -> Kind:
     first = told[0] if told else {}
     unfit = ""
     if X86 not in (document.get("ProcessorInfo") or {}).get("SupportedArchitectures", ()):
-        unfit = ARM
+        unfit = ARM_REASON
     elif document.get("BareMetal"):
         unfit = "is bare metal, which gpuops does not rent"
     elif not whole:
         unfit = "has no whole NVIDIA GPU that gpuops can train on"
-    return Kind(
+    return InstanceType(
         type=str(document["InstanceType"]),
         gpus=0 if unfit else sum(counts),
         gpu=str(first.get("Name") or ""),
-        memory=gigabytes(int((first.get("MemoryInfo") or {}).get("SizeInMiB") or 0)),
+        memory=memory_gb(int((first.get("MemoryInfo") or {}).get("SizeInMiB") or 0)),
         vcpus=int((document.get("VCpuInfo") or {}).get("DefaultVCpus") or 0),
         markets=tuple(str(one) for one in document.get("SupportedUsageClasses") or ()),
         unfit=unfit,
     )
 
 
-def gigabytes(mebibytes: int) -> int:
+def memory_gb(mebibytes: int) -> int:
     """A GPU's memory as it is spoken of: AWS has some in GiB (T4: 16384 MiB), some in GB (A10G: 22888 MiB, 24 GB)."""
     return mebibytes // 1024 if mebibytes % 1024 == 0 else round(mebibytes * 1.048576 / 1000)
 
 
-def chosen(
-    kinds: Collection[Kind],
+def select_instance_types(
+    kinds: Collection[InstanceType],
     *,
     gpus: int | None,
     gpu_type: str | None,
@@ -93,7 +93,7 @@ def chosen(
     market: str,
     types: str = "",
     where: str = "there",
-) -> list[Kind]:
+) -> list[InstanceType]:
     """Those a request speaks of, by name. Raises UsageError where it means none, or what it means is unclear.
 
     types   names of types, which may be without a GPU.
@@ -101,15 +101,19 @@ def chosen(
     """
     whole = sorted((kind for kind in kinds if kind.gpus), key=lambda kind: kind.type)
     if types:
-        there = [one.type for one in kinds if types == CPU and one.type in parts(types)]
-        named = [_exactly(kinds, one, where) for one in there or parts(types)]
+        there = [one.type for one in kinds if types == CPU and one.type in split_names(types)]
+        named = [_find_type(kinds, one, where) for one in there or split_names(types)]
     else:
-        named = _named(kinds, whole, gpu_type, where) if gpu_type else [kind for kind in whole if not is_old(kind)]
-    literal = bool(types) or (bool(gpu_type) and all("." in one for one in parts(str(gpu_type))))
+        named = (
+            _match_gpu_types(kinds, whole, gpu_type, where)
+            if gpu_type
+            else [kind for kind in whole if not is_legacy(kind)]
+        )
+    literal = bool(types) or (bool(gpu_type) and all("." in one for one in split_names(str(gpu_type))))
     wanted = gpus or (0 if literal else 1)
     fitting = [kind for kind in named if kind.gpus == wanted] if wanted else named
     if not fitting:
-        raise _no_count(named, wanted, gpu_type)
+        raise _gpu_count_error(named, wanted, gpu_type)
     large = [kind for kind in fitting if kind.memory >= (gpu_mem or 0)]
     if not large:
         most = max(kind.memory for kind in fitting)
@@ -120,19 +124,21 @@ def chosen(
         )
     here = [kind for kind in large if market in kind.markets]
     if not here:
-        names = _listed(kind.type for kind in large)
-        raise UsageError(f"AWS has no {names} {_as(market)}", "leave out --spot" if market == "spot" else "say --spot")
+        names = _join_names(kind.type for kind in large)
+        raise UsageError(
+            f"AWS has no {names} {_market_phrase(market)}", "leave out --spot" if market == "spot" else "say --spot"
+        )
     return here
 
 
-def _as(market: str) -> str:
+def _market_phrase(market: str) -> str:
     return "as spot instances" if market == "spot" else "on demand"
 
 
-def _no_count(named: Sequence[Kind], wanted: int, gpu_type: str | None) -> UsageError:
+def _gpu_count_error(named: Sequence[InstanceType], wanted: int, gpu_type: str | None) -> UsageError:
     counts = sorted({kind.gpus for kind in named})
     if not any(counts):
-        names = _listed(kind.type for kind in named)
+        names = _join_names(kind.type for kind in named)
         return UsageError(
             f"{names} has no GPU, and --gpus asks for {wanted}", "leave out --gpus, or name a type with GPUs"
         )
@@ -149,32 +155,36 @@ def _no_count(named: Sequence[Kind], wanted: int, gpu_type: str | None) -> Usage
     )
 
 
-def _named(kinds: Iterable[Kind], whole: Sequence[Kind], wish: str, where: str) -> list[Kind]:
+def _match_gpu_types(
+    kinds: Iterable[InstanceType], whole: Sequence[InstanceType], wish: str, where: str
+) -> list[InstanceType]:
     found = [
-        kind for one in parts(wish) for kind in (_typed(kinds, one, where) if "." in one else _gpu(whole, one, where))
+        kind
+        for one in split_names(wish)
+        for kind in (_find_type_with_gpu(kinds, one, where) if "." in one else _match_gpu(whole, one, where))
     ]
     return list(dict.fromkeys(found))
 
 
-def parts(wish: str) -> list[str]:
+def split_names(wish: str) -> list[str]:
     return [part.strip() for part in wish.split(",") if part.strip()]
 
 
-def _exactly(kinds: Iterable[Kind], name: str, where: str) -> Kind:
+def _find_type(kinds: Iterable[InstanceType], name: str, where: str) -> InstanceType:
     """The type of that name, with GPUs or without."""
     by_name = {kind.type: kind for kind in kinds}
     kind, fit = by_name.get(name), [one.type for one in by_name.values() if not one.unfit]
     if kind is None:
         near = did_you_mean(name, fit, 3)
-        raise UsageError(f"AWS has no instance type '{name}' {where}", (near and f"{near} Or ") + OTHERS)
+        raise UsageError(f"AWS has no instance type '{name}' {where}", (near and f"{near} Or ") + OTHER_REGIONS_HINT)
     if kind.unfit:
-        other = next((one for one in siblings(name) if one in fit), "")
+        other = next((one for one in x86_siblings(name) if one in fit), "")
         hint = f"its sibling for x86 is {other}: --instance-type {other}" if other else "name another --instance-type"
         raise UsageError(f"{name} {kind.unfit}", hint)
     return kind
 
 
-def siblings(type: str) -> list[str]:
+def x86_siblings(type: str) -> list[str]:
     """What one for ARM may be called for x86, whether there is such a type or not: c7gd.large is c7id.large."""
     match = re.fullmatch(r"([a-z]+)(\d+)g([a-z]*)\.(.+)", type)
     if match is None:
@@ -186,14 +196,14 @@ def siblings(type: str) -> list[str]:
     return [f"{letters}{number}{maker}{more}.{size}" for number in numbers for maker in ("i", "a", "")]
 
 
-def _typed(kinds: Iterable[Kind], name: str, where: str) -> list[Kind]:
+def _find_type_with_gpu(kinds: Iterable[InstanceType], name: str, where: str) -> list[InstanceType]:
     """The one type of that name."""
     by_name = {kind.type: kind for kind in kinds}
     kind = by_name.get(name.lower())
     if kind is None:
         near = did_you_mean(name, [one for one, kind in by_name.items() if kind.gpus], 3)
         hint = f"{near} Or" if near else "name a GPU instead (--gpu-type a10g), or"
-        raise UsageError(f"AWS has no instance type '{name}' with a GPU {where}", f"{hint} {OTHERS}")
+        raise UsageError(f"AWS has no instance type '{name}' with a GPU {where}", f"{hint} {OTHER_REGIONS_HINT}")
     if not kind.gpus:
         raise UsageError(
             f"{kind.type} has no whole NVIDIA GPU that gpuops can train on",
@@ -202,32 +212,32 @@ def _typed(kinds: Iterable[Kind], name: str, where: str) -> list[Kind]:
     return [kind]
 
 
-def _gpu(whole: Sequence[Kind], name: str, where: str) -> list[Kind]:
+def _match_gpu(whole: Sequence[InstanceType], name: str, where: str) -> list[InstanceType]:
     """Every type with the one GPU that a name means: `a10g`, `rtx pro 6000`, `a100 80gb`."""
     wanted = words(name)
     exact = [kind for kind in whole if "".join(words(kind.gpu)) == "".join(wanted).removeprefix("nvidia")]
-    found = exact or [kind for kind in whole if wanted and all(word in _spellings(kind) for word in wanted)]
+    found = exact or [kind for kind in whole if wanted and all(word in _gpu_spellings(kind) for word in wanted)]
     models = sorted({kind.gpu for kind in found})
     if len(models) > 1:
         raise UsageError(f"'{name}' is more than one GPU at AWS: {', '.join(models)}", "name one of them exactly")
     if not found:
         known = {kind.gpu for kind in whole}
         near = did_you_mean(name, known, 2, 0.7)
-        there = f"it has {_listed(known)}" if known else "there is none"
+        there = f"it has {_join_names(known)}" if known else "there is none"
         raise UsageError(f"AWS has no GPU called '{name}' {where}" + (f": {there}" if near else ""), near or there)
     return found
 
 
-def _spellings(kind: Kind) -> set[str]:
+def _gpu_spellings(kind: InstanceType) -> set[str]:
     """All words of a GPU's name, neighbours written as one, its maker and its memory."""
     return spellings(kind.gpu) | {"nvidia", f"{kind.memory}gb"}
 
 
-def is_old(kind: Kind) -> bool:
-    return not UNASKED.isdisjoint(words(kind.gpu))
+def is_legacy(kind: InstanceType) -> bool:
+    return not LEGACY_GPUS.isdisjoint(words(kind.gpu))
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     known = sorted(set(names))
     return ", ".join(known[:MAX_NAMES]) + (" and others" if len(known) > MAX_NAMES else "")
 
@@ -235,24 +245,24 @@ def _listed(names: Iterable[str]) -> str:
 # Questions.
 
 
-def kinds(account: Account, region: str, types: str = "") -> dict[str, Kind]:
+def list_instance_types(account: Account, region: str, types: str = "") -> dict[str, InstanceType]:
     """Every type of the families with GPUs that a region has, by name; those without a whole NVIDIA GPU as well, for
     their vCPUs count too. `types`: names of further ones, whose families are asked for, too. Raises ProviderError."""
-    named = [name for one in parts(types) for name in (one, *siblings(one))]
+    named = [name for one in split_names(types) for name in (one, *x86_siblings(one))]
     further = {name.partition(".")[0] + ".*" for name in named}
     told = pages(
         "list instance types",
         account.client("ec2", region),
         "describe_instance_types",
         "InstanceTypes",
-        Filters=[{"Name": "instance-type", "Values": [*FAMILIES, *sorted(further)]}],
+        Filters=[{"Name": "instance-type", "Values": [*GPU_FAMILIES, *sorted(further)]}],
         MaxResults=PAGE_SIZE,
     )
-    found = [read(one) for one in told]
+    found = [parse_instance_type(one) for one in told]
     return {kind.type: kind for kind in found}
 
 
-def zones(account: Account, region: str, types: Iterable[str]) -> dict[str, set[str]]:
+def list_zones_by_type(account: Account, region: str, types: Iterable[str]) -> dict[str, set[str]]:
     """In which zones each type is offered at all. Raises ProviderError."""
     told = pages(
         "see which zones have which types",

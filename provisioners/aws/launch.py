@@ -10,11 +10,11 @@ from typing import Any
 from gpuops.core.errors import ProviderError, QuotaExceeded, RateLimited, Unknown
 from gpuops.core.models import Intent, Offer
 from provisioners.aws import errors, machines, quota_advice
-from provisioners.aws.alternatives import Asked
+from provisioners.aws.alternatives import Demand
 from provisioners.aws.api import ask, split_region
-from provisioners.aws.network import backoff_s, is_unknown_yet
+from provisioners.aws.network import backoff_s, is_not_propagated
 from provisioners.aws.options import Wishes
-from provisioners.aws.quotas import arithmetic
+from provisioners.aws.quotas import format_calculation
 
 MAX_ATTEMPTS = 6
 QUOTA_LIMIT = re.compile(r"limit of (\d+)")
@@ -23,7 +23,7 @@ LAST_ATTEMPT_S = 100.0
 """No attempt begins later than this after `create` began; its answer may take 40 s more."""
 
 
-def parameters(offer: Offer, intent: Intent, group: str, user_data: str, told: Mapping[str, str]) -> dict[str, Any]:
+def run_parameters(offer: Offer, intent: Intent, group: str, user_data: str, told: Mapping[str, str]) -> dict[str, Any]:
     """RunInstances' parameters. `group`: the security group's id; `told`: the tags of everything."""
     data, spot = offer.data, offer.data["market"] == "spot"
     ebs = {"DeleteOnTermination": True, "Encrypted": True}  # some organizations insist; the account's own key is free
@@ -65,7 +65,7 @@ def parameters(offer: Offer, intent: Intent, group: str, user_data: str, told: M
     return {**found, **(data.get("launch") or {})}
 
 
-def further(given: Wishes) -> dict[str, Any]:
+def optional_parameters(given: Wishes) -> dict[str, Any]:
     """What a request adds to RunInstances' parameters."""
     found: dict[str, Any] = {}
     if profile := given.instance_profile:
@@ -75,7 +75,7 @@ def further(given: Wishes) -> dict[str, Any]:
     return found | (given.reserved.parameters() if given.reserved else {})
 
 
-def start(
+def run_instances(
     client: Any,
     wanted: Mapping[str, Any],
     doing: str,
@@ -97,7 +97,7 @@ def start(
             return dict(ask(doing, client.run_instances, creating=True, **wanted))
         except ProviderError as error:
             unanswered = unanswered or isinstance(error, Unknown)
-            again = isinstance(error, Unknown | RateLimited) or (ours and is_unknown_yet(error))
+            again = isinstance(error, Unknown | RateLimited) or (ours and is_not_propagated(error))
             wait = max(backoff_s(attempt), getattr(error, "retry_after", None) or 0.0)
             late = attempt == MAX_ATTEMPTS - 1 or clock() - began + wait >= LAST_ATTEMPT_S
             if not again or late or errors.code(error) == "IdempotentParameterMismatch":
@@ -109,7 +109,7 @@ def start(
     raise AssertionError("every attempt returns or raises")
 
 
-def beyond(error: QuotaExceeded, offer: Offer) -> QuotaExceeded:
+def explain_quota_error(error: QuotaExceeded, offer: Offer) -> QuotaExceeded:
     """The same refusal with the numbers and the command of this offer, where it is a quota of vCPUs that it exceeds."""
     data, named = offer.data, errors.code(error)
     if named not in ("MaxSpotInstanceCountExceeded", "VcpuLimitExceeded"):
@@ -119,18 +119,18 @@ def beyond(error: QuotaExceeded, offer: Offer) -> QuotaExceeded:
     where, market = split_region(offer.region)[0], str(data["market"])
     kind = str(data["type"])
     wished = (
-        Asked(offer.nodes, offer.gpus, kind, None, market)
+        Demand(offer.nodes, offer.gpus, kind, None, market)
         if offer.gpus
-        else Asked(offer.nodes, None, None, None, market, types=kind)
+        else Demand(offer.nodes, None, None, None, market, types=kind)
     )
     return QuotaExceeded(
         f"the account's quota of {market} vCPUs in {where}{limit} is too small for "
-        f"{arithmetic(offer.nodes, float(data['vcpus']))}, or used up",
-        f"see what is missing, and request more: {quota_advice.command(wished, 'quota', offer.region)}",
+        f"{format_calculation(offer.nodes, float(data['vcpus']))}, or used up",
+        f"see what is missing, and request more: {quota_advice.build_command(wished, 'quota', offer.region)}",
     )
 
 
-def doing(offer: Offer) -> str:
+def describe_launch(offer: Offer) -> str:
     """What it is, for people: `start 2 x g5.12xlarge in us-east-1b`."""
     data = offer.data
     where = data.get("zone") or split_region(offer.region)[0]

@@ -21,7 +21,7 @@ MAX_REGIONS_AT_ONCE = 16
 """Regions that are listed at the same time; each makes five calls, one after another."""
 
 
-def owned(account: Account, home: Path, owner: str, regions: Sequence[str]) -> list[Resource]:
+def list_owned(account: Account, home: Path, owner: str, regions: Sequence[str]) -> list[Resource]:
     """What carries an owner's mark, in these regions or in all. Raises Partial where not all of them answer, and what
     the only one says where there is one.
 
@@ -31,8 +31,8 @@ def owned(account: Account, home: Path, owner: str, regions: Sequence[str]) -> l
     errors: list[ProviderError | UsageError] = []
     wanted = list(dict.fromkeys(regions))
     if not wanted:
-        wanted, silent, errors = _everywhere(account)
-    calls = {region: partial(_in_region, account, home, owner, region) for region in wanted}
+        wanted, silent, errors = _list_all_regions(account)
+    calls = {region: partial(_list_region, account, home, owner, region) for region in wanted}
     found: dict[tuple[str, str], Resource] = {}
     answers = ask_all(calls, MAX_REGIONS_AT_ONCE)
     answered = sum(not isinstance(answer, ProviderError | UsageError) for answer in answers.values())
@@ -55,7 +55,7 @@ def owned(account: Account, home: Path, owner: str, regions: Sequence[str]) -> l
     ) from errors[0]
 
 
-def _everywhere(account: Account) -> tuple[list[str], list[str], list[ProviderError | UsageError]]:
+def _list_all_regions(account: Account) -> tuple[list[str], list[str], list[ProviderError | UsageError]]:
     """All regions of all profiles; which profiles do not tell theirs, and why."""
     profiles = account.profiles()
     told = ask_all({profile: partial(account.opted_in, profile) for profile in profiles})
@@ -73,7 +73,7 @@ def _everywhere(account: Account) -> tuple[list[str], list[str], list[ProviderEr
     return regions, silent, errors
 
 
-def _in_region(account: Account, home: Path, owner: str, region: str) -> list[Resource]:
+def _list_region(account: Account, home: Path, owner: str, region: str) -> list[Resource]:
     client, where = account.client("ec2", region), split_region(region)[0]
     data = machines.account_data(account.identity_if_allowed(region), region)
     living = {"Name": "instance-state-name", "Values": [state.value for state in machines.LISTED_STATES]}
@@ -100,7 +100,7 @@ def _in_region(account: Account, home: Path, owner: str, region: str) -> list[Re
     interfaces = pages(doing, client, "describe_network_interfaces", "NetworkInterfaces", Filters=unattached)
     found = [
         *(machines.resource(one, region, home, data) for one in instances),
-        *(_group_resource(one, region, data) for one in groups(client, where, owner)),
+        *(_group_resource(one, region, data) for one in list_security_groups(client, where, owner)),
         *(
             machines.request_resource(one, region, data)
             for one in map(machines.read_request, requests)
@@ -112,7 +112,7 @@ def _in_region(account: Account, home: Path, owner: str, region: str) -> list[Re
     return [one for one in found if one.name]
 
 
-def groups(client: Any, where: str, owner: str, cluster: str = "") -> list[Mapping[str, Any]]:
+def list_security_groups(client: Any, where: str, owner: str, cluster: str = "") -> list[Mapping[str, Any]]:
     """The security groups of an owner, or of one cluster, as AWS describes them. `where`: the region, for errors."""
     further = [{"Name": f"tag:{machines.CLUSTER}", "Values": [cluster]}] if cluster else []
     return pages(
@@ -128,23 +128,23 @@ def _group_resource(document: Mapping[str, Any], region: str, account: Mapping[s
     return machines.group_resource(str(document["GroupId"]), machines.tags_of(document), region, account, name)
 
 
-def look(account: Account, home: Path, resource: Resource) -> Resource | None:
+def describe_resource(account: Account, home: Path, resource: Resource) -> Resource | None:
     """A resource as it is now; None where AWS knows nothing of it. Raises ProviderError."""
     client = account.client("ec2", resource.region)
     data = machines.account_data(
         account.identity_if_allowed(resource.region), resource.region, resource.data.get("account")
     )
     looks: Mapping[str, Callable[[], Resource | None]] = {
-        "machine": lambda: _machine(client, home, resource, data),
-        machines.GROUP: lambda: _group(client, resource, data),
-        machines.SPOT_REQUEST: lambda: _request(client, resource),
-        machines.VOLUME: lambda: _volume(client, resource),
-        machines.INTERFACE: lambda: _interface(client, resource),
+        "machine": lambda: _describe_machine(client, home, resource, data),
+        machines.GROUP: lambda: _describe_group(client, resource, data),
+        machines.SPOT_REQUEST: lambda: _describe_spot_request(client, resource),
+        machines.VOLUME: lambda: _describe_volume(client, resource),
+        machines.INTERFACE: lambda: _describe_interface(client, resource),
     }
     return looks.get(resource.kind, lambda: None)()
 
 
-def _machine(client: Any, home: Path, resource: Resource, data: Mapping[str, str]) -> Resource | None:
+def _describe_machine(client: Any, home: Path, resource: Resource, data: Mapping[str, str]) -> Resource | None:
     instance = find_instance(client, resource.id)
     if instance is None:
         return None
@@ -153,43 +153,43 @@ def _machine(client: Any, home: Path, resource: Resource, data: Mapping[str, str
 
 def find_instance(client: Any, id_: str) -> Instance | None:
     """The instance of that id; None where AWS knows none."""
-    answer = _find(f"look at the machine {id_}", client.describe_instances, InstanceIds=[id_])
+    answer = _ask_or_empty(f"look at the machine {id_}", client.describe_instances, InstanceIds=[id_])
     return next(iter(machines.instances_of(answer.get("Reservations") or [])), None)
 
 
-def _group(client: Any, resource: Resource, data: Mapping[str, str]) -> Resource | None:
+def _describe_group(client: Any, resource: Resource, data: Mapping[str, str]) -> Resource | None:
     doing = f"look at the security group {resource.id}"
-    listed = _find(doing, client.describe_security_groups, GroupIds=[resource.id]).get("SecurityGroups")
+    listed = _ask_or_empty(doing, client.describe_security_groups, GroupIds=[resource.id]).get("SecurityGroups")
     return _group_resource(listed[0], resource.region, data, resource.name) if listed else None
 
 
-def _request(client: Any, resource: Resource) -> Resource | None:
-    request = find_request(client, resource.id)
+def _describe_spot_request(client: Any, resource: Resource) -> Resource | None:
+    request = find_spot_request(client, resource.id)
     return resource if request and request.counts else None
 
 
-def _volume(client: Any, resource: Resource) -> Resource | None:
+def _describe_volume(client: Any, resource: Resource) -> Resource | None:
     doing = f"look at the volume {resource.id}"
-    listed = _find(doing, client.describe_volumes, VolumeIds=[resource.id]).get("Volumes")
+    listed = _ask_or_empty(doing, client.describe_volumes, VolumeIds=[resource.id]).get("Volumes")
     return resource if listed and listed[0].get("State") != "deleting" else None
 
 
-def _interface(client: Any, resource: Resource) -> Resource | None:
+def _describe_interface(client: Any, resource: Resource) -> Resource | None:
     doing = f"look at the network interface {resource.id}"
-    answer = _find(doing, client.describe_network_interfaces, NetworkInterfaceIds=[resource.id])
+    answer = _ask_or_empty(doing, client.describe_network_interfaces, NetworkInterfaceIds=[resource.id])
     return resource if answer.get("NetworkInterfaces") else None
 
 
-def find_request(client: Any, id_: str) -> SpotRequest | None:
+def find_spot_request(client: Any, id_: str) -> SpotRequest | None:
     """The spot request of that id; None where AWS knows none."""
-    answer = _find(
+    answer = _ask_or_empty(
         f"look at the spot request {id_}", client.describe_spot_instance_requests, SpotInstanceRequestIds=[id_]
     )
     listed = answer.get("SpotInstanceRequests") or []
     return machines.read_request(listed[0]) if listed else None
 
 
-def _find(doing: str, call: Callable[..., Any], **parameters: Any) -> dict[str, Any]:
+def _ask_or_empty(doing: str, call: Callable[..., Any], **parameters: Any) -> dict[str, Any]:
     """The answer to a question for one thing; {} where it is not there."""
     try:
         return dict(ask(doing, call, **parameters))
@@ -260,7 +260,7 @@ class Teardown:
 
     def _request(self, resource: Resource) -> None:
         client = self._account.client("ec2", resource.region)
-        request = find_request(client, resource.id)
+        request = find_spot_request(client, resource.id)
         if request is None or not request.counts:
             return
         if request.instance and not self._machine_ended(client, request):

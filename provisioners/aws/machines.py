@@ -17,7 +17,7 @@ from gpuops.core.models import Intent, Resource
 from provisioners.aws.account import Identity
 from provisioners.aws.api import split_region
 from provisioners.aws.boot_script import WATCH
-from provisioners.aws.pricing import DISK_MONTHLY, MONTH_H
+from provisioners.aws.pricing import DISK_MONTHLY, HOURS_PER_MONTH
 
 # Kinds of resources beside `machine`.
 GROUP = "group"
@@ -338,7 +338,7 @@ def request_resource(request: SpotRequest, region: str, account: Mapping[str, st
 
 def volume_resource(document: Mapping[str, Any], region: str, account: Mapping[str, str]) -> Resource:
     """A disk that its machine has left behind: it is still billed."""
-    price = float(document.get("Size") or 0) * DISK_MONTHLY / MONTH_H
+    price = float(document.get("Size") or 0) * DISK_MONTHLY / HOURS_PER_MONTH
     plain = _plain(VOLUME, str(document["VolumeId"]), tags_of(document), region, account)
     return dataclasses.replace(plain, bills=True, per_hour=round(price, 6))
 

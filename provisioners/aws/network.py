@@ -14,17 +14,17 @@ from provisioners.aws.account import Account
 from provisioners.aws.api import ask, pages, split_region
 from provisioners.aws.options import Wishes
 
-CHECKIP = "https://checkip.amazonaws.com"
+CHECKIP_URL = "https://checkip.amazonaws.com"
 CHECKIP_TIMEOUT_S = 10.0
-OURS = "gpuops: whoever brought the cluster up"
+CALLER_DESCRIPTION = "gpuops: whoever brought the cluster up"
 """Description of the rule that follows this computer's address."""
-GIVEN = "gpuops: --ssh-from"
-BETWEEN = "gpuops: between its machines"
+SSH_FROM_DESCRIPTION = "gpuops: --ssh-from"
+MEMBERS_DESCRIPTION = "gpuops: between its machines"
 MAX_ATTEMPTS = 6
 """AWS may not know everywhere of a group that was just made."""
 
 
-class Place(NamedTuple):
+class Subnet(NamedTuple):
     """One zone's subnet."""
 
     subnet: str
@@ -33,7 +33,7 @@ class Place(NamedTuple):
     """Whether its machines get public addresses."""
 
 
-def places(account: Account, region: str, wishes: Wishes) -> dict[str, Place]:
+def find_subnets(account: Account, region: str, wishes: Wishes) -> dict[str, Subnet]:
     """The subnet of each zone; of all, those of the default network. Raises ProviderError, UsageError."""
     client, name = account.client("ec2", region), split_region(region)[0]
     if wishes.subnets:
@@ -61,24 +61,24 @@ def places(account: Account, region: str, wishes: Wishes) -> dict[str, Place]:
                 f"the default network in {name} has no subnets of its own",
                 f"make one: aws ec2 create-default-subnet --availability-zone {name}a; or name one: --subnet subnet-…",
             )
-    found: dict[str, Place] = {}
+    found: dict[str, Subnet] = {}
     for one in told:
         id_, zone = str(one["SubnetId"]), str(one["AvailabilityZone"])
         if zone in found:
             raise UsageError(f"the subnets {found[zone].subnet} and {id_} are both in {zone}", "name one for each zone")
         public = not wishes.subnets or wishes.public_ip or bool(one.get("MapPublicIpOnLaunch"))
-        found[zone] = Place(id_, str(one["VpcId"]), public)
+        found[zone] = Subnet(id_, str(one["VpcId"]), public)
     if wishes.zone and wishes.zone not in found:
         raise UsageError(
             f"there is no subnet of ours in the zone {wishes.zone}: in {name} they are in {', '.join(sorted(found))}",
             "name one of these zones (--zone), or a subnet there (--subnet)",
         )
     found = {zone: place for zone, place in found.items() if wishes.zone in ("", zone)}
-    _check(client, name, wishes, list(found.values()))
+    _check_network(client, name, wishes, list(found.values()))
     return found
 
 
-def _check(client: Any, name: str, wishes: Wishes, found: Sequence[Place]) -> None:
+def _check_network(client: Any, name: str, wishes: Wishes, found: Sequence[Subnet]) -> None:
     """Raises UsageError, ProviderError where the wishes do not go with the network."""
     if wishes.security_group:
         doing = f"look at the security group {wishes.security_group} in {name}"
@@ -98,12 +98,12 @@ def _check(client: Any, name: str, wishes: Wishes, found: Sequence[Place]) -> No
         )
 
 
-def caller(env: Mapping[str, str]) -> str:
+def find_caller_network(env: Mapping[str, str]) -> str:
     """This computer's address as AWS sees it, as a CIDR. Raises Rejected."""
     import urllib.error
     import urllib.request
 
-    url = env.get("GPUOPS_CHECKIP_URL", "").strip() or CHECKIP
+    url = env.get("GPUOPS_CHECKIP_URL", "").strip() or CHECKIP_URL
     hint = "say whom SSH is open to: --ssh-from 203.0.113.7"
     try:
         asked = urllib.request.Request(url, headers={"User-Agent": "gpuops"})
@@ -117,12 +117,12 @@ def caller(env: Mapping[str, str]) -> str:
         raise Rejected(f"{url} does not tell this computer's address", hint) from None
     impossible = found.is_unspecified or found.is_multicast or found.is_reserved or found.is_loopback
     # A service of the user's own may see an address inside a network of theirs; AWS never does.
-    if impossible or (found.is_private and url == CHECKIP):
+    if impossible or (found.is_private and url == CHECKIP_URL):
         raise Rejected(f"{url} says that this computer's address is {found}, which cannot be", hint)
     return str(ipaddress.ip_network(found))
 
 
-def rule(cidr: str, said: str) -> dict[str, Any]:
+def ssh_rule(cidr: str, said: str) -> dict[str, Any]:
     """SSH from one network."""
     within: dict[str, Any] = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}
     if ":" in cidr:
@@ -130,12 +130,12 @@ def rule(cidr: str, said: str) -> dict[str, Any]:
     return {**within, "IpRanges": [{"CidrIp": cidr, "Description": said}]}
 
 
-def among(group: str) -> dict[str, Any]:
+def members_rule(group: str) -> dict[str, Any]:
     """Everything between the members of a group."""
-    return {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group, "Description": BETWEEN}]}
+    return {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group, "Description": MEMBERS_DESCRIPTION}]}
 
 
-def make_group(client: Any, name: str, vpc: str, tags: Sequence[Mapping[str, Any]], doing: str) -> str:
+def create_group(client: Any, name: str, vpc: str, tags: Sequence[Mapping[str, Any]], doing: str) -> str:
     """The id of a new security group, open to no connection. `client`: one without retries. Raises ProviderError."""
     made = ask(
         doing,
@@ -153,7 +153,7 @@ def open_group(
     client: Any, group: str, cidr: str, *, given: bool, doing: str, pause: Callable[[float], None] = time.sleep
 ) -> None:
     """Let this computer in, and the machines to each other. Idempotent. Raises ProviderError."""
-    for rules in ([rule(cidr, GIVEN if given else OURS)], [among(group)]):
+    for rules in ([ssh_rule(cidr, SSH_FROM_DESCRIPTION if given else CALLER_DESCRIPTION)], [members_rule(group)]):
         for left in reversed(range(MAX_ATTEMPTS)):
             try:
                 ask(doing, client.authorize_security_group_ingress, GroupId=group, IpPermissions=rules)
@@ -161,12 +161,12 @@ def open_group(
             except ProviderError as error:
                 if errors.code(error) == "InvalidPermission.Duplicate":
                     break
-                if not is_unknown_yet(error) or not left:
+                if not is_not_propagated(error) or not left:
                     raise
                 pause(backoff_s(MAX_ATTEMPTS - 1 - left))
 
 
-def is_unknown_yet(error: ProviderError) -> bool:
+def is_not_propagated(error: ProviderError) -> bool:
     """Whether AWS has not heard everywhere of a group that it has just made."""
     return errors.code(error) in (
         "InvalidGroup.NotFound",
@@ -180,34 +180,44 @@ def backoff_s(attempt: int) -> float:
     return float(min(2.0**attempt, 16.0) * random.uniform(0.5, 1.0))
 
 
-def followed(permissions: Sequence[Mapping[str, Any]]) -> list[str]:
+def followed_networks(permissions: Sequence[Mapping[str, Any]]) -> list[str]:
     """The networks of the rules that follow this computer's address, of a group's permissions."""
     return [
         str(one.get(key))
         for permission in permissions
         for ranges, key in (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6"))
         for one in permission.get(ranges) or []
-        if one.get("Description") == OURS
+        if one.get("Description") == CALLER_DESCRIPTION
     ]
 
 
-def follow(client: Any, group: Mapping[str, Any], cidr: str) -> bool:
+def follow_caller(client: Any, group: Mapping[str, Any], cidr: str) -> bool:
     """Let this computer's present address into a group, and its former one no more. Returns whether that was needed.
 
     A group that lets in whom the user has named is left as it is. Raises ProviderError.
     """
-    name, former = str(group["GroupId"]), followed(group.get("IpPermissions") or [])
+    name, former = str(group["GroupId"]), followed_networks(group.get("IpPermissions") or [])
     if not former or cidr in former:
         return False
     doing = f"let this computer into the security group {name}"
     try:
-        ask(doing, client.authorize_security_group_ingress, GroupId=name, IpPermissions=[rule(cidr, OURS)])
+        ask(
+            doing,
+            client.authorize_security_group_ingress,
+            GroupId=name,
+            IpPermissions=[ssh_rule(cidr, CALLER_DESCRIPTION)],
+        )
     except ProviderError as error:
         if errors.code(error) != "InvalidPermission.Duplicate":
             raise
     for old in former:
         try:
-            ask(doing, client.revoke_security_group_ingress, GroupId=name, IpPermissions=[rule(old, OURS)])
+            ask(
+                doing,
+                client.revoke_security_group_ingress,
+                GroupId=name,
+                IpPermissions=[ssh_rule(old, CALLER_DESCRIPTION)],
+            )
         except ProviderError as error:
             if errors.code(error) != "InvalidPermission.NotFound":
                 raise

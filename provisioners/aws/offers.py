@@ -16,49 +16,53 @@ from gpuops.core.format import first_few
 from gpuops.core.models import Offer, Price
 from provisioners.aws import images, launch, pricing, quota_advice, quota_report, quotas, reservations
 from provisioners.aws.account import Account
-from provisioners.aws.alternatives import Asked, Place, Way
+from provisioners.aws.alternatives import Alternative, Demand, RegionSurvey
 from provisioners.aws.api import ask_all, split_region
-from provisioners.aws.catalog import Kind
+from provisioners.aws.catalog import InstanceType
 from provisioners.aws.options import Wishes
-from provisioners.aws.quota_report import MAX_REGIONS_AT_ONCE, asked_of
-from provisioners.aws.quotas import SPOT, UNIT, Class, class_of
-from provisioners.aws.stock import Stock, is_prepaid, read_stock
+from provisioners.aws.quota_report import MAX_REGIONS_AT_ONCE, build_demand
+from provisioners.aws.quotas import SPOT, UNIT, QuotaClass, quota_class_of
+from provisioners.aws.stock import RegionStock, is_prepaid, read_stock
 
 MAX_NAMES = 4
 """Types that one sentence names."""
-BLOCKS = Class("", "Capacity Blocks", reservations.BLOCK)
+CAPACITY_BLOCKS = QuotaClass("", "Capacity Blocks", reservations.BLOCK)
 """Counts nothing: a block is as large as it was bought."""
-UNPRICED = "{}: the price of {} is not known, and counted as --max-price allows; look it up, for AWS may bill more"
+UNPRICED_NOTE = "{}: the price of {} is not known, and counted as --max-price allows; look it up, for AWS may bill more"
 
 
-def offers(account: Account, given: Wishes, regions: Sequence[str]) -> list[Offer]:
+def find_offers(account: Account, given: Wishes, regions: Sequence[str]) -> list[Offer]:
     """Best first. Raises UsageError, NoCapacity, QuotaExceeded, or the error of a region where none could be read."""
     if given.reservation:
         given, regions = reservations.applied(account, given, regions)
-    asked = asked_of(given)
-    regions = _of_zone(regions, given.zone) if given.zone else regions
+    asked = build_demand(given)
+    regions = _regions_of_zone(regions, given.zone) if given.zone else regions
     found = ask_all(
         {region: partial(read_stock, account, region, given, asked) for region in regions}, MAX_REGIONS_AT_ONCE
     )
-    stocks = [one for one in found.values() if isinstance(one, Stock)]
-    found = {region: one if isinstance(one, Stock) else account.explain(region, one) for region, one in found.items()}
+    stocks = [one for one in found.values() if isinstance(one, RegionStock)]
+    found = {
+        region: one if isinstance(one, RegionStock) else account.explain(region, one) for region, one in found.items()
+    }
     if not stocks:
-        raise _worst(found.values())
-    notes = [f"{split_region(region)[0]}: {one.say}" for region, one in found.items() if not isinstance(one, Stock)]
+        raise _most_transient(found.values())
+    notes = [
+        f"{split_region(region)[0]}: {one.say}" for region, one in found.items() if not isinstance(one, RegionStock)
+    ]
     made: list[Offer] = []
-    short: list[Way] = []
+    short: list[Alternative] = []
     for stock in stocks:
-        able, unable = _by_quota(stock, given)
+        able, unable = _split_by_quota(stock, given)
         short += unable
-        made += [_offer(stock, kind, zone, price, given) for kind, zone, price in able]
+        made += [_build_offer(stock, kind, zone, price, given) for kind, zone, price in able]
     if not made:
-        raise quota_advice.refusal(asked, _once_more(account, stocks, asked), time.time())
-    notes += [_left_out(asked, ways) for ways in _same_quota(short)]
-    first, *rest = ranked(made)
+        raise quota_advice.build_quota_error(asked, _survey_in_full(account, stocks, asked), time.time())
+    notes += [_format_left_out(asked, ways) for ways in _group_by_quota(short)]
+    first, *rest = rank_offers(made)
     return [dataclasses.replace(first, notes=(*first.notes, *notes)), *rest]
 
 
-def _of_zone(regions: Sequence[str], zone: str) -> list[str]:
+def _regions_of_zone(regions: Sequence[str], zone: str) -> list[str]:
     found = [region for region in regions if zone.startswith(split_region(region)[0])]
     if not found:
         names = ", ".join(split_region(region)[0] for region in regions)
@@ -66,7 +70,7 @@ def _of_zone(regions: Sequence[str], zone: str) -> list[str]:
     return found
 
 
-def ranked(made: Iterable[Offer]) -> list[Offer]:
+def rank_offers(made: Iterable[Offer]) -> list[Offer]:
     cheapest: dict[tuple[str, ...], float] = {}
     listed = list(made)
     for one in listed:
@@ -81,19 +85,21 @@ def ranked(made: Iterable[Offer]) -> list[Offer]:
     return sorted(listed, key=order)
 
 
-def _worst(errors: Iterable[Any]) -> ProviderError | UsageError:
+def _most_transient(errors: Iterable[Any]) -> ProviderError | UsageError:
     """Of several regions without anything the reason that may pass: it is the one worth to wait for."""
     listed = list(errors)
     found: ProviderError | UsageError = next((one for one in listed if isinstance(one, NoCapacity)), listed[0])
     return found
 
 
-def _by_quota(stock: Stock, given: Wishes) -> tuple[list[tuple[Kind, str, float]], list[Way]]:
+def _split_by_quota(
+    stock: RegionStock, given: Wishes
+) -> tuple[list[tuple[InstanceType, str, float]], list[Alternative]]:
     """What the quotas let us have, or may; and the ways that they do not."""
-    short: dict[str, Way] = {}
+    short: dict[str, Alternative] = {}
     able = []
     for kind, zone, price in stock.priced:
-        way = _way(stock, kind, given)
+        way = _as_alternative(stock, kind, given)
         if way.free is not None and not way.fits:
             short[kind.type] = way
         else:
@@ -101,46 +107,46 @@ def _by_quota(stock: Stock, given: Wishes) -> tuple[list[tuple[Kind, str, float]
     return able, list(short.values())
 
 
-def _way(stock: Stock, kind: Kind, given: Wishes) -> Way:
-    counted = BLOCKS if is_prepaid(given) else class_of(kind.type, asked_of(given).market)
-    return Way(stock.place, kind, given.nodes, counted)
+def _as_alternative(stock: RegionStock, kind: InstanceType, given: Wishes) -> Alternative:
+    counted = CAPACITY_BLOCKS if is_prepaid(given) else quota_class_of(kind.type, build_demand(given).market)
+    return Alternative(stock.place, kind, given.nodes, counted)
 
 
-def _same_quota(short: Sequence[Way]) -> list[list[Way]]:
-    groups: dict[tuple[str, str], list[Way]] = {}
+def _group_by_quota(short: Sequence[Alternative]) -> list[list[Alternative]]:
+    groups: dict[tuple[str, str], list[Alternative]] = {}
     for way in sorted(short, key=lambda way: (way.need, way.kind.type)):
         groups.setdefault((way.place.region, way.counted.code), []).append(way)
     return list(groups.values())
 
 
-def _left_out(asked: Asked, ways: Sequence[Way]) -> str:
+def _format_left_out(asked: Demand, ways: Sequence[Alternative]) -> str:
     names = first_few([way.kind.type for way in ways], MAX_NAMES)
     least = asked.exactly(ways[0].kind)
-    to_type = quota_advice.command(least, "quota", ways[0].place.region)
-    return f"left out: {names}: {quota_advice.lacking(ways[0])}: {to_type}"
+    to_type = quota_advice.build_command(least, "quota", ways[0].place.region)
+    return f"left out: {names}: {quota_advice.format_shortfall(ways[0])}: {to_type}"
 
 
-def _once_more(account: Account, stocks: Sequence[Stock], asked: Asked) -> list[Place]:
+def _survey_in_full(account: Account, stocks: Sequence[RegionStock], asked: Demand) -> list[RegionSurvey]:
     """The same places with the other market, and with their open requests for more, as far as those may be seen."""
     told = ask_all(
-        {one.place.region: partial(_in_full, account, one.place, asked) for one in stocks}, MAX_REGIONS_AT_ONCE
+        {one.place.region: partial(_read_in_full, account, one.place, asked) for one in stocks}, MAX_REGIONS_AT_ONCE
     )
-    return [found if isinstance(found := told[one.place.region], Place) else one.place for one in stocks]
+    return [found if isinstance(found := told[one.place.region], RegionSurvey) else one.place for one in stocks]
 
 
-def _in_full(account: Account, place: Place, asked: Asked) -> Place:
+def _read_in_full(account: Account, place: RegionSurvey, asked: Demand) -> RegionSurvey:
     vcpus = {kind.type: kind.vcpus for kind in place.kinds}
-    standing = quotas.read_standing(account, place.region, quotas.KNOWN, lambda: vcpus, history=True)
-    chosen = {**quota_report.chosen(place.kinds, asked, place.region), **place.chosen}
+    standing = quotas.read_account_quotas(account, place.region, quotas.ALL_CLASSES, lambda: vcpus, history=True)
+    chosen = {**quota_report.select_by_market(place.kinds, asked, place.region), **place.chosen}
     return dataclasses.replace(place, standing=standing, chosen=chosen)
 
 
-def _offer(stock: Stock, kind: Kind, zone: str, price: float, given: Wishes) -> Offer:
+def _build_offer(stock: RegionStock, kind: InstanceType, zone: str, price: float, given: Wishes) -> Offer:
     ground, nodes = stock.ground, given.nodes
-    market = reservations.BLOCK if is_prepaid(given) else asked_of(given).market
+    market = reservations.BLOCK if is_prepaid(given) else build_demand(given).market
     net = ground.nets[zone]
     disk = max(given.disk, ground.image.root_gb)
-    way = _way(stock, kind, given)
+    way = _as_alternative(stock, kind, given)
     costs = [
         Price(f"{nodes} x {kind.type}, {market}{stock.unpriced and ', at most'}", round(price * nodes, 6)),
         Price(f"{nodes} x {disk} GB of disk (gp3)", round(ground.disk * disk * nodes, 6)),
@@ -156,7 +162,10 @@ def _offer(stock: Stock, kind: Kind, zone: str, price: float, given: Wishes) -> 
         gpus=kind.gpus,
         region=ground.region,
         prices=tuple(costs),
-        notes=(*_notes(way, ground.image), *([UNPRICED.format(stock.unpriced, kind.type)] if stock.unpriced else [])),
+        notes=(
+            *_build_notes(way, ground.image),
+            *([UNPRICED_NOTE.format(stock.unpriced, kind.type)] if stock.unpriced else []),
+        ),
         data={
             "columns": {
                 "TYPE": kind.type,
@@ -184,16 +193,16 @@ def _offer(stock: Stock, kind: Kind, zone: str, price: float, given: Wishes) -> 
             "vpc": net.vpc,
             "public": net.public,
             "security_group": given.security_group,
-            "launch": launch.further(given),
+            "launch": launch.optional_parameters(given),
             "ends": given.reserved.ends if given.reserved else None,
             "ssh_from": given.ssh_from,
         },
     )
 
 
-def _notes(way: Way, image: images.Image) -> list[str]:
+def _build_notes(way: Alternative, image: images.Image) -> list[str]:
     notes = [image.note] if image.note else []
-    if way.free is None and way.counted != BLOCKS:
+    if way.free is None and way.counted != CAPACITY_BLOCKS:
         why = way.place.standing.why
         because = why.get(way.counted.code) or why.get("used") or "AWS documents none for it"
         notes.append(f"whether the quota allows {way.kind.type} is not known ({because}): AWS may still say no")

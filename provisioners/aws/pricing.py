@@ -12,7 +12,7 @@ from typing import Any
 from gpuops.core.errors import ProviderError, UsageError
 from provisioners.aws.account import Account
 from provisioners.aws.api import ask_all, join_region, pages, split_region
-from provisioners.aws.catalog import Kind
+from provisioners.aws.catalog import InstanceType
 
 PRICE_LISTS = ("us-east-1", "eu-central-1", "ap-south-1")
 """Regions that serve the price list of all regions, tried in turn: an organization may forbid the first."""
@@ -20,7 +20,7 @@ ADDRESS_HOURLY = 0.005
 """$/h of a public IPv4 address, the same in every region."""
 DISK_MONTHLY = 0.10
 """$ a month for a GB of gp3, where the price list does not say: 0.08 in us-east-1, more in others."""
-MONTH_H = 730.0
+HOURS_PER_MONTH = 730.0
 MAX_SINGLE_LOOKUPS = 40
 """Types looked up one by one because the lookup by number of GPUs missed them: whether every product has that
 attribute is not documented."""
@@ -33,19 +33,19 @@ PLAIN_MACHINE = {
 """What makes a product of the price list the plain machine: else reservations and capacity blocks come first."""
 
 
-def newest(history: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
+def newest_spot_prices(history: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
     """The price by type and zone, the last that was said of each. A price of nothing is none."""
     found: dict[tuple[str, str], tuple[Any, float]] = {}
     for one in history:
         where = (str(one.get("InstanceType")), str(one.get("AvailabilityZone")))
-        price, at = _dollars(one.get("SpotPrice")), one.get("Timestamp")
+        price, at = _parse_dollars(one.get("SpotPrice")), one.get("Timestamp")
         known = found.get(where)
         if price and (known is None or (at is not None and known[0] is not None and at > known[0])):
             found[where] = (at, price)
     return {where: price for where, (_, price) in found.items()}
 
 
-def per_unit(product: str) -> tuple[Mapping[str, Any], float]:
+def parse_product(product: str) -> tuple[Mapping[str, Any], float]:
     """What a product of the price list is (its attributes), and what one unit costs on demand; 0 where nothing is said.
 
     The list's entries are JSON in text.
@@ -55,7 +55,7 @@ def per_unit(product: str) -> tuple[Mapping[str, Any], float]:
         attributes = dict(document["product"]["attributes"])
         terms = document.get("terms", {}).get("OnDemand", {})
         prices = [
-            _dollars(dimension.get("pricePerUnit", {}).get("USD"))
+            _parse_dollars(dimension.get("pricePerUnit", {}).get("USD"))
             for term in terms.values()
             for dimension in term.get("priceDimensions", {}).values()
         ]
@@ -64,11 +64,11 @@ def per_unit(product: str) -> tuple[Mapping[str, Any], float]:
     return attributes, max(prices, default=0.0)
 
 
-def by_type(products: Iterable[str]) -> dict[str, float]:
+def prices_by_type(products: Iterable[str]) -> dict[str, float]:
     """$/h by instance type; of several the cheapest that costs anything."""
     found: dict[str, float] = {}
     for product in products:
-        attributes, price = per_unit(product)
+        attributes, price = parse_product(product)
         name = str(attributes.get("instanceType") or "")
         if name and price:
             found[name] = min(price, found.get(name, price))
@@ -77,11 +77,11 @@ def by_type(products: Iterable[str]) -> dict[str, float]:
 
 def disk_hourly(products: Iterable[str]) -> float:
     """$/h for a GB of gp3. Where the list does not say, a price that is rather too high."""
-    monthly = [price for price in (per_unit(product)[1] for product in products) if price]
-    return min(monthly, default=DISK_MONTHLY) / MONTH_H
+    monthly = [price for price in (parse_product(product)[1] for product in products) if price]
+    return min(monthly, default=DISK_MONTHLY) / HOURS_PER_MONTH
 
 
-def _dollars(said: Any) -> float:
+def _parse_dollars(said: Any) -> float:
     try:
         price = float(said)
     except (TypeError, ValueError):
@@ -91,10 +91,10 @@ def _dollars(said: Any) -> float:
 
 # Questions.
 
-DOING = "read AWS's price list"
+READ_PRICE_LIST = "read AWS's price list"
 
 
-def spot(account: Account, region: str, types: Iterable[str]) -> dict[tuple[str, str], float]:
+def read_spot_prices(account: Account, region: str, types: Iterable[str]) -> dict[tuple[str, str], float]:
     """$/h of a machine now, by type and zone. Raises ProviderError."""
     now = datetime.now(UTC)
     told = pages(
@@ -107,35 +107,35 @@ def spot(account: Account, region: str, types: Iterable[str]) -> dict[tuple[str,
         StartTime=now,
         EndTime=now,
     )
-    return newest(told)
+    return newest_spot_prices(told)
 
 
-def on_demand(account: Account, region: str, kinds: Iterable[Kind]) -> dict[str, float]:
+def read_on_demand_prices(account: Account, region: str, kinds: Iterable[InstanceType]) -> dict[str, float]:
     """$/h of a machine by type, from the price list. What is not in it is not in the answer. Raises ProviderError."""
     wanted = {kind.type: kind for kind in kinds}
     found: dict[str, float] = {}
     for gpus in sorted({kind.gpus for kind in wanted.values() if kind.gpus}):
-        found |= by_type(_products(account, region, **PLAIN_MACHINE, gpu=str(gpus)))
+        found |= prices_by_type(_list_products(account, region, **PLAIN_MACHINE, gpu=str(gpus)))
     missing = sorted((type for type in wanted if type not in found), key=lambda type: wanted[type].vcpus)[
         :MAX_SINGLE_LOOKUPS
     ]
-    calls = {type: partial(_products, account, region, **PLAIN_MACHINE, instanceType=type) for type in missing}
+    calls = {type: partial(_list_products, account, region, **PLAIN_MACHINE, instanceType=type) for type in missing}
     for answer in ask_all(calls).values():
         if isinstance(answer, ProviderError | UsageError):
             raise answer
-        found |= by_type(answer)
+        found |= prices_by_type(answer)
     return {type: price for type, price in found.items() if type in wanted}
 
 
-def disk(account: Account, region: str) -> float:
+def read_disk_price(account: Account, region: str) -> float:
     """$/h for a GB of gp3 in a region. Where that cannot be read, a price that is rather too high."""
     try:
-        return disk_hourly(_products(account, region, productFamily="Storage", volumeApiName="gp3"))
+        return disk_hourly(_list_products(account, region, productFamily="Storage", volumeApiName="gp3"))
     except ProviderError:
         return disk_hourly(())
 
 
-def _products(account: Account, region: str, **attributes: str) -> list[str]:
+def _list_products(account: Account, region: str, **attributes: str) -> list[str]:
     name, profile = split_region(region)
     filters = [
         {"Type": "TERM_MATCH", "Field": field, "Value": value}
@@ -145,7 +145,9 @@ def _products(account: Account, region: str, **attributes: str) -> list[str]:
     for at in (account.price_list, *(one for one in PRICE_LISTS if one != account.price_list)):
         client = account.client("pricing", join_region(at, profile))
         try:
-            found = pages(DOING, client, "get_products", "PriceList", ServiceCode="AmazonEC2", Filters=filters)
+            found = pages(
+                READ_PRICE_LIST, client, "get_products", "PriceList", ServiceCode="AmazonEC2", Filters=filters
+            )
         except ProviderError as error:
             refused = refused or error
         else:

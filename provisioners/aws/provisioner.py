@@ -98,7 +98,7 @@ class AwsProvisioner:
 
     def offers(self, request: Request) -> Sequence[Offer]:
         """Types and zones where all nodes may be had; each is tried until one is."""
-        return offers.offers(self._account, options.wishes(request), self._account.regions(request))
+        return offers.find_offers(self._account, options.wishes(request), self._account.regions(request))
 
     # Making.
 
@@ -106,7 +106,7 @@ class AwsProvisioner:
         """A security group, unless the user named one, and all machines in one request."""
         began, region = time.monotonic(), offer.region
         self._account.record_profile(region)
-        host = keys.new()
+        host = keys.generate_key_pair()
         account = machines.account_data(self._account.identity_if_allowed(region), region)
         made: list[Resource] = []
         group = str(offer.data.get("security_group") or "")
@@ -125,29 +125,31 @@ class AwsProvisioner:
         return made
 
     def _launch(
-        self, offer: Offer, intent: Intent, host: keys.Pair, group: str, *, is_ours: bool, began: float
+        self, offer: Offer, intent: Intent, host: keys.KeyPair, group: str, *, is_ours: bool, began: float
     ) -> list[Instance]:
         """Start an offer's machines, with the next of AWS's images where AWS has withdrawn the offer's."""
-        _, login = keys.login(self.context.home)
+        _, login = keys.ensure_login_key(self.context.home)
         launcher, withdrawn = self._account.launcher(offer.region), [str(offer.data["ami"])]
         try:
             while True:
                 user = str(offer.data["user"])
                 text = boot_script.document(host=host, login=login, user=user, end=intent.boot_deadline)
                 tags = _tags(offer, intent, host.public)
-                wanted = launch.parameters(offer, intent, group, text, tags)
+                wanted = launch.run_parameters(offer, intent, group, text, tags)
                 try:
-                    answer = launch.start(launcher, wanted, launch.doing(offer), ours=is_ours, since=began)
+                    answer = launch.run_instances(
+                        launcher, wanted, launch.describe_launch(offer), ours=is_ours, since=began
+                    )
                     break
                 except Rejected as error:
-                    if code(error) not in images.GONE or not offer.data.get("ami_ours"):
+                    if code(error) not in images.GONE_CODES or not offer.data.get("ami_ours"):
                         raise
                     offer = self._with_another_image(offer, withdrawn)
         except QuotaExceeded as error:
-            raise launch.beyond(error, offer) from error
+            raise launch.explain_quota_error(error, offer) from error
         except Unknown as error:
             if isinstance(error.instead, QuotaExceeded):
-                error.instead = launch.beyond(error.instead, offer)
+                error.instead = launch.explain_quota_error(error.instead, offer)
             raise
         instances = [machines.read(one) for one in answer.get("Instances") or []]
         tagged = [dataclasses.replace(one, tags=one.tags or tags) for one in instances]
@@ -155,7 +157,7 @@ class AwsProvisioner:
 
     def _with_another_image(self, offer: Offer, withdrawn: list[str]) -> Offer:
         """The offer with the next of AWS's images; its id is added to `withdrawn`. Raises ProviderError."""
-        image = images.find(self._account, offer.region, options.wishes(Request(self.name)), withdrawn)
+        image = images.find_image(self._account, offer.region, options.wishes(Request(self.name)), withdrawn)
         withdrawn.append(image.id)
         return dataclasses.replace(
             offer, data={**offer.data, **image.data, "disk": max(int(offer.data["disk"]), image.root_gb)}
@@ -184,7 +186,7 @@ class AwsProvisioner:
     ) -> Resource:
         region, name = offer.region, intent.mark(machines.GROUP)
         journal.will(machines.GROUP, name, f"{intent.token}-{machines.GROUP}", region)
-        id_ = network.make_group(
+        id_ = network.create_group(
             self._account.launcher(region),
             f"{name}-{intent.token[-8:]}",  # AWS may remember a name for a while after its end
             str(offer.data["vpc"]),
@@ -198,16 +200,16 @@ class AwsProvisioner:
     def _my_address(self) -> str:
         with self._lock:
             if self._caller is None or time.monotonic() - self._caller[0] > CALLER_ADDRESS_VALID_S:
-                self._caller = (time.monotonic(), network.caller(self.context.env))
+                self._caller = (time.monotonic(), network.find_caller_network(self.context.env))
             return self._caller[1]
 
     # Finding.
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
-        return lifecycle.owned(self._account, self.context.home, owner, regions)
+        return lifecycle.list_owned(self._account, self.context.home, owner, regions)
 
     def describe(self, resource: Resource) -> Resource:
-        now = lifecycle.look(self._account, self.context.home, resource)
+        now = lifecycle.describe_resource(self._account, self.context.home, resource)
         if now is not None:
             return now
         self._check_account(resource)
@@ -244,11 +246,11 @@ class AwsProvisioner:
         changed = False
         for region, name in dict.fromkeys((one.region, machines.cluster_of(one.name)) for one in resources):
             client = self._account.client("ec2", region)
-            groups = lifecycle.groups(client, split_region(region)[0], *name)
-            if any(network.followed(one.get("IpPermissions") or []) for one in groups):
-                cidr = network.caller(self.context.env)
+            groups = lifecycle.list_security_groups(client, split_region(region)[0], *name)
+            if any(network.followed_networks(one.get("IpPermissions") or []) for one in groups):
+                cidr = network.find_caller_network(self.context.env)
                 for one in groups:
-                    changed = network.follow(client, one, cidr) or changed
+                    changed = network.follow_caller(client, one, cidr) or changed
         return changed
 
     def last_words(self, resource: Resource) -> str:
@@ -279,7 +281,7 @@ class AwsProvisioner:
         return Payer("", source)
 
     def quota(self, request: Request) -> QuotaReport:
-        return quota_report.report(self._account, request)
+        return quota_report.build_report(self._account, request)
 
     def request_quota(self, quota: Quota, wanted: float) -> Increase:
         return quota_report.request_quota(self._account, quota, wanted)

@@ -16,26 +16,36 @@ from dataclasses import dataclass
 from gpuops.core.errors import QuotaExceeded
 from gpuops.core.format import plural
 from gpuops.core.models import Increase, Quota
-from provisioners.aws.alternatives import Asked, Place, Way, alike, as_asked, as_many, by_quota, by_region, fewer
+from provisioners.aws.alternatives import (
+    Alternative,
+    Demand,
+    RegionSurvey,
+    fewer_gpus,
+    first_per_quota,
+    first_per_region,
+    format_equivalents,
+    requested_alternatives,
+    same_gpu_count,
+)
 from provisioners.aws.api import split_region
-from provisioners.aws.catalog import is_old
+from provisioners.aws.catalog import is_legacy
 from provisioners.aws.options import CPU
-from provisioners.aws.quotas import MARKETS, ON_DEMAND, SPOT, UNIT, arithmetic, case_link, class_of
+from provisioners.aws.quotas import MARKETS, ON_DEMAND, SPOT, UNIT, case_link, format_calculation, quota_class_of
 
 GRANT_DELAY_S = 3600.0
 """A quota may still change for this long after its case was closed."""
-SETTLING = "a grant takes effect within an hour: the quota is looked at until then"
+GRANT_DELAY_NOTE = "a grant takes effect within an hour: the quota is looked at until then"
 SMALL_VCPUS = 8
 """vCPU: a first request for more than that is rarely granted to a new account."""
 
 
-def settles(one: Increase, now: float) -> bool:
+def may_still_be_granted(one: Increase, now: float) -> bool:
     """Whether a request that was closed without a word of how may still turn out to be granted."""
     since = one.decided if one.decided is not None else one.created
     return since is not None and now - since < GRANT_DELAY_S
 
 
-def refused(quota: Quota, one: Increase) -> tuple[str, ...]:
+def advise_on_refusal(quota: Quota, one: Increase) -> tuple[str, ...]:
     """What to do about one that was not granted, with a text to reply with."""
     machines = f"{quota.machines} ({quota.sum})" if quota.machines else "N x TYPE"
     return (
@@ -60,32 +70,38 @@ class Advice:
         return f"{self.say}: {self.command}" if self.command else self.say
 
 
-MORE = Advice("that is for one GPU, with --gpus N for more, and --nodes N for several machines")
+MORE_GPUS = Advice("that is for one GPU, with --gpus N for more, and --nodes N for several machines")
 
 
-def advise(asked: Asked, places: Sequence[Place], now: float) -> list[Advice]:
+def advise_on_request(asked: Demand, places: Sequence[RegionSurvey], now: float) -> list[Advice]:
     """Everything worth knowing, the most useful first."""
-    ways = list(as_asked(asked, places, asked.market))
+    ways = list(requested_alternatives(asked, places, asked.market))
     if not ways:
         return []
-    fitting = by_region(way for way in ways if way.fits)
+    fitting = first_per_region(way for way in ways if way.fits)
     if fitting:
-        return _fits(asked, fitting)
+        return _advise_fitting(asked, fitting)
     unknown = [way for way in ways if way.free is None]
     known = [way for way in ways if way.free is not None]
-    elsewhere = _other_market(asked, places)
+    elsewhere = _advise_other_market(asked, places)
     if not known:
-        return [*_unknown(asked, unknown), *elsewhere]
-    if same := _same(asked, places, asked.market):
-        lines = [*elsewhere, *same, *_in_use(known), *_elsewhere(asked, places), *_increase(asked, known, now)[:1]]
+        return [*_advise_unknown(asked, unknown), *elsewhere]
+    if same := _advise_smaller_machines(asked, places, asked.market):
+        lines = [
+            *elsewhere,
+            *same,
+            *_advise_ending_machines(known),
+            *_advise_other_regions(asked, places),
+            *_advise_increase(asked, known, now)[:1],
+        ]
     else:
-        less = _less(asked, places, known)
-        increase = [*_first(asked, known), *_increase(asked, known, now)]
-        lines = [*elsewhere, *less, *_in_use(known), *_elsewhere(asked, places), *increase]
-    return [*lines, *(_unknown(_just(asked, unknown[0]), unknown) if unknown else [])]
+        less = _advise_fewer_gpus(asked, places, known)
+        increase = [*_advise_first_step(asked, known), *_advise_increase(asked, known, now)]
+        lines = [*elsewhere, *less, *_advise_ending_machines(known), *_advise_other_regions(asked, places), *increase]
+    return [*lines, *(_advise_unknown(_just(asked, unknown[0]), unknown) if unknown else [])]
 
 
-def for_one(asked: Asked, places: Sequence[Place], now: float) -> list[Advice]:
+def advise_for_one_gpu(asked: Demand, places: Sequence[RegionSurvey], now: float) -> list[Advice]:
     """The same where nothing was asked for: for one GPU, in both markets, since none was chosen."""
     if not any(place.chosen for place in places):
         return []
@@ -94,47 +110,50 @@ def for_one(asked: Asked, places: Sequence[Place], now: float) -> list[Advice]:
     runs = False
     for market in (asked.market, SPOT if asked.market == ON_DEMAND else ON_DEMAND):
         there = dataclasses.replace(asked, market=market)
-        ways = list(as_asked(there, places, market))
+        ways = list(requested_alternatives(there, places, market))
         known = [way for way in ways if way.free is not None]
         how = "as spot" if market == SPOT else "on demand"
-        if fitting := by_region(way for way in ways if way.fits):
+        if fitting := first_per_region(way for way in ways if way.fits):
             runs = True
-            lines += _fits(there, fitting, f"{how} one GPU")
+            lines += _advise_fitting(there, fitting, f"{how} one GPU")
         elif known:
-            where = _regions(dict.fromkeys(way.region for way in known))
-            more = _increase(there, known, now)[0]
-            lines += [Advice(f"no GPU runs {how} today in {where}; {more.say}", more.command), *_in_use(known)]
+            where = _join_regions(dict.fromkeys(way.region for way in known))
+            more = _advise_increase(there, known, now)[0]
+            lines += [
+                Advice(f"no GPU runs {how} today in {where}; {more.say}", more.command),
+                *_advise_ending_machines(known),
+            ]
         elif ways:
-            lines += _unknown(there, ways)
+            lines += _advise_unknown(there, ways)
             runs = True
-    return [*lines, *([] if runs else _elsewhere(asked, places)), MORE]
+    return [*lines, *([] if runs else _advise_other_regions(asked, places)), MORE_GPUS]
 
 
-def _just(asked: Asked, way: Way) -> Asked:
+def _just(asked: Demand, way: Alternative) -> Demand:
     return asked.exactly(way.kind)
 
 
-def refusal(asked: Asked, places: Sequence[Place], now: float) -> QuotaExceeded:
+def build_quota_error(asked: Demand, places: Sequence[RegionSurvey], now: float) -> QuotaExceeded:
     """Why nothing is launched, with the command that helps."""
-    ways = list(as_asked(asked, places, asked.market))
-    whys = [lacking(way) for way in by_quota(ways)]
-    more = [*_same(asked, places, asked.market), *_other_market(asked, places)][:1]
+    ways = list(requested_alternatives(asked, places, asked.market))
+    whys = [format_shortfall(way) for way in first_per_quota(ways)]
+    more = [*_advise_smaller_machines(asked, places, asked.market), *_advise_other_market(asked, places)][:1]
     known = [way for way in ways if way.free is not None]
-    hints = [*_in_use(known), *_increase(asked, ways, now)[:1], *more]
-    looks = Advice("what else runs today", command(asked, "quota", ways[0].place.region)) if ways else Advice("")
+    hints = [*_advise_ending_machines(known), *_advise_increase(asked, ways, now)[:1], *more]
+    looks = Advice("what else runs today", build_command(asked, "quota", ways[0].place.region)) if ways else Advice("")
     return QuotaExceeded("; ".join(whys), "; or ".join(map(str, [*hints, *([] if more else [looks])])))
 
 
-def lacking(way: Way) -> str:
+def format_shortfall(way: Alternative) -> str:
     """What a way is short of, with the numbers."""
     limit = way.place.standing.limits.get(way.counted.code, 0.0)
     return (
         f"AWS lets this account use {limit:g} {UNIT} of {way.counted.name} ({way.counted.code}) in {way.region}, "
-        f"{way.used:g} are in use, and {arithmetic(way.nodes, way.kind.vcpus)} is {way.need}"
+        f"{way.used:g} are in use, and {format_calculation(way.nodes, way.kind.vcpus)} is {way.need}"
     )
 
 
-def command(asked: Asked, what: str, region: str, *more: str) -> str:
+def build_command(asked: Demand, what: str, region: str, *more: str) -> str:
     """The line that says what is asked for: `gpuops quota aws --gpus 4 --nodes 2 --spot --region us-east-1`."""
     name, profile = split_region(region)
     words = ["gpuops", what, "aws"]
@@ -153,36 +172,37 @@ def command(asked: Asked, what: str, region: str, *more: str) -> str:
     return shlex.join([*words, *more])
 
 
-def _fits(asked: Asked, fitting: Sequence[Way], what: str = "it") -> list[Advice]:
+def _advise_fitting(asked: Demand, fitting: Sequence[Alternative], what: str = "it") -> list[Advice]:
     first = fitting[0]
     others = [way.region for way in fitting[1:]]
-    also = f", and in {_regions(others)}" if others else ""
+    also = f", and in {_join_regions(others)}" if others else ""
     free = f"{first.free:g}" if first.free is not None else "?"
+    calculation = format_calculation(first.nodes, first.kind.vcpus)
     return [
         Advice(
-            f"{what} fits in {first.region}{also}: {arithmetic(first.nodes, first.kind.vcpus)} is {first.need}, and "
-            f"{free} are free of {first.counted.name}",
-            command(asked, "up", first.place.region),
+            f"{what} fits in {first.region}{also}: {calculation} is {first.need}, and {free} are free "
+            f"of {first.counted.name}",
+            build_command(asked, "up", first.place.region),
         )
     ]
 
 
-def _unknown(asked: Asked, ways: Sequence[Way]) -> list[Advice]:
+def _advise_unknown(asked: Demand, ways: Sequence[Alternative]) -> list[Advice]:
     first = ways[0]
     why = "AWS documents no quota for it" if not first.counted.code else "the quota could not be read"
     return [
         Advice(
             f"whether {first.kind.type} fits in {first.region} is not known ({first.counted.name}: {why}), and that is "
             "no reason not to try",
-            command(asked, "up", first.place.region),
+            build_command(asked, "up", first.place.region),
         )
     ]
 
 
-def _other_market(asked: Asked, places: Sequence[Place]) -> list[Advice]:
+def _advise_other_market(asked: Demand, places: Sequence[RegionSurvey]) -> list[Advice]:
     other = ON_DEMAND if asked.market == SPOT else SPOT
     there = dataclasses.replace(asked, market=other)
-    found = next((way for way in as_asked(there, places, other) if way.fits), None)
+    found = next((way for way in requested_alternatives(there, places, other) if way.fits), None)
     if found is None:
         return []
     how = "as spot" if other == SPOT else "on demand"
@@ -190,14 +210,14 @@ def _other_market(asked: Asked, places: Sequence[Place]) -> list[Advice]:
         Advice(
             f"{how} it fits today in {found.region}: {found.need} {UNIT} are needed, and {found.free:g} are free of "
             f"{found.counted.name}",
-            command(there, "up", found.place.region),
+            build_command(there, "up", found.place.region),
         )
     ]
 
 
-def _less(asked: Asked, places: Sequence[Place], ways: Sequence[Way]) -> list[Advice]:
+def _advise_fewer_gpus(asked: Demand, places: Sequence[RegionSurvey], ways: Sequence[Alternative]) -> list[Advice]:
     """Fewer GPUs, where there is room for any."""
-    less = [found[0] for place in places if (found := fewer(asked, place, asked.market))]
+    less = [found[0] for place in places if (found := fewer_gpus(asked, place, asked.market))]
     things = "GPUs" if any(way.kind.gpus for way in ways) else "machines"
     if less:
         best = max(less, key=lambda way: (way.gpus, way.nodes))
@@ -205,32 +225,32 @@ def _less(asked: Asked, places: Sequence[Place], ways: Sequence[Way]) -> list[Ad
             Advice(
                 f"with fewer {things} something runs today in {best.region}, where {best.free:g} {UNIT} are free: "
                 f"{best.say()}",
-                command(_instead(asked, best), "up", best.place.region),
+                build_command(_with_alternative(asked, best), "up", best.place.region),
             )
         ]
-    where = _regions(dict.fromkeys(way.region for way in ways))
+    where = _join_regions(dict.fromkeys(way.region for way in ways))
     how = "as spot" if asked.market == SPOT else "on demand"
     what = "nothing with such GPUs" if things == "GPUs" else "no such machine"
     return [Advice(f"{what} runs {how} today in {where}: the {UNIT} that are free are too few for one machine")]
 
 
-def _same(asked: Asked, places: Sequence[Place], market: str) -> list[Advice]:
+def _advise_smaller_machines(asked: Demand, places: Sequence[RegionSurvey], market: str) -> list[Advice]:
     """As many GPUs in smaller machines that there is room for today."""
     for place in places:
-        fitting = [way for way in as_many(asked, place, market) if way.fits]
+        fitting = [way for way in same_gpu_count(asked, place, market) if way.fits]
         if fitting:
             best = fitting[0]
             return [
                 Advice(
                     f"as many GPUs run today in smaller machines in {best.region}, where {best.free:g} {UNIT} are "
-                    f"free: {best.say()}{alike(best, fitting)}",
-                    command(_instead(asked, best), "up", best.place.region),
+                    f"free: {best.say()}{format_equivalents(best, fitting)}",
+                    build_command(_with_alternative(asked, best), "up", best.place.region),
                 )
             ]
     return []
 
 
-def _in_use(ways: Sequence[Way]) -> list[Advice]:
+def _advise_ending_machines(ways: Sequence[Alternative]) -> list[Advice]:
     """Where the quota is large enough, but for what runs."""
     for way in ways:
         limit = way.place.standing.limits.get(way.counted.code, 0.0)
@@ -245,24 +265,24 @@ def _in_use(ways: Sequence[Way]) -> list[Advice]:
     return []
 
 
-def _elsewhere(asked: Asked, places: Sequence[Place]) -> list[Advice]:
+def _advise_other_regions(asked: Demand, places: Sequence[RegionSurvey]) -> list[Advice]:
     if len(places) > 1:
         return []
-    look = command(
+    look = build_command(
         asked, "quota", "all" + "@" * bool(split_region(places[0].region)[1]) + split_region(places[0].region)[1]
     )
     return [Advice("quotas are counted by region, and another may have room", look)]
 
 
-def _first(asked: Asked, known: Sequence[Way]) -> list[Advice]:
+def _advise_first_step(asked: Demand, known: Sequence[Alternative]) -> list[Advice]:
     """Where an account has nothing at all: the step that is granted soonest."""
     least = min(known, key=lambda way: (way.total, way.kind.type))
-    place, counted = least.place, class_of(least.kind.type, ON_DEMAND)
-    limits = [place.standing.limits.get(class_of(least.kind.type, market).code) for market in MARKETS]
+    place, counted = least.place, quota_class_of(least.kind.type, ON_DEMAND)
+    limits = [place.standing.limits.get(quota_class_of(least.kind.type, market).code) for market in MARKETS]
     if any(limit != 0 for limit in limits) or least.total <= SMALL_VCPUS or least.increases or least.closed:
         return []
-    alike = [kind for kind in place.kinds if ON_DEMAND in kind.markets and kind.gpus and not is_old(kind)]
-    same = [kind for kind in alike if class_of(kind.type, ON_DEMAND) == counted and kind.vcpus <= SMALL_VCPUS]
+    alike = [kind for kind in place.kinds if ON_DEMAND in kind.markets and kind.gpus and not is_legacy(kind)]
+    same = [kind for kind in alike if quota_class_of(kind.type, ON_DEMAND) == counted and kind.vcpus <= SMALL_VCPUS]
     small = min(same, key=lambda kind: (kind.vcpus, kind.type), default=None)
     if small is None:
         return []
@@ -272,21 +292,21 @@ def _first(asked: Asked, known: Sequence[Way]) -> list[Advice]:
     return [
         Advice(
             f"from 0 a small step is granted sooner: first {total} {UNIT} on demand, then more, then spot",
-            command(wish, "quota", place.region, "--request", total),
+            build_command(wish, "quota", place.region, "--request", total),
         )
     ]
 
 
-def _increase(asked: Asked, ways: Sequence[Way], now: float) -> list[Advice]:
+def _advise_increase(asked: Demand, ways: Sequence[Alternative], now: float) -> list[Advice]:
     """What to ask AWS for: as little as would do, and as little as would do for as many GPUs."""
     known = [way for way in ways if way.free is not None]
     if not known:
         return []
     least = min(known, key=lambda way: way.need - (way.free or 0.0))
     if least.increases:
-        return [_open(asked, least, least.increases[0], now)]
+        return [_advise_open_increase(asked, least, least.increases[0], now)]
     if one := least.closed:
-        since = f", {days} ago" if (days := _days(one, now)) else ""
+        since = f", {days} ago" if (days := _age_in_days(one, now)) else ""
         return [
             Advice(
                 f"AWS was asked for {one.wanted:g} {UNIT} of {least.counted.name} in {least.region} "
@@ -300,29 +320,30 @@ def _increase(asked: Asked, ways: Sequence[Way], now: float) -> list[Advice]:
     found = [
         Advice(
             f"the smallest increase that would do is to {least.total} {UNIT} in {least.region} "
-            f"({arithmetic(least.nodes, least.kind.vcpus)}{in_use})",
-            command(asked, "quota", least.place.region, *which, "--request", str(least.total)),
+            f"({format_calculation(least.nodes, least.kind.vcpus)}{in_use})",
+            build_command(asked, "quota", least.place.region, *which, "--request", str(least.total)),
         )
     ]
-    smaller = [way for way in as_many(asked, least.place, asked.market) if way.counted == least.counted]
+    smaller = [way for way in same_gpu_count(asked, least.place, asked.market) if way.counted == least.counted]
     if smaller and smaller[0].total < least.total:
         best = smaller[0]
         found.append(
             Advice(
-                f"a smaller one would do for as many GPUs in smaller machines: {best.say()}{alike(best, smaller)}",
-                command(_instead(asked, best), "quota", best.place.region, "--request", str(best.total)),
+                "a smaller one would do for as many GPUs in smaller machines: "
+                f"{best.say()}{format_equivalents(best, smaller)}",
+                build_command(_with_alternative(asked, best), "quota", best.place.region, "--request", str(best.total)),
             )
         )
     return found
 
 
-def _days(one: Increase, now: float) -> str:
+def _age_in_days(one: Increase, now: float) -> str:
     days = int((now - one.created) // 86400) if one.created is not None else 0
     return plural(days, "day") if days > 0 else ""
 
 
-def _open(asked: Asked, way: Way, one: Increase, now: float) -> Advice:
-    since = f", for {days}" if (days := _days(one, now)) else ""
+def _advise_open_increase(asked: Demand, way: Alternative, one: Increase, now: float) -> Advice:
+    since = f", for {days}" if (days := _age_in_days(one, now)) else ""
     enough = (
         "would do"
         if one.wanted >= way.total
@@ -331,16 +352,16 @@ def _open(asked: Asked, way: Way, one: Increase, now: float) -> Advice:
     return Advice(
         f"AWS has yet to decide on {one.wanted:g} {UNIT} of {way.counted.name} in {way.region} ({one.status}{since}"
         f"{f'; its case: {case_link(one)}' if one.case else ''}), which {enough}",
-        command(asked, "quota", way.place.region, "--watch"),
+        build_command(asked, "quota", way.place.region, "--watch"),
     )
 
 
-def _instead(asked: Asked, way: Way) -> Asked:
+def _with_alternative(asked: Demand, way: Alternative) -> Demand:
     """The same wish with this way's machines."""
     return dataclasses.replace(asked.exactly(way.kind), nodes=way.nodes, gpus=way.kind.gpus or None, gpu_mem=None)
 
 
-def _regions(names: Iterable[str]) -> str:
+def _join_regions(names: Iterable[str]) -> str:
     known = list(names)
     more = len(known) - MAX_NAMES
     return ", ".join(known[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -14,73 +14,76 @@ from gpuops.core.format import first_few
 from gpuops.core.models import Increase, Quota, QuotaReport, Request
 from provisioners.aws import catalog, quota_advice
 from provisioners.aws.account import Account
-from provisioners.aws.alternatives import Asked, Place
+from provisioners.aws.alternatives import Demand, RegionSurvey
 from provisioners.aws.api import ask, ask_all, require, split_region
-from provisioners.aws.catalog import Kind
+from provisioners.aws.catalog import InstanceType
 from provisioners.aws.errors import FREE_PLAN, code
 from provisioners.aws.options import Wishes, wishes
 from provisioners.aws.quotas import (
-    CLASSES,
+    ALL_CLASSES,
+    G_ON_DEMAND,
     G_SPOT,
-    KNOWN,
+    GPU_CLASSES,
     MARKETS,
     ON_DEMAND,
     SERVICE,
     SPOT,
-    Class,
-    G,
-    class_of,
-    is_unknown,
-    of_state,
-    read_increase,
+    QuotaClass,
+    build_quota,
+    is_unreadable,
+    parse_increase,
+    quota_class_of,
+    read_account_quotas,
     read_increases,
     read_limit,
-    read_standing,
-    row,
+    select_increases,
 )
 
-EVERYWHERE = "all"
+ALL_REGIONS = "all"
 MAX_REGIONS_AT_ONCE = 4
 """Each region makes several calls at once itself."""
 MAX_NAMES = 3
 OPEN_ALREADY = "ResourceAlreadyExistsException"
 
 
-def asked_of(given: Wishes, profile: str = "") -> Asked:
+def build_demand(given: Wishes, profile: str = "") -> Demand:
     market = SPOT if given.spot else ON_DEMAND
     whose = given.profile or profile
-    return Asked(given.nodes, given.gpus, given.gpu_type, given.gpu_mem, market, whose, given.types)
+    return Demand(given.nodes, given.gpus, given.gpu_type, given.gpu_mem, market, whose, given.types)
 
 
-def report(account: Account, request: Request) -> QuotaReport:
+def build_report(account: Account, request: Request) -> QuotaReport:
     """The quotas of each region, and what follows from them. Raises ProviderError, UsageError."""
     given = wishes(request)
-    regions = _regions(account, request)
+    regions = _select_regions(account, request)
     something = bool(given.gpus or given.gpu_type or given.gpu_mem or given.types or given.nodes > 1)
-    asked = asked_of(given)
+    asked = build_demand(given)
     found = ask_all(
-        {region: partial(_place, account, region, asked, something) for region in regions}, MAX_REGIONS_AT_ONCE
+        {region: partial(_survey_for_demand, account, region, asked, something) for region in regions},
+        MAX_REGIONS_AT_ONCE,
     )
-    found = {region: one if isinstance(one, Place) else account.explain(region, one) for region, one in found.items()}
-    places = [one for one in found.values() if isinstance(one, Place)]
+    found = {
+        region: one if isinstance(one, RegionSurvey) else account.explain(region, one) for region, one in found.items()
+    }
+    places = [one for one in found.values() if isinstance(one, RegionSurvey)]
     if not places:
         require(found[regions[0]])
-    left_out = [(region, one.say) for region, one in found.items() if not isinstance(one, Place)]
+    left_out = [(region, one.say) for region, one in found.items() if not isinstance(one, RegionSurvey)]
     gaps = [(place.region, said) for place in places for said in place.standing.why.values()]
-    notes = [*_by_reason(left_out, "left out"), *_by_reason(gaps, "known in part")]
+    notes = [*_group_by_reason(left_out, "left out"), *_group_by_reason(gaps, "known in part")]
     if account.on_free_plan(regions[0]):
         notes.insert(0, "; ".join(FREE_PLAN))
-    rows = [row for place in places for row in rows_of(place, asked, something=something)]
+    rows = [row for place in places for row in build_rows(place, asked, something=something)]
     if something:
-        said = quota_advice.advise(asked, places, time.time())
+        said = quota_advice.advise_on_request(asked, places, time.time())
     else:
         one = dataclasses.replace(asked, gpus=1)
-        said = quota_advice.for_one(one, [_meaning(place, one) for place in places], time.time())
+        said = quota_advice.advise_for_one_gpu(one, [_with_choice_if_any(place, one) for place in places], time.time())
     return QuotaReport(quotas=rows, advice=[str(one) for one in said], notes=notes)
 
 
-def _regions(account: Account, request: Request) -> list[str]:
-    if (request.region or "").partition("@")[0].strip().lower() != EVERYWHERE:
+def _select_regions(account: Account, request: Request) -> list[str]:
+    if (request.region or "").partition("@")[0].strip().lower() != ALL_REGIONS:
         return account.regions(request)
     usual = account.regions(dataclasses.replace(request, region=None))[0]
     found = account.opted_in(split_region(usual)[1] or (request.region or "").partition("@")[2])
@@ -89,37 +92,37 @@ def _regions(account: Account, request: Request) -> list[str]:
     )  # of equals the usual one is advised
 
 
-def rows_of(place: Place, asked: Asked, *, something: bool) -> list[Quota]:
+def build_rows(place: RegionSurvey, asked: Demand, *, something: bool) -> list[Quota]:
     """A region's quotas, those of the market asked for first; with a request those that it could be counted against."""
     markets = sorted(MARKETS, key=lambda market: market != asked.market) if something else list(MARKETS)
     rows = []
     for market in markets:
-        for counted in _classes(place, market, something=something):
+        for counted in _select_classes(place, market, something=something):
             kinds = place.chosen.get(market, ()) if something else ()
             rows.append(
-                row(
+                build_quota(
                     place.region,
                     counted,
                     place.standing,
                     kinds,
                     asked.nodes,
                     asked=something and market == asked.market and bool(kinds or not place.kinds),
-                    usual=not something and market == asked.market and counted in (G_SPOT, G),
+                    usual=not something and market == asked.market and counted in (G_SPOT, G_ON_DEMAND),
                 )
             )
     return rows
 
 
-def _classes(place: Place, market: str, *, something: bool) -> list[Class]:
+def _select_classes(place: RegionSurvey, market: str, *, something: bool) -> list[QuotaClass]:
     """Without a request every quota; with one those of the kinds that it means."""
     if not something or not place.kinds:
-        return [one for one in CLASSES if one.market == market]
-    meant = {class_of(kind.type, market) for kind in place.chosen.get(market, ())}
-    known = [one for one in KNOWN if one in meant]
+        return [one for one in GPU_CLASSES if one.market == market]
+    meant = {quota_class_of(kind.type, market) for kind in place.chosen.get(market, ())}
+    known = [one for one in ALL_CLASSES if one in meant]
     return [*known, *sorted(meant.difference(known), key=lambda one: one.name)]
 
 
-def _by_reason(whys: Sequence[tuple[str, str]], what: str) -> list[str]:
+def _group_by_reason(whys: Sequence[tuple[str, str]], what: str) -> list[str]:
     """Each reason once, with the regions that it was heard from."""
     said = []
     for why in dict.fromkeys(why for _, why in whys):
@@ -129,28 +132,28 @@ def _by_reason(whys: Sequence[tuple[str, str]], what: str) -> list[str]:
     return said
 
 
-def _place(account: Account, region: str, asked: Asked, something: bool) -> Place:
-    place = survey(account, region, types=asked.types)
+def _survey_for_demand(account: Account, region: str, asked: Demand, something: bool) -> RegionSurvey:
+    place = survey_region(account, region, types=asked.types)
     if not something or not place.kinds:
         return place
-    return dataclasses.replace(place, chosen=chosen(place.kinds, asked, region))
+    return dataclasses.replace(place, chosen=select_by_market(place.kinds, asked, region))
 
 
-def _meaning(place: Place, asked: Asked) -> Place:
+def _with_choice_if_any(place: RegionSurvey, asked: Demand) -> RegionSurvey:
     """A place with the kinds that are meant, or without any where it has none."""
     try:
-        return dataclasses.replace(place, chosen=chosen(place.kinds, asked, place.region))
+        return dataclasses.replace(place, chosen=select_by_market(place.kinds, asked, place.region))
     except UsageError:
         return place
 
 
-def chosen(kinds: Sequence[Kind], asked: Asked, region: str = "") -> dict[str, list[Kind]]:
+def select_by_market(kinds: Sequence[InstanceType], asked: Demand, region: str = "") -> dict[str, list[InstanceType]]:
     """The kinds that a request means, by market. Raises UsageError where the market asked for has none."""
     found = {}
     where = f"in {split_region(region)[0]}" if region else "there"
     for market in MARKETS:
         try:
-            found[market] = catalog.chosen(
+            found[market] = catalog.select_instance_types(
                 kinds,
                 gpus=asked.gpus,
                 gpu_type=asked.gpu_type,
@@ -165,20 +168,20 @@ def chosen(kinds: Sequence[Kind], asked: Asked, region: str = "") -> dict[str, l
     return found
 
 
-def survey(account: Account, region: str, *, types: str = "") -> Place:
+def survey_region(account: Account, region: str, *, types: str = "") -> RegionSurvey:
     """A region's types and quotas, asked for at once. `types`: names of further ones."""
-    classes = KNOWN if types else CLASSES
+    classes = ALL_CLASSES if types else GPU_CLASSES
     with ThreadPoolExecutor(1, thread_name_prefix="aws") as pool:
-        found: Future[dict[str, Kind]] = pool.submit(catalog.kinds, account, region, types)
+        found: Future[dict[str, InstanceType]] = pool.submit(catalog.list_instance_types, account, region, types)
         vcpus: Callable[[], dict[str, int]] = lambda: {name: kind.vcpus for name, kind in found.result().items()}  # noqa: E731
-        standing = read_standing(account, region, classes, vcpus, history=True)
+        standing = read_account_quotas(account, region, classes, vcpus, history=True)
         try:
             kinds = found.result()
         except ProviderError as error:
-            if not is_unknown(error):
+            if not is_unreadable(error):
                 raise
-            return Place(region, (), {}, dataclasses.replace(standing, why={**standing.why, "types": error.say}))
-    return Place(region, tuple(kinds.values()), {}, standing)
+            return RegionSurvey(region, (), {}, dataclasses.replace(standing, why={**standing.why, "types": error.say}))
+    return RegionSurvey(region, tuple(kinds.values()), {}, standing)
 
 
 def request_quota(account: Account, quota: Quota, wanted: float) -> Increase:
@@ -195,11 +198,11 @@ def request_quota(account: Account, quota: Quota, wanted: float) -> Increase:
     except ProviderError as error:
         if code(error) != OPEN_ALREADY:
             raise
-        there = of_state(read_increases(account, quota.region), open=True).get(quota.code)
+        there = select_increases(read_increases(account, quota.region), open=True).get(quota.code)
         if not there:
             raise
         return there[0]
-    return read_increase(told["RequestedQuota"])
+    return parse_increase(told["RequestedQuota"])
 
 
 def requested_quota(account: Account, quota: Quota, id: str) -> Increase:
@@ -207,12 +210,12 @@ def requested_quota(account: Account, quota: Quota, id: str) -> Increase:
     ProviderError."""
     client = account.client("service-quotas", quota.region)
     told: dict[str, Any] = ask("look at the request", client.get_requested_service_quota_change, RequestId=id)
-    found = read_increase(told["RequestedQuota"])
+    found = parse_increase(told["RequestedQuota"])
     if found.open or found.granted:
         return found
     if found.granted is None:
         if read_limit(account, quota.region, quota.code) >= found.wanted:
             return dataclasses.replace(found, granted=True)
-        if quota_advice.settles(found, time.time()):
-            return dataclasses.replace(found, open=True, advice=(quota_advice.SETTLING,))
-    return dataclasses.replace(found, granted=False, advice=quota_advice.refused(quota, found))
+        if quota_advice.may_still_be_granted(found, time.time()):
+            return dataclasses.replace(found, open=True, advice=(quota_advice.GRANT_DELAY_NOTE,))
+    return dataclasses.replace(found, granted=False, advice=quota_advice.advise_on_refusal(quota, found))

@@ -19,7 +19,7 @@ from gpuops.core.errors import AuthFailed, ProviderError, UsageError
 from gpuops.core.models import Increase, Quota
 from provisioners.aws.account import Account
 from provisioners.aws.api import ask, ask_all, pages, require
-from provisioners.aws.catalog import Kind
+from provisioners.aws.catalog import InstanceType
 from provisioners.aws.errors import code, denied
 from provisioners.aws.machines import Instance, RequestState, SpotRequest, State, instances_of, read_request
 
@@ -28,18 +28,18 @@ SPOT, ON_DEMAND = "spot", "on-demand"
 MARKETS = (SPOT, ON_DEMAND)
 UNIT = "vCPU"
 OPEN_STATUSES = ("PENDING", "CASE_OPENED")
-GRANTED = {"APPROVED": True, "DENIED": False, "NOT_APPROVED": False, "INVALID_REQUEST": False}
+GRANTED_BY_STATUS = {"APPROVED": True, "DENIED": False, "NOT_APPROVED": False, "INVALID_REQUEST": False}
 """What is not here, CASE_CLOSED above all, does not say how it ended."""
-CASE = "https://support.console.aws.amazon.com/support/home#/case/?displayId={}"
-CASES = "https://support.console.aws.amazon.com/support/home#/case/history"
-NO_SUCH = "NoSuchResourceException"
+CASE_URL = "https://support.console.aws.amazon.com/support/home#/case/?displayId={}"
+CASE_LIST_URL = "https://support.console.aws.amazon.com/support/home#/case/history"
+NO_SUCH_RESOURCE = "NoSuchResourceException"
 COUNTED_STATES = (State.PENDING, State.RUNNING)
-DOING = "read the quotas"
+READ_QUOTAS = "read the quotas"
 FAMILY = re.compile(r"([a-z]+)(\d*)")
 
 
 @dataclass(frozen=True)
-class Class:
+class QuotaClass:
     """One quota of AWS's."""
 
     code: str
@@ -48,46 +48,48 @@ class Class:
     market: str
 
 
-G_SPOT = Class("L-3819A6DF", "All G and VT Spot Instance Requests", SPOT)
-P4_SPOT = Class("L-7212CCBC", "All P4, P3 and P2 Spot Instance Requests", SPOT)
-P5_SPOT = Class("L-C4BD4855", "All P5 Spot Instance Requests", SPOT)
-G = Class("L-DB2E81BA", "Running On-Demand G and VT instances", ON_DEMAND)
-P = Class("L-417A185B", "Running On-Demand P instances", ON_DEMAND)
-NEWER_P_SPOT = Class("", "newer P Spot Instance Requests", SPOT)
+G_SPOT = QuotaClass("L-3819A6DF", "All G and VT Spot Instance Requests", SPOT)
+P4_SPOT = QuotaClass("L-7212CCBC", "All P4, P3 and P2 Spot Instance Requests", SPOT)
+P5_SPOT = QuotaClass("L-C4BD4855", "All P5 Spot Instance Requests", SPOT)
+G_ON_DEMAND = QuotaClass("L-DB2E81BA", "Running On-Demand G and VT instances", ON_DEMAND)
+P_ON_DEMAND = QuotaClass("L-417A185B", "Running On-Demand P instances", ON_DEMAND)
+NEWER_P_SPOT = QuotaClass("", "newer P Spot Instance Requests", SPOT)
 """P6 and what comes after it: AWS's page has no row for them, and its quotas of the same letter are not theirs."""
-STANDARD_SPOT = Class("L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", SPOT)
-STANDARD = Class("L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", ON_DEMAND)
-CLASSES = (G_SPOT, P4_SPOT, P5_SPOT, G, P)
+STANDARD_SPOT = QuotaClass("L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", SPOT)
+STANDARD_ON_DEMAND = QuotaClass(
+    "L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", ON_DEMAND
+)
+GPU_CLASSES = (G_SPOT, P4_SPOT, P5_SPOT, G_ON_DEMAND, P_ON_DEMAND)
 """Those of GPUs."""
-KNOWN = (*CLASSES, STANDARD_SPOT, STANDARD)
-LETTERS = frozenset(["a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"])
+ALL_CLASSES = (*GPU_CLASSES, STANDARD_SPOT, STANDARD_ON_DEMAND)
+STANDARD_FAMILIES = frozenset(["a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"])
 """Of the families that Standard counts."""
 
 
-def class_of(type: str, market: str) -> Class:
+def quota_class_of(type: str, market: str) -> QuotaClass:
     """The quota that a type's vCPUs are counted against."""
     match = FAMILY.match(type.partition(".")[0])
     letters, number = (match[1], int(match[2] or 0)) if match else ("", 0)
     if letters.startswith("g") or letters == "vt":
-        return G_SPOT if market == SPOT else G
-    if letters in LETTERS:
-        return STANDARD_SPOT if market == SPOT else STANDARD
+        return G_SPOT if market == SPOT else G_ON_DEMAND
+    if letters in STANDARD_FAMILIES:
+        return STANDARD_SPOT if market == SPOT else STANDARD_ON_DEMAND
     if letters != "p":
-        return Class("", f"{letters.upper()} instances", market)
+        return QuotaClass("", f"{letters.upper()} instances", market)
     if market != SPOT:
-        return P
+        return P_ON_DEMAND
     return P4_SPOT if number <= 4 else P5_SPOT if number == 5 else NEWER_P_SPOT
 
 
-def usage(
+def count_usage(
     instances: Iterable[Instance], requests: Iterable[SpotRequest], vcpus: Mapping[str, int]
 ) -> dict[str, float | None]:
     """vCPUs in use by code. None where a type's vCPUs are not known. `vcpus`: by type."""
     counted: set[str] = set()
-    used: dict[str, float | None] = {one.code: 0.0 for one in KNOWN}
+    used: dict[str, float | None] = {one.code: 0.0 for one in ALL_CLASSES}
 
     def count(type: str, market: str, number: int | None) -> None:
-        against = class_of(type, market)
+        against = quota_class_of(type, market)
         if against.code:
             so_far = used[against.code]
             used[against.code] = None if number is None or so_far is None else so_far + number
@@ -106,7 +108,7 @@ def usage(
 
 
 @dataclass(frozen=True)
-class Standing:
+class AccountQuotas:
     """How an account stands in one region."""
 
     limits: Mapping[str, float] = field(default_factory=dict)
@@ -119,23 +121,23 @@ class Standing:
     closed: Mapping[str, Increase] = field(default_factory=dict)
     """The last one, where it is closed and was not granted, as far as AWS says."""
 
-    def free(self, counted: Class) -> float | None:
+    def free(self, counted: QuotaClass) -> float | None:
         limit, used = self.limits.get(counted.code), self.used.get(counted.code)
         return None if limit is None or used is None else max(limit - used, 0.0)
 
 
-def row(
+def build_quota(
     region: str,
-    counted: Class,
-    standing: Standing,
-    kinds: Iterable[Kind],
+    counted: QuotaClass,
+    standing: AccountQuotas,
+    kinds: Iterable[InstanceType],
     nodes: int,
     *,
     asked: bool,
     usual: bool = False,
 ) -> Quota:
     """One quota, and what a request takes of it that any of these kinds would serve."""
-    ours = [kind for kind in kinds if class_of(kind.type, counted.market) == counted]
+    ours = [kind for kind in kinds if quota_class_of(kind.type, counted.market) == counted]
     smallest = min(ours, key=lambda kind: (kind.vcpus, kind.type), default=None)
     least = None if smallest is None else smallest.vcpus
     limit, used = standing.limits.get(counted.code), standing.used.get(counted.code)
@@ -150,7 +152,7 @@ def row(
         limit=limit,
         used=used,
         need=None if least is None else float(nodes * least),
-        sum="" if least is None else arithmetic(nodes, least),
+        sum="" if least is None else format_calculation(nodes, least),
         machines="" if smallest is None else f"{nodes} x {smallest.type}",
         asked=asked,
         usual=usual,
@@ -159,66 +161,66 @@ def row(
     )
 
 
-def arithmetic(nodes: int, vcpus: float) -> str:
+def format_calculation(nodes: int, vcpus: float) -> str:
     return f"{nodes} x {vcpus:g} {UNIT}"
 
 
 def case_link(one: Increase) -> str:
     """Where a request's support case is read and replied to; without its number the list of all cases."""
-    return CASE.format(one.case) if one.case else CASES
+    return CASE_URL.format(one.case) if one.case else CASE_LIST_URL
 
 
-def read_increase(document: Mapping[str, Any]) -> Increase:
+def parse_increase(document: Mapping[str, Any]) -> Increase:
     """A request for more, as Service Quotas tells of it."""
     status = str(document.get("Status") or "")
     found = Increase(
         id=str(document.get("Id") or ""),
         status=status,
         wanted=float(document.get("DesiredValue") or 0.0),
-        created=_moment(document.get("Created")),
+        created=_timestamp(document.get("Created")),
         open=status in OPEN_STATUSES,
-        granted=GRANTED.get(status),
+        granted=GRANTED_BY_STATUS.get(status),
         case=str(document.get("CaseId") or ""),
-        decided=_moment(document.get("LastUpdated")),
+        decided=_timestamp(document.get("LastUpdated")),
     )
     advice = (f"people at AWS decide, and may ask what it is for: {case_link(found)}",)
     return dataclasses.replace(found, advice=advice if found.open and found.case else ())
 
 
-def _moment(told: Any) -> float | None:
+def _timestamp(told: Any) -> float | None:
     return float(told.timestamp()) if hasattr(told, "timestamp") else None
 
 
 # Questions. Where something may not be read, or does not answer, it is unknown; only wrong credentials are an error.
 
 
-def read_standing(
+def read_account_quotas(
     account: Account,
     region: str,
-    classes: Sequence[Class],
+    classes: Sequence[QuotaClass],
     vcpus: Callable[[], Mapping[str, int]],
     *,
     history: bool,
-) -> Standing:
+) -> AccountQuotas:
     """How the account stands in a region. `history`: whether open requests for more are asked for as well."""
     codes = [one.code for one in classes if one.code]
     calls: dict[str, Callable[[], Any]] = {one: partial(read_limit, account, region, one) for one in codes}
     spot = any(one.market == SPOT for one in classes)
-    calls["used"] = partial(_used, account, region, vcpus, spot=spot)
+    calls["used"] = partial(_read_usage, account, region, vcpus, spot=spot)
     if history:
         calls["history"] = partial(read_increases, account, region)
     found = ask_all(calls)
-    known: dict[str, Any] = {name: value for name, value in found.items() if not is_unknown(value)}
-    return Standing(
+    known: dict[str, Any] = {name: value for name, value in found.items() if not is_unreadable(value)}
+    return AccountQuotas(
         limits={one: float(known[one]) for one in codes if one in known},
         used=known.get("used", {}),
         why={name: value.say for name, value in found.items() if isinstance(value, ProviderError)},
-        increases=of_state(known["history"], open=True) if "history" in known else None if history else {},
-        closed={one: found[0] for one, found in of_state(known.get("history", {}), open=False).items()},
+        increases=select_increases(known["history"], open=True) if "history" in known else None if history else {},
+        closed={one: found[0] for one, found in select_increases(known.get("history", {}), open=False).items()},
     )
 
 
-def is_unknown(answer: Any) -> bool:
+def is_unreadable(answer: Any) -> bool:
     """Whether an answer is none, and may be. Raises what is wrong with the credentials, or with what was typed."""
     if isinstance(answer, UsageError) or (isinstance(answer, AuthFailed) and not denied(answer)):
         raise answer
@@ -229,15 +231,15 @@ def read_limit(account: Account, region: str, of: str) -> float:
     """The quota as it is now: the one applied, else the default. Raises ProviderError."""
     client = account.client("service-quotas", region)
     try:
-        told = ask(DOING, client.get_service_quota, ServiceCode=SERVICE, QuotaCode=of)
+        told = ask(READ_QUOTAS, client.get_service_quota, ServiceCode=SERVICE, QuotaCode=of)
     except ProviderError as error:
-        if code(error) != NO_SUCH:  # which means: never changed, so that the default holds
+        if code(error) != NO_SUCH_RESOURCE:  # which means: never changed, so that the default holds
             raise
-        told = ask(DOING, client.get_aws_default_service_quota, ServiceCode=SERVICE, QuotaCode=of)
+        told = ask(READ_QUOTAS, client.get_aws_default_service_quota, ServiceCode=SERVICE, QuotaCode=of)
     return float(told["Quota"]["Value"])
 
 
-def _used(
+def _read_usage(
     account: Account, region: str, vcpus: Callable[[], Mapping[str, int]], *, spot: bool
 ) -> dict[str, float | None]:
     client = account.client("ec2", region)
@@ -253,10 +255,10 @@ def _used(
         )
     found = {name: require(value) for name, value in ask_all(calls).items()}
     requests = map(read_request, found.get("requests", ()))
-    return usage(instances_of(found["machines"]), requests, vcpus())
+    return count_usage(instances_of(found["machines"]), requests, vcpus())
 
 
-def of_state(history: Mapping[str, Sequence[Increase]], *, open: bool) -> dict[str, list[Increase]]:
+def select_increases(history: Mapping[str, Sequence[Increase]], *, open: bool) -> dict[str, list[Increase]]:
     """By code the open requests, of which AWS takes one at a time; or the last one, if it is closed and not granted."""
     found = {
         code: [one for one in listed if one.open] if open else [one for one in listed[:1] if not one.open]
@@ -277,5 +279,5 @@ def read_increases(account: Account, region: str) -> dict[str, list[Increase]]:
     )
     found: dict[str, list[Increase]] = {}
     for one in told:
-        found.setdefault(str(one.get("QuotaCode")), []).append(read_increase(one))
+        found.setdefault(str(one.get("QuotaCode")), []).append(parse_increase(one))
     return {of: sorted(listed, key=lambda one: -(one.created or 0.0)) for of, listed in found.items()}

@@ -12,52 +12,52 @@ from typing import Any
 from gpuops.core.errors import NoCapacity, ProviderError, UsageError
 from provisioners.aws import catalog, images, network, pricing, quotas
 from provisioners.aws.account import Account
-from provisioners.aws.alternatives import Asked, Place
+from provisioners.aws.alternatives import Demand, RegionSurvey
 from provisioners.aws.api import ask_all, require, split_region
-from provisioners.aws.catalog import Kind
+from provisioners.aws.catalog import InstanceType
 from provisioners.aws.options import Wishes
-from provisioners.aws.quotas import class_of, is_unknown
+from provisioners.aws.quotas import is_unreadable, quota_class_of
 
-ELSEWHERE = "ask for another --gpu-type, or look elsewhere with --region A,B"
+ELSEWHERE_HINT = "ask for another --gpu-type, or look elsewhere with --region A,B"
 UNPRICED_HINT = "say what you would pay at most, which is then counted as the price: --max-price 5; or take --spot"
 
 
 @dataclass(frozen=True)
-class Ground:
+class RegionBase:
     """What every offer in a region needs besides a type."""
 
     region: str
     image: images.Image
-    nets: Mapping[str, network.Place]
+    nets: Mapping[str, network.Subnet]
     """By zone."""
     disk: float
     """$/h for a GB."""
 
 
 @dataclass(frozen=True)
-class Stock:
+class RegionStock:
     """A region: what it has of what was asked for, at which $/h and zone, and how the account stands there."""
 
-    ground: Ground
-    place: Place
-    priced: Sequence[tuple[Kind, str, float]]
+    ground: RegionBase
+    place: RegionSurvey
+    priced: Sequence[tuple[InstanceType, str, float]]
     unpriced: str = ""
     """Why the prices are the highest that the user would pay, and not AWS's; empty where they are AWS's."""
 
 
-def read_stock(account: Account, region: str, given: Wishes, asked: Asked) -> Stock:
+def read_stock(account: Account, region: str, given: Wishes, asked: Demand) -> RegionStock:
     """A region's stock, by two rounds of calls. Raises ProviderError, UsageError."""
     first: dict[str, Any] = ask_all(
         {
-            "kinds": partial(catalog.kinds, account, region, given.types),
-            "image": partial(images.find, account, region, given),
-            "nets": partial(network.places, account, region, given),
-            "disk": partial(pricing.disk, account, region),
+            "kinds": partial(catalog.list_instance_types, account, region, given.types),
+            "image": partial(images.find_image, account, region, given),
+            "nets": partial(network.find_subnets, account, region, given),
+            "disk": partial(pricing.read_disk_price, account, region),
         }
     )
-    kinds: dict[str, Kind] = require(first["kinds"])
-    meant = _runnable(
-        catalog.chosen(
+    kinds: dict[str, InstanceType] = require(first["kinds"])
+    meant = _with_driver_support(
+        catalog.select_instance_types(
             kinds.values(),
             gpus=asked.gpus,
             gpu_type=asked.gpu_type,
@@ -68,20 +68,20 @@ def read_stock(account: Account, region: str, given: Wishes, asked: Asked) -> St
         ),
         given,
     )
-    ground = Ground(region, require(first["image"]), require(first["nets"]), require(first["disk"]))
+    ground = RegionBase(region, require(first["image"]), require(first["nets"]), require(first["disk"]))
     types = [kind.type for kind in meant]
-    classes = list(dict.fromkeys(class_of(kind.type, asked.market) for kind in meant))
+    classes = list(dict.fromkeys(quota_class_of(kind.type, asked.market) for kind in meant))
     ask_price = (
-        partial(pricing.spot, account, region, types)
+        partial(pricing.read_spot_prices, account, region, types)
         if given.spot
-        else partial(pricing.on_demand, account, region, () if is_prepaid(given) else meant)
+        else partial(pricing.read_on_demand_prices, account, region, () if is_prepaid(given) else meant)
     )
     second: dict[str, Any] = ask_all(
         {
-            "zones": partial(catalog.zones, account, region, types),
+            "zones": partial(catalog.list_zones_by_type, account, region, types),
             "prices": ask_price,
             "standing": partial(
-                quotas.read_standing,
+                quotas.read_account_quotas,
                 account,
                 region,
                 classes,
@@ -90,17 +90,17 @@ def read_stock(account: Account, region: str, given: Wishes, asked: Asked) -> St
             ),
         }
     )
-    place = Place(region, tuple(kinds.values()), {asked.market: meant}, require(second["standing"]))
+    place = RegionSurvey(region, tuple(kinds.values()), {asked.market: meant}, require(second["standing"]))
     told, unpriced = second["prices"], ""
-    if isinstance(told, ProviderError) and not given.spot and is_unknown(told):
+    if isinstance(told, ProviderError) and not given.spot and is_unreadable(told):
         unpriced = told.say
-        told = _at_most(account, meant, told, ground, given)
-    priced = _priced(meant, require(second["zones"]), require(told), ground, given)
-    return Stock(ground, place, priced, unpriced)
+        told = _price_caps(account, meant, told, ground, given)
+    priced = _price_by_zone(meant, require(second["zones"]), require(told), ground, given)
+    return RegionStock(ground, place, priced, unpriced)
 
 
-def _at_most(
-    account: Account, meant: Sequence[Kind], error: ProviderError, ground: Ground, given: Wishes
+def _price_caps(
+    account: Account, meant: Sequence[InstanceType], error: ProviderError, ground: RegionBase, given: Wishes
 ) -> dict[str, float]:
     """What the user would pay for each type, where AWS's prices cannot be read; without those that even spot machines
     show to be dearer. Raises the error where the user has not said."""
@@ -111,14 +111,14 @@ def _at_most(
     most = math.floor((given.max_price / given.nodes - besides) * 1e4) / 1e4
     spot: Mapping[tuple[str, str], float] = {}
     with suppress(ProviderError):
-        spot = pricing.spot(account, ground.region, [kind.type for kind in meant])
+        spot = pricing.read_spot_prices(account, ground.region, [kind.type for kind in meant])
     dear = {type for (type, _), price in spot.items() if price > most}
     return {kind.type: most for kind in meant if most > 0 and kind.type not in dear}
 
 
-def _runnable(kinds: Sequence[Kind], given: Wishes) -> list[Kind]:
+def _with_driver_support(kinds: Sequence[InstanceType], given: Wishes) -> list[InstanceType]:
     """Without those that AWS's image has no driver for. Raises UsageError where none is left."""
-    fit = [kind for kind in kinds if given.ami or not catalog.is_old(kind)]
+    fit = [kind for kind in kinds if given.ami or not catalog.is_legacy(kind)]
     if not fit:
         raise UsageError(
             f"AWS's image has no driver for the {kinds[0].gpu} of {kinds[0].type}", "name an image of your own: --ami"
@@ -126,15 +126,19 @@ def _runnable(kinds: Sequence[Kind], given: Wishes) -> list[Kind]:
     return fit
 
 
-def _priced(
-    meant: Sequence[Kind], zones: Mapping[str, set[str]], told: Mapping[Any, float], ground: Ground, given: Wishes
-) -> list[tuple[Kind, str, float]]:
+def _price_by_zone(
+    meant: Sequence[InstanceType],
+    zones: Mapping[str, set[str]],
+    told: Mapping[Any, float],
+    ground: RegionBase,
+    given: Wishes,
+) -> list[tuple[InstanceType, str, float]]:
     """Each kind with its price in each zone that has it and a subnet of ours. Raises NoCapacity."""
     where = split_region(ground.region)[0]
     names = ", ".join(kind.type for kind in meant[:4]) + (" or others" if len(meant) > 4 else "")
     offered = [(kind, zone) for kind in meant for zone in sorted(zones.get(kind.type, ()))]
     if not offered:
-        raise NoCapacity(f"no zone of {where} has {names}", ELSEWHERE)
+        raise NoCapacity(f"no zone of {where} has {names}", ELSEWHERE_HINT)
     reached = [(kind, zone) for kind, zone in offered if zone in ground.nets]
     if not reached:
         there = ", ".join(sorted({zone for _, zone in offered}))
@@ -151,7 +155,7 @@ def _priced(
     known = [(kind, zone, price) for kind, zone, price in priced if price or is_prepaid(given)]
     if not known:
         what = "no spot price" if given.spot else "no price in its price list"
-        raise NoCapacity(f"AWS has {what} for {names} in {where} now", ELSEWHERE)
+        raise NoCapacity(f"AWS has {what} for {names} in {where} now", ELSEWHERE_HINT)
     return known
 
 

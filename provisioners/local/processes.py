@@ -62,12 +62,12 @@ def _refusal(stderr: str) -> tuple[str, str]:
         return "", last
 
 
-def watchdog_lives(folder: Path) -> bool:
+def is_watchdog_alive(folder: Path) -> bool:
     """Whether the process recorded in `watchdog.json` runs: the same process, and not a zombie."""
     return _recorded_process(folder / "watchdog.json") is not None
 
 
-def end_by_force(folder: Path) -> bool:
+def kill_processes(folder: Path) -> bool:
     """Kill watchdog, agent, their descendants and every process of this node's runs. Returns whether all are gone."""
     import psutil
 

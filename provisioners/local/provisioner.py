@@ -17,8 +17,8 @@ from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request,
 from gpuops.core.platform import HERE, System
 from gpuops.nodes.virtual import divide
 from provisioners.base import CONTRACT, Context
-from provisioners.local.processes import end_by_force, start_node, watchdog_lives
-from provisioners.ssh.placement import refuse_rent
+from provisioners.local.processes import is_watchdog_alive, kill_processes, start_node
+from provisioners.ssh.placement import refuse_rental_flags
 
 REGION = "local"
 
@@ -47,7 +47,7 @@ class LocalProvisioner:
         self._ending: dict[str, subprocess.Popen[bytes]] = {}
 
     def preflight(self, request: Request) -> Sequence[Problem]:
-        refuse_rent(request, "local nodes are this machine", ", or name another provider")
+        refuse_rental_flags(request, "local nodes are this machine", ", or name another provider")
         problems = []
         if not self.system.local_nodes:
             problems.append(
@@ -139,10 +139,10 @@ class LocalProvisioner:
             region=REGION,
             name=mark,
             bills=False,
-            state="running" if watchdog_lives(folder) else "ended",
+            state="running" if is_watchdog_alive(folder) else "ended",
             address="127.0.0.1",
             private_address="127.0.0.1",
-            data={"connection": "process", "root": str(self.root), "python": sys.executable, **_settings(folder)},
+            data={"connection": "process", "root": str(self.root), "python": sys.executable, **_read_settings(folder)},
         )
 
     def describe(self, resource: Resource) -> Resource:
@@ -160,7 +160,7 @@ class LocalProvisioner:
                 continue
             artefact = self._any_artefact(folder)
             if artefact is None:  # nothing was ever started here, or the agents' own folder was deleted
-                if end_by_force(folder):
+                if kill_processes(folder):
                     shutil.rmtree(folder, ignore_errors=True)
                 continue
             self._ending[resource.id] = subprocess.Popen(
@@ -181,7 +181,7 @@ class LocalProvisioner:
         return None
 
 
-def _settings(folder: Path) -> dict[str, object]:
+def _read_settings(folder: Path) -> dict[str, object]:
     """GPUs, share of the cores, artefact, token, and for a virtual node whose machine it shares, from `node.json`;
     nothing where the node never came to life."""
     try:

@@ -84,7 +84,7 @@ class Api:
                 raise self._unreadable(document, doing)
             fresh = {str(one["id"]): one for one in page if str(one["id"]) not in found}
             found |= fresh
-            cursor = _cursor(document)
+            cursor = _next_cursor(document)
             if not cursor:
                 return list(found.values())
             if not fresh:
@@ -207,7 +207,7 @@ class Api:
                     retries=False, redirect=False, preload_content=False,
                 )  # fmt: skip
                 try:
-                    data, whole = _all_of(response, deadline, partial)
+                    data, whole = _read_body(response, deadline, partial)
                 except BaseException:
                     response.close()
                     raise
@@ -216,7 +216,7 @@ class Api:
                     raise NoAnswer("its answer was not at its end in time")
                 return Answer(response.status, dict(response.headers.items()), data)
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise NoAnswer(_why(error)) from error
+            raise NoAnswer(_describe_failure(error)) from error
 
     @contextmanager
     def _pool(self, fresh: bool) -> Iterator[urllib3.PoolManager]:
@@ -274,7 +274,7 @@ class Api:
         return error
 
 
-def _all_of(response: Any, deadline: float, partial: bool) -> tuple[bytes, bool]:
+def _read_body(response: Any, deadline: float, partial: bool) -> tuple[bytes, bool]:
     """What is said until the deadline, and whether that was all; what has come by then is read, however late it is."""
     import urllib3
 
@@ -296,7 +296,7 @@ def _all_of(response: Any, deadline: float, partial: bool) -> tuple[bytes, bool]
     return b"".join(parts), False
 
 
-def _why(error: Exception) -> str:
+def _describe_failure(error: Exception) -> str:
     """One clause, without the addresses of objects that urllib3 puts into its messages."""
     import urllib3
 
@@ -326,18 +326,18 @@ def proxy_for(url: str, env: Mapping[str, str]) -> str:
     names = ("https_proxy", "HTTPS_PROXY") if parts.scheme == "https" else ("http_proxy",)
     proxy = next((env[name] for name in (*names, "all_proxy", "ALL_PROXY") if env.get(name)), "")
     beside = env.get("no_proxy") or env.get("NO_PROXY") or ""
-    if not proxy or _beside(parts.hostname or "", beside):
+    if not proxy or _bypasses_proxy(parts.hostname or "", beside):
         return ""
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
-def _beside(host: str, listed: str) -> bool:
+def _bypasses_proxy(host: str, listed: str) -> bool:
     """Whether a host stands in NO_PROXY: itself, a domain it is in, or `*`."""
     names = [name.strip().lstrip(".").lower() for name in listed.split(",")]
     return any(name and (name == "*" or host.lower() == name or host.lower().endswith(f".{name}")) for name in names)
 
 
-def segment(name: str) -> str:
+def path_segment(name: str) -> str:
     """A name as a part of a path, whatever it holds."""
     return quote(name, safe="")
 
@@ -351,7 +351,7 @@ def _with_query(path: str, query: Mapping[str, Any]) -> str:
     return f"{path}?{urlencode(told)}" if told else path
 
 
-def _cursor(document: Mapping[str, Any]) -> str:
+def _next_cursor(document: Mapping[str, Any]) -> str:
     places = [document, *(document.get(name) for name in ("pagination", "meta", "page", "pageInfo"))]
     for place in places:
         for name in CURSORS if isinstance(place, dict) else ():

@@ -22,13 +22,13 @@ NOT_STARTED = re.compile(
 )
 STARTS = re.compile(r"start container\b", re.IGNORECASE)
 """What the host says each time: a container whose command ends is started again, for ever."""
-NOT_PUBLIC = (
+NOT_PUBLIC_REASON = (
     "its machine has no public address ({address} is behind another's): take --cloud secure, or another GPU or region"
 )
 MAX_LINE_CHARS = 200
 
 
-def lines(stream: bytes) -> list[str]:
+def parse_lines(stream: bytes) -> list[str]:
     """What was said, in order. An event that was cut short is left out."""
     found = []
     for row in stream.decode(errors="replace").splitlines():
@@ -39,42 +39,42 @@ def lines(stream: bytes) -> list[str]:
         except ValueError:
             continue
         if isinstance(event, dict) and isinstance(event.get("line"), str):
-            found.append(_plain(event["line"]))
+            found.append(_printable(event["line"]))
     return [line for line in found if line]
 
 
-def hopeless(said: list[str]) -> str:
+def find_permanent_failure(said: list[str]) -> str:
     """The sentence for what no waiting heals; empty where nothing of the kind was said."""
     for line in reversed(said):
         if match := DRIVER.search(line):
             return f"its machine's driver is too old for the image ({match[1]}): --min-cuda asks for newer ones"
         if NEVER_PULLED.search(line):
-            return f"its image cannot be pulled: {short(line)}"
+            return f"its image cannot be pulled: {shorten(line)}"
     return ""
 
 
-def never_up(said: list[str]) -> str:
+def find_start_failure(said: list[str]) -> str:
     """Why the container of a pod that has stopped never was of use, in its host's own words; empty where they do not
     say that it lay with its image."""
-    if why := hopeless(said):
+    if why := find_permanent_failure(said):
         return why
     for line in reversed(said):
         if NOT_STARTED.search(line):
-            return f"its container does not start: {short(line)}"
-    return looping(said, 2)
+            return f"its container does not start: {shorten(line)}"
+    return find_restart_loop(said, 2)
 
 
-def looping(said: Sequence[str], least: int) -> str:
+def find_restart_loop(said: Sequence[str], least: int) -> str:
     """The sentence for a container that ends whenever it is started, `least` times or more; else empty."""
     times = sum(bool(STARTS.match(line)) for line in said)
     return f"its container ended by itself each of the {times} times that it was started" if times >= least else ""
 
 
-def short(line: str) -> str:
+def shorten(line: str) -> str:
     return line if len(line) <= MAX_LINE_CHARS else f"{line[:MAX_LINE_CHARS]}…"
 
 
-def _plain(line: str) -> str:
+def _printable(line: str) -> str:
     return "".join(char if char.isprintable() else " " for char in line).rstrip()
 
 
@@ -89,7 +89,7 @@ BAD_COMMAND = re.compile(r"executable file not found|exec format error|no such f
 
 
 @dataclass(frozen=True)
-class Fault:
+class BootFault:
     """Why a pod will never be ready; `machine`: another one may be."""
 
     say: str = ""
@@ -97,42 +97,42 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Observed:
+class BootObservation:
     """What is known of a pod that is no node yet. Times are seconds of one monotonic clock."""
 
     since: float
     """When its log was read last; before that, when the pod was first looked at."""
     hidden_since: float | None = None
     """Since when its SSH port has had an address that is not public."""
-    fault: Fault = Fault()
+    fault: BootFault = BootFault()
 
-    def at(self, hidden: str, now: float) -> Observed:
+    def at(self, hidden: str, now: float) -> BootObservation:
         """The same at the next look. `hidden`: `Pod.hidden`."""
         since = now if self.hidden_since is None else self.hidden_since
         return dataclasses.replace(self, hidden_since=since if hidden else None)
 
-    def read(self, fault: Fault, now: float) -> Observed:
+    def read(self, fault: BootFault, now: float) -> BootObservation:
         """The same once its log was read. A log without a fault does not take an earlier fault back."""
         return dataclasses.replace(self, since=now, fault=fault if fault.say else self.fault)
 
-    def judged(self, hidden: str, now: float, hidden_limit_s: float) -> Fault:
+    def judged(self, hidden: str, now: float, hidden_limit_s: float) -> BootFault:
         """Why it will never be ready, as far as that is known."""
         if self.hidden_since is not None and now - self.hidden_since >= hidden_limit_s:
-            return Fault(NOT_PUBLIC.format(address=hidden))
+            return BootFault(NOT_PUBLIC_REASON.format(address=hidden))
         return self.fault
 
 
-def judge(said: Sequence[str]) -> Fault:
+def diagnose(said: Sequence[str]) -> BootFault:
     """What its host's log tells of a pod that is on its way for a while."""
-    if why := hopeless(list(said)):
-        return Fault(why)
-    if line := _last(UNPACKED, said):
-        return Fault(f"its machine cannot unpack the image: {short(line)}", machine=True)
+    if why := find_permanent_failure(list(said)):
+        return BootFault(why)
+    if line := _last_match(UNPACKED, said):
+        return BootFault(f"its machine cannot unpack the image: {shorten(line)}", machine=True)
     failed = [line for line in said if NOT_MADE.search(line)]
     if len(failed) >= MAX_STARTS:
-        return Fault(f"its container cannot be made: {short(failed[-1])}", not BAD_COMMAND.search(failed[-1]))
-    return Fault(looping(said, MAX_STARTS))
+        return BootFault(f"its container cannot be made: {shorten(failed[-1])}", not BAD_COMMAND.search(failed[-1]))
+    return BootFault(find_restart_loop(said, MAX_STARTS))
 
 
-def _last(pattern: re.Pattern[str], said: Sequence[str]) -> str:
+def _last_match(pattern: re.Pattern[str], said: Sequence[str]) -> str:
     return next((line for line in reversed(said) if pattern.search(line)), "")

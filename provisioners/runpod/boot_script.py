@@ -173,7 +173,7 @@ exec "$(server)" -D -e -o PermitRootLogin=prohibit-password -o PasswordAuthentic
 """
 
 
-def script(
+def build_script(
     api: str,
     *,
     root: str = "",

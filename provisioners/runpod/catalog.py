@@ -18,14 +18,14 @@ MAKERS = frozenset({"nvidia", "amd", "geforce", "rtx", "instinct"})
 FORMS = re.compile(r"sxm\d*|pcie|nvl|oam|hbm\d*e?")
 """Words that tell the forms apart in which one GPU is built."""
 MIN_MEMORY_GB = 16
-UNASKED = frozenset({"mig", "v100"})
+ONLY_BY_NAME = frozenset({"mig", "v100"})
 """A slice of a GPU, and what newer builds of torch have left behind: only by name."""
 MAX_NAMES = 12
 """How many names an error lists."""
 
 
 @dataclass(frozen=True)
-class Place:
+class CenterStock:
     """A data center with a GPU, and how much of it is free there."""
 
     id: str
@@ -47,7 +47,7 @@ class Gpu:
     """How many of them the largest machine has; 0 where nothing is said."""
     level: str
     """How many are free: one of LEVELS; empty where nothing is said."""
-    places: tuple[Place, ...] = ()
+    places: tuple[CenterStock, ...] = ()
     price_of: str = ""
     """`pods` where a cluster is asked for, and only the price of single pods is known."""
     ram: float = 0
@@ -65,18 +65,18 @@ class Volume:
     """The data center that it is in: pods elsewhere cannot mount it."""
 
 
-def read_volume(document: Mapping[str, Any]) -> Volume:
+def parse_volume(document: Mapping[str, Any]) -> Volume:
     return Volume(str(document["id"]), str(document.get("name") or ""), str(document.get("dataCenter") or ""))
 
 
-def read(document: Mapping[str, Any], cloud: str) -> Gpu:
+def parse_gpu(document: Mapping[str, Any], cloud: str) -> Gpu:
     """A GPU of the catalog, as it is in that cloud (SECURE, COMMUNITY)."""
     side = cloud.lower()
-    price = _number(_inner(document, "price").get(side)) or 0.0
+    price = _parse_number(_nested(document, "price").get(side)) or 0.0
     here = document.get(side) is not False and 0 < price < math.inf
     listed = document.get("dataCenters")
     places = [
-        Place(str(one["id"]), _level(one.get("availability")))
+        CenterStock(str(one["id"]), _parse_level(one.get("availability")))
         for one in (listed if isinstance(listed, list) else [])
         if isinstance(one, dict) and one.get("id")
     ]
@@ -84,17 +84,19 @@ def read(document: Mapping[str, Any], cloud: str) -> Gpu:
         id=str(document["id"]),
         name=str(document.get("name") or document["id"]),
         maker=str(document.get("manufacturer") or ""),
-        memory=int(_number(document.get("memory")) or 0),
+        memory=int(_parse_number(document.get("memory")) or 0),
         price=price if here else 0.0,
-        most=int(_number(_inner(document, "maxCount").get(side)) or 0),
-        level=_level(document.get("availability")),
-        places=tuple(sorted((one for one in places if one.level != "NONE"), key=lambda one: -level(one.level))),
+        most=int(_parse_number(_nested(document, "maxCount").get(side)) or 0),
+        level=_parse_level(document.get("availability")),
+        places=tuple(sorted((one for one in places if one.level != "NONE"), key=lambda one: -level_rank(one.level))),
     )
 
 
 def at_cluster_prices(gpus: Sequence[Gpu], told: Sequence[Any]) -> list[Gpu]:
     """The GPUs at GraphQL's `clusterPrice` of them; those without one keep the price of pods (`price_of`)."""
-    prices = {str(one.get("id")): _number(one.get("clusterPrice")) or 0.0 for one in told if isinstance(one, dict)}
+    prices = {
+        str(one.get("id")): _parse_number(one.get("clusterPrice")) or 0.0 for one in told if isinstance(one, dict)
+    }
     known = {gpu.id: prices.get(gpu.id, 0.0) for gpu in gpus}
     return [
         dataclasses.replace(gpu, price=known[gpu.id])
@@ -112,28 +114,28 @@ def with_at_least(gpus: Sequence[Gpu], told: Sequence[Any], ram: int, vcpus: int
     known = {str(one.get("id")): one for one in told if isinstance(one, dict)}
     found = []
     for gpu in gpus:
-        lowest = _inner(known.get(gpu.id, {}), "lowestPrice")
-        has = [_number(lowest.get(name)) or 0 for name in ("minMemory", "minVcpu")]
-        fits = bool(_number(lowest.get("uninterruptablePrice"))) and has[0] >= ram and has[1] >= vcpus
+        lowest = _nested(known.get(gpu.id, {}), "lowestPrice")
+        has = [_parse_number(lowest.get(name)) or 0 for name in ("minMemory", "minVcpu")]
+        fits = bool(_parse_number(lowest.get("uninterruptablePrice"))) and has[0] >= ram and has[1] >= vcpus
         gpu = dataclasses.replace(gpu, ram=has[0], vcpus=has[1])
         found.append(gpu if fits or gpu.id not in known else dataclasses.replace(gpu, level="NONE"))
     return found
 
 
-def within(gpu: Gpu, centers: Collection[str]) -> Gpu:
+def restrict_to_centers(gpu: Gpu, centers: Collection[str]) -> Gpu:
     """The GPU as it is in these data centers alone."""
     there = tuple(place for place in gpu.places if place.id in centers)
-    best = max((place.level for place in there), key=level, default="NONE")
+    best = max((place.level for place in there), key=level_rank, default="NONE")
     return dataclasses.replace(gpu, level=best, places=there)
 
 
-def level(name: str) -> int:
+def level_rank(name: str) -> int:
     return LEVELS.index(name) if name in LEVELS else 1
 
 
-def chosen(gpus: Sequence[Gpu], wish: str | None, memory: int | None) -> list[Gpu]:
+def select_gpus(gpus: Sequence[Gpu], wish: str | None, memory: int | None) -> list[Gpu]:
     """Those a request speaks of. Raises UsageError for a name that means none, or several, and where none is left."""
-    named = [gpu for one in wish.split(",") for gpu in named_by(gpus, one)] if wish else _sensible(gpus, memory)
+    named = [gpu for one in wish.split(",") for gpu in match_gpus(gpus, one)] if wish else _default_gpus(gpus, memory)
     here = [gpu for gpu in dict.fromkeys(named) if gpu.price]
     if wish and not here:
         raise UsageError(
@@ -150,45 +152,49 @@ def chosen(gpus: Sequence[Gpu], wish: str | None, memory: int | None) -> list[Gp
     return large
 
 
-def _sensible(gpus: Iterable[Gpu], memory: int | None) -> list[Gpu]:
+def _default_gpus(gpus: Iterable[Gpu], memory: int | None) -> list[Gpu]:
     """The GPUs that a request without a name means: NVIDIA's, whole, not too old, not too small unless asked for."""
     least = MIN_MEMORY_GB if memory is None else memory
     fit = [gpu for gpu in gpus if gpu.price and gpu.maker in ("NVIDIA", "") and gpu.memory >= least]
-    return [gpu for gpu in fit if not UNASKED & {*words(gpu.name), *words(gpu.id)}]
+    return [gpu for gpu in fit if not ONLY_BY_NAME & {*words(gpu.name), *words(gpu.id)}]
 
 
-def named_by(gpus: Sequence[Gpu], wish: str) -> list[Gpu]:
+def match_gpus(gpus: Sequence[Gpu], wish: str) -> list[Gpu]:
     """The GPU that a name means, by RunPod's name or id, in all forms that fit (`h100`: SXM, PCIe and NVL). Raises
     UsageError for what means none, or several."""
     wanted = words(wish)
-    plain = "".join(_bare(wanted))
-    exact = [gpu for gpu in gpus if plain and plain in {"".join(_bare(words(gpu.name))), "".join(_bare(words(gpu.id)))}]
+    plain = "".join(_without_maker(wanted))
+    exact = [
+        gpu
+        for gpu in gpus
+        if plain and plain in {"".join(_without_maker(words(gpu.name))), "".join(_without_maker(words(gpu.id)))}
+    ]
     if exact:
         return exact[:1]
-    found = [gpu for gpu in gpus if wanted and all(word in _spellings(gpu) for word in wanted)]
+    found = [gpu for gpu in gpus if wanted and all(word in _gpu_spellings(gpu) for word in wanted)]
     found = [gpu for gpu in found if gpu.price] or found
-    if len({_formless(gpu) for gpu in found}) > 1:
+    if len({_without_form(gpu) for gpu in found}) > 1:
         names = ", ".join(sorted({gpu.name for gpu in found})[:MAX_NAMES])
         raise UsageError(f"'{wish.strip()}' is more than one GPU at RunPod: {names}", "name one of them exactly")
     if not found:
-        raise UsageError(f"RunPod has no GPU called '{wish.strip()}'", _near(gpus, wish))
+        raise UsageError(f"RunPod has no GPU called '{wish.strip()}'", _suggest_names(gpus, wish))
     return found
 
 
-def _near(gpus: Sequence[Gpu], wish: str) -> str:
+def _suggest_names(gpus: Sequence[Gpu], wish: str) -> str:
     names = sorted({gpu.name for gpu in gpus})
     keyed: dict[str, list[str]] = {}
     for name in names:
-        bare = _bare(words(name))
+        bare = _without_maker(words(name))
         for key in {" ".join(bare), bare[0] if bare else ""}:
             keyed.setdefault(key, []).append(name)
-    if close := close_names(" ".join(_bare(words(wish))), keyed, 2, 0.7):
+    if close := close_names(" ".join(_without_maker(words(wish))), keyed, 2, 0.7):
         meant = dict.fromkeys(name for key in close for name in keyed[key])
         return f"did you mean {' or '.join(list(meant)[:4])}?"
     return f"RunPod has {', '.join(names[:MAX_NAMES])}{' and others' if len(names) > MAX_NAMES else ''}"
 
 
-def _bare(found: Sequence[str]) -> list[str]:
+def _without_maker(found: Sequence[str]) -> list[str]:
     """Without what makers put before a name: `NVIDIA GeForce RTX 4090`, `RTX 4090` and `4090` are one."""
     first = next((at for at, word in enumerate(found) if word not in MAKERS), 0)
     bare = list(found[first:])
@@ -197,25 +203,25 @@ def _bare(found: Sequence[str]) -> list[str]:
     return bare
 
 
-def _formless(gpu: Gpu) -> str:
-    return " ".join(word for word in _bare(words(gpu.name)) if not FORMS.fullmatch(word))
+def _without_form(gpu: Gpu) -> str:
+    return " ".join(word for word in _without_maker(words(gpu.name)) if not FORMS.fullmatch(word))
 
 
-def _spellings(gpu: Gpu) -> set[str]:
+def _gpu_spellings(gpu: Gpu) -> set[str]:
     """All words of a GPU's name and id, and neighbours written as one: `rtx4090`, `a100sxm4`."""
     return spellings(gpu.name) | spellings(gpu.id)
 
 
-def _level(said: Any) -> str:
+def _parse_level(said: Any) -> str:
     return said.upper() if isinstance(said, str) else ""
 
 
-def _inner(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _nested(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     inner = document.get(name)
     return inner if isinstance(inner, dict) else {}
 
 
-def _number(said: Any) -> float | None:
+def _parse_number(said: Any) -> float | None:
     """A number, which RunPod also writes as text."""
     if isinstance(said, bool) or not isinstance(said, int | float | str):
         return None

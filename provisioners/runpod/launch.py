@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuops.core.models import Intent
-from provisioners.keys import Pair
+from provisioners.keys import KeyPair
 from provisioners.runpod import boot_script
 from provisioners.runpod.machines import HOST_PUBLIC, TOKEN, VOLUME
 
@@ -14,7 +14,7 @@ MOUNT = "/workspace"
 """Where a network volume is mounted."""
 
 
-def variables(intent: Intent, token: str, host: Pair, public: str, api: str) -> dict[str, str]:
+def pod_environment(intent: Intent, token: str, host: KeyPair, public: str, api: str) -> dict[str, str]:
     """What a pod's environment holds of ours. `public`: the public half of our login key."""
     return {
         "PUBLIC_KEY": public,
@@ -22,7 +22,7 @@ def variables(intent: Intent, token: str, host: Pair, public: str, api: str) -> 
         HOST_PUBLIC: host.public,
         "GPUOPS_END": str(int(intent.boot_deadline)),
         TOKEN: token,
-        boot_script.VARIABLE: boot_script.script(api),
+        boot_script.VARIABLE: boot_script.build_script(api),
         "RUNPOD_POD_USER": "0",  # root, whatever USER the image has: dstack sends it, too (its commit 76d90638a)
     }
 

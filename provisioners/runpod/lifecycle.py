@@ -14,7 +14,7 @@ from gpuops.core.errors import AuthFailed, ProviderError, Rejected, Unknown
 from gpuops.core.models import Resource
 from provisioners.runpod import boot_log, machines
 from provisioners.runpod.account import Account
-from provisioners.runpod.api import Api, segment
+from provisioners.runpod.api import Api, path_segment
 from provisioners.runpod.machines import CLUSTER, Pod, Status
 
 IMAGE_PULL_LOG_INTERVAL_S = 60.0
@@ -35,7 +35,7 @@ class Lifecycle:
         self._account = account
         self._home = home
         self._lock = threading.Lock()
-        self._observed: dict[str, boot_log.Observed] = {}
+        self._observed: dict[str, boot_log.BootObservation] = {}
         self._never_up: dict[str, str] = {}
 
     # Finding.
@@ -79,7 +79,7 @@ class Lifecycle:
     def ranked(self, cluster: str, nodes: int) -> list[Pod]:
         """A cluster's pods in the order of their ranks; none while RunPod has not numbered all of them."""
         try:
-            pods = self._api.pages(f"/clusters/{segment(cluster)}/pods", "pods", "list a cluster's pods")
+            pods = self._api.pages(f"/clusters/{path_segment(cluster)}/pods", "pods", "list a cluster's pods")
         except ProviderError:
             return []
         by_rank = {pod.rank: pod for pod in map(machines.read, pods)}
@@ -90,7 +90,7 @@ class Lifecycle:
     def look(self, resource: Resource) -> Resource:
         """A pod or a cluster as it is now. Raises AuthFailed where another account's key may see it."""
         is_cluster = resource.kind == CLUSTER
-        path = f"/{'clusters' if is_cluster else 'pods'}/{segment(resource.id)}"
+        path = f"/{'clusters' if is_cluster else 'pods'}/{path_segment(resource.id)}"
         document = self._api.find(path, f"look at a {'cluster' if is_cluster else 'pod'}")
         if document is None:
             self._account.check(resource)
@@ -118,16 +118,16 @@ class Lifecycle:
             now = dataclasses.replace(now, data={**now.data, "hopeless": why or machines.EXITED, "stopped": not why})
         return now
 
-    def _boot_fault(self, pod: Pod) -> boot_log.Fault:
+    def _boot_fault(self, pod: Pod) -> boot_log.BootFault:
         """Why a pod will never be a node; its host's log is read once in IMAGE_PULL_LOG_INTERVAL_S."""
         now = time.monotonic()
         with self._lock:
-            observed = self._observed.get(pod.id, boot_log.Observed(now)).at(pod.hidden, now)
+            observed = self._observed.get(pod.id, boot_log.BootObservation(now)).at(pod.hidden, now)
             due = now - observed.since >= IMAGE_PULL_LOG_INTERVAL_S
-            self._observed[pod.id] = observed = observed.read(boot_log.Fault(), now) if due else observed
+            self._observed[pod.id] = observed = observed.read(boot_log.BootFault(), now) if due else observed
         if due:
             try:
-                fault = boot_log.judge(self._log(pod.id, "system"))
+                fault = boot_log.diagnose(self._log(pod.id, "system"))
                 self._observed[pod.id] = observed = observed.read(fault, now)
             except ProviderError:
                 pass  # the next reading may succeed
@@ -137,7 +137,7 @@ class Lifecycle:
         """What its host says of a pod that has stopped and never was a node; read once."""
         if pod not in self._never_up:
             try:
-                self._never_up[pod] = boot_log.never_up(self._log(pod, "system"))
+                self._never_up[pod] = boot_log.find_start_failure(self._log(pod, "system"))
             except ProviderError:
                 return ""
         return self._never_up[pod]
@@ -148,8 +148,10 @@ class Lifecycle:
 
     def _log(self, pod: str, source: str | None = None) -> list[str]:
         """The last lines of a pod's log. `source`: `system` for its host's alone; None for the container's own, too."""
-        path = f"/pods/{segment(pod)}/logs"
-        return boot_log.lines(self._api.listen(path, LOG_LISTEN_S, "read a pod's log", tail=LOG_LINES, source=source))
+        path = f"/pods/{path_segment(pod)}/logs"
+        return boot_log.parse_lines(
+            self._api.listen(path, LOG_LISTEN_S, "read a pod's log", tail=LOG_LINES, source=source)
+        )
 
     # Ending.
 
@@ -168,11 +170,11 @@ class Lifecycle:
             raise errors[0]
 
     def _end_cluster(self, cluster: str) -> None:
-        self._api.delete(f"/clusters/{segment(cluster)}", "end a cluster")
+        self._api.delete(f"/clusters/{path_segment(cluster)}", "end a cluster")
 
     def _end_pod(self, pod: Resource) -> None:
         """A member that cannot go by itself (409) is ended with its cluster; any other is left for the next round."""
-        path = f"/pods/{segment(pod.id)}"
+        path = f"/pods/{path_segment(pod.id)}"
         refused = self._api.delete(path, "end a pod") == 409
         document = self._api.find(path, "look at a pod") if refused and not pod.parent else None
         if document and (cluster := machines.read(document).cluster):

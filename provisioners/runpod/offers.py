@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gpuops.core.errors import NoCapacity, UsageError
 from gpuops.core.models import Offer, Price
-from provisioners.runpod.catalog import Gpu, Volume, level
+from provisioners.runpod.catalog import Gpu, Volume, level_rank
 from provisioners.runpod.options import CLUSTER_IMAGE, IMAGE, Wishes
 from provisioners.runpod.regions import REGION
 
@@ -55,7 +55,7 @@ def offers(gpus: Sequence[Gpu], wishes: Wishes, centers: Sequence[str], volume: 
         raise NoCapacity(
             f"RunPod has no {many}{what}", "ask for another GPU or region, or fewer of them, or try again later"
         )
-    ranked = sorted(free, key=lambda gpu: (gpu.price, -level(gpu.level), gpu.name))[:MAX_OFFERS]
+    ranked = sorted(free, key=lambda gpu: (gpu.price, -level_rank(gpu.level), gpu.name))[:MAX_OFFERS]
     taken = [gpu for gpu in fitting if gpu.level == "NONE"]
     made = [_offer(gpu, wishes, centers, volume) for gpu in ranked]
     if taken and len(gpus) <= MAX_OFFERS:

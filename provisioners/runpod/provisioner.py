@@ -81,11 +81,11 @@ class RunpodProvisioner:
         volume = self._stock.volume(wishes.volume, centers) if wishes.volume else None
         if volume:
             centers = [volume.center]
-        gpus = catalog.chosen(self._stock.gpus(wishes), request.gpu_type, request.gpu_mem)
+        gpus = catalog.select_gpus(self._stock.gpus(wishes), request.gpu_type, request.gpu_mem)
         if wishes.nodes > 1:
             gpus = self._stock.in_cluster(gpus)
         if centers:
-            gpus = [catalog.within(gpu, centers) for gpu in gpus]
+            gpus = [catalog.restrict_to_centers(gpu, centers) for gpu in gpus]
         if wishes.least:
             gpus = self._stock.roomy(gpus, wishes, centers)
         try:
@@ -139,8 +139,8 @@ class RunpodProvisioner:
         return made
 
     def _variables(self, intent: Intent, token: str) -> dict[str, str]:
-        _, public = keys.login(self.context.home)
-        return launch.variables(intent, token, keys.new(), public, self._api.base)
+        _, public = keys.ensure_login_key(self.context.home)
+        return launch.pod_environment(intent, token, keys.generate_key_pair(), public, self._api.base)
 
     # Finding and ending.
 

@@ -23,7 +23,7 @@ class DataCenter:
     """In lower case: `north america`."""
 
 
-def read(documents: Sequence[Any]) -> list[DataCenter]:
+def parse_data_centers(documents: Sequence[Any]) -> list[DataCenter]:
     """The catalog's data centers, without entries that have no id."""
     return [
         DataCenter(
@@ -34,18 +34,18 @@ def read(documents: Sequence[Any]) -> list[DataCenter]:
     ]
 
 
-def meant(region: str, centers: Sequence[DataCenter]) -> list[str]:
+def select_data_centers(region: str, centers: Sequence[DataCenter]) -> list[str]:
     """The ids that a `--region` means: ids, countries or continents, separated by commas. Raises UsageError."""
     meant: list[str] = []
     for wish in (part.strip() for part in region.split(",")):
-        ids = _ids_of(wish, centers)
+        ids = _match_ids(wish, centers)
         if not ids:
-            raise UsageError(f"RunPod has no data center or region '{wish}'", _nearest(wish, centers))
+            raise UsageError(f"RunPod has no data center or region '{wish}'", _suggest_centers(wish, centers))
         meant += ids
     return list(dict.fromkeys(meant))
 
 
-def _ids_of(wish: str, centers: Sequence[DataCenter]) -> list[str]:
+def _match_ids(wish: str, centers: Sequence[DataCenter]) -> list[str]:
     """By id; else by continent, the id's country (`us`, `eu-ro`), then a word of the name (`kansas`)."""
     if exact := [one.id for one in centers if one.id.lower() == wish.lower()]:
         return exact
@@ -62,7 +62,7 @@ def _ids_of(wish: str, centers: Sequence[DataCenter]) -> list[str]:
     return next((ids for way in ways if (ids := [one.id for one in centers if way(one)])), [])
 
 
-def _nearest(wish: str, centers: Sequence[DataCenter]) -> str:
+def _suggest_centers(wish: str, centers: Sequence[DataCenter]) -> str:
     known = sorted(one.id for one in centers)
     continents = sorted({one.continent for one in centers if one.continent and one.continent != "unknown"})
     everything = f"it has {', '.join(known)}; or say {', '.join(continents)}"

@@ -43,7 +43,7 @@ class Stock:
             )
         }
         told = [{**one, **free.get(one["id"], {"availability": "NONE"})} for one in everything]
-        return [catalog.read(one, wishes.cloud) for one in told]
+        return [catalog.parse_gpu(one, wishes.cloud) for one in told]
 
     def in_cluster(self, gpus: Sequence[catalog.Gpu]) -> list[catalog.Gpu]:
         """The GPUs at their prices in a cluster, where GraphQL has them: REST v2 has the prices of pods alone."""
@@ -69,8 +69,8 @@ class Stock:
         """The ids of the data centers that a `--region` means; empty without one."""
         if not region:
             return []
-        return regions.meant(
-            region, regions.read(self._api.pages("/catalog/datacenters", "dataCenters", "list regions"))
+        return regions.select_data_centers(
+            region, regions.parse_data_centers(self._api.pages("/catalog/datacenters", "dataCenters", "list regions"))
         )
 
     def settled(self, wishes: Wishes) -> Wishes:
@@ -100,7 +100,7 @@ class Stock:
     def volume(self, wish: str, centers: Sequence[str]) -> Volume:
         """The network volume of that id or name, in one of these data centers; `centers` empty: in any."""
         documents = self._api.pages("/network-volumes", "networkVolumes", "list network volumes")
-        volumes = [catalog.read_volume(one) for one in documents]
+        volumes = [catalog.parse_volume(one) for one in documents]
         matching = [one for one in volumes if one.id == wish] or [one for one in volumes if one.name == wish]
         if len(matching) != 1:
             many = f"more than one network volume is called '{wish}'"

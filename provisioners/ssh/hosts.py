@@ -47,7 +47,9 @@ class HostBook:
         if not one:
             return None
         try:
-            return KnownHost(Target.from_document(one["target"]), str(one["root"]), str(one["python"]), _at(one))
+            return KnownHost(
+                Target.from_document(one["target"]), str(one["root"]), str(one["python"]), _written_at(one)
+            )
         except (KeyError, TypeError, UsageError) as error:
             shown = name if name.isprintable() else repr(name)
             raise self._unreadable(f"what it says of {shown} is not what gpuops wrote") from error
@@ -65,13 +67,13 @@ class HostBook:
                 "target": met.target.document(),
                 "root": met.root,
                 "python": met.python,
-                "at": max(time.time(), _at(book.get(name)) + 1e-3),
+                "at": max(time.time(), _written_at(book.get(name)) + 1e-3),
             }
 
     def forget(self, name: str, met: KnownHost) -> None:
         """Remove an entry, unless another command has written it since `met` was read: it may create a node."""
         with self._changing() as book:
-            if name in book and _at(book[name]) == met.at:
+            if name in book and _written_at(book[name]) == met.at:
                 del book[name]
 
     def drop(self, name: str) -> bool:
@@ -109,7 +111,7 @@ class HostBook:
             raise Unknown(f"{self.path} cannot be written: {error}", "free some space") from error
 
 
-def _at(entry: Any) -> float:
+def _written_at(entry: Any) -> float:
     """When an entry was written, in UTC seconds; 0 where it does not say."""
     at = entry.get("at") if isinstance(entry, dict) else None
     return float(at) if isinstance(at, int | float) else 0.0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpuops.transport.ssh import Target
 
 
-def refuse_rent(request: Request, why: str, hint: str) -> None:
+def refuse_rental_flags(request: Request, why: str, hint: str) -> None:
     """Raises UsageError for flags that choose a machine to rent, naming all of them. `why`: `these hosts are yours`."""
     flags = [
         flag
@@ -87,8 +87,8 @@ class Logins:
         from gpuops.nodes import bootstrap
         from gpuops.transport import ssh
 
-        target = ssh.resolve(typed, identity=_identity(request))
-        name = name_of(target)
+        target = ssh.resolve(typed, identity=_identity_path(request))
+        name = host_name(target)
         target = dataclasses.replace(target, host_keys=self._trusted(name, target, request))
         found = bootstrap.look(self.connection(name, target))
         host = Host(name, target, found)
@@ -108,7 +108,9 @@ class Logins:
             return agreed
         prints = ssh.fingerprint(shown[0])
         if known:
-            anew = f"ssh-keygen -R '{_known_as(target)}'" if target.host_keys else f"gpuops reap --forget {name}"
+            anew = (
+                f"ssh-keygen -R '{_known_hosts_name(target)}'" if target.host_keys else f"gpuops reap --forget {name}"
+            )
             raise NodeError(
                 f"the host key of {name} is not the one that is known: it shows {prints}, expected is "
                 f"{ssh.fingerprint(known[0])}; somebody may stand in between",
@@ -134,7 +136,7 @@ class Logins:
             return self._open[name]
 
 
-def _identity(request: Request) -> str | None:
+def _identity_path(request: Request) -> str | None:
     identity = request.options.get("identity")
     if identity is None:
         return None
@@ -149,13 +151,13 @@ def _identity(request: Request) -> str | None:
     return str(path.absolute())
 
 
-def name_of(target: Target) -> str:
+def host_name(target: Target) -> str:
     """What a host is called in the ledger and in messages: `root@10.0.0.5`, with the port unless it is 22."""
     host = f"[{target.host}]" if ":" in target.host else target.host
     return f"{target.user}@{host}" + (f":{target.port}" if target.port != 22 else "")
 
 
-def _known_as(target: Target) -> str:
+def _known_hosts_name(target: Target) -> str:
     return f"[{target.host}]:{target.port}" if target.port != 22 else target.host
 
 
@@ -163,7 +165,7 @@ def typed_hosts(request: Request) -> list[str]:
     return [*(request.options.get("host") or ()), *(request.options.get("hosts") or ())]
 
 
-def place(hosts: Sequence[Host], nodes: int, gpus: int | None) -> tuple[list[dict[str, Any]], list[str]]:
+def place_nodes(hosts: Sequence[Host], nodes: int, gpus: int | None) -> tuple[list[dict[str, Any]], list[str]]:
     """Which node is on which host, with its share of the GPUs and cores, and sentences that the user should know.
 
     Nodes of one host are neighbours in rank order. Raises Rejected where GPUs are wanted that are not there.

@@ -32,7 +32,7 @@ from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request,
 from gpuops.core.parallel import on_each
 from provisioners.base import CONTRACT, Context
 from provisioners.ssh.hosts import HostBook, KnownHost
-from provisioners.ssh.placement import Logins, place, refuse_rent, typed_hosts
+from provisioners.ssh.placement import Logins, place_nodes, refuse_rental_flags, typed_hosts
 
 if TYPE_CHECKING:
     from gpuops.transport.ssh import Target
@@ -75,7 +75,7 @@ class SshProvisioner:
     # Before anything is made.
 
     def preflight(self, request: Request) -> Sequence[Problem]:
-        refuse_rent(request, "these hosts are yours", "")
+        refuse_rental_flags(request, "these hosts are yours", "")
         typed = typed_hosts(request)
         if not typed:
             raise UsageError("no host was named", "add --host user@address, once for each host")
@@ -99,7 +99,7 @@ class SshProvisioner:
                     f"{twin} and {host.name} are one machine",
                     f"name it once; --nodes {request.nodes} makes virtual nodes",
                 )
-        places, notes = place(hosts, request.nodes, request.gpus)
+        places, notes = place_nodes(hosts, request.nodes, request.gpus)
         if spare:
             notes.append(f"not used, since --nodes is {request.nodes}: {', '.join(host.name for host in spare)}")
         gpus = min((len(one["gpus"]) if one["gpus"] is not None else one["all_gpus"]) for one in places)
@@ -125,7 +125,7 @@ class SshProvisioner:
         for index, one in enumerate(places):
             journal.will("machine", intent.mark(index), f"{intent.token}-{index}", one["host"])
         for one in places:
-            self._book.put(one["host"], KnownHost(_target(one["target"]), self._root(one["home"]), one["python"]))
+            self._book.put(one["host"], KnownHost(_parse_target(one["target"]), self._root(one["home"]), one["python"]))
         agents = dict(zip(
             hosts := list(dict.fromkeys(one["host"] for one in places)),
             on_each(lambda name: _provider(lambda: self._bring(name, intent.agent)), hosts),
@@ -249,7 +249,7 @@ class SshProvisioner:
 
     def describe(self, resource: Resource) -> Resource:
         """The resource itself holds where the node is, so a host that was forgotten is reached, too."""
-        for node in self._look(resource.region, _met(resource)):
+        for node in self._look(resource.region, _known_host(resource)):
             if node.id == resource.id:
                 return node
         return dataclasses.replace(resource, state="ended")
@@ -270,7 +270,7 @@ class SshProvisioner:
     def _end(self, resource: Resource) -> None:
         from gpuops.nodes import bootstrap
 
-        name, met, entry = resource.region, _met(resource), self._book.get(resource.region)
+        name, met, entry = resource.region, _known_host(resource), self._book.get(resource.region)
         argv = ["sh", "-c", END, "sh", met.python, f"{met.root}/agent", str(resource.data["folder"])]
         _provider(lambda: bootstrap.program(self._meetings.connection(name, met.target), argv))
         if entry is not None and not self._look(name, met):
@@ -334,11 +334,11 @@ def _provider(work: Callable[[], T]) -> T:
         raise Rejected(error.say, error.hint) from error
 
 
-def _met(resource: Resource) -> KnownHost:
-    return KnownHost(_target(resource.data["target"]), str(resource.data["root"]), str(resource.data["python"]))
+def _known_host(resource: Resource) -> KnownHost:
+    return KnownHost(_parse_target(resource.data["target"]), str(resource.data["root"]), str(resource.data["python"]))
 
 
-def _target(document: Mapping[str, Any]) -> Target:
+def _parse_target(document: Mapping[str, Any]) -> Target:
     from gpuops.transport.ssh import Target
 
     return Target.from_document(dict(document))

@@ -18,7 +18,7 @@ from gpuops.core.models import Intent, Journal, Offer, Option, Price, Problem, R
 from gpuops.core.provider import CONTRACT
 from gpuops.core.signals import Signals
 from gpuops.guard.services import WITHOUT_GUARD
-from provisioners.checked import Checked
+from provisioners.checked import CheckedProvisioner
 from tests.fakes.provider import OWNER, FakeClock
 
 PRICE = 0.5
@@ -46,9 +46,9 @@ class Plain:
         self.machines: dict[str, Resource] = {}
         self.ends: dict[str, float] = {}
 
-    def checked(self) -> Checked:
+    def checked(self) -> CheckedProvisioner:
         """As the registry gives it to gpuops."""
-        return Checked(self)
+        return CheckedProvisioner(self)
 
     def preflight(self, request: Request) -> Sequence[Problem]:
         wishes = {"--gpu-type": request.gpu_type, "--gpu-mem": request.gpu_mem, "--region": request.region}

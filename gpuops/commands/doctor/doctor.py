@@ -35,7 +35,7 @@ from gpuops.transport.bulk import exchange
 from gpuops.transport.connection import Connection, ProcessConnection
 from gpuops.transport.dial import connect
 from provisioners import registry
-from provisioners.checked import Checked
+from provisioners.checked import CheckedProvisioner
 
 CHECKUP_SILENCE_TIMEOUT_S = 60.0
 """Seconds without a byte from a checkup; each of its probes has a shorter limit of its own."""
@@ -152,7 +152,7 @@ def _said(problem: Problem) -> Finding:
 def _account(ctx: Context, provider: str) -> Finding:
     """The balance of an account without problems."""
     provisioner = ctx.provisioner(provider)
-    account = provisioner.account() if isinstance(provisioner, Checked) else None
+    account = provisioner.account() if isinstance(provisioner, CheckedProvisioner) else None
     balance = (account or {}).get("balance")
     money_left = "its balance is unknown" if balance is None else f"its balance is {money(balance)}"
     return note("account", f"the account answers; {money_left}", f"what there is: gpuops up {provider} --dry-run")
@@ -173,7 +173,7 @@ def _payer(ctx: Context, request: Request, *, named: bool) -> list[Finding]:
 def _quotas(ctx: Context, request: Request) -> list[Finding]:
     """An error where every quota of the account is 0, as for a new account. Raises ProviderError."""
     provisioner = ctx.provisioner(request.provider)
-    report = provisioner.quota(request) if isinstance(provisioner, Checked) else None
+    report = provisioner.quota(request) if isinstance(provisioner, CheckedProvisioner) else None
     if report is None or not report.quotas or any(quota.limit != 0 for quota in report.quotas):
         return []
     regions = ", ".join(dict.fromkeys(quota.region.partition("@")[0] for quota in report.quotas))
@@ -187,7 +187,7 @@ def find_live_cluster(ctx: Context, name: str) -> ClusterRow:
     for row in rows:
         if row.name == name:
             return row
-    known = ", ".join([*registry.names(), *(row.name for row in rows)])
+    known = ", ".join([*registry.provider_names(), *(row.name for row in rows)])
     raise UsageError(f"'{name}' is no provider and no live cluster", f"there are: {known}")
 
 
@@ -227,7 +227,7 @@ def _by_machine(machines: Sequence[Resource]) -> list[list[int]]:
 
 def _standing(ctx: Context, request: Request) -> list[Resource]:
     provisioner = ctx.provisioner(request.provider)
-    return list(provisioner.standing(request)) if isinstance(provisioner, Checked) else []
+    return list(provisioner.standing(request)) if isinstance(provisioner, CheckedProvisioner) else []
 
 
 def _standing_place(machine: Resource, python: str) -> Place:

@@ -25,7 +25,7 @@ from gpuops.nodes import bootstrap
 from gpuops.offers.payer import payer, payer_record
 from gpuops.offers.terms import BOOT_MARGIN_S
 from provisioners import checked, registry
-from provisioners.checked import Checked, Overdue, in_time
+from provisioners.checked import CallTimeout, CheckedProvisioner, call_with_timeout
 
 CALL_TIMEOUT_S = 60.0
 """How long one call of `describe` or `destroy` may take: the contract has it send one request and never wait."""
@@ -68,9 +68,9 @@ class Sandbox:
     balance_before: float | None = None
 
     @property
-    def core(self) -> Checked:
+    def core(self) -> CheckedProvisioner:
         """The provisioner as gpuops uses it."""
-        return cast(Checked, self.ctx.provisioner(self.request.provider))
+        return cast(CheckedProvisioner, self.ctx.provisioner(self.request.provider))
 
     @property
     def raw(self) -> Provisioner:
@@ -84,7 +84,7 @@ class Sandbox:
     @property
     def found_by_name(self) -> bool:
         """Whether another process can load this provisioner by its name, so that it can be killed while creating."""
-        return self.request.provider in registry.names()
+        return self.request.provider in registry.provider_names()
 
     # -- asking ---------------------------------------------------------------------------------
 
@@ -94,8 +94,8 @@ class Sandbox:
         limit_s = self.call_timeout_s if call in ("describe", "destroy") else checked.CALL_TIMEOUT_S
         for attempt in range(ATTEMPTS_MAX):
             try:
-                return in_time(lambda: self._typed(call, arguments), limit_s, f"{call} under proof")
-            except Overdue:
+                return call_with_timeout(lambda: self._typed(call, arguments), limit_s, f"{call} under proof")
+            except CallTimeout:
                 raise ContractBroken(
                     f"{call} has not returned within {limit_s:g} s: it must ask once and never wait"
                 ) from None

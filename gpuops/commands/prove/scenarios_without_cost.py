@@ -16,7 +16,7 @@ from gpuops.core.models import Option, Payer, Request
 from gpuops.core.provider import CONTRACT, has_capability
 from gpuops.ledger.store import LedgerJournal
 from gpuops.offers.payer import PAYER_WAIT_S
-from provisioners.registry import MEMBERS
+from provisioners.registry import REQUIRED_MEMBERS
 
 CAPABILITIES = ("multinode", "spot", "self_destruct", "host_keys", "rented", "shares_disk")
 TYPES = ("str", "int", "float", "bool", "path", "list", "lines")
@@ -38,7 +38,7 @@ IMPOSSIBLE_REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 def declares(sandbox: Sandbox) -> str:
     raw: Any = sandbox.raw
-    missing = [member for member in MEMBERS if not hasattr(raw, member)]
+    missing = [member for member in REQUIRED_MEMBERS if not hasattr(raw, member)]
     if missing or raw.contract != CONTRACT:
         raise ContractBroken(f"it lacks {', '.join(missing)}" if missing else f"it is for contract {raw.contract}")
     if raw.name != sandbox.request.provider:

@@ -19,7 +19,7 @@ from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow, LedgerJournal
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers.lease import LeaseLimits
-from provisioners.checked import Checked
+from provisioners.checked import CheckedProvisioner
 
 LEASE_HOURS_MAX = 2.0
 """Hours of the lease of a node that answered: it ends even if the proof is killed."""
@@ -139,7 +139,7 @@ def _lossy(sandbox: Sandbox) -> Iterator[AnswerLosingProvisioner]:
     """Within this block gpuops uses a provisioner whose first `create` never answers."""
     name, core = sandbox.request.provider, sandbox.core
     lossy = AnswerLosingProvisioner(core.inner)
-    sandbox.ctx.provisioners[name] = Checked(cast(Provisioner, lossy))
+    sandbox.ctx.provisioners[name] = CheckedProvisioner(cast(Provisioner, lossy))
     try:
         yield lossy
     finally:

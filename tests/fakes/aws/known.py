@@ -9,34 +9,34 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from gpuops.core.models import Increase
 from provisioners.aws import quota_report
-from provisioners.aws.alternatives import Asked, Place
-from provisioners.aws.catalog import Kind, read
-from provisioners.aws.quotas import CLASSES, SPOT, Standing
+from provisioners.aws.alternatives import Demand, RegionSurvey
+from provisioners.aws.catalog import InstanceType, parse_instance_type
+from provisioners.aws.quotas import GPU_CLASSES, SPOT, AccountQuotas
 
-G_SPOT, P4_SPOT, P5_SPOT, G, P = (one.code for one in CLASSES)
+G_SPOT, P4_SPOT, P5_SPOT, G, P = (one.code for one in GPU_CLASSES)
 
 
 @cache
-def kinds() -> tuple[Kind, ...]:
+def kinds() -> tuple[InstanceType, ...]:
     """Every type of the families that gpuops asks for, as the real service tells of them."""
     families = ("g", "p", "vt")
-    return tuple(read(one) for name, one in INSTANCE_TYPES.items() if name.startswith(families))
+    return tuple(parse_instance_type(one) for name, one in INSTANCE_TYPES.items() if name.startswith(families))
 
 
-def asked(nodes: int = 1, gpus: int | None = 4, market: str = SPOT, **more: str | int | None) -> Asked:
+def asked(nodes: int = 1, gpus: int | None = 4, market: str = SPOT, **more: str | int | None) -> Demand:
     kind, memory = more.get("gpu_type"), more.get("gpu_mem")
-    return Asked(nodes, gpus, None if kind is None else str(kind), None if memory is None else int(memory), market)
+    return Demand(nodes, gpus, None if kind is None else str(kind), None if memory is None else int(memory), market)
 
 
 def place(
-    wish: Asked,
+    wish: Demand,
     limits: Mapping[str, float],
     used: Mapping[str, float | None] | None = None,
     increases: Mapping[str, Sequence[Increase]] | None = None,
     region: str = "us-east-1",
-) -> Place:
+) -> RegionSurvey:
     """A region with every type, where the account may have so much: 0 where nothing is said."""
-    whole = {one.code: limits.get(one.code, 0.0) for one in CLASSES}
-    busy = {one.code: (used or {}).get(one.code, 0.0) for one in CLASSES}
-    standing = Standing(whole, busy, {}, increases or {})
-    return Place(region, kinds(), quota_report.chosen(kinds(), wish), standing)
+    whole = {one.code: limits.get(one.code, 0.0) for one in GPU_CLASSES}
+    busy = {one.code: (used or {}).get(one.code, 0.0) for one in GPU_CLASSES}
+    standing = AccountQuotas(whole, busy, {}, increases or {})
+    return RegionSurvey(region, kinds(), quota_report.select_by_market(kinds(), wish), standing)

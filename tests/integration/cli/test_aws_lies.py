@@ -123,7 +123,7 @@ def renter(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         desk.home.mkdir()
         shop = Shop(fake, desk.home, dict(os.environ), Request("aws", nodes=1, gpus=4, spot=True))
         monkeypatch.setattr(
-            offers, "offers", lambda _, wishes, regions: [shop.on(wishes.spot).offer(one) for one in regions]
+            offers, "find_offers", lambda _, wishes, regions: [shop.on(wishes.spot).offer(one) for one in regions]
         )
         with no_guards(desk.home):
             yield Renter(desk, fake)

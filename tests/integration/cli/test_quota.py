@@ -325,7 +325,7 @@ def test_what_is_closed_without_a_word_is_looked_at_for_an_hour(
     )
     said = desk.type(*ASKED, "--watch")
     assert said.code == code, said.err
-    assert f"in us-east-1: CASE_CLOSED\n{quota_advice.SETTLING}\n" in said.err
+    assert f"in us-east-1: CASE_CLOSED\n{quota_advice.GRANT_DELAY_NOTE}\n" in said.err
     if code:
         assert "in us-east-1: not granted (CASE_CLOSED)\nreply in its case, and file no new request" in said.out
         assert aws.quota_requests[filed].case in said.out

@@ -14,7 +14,7 @@ import pytest
 from gpuops.agent import processes
 from gpuops.core.provider import Context
 from gpuops.nodes import bootstrap
-from provisioners.local.processes import start_node, start_time_of, watchdog_lives
+from provisioners.local.processes import is_watchdog_alive, start_node, start_time_of
 from provisioners.local.provisioner import LocalProvisioner
 
 
@@ -32,12 +32,12 @@ def test_a_number_that_another_process_has_is_no_watchdog(tmp_path: Path, sleepe
     assert start_time_of(sleeper.pid) == found.start
     note = tmp_path / "watchdog.json"
     note.write_text(json.dumps({"pid": sleeper.pid, "start": found.start}))
-    assert watchdog_lives(tmp_path)
+    assert is_watchdog_alive(tmp_path)
     for start in ("1", "", None):
         note.write_text(json.dumps({"pid": sleeper.pid, "start": start}))
-        assert not watchdog_lives(tmp_path)
+        assert not is_watchdog_alive(tmp_path)
     note.write_text(json.dumps({"pid": sleeper.pid}))
-    assert not watchdog_lives(tmp_path)
+    assert not is_watchdog_alive(tmp_path)
 
 
 def test_what_another_process_is_now_is_not_ended(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:

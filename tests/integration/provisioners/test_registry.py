@@ -25,7 +25,7 @@ def test_to_list_names_imports_nothing(there: tuple[Cloud, Context]) -> None:
     bring(cloud, "mars = no_such_module:nothing")
     code = (
         f"import sys; sys.path.insert(0, {str(cloud.site)!r})\n"
-        "from provisioners import registry\nprint(registry.names())\n"
+        "from provisioners import registry\nprint(registry.provider_names())\n"
         "print([name for name in sys.modules if name.startswith('provisioners.') and name not in "
         "('provisioners.base', 'provisioners.checked', 'provisioners.registry')])"
     )

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from provisioners.aws import boot_script
-from provisioners.keys import Pair
+from provisioners.keys import KeyPair
 from tests.conftest import HANG_S, until
 from tests.fakes.aws.machines import Machines, Order
 from tests.fakes.aws.player import Unplayable
@@ -53,7 +53,7 @@ class Instances:
 
     def config(self, end: int = FAR, **more: Any) -> str:
         """gpuops' own user data, with more of what a user of AWS could write."""
-        host = Pair((self.lab.folder / "host_key").read_text(), self.host_key)
+        host = KeyPair((self.lab.folder / "host_key").read_text(), self.host_key)
         own = boot_script.document(host=host, login=self.lab.login, user="ubuntu", end=end)
         return f"#cloud-config\n{yaml.safe_dump({**yaml.safe_load(own), **more})}"
 

@@ -38,7 +38,7 @@ def fake(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeRun
 
 def told(lab: Lab, fake: FakeRunPod, lives_s: float) -> dict[str, str]:
     intent = Intent("0a1b2c3d", "lab", "t" * 32, time.time() + lives_s, Path("x.pyz"))
-    return launch.variables(intent, "t" * 32, keys.new(), lab.login, fake.url)
+    return launch.pod_environment(intent, "t" * 32, keys.generate_key_pair(), lab.login, fake.url)
 
 
 def offered(image: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, surroundin
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cloud, Context]:
     for rented in ("runpod", "aws"):
-        monkeypatch.delitem(registry.OURS, rented)  # has tests of its own
+        monkeypatch.delitem(registry.BUILT_IN, rented)  # has tests of its own
     return surroundings(tmp_path, monkeypatch)
 
 

@@ -35,7 +35,7 @@ from gpuops.offers.lease import (
     over_limit,
     spent,
 )
-from provisioners.checked import Checked
+from provisioners.checked import CheckedProvisioner
 from tests.conftest import HANG_S
 from tests.fakes.provider import NAME, PRICE, Cloud, Fault, Scripted, surroundings
 
@@ -303,13 +303,13 @@ def test_nobody_is_there_to_be_asked(there: tuple[Cloud, Context]) -> None:
 def test_of_an_account_only_what_can_be_reckoned_with_is_passed_on(there: tuple[Cloud, Context]) -> None:
     _, world = there
     inner = world.provisioner(NAME).inner  # type: ignore[attr-defined]
-    assert Checked(inner).account() is None
+    assert CheckedProvisioner(inner).account() is None
     inner.balance = lambda: 3
-    assert Checked(inner).account() == {"balance": 3.0}
+    assert CheckedProvisioner(inner).account() == {"balance": 3.0}
     inner.balance = lambda: None
-    assert Checked(inner).account() == {}
+    assert CheckedProvisioner(inner).account() == {}
     inner.account = lambda: {"balance": float("inf"), "spend_per_hr": None, "spend_limit": 80}
-    assert Checked(inner).account() == {"spend_limit": 80.0}
+    assert CheckedProvisioner(inner).account() == {"spend_limit": 80.0}
 
 
 def test_the_words_of_the_lease_are_those_of_the_table() -> None:

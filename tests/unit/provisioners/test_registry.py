@@ -14,7 +14,7 @@ from gpuops.core.errors import GpuopsError, RateLimited, Unknown, UsageError
 from gpuops.core.models import Payer, Request, Resource
 from gpuops.core.provider import Credential
 from provisioners import registry
-from provisioners.checked import Checked
+from provisioners.checked import CheckedProvisioner
 from tests.fakes.provider import NAME, OWNER, Cloud, Fault, Scripted, surroundings
 
 
@@ -47,7 +47,7 @@ def broken(context: contract.Context) -> Scripted:
 
 def test_a_wheel_adds_a_provider(there: tuple[Cloud, Context]) -> None:
     _, world = there
-    assert registry.names() == ["aws", "local", "runpod", NAME, "ssh"]
+    assert registry.provider_names() == ["aws", "local", "runpod", NAME, "ssh"]
     assert world.provisioner(NAME).name == NAME
     assert world.provisioner("local").name == "local"
 
@@ -106,7 +106,7 @@ class Hanging(Scripted):
 
 def test_a_call_that_never_returns_is_left_behind(there: tuple[Cloud, Context]) -> None:
     _, world = there
-    provisioner = Checked(Hanging(contract.Context(OWNER, world.home, world.env)), limit_s=0.2)
+    provisioner = CheckedProvisioner(Hanging(contract.Context(OWNER, world.home, world.env)), limit_s=0.2)
     try:
         with pytest.raises(Unknown, match="did not answer within"):
             provisioner.describe(MACHINE)
@@ -118,7 +118,7 @@ def test_who_pays_is_never_a_reason_to_fail(there: tuple[Cloud, Context], monkey
     """A provisioner that was written before it could be asked has nobody named."""
     _, world = there
     context, request = contract.Context(OWNER, world.home, world.env), Request(NAME)
-    assert Checked(Scripted(context)).payer(request) is None
+    assert CheckedProvisioner(Scripted(context)).payer(request) is None
     monkeypatch.setattr("provisioners.checked.PAYER_EXTRA_S", 0.1)
     release = threading.Event()
     for answer, told in (
@@ -127,7 +127,7 @@ def test_who_pays_is_never_a_reason_to_fail(there: tuple[Cloud, Context], monkey
         (lambda *_: release.wait(600), Payer("", "")),
     ):
         monkeypatch.setattr(Scripted, "payer", answer, raising=False)
-        assert Checked(Scripted(context)).payer(request, 0.1) == told
+        assert CheckedProvisioner(Scripted(context)).payer(request, 0.1) == told
     release.set()
 
 
@@ -163,8 +163,8 @@ def test_an_unknown_state_is_unknown(there: tuple[Cloud, Context]) -> None:
 
 def test_ours_keep_the_contract_too(there: tuple[Cloud, Context]) -> None:
     _, world = there
-    for name in registry.OURS:
+    for name in registry.BUILT_IN:
         provisioner = world.provisioner(name)
-        assert all(hasattr(provisioner, member) for member in registry.MEMBERS)
+        assert all(hasattr(provisioner, member) for member in registry.REQUIRED_MEMBERS)
         assert all(able is True or able for able in provisioner.capabilities.values()), "yes, or the sentence why not"
         assert isinstance(Unknown("x"), GpuopsError)

@@ -19,7 +19,7 @@ from gpuops.core.context import Context
 from gpuops.core.models import Offer, Request, Resource
 from gpuops.core.signals import Signals
 from gpuops.guard.services import WITHOUT_GUARD
-from provisioners.checked import Checked
+from provisioners.checked import CheckedProvisioner
 from tests.fakes.provider import OWNER
 from tests.fakes.tent import PLUGIN
 
@@ -45,7 +45,7 @@ def tents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
             signals=Signals(),
             services=WITHOUT_GUARD,
             yes=True,
-            provisioners={"tent": Checked(tent)},
+            provisioners={"tent": CheckedProvisioner(tent)},
         )
         bench = Sandbox(world, Request("tent"), patience_s=1.0)
         try:

@@ -12,7 +12,7 @@ from tests.fakes.aws.player import Unplayable
 
 
 def test_gpuops_own_user_data_is_played() -> None:
-    host = keys.new()
+    host = keys.generate_key_pair()
     document = player.read(boot_script.document(host=host, login="ssh-ed25519 AAAA", user="ubuntu", end=1800000000.0))
     assert document["ssh_keys"]["ed25519_private"] == host.private
     assert document["ssh_authorized_keys"] == ["ssh-ed25519 AAAA"]

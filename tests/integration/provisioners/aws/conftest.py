@@ -60,8 +60,8 @@ class Tenant:
         """One, as `offers` would make it; without asking for types and prices, which takes long."""
         wish = wishes(dataclasses.replace(self.request, options=options))
         account = self.provider._account
-        place = network.places(account, region, wish)[split_region(region)[0] + zone]
-        image = images.find(account, region, wish)
+        place = network.find_subnets(account, region, wish)[split_region(region)[0] + zone]
+        image = images.find_image(account, region, wish)
         market = "spot" if self.request.spot else "on-demand"
         prices = (Price("2 x g5.12xlarge", 4.2), Price("disks and addresses", 0.04))
         data = {
@@ -69,7 +69,8 @@ class Tenant:
             "gpus": 4,
             "vcpus": 48, "ami": image.id, "user": image.user, "root_device": image.root_device, "disk": wish.disk,
             "devices": list(image.devices), "subnet": place.subnet, "vpc": place.vpc, "public": place.public,
-            "security_group": wish.security_group, "ssh_from": wish.ssh_from, "launch": launch.further(wish),
+            "security_group": wish.security_group, "ssh_from": wish.ssh_from,
+            "launch": launch.optional_parameters(wish),
         }  # fmt: skip
         return Offer("aws", f"g5.12xlarge/{zone}", "2 x g5.12xlarge", self.request.nodes, 4, region, prices, data)
 

@@ -22,8 +22,8 @@ from gpuops.core.errors import Rejected
 from provisioners import keys
 from provisioners.aws import boot_script
 
-HOST = keys.new()
-LOGIN = keys.new().public
+HOST = keys.generate_key_pair()
+LOGIN = keys.generate_key_pair().public
 END = 1_900_000_000.7
 KEYS = {
     "type": "object",

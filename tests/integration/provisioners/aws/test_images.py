@@ -15,7 +15,7 @@ from tests.unit.provisioners.aws.test_images import NONE, wish
 
 
 def find(tenant: Tenant, given: Wishes = NONE, region: str = "us-east-1") -> images.Image:
-    return images.find(tenant.provider._account, region, given)
+    return images.find_image(tenant.provider._account, region, given)
 
 
 def test_the_image_is_awss_own_with_pytorch_and_its_own_in_every_region(fake: FakeAWS, tenant: Tenant) -> None:

@@ -28,7 +28,7 @@ def subnets(fake: FakeAWS) -> list[dict[str, Any]]:
 
 
 def test_every_zone_has_a_subnet_of_the_default_network(fake: FakeAWS, tenant: Tenant) -> None:
-    found = network.places(tenant.provider._account, "us-east-1", wish(tenant))
+    found = network.find_subnets(tenant.provider._account, "us-east-1", wish(tenant))
     assert set(found) == {f"us-east-1{letter}" for letter in "abcdef"}
     known = {one["SubnetId"]: one for one in subnets(fake)}
     for zone, place in found.items():
@@ -39,7 +39,7 @@ def test_every_zone_has_a_subnet_of_the_default_network(fake: FakeAWS, tenant: T
 def test_without_a_default_network_there_is_a_remedy(fake: FakeAWS, tenant: Tenant) -> None:
     fake.default_vpc = False
     with pytest.raises(Rejected) as caught:
-        network.places(tenant.provider._account, "us-east-1", wish(tenant))
+        network.find_subnets(tenant.provider._account, "us-east-1", wish(tenant))
     assert caught.value.say == "the account has no default network (VPC) in us-east-1"
     assert caught.value.hint == (
         "make one: aws ec2 create-default-vpc --region us-east-1; or name a subnet of your own: --subnet subnet-…"
@@ -61,20 +61,20 @@ def further_subnet(fake: FakeAWS, vpc: str, number: int, zone: str, *, public: b
 
 def test_a_subnet_of_ones_own_is_the_only_place(fake: FakeAWS, tenant: Tenant) -> None:
     vpc, subnet = own_subnet(fake, public=True)
-    found = network.places(tenant.provider._account, "us-east-1", wish(tenant, subnet=subnet))
-    assert found == {"us-east-1c": network.Place(subnet, vpc, True)}
+    found = network.find_subnets(tenant.provider._account, "us-east-1", wish(tenant, subnet=subnet))
+    assert found == {"us-east-1c": network.Subnet(subnet, vpc, True)}
 
 
 def test_a_subnet_without_public_addresses_asks_from_where_it_is_reached(fake: FakeAWS, tenant: Tenant) -> None:
     _, subnet = own_subnet(fake, public=False)
     account = tenant.provider._account
     with pytest.raises(UsageError) as caught:
-        network.places(account, "us-east-1", wish(tenant, subnet=subnet))
+        network.find_subnets(account, "us-east-1", wish(tenant, subnet=subnet))
     assert caught.value.say == f"the subnet {subnet} gives its machines no public address"
-    found = network.places(account, "us-east-1", wish(tenant, subnet=subnet, **{"ssh-from": "10.0.0.0/8"}))
+    found = network.find_subnets(account, "us-east-1", wish(tenant, subnet=subnet, **{"ssh-from": "10.0.0.0/8"}))
     assert not found["us-east-1c"].public
     assert "--public-ip" in caught.value.hint
-    found = network.places(account, "us-east-1", wish(tenant, subnet=subnet, **{"public-ip": True}))
+    found = network.find_subnets(account, "us-east-1", wish(tenant, subnet=subnet, **{"public-ip": True}))
     assert found["us-east-1c"].public
 
 
@@ -94,36 +94,36 @@ def test_several_subnets_are_one_place_for_each_zone(fake: FakeAWS, tenant: Tena
     second = further_subnet(fake, vpc, 2, "us-east-1d", public=True)
     again = further_subnet(fake, vpc, 3, "us-east-1d", public=True)
     account = tenant.provider._account
-    found = network.places(account, "us-east-1", wish(tenant, subnet=f"{first},{second}"))
+    found = network.find_subnets(account, "us-east-1", wish(tenant, subnet=f"{first},{second}"))
     assert {zone: place.subnet for zone, place in found.items()} == {"us-east-1c": first, "us-east-1d": second}
     with pytest.raises(UsageError, match="are both in us-east-1d") as caught:
-        network.places(account, "us-east-1", wish(tenant, subnet=f"{first},{second},{again}"))
+        network.find_subnets(account, "us-east-1", wish(tenant, subnet=f"{first},{second},{again}"))
     assert caught.value.hint == "name one for each zone"
     inner = further_subnet(fake, vpc, 4, "us-east-1e", public=False)
     with pytest.raises(UsageError, match=f"the subnet {inner} gives its machines no public address"):
-        network.places(account, "us-east-1", wish(tenant, subnet=f"{first},{inner}"))
+        network.find_subnets(account, "us-east-1", wish(tenant, subnet=f"{first},{inner}"))
 
 
 def test_one_zone_is_one_place(fake: FakeAWS, tenant: Tenant) -> None:
     account = tenant.provider._account
-    assert list(network.places(account, "us-east-1", wish(tenant, zone="us-east-1d"))) == ["us-east-1d"]
+    assert list(network.find_subnets(account, "us-east-1", wish(tenant, zone="us-east-1d"))) == ["us-east-1d"]
     with pytest.raises(UsageError, match="there is no subnet of ours in the zone us-east-1z: in us-east-1 they are in"):
-        network.places(account, "us-east-1", wish(tenant, zone="us-east-1z"))
+        network.find_subnets(account, "us-east-1", wish(tenant, zone="us-east-1z"))
     _, subnet = own_subnet(fake, public=True)
     with pytest.raises(UsageError, match="in the zone us-east-1d: in us-east-1 they are in us-east-1c"):
-        network.places(account, "us-east-1", wish(tenant, zone="us-east-1d", subnet=subnet))
+        network.find_subnets(account, "us-east-1", wish(tenant, zone="us-east-1d", subnet=subnet))
 
 
 def test_a_subnet_that_is_not_there(tenant: Tenant) -> None:
     with pytest.raises(Rejected, match="the subnet is not there"):
-        network.places(tenant.provider._account, "us-east-1", wish(tenant, subnet="subnet-01234567"))
+        network.find_subnets(tenant.provider._account, "us-east-1", wish(tenant, subnet="subnet-01234567"))
 
 
 def test_a_security_group_of_another_network(fake: FakeAWS, tenant: Tenant) -> None:
     vpc, _ = own_subnet(fake, public=True)
     group = fake.client("ec2").create_security_group(GroupName="mine", Description="x", VpcId=vpc)["GroupId"]
     with pytest.raises(UsageError) as caught:
-        network.places(tenant.provider._account, "us-east-1", wish(tenant, **{"security-group": group}))
+        network.find_subnets(tenant.provider._account, "us-east-1", wish(tenant, **{"security-group": group}))
     assert caught.value.say.startswith(f"the security group {group} is in the network {vpc}, and the machines would be")
     assert caught.value.hint == f"name a subnet of {vpc} too: --subnet"
 
@@ -162,8 +162,8 @@ def test_a_group_that_aws_has_not_heard_of_everywhere_is_asked_for_again(fake: F
     code = "InvalidGroup.NotFound"
     fake.play(Fault("AuthorizeSecurityGroupIngress", times=3, what="code", code=code))
     account = tenant.provider._account
-    vpc = next(iter(network.places(account, "us-east-1", wish(tenant)).values())).vpc
-    group = network.make_group(account.launcher("us-east-1"), "x", vpc, [], "make a group")
+    vpc = next(iter(network.find_subnets(account, "us-east-1", wish(tenant)).values())).vpc
+    group = network.create_group(account.launcher("us-east-1"), "x", vpc, [], "make a group")
     for _ in range(2):  # what is open is no failure
         network.open_group(
             account.client("ec2", "us-east-1"), group, HERE, given=False, doing="open", pause=pauses.append
@@ -250,20 +250,25 @@ def test_this_computers_address(status: int, text: str, found: str | None) -> No
         threading.Thread(target=server.serve_forever, daemon=True).start()
         env = {"GPUOPS_CHECKIP_URL": f"http://127.0.0.1:{server.server_port}/"}
         if found:
-            assert network.caller(env) == found
+            assert network.find_caller_network(env) == found
         else:
             with pytest.raises(Rejected) as caught:
-                network.caller(env)
+                network.find_caller_network(env)
             assert "this computer's address" in caught.value.say
             assert caught.value.hint == "say whom SSH is open to: --ssh-from 203.0.113.7"
         server.shutdown()
 
 
 def test_an_ipv6_address_gets_a_rule_of_its_kind() -> None:
-    assert network.rule("2001:db8::7/128", "x")["Ipv6Ranges"] == [{"CidrIpv6": "2001:db8::7/128", "Description": "x"}]
-    assert network.followed([network.rule("2001:db8::7/128", network.OURS), network.rule(HERE, network.GIVEN)]) == [
-        "2001:db8::7/128"
+    assert network.ssh_rule("2001:db8::7/128", "x")["Ipv6Ranges"] == [
+        {"CidrIpv6": "2001:db8::7/128", "Description": "x"}
     ]
+    assert network.followed_networks(
+        [
+            network.ssh_rule("2001:db8::7/128", network.CALLER_DESCRIPTION),
+            network.ssh_rule(HERE, network.SSH_FROM_DESCRIPTION),
+        ]
+    ) == ["2001:db8::7/128"]
 
 
 def test_without_an_address_nothing_is_made(fake: FakeAWS, tenant: Tenant) -> None:
@@ -279,8 +284,8 @@ def test_aws_never_sees_a_private_address(monkeypatch: pytest.MonkeyPatch) -> No
     teller = type("Told", (Teller,), {"says": (200, "10.1.2.3")})
     with HTTPServer(("127.0.0.1", 0), teller) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(network, "CHECKIP", url := f"http://127.0.0.1:{server.server_port}/")
+        monkeypatch.setattr(network, "CHECKIP_URL", url := f"http://127.0.0.1:{server.server_port}/")
         with pytest.raises(Rejected) as caught:
-            network.caller({})
+            network.find_caller_network({})
         server.shutdown()
     assert caught.value.say == f"{url} says that this computer's address is 10.1.2.3, which cannot be"

@@ -13,7 +13,7 @@ from gpuops.core.models import Offer, Request
 from provisioners.aws import offers, stock
 from provisioners.aws.account import Account
 from provisioners.aws.options import wishes
-from provisioners.aws.quotas import STANDARD, STANDARD_SPOT
+from provisioners.aws.quotas import STANDARD_ON_DEMAND, STANDARD_SPOT
 from tests.fakes.aws import FakeAWS, Fault
 from tests.fakes.aws.known import G_SPOT, P4_SPOT, G
 
@@ -35,7 +35,7 @@ def account(fake: FakeAWS, tmp_path: Path) -> Account:
 
 def ask(account: Account, **wanted: Any) -> list[Offer]:
     request = Request("aws", **{"nodes": 2, "gpus": 4, "spot": True, **wanted})
-    return offers.offers(account, wishes(request), account.regions(request))
+    return offers.find_offers(account, wishes(request), account.regions(request))
 
 
 def refused(account: Account, **wanted: Any) -> GpuopsError:
@@ -70,10 +70,10 @@ def test_one_offer_is_one_type_in_one_zone(fake: FakeAWS, account: Account) -> N
 
 def test_a_type_without_gpus_is_offered_by_its_name(fake: FakeAWS, account: Account) -> None:
     plain = {"gpus": None, "spot": False, "options": {"instance-type": "c7i.large"}}
-    fake.quota["us-east-1", STANDARD.code] = 5.0
+    fake.quota["us-east-1", STANDARD_ON_DEMAND.code] = 5.0
     first = ask(account, **plain)[0]
     assert first.say == "2 x c7i.large (2 vCPU, no GPU) in us-east-1a, on-demand"
-    assert (first.gpus, first.data["quota"], first.data["vcpus"]) == (0, f"us-east-1/{STANDARD.code}", 2)
+    assert (first.gpus, first.data["quota"], first.data["vcpus"]) == (0, f"us-east-1/{STANDARD_ON_DEMAND.code}", 2)
     assert first.prices[0].per_hour == pytest.approx(2 * fake.on_demand["c7i.large", "us-east-1"])
     error = refused(account, **plain, nodes=3)
     assert isinstance(error, QuotaExceeded)
@@ -93,7 +93,7 @@ def test_the_cheapest_without_a_gpu_is_chosen_by_price(fake: FakeAWS, account: A
     fake.not_offered |= {(f"us-east-1{zone}", one) for zone in "abcdef" for one in ("c7i.large", "c6a.large")}
     fake.on_demand["c6i.large", "us-east-1"] = 0.01
     assert ask(account, **plain)[0].data["type"] == "c6i.large", "what a region has not is not asked for"
-    fake.quota["us-east-1", STANDARD.code] = 0.0
+    fake.quota["us-east-1", STANDARD_ON_DEMAND.code] = 0.0
     assert "gpuops quota aws --nodes 2 --cpu --on-demand" in refused(account, **plain).hint
 
 

@@ -26,7 +26,7 @@ def account(fake: FakeAWS, tmp_path: Path) -> Account:
 
 def test_spot_prices_by_zone_in_one_question(fake: FakeAWS, account: Account) -> None:
     fake.price["g5.12xlarge", "us-east-1b"] = 2.10
-    found = pricing.spot(account, "us-east-1", ["g5.12xlarge", "g6.12xlarge"])
+    found = pricing.read_spot_prices(account, "us-east-1", ["g5.12xlarge", "g6.12xlarge"])
     assert found["g5.12xlarge", "us-east-1b"] == 2.10
     assert {kind for kind, _ in found} == {"g5.12xlarge", "g6.12xlarge"}
     assert [one.action for one in fake.requests] == ["DescribeSpotPriceHistory"]
@@ -35,7 +35,7 @@ def test_spot_prices_by_zone_in_one_question(fake: FakeAWS, account: Account) ->
 def test_on_demand_prices_are_those_of_the_plain_machine(fake: FakeAWS, account: Account) -> None:
     fake.on_demand["g5.12xlarge", "us-west-2"] = 5.5
     four = [kind for kind in kinds() if kind.type in ("g5.12xlarge", "g6.12xlarge")]
-    found = pricing.on_demand(account, "us-west-2", four)
+    found = pricing.read_on_demand_prices(account, "us-west-2", four)
     assert found == {"g5.12xlarge": 5.5, "g6.12xlarge": pytest.approx(4.602)}
     assert {one.region for one in fake.requests} == {"us-east-1"}, "the price list of all regions is there"
 
@@ -46,15 +46,15 @@ def test_the_price_list_is_asked_elsewhere_where_its_first_place_does_not_answer
     """An organization may close regions that it does not use."""
     fake.play(Fault("GetProducts", region="us-east-1", what="denied", times=None))
     four = [kind for kind in kinds() if kind.type in ("g5.12xlarge", "g6.12xlarge")]
-    assert set(pricing.on_demand(account, "us-west-2", four)) == {"g5.12xlarge", "g6.12xlarge"}
+    assert set(pricing.read_on_demand_prices(account, "us-west-2", four)) == {"g5.12xlarge", "g6.12xlarge"}
     first, *others = [one.region for one in fake.requests]
     assert (first, set(others)) == ("us-east-1", {"eu-central-1"})
-    pricing.disk(account, "us-west-2")
+    pricing.read_disk_price(account, "us-west-2")
     assert fake.requests[-1].region == "eu-central-1", "which has answered"
 
 
 def test_a_disk_costs_what_it_does_in_its_region(fake: FakeAWS, account: Account) -> None:
-    assert pricing.disk(account, "us-east-1") == pytest.approx(0.08 / 730)
-    assert pricing.disk(account, "eu-west-1") > pricing.disk(account, "us-east-1")
+    assert pricing.read_disk_price(account, "us-east-1") == pytest.approx(0.08 / 730)
+    assert pricing.read_disk_price(account, "eu-west-1") > pricing.read_disk_price(account, "us-east-1")
     fake.deny("pricing:GetProducts")
-    assert pricing.disk(account, "us-east-1") == pytest.approx(0.10 / 730), "rather too high than too low"
+    assert pricing.read_disk_price(account, "us-east-1") == pytest.approx(0.10 / 730), "rather too high than too low"

@@ -13,7 +13,16 @@ from gpuops.core.errors import AuthFailed
 from gpuops.core.models import QuotaReport, Request
 from provisioners.aws import machines, quota_advice, quota_report, quotas
 from provisioners.aws.account import Account
-from provisioners.aws.quotas import CLASSES, ON_DEMAND, SPOT, STANDARD, STANDARD_SPOT, Standing, class_of, row
+from provisioners.aws.quotas import (
+    GPU_CLASSES,
+    ON_DEMAND,
+    SPOT,
+    STANDARD_ON_DEMAND,
+    STANDARD_SPOT,
+    AccountQuotas,
+    build_quota,
+    quota_class_of,
+)
 from tests.fakes.aws import FakeAWS, Fault
 from tests.fakes.aws.known import G_SPOT, P4_SPOT, P5_SPOT, G, P, kinds
 
@@ -36,18 +45,18 @@ from tests.fakes.aws.known import G_SPOT, P4_SPOT, P5_SPOT, G, P, kinds
     ],
 )
 def test_the_letters_of_a_family_tell_its_quota(kind: str, spot: str, on_demand: str) -> None:
-    counted = [class_of(kind, market) for market in (SPOT, ON_DEMAND)]
+    counted = [quota_class_of(kind, market) for market in (SPOT, ON_DEMAND)]
     assert [one.code if one else None for one in counted] == [spot, on_demand]
 
 
 @pytest.mark.parametrize("kind", ["m7i.large", "c5.xlarge", "t3.small", "i4i.large", "is4gen.large", "r5b.large"])
 def test_those_without_gpus_are_counted_as_standard(kind: str) -> None:
-    assert [class_of(kind, market) for market in (SPOT, ON_DEMAND)] == [STANDARD_SPOT, STANDARD]
+    assert [quota_class_of(kind, market) for market in (SPOT, ON_DEMAND)] == [STANDARD_SPOT, STANDARD_ON_DEMAND]
 
 
 @pytest.mark.parametrize("kind", ["trn1.2xlarge", "inf2.xlarge", "x2idn.16xlarge", "dl1.24xlarge", "hpc7a.12xlarge"])
 def test_others_are_counted_elsewhere(kind: str) -> None:
-    assert [class_of(kind, market).code for market in (SPOT, ON_DEMAND)] == ["", ""]
+    assert [quota_class_of(kind, market).code for market in (SPOT, ON_DEMAND)] == ["", ""]
 
 
 def running(kind: str, state: str = "running", **more: object) -> dict[str, object]:
@@ -57,7 +66,7 @@ def running(kind: str, state: str = "running", **more: object) -> dict[str, obje
 def in_use(
     instances: list[dict[str, object]], requests: list[dict[str, object]], vcpus: dict[str, int]
 ) -> dict[str, float | None]:
-    return quotas.usage(map(machines.read, instances), map(machines.read_request, requests), vcpus)
+    return quotas.count_usage(map(machines.read, instances), map(machines.read_request, requests), vcpus)
 
 
 VCPUS = {kind.type: kind.vcpus for kind in kinds()}
@@ -81,7 +90,7 @@ def test_what_is_in_use() -> None:
         ],
         VCPUS,
     )
-    unknown = {STANDARD_SPOT.code: None, STANDARD.code: 0}  # how many vCPUs that m7i has was not asked
+    unknown = {STANDARD_SPOT.code: None, STANDARD_ON_DEMAND.code: 0}  # how many vCPUs that m7i has was not asked
     assert used == {G_SPOT: 48 + 4 + 16, P4_SPOT: 0, P5_SPOT: 0, G: 4, P: 96, **unknown}
 
 
@@ -109,20 +118,20 @@ def test_a_type_that_nobody_knows_makes_it_unknown_and_not_zero() -> None:
 
 def test_need_and_what_is_missing() -> None:
     counted = quotas.G_SPOT
-    standing = Standing({counted.code: 64.0}, {counted.code: 16.0})
+    standing = AccountQuotas({counted.code: 64.0}, {counted.code: 16.0})
     four = [kind for kind in kinds() if kind.gpus == 4]
-    found = row("us-east-1", counted, standing, four, 2, asked=True)
+    found = build_quota("us-east-1", counted, standing, four, 2, asked=True)
     assert (found.need, found.sum, found.free, found.missing) == (96, "2 x 48 vCPU", 48, 48)
-    assert row("us-east-1", quotas.P5_SPOT, standing, four, 2, asked=False).need is None
+    assert build_quota("us-east-1", quotas.P5_SPOT, standing, four, 2, asked=False).need is None
 
 
 def test_what_is_not_known_is_no_number() -> None:
     counted = quotas.G_SPOT
     eight = [kind for kind in kinds() if kind.gpus == 8]
-    for standing in (Standing({}, {counted.code: 0.0}), Standing({counted.code: 96.0}, {counted.code: None})):
-        found = row("us-east-1", counted, standing, eight, 1, asked=True)
+    for standing in (AccountQuotas({}, {counted.code: 0.0}), AccountQuotas({counted.code: 96.0}, {counted.code: None})):
+        found = build_quota("us-east-1", counted, standing, eight, 1, asked=True)
         assert (found.free, found.missing) == (None, None)
-    newer = row("us-east-1", quotas.NEWER_P_SPOT, Standing(), eight, 1, asked=True)
+    newer = build_quota("us-east-1", quotas.NEWER_P_SPOT, AccountQuotas(), eight, 1, asked=True)
     assert (newer.code, newer.limit, newer.missing) == ("", None, None)
     assert newer.why == "AWS documents no quota for it"
 
@@ -157,10 +166,10 @@ def test_a_report_of_what_runs(fake: FakeAWS, account: Account) -> None:
     fake.quota["us-east-1", G] = 32.0
     launch(fake, "g5.12xlarge", 1, spot=True)
     launch(fake, "g4dn.xlarge", 2, spot=False)
-    report = quota_report.report(account, Request("aws"))
+    report = quota_report.build_report(account, Request("aws"))
     assert by_code(report)[G_SPOT] == (96, 48)
     assert by_code(report)[G] == (32, 8)
-    assert list(by_code(report)) == [one.code for one in CLASSES]
+    assert list(by_code(report)) == [one.code for one in GPU_CLASSES]
     assert report.advice[1].startswith("as spot one GPU fits in us-east-1: 1 x 4 vCPU is 4, and 48 are free")
     assert report.notes == []
     assert not any(quota.asked for quota in report.quotas)
@@ -169,18 +178,18 @@ def test_a_report_of_what_runs(fake: FakeAWS, account: Account) -> None:
 def test_machines_without_gpus_have_a_quota_as_well(fake: FakeAWS, account: Account) -> None:
     fake.fresh_account()
     asked = Request("aws", nodes=2, options={"instance-type": "c7i.large"})
-    report = quota_report.report(account, asked)
+    report = quota_report.build_report(account, asked)
     (ours,) = (quota for quota in report.quotas if quota.asked)
-    assert (ours.code, ours.limit, ours.need, ours.sum) == (STANDARD.code, 5, 4, "2 x 2 vCPU")
+    assert (ours.code, ours.limit, ours.need, ours.sum) == (STANDARD_ON_DEMAND.code, 5, 4, "2 x 2 vCPU")
     assert report.advice[0].startswith("it fits in us-east-1: 2 x 2 vCPU is 4, and 5 are free")
     assert report.advice[0].endswith("gpuops up aws --nodes 2 --instance-type c7i.large --region us-east-1")
     launch(fake, "c7i.large", 2, spot=False)
-    less = quota_report.report(account, dataclasses.replace(asked, nodes=3, spot=True)).advice
+    less = quota_report.build_report(account, dataclasses.replace(asked, nodes=3, spot=True)).advice
     assert less[0].startswith(
         "with fewer machines something runs today in us-east-1, where 5 vCPU are free: 2 x c7i.large"
     )
     assert "gpuops up aws --nodes 2 --instance-type c7i.large --spot" in less[0]
-    none = quota_report.report(account, asked).advice
+    none = quota_report.build_report(account, asked).advice
     assert none[0].startswith("as spot it fits today in us-east-1: 4 vCPU are needed, and 5 are free of All Standard")
     assert none[1].startswith("no such machine runs on demand today in us-east-1")
 
@@ -192,7 +201,7 @@ def test_a_quota_that_was_never_changed_is_its_default(fake: FakeAWS, account: A
 
 
 def test_a_report_takes_few_questions(fake: FakeAWS, account: Account) -> None:
-    quota_report.report(account, Request("aws", nodes=2, gpus=4, spot=True))
+    quota_report.build_report(account, Request("aws", nodes=2, gpus=4, spot=True))
     assert len(fake.requests) <= 10, [str(one) for one in fake.requests]
 
 
@@ -200,7 +209,7 @@ def test_a_report_takes_few_questions(fake: FakeAWS, account: Account) -> None:
 def test_without_permission_it_is_unknown_and_never_no(fake: FakeAWS, account: Account, denied: str) -> None:
     fake.fresh_account()
     fake.deny(denied)
-    report = quota_report.report(account, Request("aws", nodes=2, gpus=4, spot=True))
+    report = quota_report.build_report(account, Request("aws", nodes=2, gpus=4, spot=True))
     ours = [quota for quota in report.quotas if quota.asked]
     assert ours
     assert all(quota.missing is None for quota in ours)
@@ -211,7 +220,7 @@ def test_without_permission_it_is_unknown_and_never_no(fake: FakeAWS, account: A
 @pytest.mark.parametrize("what", ["throttle", "500", "cut"])
 def test_a_quota_that_is_not_answered_is_unknown(fake: FakeAWS, account: Account, what: str) -> None:
     fake.play(Fault("GetServiceQuota", times=None, what=what))
-    report = quota_report.report(account, Request("aws", nodes=2, gpus=4, spot=True))
+    report = quota_report.build_report(account, Request("aws", nodes=2, gpus=4, spot=True))
     assert {quota.limit for quota in report.quotas} == {None}
     assert all(quota.used == 0 for quota in report.quotas)
 
@@ -219,13 +228,13 @@ def test_a_quota_that_is_not_answered_is_unknown(fake: FakeAWS, account: Account
 def test_wrong_credentials_are_an_error_and_nothing_unknown(fake: FakeAWS, account: Account) -> None:
     fake.expired = True
     with pytest.raises(AuthFailed):
-        quota_report.report(account, Request("aws", nodes=2, gpus=4, spot=True))
+        quota_report.build_report(account, Request("aws", nodes=2, gpus=4, spot=True))
 
 
 def test_every_region_that_is_switched_on(fake: FakeAWS, account: Account) -> None:
     fake.fresh_account()
     fake.quota["eu-west-1", G_SPOT] = 192.0
-    report = quota_report.report(account, Request("aws", nodes=2, gpus=4, spot=True, region="all"))
+    report = quota_report.build_report(account, Request("aws", nodes=2, gpus=4, spot=True, region="all"))
     regions = {quota.region for quota in report.quotas}
     assert {"us-east-1", "eu-west-1", "us-west-2"} < regions
     assert "me-south-1" not in regions
@@ -236,7 +245,7 @@ def test_every_region_that_is_switched_on(fake: FakeAWS, account: Account) -> No
 def test_of_regions_that_are_alike_the_usual_one_is_advised(fake: FakeAWS, tmp_path: Path) -> None:
     fake.fresh_account()
     account = Account({**fake.env, "AWS_REGION": "us-west-2"}, tmp_path)
-    report = quota_report.report(account, Request("aws", gpus=4, spot=True, region="all"))
+    report = quota_report.build_report(account, Request("aws", gpus=4, spot=True, region="all"))
     assert report.quotas[0].region == "us-west-2"
     (line,) = [one for one in report.advice if one.startswith("the smallest increase that would do")]
     assert " --region us-west-2 " in line
@@ -244,20 +253,20 @@ def test_of_regions_that_are_alike_the_usual_one_is_advised(fake: FakeAWS, tmp_p
 
 def test_a_region_that_does_not_answer_keeps_the_others(fake: FakeAWS, account: Account) -> None:
     fake.deny("ec2:DescribeInstanceTypes")
-    report = quota_report.report(account, Request("aws", region="us-east-1,us-west-2"))
+    report = quota_report.build_report(account, Request("aws", region="us-east-1,us-west-2"))
     assert {quota.region for quota in report.quotas} == {"us-east-1", "us-west-2"}
     assert report.notes[0].startswith("us-east-1, us-west-2 are known in part: ")
 
 
 def test_asking_for_more_and_asking_twice(fake: FakeAWS, account: Account) -> None:
     fake.fresh_account()
-    quota = quota_report.report(account, Request("aws", nodes=2, gpus=4, spot=True)).quotas[0]
+    quota = quota_report.build_report(account, Request("aws", nodes=2, gpus=4, spot=True)).quotas[0]
     first = quota_report.request_quota(account, quota, 96)
     assert (first.status, first.wanted, first.open, first.granted) == ("PENDING", 96, True, None)
     assert first.created is not None
     again = quota_report.request_quota(account, quota, 128)
     assert (again.id, again.wanted) == (first.id, 96)
-    seen = quota_report.report(account, Request("aws", nodes=2, gpus=4, spot=True)).quotas[0]
+    seen = quota_report.build_report(account, Request("aws", nodes=2, gpus=4, spot=True)).quotas[0]
     assert [one.id for one in seen.increases or ()] == [first.id]
 
 
@@ -273,7 +282,7 @@ def test_asking_for_more_and_asking_twice(fake: FakeAWS, account: Account) -> No
 )
 def test_how_a_request_ended(fake: FakeAWS, account: Account, status: str, value: float | None, granted: bool) -> None:
     fake.fresh_account()
-    quota = quota_report.report(account, Request("aws", nodes=2, gpus=4, spot=True)).quotas[0]
+    quota = quota_report.build_report(account, Request("aws", nodes=2, gpus=4, spot=True)).quotas[0]
     filed = quota_report.request_quota(account, quota, 96)
     fake.decide(filed.id, "CASE_OPENED")
     assert quota_report.requested_quota(account, quota, filed.id).open
@@ -291,7 +300,7 @@ def test_how_a_request_ended(fake: FakeAWS, account: Account, status: str, value
 
 def test_another_profiles_account_is_the_one_that_is_asked(fake: FakeAWS, tmp_path: Path) -> None:
     account = Account(fake.env, tmp_path / "home")
-    report = quota_report.report(account, Request("aws", gpus=4, spot=True, options={"profile": "work"}))
+    report = quota_report.build_report(account, Request("aws", gpus=4, spot=True, options={"profile": "work"}))
     assert report.quotas
     assert all(quota.region.endswith("@work") for quota in report.quotas)
     assert "--profile work" in report.advice[0]

@@ -11,7 +11,7 @@ import pytest
 from gpuops.core.errors import NoCapacity, QuotaExceeded, Rejected
 from gpuops.core.models import Offer, Request
 from gpuops.offers.lease import LeaseLimits, until_offer_ends
-from provisioners.aws.quotas import G
+from provisioners.aws.quotas import G_ON_DEMAND
 from provisioners.aws.reservations import END_EARLY_S
 from tests.fakes.aws import FakeAWS
 from tests.integration.provisioners.aws.conftest import Tenant
@@ -63,7 +63,7 @@ def test_it_is_found_in_the_region_that_has_it(fake: FakeAWS, tenant: Tenant) ->
 def test_a_capacity_block_is_paid_counts_nothing_and_bounds_the_lease(fake: FakeAWS, tenant: Tenant) -> None:
     ends = float(int(time.time()) + 7200)
     reserve(fake, ReservationType="capacity-block", EndDate=datetime.fromtimestamp(ends, UTC))
-    fake.quota["us-east-1", G.code] = 0.0
+    fake.quota["us-east-1", G_ON_DEMAND.code] = 0.0
     (offer,) = offers(tenant)
     assert offer.prices[0].per_hour == 0 < offer.per_hour, "its disks and addresses cost what they always do"
     assert offer.notes == ()

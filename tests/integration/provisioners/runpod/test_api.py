@@ -49,7 +49,7 @@ def test_what_a_stream_has_said_is_heard_however_late_it_is_read() -> None:
     """The time was up before the first look: an empty answer would be taken for all that a log holds."""
     said = [b"a line\n", b"another\n"]
     response = SimpleNamespace(connection=None, read1=lambda _: said.pop(0))
-    assert module._all_of(response, 0.0, partial=True) == (b"a line\n", False)
+    assert module._read_body(response, 0.0, partial=True) == (b"a line\n", False)
 
 
 def test_every_request_says_who_asks_and_shows_its_key() -> None:

@@ -62,7 +62,7 @@ class Pod:
             "PATH": self.path, "RUNPOD_API_KEY": KEY, "RUNPOD_POD_ID": "pod1", "PUBLIC_KEY": "ssh-ed25519 AAAAours",
             "GPUOPS_END": end, "GPUOPS_HOST_KEY": base64.b64encode(PRIVATE.encode()).decode(),
             "GPUOPS_HOST_PUBLIC": PUBLIC, "GPUOPS_TOKEN": "token-0",
-            boot_script.VARIABLE: boot_script.script(
+            boot_script.VARIABLE: boot_script.build_script(
                 self.api.url, root=str(self.root), look_s=0.1, again_s=0.1, round_s=round_s),
             **more,
         }  # fmt: skip
@@ -355,4 +355,4 @@ def test_an_image_where_nothing_can_be_installed_says_so_and_still_ends(pod: Pod
 
 def test_the_args_replace_an_entrypoint_and_hold_no_secret() -> None:
     assert json.loads(boot_script.ARGS) == {"entrypoint": ["sh", "-c"], "cmd": ['eval "$GPUOPS_START"']}
-    assert "@" not in boot_script.script("https://api.runpod.io/v2").replace("$@", "")
+    assert "@" not in boot_script.build_script("https://api.runpod.io/v2").replace("$@", "")

@@ -241,7 +241,7 @@ def test_a_pod_is_asked_for_with_all_that_it_needs(runpod: RunpodProvisioner, fa
         "gpu": {"id": "NVIDIA GeForce RTX 4090", "count": 2, "minCudaVersion": "12.8"}, "disk": 100,
         "ports": ["22/tcp"], "args": boot_script.ARGS, "dataCenterIds": ["US-KS-2"],
     }  # fmt: skip
-    _, public = keys.login(home)
+    _, public = keys.ensure_login_key(home)
     assert env["PUBLIC_KEY"] == public
     assert env["RUNPOD_POD_USER"] == "0"
     assert env["GPUOPS_END"] == str(int(intent.boot_deadline))
@@ -485,7 +485,7 @@ def test_an_image_that_never_starts_is_looked_into_after_a_while(
     (["pull access denied", *["start container for x: begin"] * 3], "its image cannot be pulled: ", False),
 ])  # fmt: skip
 def test_whose_fault_it_is(said: list[str], say: str, machine: bool) -> None:
-    why = boot_log.judge(said)
+    why = boot_log.diagnose(said)
     assert why.say.startswith(say)
     assert bool(why.say) == bool(say)
     assert why.machine is machine
@@ -602,7 +602,7 @@ def test_what_the_account_says() -> None:
 
 def test_our_key_is_made_once_whoever_comes_first(home: Path) -> None:
     found: list[Any] = []
-    threads = [threading.Thread(target=lambda: found.append(keys.login(home))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: found.append(keys.ensure_login_key(home))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -614,15 +614,15 @@ def test_our_key_is_made_once_whoever_comes_first(home: Path) -> None:
     assert canonical(public) == public
     assert [one.name for one in path.parent.iterdir()] == ["id_ed25519"]
     path.chmod(0o644)
-    keys.login(home)
+    keys.ensure_login_key(home)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.write_text("damaged")
     with pytest.raises(UsageError, match="is damaged"):
-        keys.login(home)
+        keys.ensure_login_key(home)
 
 
 def test_a_machines_first_key_is_its_own() -> None:
-    one, other = keys.new(), keys.new()
+    one, other = keys.generate_key_pair(), keys.generate_key_pair()
     assert one.public != other.public
     assert base64.b64decode(one.packed).decode() == one.private
 

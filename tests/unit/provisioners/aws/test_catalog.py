@@ -6,13 +6,13 @@ import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from gpuops.core.errors import UsageError
-from provisioners.aws.catalog import Kind, chosen, gigabytes, read
+from provisioners.aws.catalog import InstanceType, memory_gb, parse_instance_type, select_instance_types
 from provisioners.aws.quotas import ON_DEMAND, SPOT
 from tests.fakes.aws.known import kinds
 
 
 def meant(gpus: int | None = None, kind: str | None = None, memory: int | None = None, market: str = SPOT) -> list[str]:
-    found = chosen(kinds(), gpus=gpus, gpu_type=kind, gpu_mem=memory, market=market)
+    found = select_instance_types(kinds(), gpus=gpus, gpu_type=kind, gpu_mem=memory, market=market)
     return [one.type for one in found]
 
 
@@ -41,7 +41,7 @@ def test_amd_and_mixtures_are_none() -> None:
         "SupportedUsageClasses": ["spot", "on-demand"],
     }
     no_gpu = "has no whole NVIDIA GPU that gpuops can train on"
-    assert read(document) == Kind("g4ad.xlarge", 0, "V520", 8, 4, ("spot", "on-demand"), no_gpu)
+    assert parse_instance_type(document) == InstanceType("g4ad.xlarge", 0, "V520", 8, 4, ("spot", "on-demand"), no_gpu)
 
 
 def test_without_a_number_it_is_one() -> None:
@@ -73,7 +73,7 @@ def test_a_literal_type_brings_its_number_of_gpus() -> None:
 
 
 def test_memory_is_counted_as_people_do() -> None:
-    assert [gigabytes(mebibytes) for mebibytes in (16384, 22888, 45776, 40960, 81920, 144384, 183359)] == [
+    assert [memory_gb(mebibytes) for mebibytes in (16384, 22888, 45776, 40960, 81920, 144384, 183359)] == [
         16, 24, 48, 40, 80, 141, 192,
     ]  # fmt: skip
     assert meant(4, memory=24)[0] == "g5.12xlarge"
@@ -118,12 +118,17 @@ def test_what_means_nothing_is_said_with_what_there_is(wish: dict, say: str, hin
 
 PLAIN = (
     *kinds(),
-    *(read(INSTANCE_TYPES[one]) for one in ("c7i.large", "c7g.large", "m5.large", "t3.small", "t4g.small")),
+    *(
+        parse_instance_type(INSTANCE_TYPES[one])
+        for one in ("c7i.large", "c7g.large", "m5.large", "t3.small", "t4g.small")
+    ),
 )
 
 
 def exactly(types: str, gpus: int | None = None) -> list[str]:
-    found = chosen(PLAIN, gpus=gpus, gpu_type=None, gpu_mem=None, market=ON_DEMAND, types=types, where="there")
+    found = select_instance_types(
+        PLAIN, gpus=gpus, gpu_type=None, gpu_mem=None, market=ON_DEMAND, types=types, where="there"
+    )
     return [one.type for one in found]
 
 
@@ -133,7 +138,9 @@ def test_a_type_that_is_named_need_not_have_a_gpu() -> None:
     assert exactly("g5.12xlarge", 4) == ["g5.12xlarge"]
     plain = next(one for one in PLAIN if one.type == "c7i.large")
     assert (plain.gpus, plain.say) == (0, "2 vCPU, no GPU")
-    assert "c7i.large" not in [one.type for one in chosen(PLAIN, gpus=None, gpu_type=None, gpu_mem=None, market=SPOT)]
+    assert "c7i.large" not in [
+        one.type for one in select_instance_types(PLAIN, gpus=None, gpu_type=None, gpu_mem=None, market=SPOT)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -158,8 +165,8 @@ def test_a_type_that_cannot_be_had_is_said_with_what_can(types: str, gpus: int |
 
 
 def test_a_type_that_a_market_has_not() -> None:
-    only = Kind("p9.48xlarge", 8, "X100", 80, 192, (ON_DEMAND,))
+    only = InstanceType("p9.48xlarge", 8, "X100", 80, 192, (ON_DEMAND,))
     with pytest.raises(UsageError, match=r"AWS has no p9\.48xlarge as spot instances") as told:
-        chosen([only], gpus=8, gpu_type=None, gpu_mem=None, market=SPOT)
+        select_instance_types([only], gpus=8, gpu_type=None, gpu_mem=None, market=SPOT)
     assert told.value.hint == "leave out --spot"
-    assert chosen([only], gpus=8, gpu_type=None, gpu_mem=None, market=ON_DEMAND) == [only]
+    assert select_instance_types([only], gpus=8, gpu_type=None, gpu_mem=None, market=ON_DEMAND) == [only]

@@ -33,7 +33,7 @@ def wish(**more: Any) -> Wishes:
 
 
 def line(name: str) -> str:
-    return f"{images.PATH}/{name}/latest/ami-id"
+    return f"{images.PARAMETER_PATH}/{name}/latest/ami-id"
 
 
 def test_the_newest_of_awss_parameters() -> None:
@@ -44,10 +44,10 @@ def test_the_newest_of_awss_parameters() -> None:
         line("oss-nvidia-driver-gpu-pytorch-2.10-amazon-linux-2023"): "another system",
         line("base-oss-nvidia-driver-gpu-ubuntu-26.04"): "base",
         line("oss-nvidia-driver-gpu-tensorflow-2.18-ubuntu-26.04"): "not torch",
-        f"{images.PATH}/oss-nvidia-driver-gpu-pytorch-2.11-ubuntu-24.04/latest/ami-name": "no id",
+        f"{images.PARAMETER_PATH}/oss-nvidia-driver-gpu-pytorch-2.11-ubuntu-24.04/latest/ami-name": "no id",
     }
-    assert images.ranked(told) == ["ten", "older system", "another system", "nine"]
-    assert images.ranked({line("base-oss-nvidia-driver-gpu-ubuntu-24.04"): "base"}) == []
+    assert images.rank_parameters(told) == ["ten", "older system", "another system", "nine"]
+    assert images.rank_parameters({line("base-oss-nvidia-driver-gpu-ubuntu-24.04"): "base"}) == []
 
 
 def test_the_latest_of_what_ec2_lists_is_never_a_base() -> None:
@@ -63,8 +63,8 @@ def test_the_latest_of_what_ec2_lists_is_never_a_base() -> None:
         },
         {**TOLD, "ImageId": "ami-4", "Name": f"{name}0401", "CreationDate": "2026-04-01T00:00:00Z", "State": "pending"},
     ]
-    assert images.latest(listed) == listed[1]
-    assert images.latest([]) is None
+    assert images.select_newest(listed) == listed[1]
+    assert images.select_newest([]) is None
 
 
 @pytest.mark.parametrize(
@@ -78,29 +78,29 @@ def test_the_latest_of_what_ec2_lists_is_never_a_base() -> None:
     ],
 )
 def test_the_login_is_the_images(name: str, user: str) -> None:
-    assert images.read({**TOLD, "Name": name}, wish()).user == user
-    assert images.read({**TOLD, "Name": name}, wish(user="me")).user == "me"
+    assert images.parse_image({**TOLD, "Name": name}, wish()).user == user
+    assert images.parse_image({**TOLD, "Name": name}, wish(user="me")).user == "me"
 
 
 def test_an_image_that_says_nothing_of_its_login() -> None:
     with pytest.raises(UsageError) as caught:
-        images.read({**TOLD, "Name": "golden-7"}, wish())
+        images.parse_image({**TOLD, "Name": "golden-7"}, wish())
     assert caught.value.say == "who logs in to the image golden-7?"
     assert caught.value.hint.startswith("say it: --user ")
 
 
 def test_its_disks() -> None:
-    found = images.read(TOLD, wish())
+    found = images.parse_image(TOLD, wish())
     assert (found.root_device, found.root_gb, found.devices) == ("/dev/sda1", 45, ("/dev/sdf",))
 
 
 def test_a_base_image_that_is_named_gets_a_note() -> None:
     name = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20260101"
-    found = images.read({**TOLD, "Name": name}, wish())
+    found = images.parse_image({**TOLD, "Name": name}, wish())
     assert found.note == (
         f"the image {name} brings no PyTorch: gpuops makes an environment with one on each machine, which takes minutes"
     )
-    assert images.read(TOLD, wish()).note == ""
+    assert images.parse_image(TOLD, wish()).note == ""
 
 
 @pytest.mark.parametrize(
@@ -114,5 +114,5 @@ def test_a_base_image_that_is_named_gets_a_note() -> None:
 )
 def test_an_image_that_cannot_be_used(more: dict[str, str], why: str) -> None:
     with pytest.raises(Rejected) as caught:
-        images.read({**TOLD, **more}, wish())
+        images.parse_image({**TOLD, **more}, wish())
     assert caught.value.say == f"the image mine-ubuntu (ami-01234567) {why}"

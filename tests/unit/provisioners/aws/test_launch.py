@@ -26,7 +26,7 @@ EBS = {"DeleteOnTermination": True, "Encrypted": True}
 
 def asked(**more: Any) -> dict[str, Any]:
     offer = Offer("aws", "x", "2 x g5.12xlarge", 2, 4, "us-east-1", (), {**DATA, **more})
-    return launch.parameters(offer, INTENT, "sg-1", "#cloud-config", TOLD)
+    return launch.run_parameters(offer, INTENT, "sg-1", "#cloud-config", TOLD)
 
 
 def test_all_nodes_or_none_once_and_one_time() -> None:
@@ -128,7 +128,9 @@ def start(aws: Aws, *, ours: bool = True, each_s: float = 0.0, since: float = 0.
     clock = Clock()
     aws.takes = lambda: clock.pause(each_s) if each_s else None
     try:
-        return launch.start(aws, asked(), "start", ours=ours, since=since, pause=clock.pause, clock=lambda: clock.now)
+        return launch.run_instances(
+            aws, asked(), "start", ours=ours, since=since, pause=clock.pause, clock=lambda: clock.now
+        )
     finally:
         assert clock.now < 150
 
@@ -215,7 +217,7 @@ def test_throttled_and_then_full_is_full() -> None:
 
 
 def test_what_is_started_in_words() -> None:
-    assert launch.doing(OFFER) == "start 2 x g5.12xlarge in us-east-1b"
+    assert launch.describe_launch(OFFER) == "start 2 x g5.12xlarge in us-east-1b"
 
 
 def test_pauses_differ() -> None:

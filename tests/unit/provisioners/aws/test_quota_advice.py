@@ -7,17 +7,17 @@ import dataclasses
 import pytest
 
 from gpuops.core.models import Increase
-from provisioners.aws.alternatives import Asked, Place
-from provisioners.aws.quota_advice import advise, command, for_one, refusal
-from provisioners.aws.quotas import ON_DEMAND, SPOT, Standing
+from provisioners.aws.alternatives import Demand, RegionSurvey
+from provisioners.aws.quota_advice import advise_for_one_gpu, advise_on_request, build_command, build_quota_error
+from provisioners.aws.quotas import ON_DEMAND, SPOT, AccountQuotas
 from tests.fakes.aws.known import G_SPOT, P4_SPOT, P5_SPOT, G, P, asked, place
 
 NOW = 1_800_000_000.0
 TWO = asked(nodes=2)
 
 
-def said(wish: Asked, *places: Place) -> list[str]:
-    return [str(one) for one in advise(wish, places, NOW)]
+def said(wish: Demand, *places: RegionSurvey) -> list[str]:
+    return [str(one) for one in advise_on_request(wish, places, NOW)]
 
 
 def test_a_fresh_account() -> None:
@@ -47,8 +47,8 @@ ONE = asked(gpus=1, market=ON_DEMAND)
 OF_ONE = "that is for one GPU, with --gpus N for more, and --nodes N for several machines"
 
 
-def of_one(wish: Asked, *places: Place) -> list[str]:
-    return [str(one) for one in for_one(wish, places, NOW)]
+def of_one(wish: Demand, *places: RegionSurvey) -> list[str]:
+    return [str(one) for one in advise_for_one_gpu(wish, places, NOW)]
 
 
 def test_a_fresh_account_and_nothing_asked_for() -> None:
@@ -94,7 +94,7 @@ def test_nothing_asked_for_and_more_is_asked_for_already() -> None:
 
 def test_nothing_asked_for_and_nothing_known() -> None:
     bare = place(ONE, {})
-    first, *_, last = of_one(ONE, dataclasses.replace(bare, standing=Standing()))
+    first, *_, last = of_one(ONE, dataclasses.replace(bare, standing=AccountQuotas()))
     assert first.startswith("whether g4dn.xlarge fits in us-east-1 is not known (Running On-Demand G and VT instances")
     assert last == OF_ONE
     assert of_one(ONE, dataclasses.replace(bare, kinds=(), chosen={})) == [], "nothing to say where no type is known"
@@ -228,26 +228,26 @@ def test_one_gpu_is_one_machine() -> None:
 @pytest.mark.parametrize(
     ("wish", "line"),
     [
-        (Asked(1, None, None, None, SPOT), "gpuops quota aws --spot --region us-east-1"),
-        (Asked(1, None, "g5.12xlarge", None, ON_DEMAND), "gpuops quota aws --gpu-type g5.12xlarge --on-demand"),
+        (Demand(1, None, None, None, SPOT), "gpuops quota aws --spot --region us-east-1"),
+        (Demand(1, None, "g5.12xlarge", None, ON_DEMAND), "gpuops quota aws --gpu-type g5.12xlarge --on-demand"),
         (
-            Asked(2, 4, "rtx 6000", 80, SPOT),
+            Demand(2, 4, "rtx 6000", 80, SPOT),
             "gpuops quota aws --gpus 4 --nodes 2 --gpu-type 'rtx 6000' --gpu-mem 80 --spot",
         ),
         (
-            Asked(2, None, None, None, ON_DEMAND, types="c7i.large"),
+            Demand(2, None, None, None, ON_DEMAND, types="c7i.large"),
             "gpuops quota aws --nodes 2 --instance-type c7i.large",
         ),
-        (Asked(1, 4, None, None, SPOT, "work"), "gpuops quota aws --gpus 4 --spot --region us-east-1 --profile work"),
+        (Demand(1, 4, None, None, SPOT, "work"), "gpuops quota aws --gpus 4 --spot --region us-east-1 --profile work"),
     ],
 )
-def test_a_command_says_all_that_was_asked_for(wish: Asked, line: str) -> None:
-    assert command(wish, "quota", "us-east-1").startswith(line)
-    assert command(wish, "quota", "us-east-1@other").endswith("--region us-east-1 --profile other")
+def test_a_command_says_all_that_was_asked_for(wish: Demand, line: str) -> None:
+    assert build_command(wish, "quota", "us-east-1").startswith(line)
+    assert build_command(wish, "quota", "us-east-1@other").endswith("--region us-east-1 --profile other")
 
 
 def test_why_nothing_is_launched() -> None:
-    error = refusal(TWO, [place(TWO, {G_SPOT: 48}, {G_SPOT: 16})], NOW)
+    error = build_quota_error(TWO, [place(TWO, {G_SPOT: 48}, {G_SPOT: 16})], NOW)
     assert error.say == (
         "AWS lets this account use 48 vCPU of All G and VT Spot Instance Requests (L-3819A6DF) in us-east-1, 16 are in "
         "use, and 2 x 48 vCPU is 96"
@@ -259,7 +259,7 @@ def test_why_nothing_is_launched() -> None:
 
 
 def test_who_has_the_quota_and_uses_it_up_need_not_ask_for_more() -> None:
-    error = refusal(TWO, [place(TWO, {G_SPOT: 96}, {G_SPOT: 48})], NOW)
+    error = build_quota_error(TWO, [place(TWO, {G_SPOT: 96}, {G_SPOT: 48})], NOW)
     assert error.hint.startswith(
         "the quota itself is large enough in us-east-1: 96 vCPU, of which 48 are in use; end what you no longer need "
         "(what has just ended counts for some minutes more): gpuops status; or "
@@ -277,7 +277,7 @@ def test_a_request_that_was_closed_is_not_filed_anew() -> None:
     assert "(CASE_CLOSED, 3 days ago), and they are not there: reply in its case rather than ask anew" in lines[-1]
     assert lines[-1].endswith("case/?displayId=1700000001)")
     assert not any("--request" in line for line in lines)
-    assert "displayId=1700000001" in refusal(TWO, [there], NOW).hint
+    assert "displayId=1700000001" in build_quota_error(TWO, [there], NOW).hint
     granted = dataclasses.replace(there.standing, limits={**there.standing.limits, G_SPOT: 96.0}, used={G_SPOT: 48.0})
     assert "displayId" not in " ".join(said(TWO, dataclasses.replace(there, standing=granted))), "it came, in the end"
 

@@ -10,13 +10,13 @@ import pytest
 from gpuops.core.errors import NoCapacity, UsageError
 from gpuops.core.models import Request
 from provisioners.runpod import catalog, offers, options, regions
-from provisioners.runpod.catalog import Gpu, Place
+from provisioners.runpod.catalog import CenterStock, Gpu
 from provisioners.runpod.options import cuda_of, wishes
 from tests.fakes.runpod.catalog import DATA_CENTERS, GPUS, data_center_view, gpu_view
 
-SECURE = [catalog.read(gpu_view(gpu), "SECURE") for gpu in GPUS]
-COMMUNITY = [catalog.read(gpu_view(gpu), "COMMUNITY") for gpu in GPUS]
-CENTERS = regions.read([data_center_view(one) for one in DATA_CENTERS])
+SECURE = [catalog.parse_gpu(gpu_view(gpu), "SECURE") for gpu in GPUS]
+COMMUNITY = [catalog.parse_gpu(gpu_view(gpu), "COMMUNITY") for gpu in GPUS]
+CENTERS = regions.parse_data_centers([data_center_view(one) for one in DATA_CENTERS])
 
 
 @pytest.mark.parametrize(("typed", "name"), [
@@ -30,7 +30,7 @@ CENTERS = regions.read([data_center_view(one) for one in DATA_CENTERS])
     ("5090", "RTX 5090"), ("mig 1g", "PRO 6000 MIG 24GB"), (" l4 ", "L4"),
 ])  # fmt: skip
 def test_a_name_means_one_gpu(typed: str, name: str) -> None:
-    assert [gpu.name for gpu in catalog.chosen(SECURE, typed, None)] == [name]
+    assert [gpu.name for gpu in catalog.select_gpus(SECURE, typed, None)] == [name]
 
 
 @pytest.mark.parametrize(("typed", "named"), [
@@ -38,7 +38,7 @@ def test_a_name_means_one_gpu(typed: str, name: str) -> None:
 ])  # fmt: skip
 def test_a_name_that_means_several_names_them(typed: str, named: str) -> None:
     with pytest.raises(UsageError) as caught:
-        catalog.chosen(SECURE, typed, None)
+        catalog.select_gpus(SECURE, typed, None)
     assert caught.value.say == f"'{typed}' is more than one GPU at RunPod: {named}"
 
 
@@ -47,7 +47,7 @@ def test_a_name_that_means_several_names_them(typed: str, named: str) -> None:
     ("a100-80gb", {"A100 PCIe", "A100 SXM"}), ("l4,h100", {"L4", "H100 NVL", "H100 PCIe", "H100 SXM"}),
 ])  # fmt: skip
 def test_a_name_means_every_form_of_its_gpu(typed: str, names: set[str]) -> None:
-    assert {gpu.name for gpu in catalog.chosen(SECURE, typed, None)} == names
+    assert {gpu.name for gpu in catalog.select_gpus(SECURE, typed, None)} == names
 
 
 @pytest.mark.parametrize(("typed", "near"), [
@@ -56,32 +56,32 @@ def test_a_name_means_every_form_of_its_gpu(typed: str, names: set[str]) -> None
 ])  # fmt: skip
 def test_a_name_that_means_none_gets_near_ones(typed: str, near: str) -> None:
     with pytest.raises(UsageError) as caught:
-        catalog.named_by(SECURE, typed)
+        catalog.match_gpus(SECURE, typed)
     assert near in caught.value.hint
 
 
 def test_several_names_and_a_name_that_only_the_other_cloud_has() -> None:
-    assert [gpu.name for gpu in catalog.chosen(SECURE, "l4,h100 nvl, l4", None)] == ["L4", "H100 NVL"]
-    assert [gpu.name for gpu in catalog.chosen(COMMUNITY, "a100", None)] == ["A100 PCIe"], "the other is not there"
+    assert [gpu.name for gpu in catalog.select_gpus(SECURE, "l4,h100 nvl, l4", None)] == ["L4", "H100 NVL"]
+    assert [gpu.name for gpu in catalog.select_gpus(COMMUNITY, "a100", None)] == ["A100 PCIe"], "the other is not there"
     with pytest.raises(UsageError, match=r"RTX 4080 is not in that cloud"):
-        catalog.chosen(SECURE, "rtx 4080", None)
+        catalog.select_gpus(SECURE, "rtx 4080", None)
 
 
 def test_without_a_name_what_makes_sense() -> None:
-    names = {gpu.name for gpu in catalog.chosen(COMMUNITY, None, None)}
+    names = {gpu.name for gpu in catalog.select_gpus(COMMUNITY, None, None)}
     assert "RTX 4090" in names
     assert not names & {"MI300X", "RTX 3070", "Tesla V100", "V100 SXM2 32GB", "RTX A2000"}
-    assert not {gpu.name for gpu in catalog.chosen(SECURE, None, None)} & {"PRO 6000 MIG 24GB", "RTX 4080"}
+    assert not {gpu.name for gpu in catalog.select_gpus(SECURE, None, None)} & {"PRO 6000 MIG 24GB", "RTX 4080"}
 
 
 def test_by_memory() -> None:
-    found = catalog.chosen(SECURE, None, 80)
+    found = catalog.select_gpus(SECURE, None, 80)
     assert min(gpu.memory for gpu in found) == 80
-    assert min(gpu.memory for gpu in catalog.chosen(COMMUNITY, None, 8)) == 8, "as small as was asked for"
+    assert min(gpu.memory for gpu in catalog.select_gpus(COMMUNITY, None, 8)) == 8, "as small as was asked for"
     with pytest.raises(UsageError, match="the most is 288 GB"):
-        catalog.chosen(SECURE, None, 99999)
+        catalog.select_gpus(SECURE, None, 99999)
     with pytest.raises(UsageError, match="l4 has not 40 GB of memory: the most is 24 GB"):
-        catalog.chosen(SECURE, "l4", 40)
+        catalog.select_gpus(SECURE, "l4", 40)
 
 
 @pytest.mark.parametrize("document", [
@@ -91,8 +91,8 @@ def test_by_memory() -> None:
     {"id": "x", "price": {"secure": 1e999}},
 ])  # fmt: skip
 def test_a_price_that_is_none_is_no_price(document: dict[str, Any]) -> None:
-    assert catalog.read(document, "SECURE").price == 0
-    assert catalog.read({"id": "x", "price": {"secure": "0.74"}, "dataCenters": "?"}, "SECURE").price == 0.74
+    assert catalog.parse_gpu(document, "SECURE").price == 0
+    assert catalog.parse_gpu({"id": "x", "price": {"secure": "0.74"}, "dataCenters": "?"}, "SECURE").price == 0.74
 
 
 @pytest.mark.parametrize(("typed", "ids"), [
@@ -102,14 +102,14 @@ def test_a_price_that_is_none_is_no_price(document: dict[str, Any]) -> None:
     ("eu-ro", ["EU-RO-1"]), ("ro", ["EU-RO-1"]), ("australia, japan", ["OC-AU-1", "AP-JP-1"]),
 ])  # fmt: skip
 def test_regions(typed: str, ids: list[str]) -> None:
-    assert regions.meant(typed, CENTERS) == ids
+    assert regions.select_data_centers(typed, CENTERS) == ids
 
 
 @pytest.mark.parametrize(
     ("typed", "start"), [("us", "US-"), ("USA", "US-"), ("europe", "EU"), ("eu", "EU"), ("ca", "CA-")]
 )
 def test_countries_and_continents(typed: str, start: str) -> None:
-    found = regions.meant(typed, CENTERS)
+    found = regions.select_data_centers(typed, CENTERS)
     assert found == [one.id for one in CENTERS if one.id.startswith(start)]
     assert len(found) > 1
 
@@ -117,10 +117,10 @@ def test_countries_and_continents(typed: str, start: str) -> None:
 @pytest.mark.parametrize("typed", ["no-such-region", "US-KS-9", "", "US-KS-2,,", "us-"])
 def test_what_is_no_region(typed: str) -> None:
     if typed == "us-":
-        assert regions.meant(typed, CENTERS), "as good as us"
+        assert regions.select_data_centers(typed, CENTERS), "as good as us"
         return
     with pytest.raises(UsageError) as caught:
-        regions.meant(typed, CENTERS)
+        regions.select_data_centers(typed, CENTERS)
     assert "US-KS-2" in caught.value.hint
 
 
@@ -159,7 +159,14 @@ def test_what_makes_no_sense(given: dict[str, Any], say: str) -> None:
 
 def gpu(name: str, price: float, level: str = "HIGH", most: int = 8, maker: str = "NVIDIA") -> Gpu:
     return Gpu(
-        f"NVIDIA {name}", name, maker, 24, price, most, level, (Place("US-KS-2", level), Place("EU-RO-1", level))
+        f"NVIDIA {name}",
+        name,
+        maker,
+        24,
+        price,
+        most,
+        level,
+        (CenterStock("US-KS-2", level), CenterStock("EU-RO-1", level)),
     )
 
 
@@ -216,5 +223,5 @@ def test_machines_with_too_little_beside_their_gpus(told: Any, level: str) -> No
 
 
 def test_a_place_that_has_none() -> None:
-    assert catalog.within(gpu("A", 1.0), ["US-KS-2"]).places == (Place("US-KS-2", "HIGH"),)
-    assert catalog.within(gpu("A", 1.0), ["US-TX-1"]).level == "NONE"
+    assert catalog.restrict_to_centers(gpu("A", 1.0), ["US-KS-2"]).places == (CenterStock("US-KS-2", "HIGH"),)
+    assert catalog.restrict_to_centers(gpu("A", 1.0), ["US-TX-1"]).level == "NONE"

@@ -13,7 +13,7 @@ from gpuops.core.provider import Context
 from gpuops.nodes.bootstrap import Found
 from gpuops.transport.ssh import Target
 from provisioners.ssh.hosts import HostBook, KnownHost
-from provisioners.ssh.placement import Host, place
+from provisioners.ssh.placement import Host, place_nodes
 from provisioners.ssh.provisioner import SshProvisioner
 
 
@@ -24,13 +24,13 @@ def host(name: str, gpus: int = 0) -> Host:
 
 
 def placed(hosts: list[Host], nodes: int, gpus: int | None = None) -> list[tuple[object, ...]]:
-    return [(one["host"], one["gpus"], one["cores_share"]) for one in place(hosts, nodes, gpus)[0]]
+    return [(one["host"], one["gpus"], one["cores_share"]) for one in place_nodes(hosts, nodes, gpus)[0]]
 
 
 def test_a_node_for_each_host() -> None:
     assert placed([host("a", 4), host("b", 2)], 2) == [("a", None, 1.0), ("b", None, 1.0)]
     assert placed([host("a", 4), host("b", 2)], 2, 2) == [("a", ["0", "1"], 1.0), ("b", ["0", "1"], 1.0)]
-    assert place([host("a")], 1, None)[1] == []
+    assert place_nodes([host("a")], 1, None)[1] == []
 
 
 def test_virtual_nodes_are_neighbours_and_divide_their_host() -> None:
@@ -39,15 +39,15 @@ def test_virtual_nodes_are_neighbours_and_divide_their_host() -> None:
         ("a", ["2", "3"], 0.5),
         ("b", None, 1.0),
     ]
-    notes = place([host("a", 4)], 2, None)[1]
+    notes = place_nodes([host("a", 4)], 2, None)[1]
     assert notes == ["2 nodes on 1 host: virtual nodes, which share cores, memory and disk"]
     assert placed([host("a", 1)], 2) == [("a", [], 0.5), ("a", [], 0.5)]
-    assert "a has 1 GPU for 2 nodes, so the ranks run on the CPU" in place([host("a", 1)], 2, None)[1]
+    assert "a has 1 GPU for 2 nodes, so the ranks run on the CPU" in place_nodes([host("a", 1)], 2, None)[1]
 
 
 def test_more_gpus_than_a_host_has() -> None:
     with pytest.raises(Rejected, match="2 nodes with 4 GPUs each need 8, a has 4"):
-        place([host("a", 4)], 2, 4)
+        place_nodes([host("a", 4)], 2, 4)
 
 
 def provisioner(tmp_path: Path) -> SshProvisioner:
