@@ -169,7 +169,7 @@ class CallTimeout(Exception):
 
 
 def call_with_timeout(call: Callable[[], T], limit_s: float, name: str) -> T:
-    """What a call returns or raises. Raises Overdue when it has done neither in time; its thread is left behind."""
+    """What a call returns or raises. Raises CallTimeout when it has done neither in time; its thread is left behind."""
     box: list[T | BaseException] = []
     done = threading.Event()
 

@@ -189,7 +189,7 @@ class Api:
         partial: bool = False,
         base: str = "",
     ) -> Answer:
-        """One request over the network. `partial`: what was said until the time was up is the answer. Raises Lost."""
+        """One request over the network. `partial`: what was said until the time was up is the answer. Raises NoAnswer."""
         import urllib3
 
         deadline = time.monotonic() + limit_s
