@@ -93,9 +93,9 @@ def _try_address(ctx: Context, s3: Any, sink: Mapping[str, Any], part: Mapping[s
     url = s3.generate_presigned_url("upload_part", Params={"Bucket": sink["bucket"], **part}, ExpiresIn=600)
     try:
         object_requests.with_retries(
-            lambda: object_requests.request("PUT", url, [b"."], 1), time.time() + ADDRESS_TRIAL_S
+            lambda: object_requests.send_request("PUT", url, [b"."], 1), time.time() + ADDRESS_TRIAL_S
         )
-    except object_requests.Denied as error:
+    except object_requests.RequestDenied as error:
         say = f"the bucket {sink['bucket']} takes nothing from its nodes: an address that is signed for them is refused"
         raise Denied(f"{say} ({error.code})", "try again later, or name another bucket with --sink") from error
     except OSError as error:

@@ -17,7 +17,13 @@ from gpuops.agent.checkup.site import Site
 from gpuops.agent.machine import cores, memory
 from gpuops.agent.node import Node, read_json
 from gpuops.agent.python import environments
-from gpuops.agent.python.interpreters import Candidate, Interpreter, distinct, look, usual_places
+from gpuops.agent.python.interpreters import (
+    Candidate,
+    Interpreter,
+    distinct_candidates,
+    probe_interpreter,
+    usual_candidates,
+)
 
 DF_LIMIT_S = 10.0
 SHELL_LIMIT_S = 10.0
@@ -66,19 +72,19 @@ def pythons(site: Site, asked: str, first: Sequence[str], node: Node | None) -> 
         return {"agent": agents, "asked": asked, "found": [], "inner": inner if is_program else ""}
     if asked:
         path = os.path.expanduser(asked) if os.sep in asked else site.which(asked)
-        interpreter = look(path) if path else None
+        interpreter = probe_interpreter(path) if path else None
         described = [_interpreter(interpreter, "asked for")] if interpreter else []
         return {"agent": agents, "asked": asked, "found": described}
-    newest = environments.finished(node)[:1] if node else []
-    made = [environments.python_of(environments.folder(node, name)) for name in newest if node]
-    candidates = distinct(
+    newest = environments.list_environments(node)[:1] if node else []
+    made = [environments.environment_python(environments.environment_folder(node, name)) for name in newest if node]
+    candidates = distinct_candidates(
         [
             *(Candidate(path, "made for a project") for path in made),
             *(Candidate(path, "the active environment") for path in first),
-            *usual_places(site.environ),
+            *usual_candidates(site.environ),
         ]
     )
-    pairs = [(look(candidate.path), candidate.why) for candidate in candidates]
+    pairs = [(probe_interpreter(candidate.path), candidate.why) for candidate in candidates]
     described = [_interpreter(interpreter, why) for interpreter, why in pairs if interpreter]
     return {"agent": agents, "asked": "", "found": described}
 

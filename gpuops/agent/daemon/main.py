@@ -49,13 +49,13 @@ def finish_sinks(node: Node) -> None:
     done = threading.Event()
     try:
         for name in node.runs()[-1:]:
-            sink.beat(node, run_files.spec(node, name) or {"run": name}, done)
+            sink.start_heartbeat(node, run_files.spec(node, name) or {"run": name}, done)
         preemption.watch(node, done, hurry)
     finally:
         sink.resume(node)
     done.set()
     for name in node.runs()[-1:]:
-        early_end.watch(node, name)
+        early_end.start_watch(node, name)
 
 
 def hurry(notice: preemption.Notice) -> None:

@@ -19,7 +19,7 @@ from gpuops.agent import lease, presence, processes
 from gpuops.agent.node import Node, log, node_of, open_append, program, write_json
 from gpuops.agent.processes import find
 from gpuops.agent.retain import early_end
-from gpuops.agent.retain.hold import Held
+from gpuops.agent.retain.hold import HeldRuns
 from gpuops.agent.rpc.connect import ask
 from gpuops.agent.run_files import markers
 
@@ -90,7 +90,7 @@ class Watchdog:
         self._node = node
         self._wake = Wake([signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
         self._quiet = lease.Quiet()
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldRuns] = {}
         """By folder: for this node and for those that share its machine."""
         self._work_schedule = presence.WorkSchedule()
         self._agent: subprocess.Popen[bytes] | None = None
@@ -123,12 +123,12 @@ class Watchdog:
         if limit_s is not None and self._work_schedule.is_due(now.mono, limit_s) and presence.at_work(self._node):
             self._node.touch()
         quiet_s = self._quiet.seconds(lease.touched(self._node), now)
-        return lease.next_end(current, now, quiet_s, live, hold_s, early_end.why(self._node))
+        return lease.next_end(current, now, quiet_s, live, hold_s, early_end.end_reason(self._node))
 
     def _hold_s(self) -> float | None:
         """How long results that would be lost with this machine are held for a client; None: nothing is held."""
         nodes = [self._node, *self._node.beside()]
-        self._held = {node.dir: self._held.get(node.dir) or Held(node) for node in nodes}
+        self._held = {node.dir: self._held.get(node.dir) or HeldRuns(node) for node in nodes}
         spans = [held.hold_s() for held in self._held.values()]
         return max([span for span in spans if span is not None], default=None)
 

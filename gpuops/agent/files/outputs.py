@@ -21,12 +21,12 @@ from gpuops.agent.files.survey import load_record
 from gpuops.agent.node import Emit, Node, Refusal, read_json
 
 SKIPPED = {b".git", b"__pycache__"}
-ENVIRONMENT_MARKS = {b"pyvenv.cfg", b"conda-meta"}
+ENVIRONMENT_MARKERS = {b"pyvenv.cfg", b"conda-meta"}
 """A folder that has one of these is a Python environment, and no output."""
 
 PATTERN_TOKEN = re.compile(r"\*+|\[!?\]?[^\]]*\]|.", re.DOTALL)
 """A part of a name in a pattern: stars, a set in brackets, or one character."""
-HASH_BLOCK_BYTES = 1 << 20
+HASH_CHUNK_BYTES = 1 << 20
 BEAT_INTERVAL_S = 5.0
 """Time between two `beat` items of `sums` while it reads one large file."""
 
@@ -37,7 +37,7 @@ def outs(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:  # noq
     if not spec:
         raise run_files.no_run(args["run"])
     before = read_json(os.path.join(node.run(args["run"]), "inventory.json")) or {}
-    now = inventory(node, spec["tree"], args["patterns"])
+    now = list_outputs(node, spec["tree"], args["patterns"])
     return {"files": [[path, *stamp] for path, stamp in sorted(now.items()) if before.get(path) != stamp]}
 
 
@@ -45,37 +45,37 @@ def sums(node: Node, args: dict[str, Any], emit: Emit) -> dict[str, Any]:
     """Verb: an item `{path, sha256, size}` for each file; a file that was removed is left out."""
     tree = os.fsencode(node.tree(args["tree"]))
     for path in args["paths"]:
-        summed = _sum(os.path.join(tree, raw(checked(path))), emit)
-        if summed is not None:
-            emit({"path": path, "sha256": summed[0], "size": summed[1]})
+        hashed = _hash_file(os.path.join(tree, raw(checked(path))), emit)
+        if hashed is not None:
+            emit({"path": path, "sha256": hashed[0], "size": hashed[1]})
     return {}
 
 
-def inventory(node: Node, tree: str, patterns: Sequence[str]) -> dict[str, list[int]]:
+def list_outputs(node: Node, tree: str, patterns: Sequence[str]) -> dict[str, list[int]]:
     """Matching files of a tree: path (with `/`) -> [size, mtime_ns]. Raises Refusal(`bad-pattern`)."""
-    return dict(walk(os.fsencode(node.tree(tree)), matcher(patterns)))
+    return dict(walk_matching(os.fsencode(node.tree(tree)), compile_patterns(patterns)))
 
 
-def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
+def compile_patterns(patterns: Sequence[str]) -> Callable[[str], bool]:
     """A function: whether a path, or a folder above it, matches one of the patterns and none of those with `!`."""
-    wanted = _any_of([pattern for pattern in patterns if not pattern.startswith("!")])
-    unwanted = _any_of([pattern[1:] for pattern in patterns if pattern.startswith("!")])
-    return lambda path: wanted(path) and not unwanted(path)
+    included = _any_of([pattern for pattern in patterns if not pattern.startswith("!")])
+    excluded = _any_of([pattern[1:] for pattern in patterns if pattern.startswith("!")])
+    return lambda path: included(path) and not excluded(path)
 
 
-def mentioned(patterns: Sequence[str]) -> Callable[[str], bool]:
+def compile_mentions(patterns: Sequence[str]) -> Callable[[str], bool]:
     """A function: whether a path, or a folder above it, matches any pattern, with or without `!`."""
     return _any_of([pattern[pattern.startswith("!") :] for pattern in patterns])
 
 
 def _any_of(patterns: Sequence[str]) -> Callable[[str], bool]:
-    expressions = [translate(pattern) for pattern in patterns if pattern.strip("/")]
+    expressions = [translate_pattern(pattern) for pattern in patterns if pattern.strip("/")]
     alternatives = "|".join(expressions) or "(?!)"
     joined = re.compile(f"(?:{alternatives})(?:/.*)?", re.DOTALL)
     return lambda path: joined.fullmatch(path) is not None
 
 
-def translate(pattern: str) -> str:
+def translate_pattern(pattern: str) -> str:
     """The regular expression of one pattern, for a whole path. Raises Refusal(`bad-pattern`)."""
     if pattern.startswith(("/", "~")) or ".." in pattern.split("/"):
         raise Refusal(
@@ -118,21 +118,21 @@ def _translate_set(inner: str) -> str:
     return expression
 
 
-def walk(root: bytes, matches: Callable[[str], bool]) -> Iterator[tuple[str, list[int]]]:
+def walk_matching(root: bytes, matches: Callable[[str], bool]) -> Iterator[tuple[str, list[int]]]:
     """Matching files below a folder: path (with `/`) and [size, mtime_ns]."""
     entered = {os.path.realpath(root)}
     folders = [b""]
     while folders:
         folder = folders.pop()
         entries = _entries(os.path.join(root, folder))
-        if folder and ENVIRONMENT_MARKS & {entry.name for entry in entries}:
+        if folder and ENVIRONMENT_MARKERS & {entry.name for entry in entries}:
             continue
         for entry in entries:
             path = folder + entry.name
             if entry.name in SKIPPED:  # a submodule's `.git` is a file
                 continue
             if _is_folder(entry):
-                if not entry.is_symlink() or _follow(root, path, matches, entered):
+                if not entry.is_symlink() or _should_follow_link(root, path, matches, entered):
                     folders.append(path + b"/")
             elif matches(text(path)):
                 stamp = _stamp(entry)
@@ -155,7 +155,7 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
         return False  # a circular link
 
 
-def _follow(root: bytes, path: bytes, matches: Callable[[str], bool], entered: set[bytes]) -> bool:
+def _should_follow_link(root: bytes, path: bytes, matches: Callable[[str], bool], entered: set[bytes]) -> bool:
     """Whether to enter a linked folder: `outputs` may be on a larger disk.
 
     Only if a pattern matches the folder itself (a linked data set is not searched), if its files do not match under
@@ -180,12 +180,12 @@ def _stamp(entry: os.DirEntry[bytes]) -> list[int] | None:
     return [status.st_size, status.st_mtime_ns]
 
 
-def _sum(path: bytes, emit: Emit) -> tuple[str, int] | None:
+def _hash_file(path: bytes, emit: Emit) -> tuple[str, int] | None:
     """SHA-256 and number of bytes of a file; None where it cannot be read."""
     digest, size, last_beat = hashlib.sha256(), 0, time.monotonic()
     try:
         with open(path, "rb") as file:
-            for chunk in iter(lambda: file.read(HASH_BLOCK_BYTES), b""):
+            for chunk in iter(lambda: file.read(HASH_CHUNK_BYTES), b""):
                 digest.update(chunk)
                 size += len(chunk)
                 if time.monotonic() - last_beat > BEAT_INTERVAL_S:
@@ -198,12 +198,12 @@ def _sum(path: bytes, emit: Emit) -> tuple[str, int] | None:
 
 def left(node: Node, arguments: Sequence[str], stdin: BinaryIO, stdout: BinaryIO) -> int:  # noqa: ARG001 (a mode's signature)
     """Mode: arguments as JSON on stdin (read to its end), the answer of `unnamed` as one line of JSON on stdout."""
-    stdout.write(json.dumps(unnamed(node, json.loads(stdin.read()))).encode() + b"\n")
+    stdout.write(json.dumps(list_unnamed(node, json.loads(stdin.read()))).encode() + b"\n")
     stdout.flush()
     return 0
 
 
-def unnamed(node: Node, args: dict[str, Any]) -> dict[str, Any]:
+def list_unnamed(node: Node, args: dict[str, Any]) -> dict[str, Any]:
     """Files that no pattern names and no push wrote as they are: `{files: [[path, size, mtime_ns, edited]]}`.
 
     `edited`: pushed, and changed since. With `run`, only files of its tree that changed since that run started; else
@@ -214,7 +214,7 @@ def unnamed(node: Node, args: dict[str, Any]) -> dict[str, Any]:
         spec = os.path.join(node.run(args["run"]), "spec.json")
         tree, since = (read_json(spec) or {}).get("tree", tree), os.stat(spec).st_mtime_ns
     folder = TreeFolder(node.tree(str(tree)))
-    record, named = load_record(node, str(tree)), mentioned(args["patterns"])
+    record, named = load_record(node, str(tree)), compile_mentions(args["patterns"])
     root = os.fsencode(folder.folder)
 
     mounted = [text(os.fsencode(point))[len(os.path.realpath(folder.folder)) + 1 :] + "/"
@@ -226,7 +226,7 @@ def unnamed(node: Node, args: dict[str, Any]) -> dict[str, Any]:
         return not named(path) and not (os.path.islink(folder.at(path)) and os.path.isdir(folder.at(path)))
 
     files = []
-    for path, (size, mtime_ns) in walk(root, candidate):
+    for path, (size, mtime_ns) in walk_matching(root, candidate):
         pushed, pending = record.files.get(path), record.pending.get(path)
         if mtime_ns >= since and not ours(stat_entry(os.path.join(root, raw(path))), pushed, pending):
             files.append([path, size, mtime_ns, pushed is not None])

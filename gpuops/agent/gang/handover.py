@@ -124,7 +124,7 @@ class Handover:
         """Whether the results exist only here. A connected client gets the time to download them first."""
         while not self._is_safe():
             left_s = self._preempted[self._me] - time.monotonic()
-            if left_s < LATEST_START_S or not early_end.is_there(presence.count(), presence.silent_s()):
+            if left_s < LATEST_START_S or not early_end.is_attended(presence.count(), presence.silent_s()):
                 return True
             time.sleep(SAFETY_CHECK_INTERVAL_S)
         return False
@@ -132,7 +132,7 @@ class Handover:
     def _is_safe(self) -> bool:
         """Whether the results were downloaded, or are in their sink."""
         home = os.path.join(self._node.run(self._spec["run"]), hold.HOME)
-        return os.path.exists(home) or (sink.known(self._node, self._spec["run"]) or {}).get("state") == "safe"
+        return os.path.exists(home) or (sink.sink_state(self._node, self._spec["run"]) or {}).get("state") == "safe"
 
     # Giving.
 
@@ -186,7 +186,7 @@ class Handover:
     def _take(self, channel: Channel, of: int) -> None:
         left_s = self._preempted.get(of, 0.0) - time.monotonic()
         channel.limit_silence(max(SILENCE_LIMIT_S, left_s))  # the giver may wait for a client first
-        matches = outputs.matcher(self._spec.get("outs") or [])
+        matches = outputs.compile_patterns(self._spec.get("outs") or [])
         files = size = 0
         try:
             offer = _receive(channel)

@@ -19,38 +19,47 @@ from contextlib import contextmanager
 from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple, Sequence
 
 from gpuops.agent.node import Emit, Node, Refusal, read_json, write_json
-from gpuops.agent.python.interpreters import Interpreter, Spawn, look
+from gpuops.agent.python.interpreters import Interpreter, Spawn, probe_interpreter
 
 POLL_INTERVAL_S = 0.5
 BEAT_INTERVAL_S = 5.0
-"""Time between two calls of `beat` while the command is silent."""
+"""Time between two calls of `on_silence` while the command writes nothing."""
 TERM_GRACE_S = 5.0
 PIPE_BYTES = 65536
-STEP_LIMIT_S = 3600.0
+STEP_TIMEOUT_S = 3600.0
 """Time limit of one step of making an environment: torch for CUDA is 2 to 3 GB."""
 TORCH_FAMILY = re.compile(r"(?i)(torchvision|torchaudio)\b")
 """Built against one torch and one CUDA: installed from the same index as torch."""
-TORCH_WANTS = (3, 10)
+MIN_TORCH_PYTHON = (3, 10)
 """The oldest Python that the current torch has wheels for; an older Python gets an older torch."""
-REDIRECTING = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_CONSTRAINT"}
+REDIRECTING_VARIABLES = {
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "PIP_TARGET",
+    "PIP_PREFIX",
+    "PIP_USER",
+    "PIP_CONSTRAINT",
+}
 """Variables that would lead pip to other folders, or to another torch."""
-MORE_INDEXES = {"PIP_EXTRA_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INDEX"}
-LAST_LINES = 20
-LINE_CHARACTERS = 300
+EXTRA_INDEX_VARIABLES = {"PIP_EXTRA_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INDEX"}
+MAX_KEPT_LINES = 20
+MAX_LINE_CHARACTERS = 300
 
 
-def run(
+def run_streaming(
     argv: Sequence[str],
-    take: Callable[[bytes], None],
-    beat: Callable[[], None],
+    on_output: Callable[[bytes], None],
+    on_silence: Callable[[], None],
     spawn: Spawn,
-    limit_s: float | None = None,
+    timeout_s: float | None = None,
     **popen: Any,
 ) -> int | None:
-    """Run `argv` to its end. Returns its exit code (a signal's is negative); None where `limit_s` ended it.
+    """Run `argv` to its end. Returns its exit code (a signal's is negative); None where `timeout_s` ended it.
 
-    `take` gets stdout and stderr as they come. If `take` or `beat` raises (the client has disconnected), the command
-    and its group are ended first. Processes that it leaves in the background are not waited for.
+    `on_output` gets stdout and stderr as they come; `on_silence` is called every BEAT_INTERVAL_S without output. If
+    either raises (the client has disconnected), the command and its process group are ended first. Processes that the
+    command leaves in the background are not waited for.
     """
     process = spawn(
         argv,
@@ -61,18 +70,21 @@ def run(
         **popen,
     )
     try:
-        return _follow(process, take, beat, limit_s)
+        return _pump_output(process, on_output, on_silence, timeout_s)
     finally:
         if process.poll() is None:
-            _end(process)
+            _terminate_group(process)
         assert process.stdout
         process.stdout.close()
 
 
-def _follow(
-    process: subprocess.Popen[bytes], take: Callable[[bytes], None], beat: Callable[[], None], limit_s: float | None
+def _pump_output(
+    process: subprocess.Popen[bytes],
+    on_output: Callable[[bytes], None],
+    on_silence: Callable[[], None],
+    timeout_s: float | None,
 ) -> int | None:
-    started = spoke = time.monotonic()
+    started = last_output = time.monotonic()
     assert process.stdout
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
@@ -82,34 +94,34 @@ def _follow(
                 # After the end one read empties the pipe; a daemon left behind may write for ever.
                 chunk = os.read(process.stdout.fileno(), PIPE_BYTES)
                 if chunk:
-                    take(chunk)
-                    spoke = time.monotonic()
+                    on_output(chunk)
+                    last_output = time.monotonic()
                 else:
                     selector.unregister(process.stdout)
             elif ended is None and not selector.get_map():
-                _pause(process)
+                _wait_briefly(process)
             if ended is not None:
                 return ended
             now = time.monotonic()
-            if limit_s is not None and now - started > limit_s:
+            if timeout_s is not None and now - started > timeout_s:
                 return None
-            if now - spoke >= BEAT_INTERVAL_S:
-                beat()
-                spoke = now
+            if now - last_output >= BEAT_INTERVAL_S:
+                on_silence()
+                last_output = now
 
 
-def _pause(process: subprocess.Popen[bytes]) -> None:
+def _wait_briefly(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(POLL_INTERVAL_S)
     except subprocess.TimeoutExpired:
         pass  # it has closed its output and goes on
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _terminate_group(process: subprocess.Popen[bytes]) -> None:
     """Send SIGTERM, then SIGKILL, to the command and its group."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
         try:
-            os.killpg(process.pid, sign)
+            os.killpg(process.pid, signal_number)
             process.wait(TERM_GRACE_S)
         except ProcessLookupError:
             return
@@ -117,7 +129,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
-class Plan(NamedTuple):
+class EnvironmentPlan(NamedTuple):
     """The protocol's `make`: requirement lines without torch, torch's requirement, its index ("": the usual one)."""
 
     requirements: Sequence[str]
@@ -126,53 +138,55 @@ class Plan(NamedTuple):
     name: str
 
 
-def plan(make: Mapping[str, Any]) -> Plan:
-    """Raises Refusal(`bad-request`)."""
+def parse_plan(make: Mapping[str, Any]) -> EnvironmentPlan:
+    """Parse the argument `make` of verb `python`. Raises Refusal(`bad-request`)."""
     name = str(make["name"])
     if not re.fullmatch(r"[0-9a-z]{1,64}", name):
         raise Refusal("bad-request", f"'{name}' is not an environment's name")
-    return Plan(list(make["requirements"]), str(make["torch"]), str(make["index"]), name)
+    return EnvironmentPlan(list(make["requirements"]), str(make["torch"]), str(make["index"]), name)
 
 
-def folder(node: Node, name: str) -> str:
+def environment_folder(node: Node, name: str) -> str:
     return os.path.join(node.root, "env", name)
 
 
-def python_of(env: str) -> str:
+def environment_python(env: str) -> str:
     return os.path.join(env, "bin", "python")
 
 
-def finished(node: Node) -> list[str]:
+def list_environments(node: Node) -> list[str]:
     """Names of the environments made here, newest first."""
     try:
         names = os.listdir(os.path.join(node.root, "env"))
     except OSError:
         return []
-    made = {name: read_json(os.path.join(folder(node, name), "done")) for name in names}
+    made = {name: read_json(os.path.join(environment_folder(node, name), "done")) for name in names}
     return sorted((name for name in made if made[name]), key=lambda name: -float(made[name]["at"]))
 
 
-def make(node: Node, wanted: Plan, known: Sequence[Interpreter], emit: Emit, spawn: Spawn) -> Interpreter:
-    """The environment `wanted`, made now unless another request just did. Raises Refusal(`make-failed`)."""
-    env = folder(node, wanted.name)
+def ensure_environment(
+    node: Node, plan: EnvironmentPlan, known: Sequence[Interpreter], emit: Emit, spawn: Spawn
+) -> Interpreter:
+    """The Python of the planned environment, which is created unless it exists. Raises Refusal(`make-failed`)."""
+    env = environment_folder(node, plan.name)
     os.makedirs(os.path.dirname(env), mode=0o700, exist_ok=True)
-    with _alone(env + ".lock", emit):
-        existing = look(python_of(env), spawn) if wanted.name in finished(node) else None
+    with _environment_lock(env + ".lock", emit):
+        existing = probe_interpreter(environment_python(env), spawn) if plan.name in list_environments(node) else None
         if existing and existing.torch:
             return existing
         shutil.rmtree(env, ignore_errors=True)
         try:
-            made = _build(env, wanted, known, emit, spawn)
+            made = _create_environment(env, plan, known, emit, spawn)
         except BaseException:  # also where the client has disconnected: an incomplete environment is removed
             shutil.rmtree(env, ignore_errors=True)
             raise
-        write_json(os.path.join(env, "done"), {"name": wanted.name, "at": time.time(), "torch": made.torch})
+        write_json(os.path.join(env, "done"), {"name": plan.name, "at": time.time(), "torch": made.torch})
         return made
 
 
 @contextmanager
-def _alone(path: str, emit: Emit) -> Iterator[None]:
-    """One environment of a name is made at a time."""
+def _environment_lock(path: str, emit: Emit) -> Iterator[None]:
+    """Lock the file at `path`, so that one request at a time creates the environment; say so while waiting for it."""
     with open(path, "w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -182,23 +196,35 @@ def _alone(path: str, emit: Emit) -> Iterator[None]:
         yield
 
 
-def _build(env: str, wanted: Plan, known: Sequence[Interpreter], emit: Emit, spawn: Spawn) -> Interpreter:
+def _create_environment(
+    env: str, plan: EnvironmentPlan, known: Sequence[Interpreter], emit: Emit, spawn: Spawn
+) -> Interpreter:
     uv = uv_command(known, os.environ)
-    base = best_base(known, bool(uv))
-    for argv in torch_steps(uv, base.path, env, wanted):
-        _step(argv, emit, spawn, REDIRECTING | MORE_INDEXES if wanted.index_url else REDIRECTING)
-    made = look(python_of(env), spawn)
+    base = choose_base(known, bool(uv))
+    for argv in torch_commands(uv, base.path, env, plan):
+        _run_step(
+            argv,
+            emit,
+            spawn,
+            REDIRECTING_VARIABLES | EXTRA_INDEX_VARIABLES if plan.index_url else REDIRECTING_VARIABLES,
+        )
+    made = probe_interpreter(environment_python(env), spawn)
     if made is None or made.torch is None:
         raise Refusal(
             "make-failed",
-            f"the new environment has no torch, although '{wanted.torch}' was installed",
+            f"the new environment has no torch, although '{plan.torch}' was installed",
             "check GPUOPS_TORCH_SPEC and GPUOPS_TORCH_INDEX",
         )
-    rest = [line for line in wanted.requirements if not TORCH_FAMILY.match(line)]
+    rest = [line for line in plan.requirements if not TORCH_FAMILY.match(line)]
     if rest:
         constraint = write_lines(os.path.join(env, "constraint.txt"), ["torch==" + made.torch])
         listed = write_lines(os.path.join(env, "requirements.txt"), rest)
-        _step([*_install(uv, env), "--constraint", constraint, "--requirement", listed], emit, spawn, REDIRECTING)
+        _run_step(
+            [*_install_command(uv, env), "--constraint", constraint, "--requirement", listed],
+            emit,
+            spawn,
+            REDIRECTING_VARIABLES,
+        )
     return made
 
 
@@ -208,21 +234,29 @@ def write_lines(path: str, lines: Sequence[str]) -> str:
     return path
 
 
-def torch_steps(uv: Sequence[str], base: str, env: str, wanted: Plan) -> list[list[str]]:
+def torch_commands(uv: Sequence[str], base: str, env: str, plan: EnvironmentPlan) -> list[list[str]]:
     """The command lines that make `env` with `base` and install torch in it.
 
     It gets its own pip: without one, `pip` in a set-up command would be the system's.
     """
     create = [*uv, "venv", "--seed", "--python", base, env] if uv else [base, "-m", "venv", env]
-    index = ["--index-url=" + wanted.index_url] if wanted.index_url else []
-    family = [line for line in wanted.requirements if TORCH_FAMILY.match(line)]
-    return [create, [*_install(uv, env), *index, wanted.torch, *family]]
+    index = ["--index-url=" + plan.index_url] if plan.index_url else []
+    family = [line for line in plan.requirements if TORCH_FAMILY.match(line)]
+    return [create, [*_install_command(uv, env), *index, plan.torch, *family]]
 
 
-def _install(uv: Sequence[str], env: str) -> list[str]:
+def _install_command(uv: Sequence[str], env: str) -> list[str]:
     if uv:
-        return [*uv, "pip", "install", "--python", python_of(env)]
-    return [python_of(env), "-m", "pip", "install", "--no-input", "--progress-bar=off", "--disable-pip-version-check"]
+        return [*uv, "pip", "install", "--python", environment_python(env)]
+    return [
+        environment_python(env),
+        "-m",
+        "pip",
+        "install",
+        "--no-input",
+        "--progress-bar=off",
+        "--disable-pip-version-check",
+    ]
 
 
 def uv_command(known: Sequence[Interpreter], environ: Mapping[str, str]) -> list[str]:
@@ -236,7 +270,7 @@ def uv_command(known: Sequence[Interpreter], environ: Mapping[str, str]) -> list
     return next(([python.path, "-m", "uv"] for python in known if python.uv), [])
 
 
-def best_base(known: Sequence[Interpreter], have_uv: bool) -> Interpreter:
+def choose_base(known: Sequence[Interpreter], have_uv: bool) -> Interpreter:
     """The Python to make an environment from: the first that the current torch supports, else the first.
 
     Raises Refusal(`make-failed`) where none can make environments.
@@ -248,24 +282,26 @@ def best_base(known: Sequence[Interpreter], have_uv: bool) -> Interpreter:
             "no Python on this node has torch, and none can make an environment",
             "`apt-get install python3-venv` on the node, or install uv there",
         )
-    return next((python for python in able if python.version >= TORCH_WANTS), able[0])
+    return next((python for python in able if python.version >= MIN_TORCH_PYTHON), able[0])
 
 
-def _step(argv: Sequence[str], emit: Emit, spawn: Spawn, without: Collection[str]) -> None:
+def _run_step(argv: Sequence[str], emit: Emit, spawn: Spawn, without: Collection[str]) -> None:
     """Run one command in an environment `without` some variables, and pass its lines on as `say`.
 
     Raises Refusal(`make-failed`) with its last lines.
     """
-    lines = Lines(emit)
+    lines = LineReporter(emit)
     environment = {name: value for name, value in os.environ.items() if name not in without}
     try:
-        code = run(argv, lines.take, lambda: emit({"beat": time.time()}), spawn, STEP_LIMIT_S, env=environment)
+        code = run_streaming(
+            argv, lines.feed, lambda: emit({"beat": time.time()}), spawn, STEP_TIMEOUT_S, env=environment
+        )
     except OSError as error:
         code = 126
-        lines.take(f"{argv[0]} cannot be started: {error.strerror}\n".encode())
+        lines.feed(f"{argv[0]} cannot be started: {error.strerror}\n".encode())
     if code == 0:
         return
-    what = f"a step took longer than {STEP_LIMIT_S / 60:.0f} minutes" if code is None else lines.complaint()
+    what = f"a step took longer than {STEP_TIMEOUT_S / 60:.0f} minutes" if code is None else lines.error_line()
     raise Refusal(
         "make-failed",
         f"an environment with torch could not be made: {what}",
@@ -274,25 +310,25 @@ def _step(argv: Sequence[str], emit: Emit, spawn: Spawn, without: Collection[str
     )
 
 
-class Lines:
-    """Passes whole lines on, and keeps the last ones."""
+class LineReporter:
+    """Emits output line by line, and keeps the last MAX_KEPT_LINES lines for an error message."""
 
     def __init__(self, emit: Emit) -> None:
         self.last: list[str] = []
         self._emit = emit
         self._part = b""
 
-    def take(self, chunk: bytes) -> None:
+    def feed(self, chunk: bytes) -> None:
         *whole, self._part = re.split(rb"[\r\n]+", self._part + chunk)
         for line in whole:
-            text = line.decode("utf-8", "replace").strip()[:LINE_CHARACTERS]
+            text = line.decode("utf-8", "replace").strip()[:MAX_LINE_CHARACTERS]
             if text:
-                self.last = [*self.last[1 - LAST_LINES :], text]
+                self.last = [*self.last[1 - MAX_KEPT_LINES :], text]
                 self._emit({"say": text})
 
-    def complaint(self) -> str:
+    def error_line(self) -> str:
         """The line that explains a failure best: the last that begins with `error`, else the last."""
         if self._part:
-            self.take(b"\n")
+            self.feed(b"\n")
         errors = [line for line in self.last if re.match(r"(?i)error\b", line)]
         return (errors or self.last or ["no reason was given"])[-1]

@@ -17,14 +17,14 @@ from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
 
 from gpuops.agent import processes
 
-OLDEST = (3, 8)
-INTERPRETER_LIMIT_S = 20.0
+MIN_PYTHON = (3, 8)
+PROBE_TIMEOUT_S = 20.0
 """Time that a Python may take to describe itself."""
 
 Spawn = Callable[..., "subprocess.Popen[bytes]"]
 
 # Without the current folder on the path: a json.py in it would be imported.
-_QUESTION = """
+_PROBE_SCRIPT = """
 import sys
 sys.path = [path for path in sys.path if path]
 import importlib.util, json
@@ -54,23 +54,23 @@ class Candidate(NamedTuple):
     """Part of a sentence: `the active environment`."""
 
 
-def look(path: str, spawn: Spawn = processes.helper) -> Interpreter | None:
+def probe_interpreter(path: str, spawn: Spawn = processes.helper) -> Interpreter | None:
     """Describe the Python at `path`; None where there is none that answers within INTERPRETER_LIMIT_S."""
     if not os.access(path, os.X_OK) or os.path.isdir(path):
         return None
-    printed = _output([path, "-E", "-c", _QUESTION], spawn)
+    printed = _read_output([path, "-E", "-c", _PROBE_SCRIPT], spawn)
     try:
         facts = json.loads(printed.splitlines()[-1])
         version = tuple(facts["version"])
     except (IndexError, ValueError, KeyError, TypeError):
         return None
-    torch, cuda = torch_in(facts["path"])
+    torch, cuda = find_torch(facts["path"])
     return Interpreter(
         facts.get("executable") or path, version, torch, cuda, bool(facts["ensurepip"]), bool(facts["uv"])
     )
 
 
-def _output(argv: Sequence[str], spawn: Spawn) -> str:
+def _read_output(argv: Sequence[str], spawn: Spawn) -> str:
     """The output of a short command; empty where it fails or takes longer than INTERPRETER_LIMIT_S."""
     try:
         process = spawn(
@@ -83,11 +83,11 @@ def _output(argv: Sequence[str], spawn: Spawn) -> str:
         )
     except OSError:
         return ""  # not a program for this machine
-    output = processes.output_of(process, INTERPRETER_LIMIT_S)
+    output = processes.output_of(process, PROBE_TIMEOUT_S)
     return output[0].decode("utf-8", "replace") if output and process.returncode == 0 else ""
 
 
-def torch_in(folders: Iterable[str]) -> tuple[str | None, str | None]:
+def find_torch(folders: Iterable[str]) -> tuple[str | None, str | None]:
     """Versions of torch and of its CUDA in the first of `folders` that has torch; None, None without."""
     for folder in folders:
         try:
@@ -95,24 +95,24 @@ def torch_in(folders: Iterable[str]) -> tuple[str | None, str | None]:
                 text = file.read()
         except (OSError, ValueError):
             continue
-        version = _assigned(text, "__version__")
+        version = _assigned_string(text, "__version__")
         if version:
-            return version, _assigned(text, "cuda")
+            return version, _assigned_string(text, "cuda")
     return None, None
 
 
-def _assigned(text: str, name: str) -> str | None:
+def _assigned_string(text: str, name: str) -> str | None:
     """The string assigned to `name` at the start of a line, with or without an annotation."""
     match = re.search(rf"(?m)^{name}\s*(?::[^=\n]*)?=\s*['\"]([^'\"]+)['\"]", text)
     return match.group(1) if match else None
 
 
-def usual_places(environ: Mapping[str, str]) -> list[Candidate]:
+def usual_candidates(environ: Mapping[str, str]) -> list[Candidate]:
     """Where machines for training usually have torch, best first. Some may not exist."""
     on_path = shutil.which("python3", path=environ.get("PATH", os.defpath))
     return [
         Candidate("/opt/pytorch/bin/python", "PyTorch's environment of this image"),
-        *(Candidate(place, "conda's environment") for place in _conda(environ)),
+        *(Candidate(place, "conda's environment") for place in _conda_pythons(environ)),
         *([Candidate(on_path, "python3 on the PATH")] if on_path else []),
         Candidate("/usr/bin/python3", "the system's python3"),
         Candidate("/usr/local/bin/python3", "the python3 in /usr/local"),
@@ -120,7 +120,7 @@ def usual_places(environ: Mapping[str, str]) -> list[Candidate]:
     ]
 
 
-def _conda(environ: Mapping[str, str]) -> list[str]:
+def _conda_pythons(environ: Mapping[str, str]) -> list[str]:
     home = environ.get("HOME") or os.path.expanduser("~")
     prefixes = [
         environ.get("CONDA_PREFIX", ""),
@@ -132,7 +132,7 @@ def _conda(environ: Mapping[str, str]) -> list[str]:
     return [os.path.join(prefix, "bin", "python") for prefix in prefixes if prefix]
 
 
-def distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
+def distinct_candidates(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Each place once, the first mention of it.
 
     The last link is not followed: an environment's python is a link to the Python it was made from, and yet another

@@ -12,13 +12,21 @@ from typing import Any, Callable, Mapping, Sequence
 from gpuops.agent.node import Emit, Node, Refusal, read_json, write_json
 from gpuops.agent.processes import helper
 from gpuops.agent.python import environments
-from gpuops.agent.python.interpreters import OLDEST, Candidate, Interpreter, Spawn, distinct, look, usual_places
+from gpuops.agent.python.interpreters import (
+    MIN_PYTHON,
+    Candidate,
+    Interpreter,
+    Spawn,
+    distinct_candidates,
+    probe_interpreter,
+    usual_candidates,
+)
 
-Places = Callable[[Mapping[str, str]], Sequence[Candidate]]
+CandidateLister = Callable[[Mapping[str, str]], Sequence[Candidate]]
 
 
 def python(
-    node: Node, args: dict[str, Any], emit: Emit, spawn: Spawn = helper, places: Places = usual_places
+    node: Node, args: dict[str, Any], emit: Emit, spawn: Spawn = helper, list_usual: CandidateLister = usual_candidates
 ) -> dict[str, Any]:
     """Verb: the Python for a run: an explicit one, the first suitable one, or one made here.
 
@@ -26,50 +34,56 @@ def python(
     """
     needs_torch = bool(args.get("needs_torch"))
     if args.get("explicit"):
-        return _answer(_explicit(str(args["explicit"]), needs_torch, spawn), "given with --python")
-    wanted = environments.plan(args["make"]) if args.get("make") else None
+        return _describe(_explicit_interpreter(str(args["explicit"]), needs_torch, spawn), "given with --python")
+    plan = environments.parse_plan(args["make"]) if args.get("make") else None
     known: list[Interpreter] = []
-    name = wanted.name if wanted else str(args.get("name") or "")
-    for candidate in candidates(node, name, args.get("candidates") or [], places(os.environ)):
-        interpreter = look(candidate.path, spawn)
-        if interpreter is None or interpreter.version < OLDEST:
+    name = plan.name if plan else str(args.get("name") or "")
+    for candidate in list_candidates(node, name, args.get("candidates") or [], list_usual(os.environ)):
+        interpreter = probe_interpreter(candidate.path, spawn)
+        if interpreter is None or interpreter.version < MIN_PYTHON:
             continue
         if interpreter.torch or not needs_torch:
-            return _answer(interpreter, candidate.why)
+            return _describe(interpreter, candidate.why)
         known.append(interpreter)
-    if wanted is None:
+    if plan is None:
         raise Refusal("no-python", "no Python on this node has torch", "name one that has with --python PATH")
-    return _answer(environments.make(node, wanted, known, emit, spawn), "made for this project", made=True)
+    return _describe(
+        environments.ensure_environment(node, plan, known, emit, spawn), "made for this project", made=True
+    )
 
 
-def candidates(node: Node, name: str, first: Sequence[str], usual: Sequence[Candidate]) -> list[Candidate]:
-    """Pythons to look at, best first. Environments made here for other requirements are left out."""
-    made = [environments.python_of(environments.folder(node, name))] if name in environments.finished(node) else []
+def list_candidates(node: Node, name: str, first: Sequence[str], usual: Sequence[Candidate]) -> list[Candidate]:
+    """Pythons to probe, best first. Environments made here for other requirements are left out."""
+    made = (
+        [environments.environment_python(environments.environment_folder(node, name))]
+        if name in environments.list_environments(node)
+        else []
+    )
     ours = [Candidate(path, "made for this project") for path in made]
     active = [Candidate(path, "the active environment") for path in first]
-    return distinct([*ours, *active, *usual])
+    return distinct_candidates([*ours, *active, *usual])
 
 
-def _answer(interpreter: Interpreter, why: str, made: bool = False) -> dict[str, Any]:
+def _describe(interpreter: Interpreter, why: str, made: bool = False) -> dict[str, Any]:
     version = ".".join(map(str, interpreter.version))
     torch, cuda = interpreter.torch, interpreter.cuda
     return {"python": interpreter.path, "version": version, "torch": torch, "cuda": cuda, "why": why, "made": made}
 
 
-def _explicit(asked: str, needs_torch: bool, spawn: Spawn) -> Interpreter:
+def _explicit_interpreter(requested: str, needs_torch: bool, spawn: Spawn) -> Interpreter:
     """The Python that a user named. Raises Refusal(`no-python`) where it does not suit."""
-    path = os.path.expanduser(asked) if os.sep in asked else shutil.which(asked)
+    path = os.path.expanduser(requested) if os.sep in requested else shutil.which(requested)
     hint = "name a Python of the node with --python PATH, or leave --python out"
     if path is None or not os.path.isabs(path) or not os.path.exists(path):
-        raise Refusal("no-python", f"there is no Python at '{asked}' on this node", hint)
-    interpreter = look(path, spawn)
+        raise Refusal("no-python", f"there is no Python at '{requested}' on this node", hint)
+    interpreter = probe_interpreter(path, spawn)
     if interpreter is None:
-        raise Refusal("no-python", f"'{asked}' does not run as a Python on this node", hint)
-    if interpreter.version < OLDEST:
+        raise Refusal("no-python", f"'{requested}' does not run as a Python on this node", hint)
+    if interpreter.version < MIN_PYTHON:
         version = "{}.{}".format(*interpreter.version)
-        raise Refusal("no-python", f"'{asked}' is Python {version}, and 3.8 or later is needed", hint)
+        raise Refusal("no-python", f"'{requested}' is Python {version}, and 3.8 or later is needed", hint)
     if needs_torch and not interpreter.torch:
-        raise Refusal("no-python", f"'{asked}' has no torch", "install torch there, or leave --python out")
+        raise Refusal("no-python", f"'{requested}' has no torch", "install torch there, or leave --python out")
     return interpreter
 
 
@@ -89,22 +103,22 @@ def setup(node: Node, args: dict[str, Any], emit: Emit, spawn: Spawn = helper) -
     done = {"python": interpreter, "tree": tree}
     if read_json(record) == done:
         return {"code": 0, "skipped": True}
-    code = environments.run(
+    code = environments.run_streaming(
         [shutil.which("bash") or "sh", "-c", command],
         lambda chunk: emit({"b64": base64.b64encode(chunk).decode("ascii")}),
         lambda: emit({"beat": time.time()}),
         spawn,
         cwd=folder,
-        env=setup_environment(os.environ, interpreter, _constraint(node, interpreter, key, spawn)),
+        env=setup_environment(os.environ, interpreter, _write_constraint(node, interpreter, key, spawn)),
     )
     if code == 0:
         write_json(record, done)
     return {"code": code, "skipped": False}
 
 
-def _constraint(node: Node, interpreter: str, key: str, spawn: Spawn) -> str:
+def _write_constraint(node: Node, interpreter: str, key: str, spawn: Spawn) -> str:
     """Path of a file that constrains pip to the torch of this Python; "" where it has none."""
-    known = look(interpreter, spawn)
+    known = probe_interpreter(interpreter, spawn)
     if known is None:
         raise Refusal(
             "no-python", f"there is no Python at '{interpreter}' on this node", "ask again which Python there is"

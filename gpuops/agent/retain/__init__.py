@@ -4,9 +4,9 @@ sink             stores a run's results: in a folder, or in a bucket
 run_contents     which files of a run are stored
 safe_copy        one file copied to another disk and read back
 bucket           a bucket as sink: one archive for each node
-upload           the archive's way into the bucket, in parts
+upload           the multipart upload of an archive
 virtual_tar      an archive composed while it is sent
-object_requests  requests to an object store by signed addresses
+object_requests  requests to an object store with presigned URLs
 hold             a node waits for clients to download results
 early_end        a node ends as soon as its results are safe
 """

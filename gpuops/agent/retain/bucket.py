@@ -1,11 +1,11 @@
-"""A bucket as sink: one archive for each node, sent with signed addresses.
+"""A bucket as sink: one archive per node, uploaded with presigned URLs.
 
     <place>/node<i>.tar    result.json, logs/, out/ and, last, safe.json
     <place>/node<i>.json   the node's state, as in `runs/<run>/sink.json`; rewritten each minute while it goes on
 
-The addresses come with the launch, beside the spec, and newer ones before they expire (verb `urls`). Each permits one
-kind of request on one object, until it expires. They are stored in `runs/<run>/urls.json` (0600), so that a restarted
-agent has them, and removed after use.
+The URLs come with the launch, beside the spec, and newer ones before they expire (verb `urls`). Each permits one kind
+of request on one object until it expires. They are stored in `runs/<run>/urls.json` (0600), so that a restarted
+agent has them, and are removed after use.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from typing import Any, Callable, Mapping
 
 from gpuops.agent.node import Emit, Node, Refusal, read_json, remove_file, write_json
 from gpuops.agent.retain import run_contents
-from gpuops.agent.retain.object_requests import length, request, with_retries
-from gpuops.agent.retain.upload import NEVER, Stored, Upload, too_large
+from gpuops.agent.retain.object_requests import object_size, send_request, with_retries
+from gpuops.agent.retain.upload import NEVER, Stored, Upload, size_excess
 from gpuops.agent.retain.virtual_tar import Archive
 
 URLS = "urls.json"
 PARTS = "parts.json"
 """The parts that were sent, so that a restarted agent continues."""
 CLAIM_LIMIT_S = 30.0
-"""How long the bucket is tried before a run is refused whose results it cannot store."""
+"""How long writing to the bucket is retried before the run is refused."""
 STATE_LIMIT_S = 30.0
 OTHERS_CHECK_INTERVAL_S = 15.0
 """Time between two searches for the other nodes' archives."""
 
 _uploading: dict[str, dict[str, Any]] = {}
-"""The addresses of uploads in progress, by the run's folder."""
+"""The URLs of uploads in progress, by the run's folder."""
 
 
-def is_used(spec: Mapping[str, Any]) -> bool:
+def uses_bucket(spec: Mapping[str, Any]) -> bool:
     """Whether a run's sink is a bucket."""
     return bool((spec.get("sink") or {}).get("bucket"))
 
 
-def claim(node: Node, spec: Mapping[str, Any], urls: Mapping[str, Any]) -> str:
+def claim_place(node: Node, spec: Mapping[str, Any], urls: Mapping[str, Any]) -> str:
     """Before a run starts: check that this node can write to its place. Returns the place. Raises Refusal(`sink`)."""
     folder, place = node.run(spec["run"]), str(spec["sink"]["bucket"])
     write_json(os.path.join(folder, URLS), urls)
@@ -54,8 +54,8 @@ def claim(node: Node, spec: Mapping[str, Any], urls: Mapping[str, Any]) -> str:
 
 
 def renew(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
-    """Verb: newer addresses for a run's place, used also by an upload in progress. Only kinds of addresses that the
-    run still needs are stored."""
+    """Verb: newer URLs for a run's place, used also by an upload in progress. Only the kinds of URLs that the run
+    still needs are stored."""
     folder = node.run(args["run"])
     before = read_json(os.path.join(folder, URLS)) or {}
     urls = {name: value for name, value in dict(args["urls"]).items() if name in before}
@@ -71,17 +71,17 @@ def write_state(node: Node, spec: Mapping[str, Any], state: Mapping[str, Any], l
     body = json.dumps({**state, "node": spec["node"], "at": time.time()}).encode()
     if urls.get("state"):
         url = urls["state"]
-        with_retries(lambda: request("PUT", url, [body], len(body)), time.time() + limit_s)
+        with_retries(lambda: send_request("PUT", url, [body], len(body)), time.time() + limit_s)
 
 
-def send(
+def upload_results(
     node: Node,
     spec: Mapping[str, Any],
     folder: str,
     deadline: Callable[[], float],
     progress_of: Callable[[int], Callable[[int], None]],
 ) -> Stored:
-    """Send everything that a run left. Idempotent: an archive that is complete is not sent again. Raises OSError.
+    """Upload everything that a run left. Idempotent: an archive that is complete is not sent again. Raises OSError.
 
     `deadline` returns when this machine ends, as far as is known now (UTC seconds); `progress_of` takes the archive's
     size and returns a function that is called with the number of bytes of each part sent.
@@ -89,13 +89,13 @@ def send(
     urls = read_json(os.path.join(folder, URLS))
     if not urls:
         raise OSError(errno.ENOENT, "the permission to write to the bucket is not on this node any more")
-    archive = Archive(run_contents.newest_first(list(run_contents.listing(node, spec, folder))))
-    size = length(urls["head"], min(deadline(), float(urls["until"])))
+    archive = Archive(run_contents.newest_first(list(run_contents.list_items(node, spec, folder))))
+    size = object_size(urls["head"], min(deadline(), float(urls["until"])))
     if size is not None:
         return Stored(len(archive.items), size, 0, [])  # a killed agent had completed it
     if time.time() > urls["until"]:
         raise OSError(errno.EACCES, "the permission to write to the bucket has ended")
-    if say := too_large(archive, urls):
+    if say := size_excess(archive, urls):
         raise OSError(errno.EFBIG, say)
     about = {"schema": 1, "run": spec["run"], "node": spec["node"]}
     path = os.path.join(folder, PARTS)
@@ -115,23 +115,23 @@ def send(
         del _uploading[folder]
 
 
-def deadline(spec: Mapping[str, Any], result: Mapping[str, Any]) -> float:
+def machine_deadline(spec: Mapping[str, Any], result: Mapping[str, Any]) -> float:
     """When this machine ends, as far as the run's result says (UTC seconds)."""
     reason = result.get("reason") or {}
     ours = reason.get("kind") == "reclaim" and reason.get("node", spec["node"]) == spec["node"]
     return float(reason["at"]) if ours and isinstance(reason.get("at"), (int, float)) else NEVER
 
 
-def forget_parts(folder: str) -> None:
-    """The archive is complete: remove all addresses but those that show the state of the nodes."""
+def remove_upload_urls(folder: str) -> None:
+    """The archive is complete: remove all URLs but those that show the state of the nodes."""
     urls = read_json(os.path.join(folder, URLS)) or {}
     left = {name: urls[name] for name in ("state", "heads", "states", "until") if name in urls}
     write_json(os.path.join(folder, URLS), left)
     remove_file(os.path.join(folder, PARTS))
 
 
-def forget(folder: str) -> None:
-    """Remove all addresses: they are not needed any more."""
+def remove_urls(folder: str) -> None:
+    """Remove all URLs of a run: none is needed any more."""
     remove_file(os.path.join(folder, URLS))
     remove_file(os.path.join(folder, PARTS))
 
@@ -160,17 +160,17 @@ class StoredArchives:
         self._checked = time.monotonic()
         urls = read_json(os.path.join(self._folder, URLS)) or {}
         for index, url in enumerate(urls.get("heads") or []):
-            if index not in self._safe and _etag(url):
+            if index not in self._safe and _fetch_etag(url):
                 self._safe.add(index)
-        etags = [_etag(url) for url in urls.get("states") or []]
+        etags = [_fetch_etag(url) for url in urls.get("states") or []]
         # A failed request is no sign of life: the last known ETag stays.
         self._alive = [new or old for new, old in zip(etags, self._alive or etags)]
 
 
-def _etag(url: str) -> str:
+def _fetch_etag(url: str) -> str:
     """The object's ETag; empty where it does not exist or the request fails."""
     try:
-        answer = request("HEAD", url)
+        answer = send_request("HEAD", url)
     except Exception:  # the next check tries again
         return ""
     return answer.headers.get("etag", "") if answer.status == 200 else ""

@@ -16,9 +16,9 @@ from gpuops.agent.retain import bucket, sink
 
 FILE = "over.json"
 POLL_INTERVAL_S = 1.0
-PRESENT_S = 120.0
+PRESENT_TIMEOUT_S = 120.0
 """A connected client that was silent for longer does not count as present: its laptop fell asleep."""
-RECONNECT_S = 20.0
+RECONNECT_TIMEOUT_S = 20.0
 """Time in which a client may reconnect: a guard that takes over from a command."""
 OTHERS_LIMIT_S = 600.0
 """How long a node waits for the results of other nodes to be safe as well while none of them shows progress: some
@@ -30,21 +30,21 @@ def may_end(is_present: bool, all_safe: bool, waited_s: float) -> bool:
     return not is_present and (all_safe or waited_s >= OTHERS_LIMIT_S)
 
 
-def watch(node: Node, name: str) -> None:
+def start_watch(node: Node, name: str) -> None:
     """End this node once it may, from a thread, if its run asked for that and its results are safe."""
-    spec, state = run_files.spec(node, name), sink.known(node, name) or {}
+    spec, state = run_files.spec(node, name), sink.sink_state(node, name) or {}
     if (spec.get("sink") or {}).get("end") and state.get("state") == "safe":
         threading.Thread(target=_watch, args=(node, spec, state["folder"]), name="over " + name, daemon=True).start()
 
 
 def _watch(node: Node, spec: Mapping[str, Any], folder: str) -> None:
-    uses = Uses(lease.touched(node))
-    stillness, nodes = Stillness(), _StoredNodes(node, spec, folder)
+    activity = LastActivity(lease.touched(node))
+    stall, nodes = StallTimer(), _StoredNodes(node, spec, folder)
     while True:
         if lease.is_live():
             return  # another run is on: this node serves more than one
-        waited_s = stillness.seconds(nodes.alive(), time.monotonic())
-        if may_end(_is_present(node, uses), nodes.all_safe(), waited_s) and not presence.at_work(node):
+        waited_s = stall.seconds(nodes.alive(), time.monotonic())
+        if may_end(_is_present(node, activity), nodes.all_safe(), waited_s) and not presence.at_work(node):
             break
         time.sleep(POLL_INTERVAL_S)
     try:
@@ -57,7 +57,7 @@ class _StoredNodes:
     """The state of a run's nodes, as their sink shows it."""
 
     def __init__(self, node: Node, spec: Mapping[str, Any], folder: str) -> None:
-        self._bucket = bucket.StoredArchives(node.run(spec["run"])) if bucket.is_used(spec) else None
+        self._bucket = bucket.StoredArchives(node.run(spec["run"])) if bucket.uses_bucket(spec) else None
         self._folder = folder
         self._nodes = int(spec["nodes"])
 
@@ -77,44 +77,44 @@ def alive(folder: str, nodes: int) -> list[float]:
     return [modified_at(os.path.join(folder, f"node{index}", sink.ALIVE)) for index in range(nodes)]
 
 
-class Stillness:
+class StallTimer:
     """For how long the other nodes have shown no progress, by this node's clock."""
 
     def __init__(self) -> None:
         self._seen: Sequence[Any] | None = None
         self._since = 0.0
 
-    def seconds(self, seen: Sequence[Any], mono: float) -> float:
-        """`seen`: the result of `alive` now; `mono`: monotonic seconds."""
+    def seconds(self, seen: Sequence[Any], now: float) -> float:
+        """`seen`: the result of `alive` now; `now`: monotonic seconds."""
         if seen != self._seen:
-            self._seen, self._since = seen, mono
-        return mono - self._since
+            self._seen, self._since = seen, now
+        return now - self._since
 
 
-class Uses:
+class LastActivity:
     """When a client last touched `activity` after this run's end; the run's own touches are older."""
 
     def __init__(self, touched: float) -> None:
         self._touched = touched
         self._at = float("-inf")
 
-    def within(self, touched: float, mono: float, limit_s: float) -> bool:
-        """Whether the last was at most `limit_s` ago. `touched`: the file's mtime; `mono`: monotonic seconds."""
+    def within(self, touched: float, now: float, limit_s: float) -> bool:
+        """Whether the last touch was at most `limit_s` ago. `touched`: the file's mtime; `now`: monotonic seconds."""
         if touched != self._touched:
-            self._touched, self._at = touched, mono
-        return mono - self._at < limit_s
+            self._touched, self._at = touched, now
+        return now - self._at < limit_s
 
 
-def _is_present(node: Node, uses: Uses) -> bool:
-    is_talking = is_there(presence.count(), presence.silent_s())
-    return is_talking or uses.within(lease.touched(node), time.monotonic(), PRESENT_S)
+def _is_present(node: Node, activity: LastActivity) -> bool:
+    is_connected = is_attended(presence.count(), presence.silent_s())
+    return is_connected or activity.within(lease.touched(node), time.monotonic(), PRESENT_TIMEOUT_S)
 
 
-def is_there(connected: int, silent_s: float) -> bool:
-    """Whether a client takes care of this node. `silent_s`: seconds since any client was heard."""
-    return silent_s < (PRESENT_S if connected else RECONNECT_S)
+def is_attended(connected: int, silent_s: float) -> bool:
+    """Whether a client attends to this node. `silent_s`: seconds since any client was heard."""
+    return silent_s < (PRESENT_TIMEOUT_S if connected else RECONNECT_TIMEOUT_S)
 
 
-def why(node: Node) -> str:
+def end_reason(node: Node) -> str:
     """Why this node may end; empty where it may not."""
     return str((read_json(node.path(FILE)) or {}).get("why") or "")

@@ -17,13 +17,13 @@ from gpuops.agent.retain import bucket
 HOME = "home.json"
 
 
-class Held:
-    """The held runs of one node. Files of a run that can never be held again are not read again."""
+class HeldRuns:
+    """The held runs of one node. A run that asks for no hold is read once only."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._spans: dict[str, float] = {}
-        """Held runs, and for how many seconds each asks to be held."""
+        self._durations: dict[str, float] = {}
+        """Held runs, and the seconds for which each asks to be held."""
         self._never_held: set[str] = set()
 
     def hold_s(self) -> float | None:
@@ -31,22 +31,22 @@ class Held:
         for name in self._node.runs():
             if name not in self._never_held:
                 self._check(name)
-        return max(self._spans.values(), default=None)
+        return max(self._durations.values(), default=None)
 
     def _check(self, name: str) -> None:
         folder = self._node.run(name)
         if os.path.exists(os.path.join(folder, HOME)):
-            self._spans.pop(name, None)  # for now: files that another node hands over are held again
-        elif name not in self._spans and (result := read_json(os.path.join(folder, "result.json"))):
-            span = held_for(run_files.spec(self._node, name), result)
+            self._durations.pop(name, None)  # for now: files that another node hands over are held again
+        elif name not in self._durations and (result := read_json(os.path.join(folder, "result.json"))):
+            span = hold_duration_s(run_files.spec(self._node, name), result)
             if span is None:
                 self._never_held.add(name)
             else:
-                self._spans[name] = span
+                self._durations[name] = span
 
 
-def held_for(spec: Mapping[str, Any], result: Mapping[str, Any]) -> float | None:
-    """How long results of a run that has ended are held; None where it never began, or does not ask for it."""
+def hold_duration_s(spec: Mapping[str, Any], result: Mapping[str, Any]) -> float | None:
+    """For how many seconds the results of an ended run are held; None if it never started, or does not ask for it."""
     if (result.get("reason") or {}).get("kind") == "start":
         return None
     span = spec.get("hold_s")
@@ -59,7 +59,7 @@ def home(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     if not os.path.isdir(folder):
         raise run_files.no_run(args["run"])
     release(folder)
-    bucket.forget(folder)
+    bucket.remove_urls(folder)
     return {}
 
 

@@ -1,4 +1,4 @@
-"""Requests to an object store by signed addresses, which carry their own permission: no key is on this node.
+"""Requests to an object store with presigned URLs, which carry their own permission: this node holds no key.
 
 `with_retries` repeats a request, with growing pauses, until it is answered, refused or too late.
 """
@@ -30,7 +30,7 @@ CODE = re.compile(rb"<Code>([A-Za-z]{1,64})</Code>")
 MESSAGE = re.compile(rb"<Message>([^<]{1,300})</Message>")
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -41,24 +41,24 @@ class Answer(NamedTuple):
         return match[1].decode() if match else ""
 
 
-class Denied(OSError):
+class RequestDenied(OSError):
     """The store refuses the request, and a retry would not help. `code`: its error code."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Response) -> None:
         match = MESSAGE.search(answer.body)
         self.code = answer.code() or f"HTTP {answer.status}"
         message = f": {match[1].decode('utf-8', 'replace')}" if match else ""
         OSError.__init__(self, errno.EACCES, f"the bucket refuses it ({self.code}{message})")
 
 
-class Late(OSError):
+class DeadlineExceeded(OSError):
     """The deadline has passed. `trouble`: why the last attempt failed."""
 
     def __init__(self, trouble: str = "") -> None:
         OSError.__init__(self, errno.ETIMEDOUT, "there was no time for it" + (f" ({trouble})" if trouble else ""))
 
 
-def with_retries(attempt: Callable[[], Answer], deadline: float) -> Answer:
+def with_retries(attempt: Callable[[], Response], deadline: float) -> Response:
     """The first successful answer. `deadline`: UTC seconds.
 
     Raises Denied, Late, and OSError where the store's certificate is not trusted.
@@ -70,30 +70,30 @@ def with_retries(attempt: Callable[[], Answer], deadline: float) -> Answer:
             if answer.status < 300 and not answer.code():
                 return answer
             if answer.status < 500 and answer.status not in (408, 429) and answer.code() not in RETRYABLE:
-                raise Denied(answer)
+                raise RequestDenied(answer)
             trouble = f"{answer.status} {answer.code()}".strip()
         except ssl.SSLCertVerificationError as error:
             raise OSError(errno.EACCES, f"its certificate is not trusted here ({error.verify_message})") from error
         except (http.client.HTTPException, ssl.SSLError, socket.timeout, ConnectionError, socket.gaierror) as error:
             trouble = str(error) or type(error).__name__
         except OSError as error:
-            if isinstance(error, (Denied, Late)):
+            if isinstance(error, (RequestDenied, DeadlineExceeded)):
                 raise
             trouble = error.strerror or str(error)  # no route, no network
         if time.time() + pause_s >= end:
-            raise Late(trouble)
+            raise DeadlineExceeded(trouble)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, MAX_RETRY_PAUSE_S)
 
 
-def request(
+def send_request(
     method: str,
     url: str,
     body: Iterable[bytes] = (),
     size: int = 0,
     headers: Mapping[str, str] | None = None,
     silence_s: float = SILENCE_LIMIT_S,
-) -> Answer:
+) -> Response:
     """Send one request, once. Raises OSError and http.client.HTTPException."""
     parts = urlsplit(url)
     connection = _connect(parts.scheme, parts.hostname or "", parts.port, silence_s)
@@ -110,16 +110,16 @@ def request(
         except (BrokenPipeError, ConnectionResetError):
             pass  # the store may have answered before it read everything: its answer says why
         answer = connection.getresponse()
-        return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+        return Response(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
     finally:
         connection.close()
 
 
-def length(url: str, deadline: float, silence_s: float = SILENCE_LIMIT_S) -> int | None:
+def object_size(url: str, deadline: float, silence_s: float = SILENCE_LIMIT_S) -> int | None:
     """An object's size in bytes; None where it does not exist. Raises OSError."""
     try:
-        answer = with_retries(lambda: request("HEAD", url, (), 0, None, silence_s), deadline)
-    except Denied as error:
+        answer = with_retries(lambda: send_request("HEAD", url, (), 0, None, silence_s), deadline)
+    except RequestDenied as error:
         if error.code in ("HTTP 404", "HTTP 403"):  # 403: S3 hides absence from those who may not list the bucket
             return None
         raise

@@ -20,7 +20,7 @@ SHORT_LOG_BYTES = 10_000_000
 """Longer logs come last in an archive."""
 
 
-def listing(node: Node, spec: Mapping[str, Any], folder: str) -> Iterator[Item]:
+def list_items(node: Node, spec: Mapping[str, Any], folder: str) -> Iterator[Item]:
     """All files: the result, the logs, then what the run made. `folder`: the run's own."""
     named = {RESULT: os.path.join(folder, RESULT)}
     named.update({LOGS + name: path for name, path in run_files.streams(folder).items()})
@@ -37,7 +37,7 @@ def _outputs(node: Node, spec: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
     """(path, size, mtime in ns) of files that match the patterns, then of files that no pattern names."""
     question = {"run": spec["run"], "patterns": spec.get("outs") or []}
     yield from outputs.outs(node, question, lambda _item: None)["files"]
-    unnamed = outputs.unnamed(node, question)["files"]
+    unnamed = outputs.list_unnamed(node, question)["files"]
     if not spec["sink"].get("end"):
         unnamed = [row for row in unnamed if row[1] <= UNNAMED_FILE_BYTES][:UNNAMED_FILES]
     for row in unnamed:

@@ -16,7 +16,7 @@ PART = b".gpuops-part"
 """A file's name until it is whole. One name is enough, since one file at a time is copied into a folder."""
 
 
-def copy(source: bytes, target: bytes, progress: Callable[[int], None]) -> tuple[int, str] | None:
+def copy_verified(source: bytes, target: bytes, progress: Callable[[int], None]) -> tuple[int, str] | None:
     """Copy a file, following links. Returns its size and SHA-256; None where it is no file, or may not be read.
 
     `progress` is called with the bytes of each block copied, and with 0 for each block read back. Raises OSError, also

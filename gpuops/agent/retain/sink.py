@@ -24,7 +24,7 @@ from gpuops.agent import run_files
 from gpuops.agent.files.folder import raw
 from gpuops.agent.node import Node, Refusal, log, read_json, remove_file, write_json
 from gpuops.agent.retain import bucket, hold, run_contents
-from gpuops.agent.retain.safe_copy import copy
+from gpuops.agent.retain.safe_copy import copy_verified
 from gpuops.agent.retain.upload import NEVER
 
 STATE = "sink.json"
@@ -43,21 +43,21 @@ _resumed.set()
 """Not set while `resume` finishes what a killed agent left undone."""
 _machine_ends = NEVER
 """When this machine ends, as far as is known (UTC seconds)."""
-_known: dict[str, dict[str, Any]] = {}
+_unwritten_states: dict[str, dict[str, Any]] = {}
 """States that could not be written, by the run's folder: this machine's own disk may be full."""
 
 
 def claim(node: Node, spec: Mapping[str, Any], urls: Mapping[str, Any] | None = None) -> None:
     """Before a run starts: check that its place exists, is its own, and can be written to. Raises Refusal(`sink`).
 
-    Where the folder has another run's results, or somebody's files, a folder beside it is used. `urls`: a bucket's
-    signed addresses.
+    Where the folder has another run's results, or somebody's files, a folder beside it is used. `urls`: presigned URLs
+    of a bucket.
     """
     sink = spec.get("sink")
     if not sink:
         return
-    if bucket.is_used(spec):
-        _record(node.run(spec["run"]), {"state": "claimed", "folder": bucket.claim(node, spec, urls or {})})
+    if bucket.uses_bucket(spec):
+        _record_state(node.run(spec["run"]), {"state": "claimed", "folder": bucket.claim_place(node, spec, urls or {})})
         return
     mark = f".of-{sink['id']}"
     try:
@@ -70,7 +70,7 @@ def claim(node: Node, spec: Mapping[str, Any], urls: Mapping[str, Any] | None = 
         why = getattr(error, "strerror", None) or "others' files lie there"
         say = f"{sink['folder']} cannot keep this run's results: {why}"
         raise Refusal("sink", say, "see to the volume, or leave out --sink") from error
-    _record(node.run(spec["run"]), {"state": "claimed", "folder": folder})
+    _record_state(node.run(spec["run"]), {"state": "claimed", "folder": folder})
 
 
 def _is_ours(folder: str, mark: str) -> bool:
@@ -91,10 +91,10 @@ def _is_ours(folder: str, mark: str) -> bool:
         return True
 
 
-def known(node: Node, name: str) -> dict[str, Any] | None:
+def sink_state(node: Node, name: str) -> dict[str, Any] | None:
     """The state of a run's sink: `state` (claimed, copying, safe, failed), `folder`, …; None without a sink."""
     folder = node.run(name)
-    state: dict[str, Any] | None = _known.get(folder) or read_json(os.path.join(folder, STATE))
+    state: dict[str, Any] | None = _unwritten_states.get(folder) or read_json(os.path.join(folder, STATE))
     return state
 
 
@@ -104,40 +104,42 @@ def set_deadline(at: float) -> None:
     _machine_ends = min(_machine_ends, at)
 
 
-def store(node: Node, name: str) -> None:
+def store_results(node: Node, name: str) -> None:
     """Store the results of a run that has ended, once, and record whether that succeeded. Never raises."""
     try:
         folder = node.run(name)
-        spec, state = run_files.spec(node, name), known(node, name)
+        spec, state = run_files.spec(node, name), sink_state(node, name)
         result = run_files.result(folder) or {}
         if not spec.get("sink") or not state or state["state"] not in ("claimed", "copying"):
             return
         if (result.get("reason") or {}).get("kind") == "start":
-            return  # it never began
+            return  # the run never started
         with _LOCK:
-            _store(node, folder, spec, state["folder"], lambda: min(bucket.deadline(spec, result), _machine_ends))
+            _store(
+                node, folder, spec, state["folder"], lambda: min(bucket.machine_deadline(spec, result), _machine_ends)
+            )
     except Exception:
         log(f"the results of {name} could not be stored\n{traceback.format_exc()}")
 
 
 def _store(node: Node, folder: str, spec: Mapping[str, Any], sink: str, deadline: Callable[[], float]) -> None:
     try:
-        if bucket.is_used(spec):
+        if bucket.uses_bucket(spec):
             files, size, changed = _upload(node, spec, folder, sink, deadline)
         else:
             (files, size), changed = _Copy(node, spec, folder, sink).run(), []
     except Exception as error:
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         log(f"the results of {spec['run']} could not be stored\n{traceback.format_exc()}")
-        _record(folder, {"state": "failed", "folder": sink, "why": why})
+        _record_state(folder, {"state": "failed", "folder": sink, "why": why})
         run_files.event(folder, "unsafe", sink=sink, why=why)
         return
     more = {"changed": changed} if changed else {}
-    _record(folder, {"state": "safe", "folder": sink, "at": time.time(), "files": files, "bytes": size, **more})
+    _record_state(folder, {"state": "safe", "folder": sink, "at": time.time(), "files": files, "bytes": size, **more})
     run_files.event(folder, "safe", sink=sink, files=files, bytes=size, **more)
     hold.release(folder)
-    if bucket.is_used(spec):
-        bucket.forget_parts(folder)
+    if bucket.uses_bucket(spec):
+        bucket.remove_upload_urls(folder)
 
 
 def _upload(
@@ -145,17 +147,17 @@ def _upload(
 ) -> tuple[int, int, list[str]]:
     """How many files and bytes were sent, and the names of files that changed meanwhile. Raises OSError if some are
     missing in the bucket."""
-    stored = bucket.send(node, spec, folder, deadline, lambda total: Progress(node, folder, sink, total))
+    stored = bucket.upload_results(node, spec, folder, deadline, lambda total: Progress(node, folder, sink, total))
     if stored.missing and stored.missing == len(stored.unread):
-        raise OSError(errno.EACCES, f"{_some(stored.missing)} cannot be read: {', '.join(stored.unread[:3])}")
+        raise OSError(errno.EACCES, f"{_count_files(stored.missing)} cannot be read: {', '.join(stored.unread[:3])}")
     if stored.missing:
-        why = f"only {_some(stored.files)} could be sent before this machine is taken, and {stored.missing} not"
+        why = f"only {_count_files(stored.files)} could be sent before this machine is taken, and {stored.missing} not"
         raise OSError(errno.ETIMEDOUT, why)
     return stored.files, stored.size, stored.changed
 
 
 def begin() -> None:
-    """Before `resume` is started in a thread: from now on `wait` waits for it as well."""
+    """Call before `resume` is started in a thread: from now on `wait_until_stored` waits for it as well."""
     _resumed.clear()
 
 
@@ -164,22 +166,22 @@ def resume(node: Node) -> None:
     try:
         for name in node.runs():
             if run_files.result(node.run(name)) is not None:
-                store(node, name)
+                store_results(node, name)
     finally:
         _resumed.set()
 
 
-def beat(node: Node, spec: Mapping[str, Any], done: threading.Event) -> None:
+def start_heartbeat(node: Node, spec: Mapping[str, Any], done: threading.Event) -> None:
     """Show the other nodes that this one goes on: until `done` and, if its results could not be stored, until a client
     has downloaded them. In a thread, since a volume or a network may hang."""
-    state = known(node, spec["run"]) or {}
+    state = sink_state(node, spec["run"]) or {}
     path = os.path.join(state.get("folder") or "", f"node{spec.get('node')}", ALIVE)
 
     def show() -> None:
         while not done.is_set() or is_unsafe(node, spec["run"]):
             try:
-                if bucket.is_used(spec):
-                    bucket.write_state(node, spec, known(node, spec["run"]) or {})
+                if bucket.uses_bucket(spec):
+                    bucket.write_state(node, spec, sink_state(node, spec["run"]) or {})
                 else:
                     os.utime(path)
             except OSError as error:
@@ -193,10 +195,10 @@ def beat(node: Node, spec: Mapping[str, Any], done: threading.Event) -> None:
 def is_unsafe(node: Node, name: str) -> bool:
     """Whether a run's results exist only here, since storing them failed."""
     at_home = os.path.exists(os.path.join(node.run(name), hold.HOME))
-    return not at_home and (known(node, name) or {}).get("state") == "failed"
+    return not at_home and (sink_state(node, name) or {}).get("state") == "failed"
 
 
-def wait() -> None:
+def wait_until_stored() -> None:
     """Wait until no results are being stored."""
     _resumed.wait()
     with _LOCK:
@@ -220,7 +222,7 @@ class Progress:
             self._recorded = time.monotonic()
             self._node.touch()
             state = {"state": "copying", "folder": self._sink, "at": time.time(), "done": self._done}
-            _record(self._folder, {**state, "total": self._total})
+            _record_state(self._folder, {**state, "total": self._total})
 
 
 class _Copy:
@@ -235,13 +237,13 @@ class _Copy:
 
     def run(self) -> tuple[int, int]:
         """Copy everything. Returns how many files and bytes; raises OSError at the end if some failed."""
-        items = list(run_contents.listing(self._node, self._spec, self._folder))
+        items = list(run_contents.list_items(self._node, self._spec, self._folder))
         progress = Progress(self._node, self._folder, self._sink, sum(item.size for item in items))
         rows: list[list[Any]] = []
         failed: list[OSError] = []
         for item in items:
             try:
-                copied = copy(item.source, os.path.join(self._target, raw(item.name)), progress)
+                copied = copy_verified(item.source, os.path.join(self._target, raw(item.name)), progress)
             except OSError as error:
                 failed.append(error)
                 if error.errno in FULL:
@@ -250,21 +252,21 @@ class _Copy:
             if copied is not None:
                 rows.append([item.name, *copied])
         if failed:
-            raise OSError(failed[0].errno, f"{failed[0].strerror or failed[0]}, {_some(len(failed))}")
+            raise OSError(failed[0].errno, f"{failed[0].strerror or failed[0]}, {_count_files(len(failed))}")
         document = {"schema": 1, "run": self._spec["run"], "node": self._spec["node"], "at": time.time()}
         write_json(os.path.join(os.fsdecode(self._target), SAFE), {**document, "files": rows}, 0o644)
         return len(rows), sum(row[1] for row in rows)
 
 
-def _some(count: int) -> str:
+def _count_files(count: int) -> str:
     return f"{count} file" + "s" * (count != 1)
 
 
-def _record(folder: str, state: dict[str, Any]) -> None:
+def _record_state(folder: str, state: dict[str, Any]) -> None:
     """Write the state; in memory where the disk is full."""
     try:
         write_json(os.path.join(folder, STATE), state)
-        _known.pop(folder, None)
+        _unwritten_states.pop(folder, None)
     except OSError as error:
-        _known[folder] = state
+        _unwritten_states[folder] = state
         log(f"{state} is only in memory: {error}")

@@ -17,8 +17,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from gpuops.agent.retain import object_requests
-from gpuops.agent.retain.object_requests import Denied, Late
-from gpuops.agent.retain.virtual_tar import END, Archive, cuts, is_unchanged, whole
+from gpuops.agent.retain.object_requests import DeadlineExceeded, RequestDenied
+from gpuops.agent.retain.virtual_tar import END_OF_ARCHIVE, Archive, is_unchanged, member_bytes, part_boundaries
 
 SAFE = "safe.json"
 MIN_PART_BYTES = 8 << 20
@@ -29,13 +29,13 @@ PARALLEL_PARTS = 4
 CLOSING_RESERVE_S = 10.0
 """How much of the remaining time is reserved for closing the archive."""
 LATENESS_CHECK_INTERVAL_S = 0.5
-"""Time between two looks at the deadline while parts are being sent."""
+"""Time between two checks of the deadline while parts are being sent."""
 MIN_SILENCE_LIMIT_S = 2.0
 NEVER = float("inf")
-GONE = "NoSuchUpload"
-ALTERED = "BadDigest"
-MAX_SENDINGS = 5
-"""How often a part is sent whose file changes between hashing and sending."""
+NO_SUCH_UPLOAD = "NoSuchUpload"
+BAD_DIGEST = "BadDigest"
+MAX_PART_ATTEMPTS = 5
+"""How many times a part is sent whose file changes between hashing and sending."""
 
 
 class Part(NamedTuple):
@@ -58,7 +58,7 @@ class Stored(NamedTuple):
     """Names of the missing files that cannot be read here."""
 
 
-def too_large(archive: Archive, urls: Mapping[str, Any]) -> str:
+def size_excess(archive: Archive, urls: Mapping[str, Any]) -> str:
     """Why an archive does not fit into the bucket; empty where it does."""
     most = MEMBER_PART_BYTES * (len(urls["parts"]) - 2)
     if archive.size <= most:
@@ -93,25 +93,25 @@ class Upload:
         self._sent = sent
         self._record = record
         self._lock = threading.Lock()
-        self._sums: dict[int, str] = {}
+        self._hashes: dict[int, str] = {}
         self._hash: Any = None
         self._changed: set[int] = set()
-        self._over = threading.Event()
-        self._late = Late("the permission to write there ends")
+        self._stopped = threading.Event()
+        self._late = DeadlineExceeded("the permission to write there ends")
         self._closing: Stored | None = None
         """What the bucket has once the store has completed the upload."""
 
     def run(self) -> Stored:
         """Send the archive and close it. Raises OSError: then the bucket has nothing."""
         ends = self._archive.ends
-        marks = [0, *cuts(ends, len(self._urls["parts"]) - 1, MIN_PART_BYTES)]
+        marks = [0, *part_boundaries(ends, len(self._urls["parts"]) - 1, MIN_PART_BYTES)]
         parts = [Part(index + 1, start, stop) for index, (start, stop) in enumerate(zip(marks, marks[1:]))]
         etags = self._send(parts)
         complete: Stored | None = None
         if len(etags) == len(parts):
             try:
                 return self._close(etags, len(ends), len(etags) + 1, marks[-1])
-            except Late:
+            except DeadlineExceeded:
                 if self._deadline() == NEVER:
                     raise
                 complete = self._closing
@@ -119,14 +119,14 @@ class Upload:
             raise self._late
         whole_ends = [mark for mark in marks[: len(etags) + 1] if mark in set(ends)]
         if not whole_ends:
-            raise Late("not even for its first files")
+            raise DeadlineExceeded("not even for its first files")
         last = whole_ends[-1]
         count = ends.index(last) + 1
         self._reserve_s = 0.0  # now it is used
         try:
             return self._close(etags[: marks.index(last)], count, len(self._urls["parts"]), last)
-        except Denied as error:
-            if error.code != GONE or complete is None or not self._has_arrived(complete.size):
+        except RequestDenied as error:
+            if error.code != NO_SUCH_UPLOAD or complete is None or not self._has_arrived(complete.size):
                 raise
             return complete  # the store had completed the whole archive, and only its answer was lost
 
@@ -147,10 +147,10 @@ class Upload:
                     self._gather(running, etags)
             while running:
                 self._gather(running, etags)
-        except Late as error:
+        except DeadlineExceeded as error:
             self._late = error
         finally:
-            self._over.set()
+            self._stopped.set()
             pool.shutdown(wait=not self._is_late())  # a connection that hangs must not outlive the machine
         for future, number in running.items():
             if future.done() and not future.cancelled() and future.exception() is None:
@@ -173,16 +173,16 @@ class Upload:
             with self._lock:
                 self._progress(part.stop - part.start)
             return str(known[1])
-        for sending in range(1, MAX_SENDINGS + 1):
+        for sending in range(1, MAX_PART_ATTEMPTS + 1):
             try:
                 etag = self._put(part.number, digest, part.stop - part.start, lambda: self._bytes(part))
                 break
-            except Denied as error:
-                if error.code != ALTERED or sending == MAX_SENDINGS:
+            except RequestDenied as error:
+                if error.code != BAD_DIGEST or sending == MAX_PART_ATTEMPTS:
                     raise
                 digest = self._digest(part, first=False)  # a file changed after it was hashed
         with self._lock:
-            if self._over.is_set():
+            if self._stopped.is_set():
                 return etag  # the upload goes on without this part
             self._sent[str(part.number)] = [digest.hex(), etag, part.start, part.stop]
             self._record(self._sent)
@@ -192,16 +192,16 @@ class Upload:
     def _put(self, number: int, digest: bytes, size: int, body: Callable[[], Iterator[bytes]]) -> str:
         headers = {"Content-MD5": base64.b64encode(digest).decode()}
 
-        def put() -> object_requests.Answer:
-            url = self._urls["parts"][number - 1]  # read now: newer addresses may have come
-            return object_requests.request("PUT", url, body(), size, headers, self._silence_s())
+        def put() -> object_requests.Response:
+            url = self._urls["parts"][number - 1]  # read now: newer URLs may have come
+            return object_requests.send_request("PUT", url, body(), size, headers, self._silence_s())
 
         return object_requests.with_retries(put, self._limit()).headers["etag"]
 
     def _bytes(self, part: Part) -> Iterator[bytes]:
         for _, _, block in self._archive.read(part.start, part.stop):
-            if self._over.is_set() or self._is_late():
-                raise Late
+            if self._stopped.is_set() or self._is_late():
+                raise DeadlineExceeded
             yield block
 
     def _digest(self, part: Part, first: bool) -> bytes:
@@ -210,18 +210,18 @@ class Upload:
         for index, is_content, block in self._archive.read(part.start, part.stop):
             digest.update(block)
             if first:
-                self._sum(index, is_content, block)
+                self._hash_member(index, is_content, block)
             else:
                 self._changed.add(index)
         return digest.digest()
 
-    def _sum(self, index: int, is_content: bool, block: bytes) -> None:
+    def _hash_member(self, index: int, is_content: bool, block: bytes) -> None:
         """Hash a block of a member. Blocks come in order, and those of one member before those of the next."""
-        if index not in self._sums:
+        if index not in self._hashes:
             self._hash = hashlib.sha256()
         if is_content:
             self._hash.update(block)
-        self._sums[index] = self._hash.hexdigest()
+        self._hashes[index] = self._hash.hexdigest()
 
     # Closing it.
 
@@ -230,7 +230,7 @@ class Upload:
         stop = self._archive.ends[count - 1] if count else 0
         rest = []
         for index, is_content, block in self._archive.read(start, stop):
-            self._sum(index, is_content, block)
+            self._hash_member(index, is_content, block)
             rest.append(block)
         items = self._archive.items
         changed = {index for index in range(count) if index in self._changed or not is_unchanged(items[index])}
@@ -240,7 +240,11 @@ class Upload:
         changed -= vanished | unread
         left = [index for index in range(count) if index not in vanished | unread]
         missing = len(items) - count + len(unread)
-        body = [*rest, whole(SAFE, self._manifest(left, changed, missing), int(time.time() * 1e9)), END]
+        body = [
+            *rest,
+            member_bytes(SAFE, self._manifest(left, changed, missing), int(time.time() * 1e9)),
+            END_OF_ARCHIVE,
+        ]
         digest, size = hashlib.md5(b"".join(body)), sum(map(len, body))
         last = self._put(number, digest.digest(), size, lambda: iter(body))
         names = [[items[index].name for index in sorted(those)] for those in (changed, unread)]
@@ -251,7 +255,7 @@ class Upload:
     def _manifest(self, left: Sequence[int], changed: set[int], missing: int) -> bytes:
         """The content of SAFE; `files`: [name, bytes, SHA-256 or null where it changed meanwhile, mtime in ns]."""
         rows = [
-            [item.name, item.size, None if index in changed else self._sums[index], item.mtime_ns]
+            [item.name, item.size, None if index in changed else self._hashes[index], item.mtime_ns]
             for index, item in ((index, self._archive.items[index]) for index in left)
         ]
         document = {**self._about, "at": time.time(), "missing": missing, "files": rows}
@@ -262,16 +266,16 @@ class Upload:
         rows = "".join(f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>" for number, etag in parts)
         body = f"<CompleteMultipartUpload>{rows}</CompleteMultipartUpload>".encode()
 
-        def post() -> object_requests.Answer:
+        def post() -> object_requests.Response:
             url = self._urls["complete"]
-            return object_requests.request("POST", url, [body], len(body), None, self._silence_s())
+            return object_requests.send_request("POST", url, [body], len(body), None, self._silence_s())
 
         try:
             object_requests.with_retries(post, self._limit())
-        except Denied as error:
-            if error.code != GONE or self._length() is None:
+        except RequestDenied as error:
+            if error.code != NO_SUCH_UPLOAD or self._length() is None:
                 raise
-        except Late:
+        except DeadlineExceeded:
             if not self._has_arrived(size):
                 raise
             return
@@ -283,17 +287,17 @@ class Upload:
         """Whether the bucket has the whole archive; False also where it does not answer."""
         try:
             limit = min(self._limit(), time.time() + CLOSING_RESERVE_S)
-            return object_requests.length(self._urls["head"], limit, self._silence_s()) == size
+            return object_requests.object_size(self._urls["head"], limit, self._silence_s()) == size
         except OSError:
             return False
 
     def _length(self) -> int | None:
-        return object_requests.length(self._urls["head"], self._limit(), self._silence_s())
+        return object_requests.object_size(self._urls["head"], self._limit(), self._silence_s())
 
     # Time.
 
     def _limit(self) -> float:
-        """When requests must have ended (UTC seconds): before this machine and the addresses do."""
+        """The time (UTC seconds) by which requests must have ended: before this machine ends and the URLs expire."""
         return min(self._deadline() - self._reserve_s, float(self._urls["until"]))
 
     def _silence_s(self) -> float:

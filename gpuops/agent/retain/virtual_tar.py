@@ -14,7 +14,7 @@ from typing import Iterator, NamedTuple, Sequence
 
 BLOCK = 512
 READ_BYTES = 1 << 20
-END = bytes(2 * BLOCK)
+END_OF_ARCHIVE = bytes(2 * BLOCK)
 """Closes an archive."""
 
 
@@ -27,16 +27,16 @@ class Item(NamedTuple):
     mtime_ns: int
 
 
-def header(name: str, size: int, mtime_ns: int) -> bytes:
+def member_header(name: str, size: int, mtime_ns: int) -> bytes:
     """A member's header."""
     member = tarfile.TarInfo(name)
     member.size, member.mtime, member.mode = size, max(0, mtime_ns // 1_000_000_000), 0o644
     return member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
-def whole(name: str, content: bytes, mtime_ns: int) -> bytes:
+def member_bytes(name: str, content: bytes, mtime_ns: int) -> bytes:
     """A member with all its bytes."""
-    return header(name, len(content), mtime_ns) + content + bytes(-len(content) % BLOCK)
+    return member_header(name, len(content), mtime_ns) + content + bytes(-len(content) % BLOCK)
 
 
 class Archive:
@@ -46,7 +46,7 @@ class Archive:
         self.items = list(items)
         self.short: set[int] = set()
         """Indexes of members whose files had fewer bytes than listed, as far as they were read."""
-        self._headers = [header(item.name, item.size, item.mtime_ns) for item in self.items]
+        self._headers = [member_header(item.name, item.size, item.mtime_ns) for item in self.items]
         self.ends = []
         """Where each member ends, including its padding: an archive may be cut between members."""
         end = 0
@@ -114,7 +114,7 @@ def is_unchanged(item: Item) -> bool:
     return stat.S_ISREG(seen.st_mode) and (seen.st_size, seen.st_mtime_ns) == (item.size, item.mtime_ns)
 
 
-def cuts(ends: Sequence[int], parts: int, least: int) -> list[int]:
+def part_boundaries(ends: Sequence[int], parts: int, least: int) -> list[int]:
     """Where to cut an archive into at most `parts` parts, each of at least `least` bytes.
 
     A part ends between members, or within a member that is longer than a part. The rest after the last cut is shorter

@@ -111,9 +111,9 @@ def _prepare(node: Node, spec: dict[str, Any], urls: dict[str, Any] | None) -> N
     for path in (folder, os.path.join(folder, "ranks")):
         os.mkdir(path, 0o700)
     try:
-        sink.wait()
+        sink.wait_until_stored()
         sink.claim(node, spec, urls)
-        inventory = outputs.inventory(node, spec["tree"], spec.get("outs") or [])
+        inventory = outputs.list_outputs(node, spec["tree"], spec.get("outs") or [])
         write_json(os.path.join(folder, "inventory.json"), inventory)
         write_json(os.path.join(folder, "spec.json"), spec)  # last: a folder without it holds a run that never began
     except BaseException:
@@ -155,7 +155,12 @@ def run(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     """Verb: a run's state, its result once it has ended, the state of its sink, and files handed over to this node."""
     name = args["run"]
     handed = handover.handed(node.run(name))
-    return {"state": state(node, name), "result": result(node, name), "sink": sink.known(node, name), "handed": handed}
+    return {
+        "state": state(node, name),
+        "result": result(node, name),
+        "sink": sink.sink_state(node, name),
+        "handed": handed,
+    }
 
 
 def stop(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
@@ -182,7 +187,7 @@ def leave(_node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
     deadline = time.monotonic() + (args.get("farewell_s") or 0.0)
     while was_stopped and presence.count() > 1 and time.monotonic() < deadline:  # the watchdog counts as one
         time.sleep(FAREWELL_POLL_INTERVAL_S)
-    sink.wait()  # for results of runs before, which a killed agent left unfinished
+    sink.wait_until_stored()  # for results of runs before, which a killed agent left unfinished
     return {}
 
 

@@ -87,7 +87,7 @@ class Supervisor:
         if self.link is not None:
             self._handover = handover.Handover(self._node, self._spec, self.link, self.done, self._event)
             self.link.begin()
-        sink.beat(self._node, self._spec, self.done)
+        sink.start_heartbeat(self._node, self._spec, self.done)
         preemption.watch(self._node, self.done, self.notice)
         threading.Thread(target=self._run, name="run " + self.name, daemon=True).start()
 
@@ -100,11 +100,11 @@ class Supervisor:
             self._finish("lost", reason)
         finally:
             self.launched.set()
-            sink.store(self._node, self.name)
+            sink.store_results(self._node, self.name)
             self.done.set()
             if self._handover is not None:
                 self._handover.begin()
-            early_end.watch(self._node, self.name)
+            early_end.start_watch(self._node, self.name)
 
     def _live(self) -> None:
         live = {"run": self.name, "started": self._started, "boot_id": boot_id()}

@@ -243,7 +243,7 @@ def test_what_was_fetched_is_not_handed_over(pair: Pair, going: int, monkeypatch
     giver.file("a.pt", b"a")
     monkeypatch.setattr(presence, "silent_s", lambda: 0.0)
     looked = threading.Event()
-    monkeypatch.setattr(handover.early_end, "is_there", lambda *_: looked.set() or True)
+    monkeypatch.setattr(handover.early_end, "is_attended", lambda *_: looked.set() or True)
     pair.reclaim(going)
     assert looked.wait(HANG_S), "it waits for who is there"
     (giver.run / hold.HOME).write_text("{}")
@@ -254,7 +254,7 @@ def test_what_was_fetched_is_not_handed_over(pair: Pair, going: int, monkeypatch
 def test_with_somebody_there_it_is_handed_over_before_it_is_too_late(pair: Pair, monkeypatch: Any) -> None:
     giver, taker = pair.sides(1)
     giver.file("a.pt", b"a")
-    monkeypatch.setattr(handover.early_end, "is_there", lambda *_: True)
+    monkeypatch.setattr(handover.early_end, "is_attended", lambda *_: True)
     pair.reclaim(1, left_s=handover.LATEST_START_S + 0.5)
     assert taker.said("took")["files"] == 1
 

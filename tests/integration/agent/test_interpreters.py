@@ -20,7 +20,7 @@ import pytest
 
 from gpuops.agent.node import Node, Refusal
 from gpuops.agent.python import environments, interpreters, setup
-from gpuops.agent.python.interpreters import Candidate, look
+from gpuops.agent.python.interpreters import Candidate, probe_interpreter
 
 VERSION = platform.python_version()
 VERSION_PY = "__version__ = '{}'\ndebug = False\ncuda: Optional[str] = {!r}\ngit_version = 'abc'\n"
@@ -92,18 +92,20 @@ def ask(node: Node, places: list[str], emit=ignore, **args):
 
 
 def test_torch_is_found_by_its_files(with_torch: str) -> None:
-    found = look(with_torch, subprocess.Popen)
+    found = probe_interpreter(with_torch, subprocess.Popen)
     assert found is not None
     assert (found.torch, found.cuda, found.version) == ("2.8.0+cu128", "12.8", sys.version_info[:3])
 
 
 def test_a_cpu_build_has_no_cuda(tmp_path: Path) -> None:
     put_torch(tmp_path, "2.13.0+cpu", None)
-    assert interpreters.torch_in(["/nowhere", str(tmp_path)]) == ("2.13.0+cpu", None)
+    assert interpreters.find_torch(["/nowhere", str(tmp_path)]) == ("2.13.0+cpu", None)
 
 
 def test_an_environment_from_an_environment_does_not_see_its_torch(with_torch: str, tmp_path: Path) -> None:
-    found = look(str(venv(tmp_path / "child", "--system-site-packages", base=with_torch)), subprocess.Popen)
+    found = probe_interpreter(
+        str(venv(tmp_path / "child", "--system-site-packages", base=with_torch)), subprocess.Popen
+    )
     assert found is not None
     assert found.torch is None
 
@@ -112,7 +114,7 @@ def test_a_pth_file_is_followed(tmp_path: Path) -> None:
     python = venv(tmp_path / "env")
     put_torch(tmp_path / "elsewhere", "2.7.1")
     (site_of(python) / "more.pth").write_text(str(tmp_path / "elsewhere") + "\n")
-    found = look(str(python), subprocess.Popen)
+    found = probe_interpreter(str(python), subprocess.Popen)
     assert found is not None
     assert found.torch == "2.7.1"
 
@@ -122,7 +124,7 @@ def test_the_users_own_site_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     user = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     put_torch(tmp_path / ".local" / user, "2.6.0")
     monkeypatch.setenv("HOME", str(tmp_path))
-    found = look(base, subprocess.Popen)
+    found = probe_interpreter(base, subprocess.Popen)
     assert found is not None
     assert found.torch == "2.6.0"
 
@@ -131,7 +133,7 @@ def test_behind_a_shim_is_the_python_itself(with_torch: str, tmp_path: Path) -> 
     shim = tmp_path / "python3"
     shim.write_text(f'#!/bin/sh\nexec {with_torch} "$@"\n')
     shim.chmod(0o755)
-    found = look(str(shim), subprocess.Popen)
+    found = probe_interpreter(str(shim), subprocess.Popen)
     assert found is not None
     assert found.path == with_torch
 
@@ -141,22 +143,22 @@ def test_what_is_no_python_is_passed_over(tmp_path: Path, program: str) -> None:
     path = tmp_path / "python"
     path.write_text(program)
     path.chmod(0o755)
-    assert look(str(path), subprocess.Popen) is None
-    assert look(str(tmp_path), subprocess.Popen) is None
+    assert probe_interpreter(str(path), subprocess.Popen) is None
+    assert probe_interpreter(str(tmp_path), subprocess.Popen) is None
 
 
 def test_a_python_that_hangs_is_ended_and_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "python"
     path.write_text("#!/bin/sh\nsleep 600\n")
     path.chmod(0o755)
-    monkeypatch.setattr(interpreters, "INTERPRETER_LIMIT_S", 0.5)
+    monkeypatch.setattr(interpreters, "PROBE_TIMEOUT_S", 0.5)
     started: list[subprocess.Popen] = []
 
     def spawn(*given, **more) -> subprocess.Popen:
         started.append(subprocess.Popen(*given, **more))
         return started[0]
 
-    assert look(str(path), spawn) is None
+    assert probe_interpreter(str(path), spawn) is None
     assert started[0].wait(600) == -signal.SIGKILL
 
 
@@ -182,7 +184,7 @@ def test_the_usual_places(tmp_path: Path) -> None:
     fake.write_text("")
     fake.chmod(0o755)
     environ = {"PATH": str(tmp_path), "HOME": "/home/ann", "CONDA_PREFIX": "/conda/envs/ml"}
-    assert [place.path for place in interpreters.usual_places(environ)] == [
+    assert [place.path for place in interpreters.usual_candidates(environ)] == [
         "/opt/pytorch/bin/python",
         "/conda/envs/ml/bin/python",
         "/home/ann/miniconda3/bin/python",
@@ -198,7 +200,7 @@ def test_the_usual_places(tmp_path: Path) -> None:
 
 def test_an_environment_is_not_taken_for_the_python_it_was_made_from(with_torch: str) -> None:
     twice = [Candidate(with_torch, "a"), Candidate(with_torch, "b"), Candidate(os.path.realpath(with_torch), "c")]
-    assert [candidate.why for candidate in interpreters.distinct(twice)] == ["a", "c"]
+    assert [candidate.why for candidate in interpreters.distinct_candidates(twice)] == ["a", "c"]
 
 
 def refusal(node: Node, places: list[str], **args) -> Refusal:
@@ -336,21 +338,21 @@ def test_a_client_that_leaves_ends_the_making(node: Node, plain: str) -> None:
 def test_nothing_that_can_make_one(plain: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setenv("HOME", str(tmp_path))
-    poor = look(plain, subprocess.Popen)
+    poor = probe_interpreter(plain, subprocess.Popen)
     assert poor is not None
     with pytest.raises(Refusal) as caught:
-        environments.best_base([poor._replace(ensurepip=False)], have_uv=False)
+        environments.choose_base([poor._replace(ensurepip=False)], have_uv=False)
     assert "apt-get install python3-venv" in caught.value.hint
     assert environments.uv_command([poor], os.environ) == []
     assert environments.uv_command([poor._replace(uv=True)], os.environ) == [plain, "-m", "uv"]
 
 
 def test_a_python_that_torch_runs_on_is_preferred(plain: str) -> None:
-    found = look(plain, subprocess.Popen)
+    found = probe_interpreter(plain, subprocess.Popen)
     assert found is not None
     old = found._replace(path="old", version=(3, 8, 10))
-    assert environments.best_base([old, found], have_uv=False) == found
-    assert environments.best_base([old], have_uv=False) == old
+    assert environments.choose_base([old, found], have_uv=False) == found
+    assert environments.choose_base([old], have_uv=False) == old
 
 
 # -- by pip, for real ----------------------------------------------------------------------------
@@ -406,7 +408,7 @@ def test_pip_keeps_the_torch_of_its_index(
     code, output = set_up(node, "pip install torch==9.9.9", answer["python"], key="newer")
     assert code != 0
     assert b"conflict" in output
-    found = look(answer["python"], subprocess.Popen)
+    found = probe_interpreter(answer["python"], subprocess.Popen)
     assert found is not None
     assert found.torch == "2.9.0+cu126"
 
@@ -500,21 +502,23 @@ def test_a_silent_command_beats_and_its_limit_ends_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(environments, "time", SimpleNamespace(monotonic=lambda: next(looks)))
     beats: list[int] = []
     argv = ["sh", "-c", "exec >&- 2>&-; sleep 600"]
-    assert environments.run(argv, beats.append, lambda: beats.append(1), subprocess.Popen, limit_s=1.0) is None
+    assert (
+        environments.run_streaming(argv, beats.append, lambda: beats.append(1), subprocess.Popen, timeout_s=1.0) is None
+    )
     assert beats
 
 
 def test_every_byte_of_a_quick_command_arrives() -> None:
     chunks: list[bytes] = []
-    code = environments.run(["sh", "-c", "seq 100000; exit 3"], chunks.append, lambda: None, subprocess.Popen)
+    code = environments.run_streaming(["sh", "-c", "seq 100000; exit 3"], chunks.append, lambda: None, subprocess.Popen)
     assert code == 3
     assert b"".join(chunks) == b"".join(b"%d\n" % n for n in range(1, 100001))
 
 
 def test_lines_are_whole_and_carriage_returns_end_them() -> None:
     items: list[dict] = []
-    lines = environments.Lines(items.append)
+    lines = environments.LineReporter(items.append)
     for chunk in (b"Coll", b"ecting\n10%\r20", b"%\r\nERROR: no wheel\n\nhint: see above"):
-        lines.take(chunk)
-    assert lines.complaint() == "ERROR: no wheel"
+        lines.feed(chunk)
+    assert lines.error_line() == "ERROR: no wheel"
     assert [item["say"] for item in items] == ["Collecting", "10%", "20%", "ERROR: no wheel", "hint: see above"]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpuops.agent.retain import object_requests, upload, virtual_tar
-from gpuops.agent.retain.object_requests import Denied, Late, with_retries
+from gpuops.agent.retain.object_requests import DeadlineExceeded, RequestDenied, with_retries
 from gpuops.agent.retain.upload import Stored, Upload
 from gpuops.agent.retain.virtual_tar import Archive, Item
 from gpuops.cli.terminal.output import Output
@@ -168,17 +168,17 @@ def test_a_file_that_changes_between_two_looks_is_sent_as_it_is(
             done.append(address)
             second.write_bytes(b"n" * second.stat().st_size)
 
-    original = object_requests.request
+    original = object_requests.send_request
 
-    def ask(method: str, url: str, *rest: Any) -> object_requests.Answer:
+    def ask(method: str, url: str, *rest: Any) -> object_requests.Response:
         change(method, url)
         return original(method, url, *rest)
 
-    object_requests.request, undo = ask, original  # type: ignore[assignment]
+    object_requests.send_request, undo = ask, original  # type: ignore[assignment]
     try:
         found = send(archive, urls)
     finally:
-        object_requests.request = undo
+        object_requests.send_request = undo
     inside = members(fake.content(KEY))
     assert found.changed == ["out/1.pt"]
     assert len(inside["out/1.pt"]) == second.stat().st_size
@@ -193,18 +193,18 @@ def test_bytes_that_never_arrive_as_they_were_are_not_sent_for_ever(
 ) -> None:
     """Something on the way alters them, or a file is never at rest."""
     sent: list[str] = []
-    ask = object_requests.request
+    ask = object_requests.send_request
 
-    def altered(method: str, url: str, *rest: Any) -> object_requests.Answer:
+    def altered(method: str, url: str, *rest: Any) -> object_requests.Response:
         if "partNumber=1&" not in url:
             return ask(method, url, *rest)
         sent.append(url)
-        return object_requests.Answer(400, {}, b"<Error><Code>BadDigest</Code></Error>")
+        return object_requests.Response(400, {}, b"<Error><Code>BadDigest</Code></Error>")
 
-    monkeypatch.setattr(object_requests, "request", altered)
-    with pytest.raises(Denied, match="BadDigest"):
+    monkeypatch.setattr(object_requests, "send_request", altered)
+    with pytest.raises(RequestDenied, match="BadDigest"):
         send(archive, urls)
-    assert len(sent) == upload.MAX_SENDINGS
+    assert len(sent) == upload.MAX_PART_ATTEMPTS
 
 
 def test_what_cannot_be_read_is_not_said_to_be_there(
@@ -236,7 +236,7 @@ def test_what_is_refused_is_not_asked_again(
     else:
         fake.denied.add("s3:PutObject")
     began = time.monotonic()
-    with pytest.raises(Denied, match="the bucket refuses it"):
+    with pytest.raises(RequestDenied, match="the bucket refuses it"):
         send(archive, urls)
     assert time.monotonic() - began < 60.0
     monkeypatch.undo()
@@ -245,7 +245,7 @@ def test_what_is_refused_is_not_asked_again(
 
 def test_a_store_that_stays_away_is_given_up(urls: dict[str, Any], archive: Archive, fake: FakeBucket) -> None:
     fake.play("PUT", "partNumber", "500", times=10_000)
-    with pytest.raises(Late, match="500 InternalError"):
+    with pytest.raises(DeadlineExceeded, match="500 InternalError"):
         send(archive, urls)
     assert KEY not in fake.names()
 
@@ -254,18 +254,18 @@ def test_a_successor_sends_only_what_is_missing(
     fake: FakeBucket, urls: dict[str, Any], archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: dict[str, list[Any]] = {}
-    ask = object_requests.request
+    ask = object_requests.send_request
 
-    def comes_last(method: str, url: str, *rest: Any) -> object_requests.Answer:
+    def comes_last(method: str, url: str, *rest: Any) -> object_requests.Response:
         if "partNumber=4&" not in url:
             return ask(method, url, *rest)
         until(lambda: set(noted) >= {"1", "2", "3"}, "the others are there")
-        raise Late("and this one comes not at all")
+        raise DeadlineExceeded("and this one comes not at all")
 
-    monkeypatch.setattr(object_requests, "request", comes_last)
-    with pytest.raises(Late):
+    monkeypatch.setattr(object_requests, "send_request", comes_last)
+    with pytest.raises(DeadlineExceeded):
         send(archive, urls, record=lambda parts: noted.update(json.loads(json.dumps(parts))))
-    monkeypatch.setattr(object_requests, "request", ask)
+    monkeypatch.setattr(object_requests, "send_request", ask)
     fake.asked.clear()
     assert send(archive, urls, sent=noted).missing == 0
     again = {one.query["partNumber"] for one in fake.of_nodes("PUT", "partNumber")}
@@ -308,9 +308,9 @@ def test_a_store_that_falls_silent_keeps_what_came_from_no_end(
     let_go, under_way = threading.Event(), threading.Event()
     told: list[int] = []
     before = set(threading.enumerate())
-    ask = object_requests.request
+    ask = object_requests.send_request
 
-    def unanswered(method: str, url: str, *rest: Any) -> object_requests.Answer:
+    def unanswered(method: str, url: str, *rest: Any) -> object_requests.Response:
         if "partNumber=1&" in url:
             assert under_way.wait(HANG_S), "its end is the end of the time"
         answer = ask(method, url, *rest)
@@ -319,7 +319,7 @@ def test_a_store_that_falls_silent_keeps_what_came_from_no_end(
             let_go.wait(HANG_S)
         return answer
 
-    monkeypatch.setattr(object_requests, "request", unanswered)
+    monkeypatch.setattr(object_requests, "send_request", unanswered)
     try:
         found = send_for_as_long_as_the_first_part_takes(archive, urls, upload.NEVER, progress=told.append)
         late = [one for one in set(threading.enumerate()) - before if one.name.startswith("ThreadPool")]
@@ -396,7 +396,7 @@ def test_what_is_not_there_is_not_said_to_be_where_its_closing_was_never_answere
     fake: FakeBucket, urls: dict[str, Any], archive: Archive
 ) -> None:
     fake.play("POST", "uploadId", "500", times=10_000)
-    with pytest.raises(Late, match="500 InternalError"):
+    with pytest.raises(DeadlineExceeded, match="500 InternalError"):
         send(archive, urls)
     assert KEY not in fake.names()
 
@@ -404,15 +404,15 @@ def test_what_is_not_there_is_not_said_to_be_where_its_closing_was_never_answere
 def test_where_there_is_no_time_at_all_nothing_is_said_to_be_there(
     fake: FakeBucket, urls: dict[str, Any], archive: Archive
 ) -> None:
-    with pytest.raises(Late, match="not even for its first files"):
+    with pytest.raises(DeadlineExceeded, match="not even for its first files"):
         send(archive, urls, deadline=time.time())
     assert KEY not in fake.names()
 
 
 def test_what_is_too_large_is_said(urls: dict[str, Any]) -> None:
     large = Archive([Item(b"/nowhere", "out/a", 2 << 40, 0)])
-    assert upload.too_large(large, urls) == "it is 2199 GB, and a bucket is sent 1068 GB of a node at most"
-    assert upload.too_large(Archive([Item(b"/nowhere", "out/a", 100_000_000_000, 0)]), urls) == ""
+    assert upload.size_excess(large, urls) == "it is 2199 GB, and a bucket is sent 1068 GB of a node at most"
+    assert upload.size_excess(Archive([Item(b"/nowhere", "out/a", 100_000_000_000, 0)]), urls) == ""
 
 
 @pytest.mark.parametrize(
@@ -422,18 +422,21 @@ def test_what_is_too_large_is_said(urls: dict[str, Any]) -> None:
 def test_a_store_that_is_busy_is_asked_again(answers: list[int], tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_requests, "MIN_RETRY_PAUSE_S", 0.001)
     left = list(answers)
-    assert with_retries(lambda: object_requests.Answer(left.pop(0), {}, b""), time.time() + 60.0).status == 200
+    assert with_retries(lambda: object_requests.Response(left.pop(0), {}, b""), time.time() + 60.0).status == 200
     assert len(answers) - len(left) == tries
 
 
 def test_an_error_within_a_good_answer_is_one() -> None:
     body = b"<Error><Code>InvalidPart</Code><Message>no</Message></Error>"
-    with pytest.raises(Denied, match=r"the bucket refuses it \(InvalidPart: no\)"):
-        with_retries(lambda: object_requests.Answer(200, {}, body), time.time() + 60.0)
+    with pytest.raises(RequestDenied, match=r"the bucket refuses it \(InvalidPart: no\)"):
+        with_retries(lambda: object_requests.Response(200, {}, body), time.time() + 60.0)
 
 
 def test_a_name_that_cannot_be_found_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_requests, "MIN_RETRY_PAUSE_S", 0.01)
-    ask: Callable[[], object_requests.Answer] = lambda: object_requests.request("HEAD", "http://nowhere.invalid/x?y=1")  # noqa: E731
-    with pytest.raises(Late):
+
+    def ask() -> object_requests.Response:
+        return object_requests.send_request("HEAD", "http://nowhere.invalid/x?y=1")
+
+    with pytest.raises(DeadlineExceeded):
         with_retries(ask, time.time() + 0.05)

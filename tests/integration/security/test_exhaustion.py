@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuops.agent.retain.virtual_tar import END, header
+from gpuops.agent.retain.virtual_tar import END_OF_ARCHIVE, member_header
 from gpuops.core.safe_folder import DISK_RESERVE_BYTES
 from gpuops.sync import archive
 from gpuops.sync.download_plan import split_by_room
@@ -133,9 +133,9 @@ def test_what_our_agent_writes_is_read_as_it_was() -> None:
         tar.addfile(link)
     expected: list[tuple[str, int, str | None]] = [(name, number * 300, None) for number, name in enumerate(NAMES)]
     assert read_all(buffer.getvalue()) == [*expected, ("latest" * 30, 0, "é/" * 90)]
-    virtual = b"".join(header(name, 3, 1) + b"abc" + bytes(509) for name in NAMES) + END
+    virtual = b"".join(member_header(name, 3, 1) + b"abc" + bytes(509) for name in NAMES) + END_OF_ARCHIVE
     assert read_all(virtual) == [(name, 3, None) for name in NAMES]
-    huge, _ = next(members(io.BytesIO(header("huge", 1 << 50, 1))))
+    huge, _ = next(members(io.BytesIO(member_header("huge", 1 << 50, 1))))
     assert huge.size == 1 << 50
 
 
@@ -266,7 +266,7 @@ def test_a_document_of_any_length_is_not_read(tmp_path: Path, monkeypatch: pytes
 
 def test_a_member_larger_than_the_disk_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The archive's own size fitted; a member of it announces more than is there."""
-    lying = Kept(header("out/a.pt", 1 << 60, 1) + bytes(10_000))
+    lying = Kept(member_header("out/a.pt", 1 << 60, 1) + bytes(10_000))
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=DISK_RESERVE_BYTES + 1_000_000))
     _, [said], files = bring(tmp_path, monkeypatch, {0: lying})
     assert said.startswith("what node0 (")

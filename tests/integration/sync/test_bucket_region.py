@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gpuops.agent.retain.object_requests import request, with_retries
+from gpuops.agent.retain.object_requests import send_request, with_retries
 from gpuops.cli.terminal.output import Output
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, UsageError
@@ -50,7 +50,7 @@ def test_what_a_node_is_given_serves_it_in_every_region(fake: FakeBucket, tmp_pa
     sink = bucket.check(world, SINK)
     assert sink["region"] == fake.region
     urls = bucket.grant(world, sink, "r-1", 1, None).urls[0]
-    answer = with_retries(lambda: request("PUT", urls["state"], [b"{}"], 2), time.time() + 60)
+    answer = with_retries(lambda: send_request("PUT", urls["state"], [b"{}"], 2), time.time() + 60)
     assert answer.status == 200
     assert fake.names() == ["lab/.gpuops", "lab/r-1/node0.json"]
     assert fake.uploads() == ["lab/r-1/node0.tar"], "that of the check is ended"

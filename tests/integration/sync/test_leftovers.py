@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from gpuops.agent.files.outputs import matcher
+from gpuops.agent.files.outputs import compile_patterns
 from gpuops.core.context import Context
 from gpuops.core.errors import NodeError
 from gpuops.core.models import Resource
@@ -77,7 +77,7 @@ def test_what_the_user_gives_up_is_not_left(client: InProcessClient) -> None:
         (there(client) / name).write_text("1")
     assert set(seen(client, ["!data/*"])) == {"!odd", "x.json"}
     everything = list_leftovers({0: client}, [], tree="project")  # type: ignore[dict-item]
-    matches = matcher([*exact_patterns(everything), "!data/a*"])
+    matches = compile_patterns([*exact_patterns(everything), "!data/a*"])
     assert [one.path for one in everything if matches(one.path)] == ["!odd", "data/keep.bin", "x.json"]
 
 

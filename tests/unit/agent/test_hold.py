@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpuops.agent.node import Node, Refusal
-from gpuops.agent.retain.hold import HOME, Held, held_for, home
+from gpuops.agent.retain.hold import HOME, HeldRuns, hold_duration_s, home
 
 
 def a_run(node: Node, name: str, spec: dict[str, Any], result: dict[str, Any] | None) -> Path:
@@ -37,25 +37,25 @@ DONE = {"outcome": "done", "reason": {"kind": "command"}}
 def test_a_run_that_ended_is_held_as_long_as_it_asked(
     spec: dict[str, Any], result: dict[str, Any], seconds: float | None
 ) -> None:
-    assert held_for(spec, result) == seconds
+    assert hold_duration_s(spec, result) == seconds
 
 
 def test_what_is_held_until_it_is_home(tmp_path: Path) -> None:
     node = Node(str(tmp_path))
-    held = Held(node)
+    held = HeldRuns(node)
     assert held.hold_s() is None
     first = a_run(node, "a-1", {"hold_s": 60}, None)
     assert held.hold_s() is None, "it goes on"
     (first / "result.json").write_text(json.dumps(DONE))
     assert held.hold_s() == 60.0
     a_run(node, "b-1", {"hold_s": 90}, DONE)
-    assert held.hold_s() == Held(node).hold_s() == 90.0
+    assert held.hold_s() == HeldRuns(node).hold_s() == 90.0
     assert home(node, {"run": "b-1"}, None) == {}
-    assert held.hold_s() == Held(node).hold_s() == 60.0
+    assert held.hold_s() == HeldRuns(node).hold_s() == 60.0
     home(node, {"run": "a-1"}, None)
-    assert held.hold_s() is Held(node).hold_s() is None
+    assert held.hold_s() is HeldRuns(node).hold_s() is None
     (first / HOME).unlink()
-    assert held.hold_s() == Held(node).hold_s() == 60.0, "another node has handed something over"
+    assert held.hold_s() == HeldRuns(node).hold_s() == 60.0, "another node has handed something over"
 
 
 def test_only_a_run_that_was_here_can_be_home(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def put(node: Node, path: str, data: bytes = b"x") -> Path:
 def start(node: Node, patterns: list[str]) -> None:
     """What the agent's `start` leaves in the run's folder."""
     write_json(node.path("runs", "digits-1", "spec.json"), {"tree": "project", "outs": patterns})
-    write_json(node.path("runs", "digits-1", "inventory.json"), outputs.inventory(node, "project", patterns))
+    write_json(node.path("runs", "digits-1", "inventory.json"), outputs.list_outputs(node, "project", patterns))
 
 
 def ask(verb: Any, node: Node, **args: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -86,20 +86,20 @@ def ask(verb: Any, node: Node, **args: Any) -> tuple[dict[str, Any], list[dict[s
     ],
 )
 def test_a_pattern_says_which_paths(pattern: str, path: str, expected: bool) -> None:
-    assert outputs.matcher([pattern])(path) is expected
+    assert outputs.compile_patterns([pattern])(path) is expected
 
 
 @pytest.mark.parametrize("pattern", ["/etc/*", "../x", "a/../../b", "~/x"])
 def test_a_pattern_that_leads_out_is_refused(pattern: str) -> None:
     with pytest.raises(Refusal, match="leads out of the run's folder"):
-        outputs.matcher([pattern])
+        outputs.compile_patterns([pattern])
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="/*?[\0", exclude_categories=("Cs",)), min_size=1))
 def test_a_plain_name_matches_itself_and_nothing_longer(name: str) -> None:
     if name in (".", "..") or name.startswith(("~", "!")):
         return
-    matches = outputs.matcher([name])
+    matches = outputs.compile_patterns([name])
     assert matches(name)
     assert matches("folder/" + name)
     assert not matches(name + "x")
@@ -108,7 +108,7 @@ def test_a_plain_name_matches_itself_and_nothing_longer(name: str) -> None:
 @given(st.lists(st.text(alphabet="ab*?[]!-^\\.&|", min_size=1), min_size=1, max_size=3))
 def test_any_pattern_can_be_read(parts: list[str]) -> None:
     if ".." not in parts and not parts[0].startswith("!"):
-        outputs.matcher(["/".join(parts)])("a/b")
+        outputs.compile_patterns(["/".join(parts)])("a/b")
 
 
 def test_only_what_is_new_or_changed_since_the_start(node: Node) -> None:
@@ -145,7 +145,7 @@ def test_git_caches_and_environments_are_not_results(node: Node) -> None:
     put(node, "conda/x.pt")
     put(node, "a/x.pt")
 
-    assert list(outputs.inventory(node, "project", ["*.pt"])) == ["a/x.pt"]
+    assert list(outputs.list_outputs(node, "project", ["*.pt"])) == ["a/x.pt"]
 
 
 def test_a_linked_folder_is_followed_when_it_was_asked_for(node: Node, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_linked_folder_is_followed_when_it_was_asked_for(node: Node, tmp_path:
     (tree / "broken.pt").symlink_to("nowhere")
     os.mkfifo(tree / "pipe.pt")
 
-    found = outputs.inventory(node, "project", ["outputs/", "checkpoints/", "*.pt"])
+    found = outputs.list_outputs(node, "project", ["outputs/", "checkpoints/", "*.pt"])
 
     assert sorted(found) == ["checkpoints/step-1/w.pt", "last.pt", "outputs/model.bin"]
     assert found["outputs/model.bin"][0] == 5
@@ -184,7 +184,7 @@ def test_names_arrive_byte_for_byte(node: Node) -> None:
 
 
 def test_a_tree_that_is_not_there_has_no_files(node: Node) -> None:
-    assert outputs.inventory(node, "absent", ["*"]) == {}
+    assert outputs.list_outputs(node, "absent", ["*"]) == {}
 
 
 def test_an_unknown_run_is_refused(node: Node) -> None:
@@ -193,7 +193,7 @@ def test_an_unknown_run_is_refused(node: Node) -> None:
 
 
 def test_sums_are_sha256_and_what_vanished_is_left_out(node: Node) -> None:
-    big = os.urandom(3 * outputs.HASH_BLOCK_BYTES + 7)
+    big = os.urandom(3 * outputs.HASH_CHUNK_BYTES + 7)
     put(node, "big.pt", big)
     put(node, "a/empty.pt", b"")
 
@@ -207,7 +207,7 @@ def test_sums_are_sha256_and_what_vanished_is_left_out(node: Node) -> None:
 
 
 def test_a_long_sum_says_that_it_is_alive(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(node, "big.pt", b"x" * (2 * outputs.HASH_BLOCK_BYTES))
+    put(node, "big.pt", b"x" * (2 * outputs.HASH_CHUNK_BYTES))
     monkeypatch.setattr(outputs, "BEAT_INTERVAL_S", -1.0)
 
     _, items = ask(outputs.sums, node, tree="project", paths=["big.pt"])

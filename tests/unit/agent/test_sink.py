@@ -15,8 +15,16 @@ from gpuops.agent.lease import Now, next_end, renewed
 from gpuops.agent.node import Node
 from gpuops.agent.presence import heard, silent_s
 from gpuops.agent.retain import bucket, safe_copy, sink
-from gpuops.agent.retain.early_end import OTHERS_LIMIT_S, Stillness, Uses, alive, all_safe, is_there, may_end
-from gpuops.agent.retain.safe_copy import copy
+from gpuops.agent.retain.early_end import (
+    OTHERS_LIMIT_S,
+    LastActivity,
+    StallTimer,
+    alive,
+    all_safe,
+    is_attended,
+    may_end,
+)
+from gpuops.agent.retain.safe_copy import copy_verified
 from gpuops.agent.retain.upload import NEVER, Stored
 from tests.conftest import until
 
@@ -27,14 +35,14 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     source, target = tmp_path / "a", tmp_path / "far" / "b"
     source.write_bytes(b"x" * 3_000_000)
     told: list[int] = []
-    found = copy(os.fsencode(source), os.fsencode(target), told.append)
+    found = copy_verified(os.fsencode(source), os.fsencode(target), told.append)
     assert found is not None
     assert (found[0], target.read_bytes()) == (3_000_000, source.read_bytes())
     assert sum(told) == 3_000_000
     monkeypatch.setattr(safe_copy, "read_back", lambda *_: "other")
     source.write_bytes(b"new")
     with pytest.raises(OSError, match="reads back differently"):
-        copy(os.fsencode(source), os.fsencode(target), told.append)
+        copy_verified(os.fsencode(source), os.fsencode(target), told.append)
     assert target.stat().st_size == 3_000_000, "the last good one stays"
     assert [path.name for path in target.parent.iterdir()] == ["b"]
 
@@ -43,7 +51,7 @@ def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("pipe", "link", "gone", "."):
-        assert copy(os.fsencode(tmp_path / name), os.fsencode(tmp_path / "copy"), lambda _: None) is None
+        assert copy_verified(os.fsencode(tmp_path / name), os.fsencode(tmp_path / "copy"), lambda _: None) is None
     assert not (tmp_path / "copy").exists()
 
 
@@ -74,8 +82,8 @@ def test_a_bucket_that_answers_now_and_then_is_no_sign_of_life(tmp_path: Path, m
     (tmp_path / bucket.URLS).write_text(json.dumps({"heads": ["h0", "h1"], "states": ["s0", "s1"]}))
     monkeypatch.setattr(bucket, "OTHERS_CHECK_INTERVAL_S", 0.0)
     answers = {"s0": "a", "s1": "b"}
-    monkeypatch.setattr(bucket, "_etag", lambda url: answers.get(url, ""))
-    seen, waited = bucket.StoredArchives(str(tmp_path)), Stillness()
+    monkeypatch.setattr(bucket, "_fetch_etag", lambda url: answers.get(url, ""))
+    seen, waited = bucket.StoredArchives(str(tmp_path)), StallTimer()
     assert waited.seconds(seen.alive(), 0.0) == 0.0
     answers["s1"] = ""
     assert waited.seconds(seen.alive(), 300.0) == 300.0
@@ -95,7 +103,7 @@ def test_a_bucket_that_answers_now_and_then_is_no_sign_of_life(tmp_path: Path, m
 def test_what_is_not_all_there_is_not_safe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Stored, why: str
 ) -> None:
-    monkeypatch.setattr(bucket, "send", lambda *_: found)
+    monkeypatch.setattr(bucket, "upload_results", lambda *_: found)
     spec = {"run": "r-1", "node": 0, "sink": {"bucket": "s3://results/r-1"}}
     sink._store(Node(str(tmp_path)), str(tmp_path), spec, "s3://results/r-1", lambda: NEVER)
     noted = json.loads((tmp_path / sink.STATE).read_text())
@@ -119,7 +127,7 @@ def test_a_life_that_is_over_ends_at_once_but_under_no_run() -> None:
 
 
 def test_only_a_touch_after_the_first_look_is_somebodys() -> None:
-    used = Uses(10.0)
+    used = LastActivity(10.0)
     assert not used.within(10.0, 5.0, 120.0)
     assert used.within(11.0, 6.0, 120.0)
     assert used.within(11.0, 125.0, 120.0)
@@ -131,7 +139,7 @@ def test_only_a_touch_after_the_first_look_is_somebodys() -> None:
     [(1, 0.0, True), (1, 119.0, True), (1, 120.0, False), (0, 19.0, True), (0, 20.0, False), (0, float("inf"), False)],
 )
 def test_a_connection_alone_is_nobody(connected: int, silent_s: float, there: bool) -> None:
-    assert is_there(connected, silent_s) is there
+    assert is_attended(connected, silent_s) is there
 
 
 def test_who_talks_is_heard_of() -> None:
@@ -143,7 +151,7 @@ def test_a_node_that_goes_on_is_not_waited_for_in_vain(tmp_path: Path) -> None:
     other = tmp_path / "node1" / "run.json"
     other.parent.mkdir()
     other.touch()
-    others = Stillness()
+    others = StallTimer()
     assert others.seconds(alive(str(tmp_path), 2), 100.0) == 0.0
     assert others.seconds(alive(str(tmp_path), 2), 650.0) == 550.0
     os.utime(other, (1.0, 1.0))
@@ -162,7 +170,7 @@ def test_a_node_shows_that_it_goes_on_until_it_does_not(tmp_path: Path, monkeypa
     mark.touch()
     os.utime(mark, (1.0, 1.0))
     done = threading.Event()
-    sink.beat(node, {"run": "r-1", "node": 0, "sink": {"folder": str(tmp_path)}}, done)
+    sink.start_heartbeat(node, {"run": "r-1", "node": 0, "sink": {"folder": str(tmp_path)}}, done)
     until(lambda: mark.stat().st_mtime > 1.0, "a beat")
     (folder / "sink.json").write_text(json.dumps({"state": "failed", "folder": str(tmp_path)}))
     done.set()
@@ -176,7 +184,7 @@ def test_a_node_shows_that_it_goes_on_until_it_does_not(tmp_path: Path, monkeypa
 
 def test_what_an_agent_before_left_is_waited_for_also_before_it_is_begun(tmp_path: Path) -> None:
     sink.begin()
-    waiting = threading.Thread(target=sink.wait, daemon=True)
+    waiting = threading.Thread(target=sink.wait_until_stored, daemon=True)
     waiting.start()
     waiting.join(0.2)
     assert waiting.is_alive(), "nobody has looked yet what there is to be done"

@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuops.agent.retain.run_contents import newest_first
-from gpuops.agent.retain.virtual_tar import BLOCK, END, Archive, Item, cuts, is_unchanged, whole
+from gpuops.agent.retain.virtual_tar import (
+    BLOCK,
+    END_OF_ARCHIVE,
+    Archive,
+    Item,
+    is_unchanged,
+    member_bytes,
+    part_boundaries,
+)
 
 NAMES = st.lists(
     st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0/"), min_size=1, max_size=140).filter(
@@ -49,7 +57,7 @@ def test_read_in_any_pieces_it_is_one_archive(names: list[str], sizes: list[int]
         marks = sorted({0, archive.size, *(int(part * archive.size) for part in where)})
         data = b"".join(read(archive, start, stop) for start, stop in pairwise(marks))
         assert len(data) == archive.size
-        assert members(data + END) == made
+        assert members(data + END_OF_ARCHIVE) == made
         for number, end in enumerate(archive.ends):
             assert len(members(read(archive, 0, end))) == number + 1, "cut between members it is one as well"
 
@@ -57,7 +65,7 @@ def test_read_in_any_pieces_it_is_one_archive(names: list[str], sizes: list[int]
 def test_names_that_are_no_text(tmp_path: Path) -> None:
     name = os.fsdecode(b"out/\xff\xfe.pt")
     archive = Archive([item(tmp_path, 0, name, b"x"), item(tmp_path, 1, "out/" + "d/" * 200 + "ü", b"y")])
-    assert members(read(archive, 0, archive.size) + whole("safe.json", b"{}", 0) + END) == {
+    assert members(read(archive, 0, archive.size) + member_bytes("safe.json", b"{}", 0) + END_OF_ARCHIVE) == {
         name: b"x", "out/" + "d/" * 200 + "ü": b"y", "safe.json": b"{}"
     }  # fmt: skip
 
@@ -68,7 +76,7 @@ def test_a_file_that_changes_keeps_its_length(tmp_path: Path) -> None:
     for number, action in enumerate([lambda p: p.write_bytes(b"longer" * 1000), lambda p: p.write_bytes(b"short"),
                                      Path.unlink, lambda p: (p.unlink(), os.mkfifo(p))]):  # fmt: skip
         action(tmp_path / str(number))  # type: ignore[operator]
-    found = members(read(archive, 0, archive.size) + END)
+    found = members(read(archive, 0, archive.size) + END_OF_ARCHIVE)
     assert found == {
         "out/0": (b"longer" * 1000)[:3000],
         "out/1": b"short" + bytes(2995),
@@ -82,7 +90,7 @@ def test_a_file_that_changes_keeps_its_length(tmp_path: Path) -> None:
 @given(st.lists(st.integers(1, 400), max_size=60), st.integers(3, 40), st.integers(1, 100))
 def test_parts_are_few_long_enough_and_end_with_members(lengths: list[int], parts: int, least: int) -> None:
     ends = [sum(lengths[: number + 1]) for number in range(len(lengths))]
-    found = cuts(ends, parts, least)
+    found = part_boundaries(ends, parts, least)
     pieces = [stop - start for start, stop in pairwise([0, *found])]
     total = ends[-1] if ends else 0
     target = max(least, -(-total // (parts - 1)))
