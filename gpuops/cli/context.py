@@ -109,9 +109,9 @@ def _report_unknown_to_ledger(ctx: Context) -> None:
 
 def _report_orphans(ctx: Context, live: Callable[[], Iterable[str]]) -> None:
     """Print the clusters that this computer has files of, and that are not among the `live` ones of the ledger."""
-    from gpuops.clusters.orphans import orphans
+    from gpuops.clusters.orphans import find_unrecorded_clusters
 
-    if names := orphans(ctx.home, live):
+    if names := find_unrecorded_clusters(ctx.home, live):
         ctx.out.say(
             f"note: {', '.join(names)} may still live, and the ledger does not know of it: "
             "`gpuops reap --adopt` takes back what does, `gpuops reap` ends it"

@@ -37,7 +37,7 @@ def down(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    from gpuops.clusters.orphans import down_by_mark
+    from gpuops.clusters.orphans import down_by_tag
     from gpuops.commands import down as ending
     from gpuops.ledger.store import LedgerTooNew
 
@@ -57,7 +57,7 @@ def down(
             )
     except LedgerTooNew as error:
         ctx.out.say(f"note: {error.say}: working from the marks at the providers")
-        said = down_by_mark(ctx, names or [], everything)
+        said = down_by_tag(ctx, names or [], everything)
         for sentence in said:
             ctx.out.say(sentence)
     lines = [] if said else ["nothing is up"]

@@ -38,7 +38,7 @@ def lease(
     by_s = leases.parse_span(extend) if extend is not None else None
     ctx, _ = make_context(as_json=as_json)
     report_news(ctx)
-    row = select.by_name(ctx.ledger.clusters(), name)
+    row = select.find_by_name(ctx.ledger.clusters(), name)
     now = time.time()
     ours = row.lease
     if by_s is not None:

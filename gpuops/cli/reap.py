@@ -14,8 +14,8 @@ from gpuops.core.errors import GpuopsError, StillBilling, UsageError
 from gpuops.core.format import plural
 
 if TYPE_CHECKING:
-    from gpuops.clusters.orphans import Unasked
-    from gpuops.clusters.recovery import Lost
+    from gpuops.clusters.orphans import UncheckedProvider
+    from gpuops.clusters.recovery import LostCluster
     from gpuops.core.context import Context
 
 HELP = example_help(
@@ -46,7 +46,7 @@ def reap(
     as_json: Json = False,
 ) -> None:
     from gpuops.clusters import orphans
-    from gpuops.clusters.recovery import adopt_all, summary
+    from gpuops.clusters.recovery import adopt_all, adoption_document
     from gpuops.ledger.store import LedgerTooNew
 
     if yes + adopt + (forget is not None) > 1:
@@ -59,25 +59,25 @@ def reap(
             raise
         ctx.out.say(f"note: {error.say}: whatever carries our mark counts as left over")
     if forget is not None:
-        said = orphans.forget(ctx, forget)
+        said = orphans.forget_host(ctx, forget)
         ctx.out.result("reap", {"forgotten": forget, "say": said}, [said])
         return
-    found, unasked = orphans.strays(ctx)
-    closed, unasked_now = orphans.forgotten(ctx)
+    found, unasked = orphans.find_orphans(ctx)
+    closed, unasked_now = orphans.close_vanished_clusters(ctx)
     known_reasons = {one.say for one in unasked}
     unasked += [one for one in unasked_now if one.say not in known_reasons]
     for name in closed:
         ctx.out.say(f"{name} is gone: its provider lists nothing of it")
-    for said in orphans.parting(ctx):
+    for said in orphans.clear_departing(ctx):
         ctx.out.say(said)
-    clusters = orphans.lost(found)
+    clusters = orphans.group_orphans(found)
     fates = ["end" if yes else "adopt"] * len(clusters) if yes or adopt else _asked(ctx, clusters, unasked)
     chosen = {fate: [one for one, given in zip(clusters, fates, strict=True) if given == fate] for fate in ANSWERS}
     back, failed = adopt_all(ctx, chosen["adopt"], complete=not unasked)
     ended = [stray for stray in found if any(stray.resource in one.resources for one in chosen["end"])]
     adopted_lines = [line for one in back for line in one.say]
     try:
-        orphans.settle(ctx, ended, unasked, failed)
+        orphans.end_orphans(ctx, ended, unasked, failed)
     except GpuopsError:
         for line in adopted_lines:
             ctx.out.say(line)
@@ -91,19 +91,19 @@ def reap(
             "ended": names,
             "closed": closed,
             "unasked": [one.say for one in unasked],
-            "adopted": [summary(one) for one in back],
+            "adopted": [adoption_document(one) for one in back],
         },
         lines or [f"{left} left as they are" if left else "nothing left over"],
     )
 
 
-def _asked(ctx: Context, clusters: Sequence[Lost], unasked: Sequence[Unasked]) -> list[str]:
+def _asked(ctx: Context, clusters: Sequence[LostCluster], unasked: Sequence[UncheckedProvider]) -> list[str]:
     """What is to become of each; `leave` is what nothing is typed for. Raises UsageError where nobody can be asked."""
-    from gpuops.clusters.recovery import live_run
+    from gpuops.clusters.recovery import find_live_run
 
     for one in unasked if clusters else ():
         ctx.out.say(f"note: {one}")
-    said = [one.say + (f", {run} is going on there" if (run := live_run(ctx, one)) else "") for one in clusters]
+    said = [one.say + (f", {run} is going on there" if (run := find_live_run(ctx, one)) else "") for one in clusters]
     if clusters and not ctx.out.interactive:
         for sentence in said:
             ctx.out.say(f"found {sentence}")

@@ -45,7 +45,7 @@ def status(
     from gpuops.guard import heartbeat
 
     found = describe_clusters(ctx)
-    refusing = heartbeat.refusals(ctx.home, ctx.ledger.guarded())
+    refusing = heartbeat.read_refusals(ctx.home, ctx.ledger.guarded())
     for provider, told in refusing.items():
         ctx.out.say(f"note: the guard cannot end what is rented at {provider}: {told['say']}")
         ctx.out.say(f"hint: {told['hint']}; then type `gpuops status` again: the guard takes over new ones")

@@ -74,7 +74,7 @@ def up(
         check_name(name)
     report_news(ctx)
     if dry_run:
-        offers, payer = cluster.rehearse(ctx, request, lease_wish(machine))
+        offers, payer = cluster.preview_offers(ctx, request, lease_wish(machine))
         documents = [dataclasses.asdict(offer) | {"per_hour": offer.per_hour} for offer in offers]
         width = ctx.out.columns(ctx.out.out)
         paid = dataclasses.asdict(payer) if payer else None

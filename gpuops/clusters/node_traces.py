@@ -19,10 +19,10 @@ from gpuops.transport.rpc import Programs
 
 TREE = "runs"
 """The folder of a node in which all its runs are."""
-MAX_NS = 1 << 62
+MTIME_MAX_NS = 1 << 62
 """A file's time may be any number where a node lies; this one is in the year 2116."""
-LONGEST_S = 366 * 86400.0
-KEPT = re.compile(r"([a-z][a-z0-9-]{0,23})/(spec\.json|result\.json|events\.jsonl)")
+DURATION_MAX_S = 366 * 86400.0
+KEPT_FILES = re.compile(r"([a-z][a-z0-9-]{0,23})/(spec\.json|result\.json|events\.jsonl)")
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ def read_traces(programs: Programs, index: int) -> dict[str, Traces]:
     """By the name of the run. Raises NodeRefused, ConnectionLost, LocalDisk."""
     from gpuops.transport import answers
 
-    found = [one for one in list_leftovers({index: programs}, [], tree=TREE) if KEPT.fullmatch(one.path)]
-    began = {one.path: min(one.mtime_ns, MAX_NS) / 1e9 for one in found}
+    found = [one for one in list_leftovers({index: programs}, [], tree=TREE) if KEPT_FILES.fullmatch(one.path)]
+    began = {one.path: min(one.mtime_ns, MTIME_MAX_NS) / 1e9 for one in found}
     with tempfile.TemporaryDirectory() as folder:
         if found:
             save_leftovers(programs, TREE, found, SafeFolder(Path(folder)))
@@ -49,7 +49,7 @@ def read_traces(programs: Programs, index: int) -> dict[str, Traces]:
         runs = {}
         for name in names:
             spec = read_json(Path(folder, name, "spec.json"))
-            if sound(spec, name, index):
+            if is_valid_spec(spec, name, index):
                 result = answers.result(read_json(Path(folder, name, "result.json")))
                 events = Path(folder, name, "events.jsonl")
                 log = events.read_bytes() if events.is_file() and events.stat().st_size <= MAX_DOCUMENT_BYTES else b""
@@ -57,7 +57,7 @@ def read_traces(programs: Programs, index: int) -> dict[str, Traces]:
     return runs
 
 
-def sound(spec: Mapping[str, Any], name: str, index: int) -> bool:
+def is_valid_spec(spec: Mapping[str, Any], name: str, index: int) -> bool:
     """Whether a node's spec of a run is one that gpuops wrote, as far as it is read here."""
     texts = [spec.get("argv"), spec.get("prelude", []), spec.get("outs", [])]
     numbers = [spec.get(key) for key in ("node", "nodes", "world", "ranks")]
@@ -68,42 +68,42 @@ def sound(spec: Mapping[str, Any], name: str, index: int) -> bool:
         and all(type(number) is int and 0 <= number < 100_000 for number in numbers)
         and all(isinstance(text, list) and all(isinstance(one, str) for one in text) for text in texts)
         and isinstance(spec.get("user_env", {}), dict)
-        and _is_span(spec.get("grace_s", 10.0))
-        and (spec.get("hold_s") is None or _is_span(spec["hold_s"]))
+        and _is_duration(spec.get("grace_s", 10.0))
+        and (spec.get("hold_s") is None or _is_duration(spec["hold_s"]))
     )
 
 
-def _is_span(seconds: Any) -> bool:
+def _is_duration(seconds: Any) -> bool:
     """Whether it is a length of time that somebody can wait for."""
-    return type(seconds) in (int, float) and 0 <= seconds <= LONGEST_S
+    return type(seconds) in (int, float) and 0 <= seconds <= DURATION_MAX_S
 
 
-def home_of(folder: Path, run: str, cluster: str, events: Mapping[int, bytes]) -> Path:
+def find_run_home(folder: Path, run: str, cluster: str, events: Mapping[int, bytes]) -> Path:
     """Where a run's results are, or are to come: `runs/<run>`, unless another run of that name has been there.
 
     `events`: each node's journal of the run, which a copy at home is the beginning of.
     """
     names = [run, f"{run}-of-{cluster}", *(f"{run}-of-{cluster}-{number}" for number in range(2, 1000))]
-    return next(path for name in names if _is_its(path := folder / "runs" / name, cluster, events))
+    return next(path for name in names if _holds_run(path := folder / "runs" / name, cluster, events))
 
 
-def _is_its(path: Path, cluster: str, events: Mapping[int, bytes]) -> bool:
+def _holds_run(path: Path, cluster: str, events: Mapping[int, bytes]) -> bool:
     home = RunHome(path)
     here = {index: log for index in events if (log := home.log(index, "events.jsonl")).is_file()}
     if here:
-        return all(_begins_with(events[index], log) for index, log in here.items())
+        return all(_starts_with_file(events[index], log) for index, log in here.items())
     return read_json(path / "run.json").get("cluster", cluster) == cluster and not (path / "logs").exists()
 
 
-def _begins_with(text: bytes, log: Path) -> bool:
+def _starts_with_file(text: bytes, log: Path) -> bool:
     with log.open("rb") as file:
         return text.startswith(file.read(MAX_DOCUMENT_BYTES + 1))
 
 
-def request_of(spec: Mapping[str, Any]) -> RunRequest:
+def rebuild_request(spec: Mapping[str, Any]) -> RunRequest:
     """The request that a launch spec was written from, as far as it tells."""
     torchrun = spec["kind"] == "torchrun"
-    script, module, arguments = _program(spec["argv"]) if torchrun else (None, None, spec["argv"])
+    script, module, arguments = _parse_program(spec["argv"]) if torchrun else (None, None, spec["argv"])
     workload = Path(script or "").stem if spec["tree"] == "train" else ""
     return RunRequest(
         kind=spec["kind"],
@@ -125,7 +125,7 @@ def request_of(spec: Mapping[str, Any]) -> RunRequest:
     )
 
 
-def _program(argv: Sequence[str]) -> tuple[str | None, str | None, Sequence[str]]:
+def _parse_program(argv: Sequence[str]) -> tuple[str | None, str | None, Sequence[str]]:
     """Script, module and arguments behind torchrun's own words (`launch.torchrun_command`)."""
     command = list(argv[list(argv).index("--") + 1 :]) if "--" in argv else []
     if command[1:2] == ["-m"]:

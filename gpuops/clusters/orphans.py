@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuops.clusters.recovery import Lost, stem
+from gpuops.clusters.recovery import LostCluster, cluster_token
 from gpuops.clusters.teardown import (
     POLL_S,
     POLL_SLOW_S,
+    clear_leftovers_once,
+    describe_leftovers,
+    describe_shutdown,
+    find_auth_failure,
     forget_cluster,
     is_costless,
-    is_of,
-    ours_of,
-    refusal,
-    remaining,
-    retyped,
-    say,
-    see_off,
-    still_billing,
-    what_leaves,
+    is_leftover_of,
+    list_remaining,
+    select_resources,
+    still_billing_error,
+    suggest_command,
 )
 from gpuops.core.context import Context
 from gpuops.core.errors import (
@@ -49,7 +49,7 @@ RENTED = "rented"
 """A name a line: the providers that were ever asked for machines. It outlives a ledger that is lost."""
 
 
-def orphans(home: Path, live: Callable[[], Iterable[str]]) -> list[str]:
+def find_unrecorded_clusters(home: Path, live: Callable[[], Iterable[str]]) -> list[str]:
     """Clusters that this computer has names or nodes of and that are none of `live`: a ledger was lost.
 
     `live` is asked last, since a cluster is in the ledger before anything of it is here.
@@ -59,9 +59,9 @@ def orphans(home: Path, live: Callable[[], Iterable[str]]) -> list[str]:
     return sorted(names.difference(live())) if names else []
 
 
-def note_rented(home: Path, provider: str) -> None:
+def record_rented(home: Path, provider: str) -> None:
     """To be called before a provider is asked for machines. Raises LocalDisk where it cannot be written down."""
-    if provider in ever_rented(home):
+    if provider in read_rented(home):
         return
     try:
         with (home / RENTED).open("a", encoding="utf-8") as file:
@@ -72,7 +72,7 @@ def note_rented(home: Path, provider: str) -> None:
         ) from error
 
 
-def ever_rented(home: Path) -> set[str]:
+def read_rented(home: Path) -> set[str]:
     try:
         return set((home / RENTED).read_text(encoding="utf-8", errors="replace").split())
     except OSError:
@@ -95,7 +95,7 @@ class Orphan:
 
 
 @dataclass(frozen=True)
-class Unasked:
+class UncheckedProvider:
     """Somebody who could not be asked. `why`: what hindered it."""
 
     say: str
@@ -106,37 +106,39 @@ class Unasked:
         return f"{self.say}; {self.why.hint}" if isinstance(self.why, AuthFailed) and self.why.hint else self.say
 
 
-def owned(ctx: Context, idle: list[Unasked] | None = None) -> tuple[list[Orphan], list[Unasked]]:
+def find_resources(
+    ctx: Context, idle: list[UncheckedProvider] | None = None
+) -> tuple[list[Orphan], list[UncheckedProvider]]:
     """Everything of ours at every provider, and each that could not be asked.
 
     One that is not set up here and was never used can hold nothing of ours: that is no failure. `idle`: where such
     ones are told.
     """
     found: list[Orphan] = []
-    unasked: list[Unasked] = []
-    used = _used(ctx)
+    unasked: list[UncheckedProvider] = []
+    used = _used_providers(ctx)
     for name in registry.provider_names():
         try:
             found += [Orphan(name, resource) for resource in ctx.provisioner(name).list_owned(ctx.owner, [])]
         except Partial as error:
             found += [Orphan(name, resource) for resource in error.found]
-            unasked.append(Unasked(f"not all of {name} could be asked: {error.say}", error))
+            unasked.append(UncheckedProvider(f"not all of {name} could be asked: {error.say}", error))
         except AuthFailed as error:
-            never = isinstance(error, NotSetUp) and name not in {*(used or ()), *ever_rented(ctx.home)}
+            never = isinstance(error, NotSetUp) and name not in {*(used or ()), *read_rented(ctx.home)}
             if never and idle is not None:
-                idle.append(Unasked(f"{name} is not set up here: {error.say}", error))
+                idle.append(UncheckedProvider(f"{name} is not set up here: {error.say}", error))
             if not never and (used is None or name in used):
-                unasked.append(Unasked(f"{name} could not be asked: {error.say}", error))
+                unasked.append(UncheckedProvider(f"{name} could not be asked: {error.say}", error))
             elif not isinstance(error, NotSetUp):
                 ctx.out.say(f"note: no cluster of this ledger was ever at {name}, which is not asked: {error.say}")
         except GpuopsError as error:
-            unasked.append(Unasked(f"{name} could not be asked: {error.say}", error))
+            unasked.append(UncheckedProvider(f"{name} could not be asked: {error.say}", error))
         known = {(one.resource.kind, one.resource.id) for one in found if one.provider == name}
-        found += [one for one in _by_dotenv(ctx, name) if (one.resource.kind, one.resource.id) not in known]
+        found += [one for one in _find_by_dotenv_key(ctx, name) if (one.resource.kind, one.resource.id) not in known]
     return found, unasked
 
 
-def _by_dotenv(ctx: Context, name: str) -> list[Orphan]:
+def _find_by_dotenv_key(ctx: Context, name: str) -> list[Orphan]:
     """What is in the account of a key in `.env` behind the first one. It may be the account of whoever wrote the
     project: where it does not answer, that is said and stops nobody."""
     try:
@@ -147,7 +149,7 @@ def _by_dotenv(ctx: Context, name: str) -> list[Orphan]:
         return []
 
 
-def _used(ctx: Context) -> set[str] | None:
+def _used_providers(ctx: Context) -> set[str] | None:
     """The providers that clusters of ours have ever been on; None where this ledger cannot know all of them."""
     from gpuops.ledger.store import FILE, LedgerTooNew, providers_in
 
@@ -155,47 +157,51 @@ def _used(ctx: Context) -> set[str] | None:
         rows = ctx.ledger.clusters(live=False)
     except LedgerTooNew:
         return providers_in(ctx.home)
-    lost = any(ctx.home.glob(f"{FILE}.damaged-*")) or orphans(ctx.home, lambda: [row.name for row in rows])
+    lost = any(ctx.home.glob(f"{FILE}.damaged-*")) or find_unrecorded_clusters(
+        ctx.home, lambda: [row.name for row in rows]
+    )
     return None if lost else {row.provider for row in rows}
 
 
-def strays(ctx: Context) -> tuple[list[Orphan], list[Unasked]]:
+def find_orphans(ctx: Context) -> tuple[list[Orphan], list[UncheckedProvider]]:
     """What is there without a live cluster in the ledger."""
-    found, unasked = owned(ctx)
-    return unknown(ctx, found), unasked
+    found, unasked = find_resources(ctx)
+    return select_orphans(ctx, found), unasked
 
 
-def unknown(ctx: Context, found: Sequence[Orphan]) -> list[Orphan]:
+def select_orphans(ctx: Context, found: Sequence[Orphan]) -> list[Orphan]:
     """Those that no live cluster of the ledger accounts for: by their mark, and by their token where they tell it. What
     costs nothing, and is left of a cluster that is gone, is no stray."""
-    live = _known(ctx)
-    parting = [(row, ctx.ledger.left(row.id)) for row in _parting(ctx)]
+    live = _live_rows(ctx)
+    parting = [(row, ctx.ledger.left(row.id)) for row in _departing_rows(ctx)]
 
     def is_known(stray: Orphan) -> bool:
         one = stray.resource
-        return any(row.provider == stray.provider and ours_of(row, [one], ctx.owner) for row in live) or (
-            not one.bills and any(row.provider == stray.provider and is_of(row, known, one) for row, known in parting)
+        return any(row.provider == stray.provider and select_resources(row, [one], ctx.owner) for row in live) or (
+            not one.bills
+            and any(row.provider == stray.provider and is_leftover_of(row, known, one) for row, known in parting)
         )
 
     return [stray for stray in found if not is_known(stray)]
 
 
-def lost(found: Sequence[Orphan]) -> list[Lost]:
+def group_orphans(found: Sequence[Orphan]) -> list[LostCluster]:
     """Strays as the clusters that they are of. Two of one name were made apart where their tokens differ."""
     clusters = []
     for group in dict.fromkeys((stray.provider, stray.cluster, stray.dotenv) for stray in found):
         provider, name, dotenv = group
         resources = [one.resource for one in found if (one.provider, one.cluster, one.dotenv) == group]
-        tokens = dict.fromkeys(token for one in resources if (token := stem(one))) or [""]
+        tokens = dict.fromkeys(token for one in resources if (token := cluster_token(one))) or [""]
         clusters += [
-            Lost(provider, name, [one for one in resources if stem(one) in (token, "")], dotenv) for token in tokens
+            LostCluster(provider, name, [one for one in resources if cluster_token(one) in (token, "")], dotenv)
+            for token in tokens
         ]
     return clusters
 
 
-def forget(ctx: Context, host: str) -> str:
+def forget_host(ctx: Context, host: str) -> str:
     """Ask a host no more that is gone for good. Returns a sentence. Raises UsageError."""
-    for row in _known(ctx):
+    for row in _live_rows(ctx):
         if host in ctx.ledger.regions(row.id):
             raise UsageError(f"{row.name} has a node on {host}", f"give it up first: gpuops down {row.name} --force")
     for name in registry.provider_names():
@@ -208,18 +214,18 @@ def forget(ctx: Context, host: str) -> str:
     raise UsageError(f"nothing of ours is known to be on {host}", "`gpuops reap` names the hosts that do not answer")
 
 
-def forgotten(ctx: Context) -> tuple[list[str], list[Unasked]]:
+def close_vanished_clusters(ctx: Context) -> tuple[list[str], list[UncheckedProvider]]:
     """Clusters in the ledger of which nothing is left at their provider: closed here, and named; and each that could
     not be asked. What its command, or the guard, still works on is left to them."""
     closed: list[str] = []
-    unasked: list[Unasked] = []
-    for row in _known(ctx):
+    unasked: list[UncheckedProvider] = []
+    for row in _live_rows(ctx):
         if row.state != "up":
             continue
         try:
-            left = remaining(ctx, ctx.provisioner_of(row), row)
+            left = list_remaining(ctx, ctx.provisioner_of(row), row)
         except GpuopsError as error:
-            unasked.append(Unasked(f"{row.provider} could not be asked about {row.name}: {error.say}", error))
+            unasked.append(UncheckedProvider(f"{row.provider} could not be asked about {row.name}: {error.say}", error))
             continue
         if not left and not row.has_live_owner():
             forget_cluster(ctx, row)
@@ -228,21 +234,21 @@ def forgotten(ctx: Context) -> tuple[list[str], list[Unasked]]:
     return closed, unasked
 
 
-def parting(ctx: Context) -> list[str]:
+def clear_departing(ctx: Context) -> list[str]:
     """What is left of clusters that cost nothing any more is asked to go, once; a sentence for each that still has
     something."""
     said = []
-    for row in _parting(ctx):
+    for row in _departing_rows(ctx):
         try:
-            left, why = see_off(ctx, row), ""
+            left, why = clear_leftovers_once(ctx, row), ""
         except GpuopsError as error:
             left, why = ctx.ledger.left(row.id), f", which is not cleared: {error.say}"
         if left:
-            said.append(say(row, left) + why)
+            said.append(describe_leftovers(row, left) + why)
     return said
 
 
-def _parting(ctx: Context) -> list[ClusterRow]:
+def _departing_rows(ctx: Context) -> list[ClusterRow]:
     from gpuops.ledger.store import LedgerTooNew
 
     try:
@@ -251,7 +257,7 @@ def _parting(ctx: Context) -> list[ClusterRow]:
         return []
 
 
-def _known(ctx: Context) -> list[ClusterRow]:
+def _live_rows(ctx: Context) -> list[ClusterRow]:
     """The ledger's live clusters; none where a newer gpuops wrote it, so that marks alone count."""
     from gpuops.ledger.store import LedgerTooNew
 
@@ -261,8 +267,8 @@ def _known(ctx: Context) -> list[ClusterRow]:
         return []
 
 
-def settle(
-    ctx: Context, found: Sequence[Orphan], unasked: Sequence[Unasked], before: Sequence[GpuopsError] = ()
+def end_orphans(
+    ctx: Context, found: Sequence[Orphan], unasked: Sequence[UncheckedProvider], before: Sequence[GpuopsError] = ()
 ) -> None:
     """End what was found; then say who could not be asked, for something may be left there.
 
@@ -271,7 +277,7 @@ def settle(
     failed: list[str] = []
     why: GpuopsError | None = None
     try:
-        end(ctx, found)
+        destroy_orphans(ctx, found)
     except StillBilling as error:
         failed.append(error.say)
         why = error
@@ -280,44 +286,46 @@ def settle(
     for one in before if failed else before[1:]:
         ctx.out.say(f"note: {one.say}")
     if failed:
-        whys = [one.why for one in unasked if refusal(one.why)] or [why]
-        raise StillBilling("; ".join(failed), retyped("gpuops reap", whys[0], "try again: gpuops reap")) from whys[0]
+        whys = [one.why for one in unasked if find_auth_failure(one.why)] or [why]
+        raise StillBilling(
+            "; ".join(failed), suggest_command("gpuops reap", whys[0], "try again: gpuops reap")
+        ) from whys[0]
     if before:
         raise before[0]
 
 
-def end(ctx: Context, found: Sequence[Orphan]) -> None:
+def destroy_orphans(ctx: Context, found: Sequence[Orphan]) -> None:
     """Destroy and look again until nothing costs money. Raises StillBilling naming what is left.
 
     Every provider is tried, whatever becomes of the others. A question may have stood in between: what
     belongs to a cluster by now is left to it.
     """
     failed: list[GpuopsError] = []
-    found = unknown(ctx, found)
+    found = select_orphans(ctx, found)
     for name, dotenv in sorted({(stray.provider, stray.dotenv) for stray in found}):
         there = [stray for stray in found if (stray.provider, stray.dotenv) == (name, dotenv)]
         try:
             provisioner = (ctx.from_dotenv(name) if dotenv else None) or ctx.provisioner(name)
-            _end_at(ctx, name, provisioner, [stray.resource for stray in there])
+            _destroy_at_provider(ctx, name, provisioner, [stray.resource for stray in there])
         except GpuopsError as error:
             failed.append(error)
             continue
         _forget_names(ctx, {stray.cluster for stray in there})
     if failed:
-        why = next((one for one in failed if refusal(one)), None)
-        raise StillBilling("; ".join(one.say for one in failed), retyped("gpuops reap", why)) from why
+        why = next((one for one in failed if find_auth_failure(one)), None)
+        raise StillBilling("; ".join(one.say for one in failed), suggest_command("gpuops reap", why)) from why
 
 
 def _forget_names(ctx: Context, names: Collection[str]) -> None:
     """Plain `ssh` and editors knew what has ended by names of their own."""
     from gpuops.transport import ssh
 
-    for name in set(names).difference(row.name for row in _known(ctx)):
+    for name in set(names).difference(row.name for row in _live_rows(ctx)):
         if (ctx.home / "ssh" / f"{name}.conf").exists():
             ssh.remove_config(ctx.home / "ssh", name)
 
 
-def _end_at(ctx: Context, name: str, provisioner: Provisioner, found: Sequence[Resource]) -> None:
+def _destroy_at_provider(ctx: Context, name: str, provisioner: Provisioner, found: Sequence[Resource]) -> None:
     """One account's. Raises StillBilling."""
     wanted = {(one.kind, one.id) for one in found}
     regions = sorted({one.region for one in found})  # of others that do not answer nothing was found
@@ -333,28 +341,30 @@ def _end_at(ctx: Context, name: str, provisioner: Provisioner, found: Sequence[R
             if not left:
                 return
             if is_costless(left):
-                ctx.out.say(f"note: {what_leaves(left)}; once more, in some minutes, clears the rest: gpuops reap")
+                ctx.out.say(
+                    f"note: {describe_shutdown(left)}; once more, in some minutes, clears the rest: gpuops reap"
+                )
                 return
         except ProviderError as error:
             trouble, last = error.say, error
             if isinstance(error, RateLimited):
                 poller.retry_after(error.retry_after)
-    raise still_billing(left, {}, trouble, name, retyped("gpuops reap", last)) from last
+    raise still_billing_error(left, {}, trouble, name, suggest_command("gpuops reap", last)) from last
 
 
-def down_by_mark(ctx: Context, names: Sequence[str], everything: bool) -> list[str]:
+def down_by_tag(ctx: Context, names: Sequence[str], everything: bool) -> list[str]:
     """`down` without a ledger (a newer gpuops wrote it): clusters are found by their marks alone."""
-    found, unasked = owned(ctx)
+    found, unasked = find_resources(ctx)
     there = sorted({stray.cluster for stray in found})
     wanted = there if everything else list(names) or there
     if not everything and len(wanted) > 1 and not names:
         raise UsageError(f"several clusters are live: {', '.join(wanted)}", f"name one: gpuops down {wanted[0]}")
     missing = [name for name in wanted if name not in there]
     if unasked:  # what did not answer may have nodes of these, too
-        settle(ctx, [stray for stray in found if stray.cluster in wanted], unasked)
+        end_orphans(ctx, [stray for stray in found if stray.cluster in wanted], unasked)
     if missing:
         raise UsageError(
             f"there is no live cluster named {missing[0]}", f"live clusters: {', '.join(there) or 'there is none'}"
         )
-    end(ctx, [stray for stray in found if stray.cluster in wanted])
+    destroy_orphans(ctx, [stray for stray in found if stray.cluster in wanted])
     return [f"{name} is gone" for name in wanted]

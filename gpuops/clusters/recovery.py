@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpuops.clusters import virtual
-from gpuops.clusters.node_traces import Traces, home_of, read_traces, request_of
+from gpuops.clusters.node_traces import Traces, find_run_home, read_traces, rebuild_request
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NodeError, UsageError
 from gpuops.core.format import plural
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from gpuops.transport.answers import NodeHello
 
 LIVE = "running"
-OLDEST_S = 366 * 86400.0
+RUN_AGE_MAX_S = 366 * 86400.0
 """No run that is taken back began longer ago, in seconds."""
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostCluster:
     """A cluster of which the ledger knows nothing: what its provider lists with its mark."""
 
     provider: str
@@ -71,10 +71,10 @@ class Adopted:
     def say(self) -> list[str]:
         count = plural(self.nodes, "node")
         until = leases.describe(self.row.lease, time.time())
-        return [f"{self.row.name} is back: {count} on {self.row.provider}; {until}", *map(_say_run, self.runs)]
+        return [f"{self.row.name} is back: {count} on {self.row.provider}; {until}", *map(_describe_run, self.runs)]
 
 
-def _say_run(run: RunRow) -> str:
+def _describe_run(run: RunRow) -> str:
     if run.state == "home":
         return f"{run.name} had ended; its results are in {run.home}"
     return f"{run.name} is followed again; its results come to {run.home}"
@@ -90,17 +90,19 @@ class _Node:
     runs: Mapping[str, Traces] = field(default_factory=dict)
 
 
-def live_run(ctx: Context, lost: Lost) -> str:
+def find_live_run(ctx: Context, lost: LostCluster) -> str:
     """The run that is going on there; empty where there is none, or where nobody says."""
     try:
-        live = reach(_draft(ctx, lost), _recognised(ctx, lost, lost.machines), some=True)
+        live = reach(_draft_row(ctx, lost), _restore_host_keys(ctx, lost, lost.machines), some=True)
     except GpuopsError:
         return ""
     live.close()
     return next((hello.busy for hello in live.hellos if hello and hello.busy), "")
 
 
-def adopt_all(ctx: Context, clusters: Sequence[Lost], *, complete: bool) -> tuple[list[Adopted], list[GpuopsError]]:
+def adopt_all(
+    ctx: Context, clusters: Sequence[LostCluster], *, complete: bool
+) -> tuple[list[Adopted], list[GpuopsError]]:
     """Each for itself: those that are back, and why others are not. `complete`: every provider has told all it has."""
     back, failed = [], []
     for lost in clusters:
@@ -114,7 +116,7 @@ def adopt_all(ctx: Context, clusters: Sequence[Lost], *, complete: bool) -> tupl
     return back, failed
 
 
-def adopt(ctx: Context, lost: Lost, *, complete: bool = True) -> Adopted:
+def adopt(ctx: Context, lost: LostCluster, *, complete: bool = True) -> Adopted:
     """Write it into the ledger, with its runs, as a cluster of this folder; nothing on its nodes changes.
 
     Raises NodeError where it cannot be known what it is, UsageError where a live cluster has its name, and where only
@@ -130,15 +132,15 @@ def adopt(ctx: Context, lost: Lost, *, complete: bool = True) -> Adopted:
         raise NodeError(f"{lost.name} cannot be taken back: no machine of it is left", "end the rest: gpuops reap")
     machines = [provisioner.describe(one) for one in lost.machines]
     _refuse_gaps(lost, machines)
-    machines = _recognised(ctx, lost, machines)
-    draft = _draft(ctx, lost)
+    machines = _restore_host_keys(ctx, lost, machines)
+    draft = _draft_row(ctx, lost)
     rented = is_rented(provisioner)
     if rented:  # who lists machines knows nothing of what is beside the first node on one
         machines = with_virtual(
-            on_each(lambda index: virtual.bearing(draft, machines[index], index), range(len(machines)))
+            on_each(lambda index: virtual.find_virtual_nodes(draft, machines[index], index), range(len(machines)))
         )
-    nodes = _look(draft, machines)
-    lease, adrift = lease_of(nodes)
+    nodes = _inspect_nodes(draft, machines)
+    lease, adrift = merge_leases(nodes)
     price = sum(one.per_hour for one in machines)
     paid = payer(ctx, Request(lost.provider, region=machines[0].region)) if rented else None
     now = ctx.clock.now()
@@ -147,7 +149,7 @@ def adopt(ctx: Context, lost: Lost, *, complete: bool = True) -> Adopted:
         lease = usual
     elif rented and usual.hard_end is not None:  # what a node says does not make it live for ever
         lease = dataclasses.replace(lease, hard_end=min(lease.hard_end or usual.hard_end, usual.hard_end))
-    runs, notes = _runs(draft, machines, nodes, complete=complete)
+    runs, notes = _rebuild_runs(draft, machines, nodes, complete=complete)
     rest = [one for one in lost.resources if one.kind != "machine"]
     machines = folded(machines)
     row = dataclasses.replace(
@@ -160,13 +162,13 @@ def adopt(ctx: Context, lost: Lost, *, complete: bool = True) -> Adopted:
     notes += [f"the ledger has another run named {name}; that of {lost.name} is left out" for name in known]
     name_hosts(ctx, row, machines)
     if adrift:
-        notes += _take_over(ctx, row, lease)
+        notes += _send_lease(ctx, row, lease)
     if ctx.ledger.wants_guard(row):
         ctx.ensure_guard(row)
     return Adopted(row, len(machines), [run for run in runs if run.name not in known], notes)
 
 
-def _recognised(ctx: Context, lost: Lost, machines: Sequence[Resource]) -> list[Resource]:
+def _restore_host_keys(ctx: Context, lost: LostCluster, machines: Sequence[Resource]) -> list[Resource]:
     """With what only we ever knew of rented machines. Raises NodeError, ConnectionLost."""
 
     def one(index: int) -> Resource:
@@ -180,9 +182,9 @@ def _recognised(ctx: Context, lost: Lost, machines: Sequence[Resource]) -> list[
     return on_each(one, range(len(machines)))
 
 
-def _draft(ctx: Context, lost: Lost) -> ClusterRow:
+def _draft_row(ctx: Context, lost: LostCluster) -> ClusterRow:
     """The cluster's row as far as its marks tell it."""
-    tokens = [token for one in lost.resources if (token := stem(one))]
+    tokens = [token for one in lost.resources if (token := cluster_token(one))]
     return ClusterRow(
         id=0, name=lost.name, provider=lost.provider, folder=ctx.folder, state="up", ephemeral=False,
         token=tokens[0] if tokens else "", request={}, offer={}, boot_deadline=0.0, lease=Lease(), owner_process=None,
@@ -190,29 +192,29 @@ def _draft(ctx: Context, lost: Lost) -> ClusterRow:
     )  # fmt: skip
 
 
-def stem(resource: Resource) -> str:
+def cluster_token(resource: Resource) -> str:
     """The token of the cluster that a resource was made for; those of calls and nodes begin with it."""
     return str(resource.data.get("token") or "").partition("-")[0]
 
 
-def _refuse_gaps(lost: Lost, machines: Sequence[Resource]) -> None:
+def _refuse_gaps(lost: LostCluster, machines: Sequence[Resource]) -> None:
     """Nodes are told apart by their number: with one missing, the others would be taken for each other."""
     there = {one.name.rpartition("-")[2] for one in machines}
     for index in range(len(machines)):
         if str(index) not in there:
-            raise _incomplete(lost.name, index)
+            raise _missing_node_error(lost.name, index)
 
 
-def _incomplete(name: str, index: int) -> NodeError:
+def _missing_node_error(name: str, index: int) -> NodeError:
     return NodeError(
         f"{name} cannot be taken back: node{index} of it is not found",
         "try again when all its machines answer, or end what is there: gpuops reap",
     )
 
 
-def _look(draft: ClusterRow, machines: Sequence[Resource]) -> list[_Node]:
+def _inspect_nodes(draft: ClusterRow, machines: Sequence[Resource]) -> list[_Node]:
     """Every node, as far as it answers. Raises NodeError where one lets no program be started."""
-    nodes = on_each(lambda index: _Node(runs=_traces(draft, machines[index], index)), range(len(machines)))
+    nodes = on_each(lambda index: _Node(runs=_read_node_traces(draft, machines[index], index)), range(len(machines)))
     try:
         live = reach(draft, machines, some=True)
     except NodeError:
@@ -223,7 +225,7 @@ def _look(draft: ClusterRow, machines: Sequence[Resource]) -> list[_Node]:
     return nodes
 
 
-def _traces(draft: ClusterRow, machine: Resource, index: int) -> dict[str, Traces]:
+def _read_node_traces(draft: ClusterRow, machine: Resource, index: int) -> dict[str, Traces]:
     programs = programs_of(draft, machine, index)
     try:
         return read_traces(programs, index)
@@ -231,7 +233,7 @@ def _traces(draft: ClusterRow, machine: Resource, index: int) -> dict[str, Trace
         programs.connection.close()
 
 
-def lease_of(nodes: Sequence[_Node]) -> tuple[Lease, bool]:
+def merge_leases(nodes: Sequence[_Node]) -> tuple[Lease, bool]:
     """What the watchdogs keep, by our clock: the earliest end of all; and whether one still waits to be taken over."""
     kept = [(node.hello.lease, node.skew) for node in nodes if node.hello and node.hello.lease]
     ends = [one.hard_wall + skew for one, skew in kept if one.hard_wall is not None]
@@ -240,7 +242,7 @@ def lease_of(nodes: Sequence[_Node]) -> tuple[Lease, bool]:
     return Lease(min(ends, default=None), min(idle, default=None)), adrift
 
 
-def _take_over(ctx: Context, row: ClusterRow, lease: Lease) -> list[str]:
+def _send_lease(ctx: Context, row: ClusterRow, lease: Lease) -> list[str]:
     """Its command died before it could: else the nodes would end with their boot lease."""
     try:
         live = open_live(ctx, row)
@@ -253,38 +255,38 @@ def _take_over(ctx: Context, row: ClusterRow, lease: Lease) -> list[str]:
     return []
 
 
-def _runs(
+def _rebuild_runs(
     draft: ClusterRow, machines: Sequence[Resource], nodes: Sequence[_Node], *, complete: bool
 ) -> tuple[list[RunRow], list[str]]:
     """The runs that the nodes remember, oldest first, and what cannot be taken back. Raises NodeError where a node
     is missing that may be on a machine that does not answer now."""
-    names = sorted({name for node in nodes for name in node.runs}, key=lambda name: _began(nodes, name))
+    names = sorted({name for node in nodes for name in node.runs}, key=lambda name: _start_time(nodes, name))
     runs, notes = [], []
     for name in names:
         spec = next(node.runs[name].spec for node in nodes if name in node.runs)
         if spec["nodes"] > len(machines) and not complete:
-            raise _incomplete(draft.name, len(machines))
+            raise _missing_node_error(draft.name, len(machines))
         if spec["nodes"] > len(machines):
             notes.append(f"{name} ran on {spec['nodes']} nodes, of which {len(machines)} are left: it is left out")
         else:
-            runs.append(_run(draft, machines, nodes, name, spec))
+            runs.append(_rebuild_run(draft, machines, nodes, name, spec))
     return runs, notes
 
 
-def _began(nodes: Sequence[_Node], name: str) -> float:
+def _start_time(nodes: Sequence[_Node], name: str) -> float:
     """By our clock, in UTC seconds; a node's word, and what it has cost is reckoned from it."""
     began = min(node.runs[name].began + node.skew for node in nodes if name in node.runs)
-    return min(max(began, time.time() - OLDEST_S), time.time())
+    return min(max(began, time.time() - RUN_AGE_MAX_S), time.time())
 
 
-def _run(
+def _rebuild_run(
     draft: ClusterRow, machines: Sequence[Resource], nodes: Sequence[_Node], name: str, spec: Mapping[str, Any]
 ) -> RunRow:
     events = {index: node.runs[name].events for index, node in enumerate(nodes) if name in node.runs}
-    home = home_of(draft.folder, name, draft.name, events)
-    began = _began(nodes, name)
+    home = find_run_home(draft.folder, name, draft.name, events)
+    began = _start_time(nodes, name)
     record = read_json(home / "run.json") if _is_over(nodes, name) else {}
-    verdict = _verdict(record)
+    verdict = _read_verdict(record)
     facts = {
         "provider": draft.provider,
         "cluster": draft.name,
@@ -295,8 +297,8 @@ def _run(
     }
     return RunRow(
         id=0, name=name, cluster=0, folder=draft.folder, home=home, tree=str(spec["tree"]),
-        request=dataclasses.asdict(request_of(spec)), state="home" if verdict else LIVE, facts=RunFacts(facts),
-        verdict=verdict, owner_process=None, created=began, started=began, ended=_ended(record) if verdict else None,
+        request=dataclasses.asdict(rebuild_request(spec)), state="home" if verdict else LIVE, facts=RunFacts(facts),
+        verdict=verdict, owner_process=None, created=began, started=began, ended=_end_time(record) if verdict else None,
     )  # fmt: skip
 
 
@@ -304,7 +306,7 @@ def _is_over(nodes: Sequence[_Node], name: str) -> bool:
     return all(node.runs[name].result for node in nodes if name in node.runs)
 
 
-def _verdict(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _read_verdict(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """That of a run whose results were all home before the ledger was lost."""
     try:
         verdict = dataclasses.asdict(Verdict(**record["verdict"]))
@@ -313,12 +315,12 @@ def _verdict(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return verdict if record.get("missing") == "" and isinstance(verdict["say"], str) else None
 
 
-def _ended(record: Mapping[str, Any]) -> float | None:
+def _end_time(record: Mapping[str, Any]) -> float | None:
     ended = record.get("ended")
     return float(ended) if isinstance(ended, int | float) else None
 
 
-def summary(adopted: Adopted) -> dict[str, Any]:
+def adoption_document(adopted: Adopted) -> dict[str, Any]:
     """For `--json`."""
     return {
         "name": adopted.row.name,

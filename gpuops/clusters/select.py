@@ -20,7 +20,7 @@ class Choice:
     """What the user should be told about the choice; empty where they named it."""
 
 
-def by_name(live: Sequence[ClusterRow], name: str) -> ClusterRow:
+def find_by_name(live: Sequence[ClusterRow], name: str) -> ClusterRow:
     """The live cluster of that name. Raises UsageError."""
     for row in live:
         if row.name == name:
@@ -29,17 +29,17 @@ def by_name(live: Sequence[ClusterRow], name: str) -> ClusterRow:
     raise UsageError(f"there is no live cluster named {name}", f"live clusters: {known}")
 
 
-def to_end(history: Sequence[ClusterRow], name: str) -> ClusterRow:
+def find_to_end(history: Sequence[ClusterRow], name: str) -> ClusterRow:
     """The cluster that `down NAME` means: the live one, else the last of that name, which is gone already.
 
     `history`: every cluster ever, oldest first. Raises UsageError for a name that never was one.
     """
     named = [row for row in history if row.name == name]
     live = [row for row in history if row.state != "gone"]
-    return named[-1] if named else by_name(live, name)
+    return named[-1] if named else find_by_name(live, name)
 
 
-def the_one(live: Sequence[ClusterRow], folder: Path, verb: str) -> ClusterRow:
+def find_only_cluster(live: Sequence[ClusterRow], folder: Path, verb: str) -> ClusterRow:
     """The one live cluster a command without a name can mean: of this folder, else the only one. Raises UsageError."""
     here = [row for row in live if row.folder == folder]
     candidates = here or list(live)
@@ -51,7 +51,7 @@ def the_one(live: Sequence[ClusterRow], folder: Path, verb: str) -> ClusterRow:
     raise UsageError(f"several clusters are live: {names}", f"name one: {verb} {candidates[0].name}")
 
 
-def _not_up(last: ClusterRow) -> UsageError:
+def _not_up_error(last: ClusterRow) -> UsageError:
     """Why a run does not quietly go to this machine, where the folder's last cluster was a rented one."""
     state = {"creating": "is being created", "ending": "is being ended"}.get(last.state, "is gone")
     why = f" ({last.why})" if last.why and last.state == "gone" else ""
@@ -66,7 +66,7 @@ def _not_up(last: ClusterRow) -> UsageError:
     )
 
 
-def for_run(history: Sequence[ClusterRow], folder: Path, *, cluster: str | None, on: str | None) -> Choice:
+def choose_for_run(history: Sequence[ClusterRow], folder: Path, *, cluster: str | None, on: str | None) -> Choice:
     """Where `run` and `train` go (design section 8). `history`: every cluster ever, oldest first.
 
     Raises UsageError where guessing could cost money or surprise.
@@ -77,7 +77,7 @@ def for_run(history: Sequence[ClusterRow], folder: Path, *, cluster: str | None,
             "--cluster and --on exclude each other", "--cluster names a live one, --on a provider for a fresh one"
         )
     if cluster:
-        return Choice(by_name(live, cluster))
+        return Choice(find_by_name(live, cluster))
     if on:
         return Choice(None, on)
     here = [row for row in live if row.folder == folder and not row.ephemeral and row.state == "up"]
@@ -90,5 +90,5 @@ def for_run(history: Sequence[ClusterRow], folder: Path, *, cluster: str | None,
         return Choice(here[0], say=f"using {here[0].name}, this folder's cluster")
     kept = [row for row in history if row.folder == folder and not row.ephemeral]
     if kept and kept[-1].provider != "local":
-        raise _not_up(kept[-1])
+        raise _not_up_error(kept[-1])
     return Choice(None, "local", say="no cluster here: this machine plays the nodes (free)")

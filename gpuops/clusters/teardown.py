@@ -36,9 +36,9 @@ from gpuops.sync import bucket, push_record
 
 POLL_S = 0.2
 POLL_SLOW_S = 5.0
-FINAL = (AuthFailed, QuotaExceeded, Rejected)
+PERMANENT_ERRORS = (AuthFailed, QuotaExceeded, Rejected)
 """Answers that asking again will hardly change."""
-FINAL_TRIES = 4
+PERMANENT_ERRORS_MAX = 4
 
 
 def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, notice: bool = False) -> None:
@@ -58,7 +58,7 @@ def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, noti
         ctx.out.say(f"note: {error.say}; {row.name} is ended all the same")
     provisioner = ctx.provisioner_of(row)
     with ctx.progress.during(f"ending {row.name}", max(provisioner.gone_s, provisioner.settle_s)):
-        left = clear(ctx, provisioner, row, force=force)
+        left = destroy_cluster(ctx, provisioner, row, force=force)
     forget_cluster(ctx, row)
     bucket.abandon_all(ctx, cluster)
     said = f"{why} (took {span(time.monotonic() - began)})" if notice else ""
@@ -68,7 +68,7 @@ def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, noti
             ctx.ensure_guard(row)
 
 
-def what_leaves(left: Sequence[Resource]) -> str:
+def describe_shutdown(left: Sequence[Resource]) -> str:
     """`3 machines still shut down, which costs nothing`; empty where nothing is left."""
     count = sum(one.kind == "machine" for one in left)
     if not count:
@@ -91,7 +91,9 @@ def forget_cluster(ctx: Context, row: ClusterRow) -> None:
         ssh.remove_config(ctx.home / "ssh", row.name)
 
 
-def clear(ctx: Context, provisioner: Provisioner, row: ClusterRow, *, force: bool = False) -> Sequence[Resource]:
+def destroy_cluster(
+    ctx: Context, provisioner: Provisioner, row: ClusterRow, *, force: bool = False
+) -> Sequence[Resource]:
     """Destroy what carries a cluster's mark until nothing of it costs money, within `gone_s`. Returns what is still
     there, and costs nothing. Raises StillBilling."""
     force = force and not is_rented(provisioner)
@@ -104,7 +106,7 @@ def clear(ctx: Context, provisioner: Provisioner, row: ClusterRow, *, force: boo
     for attempt in poller:
         listed = False
         try:
-            left = remaining(ctx, provisioner, row, given_up)
+            left = list_remaining(ctx, provisioner, row, given_up)
             listed = True
             seen |= {one.id for one in left}
             settled = _is_settled(ctx, row, seen) or attempt.started - began >= provisioner.settle_s
@@ -117,26 +119,28 @@ def clear(ctx: Context, provisioner: Provisioner, row: ClusterRow, *, force: boo
             if not ctx.ledger.regions(row.id):
                 return []  # nothing was ever asked for, so that nobody need be asked what is left
             trouble, last = error.say, error
-            finals += isinstance(error, FINAL)
+            finals += isinstance(error, PERMANENT_ERRORS)
             if isinstance(error, RateLimited):
                 poller.retry_after(error.retry_after)
             if not listed:
-                _end_unlisted(ctx, provisioner, row)
+                _destroy_unlisted(ctx, provisioner, row)
             if not isinstance(error, RateLimited) and (force or len(ctx.ledger.regions(row.id)) > 1):
-                left, silent = _end_what_answers(ctx, provisioner, row, given_up)
+                left, silent = _destroy_reachable(ctx, provisioner, row, given_up)
                 for region, say in silent.items() if force else ():
                     given_up.add(region)
                     ctx.out.say(f"note: {say}; what is there of {row.name} is given up: gpuops reap asks it again")
         lists = f"still lists {len(left)} of it" if left else "lists nothing of it, and may lag"
         ctx.progress.waits(trouble or f"{provisioner.name} {lists}")
-        if finals == FINAL_TRIES:
+        if finals == PERMANENT_ERRORS_MAX:
             break
     left = [] if is_costless(left) else [one for one in left if one.state not in COSTLESS]
     offer = row.offer if left or ctx.ledger.unanswered(row.id) else {}
-    raise still_billing(left, offer, trouble, row.name, retyped(f"gpuops down {row.name}", last)) from last
+    raise still_billing_error(
+        left, offer, trouble, row.name, suggest_command(f"gpuops down {row.name}", last)
+    ) from last
 
 
-def _end_unlisted(ctx: Context, provisioner: Provisioner, row: ClusterRow) -> None:
+def _destroy_unlisted(ctx: Context, provisioner: Provisioner, row: ClusterRow) -> None:
     """A provider that lists nothing may still end what is rented and known by its id; whether it did, a list says."""
     known = ctx.ledger.resources(row.id)
     if not known or not is_rented(provisioner):
@@ -154,7 +158,7 @@ def _is_settled(ctx: Context, row: ClusterRow, seen: set[str]) -> bool:
     return row.ready is not None or all(one.id in seen for one in ctx.ledger.resources(row.id))
 
 
-def _end_what_answers(
+def _destroy_reachable(
     ctx: Context, provisioner: Provisioner, row: ClusterRow, given_up: Collection[str]
 ) -> tuple[list[Resource], dict[str, str]]:
     """Where one region does not answer, the others' machines need not live on for it.
@@ -170,11 +174,11 @@ def _end_what_answers(
 
     regions = [region for region in ctx.ledger.regions(row.id) if region not in given_up]
     answers = dict(zip(regions, on_each(ask, regions), strict=True))
-    there = ours_of(
+    there = select_resources(
         row, [one for found in answers.values() if not isinstance(found, ProviderError) for one in found], ctx.owner
     )
     known = [one for one in ctx.ledger.resources(row.id) if one.region not in given_up]
-    if _succeeded(ctx, row):
+    if _has_successor(ctx, row):
         ours = {(one.kind, one.id) for one in known}
         there = [one for one in there if (one.kind, one.id) in ours]
     elif there:
@@ -183,14 +187,16 @@ def _end_what_answers(
     ids = {(one.kind, one.id) for one in there}
     hidden = [one for one in known if (one.kind, one.id) not in ids]
     unsure = [
-        one for one in hidden if isinstance(answers.get(one.region), ProviderError) or not _over(provisioner, one)
+        one
+        for one in hidden
+        if isinstance(answers.get(one.region), ProviderError) or not _costs_nothing(provisioner, one)
     ]
     # Credentials that are refused are an answer, if no list: the next look says it.
     silent = {region: found.say for region, found in answers.items() if isinstance(found, Unknown)}
     return [*there, *unsure], silent
 
 
-def _over(provisioner: Provisioner, resource: Resource) -> bool:
+def _costs_nothing(provisioner: Provisioner, resource: Resource) -> bool:
     """Whether its provider says that something costs nothing any more."""
     try:
         return provisioner.describe(resource).state in COSTLESS
@@ -198,7 +204,7 @@ def _over(provisioner: Provisioner, resource: Resource) -> bool:
         return False
 
 
-def remaining(
+def list_remaining(
     ctx: Context, provisioner: Provisioner, row: ClusterRow, given_up: Collection[str] = ()
 ) -> list[Resource]:
     """What the provider lists of a cluster, and what the ledger knows of that is not listed but still there, in
@@ -207,9 +213,9 @@ def remaining(
     Where a newer cluster has the name by now: only what the ledger knows to be this one's.
     """
     regions = [region for region in ctx.ledger.regions(row.id) if region not in given_up]
-    listed = owned(ctx, provisioner, row, regions) if regions or not given_up else []
+    listed = list_resources(ctx, provisioner, row, regions) if regions or not given_up else []
     known = [one for one in ctx.ledger.resources(row.id) if one.region not in given_up]
-    if _succeeded(ctx, row):  # asked after the list: until now the mark was this cluster's
+    if _has_successor(ctx, row):  # asked after the list: until now the mark was this cluster's
         ours = {(one.kind, one.id) for one in known}
         listed = [one for one in listed if (one.kind, one.id) in ours]
     ids = {(one.kind, one.id) for one in listed}
@@ -217,26 +223,26 @@ def remaining(
     return listed + [one for one in map(provisioner.describe, hidden) if one.state != "ended"]
 
 
-def _succeeded(ctx: Context, row: ClusterRow) -> bool:
+def _has_successor(ctx: Context, row: ClusterRow) -> bool:
     """Whether this cluster is gone, and a newer one of the same name is there."""
     return any(other.name == row.name and other.id != row.id for other in ctx.ledger.clusters())
 
 
-def owned(
+def list_resources(
     ctx: Context, provisioner: Provisioner, row: ClusterRow, regions: Sequence[str] | None = None
 ) -> list[Resource]:
     """What the provider lists of one cluster, by its mark; machines in node order. `regions`: all of its own."""
     listed = provisioner.list_owned(ctx.owner, ctx.ledger.regions(row.id) if regions is None else regions)
-    return ours_of(row, listed, ctx.owner)
+    return select_resources(row, listed, ctx.owner)
 
 
-def ours_of(row: ClusterRow, listed: Sequence[Resource], owner: str) -> list[Resource]:
+def select_resources(row: ClusterRow, listed: Sequence[Resource], owner: str) -> list[Resource]:
     """Those of this cluster. One that tells its token and was made by another attempt is another's of the same name."""
-    named = belonging(listed, owner, row.name)
+    named = select_by_tag(listed, owner, row.name)
     return [one for one in named if str(one.data.get("token") or row.token).startswith(row.token)]
 
 
-def belonging(resources: Sequence[Resource], owner: str, cluster: str) -> list[Resource]:
+def select_by_tag(resources: Sequence[Resource], owner: str, cluster: str) -> list[Resource]:
     """Those whose mark is `gpuops-<owner>-<cluster>-<part>`; a part has no dash, so that
     cluster `a` never takes what is cluster `a-b`'s."""
     prefix = f"gpuops-{owner}-{cluster}-"
@@ -244,20 +250,20 @@ def belonging(resources: Sequence[Resource], owner: str, cluster: str) -> list[R
     return in_order(ours)
 
 
-def refusal(error: BaseException | None) -> AuthFailed | None:
+def find_auth_failure(error: BaseException | None) -> AuthFailed | None:
     """The refused credentials that an error comes from, if it does."""
     while error is not None and not isinstance(error, AuthFailed):
         error = error.__cause__
     return error
 
 
-def retyped(command: str, error: BaseException | None, otherwise: str = "") -> str:
+def suggest_command(command: str, error: BaseException | None, otherwise: str = "") -> str:
     """What to type next; first what makes a provider take the credentials, where it is these that it refuses."""
-    refused = refusal(error)
+    refused = find_auth_failure(error)
     return f"{refused.hint}; then: {command}" if refused and refused.hint else otherwise or command
 
 
-def still_billing(
+def still_billing_error(
     left: Sequence[Resource], offer: Mapping[str, Any], trouble: str, otherwise: str, command: str
 ) -> StillBilling:
     """The error that names what may still be there, its price per hour, why, and the next command.
@@ -272,21 +278,21 @@ def still_billing(
     return StillBilling(f"{names} may still be there{bill}" + (f": {trouble}" if trouble else ""), command)
 
 
-LEFTOVER_FIRST_PAUSE_S = 5.0
-LEFTOVER_LONGEST_PAUSE_S = 60.0
+LEFTOVER_PAUSE_MIN_S = 5.0
+LEFTOVER_PAUSE_MAX_S = 60.0
 """From one look to the next: the first pause, and the longest."""
-LEFTOVER_CHECKS = 60
+LEFTOVER_CHECKS_MAX = 60
 """So often one guard looks, for about an hour; one that is started later looks again."""
-LEFTOVER_FAILURES = 4
+LEFTOVER_FAILURES_MAX = 4
 """After so many failures in a row it leaves what is there to a later one."""
 
 
-def see_off(ctx: Context, row: ClusterRow) -> Sequence[Resource]:
+def clear_leftovers_once(ctx: Context, row: ClusterRow) -> Sequence[Resource]:
     """One round. Returns what is still there; where that is nothing, the ledger forgets it. Raises ProviderError."""
     provisioner = ctx.provisioner_of(row)
     known = ctx.ledger.left(row.id)
     there = provisioner.list_owned(ctx.owner, ctx.ledger.regions(row.id))
-    listed = [one for one in there if is_of(row, known, one)]
+    listed = [one for one in there if is_leftover_of(row, known, one)]
     ids = {(one.kind, one.id) for one in listed}
     hidden = [provisioner.describe(one) for one in known if (one.kind, one.id) not in ids]
     left = [*listed, *(one for one in hidden if one.state != "ended")]
@@ -297,32 +303,32 @@ def see_off(ctx: Context, row: ClusterRow) -> Sequence[Resource]:
     return left
 
 
-def is_of(row: ClusterRow, known: Sequence[Resource], one: Resource) -> bool:
+def is_leftover_of(row: ClusterRow, known: Sequence[Resource], one: Resource) -> bool:
     """Whether something is of a cluster that is gone, and not of a newer one of its name: its token says so, or the
     ledger, by what was `known` to be left of it."""
     if any((one.kind, one.id) == (other.kind, other.id) for other in known):
         return True
-    named = belonging([one], one.name.split("-", 2)[1], row.name)
+    named = select_by_tag([one], one.name.split("-", 2)[1], row.name)
     return bool(named and row.token) and str(one.data.get("token") or "").startswith(row.token)
 
 
-def see_off_patiently(ctx: Context, row: ClusterRow) -> None:
+def clear_leftovers(ctx: Context, row: ClusterRow) -> None:
     """Rounds until nothing is left, ever more seldom. Raises what the last round of too many in vain came to."""
-    failures, pause = 0, LEFTOVER_FIRST_PAUSE_S
-    for _ in range(LEFTOVER_CHECKS):
+    failures, pause = 0, LEFTOVER_PAUSE_MIN_S
+    for _ in range(LEFTOVER_CHECKS_MAX):
         try:
-            if not see_off(ctx, row):
+            if not clear_leftovers_once(ctx, row):
                 return
             failures = 0
         except GpuopsError:
             failures += 1
-            if failures == LEFTOVER_FAILURES:
+            if failures == LEFTOVER_FAILURES_MAX:
                 raise
         ctx.clock.pause(pause, ctx.clock.monotonic() + pause)
-        pause = min(pause * 1.5, LEFTOVER_LONGEST_PAUSE_S)
+        pause = min(pause * 1.5, LEFTOVER_PAUSE_MAX_S)
 
 
-def say(row: ClusterRow, left: Sequence[Resource]) -> str:
+def describe_leftovers(row: ClusterRow, left: Sequence[Resource]) -> str:
     """`lab costs nothing any more; left of it: 2 machines that shut down, security group sg-1`."""
     machines = sum(one.kind == "machine" for one in left)
     parts = [f"{plural(machines, 'machine')} shutting down"] if machines else []

@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from gpuops.clusters.orphans import note_rented
-from gpuops.clusters.teardown import POLL_SLOW_S, clear, owned, tear_down, what_leaves
+from gpuops.clusters.orphans import record_rented
+from gpuops.clusters.teardown import POLL_SLOW_S, describe_shutdown, destroy_cluster, list_resources, tear_down
 from gpuops.clusters.wait import wait_ready
 from gpuops.core.context import Context
 from gpuops.core.errors import (
@@ -37,17 +37,17 @@ from gpuops.offers.payer import payer_record
 from gpuops.offers.search import OfferSearch, OfferSource, Refusals
 from gpuops.offers.terms import Terms
 
-RETRIES = 4
+CREATE_ATTEMPTS_MAX = 4
 
 
 def create_once(ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
     """One offer, as often as its provider says `slower`. Raises ProviderError; what was made may still be there."""
-    for attempt in range(RETRIES):
+    for attempt in range(CREATE_ATTEMPTS_MAX):
         fresh = dataclasses.replace(intent, token=f"{intent.token}-{uuid.uuid4().hex[:8]}")
-        no = _asked(ctx, provisioner, offer, row, fresh)
+        no = _try_create(ctx, provisioner, offer, row, fresh)
         if no is None:
             return
-        if not isinstance(no, RateLimited) or attempt == RETRIES - 1:
+        if not isinstance(no, RateLimited) or attempt == CREATE_ATTEMPTS_MAX - 1:
             raise no
         undo(ctx, provisioner, row, no.say)  # half may be there; made again, it would be there twice
         wait = 2.0 ** (attempt + 1) if no.retry_after is None else no.retry_after
@@ -55,15 +55,15 @@ def create_once(ctx: Context, provisioner: Provisioner, offer: Offer, row: Clust
         ctx.clock.pause(wait, ctx.clock.monotonic() + wait)
 
 
-def _asked(
+def _try_create(
     ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent
 ) -> ProviderError | None:
     """The provider's no, if it said one; None: all machines are there. Raises Unknown where neither is certain."""
     try:
-        _ask(ctx, provisioner, offer, row, intent)
+        _call_create(ctx, provisioner, offer, row, intent)
         return None
     except Unknown as error:
-        found = _look_up(ctx, provisioner, offer, row)
+        found = _find_created(ctx, provisioner, offer, row)
         if found is None:
             return None
         if error.instead is None:
@@ -78,7 +78,7 @@ def _asked(
     return no
 
 
-def serves_the_next(ctx: Context, row: ClusterRow) -> bool:
+def is_reusable(ctx: Context, row: ClusterRow) -> bool:
     """Whether all that there is of a cluster is what costs nothing and serves its machines, wherever these come from:
     a security group. It is kept for the next offer, and goes with the cluster."""
     there = ctx.ledger.resources(row.id)
@@ -88,13 +88,13 @@ def serves_the_next(ctx: Context, row: ClusterRow) -> bool:
 
 def undo(ctx: Context, provisioner: Provisioner, row: ClusterRow, why: str) -> None:
     """Nothing of a failed attempt is left, at the provider and in the ledger. Raises StillBilling."""
-    with because(ctx, row, why):
-        clear(ctx, provisioner, ctx.ledger.cluster(row.id))
+    with explain_undo(ctx, row, why):
+        destroy_cluster(ctx, provisioner, ctx.ledger.cluster(row.id))
     ctx.ledger.cleared(row.id)
 
 
 @contextmanager
-def because(ctx: Context, row: ClusterRow, why: str) -> Iterator[None]:
+def explain_undo(ctx: Context, row: ClusterRow, why: str) -> Iterator[None]:
     """What failed is undone here. Where that fails as well, that is raised, and the first reason is said, not lost."""
     try:
         yield
@@ -103,7 +103,7 @@ def because(ctx: Context, row: ClusterRow, why: str) -> Iterator[None]:
         raise
 
 
-def _ask(ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
+def _call_create(ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
     """The one call that makes something. Raises what `create` raises, and Unknown where it made too few or too many."""
     with ctx.signals.shielded():  # what a provider has done must be in the ledger first
         made = provisioner.create(offer, intent, LedgerJournal(ctx.ledger, row.id))
@@ -112,21 +112,21 @@ def _ask(ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow, 
             if (resource.kind, resource.id) not in known:
                 ctx.ledger.got(row.id, resource)
     count = len(machines_of(ctx, row))
-    if count != offer.nodes and not any(_stands_for(one, offer) for one in made):
+    if count != offer.nodes and not any(_stands_for_all_machines(one, offer) for one in made):
         raise Unknown(
             f"{provisioner.name} made {count} of {offer.nodes} machines", "try again, or ask for another kind"
         )
 
 
-def _look_up(ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow) -> list[Resource] | None:
+def _find_created(ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow) -> list[Resource] | None:
     """After a lost answer: None where all machines are there, by their mark, and then in the ledger, or one thing that
     stands for all of them; else whatever is listed that the ledger does not know."""
     deadline = ctx.clock.monotonic() + provisioner.settle_s
     listed: Sequence[Resource] = ()
     for _ in Poller(ctx.clock, deadline, POLL_SLOW_S, POLL_SLOW_S):
-        listed = owned(ctx, provisioner, row)
+        listed = list_resources(ctx, provisioner, row)
         found = [one for one in listed if one.kind == "machine" and one.state not in COSTLESS]
-        whole = [one for one in listed if _stands_for(one, offer)]
+        whole = [one for one in listed if _stands_for_all_machines(one, offer)]
         if len(found) == offer.nodes or (len(whole) == 1 and len(found) < offer.nodes):
             for resource in (*whole, *found):
                 ctx.ledger.got(row.id, resource)
@@ -137,12 +137,12 @@ def _look_up(ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterR
     return [one for one in listed if (one.kind, one.id) not in known]
 
 
-def _stands_for(resource: Resource, offer: Offer) -> bool:
+def _stands_for_all_machines(resource: Resource, offer: Offer) -> bool:
     """Whether it is a whole whose machines their provider numbers later: until then they are awaited (`boot`)."""
     return resource.state not in COSTLESS and resource.data.get("machines") == offer.nodes
 
 
-def plan(ctx: Context, request: Request, said: set[str] | None = None) -> tuple[Provisioner, list[Offer]]:
+def find_offers(ctx: Context, request: Request, said: set[str] | None = None) -> tuple[Provisioner, list[Offer]]:
     """Check the request and get its offers; nothing is created. Raises ProviderError, UsageError.
 
     `said`: notes that were given before, which are not given again.
@@ -151,10 +151,10 @@ def plan(ctx: Context, request: Request, said: set[str] | None = None) -> tuple[
     provisioner = ctx.provisioner(request.provider)
     _check_capabilities(provisioner, request)
     problems = _preflight(ctx, provisioner, request)
-    settled = _settled(ctx, request, problems)
+    settled = _settle_problems(ctx, request, problems)
     if settled != request:
         request, problems = settled, _preflight(ctx, provisioner, settled)
-    for note in [_remark(problem) for problem in problems if not problem.fatal]:
+    for note in [_describe_problem(problem) for problem in problems if not problem.fatal]:
         if note not in said:
             said.add(note)
             ctx.out.say(note)
@@ -186,7 +186,7 @@ def plan(ctx: Context, request: Request, said: set[str] | None = None) -> tuple[
     return provisioner, offers
 
 
-def _remark(problem: Problem) -> str:
+def _describe_problem(problem: Problem) -> str:
     return f"{'note' if problem.note else 'warning'}: {problem.say}; {problem.hint}"
 
 
@@ -195,7 +195,7 @@ def _preflight(ctx: Context, provisioner: Provisioner, request: Request) -> list
         return list(provisioner.preflight(request))
 
 
-def _settled(ctx: Context, request: Request, problems: Sequence[Problem]) -> Request:
+def _settle_problems(ctx: Context, request: Request, problems: Sequence[Problem]) -> Request:
     """The request with what only a person can settle (a host's key), asked where there is one: all, or nothing."""
     open_ones = [problem for problem in problems if problem.settle]
     asked = ctx.out.interactive and not ctx.yes
@@ -214,20 +214,20 @@ def _check_capabilities(provisioner: Provisioner, request: Request) -> None:
             )
 
 
-def rehearse(ctx: Context, request: Request, wish: LeaseLimits) -> tuple[Sequence[Offer], Payer | None]:
+def preview_offers(ctx: Context, request: Request, wish: LeaseLimits) -> tuple[Sequence[Offer], Payer | None]:
     """The offers of a dry run, and who would pay; what there is to say of the money is said. Raises ProviderError,
     UsageError."""
     rented = is_rented(ctx.provisioner(request.provider))
     approval = PriceApproval()
-    search = OfferSearch(ctx, dataclasses.replace(request, wait_s=0.0), _planned(ctx), approval)
+    search = OfferSearch(ctx, dataclasses.replace(request, wait_s=0.0), _offer_source(ctx), approval)
     offers = search.offers()
     terms = Terms(ctx, request, wish, rented, search, approval)
     terms.foresee(offers[0])
     return offers, terms.payer(offers[0])
 
 
-def _planned(ctx: Context, avoided: Sequence[str] = ()) -> OfferSource:
-    return lambda request, said: table.elsewhere_first(plan(ctx, request, said)[1], avoided)
+def _offer_source(ctx: Context, avoided: Sequence[str] = ()) -> OfferSource:
+    return lambda request, said: table.elsewhere_first(find_offers(ctx, request, said)[1], avoided)
 
 
 def bring_up(
@@ -253,7 +253,7 @@ def bring_up(
     search = OfferSearch(
         ctx,
         request,
-        _planned(ctx, approval.avoided),
+        _offer_source(ctx, approval.avoided),
         approval,
         until=None if wish.until is None else wish.until - MIN_LEASE_S,
     )
@@ -281,22 +281,22 @@ def bring_up(
     try:
         ctx.ensure_guard(row)
         if rented:
-            note_rented(ctx.home, request.provider)
+            record_rented(ctx.home, request.provider)
         intent = Intent(ctx.owner, row.name, row.token, row.boot_deadline, agent)
         while True:
             try:
                 with ctx.progress.during(f"creating {row.name}"):
-                    offer = _create(ctx, provisioner, offers, row, intent, terms)
+                    offer = _create_first_available(ctx, provisioner, offers, row, intent, terms)
                 break
             except (NoCapacity, QuotaExceeded) as error:
                 offers = search.offers(error, row)
         row = ctx.ledger.cluster(row.id)
-        terms.check(row.name, offer, _told(machines_of(ctx, row)))
+        terms.check(row.name, offer, _total_price(machines_of(ctx, row)))
         if rented:
             ctx.out.say("not yet protected: keep this computer on until the nodes are ready")
         with ctx.progress.during(f"waiting for {row.name}", request.timeout_min * 60):
             live = wait_ready(
-                ctx, provisioner, row, request, lambda machines: terms.check(row.name, offer, _told(machines))
+                ctx, provisioner, row, request, lambda machines: terms.check(row.name, offer, _total_price(machines))
             )
         try:
             _start_lease(ctx, live, terms, provisioner, offer)
@@ -310,14 +310,14 @@ def bring_up(
         ctx.signals.backward()
         why = error.say if isinstance(error, (GpuopsError, Interrupted)) else f"an error in gpuops: {error!r}"
         ctx.out.say(f"undoing {row.name}")
-        with because(ctx, row, why):
+        with explain_undo(ctx, row, why):
             tear_down(ctx, row.id, why)
-        ctx.out.say(f"{row.name} is undone, {what_leaves(ctx.ledger.left(row.id)) or 'nothing of it is left'}")
+        ctx.out.say(f"{row.name} is undone, {describe_shutdown(ctx.ledger.left(row.id)) or 'nothing of it is left'}")
         raise
     return live
 
 
-def _create(
+def _create_first_available(
     ctx: Context, provisioner: Provisioner, offers: Sequence[Offer], row: ClusterRow, intent: Intent, terms: Terms
 ) -> Offer:
     """Try offer after offer. A failed one leaves nothing behind before the next is tried. Raises NoCapacity, and
@@ -345,12 +345,12 @@ def _create(
             return offer
         except (NoCapacity, QuotaExceeded) as error:
             refusals.refused(offer, error)
-            if not serves_the_next(ctx, row):
+            if not is_reusable(ctx, row):
                 undo(ctx, provisioner, row, error.say)
     raise refusals.error()
 
 
-def _told(machines: Sequence[Resource]) -> float:
+def _total_price(machines: Sequence[Resource]) -> float:
     """$/h of all, as their provider tells it."""
     return sum(machine.per_hour for machine in machines)
 
@@ -359,7 +359,7 @@ def _start_lease(ctx: Context, live: ClusterSession, terms: Terms, provisioner: 
     """The run lease replaces the boot lease. Money is counted from the intent on, at the dearer of the two prices."""
     now = ctx.clock.now()
     rented = is_rented(provisioner)
-    told = _told(live.machines)
+    told = _total_price(live.machines)
     terms.check(live.row.name, offer, told)
     if told > offer.per_hour * (1 + PRICE_ROUNDING):
         ctx.out.say(f"note: {live.row.name} costs {money(told)}/h, and {money(offer.per_hour)}/h was offered")

@@ -23,7 +23,7 @@ from gpuops.transport.dial import connect
 from gpuops.transport.rpc import Absent, NodePaths
 
 
-def widen(ctx: Context, live: ClusterSession, request: RunRequest) -> None:
+def add_virtual_nodes(ctx: Context, live: ClusterSession, request: RunRequest) -> None:
     """See to it that a cluster that answers has the nodes that a run asks for, and say where they are.
 
     Raises UsageError where the machines have not what is asked of them, NodeError.
@@ -40,20 +40,20 @@ def widen(ctx: Context, live: ClusterSession, request: RunRequest) -> None:
     if missing:
         names = ", ".join(f"node{index}" for index in missing)
         with ctx.progress.during(f"making {names}"):
-            _make(ctx, live, wanted, missing)
+            _create_nodes(ctx, live, wanted, missing)
 
 
 def _is_missing(live: ClusterSession, index: int) -> bool:
     return index >= len(live.clients) or isinstance(live.clients[index], Absent)
 
 
-def _make(ctx: Context, live: ClusterSession, wanted: list[Resource], missing: list[int]) -> None:
+def _create_nodes(ctx: Context, live: ClusterSession, wanted: list[Resource], missing: list[int]) -> None:
     """The ledger knows of them when they are there: one that it does not know of is found by its mark, or goes with
     its machine."""
     for index in missing:
         if index < len(live.clients):  # it was there, and is over
-            _clear(ctx, live.row, wanted[index], index)
-    on_each(lambda index: _init(ctx, live.row, wanted[index], index), missing)
+            _remove_ended_node(ctx, live.row, wanted[index], index)
+    on_each(lambda index: _init_node(ctx, live.row, wanted[index], index), missing)
     for first, machine in enumerate(machines_of(ctx, live.row)):
         here = [index for index in missing if virtual.owner(wanted[index], index) == first]
         ctx.ledger.virtual(live.row.id, machine, here)
@@ -62,16 +62,16 @@ def _make(ctx: Context, live: ClusterSession, wanted: list[Resource], missing: l
         live.join(index, wanted[index], node)
 
 
-def _init(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> None:
-    paths = _paths(row, machine, index)
+def _init_node(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> None:
+    paths = _node_paths(row, machine, index)
     connection = connect(machine, index)
     try:
-        bootstrap.init(connection, paths.python, paths.agent, paths.node, document(ctx, row, machine, index))
+        bootstrap.init(connection, paths.python, paths.agent, paths.node, init_document(ctx, row, machine, index))
     finally:
         connection.close()
 
 
-def document(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> Mapping[str, Any]:
+def init_document(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> Mapping[str, Any]:
     """What `init` reads. The mark and the token are those by which a provider's own list knows it as this cluster's."""
     end = row.lease.end
     return {
@@ -92,9 +92,9 @@ def document(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> Ma
     }
 
 
-def bearing(row: ClusterRow, machine: Resource, index: int) -> Resource:
+def find_virtual_nodes(row: ClusterRow, machine: Resource, index: int) -> Resource:
     """A machine as the ledger should know it, told by the folders there. Raises NodeRefused, ConnectionLost."""
-    paths = _paths(row, machine, index)
+    paths = _node_paths(row, machine, index)
     connection = connect(machine, index)
     try:
         there = bootstrap.program(connection, [paths.python, "-I", paths.agent, "nodes", "--root", paths.root])
@@ -105,7 +105,7 @@ def bearing(row: ClusterRow, machine: Resource, index: int) -> Resource:
     return dataclasses.replace(machine, data={**machine.data, "virtual": made}) if made else machine
 
 
-def _clear(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> None:
+def _remove_ended_node(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> None:
     """Remove what is left of a node that has ended while its machine goes on; what lies there comes home first.
 
     Raises NodeError where a run's results may lie there, or what is there cannot be had.
@@ -118,7 +118,7 @@ def _clear(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> None
         )
     if said := save_one(ctx, row, machine, index, ctx.progress):
         ctx.out.say(said)
-    paths = _paths(row, machine, index)
+    paths = _node_paths(row, machine, index)
     connection = connect(machine, index)
     try:
         bootstrap.program(connection, paths.argv("end", "--remove"))
@@ -126,5 +126,5 @@ def _clear(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> None
         connection.close()
 
 
-def _paths(row: ClusterRow, machine: Resource, index: int) -> NodePaths:
+def _node_paths(row: ClusterRow, machine: Resource, index: int) -> NodePaths:
     return NodePaths(machine, row.name, index, str(machine.data.get("artefact", "")))

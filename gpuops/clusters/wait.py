@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gpuops.clusters.teardown import POLL_S, POLL_SLOW_S, owned
+from gpuops.clusters.teardown import POLL_S, POLL_SLOW_S, list_resources
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     ConnectionLost,
@@ -30,16 +30,16 @@ from gpuops.offers import lease as leases
 if TYPE_CHECKING:
     from gpuops.transport.answers import NodeHello
 
-EAGER_S = 10.0
+FAST_POLL_PERIOD_S = 10.0
 """So long a new node is looked at often."""
 POLL_RENTED_S = 2.0
 """But a provider counts how often it is asked: RunPod's own example of a limit is 60 in a minute."""
 LOGIN_REFUSED_LIMIT_S = 120.0
 """So long a machine that was just rented may not know our key, or show a host key that is not the one it was given."""
-BOOTING = frozenset({"no-node", "no-agent"})
+BOOTING_REFUSALS = frozenset({"no-node", "no-agent"})
 """Refusals of a machine that can be logged in to before its node has come to life."""
-AGAIN = "try again, or look at the provider's console"
-UNWATCHED = (
+RETRY_HINT = "try again, or look at the provider's console"
+NO_WATCHDOG_NOTE = (
     "note: {names}: no watchdog came with this machine, since its image starts something of its own; until now only "
     "the guard on this computer would have ended it. From here on its agent does"
 )
@@ -67,23 +67,23 @@ def wait_ready(
     seen: set[str] = set()
     machines = ctx.ledger.resources(row.id)
     while True:
-        eager = clock.monotonic() - started < EAGER_S
+        eager = clock.monotonic() - started < FAST_POLL_PERIOD_S
         wait = (POLL_RENTED_S if rented else POLL_S) if eager else POLL_SLOW_S
         settled = clock.monotonic() - started >= provisioner.settle_s  # before it is asked: an answer may come late
         try:
-            there, late = _there(ctx, provisioner, row, request.nodes, machines)
-            machines = on_each(partial(_look, provisioner), there)
+            there, late = _find_machines(ctx, provisioner, row, request.nodes, machines)
+            machines = on_each(partial(_describe_machine, provisioner), there)
             seen |= {machine.id for machine in machines if machine.state != "ended"}
             check(machines)
-            why = _not_yet(provisioner, machines, seen, settled=settled)
+            why = _why_not_ready(provisioner, machines, seen, settled=settled)
             why = f"{provisioner.name} has not numbered its machines yet" if late else why
             if not why:
-                machines = _nodes(ctx, provisioner, row, machines)
+                machines = _take_over_machines(ctx, provisioner, row, machines)
                 live = reach(row, machines)
                 name_hosts(ctx, row, machines)
                 for machine in machines:
                     ctx.ledger.update_resource(row.id, machine)
-                if said := local_disks(live.hellos):
+                if said := describe_local_disks(live.hellos):
                     ctx.out.say(said)
                 return live
         except RateLimited as error:
@@ -91,23 +91,23 @@ def wait_ready(
         except (Unknown, ConnectionLost) as error:
             why = error.say
         except NodeRefused as refusal:
-            if refusal.kind not in BOOTING:
+            if refusal.kind not in BOOTING_REFUSALS:
                 raise
             why = refusal.say
         except MachineGone as error:
-            _check_wanted(ctx, row, error)
+            _raise_if_ending(ctx, row, error)
             error.cluster = row.id
             raise
         except NodeError as error:
-            if not _may_pass(provisioner, error):
+            if not _is_transient(provisioner, error):
                 raise
             borne_until = borne_until or clock.monotonic() + LOGIN_REFUSED_LIMIT_S
             if clock.monotonic() >= borne_until:
-                raise _given_up(machines, error) from error
+                raise _explain_refusal(machines, error) from error
             why = error.say
-        ctx.progress.waits(why + _so_far(ctx, row, machines))
+        ctx.progress.waits(why + _cost_so_far(ctx, row, machines))
         if clock.monotonic() >= deadline:
-            words = _last_words(provisioner, machines_of(ctx, row) or machines)
+            words = _quote_machine_log(provisioner, machines_of(ctx, row) or machines)
             raise NodeError(
                 f"{row.name} was not ready after {span(clock.monotonic() - started)}: {why}{words}",
                 longer,
@@ -115,7 +115,7 @@ def wait_ready(
         clock.pause(wait, deadline)
 
 
-def _there(
+def _find_machines(
     ctx: Context, provisioner: Provisioner, row: ClusterRow, nodes: int, before: Sequence[Resource]
 ) -> tuple[list[Resource], bool]:
     """The machines in node order; the ledger gets to know those that their provider numbers late.
@@ -126,10 +126,10 @@ def _there(
     known = machines_of(ctx, row)
     if len(known) >= nodes:
         return known, False
-    listed = [one for one in owned(ctx, provisioner, row) if one.state != "ended"]
+    listed = [one for one in list_resources(ctx, provisioner, row) if one.state != "ended"]
     found = [one for one in listed if one.kind == "machine" and one.state not in COSTLESS]
     if len(found) != nodes:
-        _check_wanted(ctx, row)
+        _raise_if_ending(ctx, row)
         ids = {one.id for one in listed}
         return [*listed, *(one for one in before if one.id not in ids)], True
     for one in found:
@@ -137,17 +137,19 @@ def _there(
     return machines_of(ctx, row), False
 
 
-def _check_wanted(ctx: Context, row: ClusterRow, error: NodeError | None = None) -> None:
+def _raise_if_ending(ctx: Context, row: ClusterRow, error: NodeError | None = None) -> None:
     """Raises Interrupted where another command has begun to end the cluster."""
     if ctx.ledger.cluster(row.id).state != "creating":
         raise Interrupted(f"another command ends {row.name} while it is being created", "gpuops status") from error
 
 
-def _look(provisioner: Provisioner, known: Resource) -> Resource:
+def _describe_machine(provisioner: Provisioner, known: Resource) -> Resource:
     return host_key_handover.merged(known, provisioner.describe(known))
 
 
-def _nodes(ctx: Context, provisioner: Provisioner, row: ClusterRow, machines: Sequence[Resource]) -> list[Resource]:
+def _take_over_machines(
+    ctx: Context, provisioner: Provisioner, row: ClusterRow, machines: Sequence[Resource]
+) -> list[Resource]:
     """The machines as nodes: those that are none yet are taken over. The ledger knows each step's result."""
     if not any(host_key_handover.wanted(machine) for machine in machines):
         return list(machines)
@@ -176,11 +178,11 @@ def _nodes(ctx: Context, provisioner: Provisioner, row: ClusterRow, machines: Se
     for machine in nodes:
         ctx.ledger.update_resource(row.id, machine)
     if bare := [machine.name for machine in nodes if machine.data.get("watched") is False]:
-        ctx.out.say(UNWATCHED.format(names=", ".join(bare)))
+        ctx.out.say(NO_WATCHDOG_NOTE.format(names=", ".join(bare)))
     return nodes
 
 
-def local_disks(hellos: Sequence[NodeHello | None]) -> str:
+def describe_local_disks(hellos: Sequence[NodeHello | None]) -> str:
     """Where data and environments lie, as a sentence; empty where that is the disk that everything lies on."""
     found = {f"node{index}": one.scratch for index, one in enumerate(hellos) if one and one.scratch}
     if not found:
@@ -190,14 +192,14 @@ def local_disks(hellos: Sequence[NodeHello | None]) -> str:
     return f"data and environments are on {whose} ({path}, {amount(free)} free)"
 
 
-def _so_far(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> str:
+def _cost_so_far(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> str:
     """What waiting has cost, where it costs something."""
     per_hour = sum(machine.per_hour for machine in machines if machine.bills)
     spent = leases.spent(per_hour, row.created, ctx.clock.now())
     return f", {money(spent)} so far" if spent >= 0.005 else ""
 
 
-def _may_pass(provisioner: Provisioner, error: NodeError) -> bool:
+def _is_transient(provisioner: Provisioner, error: NodeError) -> bool:
     """Whether this may be a rented machine whose sshd was up before our key, or its own, had come to it."""
     from gpuops.transport import ssh
 
@@ -205,7 +207,7 @@ def _may_pass(provisioner: Provisioner, error: NodeError) -> bool:
     return strange and is_rented(provisioner)
 
 
-def _given_up(machines: Sequence[Resource], error: NodeError) -> NodeError:
+def _explain_refusal(machines: Sequence[Resource], error: NodeError) -> NodeError:
     from gpuops.transport import ssh
 
     if isinstance(error, ssh.HostKeyChanged) and any(one.data.get("throwaway_key") for one in machines):
@@ -216,7 +218,7 @@ def _given_up(machines: Sequence[Resource], error: NodeError) -> NodeError:
     return error
 
 
-def _not_yet(provisioner: Provisioner, machines: Sequence[Resource], seen: set[str], *, settled: bool) -> str:
+def _why_not_ready(provisioner: Provisioner, machines: Sequence[Resource], seen: set[str], *, settled: bool) -> str:
     """Why no connection is tried yet; empty when there is no reason. Raises NodeError for a machine that has ended,
     or will never be ready; MachineGone where another one may be.
 
@@ -229,13 +231,13 @@ def _not_yet(provisioner: Provisioner, machines: Sequence[Resource], seen: set[s
         if ended or machine.status is MachineStatus.PREEMPTED:
             why = f": {machine.why_ended}" if machine.why_ended else ""
             say = f"{machine.name} ended before it was ready{why}"
-            raise MachineGone(say, AGAIN, index) if machine.status.is_replaceable else NodeError(say, AGAIN)
+            raise MachineGone(say, RETRY_HINT, index) if machine.status.is_replaceable else NodeError(say, RETRY_HINT)
         if hopeless:
             part = machine.name.rpartition("-")[2]
             who = f"node{part}" if part.isdigit() else machine.name
-            say = f"{who} will never be ready: {hopeless}{_last_words(provisioner, [machine])}"
+            say = f"{who} will never be ready: {hopeless}{_quote_machine_log(provisioner, [machine])}"
             if machine.status.is_replaceable:
-                raise MachineGone(say, AGAIN, index)
+                raise MachineGone(say, RETRY_HINT, index)
             raise NodeError(say, "try another machine or image")
     for index, machine in enumerate(machines):
         phase = str(machine.data.get("phase") or "")
@@ -246,7 +248,7 @@ def _not_yet(provisioner: Provisioner, machines: Sequence[Resource], seen: set[s
     return ""
 
 
-def _last_words(provisioner: Provisioner, machines: Sequence[Resource]) -> str:
+def _quote_machine_log(provisioner: Provisioner, machines: Sequence[Resource]) -> str:
     """What a machine's own log says, where its provider tells; empty otherwise."""
     tell: Callable[[Resource], str] = getattr(provisioner, "last_words", lambda _: "")
     for machine in machines:

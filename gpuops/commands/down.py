@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gpuops.clusters import select
-from gpuops.clusters.orphans import orphans
-from gpuops.clusters.teardown import tear_down, what_leaves
+from gpuops.clusters.orphans import find_unrecorded_clusters
+from gpuops.clusters.teardown import describe_shutdown, tear_down
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, NodeError, Nonsense, StillBilling, worst
 from gpuops.core.reporting import Progress, Silent
@@ -29,13 +29,13 @@ def pick_clusters(ctx: Context, names: Sequence[str], everything: bool) -> list[
     if everything:
         return live
     if names:
-        return [select.to_end(history, name) for name in names]
-    return [select.the_one(live, ctx.folder, "gpuops down")] if live else []
+        return [select.find_to_end(history, name) for name in names]
+    return [select.find_only_cluster(live, ctx.folder, "gpuops down")] if live else []
 
 
 def find_orphans(ctx: Context, names: Sequence[str]) -> list[str]:
     """Named clusters (or all) that this computer has files of and its ledger does not know."""
-    left = orphans(ctx.home, lambda: [row.name for row in ctx.ledger.clusters()])
+    left = find_unrecorded_clusters(ctx.home, lambda: [row.name for row in ctx.ledger.clusters()])
     return [name for name in left if name in names or not names]
 
 
@@ -52,7 +52,7 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
     for row in rows:
         try:
             if row.state != "gone":
-                deferred += _end(ctx, row, progress, force, failed)
+                deferred += _end_cluster(ctx, row, progress, force, failed)
         except Interrupted:
             raise _hand_to_guard(ctx, rows) from None
         except GpuopsError as error:
@@ -65,7 +65,7 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
             )
             continue
         why = f" ({row.why})" if row.why else ""
-        leaves = what_leaves(ctx.ledger.left(row.id)) if row.state != "gone" else ""
+        leaves = describe_shutdown(ctx.ledger.left(row.id)) if row.state != "gone" else ""
         said.append(f"{row.name} is gone" + (f" already{why}" if row.state == "gone" else leaves and f": {leaves}"))
         ctx.out.say(said[-1])
     if failed:
@@ -96,7 +96,7 @@ def _hand_to_guard(ctx: Context, rows: Sequence[ClusterRow]) -> Interrupted:
     return Interrupted(f"interrupted: the guard goes on ending {names}", "gpuops status shows what is left")
 
 
-def _end(
+def _end_cluster(
     ctx: Context, row: ClusterRow, progress: Progress, force: bool, failed: list[GpuopsError]
 ) -> list[DeferredFetch]:
     """End one cluster. Returns the downloads of its runs that need no machine.
@@ -110,10 +110,10 @@ def _end(
         pass  # a full disk must not keep machines alive; tear_down reports it
     deferred: list[DeferredFetch] = []
     if row.state == "up" and force:
-        _save_what_answers(ctx, row, progress)
+        _save_reachable(ctx, row, progress)
     elif row.state == "up":
         deferred = _save_runs(ctx, row, progress, failed)
-        _save_left(ctx, row, progress, failed)
+        _save_edits(ctx, row, progress, failed)
     tear_down(ctx, row.id, "gpuops down", force=force)
     return deferred
 
@@ -133,28 +133,28 @@ def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[G
                 outcome = finish(ctx, run, disks, Policy(Silent()))
                 ctx.out.say(f"{run.name}: {outcome.verdict.say}; what came home is in {run.home}")
                 if outcome.nonsense:
-                    failed.append(_given_up(row, run.name, outcome.nonsense))
+                    failed.append(_given_up_error(row, run.name, outcome.nonsense))
             return []
-        raise _unsaved(row, f"results of {runs[-1].name}", error) from error
+        raise _unsaved_error(row, f"results of {runs[-1].name}", error) from error
     try:
-        return [fetch for run in runs if (fetch := _save(ctx, live, run, progress, failed))]
+        return [fetch for run in runs if (fetch := _save_run(ctx, live, run, progress, failed))]
     finally:
         live.close()
 
 
-def _save_left(ctx: Context, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> None:
+def _save_edits(ctx: Context, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> None:
     """Download what was edited or made outside of runs. Raises NodeError, which stops the teardown."""
     try:
         for said in save_left(ctx, row, progress):
             ctx.out.say(said)
     except Nonsense as error:
-        failed.append(_given_up(row, "what was edited or made there", error.say))
+        failed.append(_given_up_error(row, "what was edited or made there", error.say))
     except NodeError as error:
         if not _have_ended(ctx, row):
-            raise _unsaved(row, "files that were edited there", error) from error
+            raise _unsaved_error(row, "files that were edited there", error) from error
 
 
-def _save_what_answers(ctx: Context, row: ClusterRow, progress: Progress) -> None:
+def _save_reachable(ctx: Context, row: ClusterRow, progress: Progress) -> None:
     """`--force`: download what nodes still give, and give up the rest."""
     try:
         for said in save_left(ctx, row, progress):
@@ -173,20 +173,20 @@ def _have_ended(ctx: Context, row: ClusterRow) -> bool:
         return False
 
 
-def _unsaved(row: ClusterRow, what: str, error: NodeError) -> NodeError:
+def _unsaved_error(row: ClusterRow, what: str, error: NodeError) -> NodeError:
     return NodeError(
         f"{what} may not be home: {error.say}",
         f"try again, or give them up: gpuops down {row.name} --force",
     )
 
 
-def _given_up(row: ClusterRow, what: str, why: str) -> NodeError:
+def _given_up_error(row: ClusterRow, what: str, why: str) -> NodeError:
     return NodeError(
         f"{what} is not all home: {why}", f"{row.name} was ended all the same: `gpuops status` looks again"
     )
 
 
-def _save(
+def _save_run(
     ctx: Context, live: ClusterSession, run: RunRow, progress: Progress, failed: list[GpuopsError]
 ) -> DeferredFetch | None:
     ctx.ledger.set_run(run.id, owner_process=ctx.me)
@@ -195,7 +195,7 @@ def _save(
     hint = f"try again, or give them up: gpuops down {live.row.name} --force"
     outcome = finish(ctx, run, Agents(live, reports), Policy(progress, ends_nodes=True, retry_hint=hint))
     if outcome.nonsense:
-        failed.append(_given_up(live.row, run.name, outcome.nonsense))
+        failed.append(_given_up_error(live.row, run.name, outcome.nonsense))
     if outcome.deferred_fetch:
         ctx.out.say(archive.announced(run, live.row.name))
     return outcome.deferred_fetch

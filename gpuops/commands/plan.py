@@ -87,7 +87,7 @@ def resolve_size(asked: RunRequest, available: int) -> Size:
 
 def make_plan(ctx: Context, job: Job) -> Plan:
     """Decide where a job runs and how far it spreads. Nothing is created. Raises UsageError for what cannot work."""
-    choice = select.for_run(ctx.ledger.clusters(live=False), ctx.folder, cluster=job.cluster, on=job.on)
+    choice = select.choose_for_run(ctx.ledger.clusters(live=False), ctx.folder, cluster=job.cluster, on=job.on)
     machines = [one for one in ctx.ledger.resources(choice.row.id) if one.kind == "machine"] if choice.row else []
     size = resolve_size(job.request, len(machines) if choice.row else job.machines.nodes)
     request = dataclasses.replace(job.request, nodes=size.nodes)
@@ -125,7 +125,7 @@ def _describe_cluster(ctx: Context, plan: Plan, document: dict[str, Any], lines:
         gpus, notes = _gpus_of_nodes(ctx, row, plan.size)
         lines += notes
         return gpus
-    offers, payer = clusters.rehearse(ctx, plan.job.machines, plan.job.wish)
+    offers, payer = clusters.preview_offers(ctx, plan.job.machines, plan.job.wish)
     document["create"] = dataclasses.asdict(offers[0]) | {"per_hour": offers[0].per_hour}
     document["payer"] = dataclasses.asdict(payer) if payer else None
     lines += table.would_create(offers, payer, ctx.out.columns(ctx.out.out))

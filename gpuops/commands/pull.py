@@ -43,9 +43,9 @@ def pull_project_edits(ctx: Context, cluster: str | None) -> tuple[dict[str, Any
     is put beside it."""
     clusters = ctx.ledger.clusters()
     row = (
-        select.by_name(clusters, cluster)
+        select.find_by_name(clusters, cluster)
         if cluster
-        else select.the_one(clusters, ctx.folder, "gpuops pull --edits --cluster")
+        else select.find_only_cluster(clusters, ctx.folder, "gpuops pull --edits --cluster")
     )
     live = open_live(ctx, row, some=True)
     record = PushRecord(ctx.home, row.token, "project")

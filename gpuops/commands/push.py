@@ -38,7 +38,9 @@ def push_project(
         ]
     clusters = ctx.ledger.clusters()
     row = (
-        select.by_name(clusters, cluster) if cluster else select.the_one(clusters, ctx.folder, "gpuops push --cluster")
+        select.find_by_name(clusters, cluster)
+        if cluster
+        else select.find_only_cluster(clusters, ctx.folder, "gpuops push --cluster")
     )
     live = open_live(ctx, row)
     try:

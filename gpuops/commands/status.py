@@ -17,7 +17,7 @@ from gpuops.offers.lease import describe, spent
 from gpuops.runs.log_view import last_heard
 
 if TYPE_CHECKING:
-    from gpuops.clusters.orphans import Unasked
+    from gpuops.clusters.orphans import UncheckedProvider
 
 NARROW_DROPS = ("$/H", "PROVIDER", "AGE")
 """Columns that a narrow terminal leaves out, in this order; names are typed again, so they are never cut."""
@@ -172,14 +172,14 @@ def _notes(document: dict[str, Any]) -> Iterator[str]:
         yield f"{node} is gone: {why}"
 
 
-def list_cloud(ctx: Context) -> tuple[list[dict[str, Any]], list[Unasked], list[Unasked]]:
+def list_cloud(ctx: Context) -> tuple[list[dict[str, Any]], list[UncheckedProvider], list[UncheckedProvider]]:
     """Resources that the providers list with our mark, and whether the ledger knows each; providers that could not be
     asked; and providers that were not asked, being neither set up nor ever used. Works without a ledger."""
-    from gpuops.clusters.orphans import owned, unknown
+    from gpuops.clusters.orphans import find_resources, select_orphans
 
-    idle: list[Unasked] = []
-    found, unasked = owned(ctx, idle)
-    strays = unknown(ctx, found)
+    idle: list[UncheckedProvider] = []
+    found, unasked = find_resources(ctx, idle)
+    strays = select_orphans(ctx, found)
     documents = [
         {
             "provider": stray.provider,
@@ -199,8 +199,8 @@ def list_cloud(ctx: Context) -> tuple[list[dict[str, Any]], list[Unasked], list[
 def cloud_lines(
     documents: list[dict[str, Any]],
     width: int | None = None,
-    unasked: Sequence[Unasked] = (),
-    idle: Sequence[Unasked] = (),
+    unasked: Sequence[UncheckedProvider] = (),
+    idle: Sequence[UncheckedProvider] = (),
 ) -> list[str]:
     """A table of the resources; where there is none, a sentence that tells which providers were asked."""
     if not documents:

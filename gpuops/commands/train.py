@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from gpuops.clusters import up as clusters
-from gpuops.clusters.teardown import tear_down, what_leaves
+from gpuops.clusters.teardown import describe_shutdown, tear_down
 from gpuops.commands.logs import make_merger
 from gpuops.commands.plan import Job, Plan
 from gpuops.core.context import Context
@@ -28,7 +28,6 @@ from gpuops.offers import lease as leases
 from gpuops.offers.approval import PriceApproval
 from gpuops.offers.lease import LeaseLimits
 from gpuops.runs import retention, retries
-from gpuops.runs import retries as retry
 from gpuops.runs.collect import Agents, release
 from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.launch import launch
@@ -41,9 +40,9 @@ from gpuops.runs.retries import JobOutcome, RetryState
 from gpuops.runs.verdict import RETRIES_HINT, is_port_clash
 from gpuops.sync import RunHome, archive, bucket, inputs, sinks, upload
 
-HOLD_S = 5.0
+TRACEBACK_HOLD_S = 5.0
 """How long a traceback waits to be shown: by then it is known whether a rank failed."""
-RELAUNCHES = 1
+RELAUNCHES_MAX = 1
 
 
 def execute(ctx: Context, settings: Settings, plan: Plan, progress: Progress) -> JobOutcome:
@@ -54,7 +53,7 @@ def execute(ctx: Context, settings: Settings, plan: Plan, progress: Progress) ->
         ctx.out.say(said)
     if choice.row and job.detach:
         row = choice.row
-        retention.agree(ctx, job.request, row.provider, retention.price(ctx, row.id), row.lease)
+        retention.confirm_hold(ctx, job.request, row.provider, retention.cluster_price(ctx, row.id), row.lease)
     if choice.row and job.wish != LeaseLimits():
         ctx.out.say(
             f"note: limits belong to a new cluster, {choice.row.name} keeps its own: gpuops lease {choice.row.name}"
@@ -89,7 +88,7 @@ def _attempt(ctx: Context, settings: Settings, plan: Plan, progress: Progress, c
     """One run on one cluster, which is gone afterwards where it was brought up for it. What is to be replaced (`loss`)
     is gone in any case."""
     job, choice = plan.job, plan.choice
-    live = _reach(ctx, plan, chain.approval)
+    live = _open_session(ctx, plan, chain.approval)
     ours = choice.row is None and not job.keep
     try:
         outcome = _run_on(ctx, settings, live, job, progress, ours, chain)
@@ -107,7 +106,7 @@ def _attempt(ctx: Context, settings: Settings, plan: Plan, progress: Progress, c
     if ctx.signals.count or choice.row is not None or (job.keep and chain.left <= 0):
         outcome.loss = None
     if outcome.loss is not None:
-        _clear_away(ctx, live, outcome)
+        _end_preempted(ctx, live, outcome)
     elif ours and not (job.detach and outcome.document.get("detached")):
         _end_after(ctx, live, "its run ended", outcome)
     elif choice.row is None and not outcome.document.get("detached"):
@@ -116,12 +115,12 @@ def _attempt(ctx: Context, settings: Settings, plan: Plan, progress: Progress, c
     return outcome
 
 
-def _clear_away(ctx: Context, live: ClusterSession, outcome: JobOutcome) -> None:
+def _end_preempted(ctx: Context, live: ClusterSession, outcome: JobOutcome) -> None:
     """End what is left of machines that were taken back; where that fails, nothing replaces them."""
     per_hour = sum(machine.per_hour for machine in live.machines)
     ended = _end_after(ctx, live, "its provider took machines back", outcome)
     outcome.gone = ctx.ledger.cluster(live.row.id)
-    outcome.cost = retry.final_cost(outcome.gone, per_hour)
+    outcome.cost = retries.final_cost(outcome.gone, per_hour)
     if not ended:
         outcome.loss = None
 
@@ -135,7 +134,7 @@ def _end_after(ctx: Context, live: ClusterSession, why: str, result: JobOutcome 
     return not code
 
 
-def _reach(ctx: Context, plan: Plan, approval: PriceApproval) -> ClusterSession:
+def _open_session(ctx: Context, plan: Plan, approval: PriceApproval) -> ClusterSession:
     """A session with the cluster that the plan uses, brought up where there is none."""
     job = plan.job
     if plan.choice.row is not None:
@@ -146,21 +145,21 @@ def _reach(ctx: Context, plan: Plan, approval: PriceApproval) -> ClusterSession:
         name=None,
         ephemeral=not job.keep,
         wish=job.wish,
-        foreword=lambda offer: _foreword(ctx, job, offer),
+        foreword=lambda offer: _announce_offer(ctx, job, offer),
         approval=approval,
     )
 
 
-def _foreword(ctx: Context, job: Job, offer: Offer) -> str:
+def _announce_offer(ctx: Context, job: Job, offer: Offer) -> str:
     """What is settled and said before anything is rented. Raises UsageError."""
     if job.detach:
         rented = is_rented(ctx.provisioner(offer.provider))
         lease = leases.new_lease(job.wish, rented=rented, per_hour=offer.per_hour, now=time.time())
-        retention.agree(ctx, job.request, offer.provider, offer.per_hour, lease)
-    return upload_estimate(ctx, job, offer)
+        retention.confirm_hold(ctx, job.request, offer.provider, offer.per_hour, lease)
+    return estimate_upload(ctx, job, offer)
 
 
-def upload_estimate(ctx: Context, job: Job, offer: Offer) -> str:
+def estimate_upload(ctx: Context, job: Job, offer: Offer) -> str:
     """What is to be sent, how long that will take and cost: said before anything is rented. Raises UsageError."""
     if not is_rented(ctx.provisioner(offer.provider)):
         return ""
@@ -172,7 +171,7 @@ def upload_estimate(ctx: Context, job: Job, offer: Offer) -> str:
 def _run_on(
     ctx: Context, settings: Settings, live: ClusterSession, job: Job, progress: Progress, ours: bool, chain: RetryState
 ) -> JobOutcome:
-    request = retention.arrange(ctx, live, job.request)
+    request = retention.complete_request(ctx, live, job.request)
     try:
         prepared = prepare(ctx, settings, live, request, job.sending, progress)
         if chain.losses:  # so that the record has them, whoever writes it
@@ -187,34 +186,38 @@ def _run_on(
             raise
         raise gone from error
     row = ctx.ledger.run(prepared.row.id)
-    ctx.out.say(f"{row.name} runs on {_where(prepared)}; results come to {row.home}")
-    if said := retention.describe(ctx, live, row, request):
+    ctx.out.say(f"{row.name} runs on {_describe_placement(prepared)}; results come to {row.home}")
+    if said := retention.describe_hold(ctx, live, row, request):
         ctx.out.say(f"note: {said}")
     if job.detach:
-        return _detached(ctx, live, row, ours)
-    tail = HomeTail(RunHome(row.home), make_merger(ctx, row, Filter()), Veil(HOLD_S))
+        return _detach(ctx, live, row, ours)
+    tail = HomeTail(RunHome(row.home), make_merger(ctx, row, Filter()), Veil(TRACEBACK_HOLD_S))
     while True:
         following = attend(ctx, live, row, tail)
-        if ctx.signals.count or prepared.attempt > RELAUNCHES or not clashed(prepared.request, following.reports):
+        if (
+            ctx.signals.count
+            or prepared.attempt > RELAUNCHES_MAX
+            or not has_port_clash(prepared.request, following.reports)
+        ):
             break
         ctx.out.say("the port was taken by another program in the meantime: launching once more")
         _launch(ctx, live, prepared)
     agents = Agents(live, dict(following.reports))
     run = finish(ctx, ctx.ledger.run(row.id), agents, Policy(progress, ends_nodes=True))
     if run.deferred_fetch:
-        run = _completed(ctx, live, row, run, run.deferred_fetch, ours)
-    if chain.resumed(retry.first_step(row)):
+        run = _fetch_deferred(ctx, live, row, run, run.deferred_fetch, ours)
+    if chain.resumed(retries.first_step(row)):
         run = dataclasses.replace(run, document={**run.document, "retries": chain.losses})
         run.home.write_record(run.document)
     if job.retries:  # the hint to use --retries is for those who have not
         verdict = dataclasses.replace(run.verdict, hint=run.verdict.hint.removesuffix(RETRIES_HINT))
         run = dataclasses.replace(run, verdict=verdict)
-    outcome = _told(ctx, run)
-    outcome.loss = retry.preemption_of(row, live.row, run) if job.retries else None
+    outcome = _job_outcome(ctx, run)
+    outcome.loss = retries.preemption_of(row, live.row, run) if job.retries else None
     return outcome
 
 
-def _completed(
+def _fetch_deferred(
     ctx: Context, live: ClusterSession, row: RunRow, run: RunOutcome, fetch: Callable[[], RunOutcome], ours: bool
 ) -> RunOutcome:
     """What is in a bucket comes home when nothing bills any more, and stays there while something may. Raises
@@ -246,18 +249,18 @@ def _launch(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
         raise
 
 
-def clashed(request: RunRequest, reports: Mapping[int, NodeReport]) -> bool:
+def has_port_clash(request: RunRequest, reports: Mapping[int, NodeReport]) -> bool:
     """Whether the rendezvous port was taken between our look and torchrun's; a plain command's ports are its own."""
     return request.kind == "torchrun" and is_port_clash(reports.values())
 
 
-def _where(prepared: Prepared) -> str:
+def _describe_placement(prepared: Prepared) -> str:
     ranks, nodes = prepared.world_size, len(prepared.nodes)
     on = plural(nodes, "node")
     return f"{on}, {plural(ranks, 'rank')}" if prepared.request.kind == "torchrun" else on
 
 
-def _told(ctx: Context, run: RunOutcome) -> JobOutcome:
+def _job_outcome(ctx: Context, run: RunOutcome) -> JobOutcome:
     verdict = run.verdict
     code = Interrupted.exit_code if ctx.signals.count else verdict.exit_code
     document = {**run.document, "exit_code": code}
@@ -268,7 +271,7 @@ def _told(ctx: Context, run: RunOutcome) -> JobOutcome:
     return JobOutcome(code, document, last)
 
 
-def _detached(ctx: Context, live: ClusterSession, row: RunRow, ours: bool) -> JobOutcome:
+def _detach(ctx: Context, live: ClusterSession, row: RunRow, ours: bool) -> JobOutcome:
     """Leave the run to the guard, which brings results home and, where the cluster is the run's own, ends it."""
     ctx.ledger.set_run(row.id, owner_process=None)
     ctx.ledger.set_cluster(live.row.id, owner_process=None)
@@ -314,7 +317,7 @@ def _tear_down(ctx: Context, live: ClusterSession, why: str) -> int:
     except GpuopsError as error:
         ctx.out.say(f"error: {error.say}\nhint: {error.hint}")
         return error.exit_code
-    left = what_leaves(ctx.ledger.left(live.row.id)) or "nothing left"
+    left = describe_shutdown(ctx.ledger.left(live.row.id)) or "nothing left"
     ended = f"{plural(nodes, 'node')} of {live.row.name} ended"
     ctx.out.say(f"{ended}, {left} ({span(time.monotonic() - began)})")
     return 0

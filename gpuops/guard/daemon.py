@@ -46,9 +46,9 @@ NODE_CHECK_INTERVAL_S = 60.0
 """A cluster that is simply up is checked this often: its nodes may have ended by themselves."""
 ATTEMPT_S = 600.0
 """An attempt may take this long once its cluster's lease has ended: longer than bringing results home takes."""
-LEDGER_TRIES = 40
+ROUND_FAILURES_MAX = 40
 """After this many failed rounds in a row the guard leaves; the next command starts another."""
-LAST_WORDS_S = 3600.0
+CHILD_EXIT_TIMEOUT_S = 3600.0
 """How long a guard waits for its child once the cluster is gone: it may still fetch what a bucket has kept."""
 TAKEOVER_S = 5.0
 """How long a new guard waits for the lock of one that is leaving."""
@@ -87,7 +87,7 @@ def main(home: Path, cluster: int) -> int:
     return 0
 
 
-def context(home: Path, folder: Path | None = None) -> Context:
+def make_context(home: Path, folder: Path | None = None) -> Context:
     """The guard's surroundings; with those of the project in `folder`: credentials may stand in its `.env`."""
     from gpuops.core.context import Context
     from gpuops.core.reporting import LogReporter
@@ -133,12 +133,12 @@ def is_overtime(row: ClusterRow, now: float, ran_s: float, limit_s: float = ATTE
     return late_s > LEASE_MARGIN_S and (ran_s > late_s or ran_s >= limit_s)
 
 
-def had_its_time(row: ClusterRow, now: float, ran_s: float) -> bool:
+def is_out_of_time(row: ClusterRow, now: float, ran_s: float) -> bool:
     """Whether an attempt has known of the lease's end for as long as bringing results home may take."""
     return row.end is not None and ATTEMPT_S <= ran_s <= now - row.end
 
 
-def pause_s(failures: int) -> float:
+def retry_pause_s(failures: int) -> float:
     """The pause after a number of failed attempts in a row."""
     return min(RETRY_S * 2.0 ** min(failures - 1, 30), RETRY_SLOW_S)
 
@@ -199,7 +199,7 @@ class Guard:
         """Rounds until the cluster needs no guard. A bug does not end the guard either: nothing else is there."""
         failures = 0
         try:
-            while failures < LEDGER_TRIES:
+            while failures < ROUND_FAILURES_MAX:
                 try:
                     if not self.round():
                         break
@@ -235,14 +235,14 @@ class Guard:
         if row and (is_wanted or (is_left and not self._cleared)):
             return row
         if row is None or (row.state == "gone" and not is_left):
-            heartbeat.forget(self._home, self._cluster)
+            heartbeat.remove_files(self._home, self._cluster)
         return None
 
     def _look(self) -> tuple[ClusterRow | None, Sequence[RunRow], bool, bool]:
         """The cluster and its runs; whether it lives and needs a guard; whether something of it is still listed."""
         from gpuops.ledger.store import RowGone
 
-        ledger = context(self._home).ledger
+        ledger = make_context(self._home).ledger
         try:
             row = ledger.cluster(self._cluster)
             self._token = row.token if self._token is None else self._token
@@ -264,14 +264,14 @@ class Guard:
         self._child = None
         self._failures = self._failures + 1 if status else 0
         self._limit_s = self._limit_s if status else ATTEMPT_S
-        self._retry_at = time.monotonic() + (pause_s(self._failures) if status else 0.0)
+        self._retry_at = time.monotonic() + (retry_pause_s(self._failures) if status else 0.0)
 
     def _tend(self, row: ClusterRow, runs: Sequence[RunRow]) -> None:
         now, ran_s = time.time(), time.monotonic() - self._started
         is_overtime_now = is_overtime(row, now, ran_s, self._limit_s)
         if self._child:
             if is_overtime_now:
-                self._replace(Job.END_AT_ONCE if had_its_time(row, now, ran_s) else Job.TEND)
+                self._replace(Job.END_AT_ONCE if is_out_of_time(row, now, ran_s) else Job.TEND)
         elif (is_overtime_now or time.monotonic() >= self._retry_at) and needs_tending(row, runs, now, ran_s):
             self._start(Job.TEND)
 
@@ -294,26 +294,26 @@ class Guard:
             return False
         now = time.monotonic()
         self._over_since = now if self._over_since is None else self._over_since
-        return self._job is Job.CLEAR or now - self._over_since <= LAST_WORDS_S
+        return self._job is Job.CLEAR or now - self._over_since <= CHILD_EXIT_TIMEOUT_S
 
 
 # -- its child ------------------------------------------------------------------------------------
 
 
-def attempt(home: Path, cluster: int, job: Job, failures: int) -> int:
+def run_attempt(home: Path, cluster: int, job: Job, failures: int) -> int:
     """One attempt for a cluster; `failures`: how many before it have failed. Returns 0, or 1 where it is to be made
     again."""
     try:
-        ledger = context(home).ledger
+        ledger = make_context(home).ledger
         row = ledger.cluster(cluster)
         ledger.close()
     except Exception:
         _log_failure()
         return 1
     try:
-        ctx = context(home, row.folder)
+        ctx = make_context(home, row.folder)
         try:
-            _do(ctx, row, job)
+            _run_job(ctx, row, job)
             if failures >= NOTICE_FAILURES:
                 ctx.ledger.notice(f"{row.name} is looked after again")
         finally:
@@ -321,7 +321,7 @@ def attempt(home: Path, cluster: int, job: Job, failures: int) -> int:
     except Exception as error:
         refused = next((one for one in (error, error.__cause__) if isinstance(one, AuthFailed)), None)
         if refused:
-            heartbeat.refuse(home, row, refused)
+            heartbeat.record_refusal(home, row, refused)
         _log_failure(row.name)
         if failures + 1 == NOTICE_FAILURES and job is not Job.CLEAR:
             _leave_notice(home, row, error)
@@ -329,16 +329,16 @@ def attempt(home: Path, cluster: int, job: Job, failures: int) -> int:
     return 0
 
 
-def _do(ctx: Context, row: ClusterRow, job: Job) -> None:
+def _run_job(ctx: Context, row: ClusterRow, job: Job) -> None:
     if job is Job.CLEAR:
         from gpuops.clusters import teardown
 
-        teardown.see_off_patiently(ctx, row)
+        teardown.clear_leftovers(ctx, row)
     else:
         from gpuops.guard import tend
 
         tend.tend(ctx, row.id, saving=job is Job.TEND)
-        heartbeat.refuse(ctx.home, row, None)
+        heartbeat.record_refusal(ctx.home, row, None)
 
 
 def _leave_notice(home: Path, row: ClusterRow, error: Exception) -> None:
@@ -346,14 +346,14 @@ def _leave_notice(home: Path, row: ClusterRow, error: Exception) -> None:
     why = getattr(error, "say", "") or f"{type(error).__name__}: {error}"
     give_up = f"`gpuops down {row.name} --force` gives up what does not answer"
     try:
-        ledger = context(home).ledger
+        ledger = make_context(home).ledger
         ledger.notice(f"{row.name} cannot be looked after: {why}; the guard goes on trying, {give_up}")
         ledger.close()
     except (GpuopsError, sqlite3.Error):
         _log_failure(row.name)
 
 
-def _end_with_guard() -> None:
+def _exit_with_guard() -> None:
     """End this process at once when standard input ends: the next guard begins where it was, as after a crash."""
 
     def wait() -> None:
@@ -383,8 +383,8 @@ def execute(words: Sequence[str]) -> int:
     home, cluster = Path(words[0]), int(words[1])
     if len(words) == 2:
         return main(home, cluster)
-    _end_with_guard()
-    return attempt(home, cluster, Job(words[2]), int(words[3]))
+    _exit_with_guard()
+    return run_attempt(home, cluster, Job(words[2]), int(words[3]))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def ensure(home: Path, row: ClusterRow) -> None:
     except Timeout:
         if not heartbeat.must_be_replaced(home, row, os.environ, time.monotonic()):
             return
-        heartbeat.end(home, row.id)
+        heartbeat.kill_guard(home, row.id)
     with open(home / "guard.log", "ab") as log:
         start_background(
             command(home, row.id),

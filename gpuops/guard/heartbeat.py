@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpuops.ledger.store import ClusterRow
 
 FOLDER = "guards"
-CHOOSING = (*KEYS, "AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
+ACCOUNT_VARIABLES = (*KEYS, "AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
 """The variables that choose an account; others of a provider only say where it is asked."""
 BEAT_INTERVAL_S = 10.0
 STALE_S = 120.0
@@ -59,7 +59,7 @@ def fingerprints(provider: str, environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: hashlib.sha256(environ[name].encode(errors="replace")).hexdigest()[:12]
         for name in ACCOUNTS.get(provider, ())
-        if name in CHOOSING and environ.get(name)
+        if name in ACCOUNT_VARIABLES and environ.get(name)
     }
 
 
@@ -67,7 +67,7 @@ def start(home: Path, row: ClusterRow, environ: Mapping[str, str]) -> Heartbeat:
     """The first heartbeat of this process as the guard of a cluster. What a former guard was refused is forgotten."""
     keys = fingerprints(row.provider, environ)
     former = read(home, row.id)
-    refuse(home, row, None)
+    record_refusal(home, row, None)
     return beat(home, row.id, Heartbeat(myself(), 0.0, keys, former.rented if former else keys))
 
 
@@ -98,11 +98,11 @@ def must_be_replaced(home: Path, row: ClusterRow, environ: Mapping[str, str], no
         return False  # who holds the lock has only just begun
     keys = fingerprints(row.provider, environ)
     returned = keys == last.rented != last.keys
-    renewed = row.provider in refusals(home, [row]) and any(last.keys.get(name) != keys[name] for name in keys)
+    renewed = row.provider in read_refusals(home, [row]) and any(last.keys.get(name) != keys[name] for name in keys)
     return last.is_stale(now) or returned or renewed
 
 
-def end(home: Path, cluster: int) -> None:
+def kill_guard(home: Path, cluster: int) -> None:
     """Kill the guard that wrote the last heartbeat, and the child that works for it."""
     import psutil
 
@@ -116,14 +116,14 @@ def end(home: Path, cluster: int) -> None:
                 one.kill()
 
 
-def forget(home: Path, cluster: int) -> None:
+def remove_files(home: Path, cluster: int) -> None:
     """Nothing of a cluster is left that would want a guard."""
     for path in (_path(home, cluster), _refusal_path(home, cluster), home / FOLDER / f"{cluster}.lock"):
         with suppress(OSError):
             path.unlink(missing_ok=True)
 
 
-def refuse(home: Path, row: ClusterRow, error: AuthFailed | None) -> None:
+def record_refusal(home: Path, row: ClusterRow, error: AuthFailed | None) -> None:
     """Note what a provider says of the keys of a cluster's guard; None: it takes them."""
     path = _refusal_path(home, row.id)
     if error:
@@ -133,7 +133,7 @@ def refuse(home: Path, row: ClusterRow, error: AuthFailed | None) -> None:
             path.unlink(missing_ok=True)
 
 
-def refusals(home: Path, rows: Iterable[ClusterRow]) -> dict[str, dict[str, str]]:
+def read_refusals(home: Path, rows: Iterable[ClusterRow]) -> dict[str, dict[str, str]]:
     """Provider to `say` and `hint`, where the keys of the guard of one of these clusters are refused: it cannot end
     what is rented there."""
     found = [_read(_refusal_path(home, row.id)) for row in rows]

@@ -24,10 +24,10 @@ from gpuops.runs.spec import request_of
 from gpuops.runs.stop import halt
 from gpuops.sync.edits import save_left
 
-LOOK_S = 1.0
-NONSENSE_TRIES = 3
+POLL_INTERVAL_S = 1.0
+NONSENSE_ATTEMPTS_MAX = 3
 """So often a cluster that answers nonsense is asked before it is done without."""
-WHY = "its lease ended"
+STOP_REASON = "its lease ended"
 RETRY_HINT = "the guard tries again"
 RESULTS_TIMEOUT_S = 60.0
 """How long the results of a run on an expired cluster are waited for."""
@@ -49,31 +49,31 @@ def tend(ctx: Context, cluster: int, *, saving: bool = True) -> None:
         return
     if row.state == "creating":
         why = "was not ready in time" if expired else "was half-made when its command died"
-        _end(ctx, row, f"{row.name} {why}: undone")
+        _tear_down(ctx, row, f"{row.name} {why}: undone")
     elif row.state == "ending":
         if row.ready is not None and machines_of(ctx, row) and not at_once:
             _save_edits(ctx, row)
-        _end(ctx, row, f"{row.name}: teardown finished")
+        _tear_down(ctx, row, f"{row.name}: teardown finished")
     elif at_once:
-        _end(ctx, row, f"{row.name} reached the end of its lease and was ended, before all of it was home")
+        _tear_down(ctx, row, f"{row.name} reached the end of its lease and was ended, before all of it was home")
     else:
         _tend_live(ctx, row, expired)
 
 
 def _tend_live(ctx: Context, row: ClusterRow, expired: bool) -> None:
     unfinished = [run for run in ctx.ledger.runs(cluster=row.id) if run.state != "home"]
-    runs = [run for run in unfinished if not run.has_live_owner(besides=ctx.me) and _take(ctx, run)]
+    runs = [run for run in unfinished if not run.has_live_owner(besides=ctx.me) and _take_run(ctx, run)]
     if expired:
-        _end_with_keepers(ctx, row, [run for run in unfinished if run not in runs])
+        _stop_owned_runs(ctx, row, [run for run in unfinished if run not in runs])
     ends = expired or row.ephemeral
     deferred: list[Callable[[], None]] = []
     for run in runs:
         try:
             _finish_run(ctx, row, run, RESULTS_TIMEOUT_S if expired else None, deferred if ends else None)
         except Exception as error:
-            if not expired or _can_wait(ctx, row, error):
+            if not expired or _can_retry(ctx, row, error):
                 raise
-            _give_up(ctx, f"{run.name} is not all home", error)
+            _note_given_up(ctx, f"{run.name} is not all home", error)
     _end_or_leave(ctx, row, expired, unfinished, runs)
     for fetch in deferred:
         fetch()
@@ -88,12 +88,12 @@ def _end_or_leave(
         return None  # somebody tore it down meanwhile, or is about to: what it brings home first is still there
     if expired:
         _save_edits(ctx, row)
-        if _is_over(ctx, row):
-            return _end(ctx, row, f"{row.name} reached the end of its lease and was ended")
+        if _confirm_lease_over(ctx, row):
+            return _tear_down(ctx, row, f"{row.name} reached the end of its lease and was ended")
         if ctx.ledger.cluster(row.id).owner_process != ctx.me:
             return None
     if row.ephemeral and not _has_other_runs(ctx, row, runs):
-        _end(
+        _tear_down(
             ctx,
             row,
             f"{row.name} was torn down after its run"
@@ -102,16 +102,16 @@ def _end_or_leave(
         )
     elif all_machines_ended(ctx, row) and all(run.state == "home" for run in ctx.ledger.runs(cluster=row.id)):
         _save_edits(ctx, row)
-        _end(ctx, row, f"{row.name} had ended by itself and was cleared away")
-    elif not unfinished and _goes_on_for_nothing(ctx, row):
+        _tear_down(ctx, row, f"{row.name} had ended by itself and was cleared away")
+    elif not unfinished and _bills_without_nodes(ctx, row):
         _save_edits(ctx, row)
-        _end(ctx, row, f"{row.name} was ended: its nodes had ended by themselves, and its machines went on")
+        _tear_down(ctx, row, f"{row.name} was ended: its nodes had ended by themselves, and its machines went on")
     else:
         ctx.ledger.leave(row.id, ctx.me)
     return None
 
 
-def _is_over(ctx: Context, row: ClusterRow) -> bool:
+def _confirm_lease_over(ctx: Context, row: ClusterRow) -> bool:
     """The last look at a lease, in one commit with the end's beginning: somebody may just have extended it."""
     try:
         return ctx.ledger.ending(row.id, lease=row.lease)
@@ -127,7 +127,7 @@ def _has_other_runs(ctx: Context, row: ClusterRow, runs: Sequence[RunRow]) -> bo
     return any(run.id not in seen_to or run.has_live_owner(besides=ctx.me) for run in left)
 
 
-def _goes_on_for_nothing(ctx: Context, row: ClusterRow) -> bool:
+def _bills_without_nodes(ctx: Context, row: ClusterRow) -> bool:
     """Whether machines that cost money are still there after their nodes have ended. Those that can end themselves are
     asked for that once they may have been idle for too long."""
     able = has_capability(ctx.provisioner(row.provider), "self_destruct") and all(
@@ -138,7 +138,7 @@ def _goes_on_for_nothing(ctx: Context, row: ClusterRow) -> bool:
     return is_rented(ctx.provisioner(row.provider)) and not early and watchdogs_ended(ctx, row)
 
 
-def _end_with_keepers(ctx: Context, row: ClusterRow, runs: list[RunRow]) -> None:
+def _stop_owned_runs(ctx: Context, row: ClusterRow, runs: list[RunRow]) -> None:
     """Stop runs whose own commands live, and give these time to bring everything home."""
     if not runs:
         return
@@ -147,22 +147,22 @@ def _end_with_keepers(ctx: Context, row: ClusterRow, runs: list[RunRow]) -> None
     except NodeError:
         return  # it has ended already, or is out of reach for their commands too
     except Exception as error:
-        _give_up(ctx, f"what runs on {row.name} could not be stopped in good order", error)
+        _note_given_up(ctx, f"what runs on {row.name} could not be stopped in good order", error)
         return
     try:
         for run in runs:
-            halt(live, run.name, "graceful", WHY, kind="lease")
+            halt(live, run.name, "graceful", STOP_REASON, kind="lease")
     except Exception as error:
-        _give_up(ctx, f"what runs on {row.name} could not be stopped in good order", error)
+        _note_given_up(ctx, f"what runs on {row.name} could not be stopped in good order", error)
         return
     finally:
         live.close()
     deadline = time.monotonic() + RESULTS_TIMEOUT_S
     while any(ctx.ledger.run(run.id).state != "home" for run in runs) and time.monotonic() < deadline:
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
-def _take(ctx: Context, run: RunRow) -> bool:
+def _take_run(ctx: Context, run: RunRow) -> bool:
     try:
         return ctx.ledger.take_run(run.id, ctx.me)
     except RowGone:
@@ -179,12 +179,12 @@ def _finish_run(
     `stop_s`: the run is stopped, and has so many seconds to end gracefully, and again as many to end at once.
     `deferred`, where the machines are ended next: gets the fetch that is to be done after that.
     """
-    if not _take(ctx, run):
+    if not _take_run(ctx, run):
         return None  # a command took it while another run was finished
     try:
-        live = _reached(ctx, row)
+        live = _open_session(ctx, row)
     except NodeError as error:
-        return _unreachable(ctx, row, run, error, given_up=stop_s is not None or isinstance(error, Nonsense))
+        return _finish_unreachable(ctx, row, run, error, given_up=stop_s is not None or isinstance(error, Nonsense))
     try:
         reports = _follow(ctx, live, run, stop_s)
         if reports is not None:
@@ -194,26 +194,26 @@ def _finish_run(
         live.close()
 
 
-def _reached(ctx: Context, row: ClusterRow) -> ClusterSession:
+def _open_session(ctx: Context, row: ClusterRow) -> ClusterSession:
     """Raises NodeError; Nonsense where retries did not help."""
-    for _ in range(NONSENSE_TRIES - 1):
+    for _ in range(NONSENSE_ATTEMPTS_MAX - 1):
         try:
             return open_live(ctx, row, some=True)
         except Nonsense:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
     return open_live(ctx, row, some=True)
 
 
 def _follow(ctx: Context, live: ClusterSession, run: RunRow, stop_s: float | None) -> dict[int, NodeReport] | None:
     """The reports of its nodes, of those that ended in time; None where a command took the run over."""
     if stop_s is not None:
-        halt(live, run.name, "graceful", WHY, kind="lease")
+        halt(live, run.name, "graceful", STOP_REASON, kind="lease")
     following = follower(ctx, live, run, lambda *_: None, Silent().say)
     following.start()
     fetching, renewal = LiveFetch(live, run), AddressRenewal(ctx, live, run)
     began = time.monotonic()
     hurried = False
-    while not following.wait(LOOK_S):
+    while not following.wait(POLL_INTERVAL_S):
         if ctx.ledger.cluster(live.row.id).state != "up" or ctx.ledger.run(run.id).owner_process != ctx.me:
             following.quit()
             return None
@@ -221,7 +221,7 @@ def _follow(ctx: Context, live: ClusterSession, run: RunRow, stop_s: float | Non
             if hurried:
                 following.quit()
                 break
-            halt(live, run.name, "now", WHY, kind="lease")
+            halt(live, run.name, "now", STOP_REASON, kind="lease")
             hurried, began = True, time.monotonic()
         fetching.poll()
         renewal.poll()
@@ -237,15 +237,17 @@ def _conclude(
     deferred: list[Callable[[], None]] | None,
 ) -> None:
     if reports and all(report.kind == ReasonKind.NEVER_STARTED for report in reports.values()):
-        return _never_started(ctx, run)
-    outcome = finish(ctx, run, _source(ctx, live, run, reports), policy)
+        return _record_never_started(ctx, run)
+    outcome = finish(ctx, run, _results_source(ctx, live, run, reports), policy)
     _notify(ctx, live.row, run, outcome)
     if deferred is not None and (fetch := outcome.deferred_fetch):
         deferred.append(lambda: _notify(ctx, live.row, run, fetch()))
     return None
 
 
-def _source(ctx: Context, live: ClusterSession, run: RunRow, reports: Mapping[int, NodeReport]) -> Agents | Disks:
+def _results_source(
+    ctx: Context, live: ClusterSession, run: RunRow, reports: Mapping[int, NodeReport]
+) -> Agents | Disks:
     """The agents; where all nodes ended while they were followed, the disks of hosts of the user's own, which stay."""
     nodes = range(request_of(run).nodes)
     ended = len(reports) == len(nodes) and all(report.kind == ReasonKind.ENDED for report in reports.values())
@@ -275,41 +277,41 @@ def _save_edits(ctx: Context, row: ClusterRow) -> None:
         for said in save_left(ctx, row, Silent()):
             ctx.ledger.notice(said)
     except Exception as error:
-        if _can_wait(ctx, row, error):
+        if _can_retry(ctx, row, error):
             raise
-        _give_up(ctx, f"what was edited or made on {row.name} outside of runs is not all home", error)
+        _note_given_up(ctx, f"what was edited or made on {row.name} outside of runs is not all home", error)
 
 
-def _can_wait(ctx: Context, row: ClusterRow, error: Exception) -> bool:
+def _can_retry(ctx: Context, row: ClusterRow, error: Exception) -> bool:
     """Whether a host of the user's own is out of reach. It costs nothing, and cannot be cleared either: what it has
     would be lost if it came back just as its cluster is torn down."""
     return isinstance(error, ConnectionLost) and not is_rented(ctx.provisioner(row.provider))
 
 
-def _give_up(ctx: Context, what: str, error: Exception) -> None:
+def _note_given_up(ctx: Context, what: str, error: Exception) -> None:
     """A lease waits for nobody: whatever a node answers, and however full this disk is, its end comes."""
     why = error.say if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
     with suppress(GpuopsError):
         ctx.ledger.notice(f"{what}: {why}")
 
 
-def _never_started(ctx: Context, run: RunRow) -> None:
+def _record_never_started(ctx: Context, run: RunRow) -> None:
     ctx.ledger.set_run(run.id, state="home", owner_process=None, ended=time.time())
     ctx.ledger.notice(f"{run.name} was never started: its command died first")
 
 
-def _unreachable(ctx: Context, row: ClusterRow, run: RunRow, error: NodeError, *, given_up: bool) -> None:
+def _finish_unreachable(ctx: Context, row: ClusterRow, run: RunRow, error: NodeError, *, given_up: bool) -> None:
     """No node answers. While its provider still knows the machines and the lease lasts, they are tried again later,
     unless they are there and answer nonsense."""
     gone = not given_up and all_machines_ended(ctx, row)
     if not (given_up or gone):
         raise error
     if run.started is None:
-        return _never_started(ctx, run)
+        return _record_never_started(ctx, run)
     outcome = finish(ctx, run, Disks(row, error, ended=gone), Policy(Silent()))
     ctx.ledger.notice(f"{run.name}: {outcome.verdict.say}; what had come home is in {run.home}")
     return None
 
 
-def _end(ctx: Context, row: ClusterRow, say: str) -> None:
+def _tear_down(ctx: Context, row: ClusterRow, say: str) -> None:
     tear_down(ctx, row.id, say, notice=True)

@@ -80,29 +80,34 @@ class Death:
     """What the agent says happened, where no process can say it."""
 
 
-def deaths(kind: str, report: NodeReport, several: bool) -> list[Death]:
+def find_deaths(kind: str, report: NodeReport, several: bool) -> list[Death]:
     """Every death on one node, in the order of its ranks. `several`: the run has other nodes."""
     if kind == "command" and report.outcome == "failed":
         return [_command_death(report, several)]
-    found = [_rank_death(report, rank) for rank in _completed(report) if rank.code or rank.signal]
+    found = [_rank_death(report, rank) for rank in _complete_ranks(report) if rank.code or rank.signal]
     if report.outcome == "failed" and not any(death.weight < OURS for death in found):
         found.append(_launcher_death("torchrun", report, several))
     return found
 
 
-def culprit(found: Iterable[Death]) -> Death | None:
+def find_culprit(found: Iterable[Death]) -> Death | None:
     """The death that explains the others: the first by time that has a cause of its own.
 
     One that comes more than `WINDOW_S` after the first death did not cause it.
     """
-    ordered = sorted(found, key=lambda death: (death.weight, _when(death)))
+    ordered = sorted(found, key=lambda death: (death.weight, _end_time(death)))
     peers = [death for death in ordered if death.weight == PEER]
-    if ordered and peers and ordered[0].weight == OWN and _when(ordered[0]) > _when(peers[0]) + CULPRIT_WINDOW_S:
+    if (
+        ordered
+        and peers
+        and ordered[0].weight == OWN
+        and _end_time(ordered[0]) > _end_time(peers[0]) + CULPRIT_WINDOW_S
+    ):
         return peers[0]
     return ordered[0] if ordered else None
 
 
-def sentence(death: Death) -> str:
+def describe_death(death: Death) -> str:
     """What happened, without a full stop."""
     if death.said:
         return death.said
@@ -114,7 +119,7 @@ def sentence(death: Death) -> str:
         return f"{death.who} was ended by {_SIGNALS.get(death.signal, f'signal {death.signal}')}"
     if death.code is None:
         return f"{death.who} ended without saying how"
-    final = last_words(death.tail)
+    final = extract_exception(death.tail)
     if remedies.is_gpu_memory(final):
         return f"{death.who} ran out of GPU memory and failed with exit code {death.code}"
     if remedies.is_disk_full(final):
@@ -122,13 +127,13 @@ def sentence(death: Death) -> str:
     return f"{death.who} failed with exit code {death.code}"
 
 
-def hint(death: Death, run: str = "") -> str:
+def suggest_fix(death: Death, run: str = "") -> str:
     """One thing to do. `run`: the run's name; without, commands mean the latest."""
-    everything = f"`{_logs(death, run)}` shows everything it said"
-    return next(_hints(death, run), f"its last words are above; {everything}" if death.tail else everything)
+    everything = f"`{_logs_command_of(death, run)}` shows everything it said"
+    return next(_find_hints(death, run), f"its last words are above; {everything}" if death.tail else everything)
 
 
-def last_words(tail: str) -> str:
+def extract_exception(tail: str) -> str:
     """The exception that ended a program, from the last lines of its stderr.
 
     Of a chain (`During handling of the above exception …`) the first: a barrier in a `finally:`
@@ -146,19 +151,19 @@ def last_words(tail: str) -> str:
     return "\n".join(lines)
 
 
-def words(rank: RankReport) -> str:
+def last_output(rank: RankReport) -> str:
     """The last lines of a rank's stderr, or the message that `@record` kept, or what it printed last."""
-    return rank.tail.rstrip() or _recorded(rank.error) or rank.out.rstrip()
+    return rank.tail.rstrip() or _recorded_traceback(rank.error) or rank.out.rstrip()
 
 
-def once(text: str) -> str:
+def drop_repeated_tracebacks(text: str) -> str:
     """Without the tracebacks that say the same as one before: those of a torchrun's other ranks."""
     said, *blocks = text.split(_TRACEBACK)
     different = [block for index, block in enumerate(blocks) if block.strip() not in map(str.strip, blocks[:index])]
     return _TRACEBACK.join([said, *different])
 
 
-def without_summary(tail: str) -> str:
+def strip_torchrun_summary(tail: str) -> str:
     """What a program had said before torchrun added its own traceback and table."""
     before, found, _ = tail.rpartition(_SUMMARY)
     words, _, _ = before.rpartition(_TRACEBACK)
@@ -166,7 +171,7 @@ def without_summary(tail: str) -> str:
 
 
 def _rank_death(report: NodeReport, rank: RankReport) -> Death:
-    said = words(rank)
+    said = last_output(rank)
     return Death(
         who=f"rank {rank.rank} on node{rank.node}",
         node=rank.node,
@@ -198,13 +203,16 @@ def _weigh(report: NodeReport, rank: RankReport, said: str) -> int:
 
 
 def _weigh_words(said: str) -> int:
-    final = last_words(said)
+    final = extract_exception(said)
     return PEER if _PEER_WORDS.search(final) and not remedies.is_port_taken(final) else OWN
 
 
 def _command_death(report: NodeReport, several: bool) -> Death:
     """A plain command's; where it was a torchrun of the user's own, that of the rank which failed first."""
-    words = "\n".join(once(without_summary(report.tail)).rstrip().splitlines()[-SHOWN_LINES:]) or report.out.rstrip()
+    words = (
+        "\n".join(drop_repeated_tracebacks(strip_torchrun_summary(report.tail)).rstrip().splitlines()[-SHOWN_LINES:])
+        or report.out.rstrip()
+    )
     death = _launcher_death("the command", replace(report, tail=words), several)
     rank, code = _root_cause(report)
     if rank is None or death.code is None:
@@ -232,18 +240,18 @@ def _launcher_death(who: str, report: NodeReport, several: bool) -> Death:
         weight=OWN if signal or starting else _weigh_words(report.tail),
         tail=report.tail.rstrip(),
         full=full,
-        said=_said(report, full),
+        said=_describe_silent_death(report, full),
     )
 
 
-def _said(report: NodeReport, full: bool) -> str:
+def _describe_silent_death(report: NodeReport, full: bool) -> str:
     """What happened, where no process could say it."""
     if report.kind == ReasonKind.START:
         return f"node{report.node} could not start the run: {report.reason.say}"
     return f"the run failed on node{report.node}, whose disk is full" if full else ""
 
 
-def _completed(report: NodeReport) -> Iterator[RankReport]:
+def _complete_ranks(report: NodeReport) -> Iterator[RankReport]:
     """The node's ranks; one whose wrapper was killed is completed from torchrun's own report."""
     reported, code = _root_cause(report)
     for rank in report.ranks:
@@ -259,7 +267,7 @@ def _root_cause(report: NodeReport) -> tuple[int | None, int]:
     return (int(match[1]), int(match[2])) if match else (None, 0)
 
 
-def _recorded(error: Mapping[str, Any] | None) -> str:
+def _recorded_traceback(error: Mapping[str, Any] | None) -> str:
     match error:
         case {"message": {"extraInfo": {"py_callstack": str(trace)}}} if trace:
             return trace.rstrip()
@@ -268,21 +276,23 @@ def _recorded(error: Mapping[str, Any] | None) -> str:
     return ""
 
 
-def _when(death: Death) -> float:
+def _end_time(death: Death) -> float:
     return float("-inf") if death.ended is None else death.ended
 
 
-def _logs(death: Death, run: str) -> str:
-    return f"{logs(run)} --node {death.node}" if death.rank is None else f"{logs(run)} --rank {death.rank}"
+def _logs_command_of(death: Death, run: str) -> str:
+    return (
+        f"{logs_command(run)} --node {death.node}" if death.rank is None else f"{logs_command(run)} --rank {death.rank}"
+    )
 
 
-def logs(run: str) -> str:
+def logs_command(run: str) -> str:
     """The command that shows what a run said."""
     return f"gpuops logs {run}".rstrip()
 
 
-def _hints(death: Death, run: str) -> Iterator[str]:
-    final = last_words(death.tail)
+def _find_hints(death: Death, run: str) -> Iterator[str]:
+    final = extract_exception(death.tail)
     if death.oom:
         yield "use a smaller batch or fewer data-loader workers, or a machine with more memory"
     if death.full:
@@ -302,4 +312,4 @@ def _hints(death: Death, run: str) -> Iterator[str]:
     if _NO_MEETING.search(final):
         yield "check that no firewall stands between the nodes: they did not find each other"
     if death.weight == PEER:
-        yield f"another rank stopped taking part: `{logs(run)}` shows what every rank said"
+        yield f"another rank stopped taking part: `{logs_command(run)}` shows what every rank said"

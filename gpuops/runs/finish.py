@@ -33,7 +33,7 @@ from gpuops.runs.judgement import (
 )
 from gpuops.runs.report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.spec import request_of
-from gpuops.runs.verdict import how_far
+from gpuops.runs.verdict import read_progress
 from gpuops.sync import RunHome, archive, bucket, sinks
 from gpuops.sync.outputs import inherit
 from gpuops.sync.restore import outputs
@@ -133,7 +133,7 @@ def _persist(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement
         "kept": sinks.outcome(request, row.name, judgement.sink_states, range(request.nodes), bucket_place(row))
         if request.sink
         else "",
-        "progress": how_far(reports[index] for index in sorted(reports)),
+        "progress": read_progress(reports[index] for index in sorted(reports)),
     }
     RunHome(row.home).write_record(document)
     ctx.ledger.set_run(

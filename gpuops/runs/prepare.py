@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuops import __version__, sync
-from gpuops.clusters.virtual import widen
+from gpuops.clusters.virtual import add_virtual_nodes
 from gpuops.core.context import Context
 from gpuops.core.errors import BUG, GpuopsError, Interrupted, UsageError
 from gpuops.core.format import first_few, plural
@@ -116,7 +116,7 @@ def prepare(
     values = secret_values(request.secrets, ctx.folder, ctx.env)
     if not sending.queue:
         _refuse_second(ctx, live, None)
-    widen(ctx, live, request)
+    add_virtual_nodes(ctx, live, request)
     row = ctx.ledger.add_run(
         stem=stem(request),
         cluster=live.row.id,

@@ -25,12 +25,14 @@ DEFAULT_GRACE_DOLLARS = 5.0
 """What a wait without `--grace` may cost, all nodes together."""
 
 
-def default_s(per_hour: float) -> float:
+def default_hold_s(per_hour: float) -> float:
     """The wait without `--grace`, in seconds; `per_hour`: the price of all nodes."""
     return min(DEFAULT_GRACE_S, DEFAULT_GRACE_DOLLARS / per_hour * 3600) if per_hour > 0 else DEFAULT_GRACE_S
 
 
-def hold_s(asked_s: float | None, lease: Lease, per_hour: float, *, rented: bool, ephemeral: bool) -> float | None:
+def resolve_hold_s(
+    asked_s: float | None, lease: Lease, per_hour: float, *, rented: bool, ephemeral: bool
+) -> float | None:
     """How long the nodes of a run hold its results, in seconds; None: until their idle end.
 
     A cluster that was brought up to stay is not ended earlier than its idle end for holding results.
@@ -39,10 +41,10 @@ def hold_s(asked_s: float | None, lease: Lease, per_hour: float, *, rented: bool
         return asked_s
     if not rented:
         return None
-    return default_s(per_hour) if ephemeral else max(default_s(per_hour), lease.idle_s or 0.0)
+    return default_hold_s(per_hour) if ephemeral else max(default_hold_s(per_hour), lease.idle_s or 0.0)
 
 
-def warning(hold_s: float, lease: Lease, now: float) -> str:
+def loss_warning(hold_s: float, lease: Lease, now: float) -> str:
     """When results are lost while this computer is away. The run's end is not known yet, so a clock time is named only
     where the lease ends first. `now`: UTC seconds."""
     lost = "results are lost unless this computer is back"
@@ -54,21 +56,21 @@ def warning(hold_s: float, lease: Lease, now: float) -> str:
     return f"{lost} within {span(hold_s)} after the run's end, and before the lease ends at {end} (local time)"
 
 
-def question(per_hour: float, opened: str = "") -> str:
+def detach_question(per_hour: float, opened: str = "") -> str:
     """The question before a detached run. `opened`: the clock time until which the nodes can write to a bucket, where
     that is earlier."""
-    wait_s = default_s(per_hour)
+    wait_s = default_hold_s(per_hour)
     bucket = f", and the nodes can write to the bucket only until {opened}, when the login ends" if opened else ""
     return (
         f"with --detach nobody may be here when the run ends{bucket}: let the nodes wait up to "
-        f"{span(wait_s)} for this computer to fetch the results, for at most {_cost(wait_s, per_hour)}?"
+        f"{span(wait_s)} for this computer to fetch the results, for at most {_format_cost(wait_s, per_hour)}?"
     )
 
 
-def refusal(per_hour: float, opened: str = "") -> tuple[str, str]:
+def detach_refusal(per_hour: float, opened: str = "") -> tuple[str, str]:
     """The same without a terminal: what is wrong, and what to type instead."""
-    wait_s = default_s(per_hour)
-    wait = f"the nodes wait {span(wait_s)} for it, for at most {_cost(wait_s, per_hour)}"
+    wait_s = default_hold_s(per_hour)
+    wait = f"the nodes wait {span(wait_s)} for it, for at most {_format_cost(wait_s, per_hour)}"
     if opened:
         say = f"the nodes can write to the bucket only until {opened}, when the login ends"
         return (
@@ -81,19 +83,19 @@ def refusal(per_hour: float, opened: str = "") -> tuple[str, str]:
     )
 
 
-def _cost(wait_s: float, per_hour: float) -> str:
+def _format_cost(wait_s: float, per_hour: float) -> str:
     return money(wait_s / 3600 * per_hour)
 
 
-def price(ctx: Context, cluster: int) -> float:
+def cluster_price(ctx: Context, cluster: int) -> float:
     """$/h of all machines of a cluster."""
     return sum(one.per_hour for one in ctx.ledger.resources(cluster) if one.kind == "machine")
 
 
-def agree(ctx: Context, request: RunRequest, provider: str, per_hour: float, lease: Lease) -> None:
+def confirm_hold(ctx: Context, request: RunRequest, provider: str, per_hour: float, lease: Lease) -> None:
     """Before a run is detached from rented nodes: without `--grace` or a sink that outlasts `lease`, ask whether the
     nodes shall wait. A bucket outlasts it only while the login's session does. Raises UsageError, AuthFailed."""
-    if request.hold_s is not None or not _vanishes(ctx, provider):
+    if request.hold_s is not None or not _can_lose_results(ctx, provider):
         return
     opened = ""
     if request.sink is not None:
@@ -102,25 +104,25 @@ def agree(ctx: Context, request: RunRequest, provider: str, per_hour: float, lea
             return
         opened = f"{clock_time(ends, time.time())} (local time)"
     if ctx.out.interactive and not ctx.yes:
-        if ctx.out.confirm(question(per_hour, opened)):
+        if ctx.out.confirm(detach_question(per_hour, opened)):
             return
-        raise UsageError("not confirmed: nothing was started", refusal(per_hour, opened)[1])
-    raise UsageError(*refusal(per_hour, opened))
+        raise UsageError("not confirmed: nothing was started", detach_refusal(per_hour, opened)[1])
+    raise UsageError(*detach_refusal(per_hour, opened))
 
 
-def arrange(ctx: Context, live: ClusterSession, request: RunRequest) -> RunRequest:
+def complete_request(ctx: Context, live: ClusterSession, request: RunRequest) -> RunRequest:
     """The request completed with its sink and with how long the nodes hold results. Raises UsageError where the nodes
     have no such sink."""
     row = live.row
     rented = is_rented(ctx.provisioner(row.provider))
-    hold = hold_s(request.hold_s, row.lease, price(ctx, row.id), rented=rented, ephemeral=row.ephemeral)
+    hold = resolve_hold_s(request.hold_s, row.lease, cluster_price(ctx, row.id), rented=rented, ephemeral=row.ephemeral)
     sink = request.sink
     if sink:
         sink = sinks.resolve(sink, row.name, machines_of(ctx, row), end=row.ephemeral)
     return dataclasses.replace(request, hold_s=hold, sink=sink)
 
 
-def describe(ctx: Context, live: ClusterSession, row: RunRow, request: RunRequest) -> str:
+def describe_hold(ctx: Context, live: ClusterSession, row: RunRow, request: RunRequest) -> str:
     """One sentence on where the results of a started run are kept, or when they are lost; empty for neither."""
     if request.sink:
         folder = ""
@@ -131,12 +133,12 @@ def describe(ctx: Context, live: ClusterSession, row: RunRow, request: RunReques
         early = until is not None and (row.ended is None) and (live.row.lease.end is None or until < live.row.lease.end)
         limit = f", if it ends before {clock_time(until, time.time())} (local time)" if early and until else ""
         return f"results are kept {on} {sinks.place(request, row.name, folder)} as well{limit}"
-    if request.hold_s is None or not _vanishes(ctx, live.row.provider):
+    if request.hold_s is None or not _can_lose_results(ctx, live.row.provider):
         return ""
-    return warning(request.hold_s, live.row.lease, time.time())
+    return loss_warning(request.hold_s, live.row.lease, time.time())
 
 
-def _vanishes(ctx: Context, provider: str) -> bool:
+def _can_lose_results(ctx: Context, provider: str) -> bool:
     """Whether nodes of the provider end without this computer, and unfetched results with them."""
     provisioner = ctx.provisioner(provider)
     return is_rented(provisioner) and has_capability(provisioner, "self_destruct")

@@ -12,7 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpuops.core.models import RunRequest, Verdict
 from gpuops.runs import remedies
-from gpuops.runs.diagnosis import CULPRIT_WINDOW_S, OWN, PEER, Death, culprit, deaths, hint, last_words, logs, sentence
+from gpuops.runs.diagnosis import (
+    CULPRIT_WINDOW_S,
+    OWN,
+    PEER,
+    Death,
+    describe_death,
+    extract_exception,
+    find_culprit,
+    find_deaths,
+    logs_command,
+    suggest_fix,
+)
 from gpuops.runs.report import NodeReport, RankReport, ReasonKind
 
 STOPPED = 130
@@ -31,7 +42,7 @@ RETRIES_HINT = "; with `--retries 2` it would have gone on by itself"
 START_OVER_HINT = "run it again: it left no snapshot to continue from"
 
 
-def how_far(reports: Iterable[NodeReport]) -> dict[str, int]:
+def read_progress(reports: Iterable[NodeReport]) -> dict[str, int]:
     """How far the run's program says it got: `step`, and `saved`, the step of its newest snapshot, where known."""
     found: dict[str, int] = {}
     for report in reports:
@@ -60,15 +71,15 @@ def judge(
     if not reports:
         return Verdict("lost", NODE_FAILED, "no node could say how the run ended", again)
     several = len(reports) > 1
-    blamed = culprit(death for report in reports for death in deaths(request.kind, report, several))
+    blamed = find_culprit(death for report in reports for death in find_deaths(request.kind, report, several))
     outside = _ended_from_outside(reports, again)
-    if blamed and blamed.weight == OWN and not (outside and _came_before(outside[0], blamed)):
-        return _failed(blamed, reports, run)
+    if blamed and blamed.weight == OWN and not (outside and _precedes(outside[0], blamed)):
+        return _failed_verdict(blamed, reports, run)
     if outside:
         return outside[1]
     if blamed:
-        return _failed(blamed, reports, run)
-    return _formed(request, world_size, reports, run)
+        return _failed_verdict(blamed, reports, run)
+    return _judge_world(request, world_size, reports, run)
 
 
 def is_port_clash(reports: Iterable[NodeReport]) -> bool:
@@ -90,12 +101,12 @@ def _ended_from_outside(reports: Sequence[NodeReport], again: str) -> tuple[Node
             say = f"the lease of node{report.node} ended the run"
             longer = f"give it longer (--max-hours, --max-cost, or in time `gpuops lease NAME --extend 2h`) and {again}"
             return report, Verdict("stopped", NODE_FAILED, say, longer, node=report.node)
-    if preemption := _preemption(first):
-        return preemption, _preempted(preemption, reports, again)
+    if preemption := _find_preempted_node(first):
+        return preemption, _preempted_verdict(preemption, reports, again)
     # A node that heard of the loss by the gang link is a witness only: the lost one itself speaks first.
     for report in sorted(first, key=lambda report: report.kind == ReasonKind.GANG):
         if report.outcome == "lost":
-            return report, _lost(report, again)
+            return report, _lost_verdict(report, again)
     for report in first:
         if report.kind == ReasonKind.END:  # not by a stop, which would have been reported as one
             return report, Verdict(
@@ -106,11 +117,11 @@ def _ended_from_outside(reports: Sequence[NodeReport], again: str) -> tuple[Node
             return report, Verdict("stopped", STOPPED, "the run was stopped before its end", again)
     for report in first:
         if report.kind == ReasonKind.GANG and all(other.outcome != "failed" for other in reports):
-            return report, _lost(report, again)
+            return report, _lost_verdict(report, again)
     return None
 
 
-def _preemption(reports: Sequence[NodeReport]) -> NodeReport | None:
+def _find_preempted_node(reports: Sequence[NodeReport]) -> NodeReport | None:
     """A node of those whose provider took a machine back: with notice, which all of them then know of, or without."""
     noticed = [report for report in reports if report.kind == ReasonKind.PREEMPTED]
     if noticed or any(report.kind == ReasonKind.STOP for report in reports):
@@ -118,9 +129,9 @@ def _preemption(reports: Sequence[NodeReport]) -> NodeReport | None:
     return next((report for report in reports if report.reason.preempted), None)
 
 
-def _preempted(report: NodeReport, reports: Sequence[NodeReport], again: str) -> Verdict:
+def _preempted_verdict(report: NodeReport, reports: Sequence[NodeReport], again: str) -> Verdict:
     """`reclaimed by AWS at step 120 (node1 at 08:22:00Z); the newest snapshot is of step 100`."""
-    reason, got = report.reason, how_far(reports)
+    reason, got = report.reason, read_progress(reports)
     node, at = report.node if reason.node is None else reason.node, reason.at
     step = f" at step {got['step']}" if "step" in got else ""
     when = time.strftime(" at %H:%M:%SZ", time.gmtime(at)) if at is not None else ""
@@ -130,14 +141,14 @@ def _preempted(report: NodeReport, reports: Sequence[NodeReport], again: str) ->
     return Verdict("reclaimed", NODE_FAILED, say, again + RETRIES_HINT, node=node)
 
 
-def _lost(report: NodeReport, again: str) -> Verdict:
+def _lost_verdict(report: NodeReport, again: str) -> Verdict:
     why = report.reason.say or "it was gone"
     node = report.node if report.reason.origin is None else report.reason.origin
     say = why if why.startswith(f"node{node}") else f"the run was lost on node{node}: {why}"
     return Verdict("lost", NODE_FAILED, say, again, node=node)
 
 
-def _came_before(report: NodeReport, death: Death) -> bool:
+def _precedes(report: NodeReport, death: Death) -> bool:
     """Whether a lost node explains a death elsewhere that has its own words (a caught error)."""
     if report.outcome != "lost" or death.oom:
         return False
@@ -148,19 +159,19 @@ def _came_before(report: NodeReport, death: Death) -> bool:
     return report.ended <= death.ended + CULPRIT_WINDOW_S
 
 
-def _failed(death: Death, reports: Sequence[NodeReport], run: str) -> Verdict:
-    advice = hint(death, run)
+def _failed_verdict(death: Death, reports: Sequence[NodeReport], run: str) -> Verdict:
+    advice = suggest_fix(death, run)
     if death.weight == PEER:
-        advice = _left_early(death, reports) or advice
-    return Verdict("failed", FAILED, sentence(death), advice, death.rank, death.node, death.tail)
+        advice = _explain_early_exit(death, reports) or advice
+    return Verdict("failed", FAILED, describe_death(death), advice, death.rank, death.node, death.tail)
 
 
-def _left_early(death: Death, reports: Sequence[NodeReport]) -> str:
+def _explain_early_exit(death: Death, reports: Sequence[NodeReport]) -> str:
     """A rank that ended well while its peers still needed it: nothing else would name it.
 
     One that leaves the world closes its connections before it ends, so its end may be the later one.
     """
-    joining = remedies.was_joining(last_words(death.tail))
+    joining = remedies.was_joining(extract_exception(death.tail))
     for rank in (rank for report in reports for rank in report.ranks):
         if joining and rank.code == 0 and rank.joined is not False:
             return f"rank {rank.rank} on node{rank.node} left while others still joined: {remedies.BARRIER}"
@@ -172,50 +183,55 @@ def _left_early(death: Death, reports: Sequence[NodeReport]) -> str:
     return ""
 
 
-def _formed(request: RunRequest, world_size: int, reports: Sequence[NodeReport], run: str) -> Verdict:
+def _judge_world(request: RunRequest, world_size: int, reports: Sequence[NodeReport], run: str) -> Verdict:
     """All ended well; did they train together?"""
     if request.kind != "torchrun":
-        return _alone("the command ended well", [_last(report) for report in reports])
+        return _judge_alone("the command ended well", [_last_line(report) for report in reports])
     ranks = [rank for report in reports for rank in report.ranks]
     if world_size <= 1:
-        return _alone("the run ended well", [_last(rank) for rank in ranks])
+        return _judge_alone("the run ended well", [_last_line(rank) for rank in ranks])
     together = sum(rank.joined is True for rank in ranks)
-    unwilling = not together and all(remedies.wants_gpus(_last(rank)) for rank in ranks)
+    unwilling = not together and all(remedies.wants_gpus(_last_line(rank)) for rank in ranks)
     well = f"all {world_size} ranks ended well"
     if unwilling or any(rank.joined is False for rank in ranks):
         formed = f"only {together} of them joined" if together else "none of them joined"
         say = f"{well}, but {formed} the world of {world_size} that was asked for"
-        apart = {rank.rank: _last(rank) for rank in ranks if not rank.joined}
+        apart = {rank.rank: _last_line(rank) for rank in ranks if not rank.joined}
         return Verdict(
-            "unformed", FAILED, f"{say}: {_saying(apart)}", remedies.GPUS if unwilling else SEPARATE_RANKS_HINT
+            "unformed",
+            FAILED,
+            f"{say}: {_describe_last_lines(apart)}",
+            remedies.GPUS if unwilling else SEPARATE_RANKS_HINT,
         )
     if together < world_size:
         say = f"{well}, but too soon: gpuops could not tell whether they formed one world of {world_size}"
-        return Verdict("unclear", 0, say, f"look for the world size in what rank 0 printed (`{logs(run)} --rank 0`)")
+        return Verdict(
+            "unclear", 0, say, f"look for the world size in what rank 0 printed (`{logs_command(run)} --rank 0`)"
+        )
     return Verdict("done", 0, well)
 
 
-def _alone(well: str, last: Sequence[str]) -> Verdict:
+def _judge_alone(well: str, last: Sequence[str]) -> Verdict:
     """Of what ran alone nothing is known but its exit code, 0, and its last line."""
     unwilling = next(filter(remedies.wants_gpus, last), "")
     if not unwilling:
         return Verdict("done", 0, well if any(last) else f"{well}, and printed nothing")
-    return Verdict("unclear", 0, f"{well}, but it says {_quoted(unwilling)}", remedies.GPUS)
+    return Verdict("unclear", 0, f"{well}, but it says {_quote(unwilling)}", remedies.GPUS)
 
 
-def _last(one: RankReport | NodeReport) -> str:
+def _last_line(one: RankReport | NodeReport) -> str:
     """The last line that it printed."""
     return remedies.last_line(one.out) or remedies.last_line(one.tail)
 
 
-def _saying(last: Mapping[int, str]) -> str:
+def _describe_last_lines(last: Mapping[int, str]) -> str:
     """What these ranks printed last, by rank."""
     rank, line = next(((rank, line) for rank, line in last.items() if line), (None, ""))
     if rank is None:
         return "they printed nothing"
     who = "they say" if len(last) > 1 and set(last.values()) == {line} else f"rank {rank} says"
-    return f"{who} {_quoted(line)}"
+    return f"{who} {_quote(line)}"
 
 
-def _quoted(line: str) -> str:
+def _quote(line: str) -> str:
     return f'"{line}"' if len(line) <= QUOTED_CHARS else f'"{line[:QUOTED_CHARS]}…"'

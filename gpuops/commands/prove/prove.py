@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuops.clusters.up import plan
+from gpuops.clusters.up import find_offers
 from gpuops.commands.prove.record import count_outcomes, make_document
 from gpuops.commands.prove.sandbox import Sandbox, dollars
 from gpuops.commands.prove.scenarios import SCENARIOS, Result, Scenario, run_scenario
@@ -71,7 +71,7 @@ def plan_steps(offer: Offer, settle_s: float, spend: float) -> list[Step]:
 def prove(ctx: Context, request: Request, spend: float) -> Proof:
     """Run the scenarios that `spend` pays for. Raises ProviderError and UsageError before anything is created."""
     refuse_dotenv(ctx, request.provider)
-    provisioner, found = plan(ctx, request)
+    provisioner, found = find_offers(ctx, request)
     offer = min(found, key=lambda one: one.per_hour)
     todo = plan_steps(offer, provisioner.settle_s, spend)
     _announce(ctx, request, offer, todo, spend)

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from gpuops.clusters import orphans
-from gpuops.clusters.orphans import note_rented
-from gpuops.clusters.teardown import POLL_S, POLL_SLOW_S, belonging, see_off, tear_down
+from gpuops.clusters.orphans import record_rented
+from gpuops.clusters.teardown import POLL_S, POLL_SLOW_S, clear_leftovers_once, select_by_tag, tear_down
 from gpuops.commands.prove.faults import ContractBroken
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, RateLimited, StillBilling, Unknown, UsageError
@@ -123,13 +123,13 @@ class Sandbox:
 
     def of(self, row: ClusterRow) -> list[Resource]:
         """The listed resources of one cluster, in node order."""
-        return belonging(self.listed(), self.ctx.owner, row.name)
+        return select_by_tag(self.listed(), self.ctx.owner, row.name)
 
     def there(self) -> set[tuple[str, str]]:
         """Listed resources with our mark, without those of clusters that other commands made."""
         listed, owner = self.listed(), self.ctx.owner
         theirs = [row.name for row in self.ctx.ledger.clusters() if not row.name.startswith(self.prefix)]
-        strange = [one for name in theirs for one in belonging(listed, owner, name)]
+        strange = [one for name in theirs for one in select_by_tag(listed, owner, name)]
         return {(one.kind, one.id) for one in listed} - {(one.kind, one.id) for one in strange}
 
     def offers(self, request: Request | None = None) -> list[Offer]:
@@ -169,7 +169,7 @@ class Sandbox:
         self.ctx.ledger.set_cluster(row.id, offer=payer_record(payer(self.ctx, self.request)))
         self.ctx.ensure_guard(row)
         if self.rented:
-            note_rented(self.ctx.home, self.request.provider)
+            record_rented(self.ctx.home, self.request.provider)
         return self.ctx.ledger.cluster(row.id)
 
     def name(self, part: str) -> str:
@@ -219,7 +219,7 @@ class Sandbox:
 
     def _seen_off(self, row: ClusterRow) -> bool:
         try:
-            return not see_off(self.ctx, row)
+            return not clear_leftovers_once(self.ctx, row)
         except ProviderError:
             return False  # `within` asks again
 
@@ -245,7 +245,9 @@ class Sandbox:
         that are left."""
         if self.within(doubt_s, self.left):
             try:
-                orphans.end(self.ctx, [orphans.Orphan(self.request.provider, one) for one in self._orphans()])
+                orphans.destroy_orphans(
+                    self.ctx, [orphans.Orphan(self.request.provider, one) for one in self._orphans()]
+                )
             except StillBilling:
                 pass  # `left` names it
         return self.left()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from gpuops.clusters.teardown import belonging
+from gpuops.clusters.teardown import select_by_tag
 from gpuops.commands.prove.faults import Announcement, ContractBroken, NotRunnable
 from gpuops.commands.prove.sandbox import Sandbox, check_noun
 from gpuops.commands.prove.shared_clusters import CreatedCluster, made
@@ -80,7 +80,7 @@ def listing(sandbox: Sandbox) -> str:
     found = sandbox.listed()
     if strange := [one.name for one in found if not one.name.startswith(f"gpuops-{sandbox.ctx.owner}-")]:
         raise ContractBroken(f"list_owned shows what does not carry our mark: '{strange[0]}'")
-    for seen in belonging(found, sandbox.ctx.owner, one.row.name):
+    for seen in select_by_tag(found, sandbox.ctx.owner, one.row.name):
         if not str(seen.data.get("token") or one.row.token).startswith(one.row.token):
             raise ContractBroken(
                 f"data['token'] of {_part(seen.name)} is not its journal.will's: gpuops takes it for another's"

@@ -108,7 +108,9 @@ def killed(sandbox: Sandbox) -> str:
         forgetful = dataclasses.replace(sandbox.ctx)
         forgetful.ledger = Ledger.open(Path(folder))
         try:
-            orphans.end(forgetful, [orphans.Orphan(sandbox.request.provider, resource) for resource in found])
+            orphans.destroy_orphans(
+                forgetful, [orphans.Orphan(sandbox.request.provider, resource) for resource in found]
+            )
         except StillBilling as error:
             raise ContractBroken(f"what a killed command has left cannot be reaped: {error.say}") from error
         finally:

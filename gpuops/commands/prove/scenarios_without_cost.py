@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any
 
-from gpuops.clusters.up import plan
+from gpuops.clusters.up import find_offers
 from gpuops.commands.prove.faults import ContractBroken
 from gpuops.commands.prove.sandbox import Sandbox, check_noun
 from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, UsageError
@@ -125,7 +125,7 @@ def bad_request(sandbox: Sandbox) -> str:
     for capability, wish in (("multinode", {"nodes": 2}), ("spot", {"spot": True})):
         if not has_capability(sandbox.core, capability):
             try:
-                plan(sandbox.ctx, dataclasses.replace(sandbox.request, **wish))
+                find_offers(sandbox.ctx, dataclasses.replace(sandbox.request, **wish))
             except UsageError:
                 refused.append(capability)
             else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar, cast
 
-from gpuops.clusters.teardown import clear
+from gpuops.clusters.teardown import destroy_cluster
 from gpuops.clusters.up import bring_up
 from gpuops.commands.prove.faults import AnswerLosingProvisioner, ContractBroken, NotRunnable, RecordingJournal
 from gpuops.commands.prove.sandbox import Sandbox
@@ -108,7 +108,7 @@ def _make(sandbox: Sandbox, part: str, boot_s: float | None = None) -> CreatedCl
         except NoCapacity as error:
             full = error
             sandbox.ctx.ledger.refused(row.id)
-            clear(sandbox.ctx, sandbox.core, row)
+            destroy_cluster(sandbox.ctx, sandbox.core, row)
             sandbox.ctx.ledger.cleared(row.id)
             continue
         return CreatedCluster(row, offer, intent, spy, made)

@@ -66,13 +66,13 @@ def test_the_second_signal_hurries_what_hears_nothing(shell: Shell, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "place", "starting"),
     [
-        ("INT", "gpuops.clusters.up:plan", False),
-        ("INT", "gpuops.clusters.up:_create", False),
+        ("INT", "gpuops.clusters.up:find_offers", False),
+        ("INT", "gpuops.clusters.up:_create_first_available", False),
         ("INT", "gpuops.clusters.up:wait_ready", False),
         ("INT", "gpuops.sync:push_many", True),
         ("INT", "gpuops.nodes.python:equip", True),
         ("INT", "gpuops.runs.launch:node_specs", True),
-        ("HUP", "gpuops.clusters.up:_create", False),
+        ("HUP", "gpuops.clusters.up:_create_first_available", False),
         ("HUP", "gpuops.sync:push_many", True),
         ("HUP", "gpuops.runs.launch:node_specs", True),
     ],

@@ -119,7 +119,7 @@ def test_who_has_had_time_enough_to_bring_things_home() -> None:
         (row(lease=Lease(hard_end=NOW - 700)), 701.0, False),
     ]
     for cluster, ran_s, expected in table:
-        assert daemon.had_its_time(cluster, NOW, ran_s) is expected, (cluster, ran_s)
+        assert daemon.is_out_of_time(cluster, NOW, ran_s) is expected, (cluster, ran_s)
 
 
 # -- doing it -------------------------------------------------------------------------------------
@@ -225,8 +225,8 @@ def test_a_run_that_a_command_was_quicker_to_take_is_left_to_it(
     _, world = there
     lab = cluster(world)
     one = running(world, lab, DEAD)
-    take = keep._take
-    monkeypatch.setattr(keep, "_take", lambda ctx, run: world.ledger.take_run(run.id, other) and take(ctx, run))
+    take = keep._take_run
+    monkeypatch.setattr(keep, "_take_run", lambda ctx, run: world.ledger.take_run(run.id, other) and take(ctx, run))
     keep.tend(world, lab)
     assert (world.ledger.run(one.id).state, world.ledger.run(one.id).owner_process) == ("running", other)
 
@@ -337,7 +337,7 @@ def test_what_is_rented_waits_once_for_what_is_on_it(
 
 
 def test_failures_are_tried_again_ever_more_seldom() -> None:
-    assert [daemon.pause_s(failures) for failures in (1, 2, 3, 4, 5, 10_000)] == [
+    assert [daemon.retry_pause_s(failures) for failures in (1, 2, 3, 4, 5, 10_000)] == [
         30.0,
         60.0,
         120.0,
@@ -401,7 +401,7 @@ def test_attempts_that_fail_are_made_again(there: tuple[Cloud, Context], clock: 
         clock[0] += 0.5
         assert office.guard.round()
         assert len(office.attempts) == failures + 1, "not at once"
-        clock[0] += daemon.pause_s(failures + 1)
+        clock[0] += daemon.retry_pause_s(failures + 1)
     assert office.guard.round()
     office.over(0)
     assert office.guard.round()
@@ -418,12 +418,12 @@ def test_what_fails_is_told_and_ends_once_it_is_possible(
     lab = cluster(world, state="ending")
     cloud.play(destroy_always=[Fault("KeyError", lie=True)], gone_s=0.3, settle_s=0.0)
     for failures in range(4):
-        assert daemon.attempt(world.home, lab, Job.TEND, failures) == 1
+        assert daemon.run_attempt(world.home, lab, Job.TEND, failures) == 1
         assert capsys.readouterr().err.count("Z lab: gpuops-") == 1
         said = told(world)
         assert ("lab cannot be looked after: gpuops-" in said) is (failures + 1 == daemon.NOTICE_FAILURES), said
     cloud.play(settle_s=0.0)
-    assert daemon.attempt(world.home, lab, Job.TEND, 4) == 0
+    assert daemon.run_attempt(world.home, lab, Job.TEND, 4) == 0
     assert cloud.machines() == []
     assert "lab is looked after again" in told(world)
     assert "Traceback" not in capsys.readouterr().err
@@ -506,7 +506,7 @@ def test_at_the_second_time_it_is_ended_before_all_is_home(
     monkeypatch.setenv("SCRIPTED", str(cloud.folder))
     (world.home / "owner").write_text(OWNER + "\n")
     lab = cluster(world, lease=Lease(hard_end=1.0))
-    assert daemon.attempt(world.home, lab, Job.END_AT_ONCE, 0) == 0
+    assert daemon.run_attempt(world.home, lab, Job.END_AT_ONCE, 0) == 0
     assert cloud.machines() == []
     assert "lab reached the end of its lease and was ended, before all of it was home" in told(world)
 
@@ -519,7 +519,7 @@ def test_the_guard_does_not_leave_before_its_last_word(there: tuple[Cloud, Conte
     assert office.guard.round()
     world.ledger.gone(lab, 1.0, "its end")
     assert office.guard.round()
-    clock[0] += daemon.LAST_WORDS_S
+    clock[0] += daemon.CHILD_EXIT_TIMEOUT_S
     assert office.guard.round()
     clock[0] += 1.0
     assert not office.guard.round()
@@ -672,7 +672,7 @@ def test_the_guard_knows_what_stands_in_the_projects_dotenv(tmp_path: Path, monk
     project.mkdir()
     (project / ".env").write_text("GPUOPS_TORCH_SPEC=torch==2.11.0\n= = =\n")
     monkeypatch.delenv("GPUOPS_TORCH_SPEC", raising=False)
-    assert "GPUOPS_TORCH_SPEC" not in daemon.context(home).env
-    assert daemon.context(home, project).env["GPUOPS_TORCH_SPEC"] == "torch==2.11.0"
+    assert "GPUOPS_TORCH_SPEC" not in daemon.make_context(home).env
+    assert daemon.make_context(home, project).env["GPUOPS_TORCH_SPEC"] == "torch==2.11.0"
     monkeypatch.setenv("GPUOPS_TORCH_SPEC", "torch")
-    assert daemon.context(home, project).env["GPUOPS_TORCH_SPEC"] == "torch"
+    assert daemon.make_context(home, project).env["GPUOPS_TORCH_SPEC"] == "torch"

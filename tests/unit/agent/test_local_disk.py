@@ -13,7 +13,7 @@ from gpuops.agent.files import local_disk
 from gpuops.agent.node import Node
 from gpuops.agent.rpc import hello
 from gpuops.agent.wire import PROTOCOL
-from gpuops.clusters.wait import local_disks
+from gpuops.clusters.wait import describe_local_disks
 from gpuops.transport.answers import LocalDisk, NodeHello
 
 Room = dict[str, int]
@@ -115,6 +115,6 @@ def test_it_is_said(tmp_path: Path, disk: Path) -> None:
     assert hello.hello(node, {}, None)["scratch"]["path"] == str(disk)
     large, larger = (a_hello(LocalDisk("/opt/dlami/nvme", size)) for size in (3_400_000_000_000, 4 * 10**12))
     told = "(/opt/dlami/nvme, 3.4 TB free)"
-    assert local_disks([larger, large]) == f"data and environments are on each machine's local disk {told}"
-    assert local_disks([None, large]) == f"data and environments are on the local disk of node1 alone {told}"
-    assert local_disks([a_hello(None), None]) == ""
+    assert describe_local_disks([larger, large]) == f"data and environments are on each machine's local disk {told}"
+    assert describe_local_disks([None, large]) == f"data and environments are on the local disk of node1 alone {told}"
+    assert describe_local_disks([a_hello(None), None]) == ""

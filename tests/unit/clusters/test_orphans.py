@@ -13,7 +13,7 @@ import pytest
 from gpuops.agent.wire import PROTOCOL
 from gpuops.cli.terminal.output import Output
 from gpuops.clusters import orphans, recovery, virtual
-from gpuops.clusters.orphans import note_rented
+from gpuops.clusters.orphans import record_rented
 from gpuops.commands import down, status
 from gpuops.core import provider as contract
 from gpuops.core.context import Context
@@ -51,7 +51,7 @@ def known(world: Context, name: str, state: str = "up") -> int:
 
 
 def unasked(world: Context) -> list[str]:
-    return [one.say for one in orphans.strays(world)[1]]
+    return [one.say for one in orphans.find_orphans(world)[1]]
 
 
 def names(found: list[orphans.Orphan]) -> list[str]:
@@ -63,10 +63,10 @@ def test_strays_are_what_no_live_cluster_accounts_for(there: tuple[Cloud, Contex
     exists(world, "lab", "lab-b", "old", "lost")
     known(world, "lab")
     world.ledger.gone(known(world, "old"), 1.0, "down")
-    found, unasked = orphans.strays(world)
+    found, unasked = orphans.find_orphans(world)
     assert names(found) == ["lab-b", "lost", "old"]
     assert unasked == []
-    orphans.end(world, found)
+    orphans.destroy_orphans(world, found)
     assert there[0].machines() == [f"gpuops-{OWNER}-lab-0"]
 
 
@@ -75,7 +75,7 @@ def test_the_same_name_at_another_provider_is_another_cluster(there: tuple[Cloud
     exists(world, "lab")
     row = known(world, "lab")
     world.ledger.set_cluster(row, provider="local")
-    assert names(orphans.strays(world)[0]) == ["lab"]
+    assert names(orphans.find_orphans(world)[0]) == ["lab"]
     assert [one["known"] for one in status.list_cloud(world)[0]] == [False]
 
 
@@ -85,7 +85,7 @@ def test_a_provider_that_cannot_be_asked_hides_no_other(there: tuple[Cloud, Cont
     (cloud.site / "scripted-1.0.dist-info" / "entry_points.txt").write_text(
         f"[gpuops.provisioners]\na = no_such_module:x\n{NAME} = tests.fakes.provider:Scripted\n"
     )
-    found, unasked = orphans.strays(world)
+    found, unasked = orphans.find_orphans(world)
     assert names(found) == ["lost"]
     assert [one.say.split(":")[0] for one in unasked] == ["a could not be asked"]
 
@@ -103,12 +103,12 @@ def test_a_provider_that_cannot_be_asked_hides_no_other(there: tuple[Cloud, Cont
 def test_reap_never_says_ended_of_what_may_be_there(there: tuple[Cloud, Context], script: dict[str, Any]) -> None:
     cloud, world = there
     exists(world, "lost")
-    found, _ = orphans.strays(world)
+    found, _ = orphans.find_orphans(world)
     cloud.play(**script)
     (cloud.folder / "calls").unlink()
     began = world.clock.monotonic()
     with pytest.raises(StillBilling, match=r"lost-0 may still be there and bill \$1\.25/h"):
-        orphans.end(world, found)
+        orphans.destroy_orphans(world, found)
     assert world.clock.monotonic() - began < 200
 
 
@@ -126,27 +126,27 @@ def test_what_goes_in_the_last_moment_is_looked_at_again(
         world.clock.sleep(self.gone_s + 1)
 
     monkeypatch.setattr(Scripted, "destroy", destroy)
-    orphans.end(world, orphans.strays(world)[0])
+    orphans.destroy_orphans(world, orphans.find_orphans(world)[0])
     assert cloud.machines() == []
 
 
 def test_what_is_a_clusters_by_the_time_of_the_answer_is_left_to_it(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     exists(world, "lab", "lost")
-    found, _ = orphans.strays(world)
+    found, _ = orphans.find_orphans(world)
     known(world, "lab")
-    orphans.end(world, found)
+    orphans.destroy_orphans(world, found)
     assert cloud.machines() == [f"gpuops-{OWNER}-lab-0"]
 
 
 def test_whoever_could_not_be_asked_is_named_after_the_rest_was_ended(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     exists(world, "lost")
-    found, _ = orphans.strays(world)
+    found, _ = orphans.find_orphans(world)
     with pytest.raises(StillBilling, match="something may still be there: moon could not be asked: why"):
-        orphans.settle(world, found, [orphans.Unasked("moon could not be asked: why")])
+        orphans.end_orphans(world, found, [orphans.UncheckedProvider("moon could not be asked: why")])
     assert cloud.machines() == []
-    orphans.settle(world, [], [])
+    orphans.end_orphans(world, [], [])
 
 
 def test_down_of_what_is_gone_says_so(there: tuple[Cloud, Context]) -> None:
@@ -163,10 +163,10 @@ def test_forgotten_clusters_are_closed_once_nothing_is_there(there: tuple[Cloud,
     cloud, world = there
     exists(world, "lab")
     lab, old, making = known(world, "lab"), known(world, "old"), known(world, "making", "creating")
-    assert orphans.forgotten(world) == (["old"], [])
+    assert orphans.close_vanished_clusters(world) == (["old"], [])
     assert [world.ledger.cluster(row).state for row in (lab, old, making)] == ["up", "gone", "creating"]
     cloud.play(list_owned_always=[Fault("Unknown")])
-    closed, unasked = orphans.forgotten(world)
+    closed, unasked = orphans.close_vanished_clusters(world)
     assert closed == []
     assert [one.say for one in unasked] == ["scripted could not be asked about lab: the provider said Unknown"]
 
@@ -176,10 +176,10 @@ def test_a_cluster_that_somebody_works_on_is_not_closed_but_asked_about(there: t
     cloud, world = there
     lab = known(world, "lab")
     world.ledger.set_cluster(lab, owner_process=world.me)
-    assert orphans.forgotten(world) == ([], [])
+    assert orphans.close_vanished_clusters(world) == ([], [])
     assert world.ledger.cluster(lab).state == "up"
     cloud.play(list_owned_always=[Fault("Unknown")])
-    assert [one.say for one in orphans.forgotten(world)[1]] == [
+    assert [one.say for one in orphans.close_vanished_clusters(world)[1]] == [
         "scripted could not be asked about lab: the provider said Unknown"
     ]
 
@@ -188,7 +188,7 @@ def test_a_cluster_whose_package_was_removed(there: tuple[Cloud, Context]) -> No
     cloud, world = there
     known(world, "lab")
     (cloud.site / "scripted-1.0.dist-info" / "entry_points.txt").unlink()
-    closed, unasked = orphans.forgotten(world)
+    closed, unasked = orphans.close_vanished_clusters(world)
     assert closed == []
     assert "there is no provider named 'scripted'" in unasked[0].say
     assert [one["name"] for one in status.describe_clusters(world)] == ["lab"]
@@ -199,13 +199,13 @@ def test_what_answers_is_ended_and_who_does_not_is_named(there: tuple[Cloud, Con
     cloud, world = there
     exists(world, "lost")
     cloud.play(list_owned=[Fault("Partial")])
-    found, unasked = orphans.strays(world)
+    found, unasked = orphans.find_orphans(world)
     assert names(found) == ["lost"]
     assert [one.say for one in unasked] == ["not all of scripted could be asked: the provider said Partial"]
     documents, asked, _ = status.list_cloud(world)
     assert ([one["known"] for one in documents], asked) == ([False], [])
     with pytest.raises(StillBilling, match="not all of scripted could be asked"):
-        orphans.settle(world, found, unasked)
+        orphans.end_orphans(world, found, unasked)
     assert cloud.machines() == []
 
 
@@ -215,7 +215,7 @@ def test_a_provider_that_is_not_set_up_and_was_never_used_is_no_failure(
     cloud, world = there
     world.out = Output(err=(said := io.StringIO()))
     cloud.play(list_owned_always=[Fault("AuthFailed")])
-    assert orphans.strays(world) == ([], [])
+    assert orphans.find_orphans(world) == ([], [])
     note = "note: no cluster of this ledger was ever at scripted, which is not asked: the provider said AuthFailed\n"
     assert said.getvalue() == note
     world.ledger.gone(known(world, "lab"), 1.0, "down")
@@ -245,24 +245,24 @@ def test_a_newer_ledger_still_tells_which_providers_were_used(there: tuple[Cloud
     assert unasked(world) == ["scripted could not be asked: the provider said AuthFailed"]
     path.unlink()
     Ledger.open(world.home).db.execute("PRAGMA user_version = 99")
-    assert orphans.strays(world) == ([], [])
+    assert orphans.find_orphans(world) == ([], [])
 
 
 def test_who_never_rented_hears_nothing_of_a_provider_that_is_not_set_up(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     world.out = Output(err=(said := io.StringIO()))
     cloud.play(list_owned_always=[Fault("NotSetUp")])
-    assert orphans.strays(world) == ([], [])
+    assert orphans.find_orphans(world) == ([], [])
     assert said.getvalue() == ""
-    idle: list[orphans.Unasked] = []
-    assert orphans.owned(world, idle) == ([], [])
+    idle: list[orphans.UncheckedProvider] = []
+    assert orphans.find_resources(world, idle) == ([], [])
     assert [one.say for one in idle if "scripted" in one.say] == [
         "scripted is not set up here: the provider said NotSetUp"
     ]
     (world.home / "ledger.db.damaged-1-2").touch()  # nor where the past is not known
-    assert orphans.strays(world) == ([], [])
-    note_rented(world.home, NAME)
-    note_rented(world.home, NAME)
+    assert orphans.find_orphans(world) == ([], [])
+    record_rented(world.home, NAME)
+    record_rented(world.home, NAME)
     assert (world.home / "rented").read_text() == f"{NAME}\n"
     assert unasked(world) == ["scripted could not be asked: the provider said NotSetUp"]
 
@@ -281,20 +281,20 @@ def test_two_clusters_of_one_name_are_told_apart_by_their_tokens(there: tuple[Cl
     for token in ("t-1-0", "older-1-0"):
         cloud.play(data={"token": token})
         exists(world, "lab")
-    found, _ = orphans.strays(world)
+    found, _ = orphans.find_orphans(world)
     assert [stray.resource.data["token"] for stray in found] == ["older-1-0"]
     world.ledger.gone(row, 1.0, "down")
-    assert [len(one.resources) for one in orphans.lost(orphans.strays(world)[0])] == [1, 1]
+    assert [len(one.resources) for one in orphans.group_orphans(orphans.find_orphans(world)[0])] == [1, 1]
 
 
 def test_what_cannot_be_taken_back_is_left_and_said(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     exists(world, "lab")
-    found, _ = orphans.strays(world)
-    back, failed = recovery.adopt_all(world, orphans.lost(found), complete=True)
+    found, _ = orphans.find_orphans(world)
+    back, failed = recovery.adopt_all(world, orphans.group_orphans(found), complete=True)
     assert (back, [error.exit_code for error in failed]) == ([], [4])
     Scripted(contract.Context(OWNER, world.home, world.env))._add(f"gpuops-{OWNER}-half-1")
-    (half,) = [one for one in orphans.lost(orphans.strays(world)[0]) if one.name == "half"]
+    (half,) = [one for one in orphans.group_orphans(orphans.find_orphans(world)[0]) if one.name == "half"]
     with pytest.raises(NodeError, match="half cannot be taken back: node0 of it is not found"):
         recovery.adopt(world, half)
     assert len(cloud.machines()) == 2
@@ -308,24 +308,24 @@ def test_a_host_is_forgotten_only_when_no_cluster_is_on_it(there: tuple[Cloud, C
     row = known(world, "lab")
     world.ledger.will(row, "machine", "m", "t", "me@there")
     with pytest.raises(UsageError, match="lab has a node on me@there"):
-        orphans.forget(world, "me@there")
+        orphans.forget_host(world, "me@there")
     world.ledger.gone(row, 1.0, "down")
-    assert orphans.forget(world, "me@there").startswith("me@there is forgotten")
+    assert orphans.forget_host(world, "me@there").startswith("me@there is forgotten")
     assert book.names() == []
     with pytest.raises(UsageError, match="nothing of ours is known to be on me@there"):
-        orphans.forget(world, "me@there")
+        orphans.forget_host(world, "me@there")
 
 
 def test_down_without_a_ledger(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     exists(world, "a", "b")
     with pytest.raises(UsageError, match="several clusters are live: a, b"):
-        orphans.down_by_mark(world, [], everything=False)
+        orphans.down_by_tag(world, [], everything=False)
     with pytest.raises(UsageError, match="no live cluster named c"):
-        orphans.down_by_mark(world, ["c"], everything=False)
-    assert orphans.down_by_mark(world, ["a"], everything=False) == ["a is gone"]
+        orphans.down_by_tag(world, ["c"], everything=False)
+    assert orphans.down_by_tag(world, ["a"], everything=False) == ["a is gone"]
     assert cloud.machines() == [f"gpuops-{OWNER}-b-0"]
-    assert orphans.down_by_mark(world, [], everything=True) == ["b is gone"]
+    assert orphans.down_by_tag(world, [], everything=True) == ["b is gone"]
 
 
 def test_down_without_a_ledger_does_not_vouch_for_whom_it_could_not_ask(there: tuple[Cloud, Context]) -> None:
@@ -335,7 +335,7 @@ def test_down_without_a_ledger_does_not_vouch_for_whom_it_could_not_ask(there: t
     cloud.play(list_owned_always=[Fault("AuthFailed")])
     for everything, which in ((True, []), (False, ["a"])):
         with pytest.raises(StillBilling, match="scripted could not be asked"):
-            orphans.down_by_mark(world, which, everything=everything)
+            orphans.down_by_tag(world, which, everything=everything)
 
 
 def test_down_without_a_ledger_does_not_call_gone_what_it_saw_in_part(there: tuple[Cloud, Context]) -> None:
@@ -343,7 +343,7 @@ def test_down_without_a_ledger_does_not_call_gone_what_it_saw_in_part(there: tup
     exists(world, "lab")
     cloud.play(list_owned=[Fault("Partial")] + [Fault()] * 5)
     with pytest.raises(StillBilling):
-        orphans.down_by_mark(world, ["lab"], everything=False)
+        orphans.down_by_tag(world, ["lab"], everything=False)
     assert cloud.machines() == []
 
 
@@ -354,9 +354,9 @@ def a_hello(**lease: float) -> NodeHello:
 def test_of_several_nodes_the_earliest_end_counts_by_our_clock() -> None:
     early = recovery._Node(a_hello(hard_wall=90.0, idle_s=60), skew=20.0)
     late = recovery._Node(a_hello(hard_wall=100, idle_s=30.0))
-    assert recovery.lease_of([early, late, recovery._Node()]) == (Lease(100.0, 30.0), False)
+    assert recovery.merge_leases([early, late, recovery._Node()]) == (Lease(100.0, 30.0), False)
     waits = recovery._Node(a_hello(boot_wall=5.0))
-    assert recovery.lease_of([late, waits]) == (Lease(100.0, 30.0), True)
+    assert recovery.merge_leases([late, waits]) == (Lease(100.0, 30.0), True)
 
 
 @pytest.mark.parametrize(("kept_h", "lives_h"), [(None, 24.0), (2.0, 2.0), (240.0, 24.0)])
@@ -367,9 +367,9 @@ def test_what_is_rented_and_taken_back_lives_no_longer_than_what_is_new(
     exists(world, "lab")
     now = world.clock.now()
     lease = {} if kept_h is None else {"hard_wall": now + kept_h * 3600, "idle_s": 60.0}
-    monkeypatch.setattr(recovery, "_look", lambda *_: [recovery._Node(a_hello(**lease))])
-    monkeypatch.setattr(virtual, "bearing", lambda _row, machine, _index: machine)
-    (lost,) = orphans.lost(orphans.strays(world)[0])
+    monkeypatch.setattr(recovery, "_inspect_nodes", lambda *_: [recovery._Node(a_hello(**lease))])
+    monkeypatch.setattr(virtual, "find_virtual_nodes", lambda _row, machine, _index: machine)
+    (lost,) = orphans.group_orphans(orphans.find_orphans(world)[0])
     back = recovery.adopt(world, lost)
     assert back.row.lease == Lease(now + lives_h * 3600, 1800.0 if kept_h is None else 60.0)
 
@@ -385,7 +385,7 @@ def test_the_ledger_takes_no_number_that_it_could_not_read(there: tuple[Cloud, C
 def test_without_a_machine_nothing_is_taken_back(there: tuple[Cloud, Context]) -> None:
     _, world = there
     with pytest.raises(NodeError, match="no machine of it is left"):
-        recovery.adopt(world, recovery.Lost(NAME, "lab", []))
+        recovery.adopt(world, recovery.LostCluster(NAME, "lab", []))
     assert world.ledger.clusters() == []
 
 
@@ -402,7 +402,7 @@ def test_a_bug_with_one_cluster_keeps_no_other_alive(
         return []
 
     monkeypatch.setattr(down, "_save_runs", odd)
-    monkeypatch.setattr(down, "_save_left", lambda *_: None)
+    monkeypatch.setattr(down, "_save_edits", lambda *_: None)
     with pytest.raises(StillBilling, match="a could not be ended: OverflowError"):
         down.down(world, rows, Silent(), force=False)
     assert [row.name for row in world.ledger.clusters()] == ["a"]

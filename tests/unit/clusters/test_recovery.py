@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuops.agent.wire import PROTOCOL
-from gpuops.clusters.node_traces import home_of, request_of, sound
-from gpuops.clusters.recovery import _Node, lease_of
+from gpuops.clusters.node_traces import find_run_home, is_valid_spec, rebuild_request
+from gpuops.clusters.recovery import _Node, merge_leases
 from gpuops.core.models import Lease, NodeFacts, RunRequest
 from gpuops.runs.spec import node_specs
 from gpuops.transport.answers import NodeHello, WatchdogLease
@@ -40,13 +40,13 @@ def test_a_request_for_torchrun_comes_back(
 ) -> None:
     asked = RunRequest("torchrun", "multinode", 2, 2, argv=argv, outs=outs, prelude=prelude, env=env, **program)
     for index, spec in enumerate(specs(asked)):
-        assert sound(spec, "digits-1", index)
-        assert request_of(spec) == asked
+        assert is_valid_spec(spec, "digits-1", index)
+        assert rebuild_request(spec) == asked
 
 
 @given(argv=st.lists(TEXT, min_size=1, max_size=4), everywhere=st.booleans())
 def test_a_command_comes_back(argv: list[str], everywhere: bool) -> None:
-    found = request_of(specs(RunRequest("command", "run", 2, None, argv=argv, all_nodes=everywhere))[0])
+    found = rebuild_request(specs(RunRequest("command", "run", 2, None, argv=argv, all_nodes=everywhere))[0])
     assert (list(found.argv), found.mode, found.gpus, found.all_nodes) == (argv, "run", None, everywhere)
     assert found.nodes == (2 if everywhere else 1)
 
@@ -59,19 +59,19 @@ def test_a_spec_that_is_not_ours_is_not_believed(data: st.DataObject) -> None:
         st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.lists(TEXT | st.integers(), max_size=3)
     )
     spec[data.draw(st.sampled_from(sorted(spec)))] = data.draw(anything | st.dictionaries(TEXT, TEXT, max_size=2))
-    if sound(spec, "digits-1", 0):
-        assert dataclasses.asdict(request_of(spec))
+    if is_valid_spec(spec, "digits-1", 0):
+        assert dataclasses.asdict(rebuild_request(spec))
 
 
 def test_a_lease_is_what_the_watchdogs_keep_by_our_clock() -> None:
     def node(skew: float = 0.0, **lease: Any) -> _Node:
         return _Node(NodeHello(PROTOCOL, 1, [], "/n", lease=WatchdogLease(**lease)), skew)
 
-    assert lease_of([node(hard_wall=100.0, idle_s=60.0), node(-30.0, hard_wall=120.0), _Node()]) == (
+    assert merge_leases([node(hard_wall=100.0, idle_s=60.0), node(-30.0, hard_wall=120.0), _Node()]) == (
         Lease(90.0, 60.0), False,
     )  # fmt: skip
-    assert lease_of([node(hard_wall=None, boot_wall=5.0)]) == (Lease(), True)
-    assert lease_of([_Node(NodeHello(PROTOCOL, 1, [], "/n"))]) == (Lease(), False)
+    assert merge_leases([node(hard_wall=None, boot_wall=5.0)]) == (Lease(), True)
+    assert merge_leases([_Node(NodeHello(PROTOCOL, 1, [], "/n"))]) == (Lease(), False)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,13 @@ def test_results_do_not_come_into_the_folder_of_another_run(tmp_path: Path, here
         log = tmp_path / "runs" / "sh-1" / "logs" / f"node{node}" / "events.jsonl"
         log.parent.mkdir(parents=True)
         log.write_bytes(text)
-    assert home_of(tmp_path, "sh-1", "lab", {0: b"one\ntwo\n", 1: b"x\n"}) == tmp_path / "runs" / name
+    assert find_run_home(tmp_path, "sh-1", "lab", {0: b"one\ntwo\n", 1: b"x\n"}) == tmp_path / "runs" / name
 
 
 def test_nor_into_that_of_one_without_a_journal(tmp_path: Path) -> None:
     record = tmp_path / "runs" / "sh-1" / "run.json"
     record.parent.mkdir(parents=True)
     record.write_text('{"cluster": "other"}')
-    assert home_of(tmp_path, "sh-1", "lab", {}).name == "sh-1-of-lab"
+    assert find_run_home(tmp_path, "sh-1", "lab", {}).name == "sh-1-of-lab"
     record.write_text("not json")
-    assert home_of(tmp_path, "sh-1", "lab", {}).name == "sh-1"
+    assert find_run_home(tmp_path, "sh-1", "lab", {}).name == "sh-1"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.clusters.select import by_name, for_run, the_one, to_end
+from gpuops.clusters.select import choose_for_run, find_by_name, find_only_cluster, find_to_end
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Lease
 from gpuops.ledger.store import ClusterRow
@@ -22,7 +22,7 @@ def row(name: str, *, folder: Path = HERE, provider: str = "local", state: str =
 
 
 def choice(*history: ClusterRow, cluster: str | None = None, on: str | None = None) -> str:
-    one = for_run(history, HERE, cluster=cluster, on=on)
+    one = choose_for_run(history, HERE, cluster=cluster, on=on)
     return one.row.name if one.row else f"fresh {one.provider}"
 
 
@@ -82,21 +82,21 @@ def test_where_guessing_could_cost_or_surprise(
 
 
 def test_down_means_this_folders_else_the_only_one() -> None:
-    assert the_one([row("a", folder=THERE), row("b")], HERE, "gpuops down").name == "b"
-    assert the_one([row("a", folder=THERE)], HERE, "gpuops down").name == "a"
-    assert by_name([row("a"), row("b")], "b").name == "b"
+    assert find_only_cluster([row("a", folder=THERE), row("b")], HERE, "gpuops down").name == "b"
+    assert find_only_cluster([row("a", folder=THERE)], HERE, "gpuops down").name == "a"
+    assert find_by_name([row("a"), row("b")], "b").name == "b"
     with pytest.raises(UsageError, match="there is no live cluster"):
-        the_one([], HERE, "gpuops down")
+        find_only_cluster([], HERE, "gpuops down")
     with pytest.raises(UsageError, match="several clusters are live: a, b") as caught:
-        the_one([row("a"), row("b")], HERE, "gpuops down")
+        find_only_cluster([row("a"), row("b")], HERE, "gpuops down")
     assert caught.value.hint == "name one: gpuops down a"
 
 
 def test_to_end_what_is_gone_already_is_no_mistake() -> None:
     old, live = row("a", state="gone"), row("b")
-    assert to_end([old, live], "a") is old
-    assert to_end([old, live], "b") is live
+    assert find_to_end([old, live], "a") is old
+    assert find_to_end([old, live], "b") is live
     again = row("a")
-    assert to_end([old, live, again], "a") is again
+    assert find_to_end([old, live, again], "a") is again
     with pytest.raises(UsageError, match="there is no live cluster named c"):
-        to_end([old, live], "c")
+        find_to_end([old, live], "c")

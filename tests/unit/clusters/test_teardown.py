@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.clusters import orphans, teardown
-from gpuops.clusters.teardown import clear, is_costless, tear_down
+from gpuops.clusters.teardown import destroy_cluster, is_costless, tear_down
 from gpuops.commands.down import down
 from gpuops.core.context import Context
 from gpuops.core.errors import AuthFailed, StillBilling
@@ -23,7 +23,7 @@ class Over:
     """An attempt that was made in this very process."""
 
     def __init__(self, home: Path, cluster: int, job: daemon.Job, failures: int) -> None:
-        self.status = daemon.attempt(home, cluster, job, failures)
+        self.status = daemon.run_attempt(home, cluster, job, failures)
 
     def poll(self) -> int:
         return self.status
@@ -66,7 +66,7 @@ def test_who_ends_a_cluster_does_not_wait_until_it_has_left(
 ) -> None:
     cloud, world = there
     monkeypatch.setattr("gpuops.commands.down._save_runs", lambda *_: [])
-    monkeypatch.setattr("gpuops.commands.down._save_left", lambda *_: None)
+    monkeypatch.setattr("gpuops.commands.down._save_edits", lambda *_: None)
     row = cluster(world, 2)
     said = down(world, [row], Silent(), force=False)
     assert said == ["lab is gone: 2 machines still shut down, which costs nothing"]
@@ -84,10 +84,10 @@ def test_its_name_is_free_and_a_newer_one_is_left_alone(there: tuple[Cloud, Cont
     old = cluster(world)
     tear_down(world, old.id, "its end")
     new = cluster(world)
-    assert [one.state for one in teardown.see_off(world, old)] == ["leaving"]
+    assert [one.state for one in teardown.clear_leftovers_once(world, old)] == ["leaving"]
     cloud.play()
-    teardown.see_off(world, old)
-    assert list(teardown.see_off(world, old)) == world.ledger.parting() == []
+    teardown.clear_leftovers_once(world, old)
+    assert list(teardown.clear_leftovers_once(world, old)) == world.ledger.parting() == []
     assert len(cloud.machines()) == 1
     assert world.provisioner(NAME).describe(world.ledger.resources(new.id)[0]).state == "running"
 
@@ -115,13 +115,14 @@ def test_the_guard_sees_it_off(there: tuple[Cloud, Context], monkeypatch: pytest
     assert [*(world.home / heartbeat.FOLDER).iterdir()] == [], "it forgets what it wrote down"
     assert cloud.machines() == []
     assert world.ledger.parting() == []
-    assert looks[0] == pytest.approx(teardown.LEFTOVER_FIRST_PAUSE_S, rel=0.5)
+    assert looks[0] == pytest.approx(teardown.LEFTOVER_PAUSE_MIN_S, rel=0.5)
     assert looks[-1] > 2 * looks[0], "ever more seldom"
     assert world.ledger.take_notices() == []
 
 
 @pytest.mark.parametrize(
-    ("list_owned", "looks"), [([], teardown.LEFTOVER_CHECKS), ([Fault(error="AuthFailed")], teardown.LEFTOVER_FAILURES)]
+    ("list_owned", "looks"),
+    [([], teardown.LEFTOVER_CHECKS_MAX), ([Fault(error="AuthFailed")], teardown.LEFTOVER_FAILURES_MAX)],
 )
 def test_nobody_looks_for_ever(
     there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch, list_owned: list[Fault], looks: int
@@ -140,11 +141,11 @@ def test_nobody_looks_for_ever(
     assert cloud.calls()[before:].count("list_owned") == looks
     assert world.ledger.guarded(), "the next command's guard tries again"
     assert guard.wanted_row() is None, "and none that this one starts as it leaves"
-    assert [*heartbeat.refusals(world.home, [row])] == ([NAME] if list_owned else [])
-    (said,) = orphans.parting(world)
+    assert [*heartbeat.read_refusals(world.home, [row])] == ([NAME] if list_owned else [])
+    (said,) = orphans.clear_departing(world)
     assert said.startswith("lab costs nothing any more; left of it: 1 machine shutting down")
     assert said.endswith("which is not cleared: the provider said AuthFailed") == bool(list_owned)
-    assert orphans.strays(world)[0] == []
+    assert orphans.find_orphans(world)[0] == []
 
 
 def test_a_stray_that_leaves_is_not_waited_for(there: tuple[Cloud, Context], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,8 +154,8 @@ def test_a_stray_that_leaves_is_not_waited_for(there: tuple[Cloud, Context], mon
     world.ledger.gone(row.id, 1.0, "this ledger is mistaken")
     said: list[str] = []
     monkeypatch.setattr(world.out, "say", said.append)
-    found, _ = orphans.strays(world)
-    orphans.end(world, found)
+    found, _ = orphans.find_orphans(world)
+    orphans.destroy_orphans(world, found)
     again = "once more, in some minutes, clears the rest: gpuops reap"
     assert said == [f"note: 1 machine still shuts down, which costs nothing; {again}"]
     assert len(cloud.machines()) == 1
@@ -170,7 +171,7 @@ def test_what_leaves_is_not_named_among_what_may_bill(there: tuple[Cloud, Contex
     try:
         provider.inner.destroy = lambda _: None  # type: ignore[attr-defined]
         with pytest.raises(StillBilling) as caught:
-            clear(world, provider, row)
+            destroy_cluster(world, provider, row)
     finally:
         provider.inner.destroy = destroy  # type: ignore[attr-defined]
     assert caught.value.say == f"gpuops-{OWNER}-lab-1 may still be there and bill $1.25/h"
@@ -194,5 +195,5 @@ def test_a_refusal_is_the_last_word(there: tuple[Cloud, Context], monkeypatch: p
     cloud.play(leaves=True, destroy_always=[Fault(error="AuthFailed")])
     monkeypatch.setattr(Clock, "sleep", lambda *_: None)
     with pytest.raises(AuthFailed):
-        teardown.see_off_patiently(world, row)
+        teardown.clear_leftovers(world, row)
     assert left(world, row) == [f"gpuops-{OWNER}-lab-0"]

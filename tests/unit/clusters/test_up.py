@@ -15,8 +15,8 @@ from gpuops.cli.entry import execute
 from gpuops.cli.terminal.output import Output
 from gpuops.clusters import up as clusters
 from gpuops.clusters import wait
-from gpuops.clusters.teardown import belonging, tear_down
-from gpuops.clusters.up import RETRIES
+from gpuops.clusters.teardown import select_by_tag, tear_down
+from gpuops.clusters.up import CREATE_ATTEMPTS_MAX
 from gpuops.core.context import Context
 from gpuops.core.errors import (
     AuthFailed,
@@ -257,7 +257,7 @@ def test_slow_down_for_ever_has_a_limit(there: tuple[Cloud, Context], retry_afte
     began = world.clock.monotonic()
     with pytest.raises(RateLimited):
         up(world)
-    assert cloud.calls().count("create") == RETRIES
+    assert cloud.calls().count("create") == CREATE_ATTEMPTS_MAX
     assert world.clock.monotonic() - began < 3600
     assert_nothing_left(cloud, world)
 
@@ -341,7 +341,7 @@ def test_an_offer_of_fewer_nodes_is_none(there: tuple[Cloud, Context], monkeypat
     two = provisioner.offers(TWO)
     monkeypatch.setattr("tests.fakes.provider.Scripted.offers", lambda *_: two)
     with pytest.raises(NoCapacity):
-        clusters.plan(world, Request(NAME, nodes=3))
+        clusters.find_offers(world, Request(NAME, nodes=3))
 
 
 # -- waiting ------------------------------------------------------------------------------------
@@ -665,10 +665,10 @@ def test_a_mark_is_read_to_its_last_dash(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     made(cloud, world)
     both = world.provisioner(NAME).list_owned(world.owner, [])
-    assert len(belonging(both, world.owner, "lab")) == 2
-    assert belonging(both, world.owner, "la") == []
+    assert len(select_by_tag(both, world.owner, "lab")) == 2
+    assert select_by_tag(both, world.owner, "la") == []
     other = [type(one)(**{**vars(one), "name": one.name.replace("lab-", "lab-b-")}) for one in both]
-    assert belonging(other, world.owner, "lab") == []
+    assert select_by_tag(other, world.owner, "lab") == []
 
 
 @pytest.mark.parametrize("price", [0.0, -1.0, float("inf"), float("nan")])

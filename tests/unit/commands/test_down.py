@@ -50,7 +50,7 @@ def order(world: Context, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         world.ledger.gone(cluster, time.time(), "gpuops down")
 
     monkeypatch.setattr("gpuops.commands.down._save_runs", lambda _world, row, *_: [rest_of(row.name)])
-    monkeypatch.setattr("gpuops.commands.down._save_left", lambda *_: None)
+    monkeypatch.setattr("gpuops.commands.down._save_edits", lambda *_: None)
     monkeypatch.setattr("gpuops.commands.down.tear_down", ended)
     return found
 

@@ -25,7 +25,7 @@ def test_a_terminal_that_goes_while_it_is_fetched_leaves_word(world: Context) ->
         raise HandOver("the terminal is gone", "")
 
     with pytest.raises(HandOver):
-        train._completed(world, LIVE, ROW, END, rest, ours=False)
+        train._fetch_deferred(world, LIVE, ROW, END, rest, ours=False)
     said = [say for _, say in world.ledger.take_notices()]
     assert said == ["what r-1 kept in its bucket is not all home: gpuops pull r-1 fetches it"]
 
@@ -40,7 +40,7 @@ def test_interrupted_while_the_nodes_end_nothing_is_fetched(world: Context, monk
 
     monkeypatch.setattr("gpuops.commands.train._tear_down", ended)
     with pytest.raises(Interrupted) as found:
-        train._completed(world, LIVE, ROW, END, lambda: cast("Any", fetched.append("rest")), ours=True)
+        train._fetch_deferred(world, LIVE, ROW, END, lambda: cast("Any", fetched.append("rest")), ours=True)
     assert found.value.hint == "gpuops pull r-1 fetches what is in s3://results/lab/r-1"
     assert fetched == []
 
@@ -51,7 +51,7 @@ def test_a_run_that_was_stopped_by_a_signal_brings_everything_home(
     world.signals.count = 1
     monkeypatch.setattr("gpuops.commands.train._tear_down", lambda *_: 0)
     whole = cast("Any", object())
-    assert train._completed(world, LIVE, ROW, END, lambda: whole, ours=True) is whole
+    assert train._fetch_deferred(world, LIVE, ROW, END, lambda: whole, ours=True) is whole
 
 
 def test_while_machines_may_still_bill_nothing_is_fetched(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,5 +59,5 @@ def test_while_machines_may_still_bill_nothing_is_fetched(world: Context, monkey
     fetched: list[str] = []
     monkeypatch.setattr("gpuops.commands.train._tear_down", lambda *_: StillBilling.exit_code)
     rest = lambda: cast("Any", fetched.append("rest"))  # noqa: E731
-    assert train._completed(world, LIVE, ROW, END, rest, ours=True) is END
+    assert train._fetch_deferred(world, LIVE, ROW, END, rest, ours=True) is END
     assert fetched == []

@@ -99,26 +99,26 @@ def test_keys_that_are_refused(home: Path) -> None:
     aws = row("aws")
     heartbeat.start(home, aws, old)
     assert not must_be_replaced(home, aws, new), "there is no need"
-    heartbeat.refuse(home, aws, AuthFailed("the session token has expired", "aws sso login"))
+    heartbeat.record_refusal(home, aws, AuthFailed("the session token has expired", "aws sso login"))
     refused = {"aws": {"say": "the session token has expired", "hint": "aws sso login"}}
-    assert heartbeat.refusals(home, [aws]) == refused
-    assert heartbeat.refusals(home, []) == {}, "of clusters that there are"
+    assert heartbeat.read_refusals(home, [aws]) == refused
+    assert heartbeat.read_refusals(home, []) == {}, "of clusters that there are"
     assert not must_be_replaced(home, aws, old), "the same would be refused again"
     assert not must_be_replaced(home, aws, {})
     assert must_be_replaced(home, aws, new)
-    heartbeat.refuse(home, aws, None)
-    assert heartbeat.refusals(home, [aws]) == {}
-    heartbeat.refuse(home, aws, AuthFailed("no", "yes"))
+    heartbeat.record_refusal(home, aws, None)
+    assert heartbeat.read_refusals(home, [aws]) == {}
+    heartbeat.record_refusal(home, aws, AuthFailed("no", "yes"))
     heartbeat.start(home, aws, new)
-    assert heartbeat.refusals(home, [aws]) == {}, "a new guard, new keys"
+    assert heartbeat.read_refusals(home, [aws]) == {}, "a new guard, new keys"
 
 
 def test_a_disk_that_cannot_be_written_stops_no_guard(tmp_path: Path) -> None:
     missing = tmp_path / "no" / "folder"
     last = heartbeat.start(missing, row(), A)
     heartbeat.beat(missing, 1, last)
-    heartbeat.refuse(missing, row(), AuthFailed("no", "yes"))
-    heartbeat.forget(missing, 1)
+    heartbeat.record_refusal(missing, row(), AuthFailed("no", "yes"))
+    heartbeat.remove_files(missing, 1)
 
 
 def test_no_other_process_is_ended_for_a_guard(home: Path) -> None:
@@ -126,7 +126,7 @@ def test_no_other_process_is_ended_for_a_guard(home: Path) -> None:
     heartbeat.start(home, row(), {})
     path = home / heartbeat.FOLDER / "1.json"
     path.write_text(path.read_text().replace(f"[{os.getpid()}, ", f"[{os.getpid()}, 1"))
-    heartbeat.end(home, 1)
+    heartbeat.kill_guard(home, 1)
 
 
 def test_a_guard_whose_keys_expired_says_so_and_unsays_it(
@@ -148,6 +148,6 @@ def test_a_guard_whose_keys_expired_says_so_and_unsays_it(
     )  # fmt: skip
     for error, said in ((expired, "aws"), (NodeError("away"), "aws"), (None, "")):
         ends.append(error)
-        daemon.attempt(world.home, lab.id, daemon.Job.TEND, 0)
-        assert [*heartbeat.refusals(world.home, [lab])] == ([said] if said else [])
+        daemon.run_attempt(world.home, lab.id, daemon.Job.TEND, 0)
+        assert [*heartbeat.read_refusals(world.home, [lab])] == ([said] if said else [])
     assert "lab: lab-0 may still be there" in capsys.readouterr().err

@@ -134,11 +134,11 @@ def test_its_token_and_mark_are_the_clusters() -> None:
     world: Any = SimpleNamespace(owner="x", clock=clock)
     row: Any = SimpleNamespace(name="lab", token="abc", lease=Lease(hard_end=160.0, idle_s=30.0))
     (_, node) = with_virtual([machine()], 2)
-    made = virtual.document(world, row, node, 1)
+    made = virtual.init_document(world, row, node, 1)
     assert made["lease"] == {"ends_in": 60.0, "idle_s": None}
     assert (made["node"]["mark"], made["node"]["token"], made["node"]["on"]) == ("gpuops-x-lab-1", "abc-v1", 0)
     row.lease = Lease()
-    assert virtual.document(world, row, node, 1)["lease"]["ends_in"] is None
+    assert virtual.init_document(world, row, node, 1)["lease"]["ends_in"] is None
 
 
 class Talking:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuops.runs.diagnosis import last_words
+from gpuops.runs.diagnosis import extract_exception
 from gpuops.runs.remedies import advice, last_line, wants_gpus, was_joining
 
 GPUS = "it wants GPUs: run it on a machine that has them, with a torch built for them (`--on ssh --host USER@HOST`)"
@@ -80,7 +80,7 @@ WORDS = [
 
 
 def remedy(text: str) -> str:
-    return next(advice(last_words(text), text), "")
+    return next(advice(extract_exception(text), text), "")
 
 
 def raised(words: str) -> str:

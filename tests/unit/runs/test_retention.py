@@ -16,7 +16,7 @@ DAY = Lease(hard_end=NOON + 86400, idle_s=1800.0)
 
 @pytest.mark.parametrize(("per_hour", "seconds"), [(0.0, 7200), (0.5, 7200), (2.5, 7200), (10.0, 1800), (32.0, 562.5)])
 def test_the_wait_that_nobody_asked_for_is_two_hours_or_five_dollars(per_hour: float, seconds: float) -> None:
-    assert retention.default_s(per_hour) == seconds
+    assert retention.default_hold_s(per_hour) == seconds
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_the_wait_that_nobody_asked_for_is_two_hours_or_five_dollars(per_hour: f
 def test_what_stays_up_by_its_users_word_is_not_ended_sooner_for_holding_results(
     asked: float | None, rented: bool, ephemeral: bool, seconds: float | None
 ) -> None:
-    assert retention.hold_s(asked, DAY, 32.0, rented=rented, ephemeral=ephemeral) == seconds
+    assert retention.resolve_hold_s(asked, DAY, 32.0, rented=rented, ephemeral=ephemeral) == seconds
 
 
 @pytest.mark.parametrize(
@@ -50,16 +50,16 @@ def test_what_stays_up_by_its_users_word_is_not_ended_sooner_for_holding_results
     ],
 )  # fmt: skip
 def test_the_clock_is_named_where_it_is_known(hold: float, lease: Lease, words: str) -> None:
-    assert retention.warning(hold, lease, NOON) == f"results are lost unless this computer is back {words}"
+    assert retention.loss_warning(hold, lease, NOON) == f"results are lost unless this computer is back {words}"
 
 
 def test_who_detaches_is_told_what_the_wait_may_cost() -> None:
-    say, hint = retention.refusal(0.36)
+    say, hint = retention.detach_refusal(0.36)
     assert say == "with --detach results are lost where this computer is away when the run ends"
     assert hint == (
         "say --grace 2 (the nodes wait 2 h 00 min for it, for at most $0.72), "
         "or --sink s3://BUCKET/PREFIX or volume:NAME (which keeps them)"
     )
     assert "let the nodes wait up to 9:22 min for this computer to fetch the results, for at most $5.00?" in (
-        retention.question(32.0)
+        retention.detach_question(32.0)
     )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gpuops.core.models import RunRequest, Verdict
-from gpuops.runs.diagnosis import last_words
+from gpuops.runs.diagnosis import extract_exception
 from gpuops.runs.report import NodeReport, Reason, parse_report
 from gpuops.runs.verdict import is_port_clash, judge, resume_hint
 
@@ -676,7 +676,7 @@ def test_a_result_with_nothing_but_its_outcome_is_read() -> None:
     ],
 )
 def test_last_words(tail: str, said: str) -> None:
-    assert last_words(tail) == said
+    assert extract_exception(tail) == said
 
 
 RAW_CLASH = {"outcome": "failed", "ranks": [{"rank": 0, "started": None}], "tail": PORT}

@@ -21,7 +21,7 @@ from gpuops.agent.rpc.server import VERBS, Conversation
 from gpuops.agent.wire import MAGIC
 from gpuops.cli.context import tables
 from gpuops.cli.request import _lines
-from gpuops.clusters.recovery import _verdict
+from gpuops.clusters.recovery import _read_verdict
 from gpuops.core import settings as project
 from gpuops.core.errors import GpuopsError, NodeError
 from gpuops.core.models import Lease, Resource, RunRequest
@@ -293,7 +293,7 @@ def test_the_record_of_a_run(examples: int) -> None:
     """`run.json` lies in the user's folder: a run is taken for ended only where that is what it says."""
 
     def check(record: dict[str, Any]) -> None:
-        verdict = _verdict(record)
+        verdict = _read_verdict(record)
         assert verdict is None or (record["missing"] == "" and isinstance(verdict["say"], str))
 
     verdict = st.fixed_dictionaries({"outcome": JSON, "exit_code": JSON, "say": JSON | st.just("done")})

@@ -8,7 +8,7 @@ import pytest
 
 from gpuops.cli.terminal.output import Output
 from gpuops.clusters import up as clusters
-from gpuops.clusters.teardown import see_off
+from gpuops.clusters.teardown import clear_leftovers_once
 from gpuops.core.context import Context
 from gpuops.core.errors import NoCapacity, NodeError, QuotaExceeded
 from gpuops.core.models import Request
@@ -103,5 +103,5 @@ def test_it_goes_on_to_the_next_zone(fake: FakeAWS, world: Context, then: str, c
     assert {one.state for one in fake.instances()} == {"shutting-down"}, "and nobody waits for that"
     (row,) = world.ledger.parting()
     fake.advance(fake.ending_s)
-    see_off(world, row)
-    assert list(see_off(world, row)) == fake.left() == world.ledger.parting() == []
+    clear_leftovers_once(world, row)
+    assert list(clear_leftovers_once(world, row)) == fake.left() == world.ledger.parting() == []
