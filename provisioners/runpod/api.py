@@ -70,19 +70,19 @@ class Api:
         return credentials.address(self._env)
 
     def get(self, path: str, doing: str, **query: Any) -> Any:
-        """What is at a path, as JSON."""
-        return self._read(self._look(path, doing, query), doing)
+        """GET a path. Returns the parsed JSON."""
+        return self._parse_json(self._get_with_retries(path, doing, query), doing)
 
     def pages(self, path: str, name: str, doing: str, **query: Any) -> list[dict[str, Any]]:
-        """The list `name` of an answer, with all its pages. Raises Unknown rather than tell of a part of them."""
+        """The list `name` of an answer, with all its pages. Raises Unknown rather than return some of them."""
         found: dict[str, dict[str, Any]] = {}
         more: dict[str, str] = {}
         for _ in range(MAX_PAGES):
             document = self.get(path, doing, **query, **more)
             page = document.get(name) if isinstance(document, dict) else None
-            if not isinstance(page, list) or not all(isinstance(one, dict) and one.get("id") for one in page):
+            if not isinstance(page, list) or not all(isinstance(item, dict) and item.get("id") for item in page):
                 raise self._unreadable(document, doing)
-            fresh = {str(one["id"]): one for one in page if str(one["id"]) not in found}
+            fresh = {str(item["id"]): item for item in page if str(item["id"]) not in found}
             found |= fresh
             cursor = _next_cursor(document)
             if not cursor:
@@ -98,39 +98,41 @@ class Api:
         By a connection of its own: one that was kept may be cut just then, and what it did would not be known.
         """
         content = json.dumps(body).encode()
-        return self._thing(self._once("POST", path, content, CALL_TIMEOUT_S, doing, creating=True, fresh=True), doing)
+        return self._parse_object(
+            self._send_once("POST", path, content, CALL_TIMEOUT_S, doing, creating=True, fresh=True), doing
+        )
 
     def delete(self, path: str, doing: str) -> int:
         """The status: 2xx, 404 where it is gone already, 409 where it cannot go this way."""
-        return self._once("DELETE", path, None, CALL_TIMEOUT_S, doing, accepted=(404, 409)).status
+        return self._send_once("DELETE", path, None, CALL_TIMEOUT_S, doing, accepted=(404, 409)).status
 
-    def listen(self, path: str, limit_s: float, doing: str, **query: Any) -> bytes:
-        """What a stream says within the limit."""
-        return self._once("GET", _with_query(path, query), None, limit_s, doing, partial=True).body
+    def read_stream(self, path: str, limit_s: float, doing: str, **query: Any) -> bytes:
+        """What a stream sends within the limit: it may not end by itself."""
+        return self._send_once("GET", _with_query(path, query), None, limit_s, doing, partial=True).body
 
     def graphql(self, query: str) -> dict[str, Any]:
-        """The data that the older interface answers (RunPod ends it in early 2027); {} for any failure."""
+        """The `data` of a GraphQL answer (RunPod ends this API in early 2027); {} for any failure."""
         body = json.dumps({"query": query}).encode()
         try:
-            answer = self._ask("POST", "/graphql", body, GRAPHQL_TIMEOUT_S, base=credentials.graphql_base(self._env))
+            answer = self._send("POST", "/graphql", body, GRAPHQL_TIMEOUT_S, base=credentials.graphql_base(self._env))
             data = json.loads(answer.body).get("data")
         except (NoAnswer, UsageError, ProviderError, ValueError, AttributeError, RecursionError):
             return {}
         return data if isinstance(data, dict) else {}
 
-    def find(self, path: str, doing: str) -> dict[str, Any] | None:
-        """What is at a path; None where it is gone."""
-        answer = self._look(path, doing, {}, gone=True)
-        return None if answer.status == 404 else self._thing(answer, doing)
+    def get_or_none(self, path: str, doing: str) -> dict[str, Any] | None:
+        """GET an object that has an `id`; None for a 404."""
+        answer = self._get_with_retries(path, doing, {}, gone=True)
+        return None if answer.status == 404 else self._parse_object(answer, doing)
 
-    def _thing(self, answer: Answer, doing: str) -> dict[str, Any]:
-        """The one thing that an answer describes, which has an `id`."""
-        document = self._read(answer, doing)
+    def _parse_object(self, answer: Answer, doing: str) -> dict[str, Any]:
+        """The object in an answer. Raises Unknown where it has no `id`."""
+        document = self._parse_json(answer, doing)
         if not isinstance(document, dict) or not document.get("id"):
             raise self._unreadable(document, doing)
         return document
 
-    def _once(
+    def _send_once(
         self,
         method: str,
         path: str,
@@ -144,14 +146,14 @@ class Api:
     ) -> Answer:
         """One request without a retry. Raises the error of an answer that is neither success nor `accepted`."""
         try:
-            answer = self._ask(method, path, body, limit_s, **how)
+            answer = self._send(method, path, body, limit_s, **how)
         except NoAnswer as error:
             raise self._unknown(str(error), doing) from error
         if answer.status < 300 or answer.status in accepted:
             return answer
         raise self._failure(answer, doing, creating=creating)
 
-    def _look(self, path: str, doing: str, query: Mapping[str, Any], *, gone: bool = False) -> Answer:
+    def _get_with_retries(self, path: str, doing: str, query: Mapping[str, Any], *, gone: bool = False) -> Answer:
         """A GET with retries: a few for what may pass, and as late as RunPod says where it wants fewer requests.
 
         `gone`: a 404 is an answer, too.
@@ -162,7 +164,7 @@ class Api:
             error: ProviderError
             retry_after: float | None = None
             try:
-                answer = self._ask("GET", _with_query(path, query), None, deadline - time.monotonic())
+                answer = self._send("GET", _with_query(path, query), None, deadline - time.monotonic())
                 if answer.status < 300 or (gone and answer.status == 404):
                     return answer
                 error = self._failure(answer, doing)
@@ -178,7 +180,7 @@ class Api:
                 raise error
             time.sleep(delays.pop(0))
 
-    def _ask(
+    def _send(
         self,
         method: str,
         path: str,
@@ -189,7 +191,7 @@ class Api:
         partial: bool = False,
         base: str = "",
     ) -> Answer:
-        """One request over the network. `partial`: what was said until the time was up is the answer. Raises NoAnswer."""
+        """One request over the network. `partial`: what was received by the deadline is the answer. Raises NoAnswer."""
         import urllib3
 
         deadline = time.monotonic() + limit_s
@@ -249,7 +251,7 @@ class Api:
         except urllib3.exceptions.HTTPError as error:
             raise UsageError("HTTPS_PROXY is no address of a proxy", "write it like http://proxy:3128") from error
 
-    def _read(self, answer: Answer, doing: str) -> Any:
+    def _parse_json(self, answer: Answer, doing: str) -> Any:
         try:
             return json.loads(answer.body)
         except (ValueError, RecursionError):
@@ -268,14 +270,14 @@ class Api:
         return self._without_key(failure(answer.status, answer.headers, answer.body, doing, creating=creating))
 
     def _without_key(self, error: ProviderError) -> ProviderError:
-        """The error with the key blotted out, which an answer may have repeated."""
+        """The error with the API key removed: an answer may have repeated it."""
         error.say = error.say.replace(self.key, "…")
         error.args = (error.say,)
         return error
 
 
 def _read_body(response: Any, deadline: float, partial: bool) -> tuple[bytes, bool]:
-    """What is said until the deadline, and whether that was all; what has come by then is read, however late it is."""
+    """The body received by the deadline, and whether it is complete. One read is made even past the deadline."""
     import urllib3
 
     parts: list[bytes] = []
@@ -343,12 +345,12 @@ def path_segment(name: str) -> str:
 
 
 def _with_query(path: str, query: Mapping[str, Any]) -> str:
-    told = {
+    given = {
         name: str(value).lower() if isinstance(value, bool) else value
         for name, value in query.items()
         if value is not None
     }
-    return f"{path}?{urlencode(told)}" if told else path
+    return f"{path}?{urlencode(given)}" if given else path
 
 
 def _next_cursor(document: Mapping[str, Any]) -> str:

@@ -43,9 +43,9 @@ def parse_lines(stream: bytes) -> list[str]:
     return [line for line in found if line]
 
 
-def find_permanent_failure(said: list[str]) -> str:
+def find_permanent_failure(log_lines: list[str]) -> str:
     """The sentence for what no waiting heals; empty where nothing of the kind was said."""
-    for line in reversed(said):
+    for line in reversed(log_lines):
         if match := DRIVER.search(line):
             return f"its machine's driver is too old for the image ({match[1]}): --min-cuda asks for newer ones"
         if NEVER_PULLED.search(line):
@@ -53,20 +53,20 @@ def find_permanent_failure(said: list[str]) -> str:
     return ""
 
 
-def find_start_failure(said: list[str]) -> str:
+def find_start_failure(log_lines: list[str]) -> str:
     """Why the container of a pod that has stopped never was of use, in its host's own words; empty where they do not
     say that it lay with its image."""
-    if why := find_permanent_failure(said):
+    if why := find_permanent_failure(log_lines):
         return why
-    for line in reversed(said):
+    for line in reversed(log_lines):
         if NOT_STARTED.search(line):
             return f"its container does not start: {shorten(line)}"
-    return find_restart_loop(said, 2)
+    return find_restart_loop(log_lines, 2)
 
 
-def find_restart_loop(said: Sequence[str], least: int) -> str:
+def find_restart_loop(log_lines: Sequence[str], least: int) -> str:
     """The sentence for a container that ends whenever it is started, `least` times or more; else empty."""
-    times = sum(bool(STARTS.match(line)) for line in said)
+    times = sum(bool(STARTS.match(line)) for line in log_lines)
     return f"its container ended by itself each of the {times} times that it was started" if times >= least else ""
 
 
@@ -106,33 +106,33 @@ class BootObservation:
     """Since when its SSH port has had an address that is not public."""
     fault: BootFault = BootFault()
 
-    def at(self, hidden: str, now: float) -> BootObservation:
+    def after_look(self, hidden: str, now: float) -> BootObservation:
         """The same at the next look. `hidden`: `Pod.hidden`."""
         since = now if self.hidden_since is None else self.hidden_since
         return dataclasses.replace(self, hidden_since=since if hidden else None)
 
-    def read(self, fault: BootFault, now: float) -> BootObservation:
+    def after_log(self, fault: BootFault, now: float) -> BootObservation:
         """The same once its log was read. A log without a fault does not take an earlier fault back."""
         return dataclasses.replace(self, since=now, fault=fault if fault.say else self.fault)
 
-    def judged(self, hidden: str, now: float, hidden_limit_s: float) -> BootFault:
+    def verdict(self, hidden: str, now: float, hidden_limit_s: float) -> BootFault:
         """Why it will never be ready, as far as that is known."""
         if self.hidden_since is not None and now - self.hidden_since >= hidden_limit_s:
             return BootFault(NOT_PUBLIC_REASON.format(address=hidden))
         return self.fault
 
 
-def diagnose(said: Sequence[str]) -> BootFault:
+def diagnose(log_lines: Sequence[str]) -> BootFault:
     """What its host's log tells of a pod that is on its way for a while."""
-    if why := find_permanent_failure(list(said)):
+    if why := find_permanent_failure(list(log_lines)):
         return BootFault(why)
-    if line := _last_match(UNPACKED, said):
+    if line := _last_match(UNPACKED, log_lines):
         return BootFault(f"its machine cannot unpack the image: {shorten(line)}", machine=True)
-    failed = [line for line in said if NOT_MADE.search(line)]
+    failed = [line for line in log_lines if NOT_MADE.search(line)]
     if len(failed) >= MAX_STARTS:
         return BootFault(f"its container cannot be made: {shorten(failed[-1])}", not BAD_COMMAND.search(failed[-1]))
-    return BootFault(find_restart_loop(said, MAX_STARTS))
+    return BootFault(find_restart_loop(log_lines, MAX_STARTS))
 
 
-def _last_match(pattern: re.Pattern[str], said: Sequence[str]) -> str:
-    return next((line for line in reversed(said) if pattern.search(line)), "")
+def _last_match(pattern: re.Pattern[str], log_lines: Sequence[str]) -> str:
+    return next((line for line in reversed(log_lines) if pattern.search(line)), "")

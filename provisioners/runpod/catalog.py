@@ -76,9 +76,9 @@ def parse_gpu(document: Mapping[str, Any], cloud: str) -> Gpu:
     here = document.get(side) is not False and 0 < price < math.inf
     listed = document.get("dataCenters")
     places = [
-        CenterStock(str(one["id"]), _parse_level(one.get("availability")))
-        for one in (listed if isinstance(listed, list) else [])
-        if isinstance(one, dict) and one.get("id")
+        CenterStock(str(item["id"]), _parse_level(item.get("availability")))
+        for item in (listed if isinstance(listed, list) else [])
+        if isinstance(item, dict) and item.get("id")
     ]
     return Gpu(
         id=str(document["id"]),
@@ -88,14 +88,18 @@ def parse_gpu(document: Mapping[str, Any], cloud: str) -> Gpu:
         price=price if here else 0.0,
         most=int(_parse_number(_nested(document, "maxCount").get(side)) or 0),
         level=_parse_level(document.get("availability")),
-        places=tuple(sorted((one for one in places if one.level != "NONE"), key=lambda one: -level_rank(one.level))),
+        places=tuple(
+            sorted((item for item in places if item.level != "NONE"), key=lambda item: -level_rank(item.level))
+        ),
     )
 
 
-def at_cluster_prices(gpus: Sequence[Gpu], told: Sequence[Any]) -> list[Gpu]:
+def at_cluster_prices(gpus: Sequence[Gpu], documents: Sequence[Any]) -> list[Gpu]:
     """The GPUs at GraphQL's `clusterPrice` of them; those without one keep the price of pods (`price_of`)."""
     prices = {
-        str(one.get("id")): _parse_number(one.get("clusterPrice")) or 0.0 for one in told if isinstance(one, dict)
+        str(item.get("id")): _parse_number(item.get("clusterPrice")) or 0.0
+        for item in documents
+        if isinstance(item, dict)
     }
     known = {gpu.id: prices.get(gpu.id, 0.0) for gpu in gpus}
     return [
@@ -106,12 +110,12 @@ def at_cluster_prices(gpus: Sequence[Gpu], told: Sequence[Any]) -> list[Gpu]:
     ]
 
 
-def with_at_least(gpus: Sequence[Gpu], told: Sequence[Any], ram: int, vcpus: int) -> list[Gpu]:
+def with_at_least(gpus: Sequence[Gpu], documents: Sequence[Any], ram: int, vcpus: int) -> list[Gpu]:
     """The GPUs with the RAM and vCPUs of GraphQL's `lowestPrice`, which was queried with `ram` (GB) and `vcpus`.
 
     No price, or less RAM or vCPUs, means that no machine has enough. A GPU that is not listed stays as it is.
     """
-    known = {str(one.get("id")): one for one in told if isinstance(one, dict)}
+    known = {str(item.get("id")): item for item in documents if isinstance(item, dict)}
     found = []
     for gpu in gpus:
         lowest = _nested(known.get(gpu.id, {}), "lowestPrice")
@@ -124,9 +128,9 @@ def with_at_least(gpus: Sequence[Gpu], told: Sequence[Any], ram: int, vcpus: int
 
 def restrict_to_centers(gpu: Gpu, centers: Collection[str]) -> Gpu:
     """The GPU as it is in these data centers alone."""
-    there = tuple(place for place in gpu.places if place.id in centers)
-    best = max((place.level for place in there), key=level_rank, default="NONE")
-    return dataclasses.replace(gpu, level=best, places=there)
+    places = tuple(place for place in gpu.places if place.id in centers)
+    best = max((place.level for place in places), key=level_rank, default="NONE")
+    return dataclasses.replace(gpu, level=best, places=places)
 
 
 def level_rank(name: str) -> int:
@@ -135,7 +139,7 @@ def level_rank(name: str) -> int:
 
 def select_gpus(gpus: Sequence[Gpu], wish: str | None, memory: int | None) -> list[Gpu]:
     """Those a request speaks of. Raises UsageError for a name that means none, or several, and where none is left."""
-    named = [gpu for one in wish.split(",") for gpu in match_gpus(gpus, one)] if wish else _default_gpus(gpus, memory)
+    named = [gpu for item in wish.split(",") for gpu in match_gpus(gpus, item)] if wish else _default_gpus(gpus, memory)
     here = [gpu for gpu in dict.fromkeys(named) if gpu.price]
     if wish and not here:
         raise UsageError(
@@ -212,8 +216,8 @@ def _gpu_spellings(gpu: Gpu) -> set[str]:
     return spellings(gpu.name) | spellings(gpu.id)
 
 
-def _parse_level(said: Any) -> str:
-    return said.upper() if isinstance(said, str) else ""
+def _parse_level(value: Any) -> str:
+    return value.upper() if isinstance(value, str) else ""
 
 
 def _nested(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -221,11 +225,11 @@ def _nested(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return inner if isinstance(inner, dict) else {}
 
 
-def _parse_number(said: Any) -> float | None:
+def _parse_number(value: Any) -> float | None:
     """A number, which RunPod also writes as text."""
-    if isinstance(said, bool) or not isinstance(said, int | float | str):
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        return float(said)
+        return float(value)
     except ValueError:
         return None

@@ -40,26 +40,26 @@ class Lifecycle:
 
     # Finding.
 
-    def owned(self, owner: str) -> list[Resource]:
+    def list_owned(self, owner: str) -> list[Resource]:
         """Every pod and cluster with the owner's mark. A pod's cluster tells its mark where its own name does not."""
         ours, account = f"gpuops-{owner}-", self._account.data()
-        pods = [machines.read(one) for one in self._api.pages("/pods", "pods", "list pods", includeClusterPods=True)]
+        pods = [machines.read(item) for item in self._api.pages("/pods", "pods", "list pods", includeClusterPods=True)]
         has_members = any(pod.cluster and machines.mark(pod, {}).startswith(ours) for pod in pods)
-        clusters = {str(one["id"]): one for one in self._clusters(has_members)}
+        clusters = {str(item["id"]): item for item in self._clusters(has_members)}
         names = {id_: str(cluster.get("name") or "") for id_, cluster in clusters.items()}
         resources = [
             machines.resource(pod, name, self._home, account, kind=pod.kind)
             for pod in pods
             if (name := machines.mark(pod, names)).startswith(ours)
         ]
-        tokens = {one.parent: str(one.data["token"]) for one in resources if one.parent}
+        tokens = {item.parent: str(item.data["token"]) for item in resources if item.parent}
         return [
             *(
                 machines.cluster_resource(cluster, account, tokens.get(id_, ""))
                 for id_, cluster in clusters.items()
                 if names[id_].startswith(ours)
             ),
-            *(one for one in resources if one.state != "ended"),
+            *(item for item in resources if item.state != "ended"),
         ]
 
     def _clusters(self, has_members: bool) -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ class Lifecycle:
                 raise
             return []
 
-    def ranked(self, cluster: str, nodes: int) -> list[Pod]:
+    def pods_by_rank(self, cluster: str, nodes: int) -> list[Pod]:
         """A cluster's pods in the order of their ranks; none while RunPod has not numbered all of them."""
         try:
             pods = self._api.pages(f"/clusters/{path_segment(cluster)}/pods", "pods", "list a cluster's pods")
@@ -87,11 +87,11 @@ class Lifecycle:
 
     # One look.
 
-    def look(self, resource: Resource) -> Resource:
+    def describe(self, resource: Resource) -> Resource:
         """A pod or a cluster as it is now. Raises AuthFailed where another account's key may see it."""
         is_cluster = resource.kind == CLUSTER
         path = f"/{'clusters' if is_cluster else 'pods'}/{path_segment(resource.id)}"
-        document = self._api.find(path, f"look at a {'cluster' if is_cluster else 'pod'}")
+        document = self._api.get_or_none(path, f"look at a {'cluster' if is_cluster else 'pod'}")
         if document is None:
             self._account.check(resource)
             return dataclasses.replace(resource, state="ended", address="", port=0, per_hour=0.0)
@@ -122,16 +122,16 @@ class Lifecycle:
         """Why a pod will never be a node; its host's log is read once in IMAGE_PULL_LOG_INTERVAL_S."""
         now = time.monotonic()
         with self._lock:
-            observed = self._observed.get(pod.id, boot_log.BootObservation(now)).at(pod.hidden, now)
+            observed = self._observed.get(pod.id, boot_log.BootObservation(now)).after_look(pod.hidden, now)
             due = now - observed.since >= IMAGE_PULL_LOG_INTERVAL_S
-            self._observed[pod.id] = observed = observed.read(boot_log.BootFault(), now) if due else observed
+            self._observed[pod.id] = observed = observed.after_log(boot_log.BootFault(), now) if due else observed
         if due:
             try:
                 fault = boot_log.diagnose(self._log(pod.id, "system"))
-                self._observed[pod.id] = observed = observed.read(fault, now)
+                self._observed[pod.id] = observed = observed.after_log(fault, now)
             except ProviderError:
                 pass  # the next reading may succeed
-        return observed.judged(pod.hidden, now, IMAGE_PULL_LOG_INTERVAL_S)
+        return observed.verdict(pod.hidden, now, IMAGE_PULL_LOG_INTERVAL_S)
 
     def _why_never_up(self, pod: str) -> str:
         """What its host says of a pod that has stopped and never was a node; read once."""
@@ -150,16 +150,16 @@ class Lifecycle:
         """The last lines of a pod's log. `source`: `system` for its host's alone; None for the container's own, too."""
         path = f"/pods/{path_segment(pod)}/logs"
         return boot_log.parse_lines(
-            self._api.listen(path, LOG_LISTEN_S, "read a pod's log", tail=LOG_LINES, source=source)
+            self._api.read_stream(path, LOG_LISTEN_S, "read a pod's log", tail=LOG_LINES, source=source)
         )
 
     # Ending.
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         """Clusters first: a member cannot go while its cluster is there, and one that is left behind can."""
-        clusters = dict.fromkeys(one.id if one.kind == CLUSTER else one.parent for one in resources)
-        ends: list[Callable[[], None]] = [partial(self._end_cluster, one) for one in clusters if one]
-        ends += [partial(self._end_pod, one) for one in resources if one.kind != CLUSTER]
+        clusters = dict.fromkeys(item.id if item.kind == CLUSTER else item.parent for item in resources)
+        ends: list[Callable[[], None]] = [partial(self._end_cluster, item) for item in clusters if item]
+        ends += [partial(self._end_pod, item) for item in resources if item.kind != CLUSTER]
         errors: list[ProviderError] = []
         for end in ends:
             try:
@@ -176,6 +176,6 @@ class Lifecycle:
         """A member that cannot go by itself (409) is ended with its cluster; any other is left for the next round."""
         path = f"/pods/{path_segment(pod.id)}"
         refused = self._api.delete(path, "end a pod") == 409
-        document = self._api.find(path, "look at a pod") if refused and not pod.parent else None
+        document = self._api.get_or_none(path, "look at a pod") if refused and not pod.parent else None
         if document and (cluster := machines.read(document).cluster):
             self._end_cluster(cluster)

@@ -55,14 +55,14 @@ class RunpodProvisioner:
             centers = self._stock.centers(request.region)
             if wishes.volume:
                 self._stock.volume(wishes.volume, centers)
-            self._stock.settled(wishes)
+            self._stock.resolve_ids(wishes)
         except (AuthFailed, Rejected) as error:
             return [Problem(error.say, error.hint)]
         return []
 
     def offers(self, request: Request) -> Sequence[Offer]:
         """Kinds of GPU that are free, the cheapest first; each is tried until one is had."""
-        wishes = self._stock.settled(options.wishes(request))
+        wishes = self._stock.resolve_ids(options.wishes(request))
         if wishes.cloud != "ANY":
             return self._in_cloud(request, wishes)
         found: list[Offer] = []
@@ -83,17 +83,17 @@ class RunpodProvisioner:
             centers = [volume.center]
         gpus = catalog.select_gpus(self._stock.gpus(wishes), request.gpu_type, request.gpu_mem)
         if wishes.nodes > 1:
-            gpus = self._stock.in_cluster(gpus)
+            gpus = self._stock.with_cluster_prices(gpus)
         if centers:
             gpus = [catalog.restrict_to_centers(gpu, centers) for gpu in gpus]
         if wishes.least:
-            gpus = self._stock.roomy(gpus, wishes, centers)
+            gpus = self._stock.with_minimums(gpus, wishes, centers)
         try:
             return offers.offers(gpus, wishes, centers, volume)
         except NoCapacity as error:
             if wishes.nodes == 1:
                 raise
-            raise NoCapacity(error.say, self._stock.shapes(wishes)) from error
+            raise NoCapacity(error.say, self._stock.suggest_clusters(wishes)) from error
 
     # Making.
 
@@ -125,7 +125,7 @@ class RunpodProvisioner:
         cluster = machines.cluster_resource(answer, account, token)
         journal.got(cluster)
         made = [cluster]
-        for index, pod in enumerate(self._lifecycle.ranked(cluster.id, offer.nodes)):
+        for index, pod in enumerate(self._lifecycle.pods_by_rank(cluster.id, offer.nodes)):
             member = machines.resource(
                 pod.with_env(env),
                 intent.mark(index),
@@ -145,10 +145,10 @@ class RunpodProvisioner:
     # Finding and ending.
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
-        return [] if regions and REGION not in regions else self._lifecycle.owned(owner)
+        return [] if regions and REGION not in regions else self._lifecycle.list_owned(owner)
 
     def describe(self, resource: Resource) -> Resource:
-        return self._lifecycle.look(resource)
+        return self._lifecycle.describe(resource)
 
     def destroy(self, resources: Sequence[Resource]) -> None:
         self._lifecycle.destroy(resources)

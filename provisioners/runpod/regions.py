@@ -27,10 +27,12 @@ def parse_data_centers(documents: Sequence[Any]) -> list[DataCenter]:
     """The catalog's data centers, without entries that have no id."""
     return [
         DataCenter(
-            str(one["id"]), str(one.get("name") or one["id"]), str(one.get("region") or "").replace("_", " ").lower()
+            str(center["id"]),
+            str(center.get("name") or center["id"]),
+            str(center.get("region") or "").replace("_", " ").lower(),
         )
-        for one in documents
-        if isinstance(one, dict) and one.get("id")
+        for center in documents
+        if isinstance(center, dict) and center.get("id")
     ]
 
 
@@ -47,23 +49,23 @@ def select_data_centers(region: str, centers: Sequence[DataCenter]) -> list[str]
 
 def _match_ids(wish: str, centers: Sequence[DataCenter]) -> list[str]:
     """By id; else by continent, the id's country (`us`, `eu-ro`), then a word of the name (`kansas`)."""
-    if exact := [one.id for one in centers if one.id.lower() == wish.lower()]:
+    if exact := [center.id for center in centers if center.id.lower() == wish.lower()]:
         return exact
     plain = " ".join(words(wish))
     plain = ALIASES.get(plain, plain)
     if not plain:
         return []
     ways = (
-        lambda one: one.continent == plain,
-        lambda one: f"{' '.join(words(one.id))} ".startswith(f"{plain} "),
-        lambda one: words(one.id)[1:2] == [plain] and words(one.id)[0] not in ("us", "ca"),
-        lambda one: set(words(plain)) <= set(words(one.name)),
+        lambda center: center.continent == plain,
+        lambda center: f"{' '.join(words(center.id))} ".startswith(f"{plain} "),
+        lambda center: words(center.id)[1:2] == [plain] and words(center.id)[0] not in ("us", "ca"),
+        lambda center: set(words(plain)) <= set(words(center.name)),
     )
-    return next((ids for way in ways if (ids := [one.id for one in centers if way(one)])), [])
+    return next((ids for way in ways if (ids := [center.id for center in centers if way(center)])), [])
 
 
 def _suggest_centers(wish: str, centers: Sequence[DataCenter]) -> str:
-    known = sorted(one.id for one in centers)
-    continents = sorted({one.continent for one in centers if one.continent and one.continent != "unknown"})
+    known = sorted(center.id for center in centers)
+    continents = sorted({center.continent for center in centers if center.continent and center.continent != "unknown"})
     everything = f"it has {', '.join(known)}; or say {', '.join(continents)}"
     return did_you_mean(wish, known, 3, 0.7) or everything

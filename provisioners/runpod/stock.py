@@ -30,8 +30,8 @@ class Stock:
         doing = "list GPUs"
         everything = self._api.pages("/catalog/gpus", "gpus", doing)
         free = {
-            one["id"]: one
-            for one in self._api.pages(
+            item["id"]: item
+            for item in self._api.pages(
                 "/catalog/gpus",
                 "gpus",
                 doing,
@@ -42,15 +42,15 @@ class Stock:
                 minCudaVersion=wishes.cuda or None,
             )
         }
-        told = [{**one, **free.get(one["id"], {"availability": "NONE"})} for one in everything]
-        return [catalog.parse_gpu(one, wishes.cloud) for one in told]
+        merged = [{**item, **free.get(item["id"], {"availability": "NONE"})} for item in everything]
+        return [catalog.parse_gpu(item, wishes.cloud) for item in merged]
 
-    def in_cluster(self, gpus: Sequence[catalog.Gpu]) -> list[catalog.Gpu]:
+    def with_cluster_prices(self, gpus: Sequence[catalog.Gpu]) -> list[catalog.Gpu]:
         """The GPUs at their prices in a cluster, where GraphQL has them: REST v2 has the prices of pods alone."""
         listed = self._api.graphql("query { gpuTypes { id clusterPrice } }").get("gpuTypes")
         return catalog.at_cluster_prices(gpus, listed if isinstance(listed, list) else [])
 
-    def roomy(self, gpus: Sequence[catalog.Gpu], wishes: Wishes, centers: Sequence[str]) -> list[catalog.Gpu]:
+    def with_minimums(self, gpus: Sequence[catalog.Gpu], wishes: Wishes, centers: Sequence[str]) -> list[catalog.Gpu]:
         """The GPUs with the RAM and vCPUs of their machines, which GraphQL alone has."""
         least = {
             "gpuCount": wishes.gpus,
@@ -60,10 +60,10 @@ class Stock:
             **({"dataCenterId": centers[0]} if len(centers) == 1 else {}),
         }
         given = ", ".join(f"{name}: {json.dumps(value)}" for name, value in least.items())
-        told = "stockStatus uninterruptablePrice minVcpu minMemory"
-        listed = self._api.graphql(f"query {{ gpuTypes {{ id lowestPrice(input: {{{given}}}) {{ {told} }} }} }}")
-        there = listed.get("gpuTypes")
-        return catalog.with_at_least(gpus, there if isinstance(there, list) else [], wishes.ram, wishes.vcpus)
+        fields = "stockStatus uninterruptablePrice minVcpu minMemory"
+        data = self._api.graphql(f"query {{ gpuTypes {{ id lowestPrice(input: {{{given}}}) {{ {fields} }} }} }}")
+        listed = data.get("gpuTypes")
+        return catalog.with_at_least(gpus, listed if isinstance(listed, list) else [], wishes.ram, wishes.vcpus)
 
     def centers(self, region: str | None) -> list[str]:
         """The ids of the data centers that a `--region` means; empty without one."""
@@ -73,38 +73,40 @@ class Stock:
             region, regions.parse_data_centers(self._api.pages("/catalog/datacenters", "dataCenters", "list regions"))
         )
 
-    def settled(self, wishes: Wishes) -> Wishes:
+    def resolve_ids(self, wishes: Wishes) -> Wishes:
         """The wishes with ids where names were given."""
         own, kept = "/templates", "/registries"
         return dataclasses.replace(
             wishes,
-            template=self._id(wishes.template, "template", "templates", (own, "/catalog/templates")),
-            registry=self._id(wishes.registry, "registry", "registries", (kept,)),
+            template=self._find_id(wishes.template, "template", "templates", (own, "/catalog/templates")),
+            registry=self._find_id(wishes.registry, "registry", "registries", (kept,)),
         )
 
-    def _id(self, wish: str, what: str, name: str, paths: Sequence[str]) -> str:
+    def _find_id(self, wish: str, what: str, name: str, paths: Sequence[str]) -> str:
         if not wish:
             return ""
         for path in paths:
-            there = self._api.pages(path, name, f"list {name}")
-            found = [one for one in there if one["id"] == wish] or [one for one in there if one.get("name") == wish]
+            listed = self._api.pages(path, name, f"list {name}")
+            found = [item for item in listed if item["id"] == wish] or [
+                item for item in listed if item.get("name") == wish
+            ]
             if len(found) == 1:
                 return str(found[0]["id"])
             if found:
                 raise UsageError(
                     f"more than one {what} is called '{wish}'",
-                    f"name one by its id: {', '.join(str(one['id']) for one in found)}",
+                    f"name one by its id: {', '.join(str(item['id']) for item in found)}",
                 )
         raise UsageError(f"there is no {what} '{wish}'", f"RunPod's console lists them; --{what} takes a name or an id")
 
     def volume(self, wish: str, centers: Sequence[str]) -> Volume:
         """The network volume of that id or name, in one of these data centers; `centers` empty: in any."""
         documents = self._api.pages("/network-volumes", "networkVolumes", "list network volumes")
-        volumes = [catalog.parse_volume(one) for one in documents]
-        matching = [one for one in volumes if one.id == wish] or [one for one in volumes if one.name == wish]
+        volumes = [catalog.parse_volume(item) for item in documents]
+        matching = [item for item in volumes if item.id == wish] or [item for item in volumes if item.name == wish]
         if len(matching) != 1:
             many = f"more than one network volume is called '{wish}'"
-            names = ", ".join(f"{one.name} ({one.id}, {one.center})" for one in matching or volumes)
+            names = ", ".join(f"{item.name} ({item.id}, {item.center})" for item in matching or volumes)
             raise UsageError(
                 many if matching else f"there is no network volume '{wish}'",
                 f"name one by its id: {names}" if names else "make one in RunPod's console (Storage)",
@@ -116,10 +118,10 @@ class Stock:
             )
         return volume
 
-    def shapes(self, wishes: Wishes) -> str:
+    def suggest_clusters(self, wishes: Wishes) -> str:
         """A hint: which clusters could be had instead. Most are made of whole machines."""
         whole = dataclasses.replace(wishes, gpus=options.CLUSTER_GPUS)
-        there = [gpu.name for gpu in self.gpus(whole) if gpu.price and gpu.level != "NONE"]
-        if not there:
+        available = [gpu.name for gpu in self.gpus(whole) if gpu.price and gpu.level != "NONE"]
+        if not available:
             return "RunPod has no cluster of any kind now: try again later, or ask for one node"
-        return f"clusters can be had now with --gpus {whole.gpus} of {', '.join(there[:MAX_CLUSTER_KINDS])}"
+        return f"clusters can be had now with --gpus {whole.gpus} of {', '.join(available[:MAX_CLUSTER_KINDS])}"

@@ -27,7 +27,7 @@ class KnownHost:
     target: Target
     root: str
     python: str
-    at: float = field(default=0.0, compare=False)
+    written_at: float = field(default=0.0, compare=False)
     """When this entry was written, in UTC seconds; given by `HostBook`."""
 
 
@@ -43,42 +43,42 @@ class HostBook:
     def get(self, name: str) -> KnownHost | None:
         from gpuops.transport.ssh import Target
 
-        one = self._read().get(name)
-        if not one:
+        entry = self._read().get(name)
+        if not entry:
             return None
         try:
             return KnownHost(
-                Target.from_document(one["target"]), str(one["root"]), str(one["python"]), _written_at(one)
+                Target.from_document(entry["target"]), str(entry["root"]), str(entry["python"]), _written_at(entry)
             )
         except (KeyError, TypeError, UsageError) as error:
             shown = name if name.isprintable() else repr(name)
             raise self._unreadable(f"what it says of {shown} is not what gpuops wrote") from error
 
-    def known(self, name: str) -> KnownHost:
+    def require(self, name: str) -> KnownHost:
         """The entry of a host. Raises Rejected where another command has removed it."""
-        met = self.get(name)
-        if met is None:
+        known_host = self.get(name)
+        if known_host is None:
             raise Rejected(f"{name} was forgotten while it was used", "try again")
-        return met
+        return known_host
 
-    def put(self, name: str, met: KnownHost) -> None:
-        with self._changing() as book:
+    def record(self, name: str, known_host: KnownHost) -> None:
+        with self._locked_book() as book:
             book[name] = {
-                "target": met.target.document(),
-                "root": met.root,
-                "python": met.python,
+                "target": known_host.target.document(),
+                "root": known_host.root,
+                "python": known_host.python,
                 "at": max(time.time(), _written_at(book.get(name)) + 1e-3),
             }
 
-    def forget(self, name: str, met: KnownHost) -> None:
-        """Remove an entry, unless another command has written it since `met` was read: it may create a node."""
-        with self._changing() as book:
-            if name in book and _written_at(book[name]) == met.at:
+    def remove_unchanged(self, name: str, known_host: KnownHost) -> None:
+        """Remove an entry, unless another command has written it since `known_host` was read: it may create a node."""
+        with self._locked_book() as book:
+            if name in book and _written_at(book[name]) == known_host.written_at:
                 del book[name]
 
-    def drop(self, name: str) -> bool:
+    def remove(self, name: str) -> bool:
         """Remove a host whatever may be on it. Returns whether it was in the file."""
-        with self._changing() as book:
+        with self._locked_book() as book:
             return book.pop(name, None) is not None
 
     def _read(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class HostBook:
         return Unknown(f"{self.path} cannot be read: {why}", "restore it: it tells where something of ours may be")
 
     @contextmanager
-    def _changing(self) -> Iterator[dict[str, Any]]:
+    def _locked_book(self) -> Iterator[dict[str, Any]]:
         from filelock import FileLock, Timeout
 
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -113,5 +113,5 @@ class HostBook:
 
 def _written_at(entry: Any) -> float:
     """When an entry was written, in UTC seconds; 0 where it does not say."""
-    at = entry.get("at") if isinstance(entry, dict) else None
-    return float(at) if isinstance(at, int | float) else 0.0
+    written_at = entry.get("at") if isinstance(entry, dict) else None
+    return float(written_at) if isinstance(written_at, int | float) else 0.0

@@ -57,8 +57,8 @@ class Logins:
     def __init__(self, folder: Path, book: HostBook) -> None:
         self.folder = folder
         self._book = book
-        self._met: dict[str, Host] = {}
-        self._shown: dict[str, tuple[str, ...]] = {}
+        self._logged_in: dict[str, Host] = {}
+        self._shown_keys: dict[str, tuple[str, ...]] = {}
         """Keys that the user was shown: the host must show the same when they are accepted."""
         self._open: dict[str, Connection] = {}
         self._lock = threading.Lock()
@@ -66,7 +66,7 @@ class Logins:
     def problem(self, typed: str, request: Request) -> Problem | None:
         """Why a host cannot be used, as data. Raises UsageError."""
         try:
-            self.meet(typed, request)
+            self.log_in(typed, request)
         except UsageError:
             raise
         except UnconfirmedKey as error:
@@ -76,14 +76,14 @@ class Logins:
             return Problem(say, error.hint)
         return None
 
-    def met(self, typed: Sequence[str]) -> list[Host]:
+    def logged_in(self, typed: Sequence[str]) -> list[Host]:
         """Those that were logged in to in this command."""
-        return [self._met[one] for one in typed if one in self._met]
+        return [self._logged_in[host] for host in typed if host in self._logged_in]
 
-    def meet(self, typed: str, request: Request) -> Host:
+    def log_in(self, typed: str, request: Request) -> Host:
         """Log in, once for the whole command, and read what the host has. Raises UsageError, NodeError."""
-        if typed in self._met:
-            return self._met[typed]
+        if typed in self._logged_in:
+            return self._logged_in[typed]
         from gpuops.nodes import bootstrap
         from gpuops.transport import ssh
 
@@ -92,7 +92,7 @@ class Logins:
         target = dataclasses.replace(target, host_keys=self._trusted(name, target, request))
         found = bootstrap.look(self.connection(name, target))
         host = Host(name, target, found)
-        self._met[typed] = host
+        self._logged_in[typed] = host
         return host
 
     def _trusted(self, name: str, target: Target, request: Request) -> tuple[str, ...]:
@@ -100,29 +100,29 @@ class Logins:
         that is still there, or by the user now. Raises NodeError, UnconfirmedKey."""
         from gpuops.transport import ssh
 
-        met = self._book.get(name)
-        known = target.host_keys or (met.target.host_keys if met else ())
+        known_host = self._book.get(name)
+        known = target.host_keys or (known_host.target.host_keys if known_host else ())
         shown = ssh.scan(target, prefer=known)
         agreed = tuple(key for key in shown if key in known)
         if agreed:
             return agreed
-        prints = ssh.fingerprint(shown[0])
+        fingerprint_shown = ssh.fingerprint(shown[0])
         if known:
-            anew = (
+            command = (
                 f"ssh-keygen -R '{_known_hosts_name(target)}'" if target.host_keys else f"gpuops reap --forget {name}"
             )
             raise NodeError(
-                f"the host key of {name} is not the one that is known: it shows {prints}, expected is "
+                f"the host key of {name} is not the one that is known: it shows {fingerprint_shown}, expected is "
                 f"{ssh.fingerprint(known[0])}; somebody may stand in between",
-                f"if the host was set up anew: {anew}, then try again",
+                f"if the host was set up anew: {command}, then try again",
             )
         if shown[0] in ssh.revoked_keys(target.host, target.port):
-            raise NodeError(f"the key that {name} shows, {prints}, was revoked", "do not log in there")
-        if request.options.get("accept-new") and (not self._shown or self._shown.get(name) == shown):
+            raise NodeError(f"the key that {name} shows, {fingerprint_shown}, was revoked", "do not log in there")
+        if request.options.get("accept-new") and (not self._shown_keys or self._shown_keys.get(name) == shown):
             return shown
-        self._shown[name] = shown
+        self._shown_keys[name] = shown
         raise UnconfirmedKey(
-            f"{name} was never met before, its key is {prints}",
+            f"{name} was never met before, its key is {fingerprint_shown}",
             "compare that with the host's own: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub, then add --accept-new",
         )
 
@@ -174,8 +174,8 @@ def place_nodes(hosts: Sequence[Host], nodes: int, gpus: int | None) -> tuple[li
     places, notes = [], []
     for position, host in enumerate(hosts):
         count = base + (position < more)
-        there = [str(index) for index in range(host.found.gpus)]
-        shares, note = divide(there, count, gpus, host.name)
+        gpu_ids = [str(index) for index in range(host.found.gpus)]
+        shares, note = divide(gpu_ids, count, gpus, host.name)
         if note:
             notes.append(note)
         for share in shares:

@@ -69,7 +69,7 @@ class SshProvisioner:
         self.context = context
         folder = context.home / "ssh"
         self._book = HostBook(folder / "hosts.json")
-        self._meetings = Logins(folder, self._book)
+        self._logins = Logins(folder, self._book)
         self._ending: dict[str, _Ending] = {}
 
     # Before anything is made.
@@ -79,11 +79,11 @@ class SshProvisioner:
         typed = typed_hosts(request)
         if not typed:
             raise UsageError("no host was named", "add --host user@address, once for each host")
-        return [problem for problem in on_each(lambda one: self._meetings.problem(one, request), typed) if problem]
+        return [problem for problem in on_each(lambda one: self._logins.problem(one, request), typed) if problem]
 
     def offers(self, request: Request) -> Sequence[Offer]:
         """One offer: these hosts. More nodes than hosts are virtual ones, each with its share of the GPUs."""
-        everyone = [self._meetings.meet(typed, request) for typed in typed_hosts(request)]
+        everyone = [self._logins.log_in(typed, request) for typed in typed_hosts(request)]
         hosts, spare = everyone[: request.nodes], everyone[request.nodes :]
         names = [host.name for host in hosts]
         doubled = sorted({name for name in names if names.count(name) > 1})
@@ -110,12 +110,12 @@ class SshProvisioner:
     def standing(self, request: Request) -> Sequence[Resource]:
         """The named hosts that were logged in to; without any name, all hosts in the file of hosts."""
         typed = typed_hosts(request)
-        met = {host.name: KnownHost(host.target, self._root(host.found.home), host.found.python)
-               for host in self._meetings.met(typed)}  # fmt: skip
-        known = {} if typed else {name: self._book.known(name) for name in self._book.names()}
+        named = {host.name: KnownHost(host.target, self._root(host.found.home), host.found.python)
+               for host in self._logins.logged_in(typed)}  # fmt: skip
+        known = {} if typed else {name: self._book.require(name) for name in self._book.names()}
         return [
             self._resource(name, one, {"mark": name, "folder": "", "state": "running"})
-            for name, one in {**met, **known}.items()
+            for name, one in {**named, **known}.items()
         ]
 
     # Making, finding, ending.
@@ -125,15 +125,19 @@ class SshProvisioner:
         for index, one in enumerate(places):
             journal.will("machine", intent.mark(index), f"{intent.token}-{index}", one["host"])
         for one in places:
-            self._book.put(one["host"], KnownHost(_parse_target(one["target"]), self._root(one["home"]), one["python"]))
+            self._book.record(
+                one["host"], KnownHost(_parse_target(one["target"]), self._root(one["home"]), one["python"])
+            )
         agents = dict(zip(
             hosts := list(dict.fromkeys(one["host"] for one in places)),
-            on_each(lambda name: _provider(lambda: self._bring(name, intent.agent)), hosts),
+            on_each(lambda name: _as_provider_errors(lambda: self._install_agent(name, intent.agent)), hosts),
             strict=True,
         ))  # fmt: skip
 
         def one_node(index: int) -> Resource:
-            return _provider(lambda: self._create_node(index, places[index], agents[places[index]["host"]], intent))
+            return _as_provider_errors(
+                lambda: self._create_node(index, places[index], agents[places[index]["host"]], intent)
+            )
 
         made = on_each(one_node, range(len(places)))
         for resource in made:
@@ -143,17 +147,17 @@ class SshProvisioner:
     def _root(self, home: str) -> str:
         return f"{home}/.gpuops-{self.context.owner}"
 
-    def _bring(self, name: str, agent: Path) -> str:
+    def _install_agent(self, name: str, agent: Path) -> str:
         from gpuops.nodes import bootstrap
 
-        met = self._book.known(name)
-        return bootstrap.bring(self._meetings.connection(name, met.target), met.root, agent)
+        known_host = self._book.require(name)
+        return bootstrap.bring(self._logins.connection(name, known_host.target), known_host.root, agent)
 
     def _create_node(self, index: int, one: Mapping[str, Any], agent: str, intent: Intent) -> Resource:
         from gpuops.nodes import bootstrap
 
-        met = self._book.known(one["host"])
-        folder = f"{met.root}/{intent.cluster}/n{index}"
+        known_host = self._book.require(one["host"])
+        folder = f"{known_host.root}/{intent.cluster}/n{index}"
         node = {
             "cluster": intent.cluster,
             "owner": intent.owner,
@@ -168,18 +172,18 @@ class SshProvisioner:
         }
         lease = {"boot_in": max(1.0, intent.boot_deadline - time.time())}
         bootstrap.init(
-            self._meetings.connection(one["host"], met.target),
-            met.python,
+            self._logins.connection(one["host"], known_host.target),
+            known_host.python,
             agent,
             folder,
             {"node": node, "lease": lease},
         )
-        return self._resource(one["host"], met, {**node, "folder": folder, "state": "running"})
+        return self._resource(one["host"], known_host, {**node, "folder": folder, "state": "running"})
 
     def list_owned(self, owner: str, regions: Sequence[str]) -> Sequence[Resource]:
         """Every node folder of this owner's, on these hosts or on all in the file of hosts."""
         names = [name for name in (regions or self._book.names()) if self._book.get(name)]
-        answers = on_each(self._answer, names)
+        answers = on_each(self._list_or_error, names)
         found = [node for answer in answers if not isinstance(answer, ProviderError) for node in answer]
         failed = [answer for answer in answers if isinstance(answer, ProviderError)]
         if failed and len(names) == 1:
@@ -188,33 +192,33 @@ class SshProvisioner:
             raise Partial("; ".join(error.say for error in failed), failed[0].hint, found)
         return found
 
-    def _answer(self, name: str) -> list[Resource] | ProviderError:
+    def _list_or_error(self, name: str) -> list[Resource] | ProviderError:
         try:
-            return self._list(name)
+            return self._list_and_tidy(name)
         except ProviderError as error:
             return error
 
-    def _list(self, name: str) -> list[Resource]:
-        met = self._book.get(name)
-        nodes = [] if met is None else self._look(name, met)
-        if met is not None and not nodes and time.time() - met.at > ABANDONED_S:
-            self._tidy(name, met)
+    def _list_and_tidy(self, name: str) -> list[Resource]:
+        known_host = self._book.get(name)
+        nodes = [] if known_host is None else self._list_nodes(name, known_host)
+        if known_host is not None and not nodes and time.time() - known_host.written_at > ABANDONED_S:
+            self._tidy(name, known_host)
         return nodes
 
-    def _tidy(self, name: str, met: KnownHost) -> None:
+    def _tidy(self, name: str, known_host: KnownHost) -> None:
         """Remove what a crashed command has left on a host that has no node."""
         from gpuops.nodes import bootstrap
 
-        _provider(lambda: bootstrap.tidy(self._meetings.connection(name, met.target), met.root))
-        self._book.forget(name, met)
+        _as_provider_errors(lambda: bootstrap.tidy(self._logins.connection(name, known_host.target), known_host.root))
+        self._book.remove_unchanged(name, known_host)
 
-    def _look(self, name: str, met: KnownHost) -> list[Resource]:
+    def _list_nodes(self, name: str, known_host: KnownHost) -> list[Resource]:
         """The nodes under one root of a host. Raises ProviderError."""
         from gpuops.nodes import bootstrap
 
-        ask = ["sh", "-c", ASK, "sh", met.python, f"{met.root}/agent", met.root, name]
+        argv = ["sh", "-c", LIST_SCRIPT, "sh", known_host.python, f"{known_host.root}/agent", known_host.root, name]
         try:
-            answer = bootstrap.program(self._meetings.connection(name, met.target), ask)
+            answer = bootstrap.program(self._logins.connection(name, known_host.target), argv)
         except NodeRefused as error:
             raise Rejected(error.say, error.hint) from error
         except NodeError as error:
@@ -222,11 +226,13 @@ class SshProvisioner:
             raise Unknown(say, error.hint) from error
         found = answer.get("nodes")
         if found is None:
-            raise Rejected(f"what answers on {name} is no agent of gpuops", f"look at what {met.python} is there")
-        told = [node for node in found if all(isinstance(node.get(key), str) for key in ("mark", "folder", "state"))]
-        return [self._resource(name, met, node) for node in told]
+            raise Rejected(
+                f"what answers on {name} is no agent of gpuops", f"look at what {known_host.python} is there"
+            )
+        nodes = [node for node in found if all(isinstance(node.get(key), str) for key in ("mark", "folder", "state"))]
+        return [self._resource(name, known_host, node) for node in nodes]
 
-    def _resource(self, name: str, met: KnownHost, node: Mapping[str, Any]) -> Resource:
+    def _resource(self, name: str, known_host: KnownHost, node: Mapping[str, Any]) -> Resource:
         return Resource(
             kind="machine",
             id=f"{name}:{node['folder']}",
@@ -234,14 +240,14 @@ class SshProvisioner:
             name=str(node["mark"]),
             bills=False,
             state=str(node["state"]),
-            address=met.target.host,
-            port=met.target.port,
+            address=known_host.target.host,
+            port=known_host.target.port,
             data={
                 "connection": "ssh",
-                "target": met.target.document(),
-                "ssh_folder": str(self._meetings.folder),
-                "root": met.root,
-                "python": met.python,
+                "target": known_host.target.document(),
+                "ssh_folder": str(self._logins.folder),
+                "root": known_host.root,
+                "python": known_host.python,
                 "revives": True,
                 **{key: node.get(key) for key in ("folder", "gpus", "cores_share", "artefact", "token", "on")},
             },
@@ -249,7 +255,7 @@ class SshProvisioner:
 
     def describe(self, resource: Resource) -> Resource:
         """The resource itself holds where the node is, so a host that was forgotten is reached, too."""
-        for node in self._look(resource.region, _known_host(resource)):
+        for node in self._list_nodes(resource.region, _known_host(resource)):
             if node.id == resource.id:
                 return node
         return dataclasses.replace(resource, state="ended")
@@ -270,15 +276,23 @@ class SshProvisioner:
     def _end(self, resource: Resource) -> None:
         from gpuops.nodes import bootstrap
 
-        name, met, entry = resource.region, _known_host(resource), self._book.get(resource.region)
-        argv = ["sh", "-c", END, "sh", met.python, f"{met.root}/agent", str(resource.data["folder"])]
-        _provider(lambda: bootstrap.program(self._meetings.connection(name, met.target), argv))
-        if entry is not None and not self._look(name, met):
-            self._book.forget(name, entry)
+        name, known_host, entry = resource.region, _known_host(resource), self._book.get(resource.region)
+        argv = [
+            "sh",
+            "-c",
+            END_SCRIPT,
+            "sh",
+            known_host.python,
+            f"{known_host.root}/agent",
+            str(resource.data["folder"]),
+        ]
+        _as_provider_errors(lambda: bootstrap.program(self._logins.connection(name, known_host.target), argv))
+        if entry is not None and not self._list_nodes(name, known_host):
+            self._book.remove_unchanged(name, entry)
 
     def forget(self, region: str) -> bool:
         """Remove a host that no longer exists from the file of hosts. Returns whether it was in it."""
-        return self._book.drop(region)
+        return self._book.remove(region)
 
     def self_destruct(self, resource: Resource) -> Sequence[str] | None:
         return None
@@ -288,24 +302,24 @@ DESTROY_WAIT_S = 0.5
 """How long `destroy` waits for its threads; the core then lists again."""
 ABANDONED_S = 900.0
 """A host without nodes is tidied and forgotten after this long: until then, a command may still create one there."""
-NEWEST = 'agent=$(ls -t "$2"/*.pyz 2>/dev/null | head -n 1); '
-ORPHANED = json.dumps({
+NEWEST_AGENT = 'agent=$(ls -t "$2"/*.pyz 2>/dev/null | head -n 1); '
+ORPHANS_ERROR = json.dumps({
     "error": {
         "kind": "no-agent",
         "say": "somebody has removed the agent there, and nodes of ours are still there",
         "hint": "end their processes and remove ~/.gpuops-* there by hand",
     }
 })  # fmt: skip
-ASK = (
-    NEWEST
+LIST_SCRIPT = (
+    NEWEST_AGENT
     + f"""if [ -z "$agent" ]; then
-for node in "$3"/*/n*/node.json; do [ -e "$node" ] && {{ printf '%s\\n' '{ORPHANED}' >&2; exit 1; }}; done
+for node in "$3"/*/n*/node.json; do [ -e "$node" ] && {{ printf '%s\\n' '{ORPHANS_ERROR}' >&2; exit 1; }}; done
 printf '{{"nodes": []}}'; exit 0; fi
 exec "$1" -I "$agent" nodes --root "$3" --host "$4" """
 )
 """Lists nodes with the newest agent there, which understands the files of every earlier one. No agent: no node."""
-END = (
-    NEWEST
+END_SCRIPT = (
+    NEWEST_AGENT
     + """if [ -z "$agent" ] || [ ! -d "$3" ]; then printf '{"ended": 0, "left": 0}'; exit 0; fi
 exec "$1" -I "$agent" end --node "$3" --remove --root """
 )
@@ -324,7 +338,7 @@ class _Ending(threading.Thread):
             self.error = error
 
 
-def _provider(work: Callable[[], T]) -> T:
+def _as_provider_errors(work: Callable[[], T]) -> T:
     """The value of `work`, with a node's errors raised as a provider's."""
     try:
         return work()

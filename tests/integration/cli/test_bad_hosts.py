@@ -192,7 +192,7 @@ def test_a_host_whose_key_is_another_than_when_it_was_met(desk: Desk) -> None:
     with serving() as server:
         name = f"{server.user}@127.0.0.1:{server.port}"
         met = Target("127.0.0.1", server.port, server.user, host_keys=(make_key(server.folder / "earlier"),))
-        book.put(name, KnownHost(met, "/nowhere", "python3"))
+        book.record(name, KnownHost(met, "/nowhere", "python3"))
         words = ("up", "ssh", "--host", name, "--identity", str(server.identity), *NEW, "--dry-run")
         said = desk.type(*words)
         expect(said.err, f"the host key of {re.escape(name)} is not the one that is known: .*",

@@ -304,7 +304,7 @@ def test_what_cannot_be_taken_back_is_left_and_said(there: tuple[Cloud, Context]
 def test_a_host_is_forgotten_only_when_no_cluster_is_on_it(there: tuple[Cloud, Context]) -> None:
     _, world = there
     book = HostBook(world.home / "ssh" / "hosts.json")
-    book.put("me@there", KnownHost(Target("there", host_keys=("ssh-ed25519 AAAA",)), "/r", "python3"))
+    book.record("me@there", KnownHost(Target("there", host_keys=("ssh-ed25519 AAAA",)), "/r", "python3"))
     row = known(world, "lab")
     world.ledger.will(row, "machine", "m", "t", "me@there")
     with pytest.raises(UsageError, match="lab has a node on me@there"):

@@ -88,9 +88,9 @@ def test_a_refusal_made_nothing_and_is_never_sent_again(says: Says, kind: type) 
 
 def test_what_only_reads_is_asked_again_a_little() -> None:
     with Canned(in_turn(Says(CUT), problem(502, "bad gateway"), Says(200, {"id": "p1"}))) as server:
-        assert client(server).find("/pods/p1", "look at a pod") == {"id": "p1"}
+        assert client(server).get_or_none("/pods/p1", "look at a pod") == {"id": "p1"}
     with Canned(lambda _: problem(500, "oops")) as server, pytest.raises(Unknown, match="oops"):
-        client(server).find("/pods/p1", "look at a pod")
+        client(server).get_or_none("/pods/p1", "look at a pod")
     assert len(server.asked) == 3
 
 
@@ -106,11 +106,11 @@ def test_what_only_reads_waits_as_long_as_it_is_told(monkeypatch: pytest.MonkeyP
     with Canned(
         in_turn(slower(status, "12"), slower(status, "40"), slower(status, "0"), Says(200, {"id": "p1"}))
     ) as server:
-        assert client(server).find("/pods/p1", "look at a pod") == {"id": "p1"}
+        assert client(server).get_or_none("/pods/p1", "look at a pod") == {"id": "p1"}
     assert pauses == [12.0, 40.0, 1.0]
     pauses.clear()
     with Canned(lambda _: slower(429, "40")) as server, pytest.raises(RateLimited) as caught:
-        client(server).find("/pods/p1", "look at a pod")
+        client(server).get_or_none("/pods/p1", "look at a pod")
     assert (pauses, caught.value.retry_after) == ([40.0], 40.0), "not for ever"
     with Canned(lambda _: slower(429, "5")) as server, pytest.raises(RateLimited):
         client(server).post("/pods", {}, "create a pod")
@@ -120,14 +120,14 @@ def test_what_only_reads_waits_as_long_as_it_is_told(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("status", [400, 401, 403, 422, 429])
 def test_a_plain_no_is_not_asked_again(status: int) -> None:
     with Canned(lambda _: problem(status, "no")) as server, pytest.raises(ProviderError):
-        client(server).find("/pods/p1", "look at a pod")
+        client(server).get_or_none("/pods/p1", "look at a pod")
     assert len(server.asked) == 1
 
 
 def test_gone_is_no_error() -> None:
     with Canned(lambda _: problem(404, "pod not found")) as server:
         api = client(server)
-        assert api.find("/pods/p1", "look at a pod") is None
+        assert api.get_or_none("/pods/p1", "look at a pod") is None
         assert api.delete("/pods/p1", "end a pod") == 404
     with Canned(lambda _: problem(409, "in a cluster")) as server:
         assert client(server).delete("/pods/p1", "end a pod") == 409
@@ -206,11 +206,11 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_stream_is_heard_for_a_while() -> None:
     lines = b"".join(b'data: {"line": "%d"}\n\n' % at for at in range(100))
     with Canned(lambda _: Says(200, lines, drip_s=0.01)) as server:
-        heard = client(server).listen("/pods/p1/logs", HANG_S, "read a log", tail=5)
+        heard = client(server).read_stream("/pods/p1/logs", HANG_S, "read a log", tail=5)
         assert heard.startswith(b'data: {"line": "0"}')
         assert len(heard) < len(lines)
     with Canned(lambda _: Says(200, lines)) as server:
-        assert client(server).listen("/pods/p1/logs", HANG_S, "read a log") == lines
+        assert client(server).read_stream("/pods/p1/logs", HANG_S, "read a log") == lines
     assert server.said == ["GET /v2/pods/p1/logs"]
 
 
@@ -221,8 +221,8 @@ def test_a_half_heard_stream_does_not_confuse_the_next_answer() -> None:
 
     with Canned(tell) as server:
         api = client(server)
-        assert len(api.listen("/pods/p1/logs", HANG_S, "read a log")) < 8 * 50
-        assert api.find("/pods/p1", "look") == {"id": "p1"}
+        assert len(api.read_stream("/pods/p1/logs", HANG_S, "read a log")) < 8 * 50
+        assert api.get_or_none("/pods/p1", "look") == {"id": "p1"}
 
 
 def test_many_threads_share_it() -> None:
@@ -232,7 +232,7 @@ def test_many_threads_share_it() -> None:
 
         def work(at: int) -> None:
             for step in range(20):
-                found = api.find(f"/pods/{at}-{step}", "look")
+                found = api.get_or_none(f"/pods/{at}-{step}", "look")
                 if found != {"id": f"/v2/pods/{at}-{step}"}:
                     wrong.append(found)
 
@@ -268,7 +268,7 @@ def test_it_goes_through_the_proxy_with_its_login() -> None:
     with Canned(lambda _: Says(200, {"id": "p1"})) as proxy:
         host = proxy.url.removesuffix("/v2").removeprefix("http://")
         env = {"RUNPOD_API_KEY": KEY, "RUNPOD_API_URL": HTTP, "http_proxy": f"http://me:word@{host}"}
-        assert Api(env).find("/pods/p1", "look") == {"id": "p1"}
+        assert Api(env).get_or_none("/pods/p1", "look") == {"id": "p1"}
     assert proxy.asked[0].path == "http://10.0.0.1/v2/pods/p1"
     assert proxy.asked[0].headers["proxy-authorization"] == "Basic bWU6d29yZA=="
 

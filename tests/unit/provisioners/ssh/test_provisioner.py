@@ -71,20 +71,20 @@ def test_the_book_of_hosts_is_for_our_eyes_and_whole(tmp_path: Path) -> None:
     path = tmp_path / "ssh" / "hosts.json"
     book, met = HostBook(path), KnownHost(host("a").target, "/root/.gpuops-0badcafe", "/usr/bin/python3")
     assert book.names() == []
-    book.put("root@a", met)
-    book.put("root@b", met)
+    book.record("root@a", met)
+    book.record("root@b", met)
     assert HostBook(path).names() == ["root@a", "root@b"]
     assert HostBook(path).get("root@a") == met
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    first = book.known("root@a")
-    book.put("root@a", met)
-    book.forget("root@a", first)
+    first = book.require("root@a")
+    book.record("root@a", met)
+    book.remove_unchanged("root@a", first)
     assert book.get("root@a") == met, "somebody wrote it down anew"
     for _ in range(2):
-        book.forget("root@a", book.get("root@a") or first)
+        book.remove_unchanged("root@a", book.get("root@a") or first)
     assert book.get("root@a") is None
     with pytest.raises(Rejected, match="root@a was forgotten"):
-        book.known("root@a")
+        book.require("root@a")
     path.write_text("{torn")
     with pytest.raises(Unknown, match=r"hosts\.json cannot be read"):
         book.names()
