@@ -44,7 +44,7 @@ def lease(
     if by_s is not None:
         if ours == Lease():
             ctx.out.say(f"note: {row.name} had no end until now")
-        ours = leases.extend(ours, by_s, now)
+        ours = leases.extend_lease(ours, by_s, now)
         live = open_live(ctx, row)
         try:
             send_lease(live, ours, now)
@@ -62,5 +62,5 @@ def lease(
     ctx.out.result(
         "lease",
         {"name": row.name, "hard_end": ours.end, "idle_s": ours.idle_s},
-        [f"{row.name}: {leases.describe(ours, now, ephemeral=row.ephemeral)}"],
+        [f"{row.name}: {leases.describe_lease(ours, now, ephemeral=row.ephemeral)}"],
     )

@@ -97,7 +97,7 @@ def _make_job(
     options = parse_provider_options(ctx, flags.on, typed.provider_words) if flags.on else {}
     if flags.on and flags.sink:
         options = sinks.with_volume_option(
-            flags.on, ctx.provisioner(flags.on).options, options, sinks.parse(flags.sink)
+            flags.on, ctx.provisioner(flags.on).options, options, sinks.parse_sink(flags.sink)
         )
     count = count_named_machines(ctx, flags.on, options) if flags.on else 1
     machines = machine_request(flags.on or "local", machine, options, count)
@@ -151,7 +151,7 @@ def complete(ctx: Context, request: RunRequest, flags: LaunchFlags) -> RunReques
         "resume": flags.resume,
         "setup": flags.setup,
         "hold_s": grace_s(flags.grace),
-        "sink": sinks.parse(flags.sink) if flags.sink else None,
+        "sink": sinks.parse_sink(flags.sink) if flags.sink else None,
     }
     request = dataclasses.replace(request, **changes)
     if request.workload:
@@ -168,9 +168,9 @@ def complete(ctx: Context, request: RunRequest, flags: LaunchFlags) -> RunReques
 def program(workload: str, data: str | None) -> str:
     """A workload's script. Raises UsageError for an unknown workload, and for one that reads no data where --data is
     given."""
-    from gpuops.sync.inputs import WORKLOADS, script
+    from gpuops.sync.inputs import WORKLOADS, workload_script
 
-    path = script(workload)
+    path = workload_script(workload)
     if data and not WORKLOADS[workload].reads:
         readers = [name for name, known in WORKLOADS.items() if known.reads]
         raise UsageError(
@@ -206,12 +206,12 @@ def _resumed(ctx: Context, request: RunRequest) -> RunRequest:
     UsageError."""
     from gpuops.runs.finish import finish_before_resume, is_awaited
     from gpuops.runs.prepare import find_run, tree_of
-    from gpuops.sync.restore import check
+    from gpuops.sync.restore import check_resumable
 
     row = find_run(ctx, str(request.resume))
     if is_awaited(row):
         finish_before_resume(ctx, row)
-    check(row, tree_of(request, ctx.folder)[0])
+    check_resumable(row, tree_of(request, ctx.folder)[0])
     theirs = row.request.get("workload")
     if request.workload and theirs and theirs != request.workload:
         raise UsageError(f"{row.name} trained {theirs}, this is {request.workload}", f"name it: --workload {theirs}")

@@ -17,7 +17,7 @@ from gpuops.core import trust as words
 from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.settings import Toml, read_toml
-from gpuops.sync.project import inside, shown
+from gpuops.sync.project import is_in_project, printable_path
 
 NAME = "gpuops.toml"
 TRUST_HELP = example_help(
@@ -63,11 +63,11 @@ def trust(
     if revoke:
         count = words.revoke(ctx.home, file)
         said = f"{file} is trusted no more" if count else f"{file} was not trusted"
-        ctx.out.result("trust", {"path": str(file), "trusted": False, "options": []}, [shown(said)])
+        ctx.out.result("trust", {"path": str(file), "trusted": False, "options": []}, [printable_path(said)])
         return
     toml = read_toml(file, tables())
     if not toml.sha256:
-        raise UsageError(f"there is no {shown(str(file))}", "name the project's folder: gpuops trust PATH")
+        raise UsageError(f"there is no {printable_path(str(file))}", "name the project's folder: gpuops trust PATH")
     found = reaches(toml, asked=False)
     if found and not words.is_trusted(ctx.home, toml):
         _show(ctx, toml, found)
@@ -80,7 +80,9 @@ def trust(
     line = (
         "is trusted until it changes" if found else "reaches for nothing beyond its project: nothing is to be trusted"
     )
-    ctx.out.result("trust", {"path": str(file), "trusted": bool(found), "options": options}, [shown(f"{file} {line}")])
+    ctx.out.result(
+        "trust", {"path": str(file), "trusted": bool(found), "options": options}, [printable_path(f"{file} {line}")]
+    )
 
 
 def reaches(toml: Toml, *, asked: bool = True) -> list[Reach]:
@@ -96,7 +98,7 @@ def reaches(toml: Toml, *, asked: bool = True) -> list[Reach]:
 
 def _is_free(mark: Free | None, value: Any, folder: Path, asked: bool) -> bool:
     if mark is Free.INSIDE:
-        return inside(folder, str(value))
+        return is_in_project(folder, str(value))
     return mark is Free.ALWAYS or (mark is Free.ASKED and asked)
 
 
@@ -113,7 +115,7 @@ def require_trust(ctx: Context, toml: Toml, table: str, *groups: Any, rents: boo
     if ctx.yes or not ctx.out.interactive:
         named = ", ".join(dict.fromkeys(one.option for one in used))
         raise UsageError(
-            f"{shown(str(toml.path))}, [{table}]: you have not trusted this file with {named}",
+            f"{printable_path(str(toml.path))}, [{table}]: you have not trusted this file with {named}",
             "read it, since that reaches beyond the project; where it says what you want: gpuops trust",
         )
     _show(ctx, toml, reaches(toml, asked=False))
@@ -126,6 +128,6 @@ def require_trust(ctx: Context, toml: Toml, table: str, *groups: Any, rents: boo
 
 
 def _show(ctx: Context, toml: Toml, found: Sequence[Reach]) -> None:
-    ctx.out.say(f"{shown(str(toml.path))} asks for:")
+    ctx.out.say(f"{printable_path(str(toml.path))} asks for:")
     for one in found:
         ctx.out.say(f"  {one}")

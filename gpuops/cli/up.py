@@ -78,7 +78,7 @@ def up(
         documents = [dataclasses.asdict(offer) | {"per_hour": offer.per_hour} for offer in offers]
         width = ctx.out.columns(ctx.out.out)
         paid = dataclasses.asdict(payer) if payer else None
-        lines = table.would_create(offers, payer, width)
+        lines = table.format_dry_run(offers, payer, width)
         ctx.out.result("offers", {"offers": documents, "payer": paid}, lines)
         return
     with ctx.signals:
@@ -112,9 +112,9 @@ def _announce(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> No
             "idle_s": row.lease.idle_s,
         },
         [
-            f"{row.name} is up: {count}{price}; {leases.describe(row.lease, now)}",
+            f"{row.name} is up: {count}{price}; {leases.describe_lease(row.lease, now)}",
             *ssh.host_name_lines(ctx, row, machines),
-            *([leases.how_to_end(row.name, row.lease, now)] if per_hour else []),
+            *([leases.describe_how_to_end(row.name, row.lease, now)] if per_hour else []),
         ],
     )
 

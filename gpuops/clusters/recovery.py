@@ -26,7 +26,7 @@ from gpuops.nodes import host_key_handover
 from gpuops.nodes.session import in_order, name_hosts, open_live, programs_of, reach, send_lease
 from gpuops.nodes.virtual import folded, with_virtual
 from gpuops.offers import lease as leases
-from gpuops.offers.payer import payer, payer_record
+from gpuops.offers.payer import find_payer, payer_record
 from gpuops.sync.run_folder import read_json
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Adopted:
     @property
     def say(self) -> list[str]:
         count = plural(self.nodes, "node")
-        until = leases.describe(self.row.lease, time.time())
+        until = leases.describe_lease(self.row.lease, time.time())
         return [f"{self.row.name} is back: {count} on {self.row.provider}; {until}", *map(_describe_run, self.runs)]
 
 
@@ -142,7 +142,7 @@ def adopt(ctx: Context, lost: LostCluster, *, complete: bool = True) -> Adopted:
     nodes = _inspect_nodes(draft, machines)
     lease, adrift = merge_leases(nodes)
     price = sum(one.per_hour for one in machines)
-    paid = payer(ctx, Request(lost.provider, region=machines[0].region)) if rented else None
+    paid = find_payer(ctx, Request(lost.provider, region=machines[0].region)) if rented else None
     now = ctx.clock.now()
     usual = leases.new_lease(leases.LeaseLimits(), rented=rented, per_hour=price, now=now)
     if adrift or (lease == Lease() and rented):

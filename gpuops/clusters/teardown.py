@@ -60,7 +60,7 @@ def tear_down(ctx: Context, cluster: int, why: str, *, force: bool = False, noti
     with ctx.progress.during(f"ending {row.name}", max(provisioner.gone_s, provisioner.settle_s)):
         left = destroy_cluster(ctx, provisioner, row, force=force)
     forget_cluster(ctx, row)
-    bucket.abandon_all(ctx, cluster)
+    bucket.abort_cluster_uploads(ctx, cluster)
     said = f"{why} (took {span(time.monotonic() - began)})" if notice else ""
     ctx.ledger.gone(cluster, ctx.clock.now(), why, notice=said, left=left)
     if left:
@@ -84,7 +84,7 @@ def is_costless(left: Sequence[Resource]) -> bool:
 
 def forget_cluster(ctx: Context, row: ClusterRow) -> None:
     """Remove the record of what was pushed, and the names under which plain `ssh` and editors reached the nodes."""
-    push_record.forget(ctx.home, row.token)
+    push_record.forget_cluster(ctx.home, row.token)
     if (ctx.home / "ssh" / f"{row.name}.conf").exists():
         from gpuops.transport import ssh
 

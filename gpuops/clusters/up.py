@@ -227,7 +227,7 @@ def preview_offers(ctx: Context, request: Request, wish: LeaseLimits) -> tuple[S
 
 
 def _offer_source(ctx: Context, avoided: Sequence[str] = ()) -> OfferSource:
-    return lambda request, said: table.elsewhere_first(find_offers(ctx, request, said)[1], avoided)
+    return lambda request, said: table.order_avoided_last(find_offers(ctx, request, said)[1], avoided)
 
 
 def bring_up(
@@ -259,7 +259,7 @@ def bring_up(
     )
     offers = search.offers()
     if rented:
-        table.show(ctx, offers)
+        table.show_offers(ctx, offers)
     if said := foreword(offers[0]):
         ctx.out.say(said)
     terms = Terms(ctx, request, until_offer_ends(wish, offers[0]), rented, search, approval)

@@ -18,7 +18,7 @@ from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, virtual
 from gpuops.nodes.session import ClusterSession, machines_of, meet
 from gpuops.nodes.virtual import MOST_NODES
-from gpuops.sync.edits import save_one
+from gpuops.sync.edits import save_node_leftovers
 from gpuops.transport.dial import connect
 from gpuops.transport.rpc import Absent, NodePaths
 
@@ -116,7 +116,7 @@ def _remove_ended_node(ctx: Context, row: ClusterRow, machine: Resource, index: 
             f"node{index} of {row.name} has ended, and {waiting[-1]} is not all home yet",
             "wait until it is: gpuops status; a run with fewer --nodes does not need that node",
         )
-    if said := save_one(ctx, row, machine, index, ctx.progress):
+    if said := save_node_leftovers(ctx, row, machine, index, ctx.progress):
         ctx.out.say(said)
     paths = _node_paths(row, machine, index)
     connection = connect(machine, index)

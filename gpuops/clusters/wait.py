@@ -195,7 +195,7 @@ def describe_local_disks(hellos: Sequence[NodeHello | None]) -> str:
 def _cost_so_far(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> str:
     """What waiting has cost, where it costs something."""
     per_hour = sum(machine.per_hour for machine in machines if machine.bills)
-    spent = leases.spent(per_hour, row.created, ctx.clock.now())
+    spent = leases.money_spent(per_hour, row.created, ctx.clock.now())
     return f", {money(spent)} so far" if spent >= 0.005 else ""
 
 

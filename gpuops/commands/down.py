@@ -8,7 +8,7 @@ from gpuops.clusters import select
 from gpuops.clusters.orphans import find_unrecorded_clusters
 from gpuops.clusters.teardown import describe_shutdown, tear_down
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, Interrupted, NodeError, Nonsense, StillBilling, worst
+from gpuops.core.errors import GpuopsError, Interrupted, MalformedAnswer, NodeError, StillBilling, worst_exit_code
 from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.nodes.session import ClusterSession, all_machines_ended, open_live
@@ -16,7 +16,7 @@ from gpuops.runs.collect import Agents, Disks
 from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.stop import stop_and_wait
 from gpuops.sync import archive
-from gpuops.sync.edits import save_left
+from gpuops.sync.edits import save_cluster_leftovers
 
 DeferredFetch = Callable[[], RunOutcome]
 """Downloads what a run kept in a bucket; called once no machine bills any more."""
@@ -69,7 +69,7 @@ def down(ctx: Context, rows: Sequence[ClusterRow], progress: Progress, *, force:
         said.append(f"{row.name} is gone" + (f" already{why}" if row.state == "gone" else leaves and f": {leaves}"))
         ctx.out.say(said[-1])
     if failed:
-        failed.sort(key=lambda error: error.exit_code == worst(*(one.exit_code for one in failed)))
+        failed.sort(key=lambda error: error.exit_code == worst_exit_code(*(one.exit_code for one in failed)))
         for other in failed[:-1]:
             ctx.out.say(f"error: {other.say}\nhint: {other.hint}")
         raise failed[-1]
@@ -127,9 +127,9 @@ def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[G
     try:
         live = open_live(ctx, row, some=True)
     except NodeError as error:
-        if isinstance(error, Nonsense) or _have_ended(ctx, row):
+        if isinstance(error, MalformedAnswer) or _have_ended(ctx, row):
             for run in runs:
-                disks = Disks(row, error, ended=not isinstance(error, Nonsense))
+                disks = Disks(row, error, ended=not isinstance(error, MalformedAnswer))
                 outcome = finish(ctx, run, disks, Policy(Silent()))
                 ctx.out.say(f"{run.name}: {outcome.verdict.say}; what came home is in {run.home}")
                 if outcome.nonsense:
@@ -145,9 +145,9 @@ def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[G
 def _save_edits(ctx: Context, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> None:
     """Download what was edited or made outside of runs. Raises NodeError, which stops the teardown."""
     try:
-        for said in save_left(ctx, row, progress):
+        for said in save_cluster_leftovers(ctx, row, progress):
             ctx.out.say(said)
-    except Nonsense as error:
+    except MalformedAnswer as error:
         failed.append(_given_up_error(row, "what was edited or made there", error.say))
     except NodeError as error:
         if not _have_ended(ctx, row):
@@ -157,7 +157,7 @@ def _save_edits(ctx: Context, row: ClusterRow, progress: Progress, failed: list[
 def _save_reachable(ctx: Context, row: ClusterRow, progress: Progress) -> None:
     """`--force`: download what nodes still give, and give up the rest."""
     try:
-        for said in save_left(ctx, row, progress):
+        for said in save_cluster_leftovers(ctx, row, progress):
             ctx.out.say(said)
     except Exception as error:  # a node may answer anything
         why = error.say if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
@@ -197,5 +197,5 @@ def _save_run(
     if outcome.nonsense:
         failed.append(_given_up_error(live.row, run.name, outcome.nonsense))
     if outcome.deferred_fetch:
-        ctx.out.say(archive.announced(run, live.row.name))
+        ctx.out.say(archive.describe_deferred_fetch(run, live.row.name))
     return outcome.deferred_fetch

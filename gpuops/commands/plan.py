@@ -128,7 +128,7 @@ def _describe_cluster(ctx: Context, plan: Plan, document: dict[str, Any], lines:
     offers, payer = clusters.preview_offers(ctx, plan.job.machines, plan.job.wish)
     document["create"] = dataclasses.asdict(offers[0]) | {"per_hour": offers[0].per_hour}
     document["payer"] = dataclasses.asdict(payer) if payer else None
-    lines += table.would_create(offers, payer, ctx.out.columns(ctx.out.out))
+    lines += table.format_dry_run(offers, payer, ctx.out.columns(ctx.out.out))
     return [offers[0].gpus] * plan.size.nodes
 
 
@@ -139,7 +139,7 @@ def _describe_upload(ctx: Context, plan: Plan, document: dict[str, Any], lines: 
     tree = inputs.scan_project(ctx, folder, allowed)
     shared = has_capability(ctx.provisioner(plan.provider), "shares_disk")
     if request.data and not request.workload:
-        tree = inputs.with_link(tree, ctx.folder, Path(request.data), shared=shared)
+        tree = inputs.link_data(tree, ctx.folder, Path(request.data), shared=shared)
     document["send"] = {
         "tree": name,
         "files": [entry.path for entry in tree.files],
@@ -149,9 +149,9 @@ def _describe_upload(ctx: Context, plan: Plan, document: dict[str, Any], lines: 
     first, *more = sync.summary(tree)
     lines += [f"would send: {first}", *more]
     if request.data and not shared:
-        data = inputs.scan(ctx, request.data, allowed)
+        data = inputs.scan_data(ctx, request.data, allowed)
         document["data"] = {"path": request.data, "files": len(data.files), "bytes": data.size}
-        origin = inputs.origin(ctx, request.data, allowed)
+        origin = inputs.describe_origin(ctx, request.data, allowed)
         first, *more = sync.summary(data)
         lines += [f"would send: data, {first}{origin}", *more]
     if request.secrets:

@@ -18,9 +18,9 @@ from gpuops.runs.collect import Agents, fetch_now
 from gpuops.runs.finish import Policy, finish, finish_late, is_awaited
 from gpuops.runs.report import NodeReport, parse_report
 from gpuops.sync import RunHome, archive, mirror
-from gpuops.sync.edits import BroughtEdit, pull_edits
+from gpuops.sync.edits import PulledEdit, pull_edits
 from gpuops.sync.push_record import PushRecord
-from gpuops.sync.restore import outputs
+from gpuops.sync.restore import list_outputs
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def pull_project_edits(ctx: Context, cluster: str | None) -> tuple[dict[str, Any
     )
     live = open_live(ctx, row, some=True)
     record = PushRecord(ctx.home, row.token, "project")
-    brought: list[BroughtEdit] = []
+    brought: list[PulledEdit] = []
     failed: dict[int, NodeError] = {}
     refused: list[str] = []
     try:
@@ -82,7 +82,7 @@ def pull_project_edits(ctx: Context, cluster: str | None) -> tuple[dict[str, Any
 def _from_bucket(ctx: Context, row: RunRow, cluster: ClusterRow, progress: Progress) -> bool:
     """Download what a run kept in a bucket, where none of its nodes answers. Returns whether there was anything; the
     guard finishes the run."""
-    if not archive.is_kept(row) or row.started is None:
+    if not archive.is_kept_in_bucket(row) or row.started is None:
         return False
     if cluster.state == "up":
         try:
@@ -136,7 +136,7 @@ def pull_results(ctx: Context, name: str | None, progress: Progress) -> tuple[di
             _from_nodes(ctx, live, row, progress)
         finally:
             live.close()
-    places = outputs(home)
+    places = list_outputs(home)
     if not places and not home.path.exists():
         where = "`gpuops runs` lists where each run's results are"
         if row.started is None:

@@ -12,7 +12,7 @@ from gpuops.core.format import plural
 from gpuops.core.reporting import Progress
 from gpuops.nodes.session import open_live
 from gpuops.sync import inputs
-from gpuops.sync.project import shown
+from gpuops.sync.project import printable_path
 from gpuops.sync.push_record import PushRecord
 
 
@@ -34,7 +34,7 @@ def push_project(
         return document | {"paths": [entry.path for entry in tree.files]}, [
             f"would send: {first}",
             *more,
-            *(f"  {shown(entry.path)}" for entry in tree.files),
+            *(f"  {printable_path(entry.path)}" for entry in tree.files),
         ]
     clusters = ctx.ledger.clusters()
     row = (

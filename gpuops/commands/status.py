@@ -13,7 +13,7 @@ from gpuops.core.models import COSTLESS, Resource
 from gpuops.core.parallel import on_each
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.virtual import owner, with_virtual
-from gpuops.offers.lease import describe, spent
+from gpuops.offers.lease import describe_lease, money_spent
 from gpuops.runs.log_view import last_heard
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ def _cluster(ctx: Context, row: ClusterRow) -> dict[str, Any]:
         "age_s": now - row.created,
         "ephemeral": row.ephemeral,
         "per_hour": per_hour,
-        "spent": spent(per_hour, row.created, now),
+        "spent": money_spent(per_hour, row.created, now),
         "hard_end": row.lease.end,
         "idle_s": row.lease.idle_s,
-        "lease": describe(row.lease, now, ephemeral=row.ephemeral),
+        "lease": describe_lease(row.lease, now, ephemeral=row.ephemeral),
         "doing": _doing(runs[-1], now) if runs else None,
     }
 

@@ -15,7 +15,7 @@ from gpuops.clusters.teardown import describe_shutdown, tear_down
 from gpuops.commands.logs import make_merger
 from gpuops.commands.plan import Job, Plan
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, Interrupted, MachineGone, NodeError, worst
+from gpuops.core.errors import GpuopsError, Interrupted, MachineGone, NodeError, worst_exit_code
 from gpuops.core.format import plural, span
 from gpuops.core.models import Offer, RunRequest
 from gpuops.core.provider import is_rented
@@ -79,7 +79,7 @@ def _with_sink(ctx: Context, plan: Plan) -> Plan:
         return plan
     options = row.request.get("options") or {} if row else plan.job.machines.options
     request = dataclasses.replace(
-        request, sink=bucket.check(ctx, sinks.with_profile(request.sink, plan.provider, options))
+        request, sink=bucket.check_bucket(ctx, sinks.with_profile(request.sink, plan.provider, options))
     )
     return dataclasses.replace(plan, job=dataclasses.replace(plan.job, request=request))
 
@@ -130,7 +130,7 @@ def _end_after(ctx: Context, live: ClusterSession, why: str, result: JobOutcome 
     the exit code of `result` if it is the worse of the two."""
     code = _tear_down(ctx, live, why)
     if isinstance(result, JobOutcome | GpuopsError | Interrupted):
-        result.exit_code = worst(result.exit_code, code)
+        result.exit_code = worst_exit_code(result.exit_code, code)
     return not code
 
 
@@ -164,7 +164,9 @@ def estimate_upload(ctx: Context, job: Job, offer: Offer) -> str:
     if not is_rented(ctx.provisioner(offer.provider)):
         return ""
     tree = inputs.scan_project(ctx, tree_of(job.request, ctx.folder)[1], job.sending.send_anyway)
-    size = tree.size + (inputs.scan(ctx, job.request.data, job.sending.send_anyway).size if job.request.data else 0)
+    size = tree.size + (
+        inputs.scan_data(ctx, job.request.data, job.sending.send_anyway).size if job.request.data else 0
+    )
     return upload.estimate(size, offer.nodes, offer.per_hour, upload.recall_rate(ctx.home / "cache"))
 
 
@@ -224,7 +226,7 @@ def _fetch_deferred(
     Interrupted, which loses nothing."""
     stopped = ctx.signals.count
     if ours:
-        ctx.out.say(archive.announced(row, live.row.name))
+        ctx.out.say(archive.describe_deferred_fetch(row, live.row.name))
         if _tear_down(ctx, live, "its run ended"):
             return run  # their end is tried again, by this command and then by the guard: a fetch may take hours
         if not stopped:

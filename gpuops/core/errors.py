@@ -16,7 +16,7 @@
     │   ├── ConnectionLost            the connection ended; the node may be well
     │   ├── MachineGone               its machine went before a run was on it
     │   ├── NodeRefused               the agent said no; `kind` says why
-    │   └── Nonsense                  what came from it is nothing that an agent of ours says
+    │   └── MalformedAnswer           what came from it is nothing that an agent of ours says
     ├── LocalDisk               4    this computer cannot write: no node has failed
     └── StillBilling            5    something may still cost money
 
@@ -127,7 +127,7 @@ class NodeRefused(NodeError):
         self.data = data or {}
 
 
-class Nonsense(NodeError):
+class MalformedAnswer(NodeError):
     """A node said what no agent of ours says: a broken one, or a hostile one. Asking for ever does not help.
 
     `what`: what is wrong with it, without the node's own words.
@@ -158,7 +158,7 @@ class Interrupted(BaseException):
         self.hint = hint
 
 
-def worst(*codes: int) -> int:
+def worst_exit_code(*codes: int) -> int:
     """The exit code that wins when several apply (design: 5 beats 130 beats 4 beats 3 beats 1)."""
     for code in (BUG, 5, 130, 4, 3, 2, 1):
         if code in codes:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from gpuops.clusters.teardown import tear_down
 from gpuops.core.context import Context
-from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, Nonsense
+from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Silent
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RowGone, RunRow
@@ -22,7 +22,7 @@ from gpuops.runs.monitor import LiveFetch
 from gpuops.runs.report import NodeReport, ReasonKind, lost_report
 from gpuops.runs.spec import request_of
 from gpuops.runs.stop import halt
-from gpuops.sync.edits import save_left
+from gpuops.sync.edits import save_cluster_leftovers
 
 POLL_INTERVAL_S = 1.0
 NONSENSE_ATTEMPTS_MAX = 3
@@ -184,7 +184,7 @@ def _finish_run(
     try:
         live = _open_session(ctx, row)
     except NodeError as error:
-        return _finish_unreachable(ctx, row, run, error, given_up=stop_s is not None or isinstance(error, Nonsense))
+        return _finish_unreachable(ctx, row, run, error, given_up=stop_s is not None or isinstance(error, MalformedAnswer))
     try:
         reports = _follow(ctx, live, run, stop_s)
         if reports is not None:
@@ -195,11 +195,11 @@ def _finish_run(
 
 
 def _open_session(ctx: Context, row: ClusterRow) -> ClusterSession:
-    """Raises NodeError; Nonsense where retries did not help."""
+    """Raises NodeError; MalformedAnswer where retries did not help."""
     for _ in range(NONSENSE_ATTEMPTS_MAX - 1):
         try:
             return open_live(ctx, row, some=True)
-        except Nonsense:
+        except MalformedAnswer:
             time.sleep(POLL_INTERVAL_S)
     return open_live(ctx, row, some=True)
 
@@ -274,7 +274,7 @@ def _save_edits(ctx: Context, row: ClusterRow) -> None:
     Raises ConnectionLost where that can wait.
     """
     try:
-        for said in save_left(ctx, row, Silent()):
+        for said in save_cluster_leftovers(ctx, row, Silent()):
             ctx.ledger.notice(said)
     except Exception as error:
         if _can_retry(ctx, row, error):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, Nonsense
+from gpuops.core.errors import GpuopsError, MalformedAnswer
 from gpuops.core.parallel import on_each
 from gpuops.nodes.rendezvous import Meeting, Party, Spot, Tried, Way, candidates, decide, distinct
 from gpuops.nodes.session import ClusterSession
@@ -106,7 +106,7 @@ def _listening(clients: Sequence[AgentClient], token: str) -> Iterator[list[list
             "listen", timeout=ANSWER_S, node=index, token=token, fresh=fresh, ephemeral=1, for_s=LISTEN_S
         )
         if (len(answer.fresh), len(answer.ephemeral)) != (fresh, 1):
-            raise Nonsense(clients[index].label, "to 'listen': more ports than were asked for, or fewer")
+            raise MalformedAnswer(clients[index].label, "to 'listen': more ports than were asked for, or fewer")
         return [*answer.fresh, *answer.ephemeral]
 
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gpuops.agent.wire import PROTOCOL
 from gpuops.core.context import Context
-from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, Nonsense
+from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError, NodeRefused
 from gpuops.core.models import Lease, MachineStatus, Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.provider import is_rented
@@ -216,7 +216,7 @@ def _hello(cluster: str, client: AgentClient) -> tuple[NodeHello, float]:
     """What a node says of itself, and its clock's distance from ours (the middle of the round trip is the moment).
 
     The clock is asked by `ping`: `hello` waits for the GPUs' driver. Raises NodeRefused (`protocol`) for
-    an agent that speaks another version, Nonsense.
+    an agent that speaks another version, MalformedAnswer.
     """
     pong, moment = _ping(client)
     answer: NodeHello | OtherHello = client.call("hello")
@@ -227,7 +227,7 @@ def _hello(cluster: str, client: AgentClient) -> tuple[NodeHello, float]:
     hello = cast("NodeHello", answer)
     its_time = pong.time if pong.time is not None else hello.time
     if its_time is None:
-        raise Nonsense(client.label, "it does not say what time it is")
+        raise MalformedAnswer(client.label, "it does not say what time it is")
     return hello, moment - its_time
 
 

@@ -15,8 +15,8 @@ from gpuops.core.errors import UsageError
 from gpuops.core.format import money, span
 from gpuops.core.models import Offer, Payer, Request
 from gpuops.core.provider import is_rented
-from gpuops.offers.payer import payer
-from gpuops.offers.table import paid
+from gpuops.offers.payer import find_payer
+from gpuops.offers.table import format_payer
 
 PRICE_ROUNDING = 0.01
 """Two prices that differ by at most this part are the same: providers round theirs."""
@@ -51,13 +51,12 @@ class PriceApproval:
             return
         ceiling = price_ceiling(self.first, request.max_price)
         dearest = max(offer.per_hour for offer in offers if offer.per_hour <= ceiling)
-        what = (
-            f"{offers[0].say}, {money(self.first)}/h{self._alternatives(ceiling, dearest)}{paid(payer_of(offers[0]))}"
-        )
+        price = f"{money(self.first)}/h{self._alternatives(ceiling, dearest)}"
+        what = f"{offers[0].say}, {price}{format_payer(payer_of(offers[0]))}"
         if ctx.yes:
             ctx.out.say(what)
         else:
-            confirm(ctx, what)
+            confirm_price(ctx, what)
         self.agreed = dearest
 
     def _alternatives(self, ceiling: float, dearest: float) -> str:
@@ -74,8 +73,8 @@ class PriceApproval:
         if request.max_price is None:
             ctx.out.say("note: stay near: you are asked when there is an offer; with --max-price you are asked now")
             return
-        price = f"{money(request.max_price)}/h{paid(payer(ctx, request))}"
-        confirm(ctx, f"wait for {span(left_s)} at most, then rent for up to {price}")
+        price = f"{money(request.max_price)}/h{format_payer(find_payer(ctx, request))}"
+        confirm_price(ctx, f"wait for {span(left_s)} at most, then rent for up to {price}")
         self.agreed = request.max_price
 
     def limit(self, request: Request, *, yes: bool) -> float:
@@ -88,11 +87,11 @@ class PriceApproval:
         if offer.per_hour <= self.limit(request, yes=yes):
             return ""
         if offer.per_hour > price_ceiling(self.first, request.max_price):
-            return too_dear(offer, self.first)
+            return explain_too_dear(offer, self.first)
         return f"{offer.say} costs {money(offer.per_hour)}/h, and {money(self.agreed)}/h was agreed to"
 
 
-def confirm(ctx: Context, question: str) -> None:
+def confirm_price(ctx: Context, question: str) -> None:
     """Ask a person before money is spent. Raises UsageError where nobody can answer, or the answer is no."""
     require_person(ctx)
     if not ctx.out.confirm(f"{question}: go?"):
@@ -112,7 +111,7 @@ def price_ceiling(first: float, max_price: float | None) -> float:
     return first * MAX_PRICE_FACTOR if first > 0 else math.inf
 
 
-def too_dear(offer: Offer, first: float) -> str:
+def explain_too_dear(offer: Offer, first: float) -> str:
     """Why an offer above the ceiling was not taken."""
     price, factor = money(offer.per_hour), f"{MAX_PRICE_FACTOR:g} times {money(first)}/h"
     return f"the next offer is {offer.say} at {price}/h, more than {factor}"

@@ -90,11 +90,11 @@ def cut_to_balance(lease: Lease, funds: Funds, per_hour: float, now: float) -> t
     end = max(funds.asked + lasts - min(BALANCE_RESERVE_S, lasts / 10), now + MIN_LEASE_S)
     if lease.end is not None and lease.end <= end:
         return lease, ""
-    note = f"{_lasting(funds, lasts, per_hour)}: the lease ends shortly before"
+    note = f"{_describe_balance(funds, lasts, per_hour)}: the lease ends shortly before"
     return dataclasses.replace(lease, hard_end=end), note
 
 
-def _lasting(funds: Funds, lasts: float, per_hour: float) -> str:
+def _describe_balance(funds: Funds, lasts: float, per_hour: float) -> str:
     """`the balance of $11.20 lasts 4 h 40 min at $2.40/h`."""
     others = funds.spend_per_hr or 0.0
     beside = f" beside {money(others)}/h that are spent already" if others > 0 else ""
@@ -119,11 +119,11 @@ def balance_warning(funds: Funds, per_hour: float) -> str:
     if lasts == 0:
         return f"the balance is {money(funds.balance or 0.0)}: the provider may refuse, or end it all at any time"
     if lasts < LOW_BALANCE_S:
-        return f"{_lasting(funds, lasts, per_hour)}: some providers rent for an hour at least"
+        return f"{_describe_balance(funds, lasts, per_hour)}: some providers rent for an hour at least"
     return ""
 
 
-def over_limit(funds: Funds, per_hour: float) -> str:
+def explain_spend_limit(funds: Funds, per_hour: float) -> str:
     """Why the account's spend limit forbids `per_hour` more; empty where it allows it, or is unknown."""
     if funds.spend_limit is None or per_hour + (funds.spend_per_hr or 0.0) <= funds.spend_limit:
         return ""
@@ -131,12 +131,12 @@ def over_limit(funds: Funds, per_hour: float) -> str:
     return f"{money(per_hour)}/h is too much: the account may spend {money(funds.spend_limit)}/h{spends}"
 
 
-def spent(per_hour: float, since: float, now: float) -> float:
+def money_spent(per_hour: float, since: float, now: float) -> float:
     """$ spent between two UTC times."""
     return per_hour * max(0.0, now - since) / 3600
 
 
-def extend(lease: Lease, by_s: float, now: float) -> Lease:
+def extend_lease(lease: Lease, by_s: float, now: float) -> Lease:
     """The lease with its hard end `by_s` later, counted from now where that end has passed or there is none."""
     return Lease(max(lease.hard_end or now, now) + by_s, lease.idle_s, lease.money_end)
 
@@ -156,7 +156,7 @@ def parse_span(text: str) -> float:
     return total
 
 
-def describe(lease: Lease, now: float, *, ephemeral: bool = False) -> str:
+def describe_lease(lease: Lease, now: float, *, ephemeral: bool = False) -> str:
     """`ends in 2 h 00 min (at 14:30), or after 30:00 min without use`. `ephemeral`: the end of its run ends it, too."""
     parts = []
     if lease.end is not None:
@@ -166,13 +166,13 @@ def describe(lease: Lease, now: float, *, ephemeral: bool = False) -> str:
     return ", ".join(parts) or ("ends with its run" if ephemeral else "no end: `gpuops down` ends it")
 
 
-def how_to_end(name: str, lease: Lease, now: float) -> str:
+def describe_how_to_end(name: str, lease: Lease, now: float) -> str:
     """How a cluster that costs money ends: the command, and the lease."""
     itself = f"; it ends by itself at {clock_time(lease.end, now)}" if lease.end is not None else ""
     return f"`gpuops down {name}` ends it{itself}"
 
 
-def back_by(lease: Lease, now: float) -> str:
+def describe_return_limit(lease: Lease, now: float) -> str:
     """When this computer must be back to fetch results: `before 14:30, and within 30:00 min of the run's end`; empty
     where there is no limit."""
     parts = []

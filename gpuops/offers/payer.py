@@ -20,7 +20,7 @@ PAYER_WAIT_S = 3.0
 """How long an account's name is waited for where everything else is known."""
 
 
-def payer(ctx: Context, request: Request) -> Payer | None:
+def find_payer(ctx: Context, request: Request) -> Payer | None:
     """The account that would pay for a request; None where its provider does not say."""
     tell: Any = getattr(ctx.provisioner(request.provider), "payer", None)
     found: Payer | None = tell(request, PAYER_WAIT_S) if tell else None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuops.core.errors import worst
+from gpuops.core.errors import worst_exit_code
 from gpuops.core.format import ago, table
 from gpuops.core.models import Increase, Quota, QuotaReport
 
@@ -36,7 +36,7 @@ class Outcome:
     @property
     def exit_code(self) -> int:
         if self.watched:
-            return worst(*(EXIT_DOES_NOT_FIT for _, increase in self.watched if increase.granted is False))
+            return worst_exit_code(*(EXIT_DOES_NOT_FIT for _, increase in self.watched if increase.granted is False))
         if self.messages:
             return 0
         return EXIT_DOES_NOT_FIT if fits(self.report) is False else 0

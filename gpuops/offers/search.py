@@ -12,15 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from gpuops.core.context import Context
-from gpuops.core.errors import (
-    GpuopsError,
-    Interrupted,
-    NoCapacity,
-    ProviderError,
-    QuotaExceeded,
-    RateLimited,
-    Unknown,
-)
+from gpuops.core.errors import GpuopsError, Interrupted, NoCapacity, ProviderError, QuotaExceeded, RateLimited, Unknown
 from gpuops.core.format import span
 from gpuops.core.models import Lease, Offer, Payer, Request
 from gpuops.core.provider import Provisioner, is_rented
@@ -28,7 +20,7 @@ from gpuops.ledger.store import ClusterRow
 from gpuops.offers import lease as leases
 from gpuops.offers.approval import PriceApproval, max_price_flag
 from gpuops.offers.lease import Funds
-from gpuops.offers.payer import payer, refuse_dotenv
+from gpuops.offers.payer import find_payer, refuse_dotenv
 
 WAIT_HINT = "try again later, let it be tried for you (--wait 2h), or allow more kinds of machine"
 ACCOUNT_WAIT_S = 3.0
@@ -59,7 +51,7 @@ class Refusals:
 
     def skips(self, offer: Offer) -> bool:
         """Whether an offer falls under a quota that refused another one."""
-        skipped = _quota(offer) in self._exhausted
+        skipped = _quota_name(offer) in self._exhausted
         self._skipped += skipped
         return skipped
 
@@ -70,7 +62,7 @@ class Refusals:
         """Record a refusal. Raises `error` for a quota whose other offers are unknown."""
         if isinstance(error, NoCapacity):
             self._capacity.append(error)
-        elif quota := _quota(offer):
+        elif quota := _quota_name(offer):
             self._quota.append(error)
             self._exhausted.add(quota)
         else:
@@ -78,7 +70,7 @@ class Refusals:
 
     def error(self) -> NoCapacity | QuotaExceeded:
         """All refusals as one error: QuotaExceeded only where waiting cannot help."""
-        by_kind = {"no capacity": _reasons(self._capacity), "beyond the quota": _reasons(self._quota)}
+        by_kind = {"no capacity": _unique_reasons(self._capacity), "beyond the quota": _unique_reasons(self._quota)}
         count = len(self._capacity) + len(self._quota) + self._skipped
         short = "; ".join(f"{what}: {why}" for what, why in by_kind.items() if why)
         if self._quota and not self._capacity:
@@ -98,11 +90,11 @@ class Refusals:
         return NoCapacity("; ".join(reasons), f"{what}: {allow}; for the quota: {quota}" if quota else allow)
 
 
-def _quota(offer: Offer) -> str:
+def _quota_name(offer: Offer) -> str:
     return str(offer.data.get("quota") or "")
 
 
-def _reasons(errors: list[NoCapacity] | list[QuotaExceeded]) -> str:
+def _unique_reasons(errors: list[NoCapacity] | list[QuotaExceeded]) -> str:
     """Each reason once."""
     return "; ".join(dict.fromkeys(error.say for error in errors))
 
@@ -180,7 +172,7 @@ class OfferSearch:
 
     def payer(self, offer: Offer) -> Payer | None:
         """Who would pay for an offer."""
-        return payer(self._ctx, dataclasses.replace(self._request, region=offer.region))
+        return find_payer(self._ctx, dataclasses.replace(self._request, region=offer.region))
 
     def offers(self, refused: ProviderError | None = None, row: ClusterRow | None = None) -> Sequence[Offer]:
         """Offers that the account can pay for, best first.
@@ -209,10 +201,10 @@ class OfferSearch:
         funds = self.account.answer(ACCOUNT_WAIT_FOR_OFFERS_S)
         if funds is None:
             return offers
-        payable = [offer for offer in offers if not leases.over_limit(funds, offer.per_hour)]
+        payable = [offer for offer in offers if not leases.explain_spend_limit(funds, offer.per_hour)]
         if not payable:
             raise QuotaExceeded(
-                leases.over_limit(funds, min(offer.per_hour for offer in offers)),
+                leases.explain_spend_limit(funds, min(offer.per_hour for offer in offers)),
                 "end something, at the provider's console if need be, ask for less, or have the limit raised there",
             )
         return payable

@@ -15,15 +15,15 @@ PLAIN_HEADINGS = ("OFFER", "GPUS", "REGION", "$/H")
 """Headings for offers without columns of their own."""
 
 
-def show(ctx: Context, offers: Sequence[Offer]) -> None:
+def show_offers(ctx: Context, offers: Sequence[Offer]) -> None:
     """Print the offers, and which one is tried first."""
-    for line in lines(offers, ctx.out.columns(ctx.out.err)):
+    for line in format_offers(offers, ctx.out.columns(ctx.out.err)):
         ctx.out.say(line)
-    if chosen := choice(offers):
+    if chosen := explain_choice(offers):
         ctx.out.say(chosen)
 
 
-def lines(offers: Sequence[Offer], width: int | None = None) -> list[str]:
+def format_offers(offers: Sequence[Offer], width: int | None = None) -> list[str]:
     """The table of offers; empty for a single offer without columns of its own."""
     if len(offers) < 2 and not any(offer.data.get("columns") for offer in offers):
         return []
@@ -35,16 +35,16 @@ def lines(offers: Sequence[Offer], width: int | None = None) -> list[str]:
     return [*table(rows, width, gives=0), *([f"and {more} more"] if more > 0 else [])]
 
 
-def would_create(offers: Sequence[Offer], payer: Payer | None = None, width: int | None = None) -> list[str]:
+def format_dry_run(offers: Sequence[Offer], payer: Payer | None = None, width: int | None = None) -> list[str]:
     """The lines of a dry run: all offers, and the one that is tried first."""
     first = offers[0]
     price = f"{money(first.per_hour)}/h" if first.per_hour else "free"
-    why = [choice(offers)] if len(offers) > 1 else []
+    why = [explain_choice(offers)] if len(offers) > 1 else []
     notes = [f"note: {note}" for note in first.notes]
-    return [*lines(offers, width), f"would create: {first.say}, {price}{paid(payer)}", *notes, *why]
+    return [*format_offers(offers, width), f"would create: {first.say}, {price}{format_payer(payer)}", *notes, *why]
 
 
-def paid(payer: Payer | None) -> str:
+def format_payer(payer: Payer | None) -> str:
     """What follows a price: whose account it is."""
     return f", {payer}" if payer else ""
 
@@ -60,7 +60,7 @@ def _cells(offer: Offer) -> dict[str, str]:
     return dict(zip(PLAIN_HEADINGS, (offer.say, gpus, offer.region, price), strict=True))
 
 
-def choice(offers: Sequence[Offer]) -> str:
+def explain_choice(offers: Sequence[Offer]) -> str:
     """Why the first offer is tried first; empty for a single offer."""
     if len(offers) < 2:
         return ""
@@ -70,7 +70,7 @@ def choice(offers: Sequence[Offer]) -> str:
     return f"{first.say} is tried first: {why}; the next ones follow where it cannot be had"
 
 
-def elsewhere_first(offers: Sequence[Offer], avoided: Sequence[str]) -> list[Offer]:
+def order_avoided_last(offers: Sequence[Offer], avoided: Sequence[str]) -> list[Offer]:
     """The offers in their order, but those in `avoided` places last, the latest of these places at the very end."""
     later = {place: number for number, place in enumerate(avoided, 1)}
     order = sorted(offers, key=lambda offer: later.get(str(offer.data.get("place") or ""), 0))

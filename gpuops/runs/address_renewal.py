@@ -56,7 +56,7 @@ class AddressRenewal:
         if not self._uploads or self._until - now > RENEW_BEFORE_END_S or now - self._tried < RETRY_INTERVAL_S:
             return
         lease = self._ctx.ledger.cluster(self._live.row.id).lease
-        if bucket.wanted(now, lease.end) - self._until < MIN_GAIN_S:
+        if bucket.desired_grant_end(now, lease.end) - self._until < MIN_GAIN_S:
             return
         self._tried = now
         self._thread = threading.Thread(target=self._renew, args=(lease.end,), daemon=True, name="renew addresses")
@@ -64,7 +64,7 @@ class AddressRenewal:
 
     def _renew(self, lease_end: float | None) -> None:
         try:
-            granted = bucket.renewed(self._ctx, self._sink, self._place, self._uploads, lease_end)
+            granted = bucket.renew_grant(self._ctx, self._sink, self._place, self._uploads, lease_end)
             if granted.until - self._until < MIN_GAIN_S:
                 return
             for index, urls in enumerate(granted.urls):

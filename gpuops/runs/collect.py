@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, Interrupted, NodeError, Nonsense
+from gpuops.core.errors import GpuopsError, Interrupted, MalformedAnswer, NodeError
 from gpuops.core.format import amount
 from gpuops.core.models import Resource
 from gpuops.core.parallel import on_each
@@ -26,7 +26,7 @@ from gpuops.runs.report import NodeReport, ReasonKind, lost_report
 from gpuops.runs.salvage import salvage
 from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome, archive, fetch, sinks
-from gpuops.sync.leftovers import choose_unasked, exact_patterns, first_leftovers, list_leftovers
+from gpuops.sync.leftovers import choose_unasked, describe_leftovers, exact_patterns, list_leftovers
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def fetch_now(
 
 def fetch_bucket(ctx: Context, row: RunRow, nodes: Sequence[int], progress: Progress) -> BucketFetch:
     """What absent nodes have kept in a bucket. Raises Interrupted."""
-    if not nodes or not archive.is_kept(row):
+    if not nodes or not archive.is_kept_in_bucket(row):
         return BucketFetch()
     try:
         brought, errors = archive.fetch_archives(ctx, row, nodes, progress)
@@ -158,7 +158,7 @@ def unanswered(
 ) -> dict[int, NodeReport]:
     """Reports for a run none of whose nodes answers. `ended`: their provider says that the machines have;
     `endings`: and how (`nodes.session.end_reason`)."""
-    nonsense = isinstance(error, Nonsense)
+    nonsense = isinstance(error, MalformedAnswer)
     kind = ReasonKind.ENDED if ended else ReasonKind.NONSENSE if nonsense else ReasonKind.UNREACHABLE
     return {index: lost_report(index, error.say, kind, endings.get(index)) for index in range(request_of(row).nodes)}
 
@@ -225,13 +225,13 @@ def _from_all(fetch_some: Callable[[list[int]], str], nodes: list[int]) -> Final
     `fetch_some` returns what stays behind, and raises GpuopsError."""
     try:
         return FinalFetch(left_behind=fetch_some(nodes))
-    except Nonsense:
+    except MalformedAnswer:
         pass
     behind, nonsense = [], []
     for index in nodes:
         try:
             behind.append(fetch_some([index]))
-        except Nonsense as error:
+        except MalformedAnswer as error:
             nonsense.append(error.say)
     return FinalFetch(nonsense=joined(*nonsense), left_behind=", ".join(filter(None, behind)))
 
@@ -247,12 +247,12 @@ def _fetch_unnamed(live: ClusterSession, row: RunRow, progress: Progress, nodes:
     if live.row.ephemeral and large:
         size = amount(sum(one.size for one in found))
         progress.say(
-            f"bringing home {size} that no --out names: {first_leftovers(large)}; next time --out '!GLOB' leaves it"
+            f"bringing home {size} that no --out names: {describe_leftovers(large)}; next time --out '!GLOB' leaves it"
         )
         worthy, large = found, []
     if worthy:
         fetch(clients, row.name, row.tree, exact_patterns(worthy), RunHome(row.home), final=True, progress=progress)
-    return first_leftovers(large)
+    return describe_leftovers(large)
 
 
 def _handed(

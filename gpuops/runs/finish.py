@@ -36,7 +36,7 @@ from gpuops.runs.spec import request_of
 from gpuops.runs.verdict import read_progress
 from gpuops.sync import RunHome, archive, bucket, sinks
 from gpuops.sync.outputs import inherit
-from gpuops.sync.restore import outputs
+from gpuops.sync.restore import list_outputs
 from gpuops.sync.run_folder import read_json
 
 SAFE = {"state": "safe"}
@@ -96,11 +96,11 @@ def finish(ctx: Context, row: RunRow, source: Source, policy: Policy) -> RunOutc
 
     def deferred_fetch() -> RunOutcome:
         outcome = with_bucket()
-        bucket.abandon(ctx, ctx.ledger.run(row.id))
+        bucket.abort_uploads(ctx, ctx.ledger.run(row.id))
         return outcome
 
-    if policy.ends_nodes and archive.is_kept(row) and may_defer(evidence):
-        waiting = archive.waiting(row, absent)
+    if policy.ends_nodes and archive.is_kept_in_bucket(row) and may_defer(evidence):
+        waiting = archive.describe_waiting(row, absent)
         outcome = _judge_and_persist(ctx, row, dataclasses.replace(evidence, bucket=BucketFetch(trouble=waiting)))
         outcome = dataclasses.replace(outcome, deferred_fetch=deferred_fetch, left_in_bucket=waiting)
     else:
@@ -108,7 +108,7 @@ def finish(ctx: Context, row: RunRow, source: Source, policy: Policy) -> RunOutc
     if outcome.may_destroy:
         source.release(row)
         if outcome.deferred_fetch is None:  # a node that is ending may still close its archive
-            bucket.abandon(ctx, ctx.ledger.run(row.id))
+            bucket.abort_uploads(ctx, ctx.ledger.run(row.id))
     elif policy.retry_hint is not None and isinstance(outcome.results, Retryable):
         raise NodeError(f"results of {row.name} are not home: {outcome.results.why}", policy.retry_hint)
     return outcome
@@ -117,7 +117,7 @@ def finish(ctx: Context, row: RunRow, source: Source, policy: Policy) -> RunOutc
 def _judge_and_persist(ctx: Context, row: RunRow, evidence: Evidence) -> RunOutcome:
     home, request = RunHome(row.home), request_of(row)
     inherit(home, evidence.handed)
-    judgement = judge_run(row, request, evidence, saved=bool(outputs(home)))
+    judgement = judge_run(row, request, evidence, saved=bool(list_outputs(home)))
     document = _persist(ctx, row, evidence, judgement)
     nonsense, left_in_bucket = evidence.fetched.nonsense, judgement.left_in_bucket
     return RunOutcome(judgement.verdict, home, judgement.results, nonsense, left_in_bucket, document)
@@ -130,7 +130,9 @@ def _persist(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement
     document |= {
         "nodes_ended": _nodes_ended(reports),
         "left_behind": evidence.fetched.left_behind,
-        "kept": sinks.outcome(request, row.name, judgement.sink_states, range(request.nodes), bucket_place(row))
+        "kept": sinks.describe_outcome(
+            request, row.name, judgement.sink_states, range(request.nodes), bucket_place(row)
+        )
         if request.sink
         else "",
         "progress": read_progress(reports[index] for index in sorted(reports)),
@@ -185,7 +187,7 @@ def _nodes_ended(reports: Mapping[int, NodeReport]) -> dict[str, Any]:
 
 def _in_bucket(row: RunRow, judgement: Judgement) -> dict[str, Any]:
     """Facts for `finish_late`: whose results can only be in the bucket, and the documents of all other nodes."""
-    if not archive.is_kept(row):
+    if not archive.is_kept_in_bucket(row):
         return {}
     absent = judgement.absent
     told = {
@@ -198,7 +200,7 @@ def _in_bucket(row: RunRow, judgement: Judgement) -> dict[str, Any]:
 
 def is_awaited(row: RunRow) -> bool:
     """Whether something of a judged run can only be in its bucket."""
-    return row.state == "home" and bool(row.facts.in_bucket) and archive.is_kept(row)
+    return row.state == "home" and bool(row.facts.in_bucket) and archive.is_kept_in_bucket(row)
 
 
 def finish_late(ctx: Context, row: RunRow, progress: Progress) -> None:
@@ -219,7 +221,7 @@ def finish_late(ctx: Context, row: RunRow, progress: Progress) -> None:
         raise NodeError(
             f"nothing that {row.name} left is in {place}", "its nodes ended before they had sent it: see its logs"
         )
-    _judge_late(ctx, row, documents, archive.lacking(brought))
+    _judge_late(ctx, row, documents, archive.describe_missing(brought))
 
 
 def finish_before_resume(ctx: Context, row: RunRow) -> None:
@@ -230,7 +232,7 @@ def finish_before_resume(ctx: Context, row: RunRow) -> None:
     try:
         finish_late(ctx, row, ctx.progress)
     except NodeError as error:
-        if not outputs(RunHome(row.home)):
+        if not list_outputs(RunHome(row.home)):
             raise
         ctx.out.say(f"note: {error.say}; going on from what is home")
 
@@ -242,7 +244,7 @@ def _judge_late(ctx: Context, row: RunRow, documents: Mapping[int, Mapping[str, 
     reports = {index: lost_report(index, f"node{index} kept nothing", ReasonKind.ENDED, _preempted(row, index))
                for index in empty}  # fmt: skip
     reports |= {index: parse_report(index, document) for index, document in documents.items()}
-    verdict = weigh_reports(row, request, reports, saved=bool(outputs(home)))
+    verdict = weigh_reports(row, request, reports, saved=bool(list_outputs(home)))
     names = ", ".join(f"node{index}" for index in empty)
     states = {index: document.get("sink") or SAFE for index, document in documents.items()}
     home.write_record(
@@ -250,7 +252,7 @@ def _judge_late(ctx: Context, row: RunRow, documents: Mapping[int, Mapping[str, 
             **read_json(home.path / "run.json"),
             "verdict": dataclasses.asdict(verdict),
             "missing": "; ".join(filter(None, [f"{names} kept nothing" if names else "", lacking])),
-            "kept": sinks.outcome(request, row.name, states, range(request.nodes), bucket_place(row)),
+            "kept": sinks.describe_outcome(request, row.name, states, range(request.nodes), bucket_place(row)),
             "in_bucket": empty,
             "nodes_ended": _nodes_ended(reports),
         }

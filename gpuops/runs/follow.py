@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpuops.core.context import Context
-from gpuops.core.errors import ConnectionLost, GpuopsError, NodeError, NodeRefused, Nonsense
+from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError, NodeRefused
 from gpuops.core.format import span
 from gpuops.core.models import Resource
 from gpuops.core.provider import Provisioner
@@ -176,7 +176,7 @@ class Follower:
     def _final(self, index: int, trouble: GpuopsError) -> NodeReport | None:
         """The report of a node whose agent will never give one. A machine that lives is called unreachable: its
         disk may still hold results."""
-        if isinstance(trouble, Nonsense):
+        if isinstance(trouble, MalformedAnswer):
             self._nonsense[index] = self._nonsense.get(index, 0) + 1
             return (
                 lost_report(index, trouble.say, ReasonKind.NONSENSE)

@@ -237,7 +237,7 @@ def _results(run: str, evidence: Evidence, nodes: Nodes, *, kept_elsewhere: bool
         retryable,
         evidence.fetched.nonsense,
         _named(nodes, NodeState.ENDED, "ended before all results were home"),
-        archive.lacking(bucket.brought),
+        archive.describe_missing(bucket.brought),
     )
     if bucket.trouble and evidence.is_answered:  # else the verdict says it
         missing = joined(missing, f"{bucket.trouble}; `gpuops pull {run}` fetches it")
@@ -266,12 +266,12 @@ def _verdict(
     preempted, trouble = verdict.outcome == "reclaimed", evidence.bucket.trouble
     if request.sink and not evidence.is_answered and NodeState.ENDED in nodes.values() and not preempted:
         verdict = Verdict(
-            "unclear", NODE_FAILED, *sinks.ended_while_away(request, row.name, bucket_place(row), trouble)
+            "unclear", NODE_FAILED, *sinks.describe_ended_while_away(request, row.name, bucket_place(row), trouble)
         )
     if evidence.fetched.nonsense and not verdict.exit_code:
         say = f"{verdict.say}, but its results are not all home: {evidence.fetched.nonsense}"
         verdict = Verdict("unclear", NODE_FAILED, say, FOREIGN_ANSWERS)
     if preempted and trouble and not evidence.is_answered:
-        more_said, hint = sinks.not_fetched(row.name, bucket_place(row), trouble)
+        more_said, hint = sinks.describe_not_fetched(row.name, bucket_place(row), trouble)
         verdict = dataclasses.replace(verdict, say=verdict.say + more_said, hint=hint)
     return verdict

@@ -73,21 +73,21 @@ def _start(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
         for index in range(asked):
             _call_off(live, index, prepared.row.name)
         ctx.ledger.set_run(prepared.row.id, state="starting", started=None)
-        bucket.abandon(ctx, ctx.ledger.run(prepared.row.id))
+        bucket.abort_uploads(ctx, ctx.ledger.run(prepared.row.id))
         raise
 
 
-def _granted(ctx: Context, live: ClusterSession, prepared: Prepared) -> tuple[RunRequest, bucket.Grant | None]:
+def _granted(ctx: Context, live: ClusterSession, prepared: Prepared) -> tuple[RunRequest, bucket.UploadGrant | None]:
     """Upload addresses of a bucket, fresh for each launch, and the request with their place in it; None without a
     bucket."""
     request = prepared.request
     if not request.sink or not sinks.is_bucket(request.sink):
         return request, None
     row = ctx.ledger.run(prepared.row.id)
-    bucket.abandon(ctx, row)
+    bucket.abort_uploads(ctx, row)
     lease = ctx.ledger.cluster(live.row.id).lease
     with ctx.progress.during(f"opening the bucket {request.sink['bucket']} to the nodes"):
-        granted = bucket.grant(ctx, request.sink, row.name, len(prepared.nodes), lease.end)
+        granted = bucket.create_upload_grant(ctx, request.sink, row.name, len(prepared.nodes), lease.end)
     kept = {"bucket": {"place": granted.place, "until": granted.until}, "uploads": granted.uploads}
     ctx.ledger.set_run(row.id, facts={**ctx.ledger.run(row.id).facts, **kept})
     return dataclasses.replace(request, sink={**request.sink, "place": granted.place}), granted

@@ -30,7 +30,7 @@ from gpuops.nodes.session import ClusterSession
 from gpuops.offers.payer import refuse_tracked
 from gpuops.sync import DEFAULT_OUTS, RunHome, inputs, upload
 from gpuops.sync.push_record import PushRecord
-from gpuops.sync.restore import put_back
+from gpuops.sync.restore import restore_files
 from gpuops.transport.rpc import Absent, AgentClient
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def patterns(outs: Sequence[str]) -> Sequence[str]:
 
 def tree_of(request: RunRequest, folder: Path) -> tuple[str, Path]:
     """Which tree a run works in, and where it comes from: our workloads' or the user's project."""
-    return ("train", inputs.folder()) if request.workload else ("project", folder)
+    return ("train", inputs.workloads_folder()) if request.workload else ("project", folder)
 
 
 def check(ctx: Context, request: RunRequest, sending: Sending) -> None:
@@ -185,10 +185,10 @@ def _prepared(
     if not shared:
         upload.remember_rate(ctx.home / "cache", sum(one.bytes_sent for one in reports), time.monotonic() - began)
     _say_kept(ctx, reports)
-    places = inputs.provide(ctx, live, request, allow=sending.send_anyway, overwrite=sending.overwrite)
+    places = inputs.push_data(ctx, live, request, allow=sending.send_anyway, overwrite=sending.overwrite)
     if request.resume:
         with progress.during(f"putting back what {request.resume} made"):
-            count = put_back(clients, name, find_run(ctx, request.resume))
+            count = restore_files(clients, name, find_run(ctx, request.resume))
         ctx.out.say(f"{plural(count, 'file')} of {request.resume} put back on every node")
     with progress.during("looking for a Python with torch" if request.kind == "torchrun" else "looking for a Python"):
         nodes = equip(ctx, settings, live, request, folder, meeting.spots, progress)
@@ -214,7 +214,7 @@ def _scanned(ctx: Context, request: RunRequest, sending: Sending, folder: Path, 
         ctx.out.say(sentence)
     _check_script(request, tree)
     if request.data and not request.workload:
-        tree = inputs.with_link(tree, ctx.folder, Path(request.data), shared=shared)
+        tree = inputs.link_data(tree, ctx.folder, Path(request.data), shared=shared)
     return tree
 
 

@@ -99,7 +99,7 @@ def confirm_hold(ctx: Context, request: RunRequest, provider: str, per_hour: flo
         return
     opened = ""
     if request.sink is not None:
-        ends = object_store.session_ends(ctx, request.sink) if sinks.is_bucket(request.sink) else None
+        ends = object_store.session_end(ctx, request.sink) if sinks.is_bucket(request.sink) else None
         if not ends or (lease.end is not None and ends >= lease.end):
             return
         opened = f"{clock_time(ends, time.time())} (local time)"
@@ -118,7 +118,7 @@ def complete_request(ctx: Context, live: ClusterSession, request: RunRequest) ->
     hold = resolve_hold_s(request.hold_s, row.lease, cluster_price(ctx, row.id), rented=rented, ephemeral=row.ephemeral)
     sink = request.sink
     if sink:
-        sink = sinks.resolve(sink, row.name, machines_of(ctx, row), end=row.ephemeral)
+        sink = sinks.resolve_sink(sink, row.name, machines_of(ctx, row), end=row.ephemeral)
     return dataclasses.replace(request, hold_s=hold, sink=sink)
 
 
@@ -132,7 +132,7 @@ def describe_hold(ctx: Context, live: ClusterSession, row: RunRow, request: RunR
         until = row.facts.bucket_until
         early = until is not None and (row.ended is None) and (live.row.lease.end is None or until < live.row.lease.end)
         limit = f", if it ends before {clock_time(until, time.time())} (local time)" if early and until else ""
-        return f"results are kept {on} {sinks.place(request, row.name, folder)} as well{limit}"
+        return f"results are kept {on} {sinks.describe_place(request, row.name, folder)} as well{limit}"
     if request.hold_s is None or not _can_lose_results(ctx, live.row.provider):
         return ""
     return loss_warning(request.hold_s, live.row.lease, time.time())

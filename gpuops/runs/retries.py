@@ -22,7 +22,7 @@ from gpuops.offers.lease import MIN_LEASE_S, LeaseLimits
 from gpuops.runs import receipt
 from gpuops.runs.finish import RunOutcome
 from gpuops.sync import RunHome
-from gpuops.sync.restore import outputs
+from gpuops.sync.restore import list_outputs
 
 ENDED_MACHINE_TIMEOUT_S = 30.0
 """How long a provider may take to say of a machine that has stopped answering that it has ended."""
@@ -143,7 +143,7 @@ def preemption_of(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preempti
     retry would start without them."""
     if end.verdict.outcome != RECLAIMED or not end.may_destroy or end.left_in_bucket:
         return None
-    resumable = bool(outputs(end.home))
+    resumable = bool(list_outputs(end.home))
     progress = end.document.get("progress") or {}
     noticed = first_event(
         row, lambda event: event["event"] == "notice" and (event.get("reason") or {}).get("kind") == "reclaim"
@@ -199,7 +199,7 @@ def first_event(row: RunRow, wanted: Callable[[Mapping[str, Any]], bool]) -> flo
 def final_cost(row: ClusterRow, per_hour: float) -> float:
     """What a cluster that is gone has cost, in $, at the higher of the offered price and its machines' own."""
     offered = sum(float(price["per_hour"]) for price in row.offer.get("prices") or ())
-    return leases.spent(max(per_hour, offered), row.created, row.ended or row.created)
+    return leases.money_spent(max(per_hour, offered), row.created, row.ended or row.created)
 
 
 def remaining_limits(wish: LeaseLimits, row: ClusterRow, spent: float, now: float) -> tuple[LeaseLimits, str]:

@@ -124,7 +124,7 @@ def node_specs(
     }
     if request.hold_s is not None:
         shared["hold_s"] = request.hold_s
-    if sink := sinks.of_spec(request, run):
+    if sink := sinks.spec_document(request, run):
         shared["sink"] = sink
     if request.workload and WORKLOADS[request.workload].reads and request.data is None:
         shared["data"] = request.workload

@@ -67,9 +67,9 @@ def unpack(source: Readable, node: int, folder: SafeFolder, on_bytes: Callable[[
             if member.link is None and may_come(member.name):
                 if member.name in files:
                     raise TarError(f"{member.name[:200]!r} is in it twice")
-                files[member.name] = _store(folder, f"{node}-{len(files)}", member, content, on_bytes)
+                files[member.name] = _store_file(folder, f"{node}-{len(files)}", member, content, on_bytes)
                 if member.name in (SAFE_DOCUMENT, RESULT_DOCUMENT):
-                    documents[member.name] = _document(folder, files[member.name])
+                    documents[member.name] = _read_document(folder, files[member.name])
         said: answers.Kept = answers.shaped(documents[SAFE_DOCUMENT], answers.Kept)
         rows = {name: (size, sha256, mtime_ns) for name, size, sha256, mtime_ns in said["files"]}
         refused = {name for name in rows if not _has_place(name)}
@@ -79,7 +79,7 @@ def unpack(source: Readable, node: int, folder: SafeFolder, on_bytes: Callable[[
         raise NodeError(f"what node{node} kept is no whole archive of gpuops: {why}", "look at it by hand") from error
     rows = {name: row for name, row in rows.items() if name not in refused}
     _verify(node, files, rows)
-    return _sorted(folder, node, files, rows, answers.result(documents.get(RESULT_DOCUMENT)), missing)
+    return _sort_files(folder, node, files, rows, answers.result(documents.get(RESULT_DOCUMENT)), missing)
 
 
 def _has_place(name: str) -> bool:
@@ -88,12 +88,14 @@ def _has_place(name: str) -> bool:
     return may_come(name) and (kind != "logs" or STREAM_NAME.fullmatch(path) is not None)
 
 
-def _store(folder: SafeFolder, temp: str, member: Member, content: Content, on_bytes: Callable[[int], None]) -> _File:
+def _store_file(
+    folder: SafeFolder, temp: str, member: Member, content: Content, on_bytes: Callable[[int], None]
+) -> _File:
     with local_errors(folder.path / temp):
         return _File(temp, member.size, folder.create(temp, content, member.size, on_bytes=on_bytes))
 
 
-def _document(folder: SafeFolder, file: _File) -> Any:
+def _read_document(folder: SafeFolder, file: _File) -> Any:
     from gpuops.transport import answers
 
     if file.size > MAX_DOCUMENT_BYTES:
@@ -114,7 +116,7 @@ def _verify(node: int, files: dict[str, _File], rows: dict[str, tuple[int, Any, 
         )
 
 
-def _sorted(
+def _sort_files(
     folder: SafeFolder,
     node: int,
     files: dict[str, _File],
@@ -150,7 +152,7 @@ class FetchedNode:
     missing: int
 
 
-def is_kept(row: RunRow) -> bool:
+def is_kept_in_bucket(row: RunRow) -> bool:
     """Whether a run's nodes keep its results in a bucket."""
     return bool((row.request.get("sink") or {}).get("bucket") and row.facts.bucket_place)
 
@@ -169,18 +171,18 @@ def fetch_archives(
     arrivals: list[Arrival] = []
     errors: dict[int, GpuopsError] = {}
     with progress.during(f"fetching what {row.name} kept in {place}"), out.staging() as staging:
-        archives: dict[int, bucket.Download] = {}
+        archives: dict[int, bucket.ArchiveDownload] = {}
         for node in nodes:
-            with _noted(errors, node):
+            with _collect_errors(errors, node):
                 if there := bucket.open_archive(ctx, sink, place, node):
                     archives[node] = there
         sizes = {node: one.size for node, one in archives.items()}
-        chosen = fitting(sizes, shutil.disk_usage(home.path).free)
+        chosen = select_fitting(sizes, shutil.disk_usage(home.path).free)
         total, done = sum(sizes[node] for node in chosen), 0
         for node in chosen:
             on_bytes = _progress_callback(ctx, progress, node, archives[node], done, total)
             try:
-                with _noted(errors, node):
+                with _collect_errors(errors, node):
                     found = unpack(archives[node], node, staging, on_bytes)
                     for stream, name in found.logs.items():
                         replace_shorter_log(staging, name, home, node, stream)
@@ -193,19 +195,19 @@ def fetch_archives(
                 break  # another program took the room, and the next archive is no smaller
             finally:
                 if node not in brought:
-                    _clear(staging, node)
+                    _remove_partial(staging, node)
             done += sizes[node]
         if total:
             progress.advance(total, total, "results")
         for conflict in out.publish(arrivals, staging):
             progress.say(conflict)
     if left := {node: size for node, size in sizes.items() if node not in brought and node not in errors}:
-        errors[min(left)] = no_room(row.name, place, left, shutil.disk_usage(home.path).free)
+        errors[min(left)] = disk_full_error(row.name, place, left, shutil.disk_usage(home.path).free)
     return brought, [errors[node] for node in sorted(errors)]
 
 
 @contextmanager
-def _noted(errors: dict[int, GpuopsError], node: int) -> Iterator[None]:
+def _collect_errors(errors: dict[int, GpuopsError], node: int) -> Iterator[None]:
     try:
         yield
     except LocalDisk:
@@ -215,7 +217,7 @@ def _noted(errors: dict[int, GpuopsError], node: int) -> Iterator[None]:
 
 
 def _progress_callback(
-    ctx: Context, progress: Progress, node: int, archive: bucket.Download, done: int, total: int
+    ctx: Context, progress: Progress, node: int, archive: bucket.ArchiveDownload, done: int, total: int
 ) -> Callable[[int], None]:
     """A callback that shows the progress of all archives; it raises NodeError after a second signal."""
 
@@ -227,14 +229,14 @@ def _progress_callback(
     return advance
 
 
-def _clear(staging: SafeFolder, node: int) -> None:
+def _remove_partial(staging: SafeFolder, node: int) -> None:
     """Remove the files of an archive that failed, so that they take no room from the others."""
     for name in staging.names():
         if name.startswith(f"{node}-"):
             staging.remove(name)
 
 
-def fitting(sizes: Mapping[int, int], free: int) -> list[int]:
+def select_fitting(sizes: Mapping[int, int], free: int) -> list[int]:
     """The nodes whose archives have room together, the smallest first, so that most of them fit."""
     room, found = free - DISK_RESERVE_BYTES, []
     for node in sorted(sizes, key=lambda node: (sizes[node], node)):
@@ -245,7 +247,7 @@ def fitting(sizes: Mapping[int, int], free: int) -> list[int]:
     return found
 
 
-def no_room(run: str, place: str, left: Mapping[int, int], free: int) -> LocalDisk:
+def disk_full_error(run: str, place: str, left: Mapping[int, int], free: int) -> LocalDisk:
     """The error for archives that stay in the bucket since this disk has no room for them."""
     names = " and ".join(f"node{node} ({amount(size)})" for node, size in sorted(left.items()))
     return LocalDisk(
@@ -254,19 +256,19 @@ def no_room(run: str, place: str, left: Mapping[int, int], free: int) -> LocalDi
     )
 
 
-def announced(row: RunRow, cluster: str) -> str:
+def describe_deferred_fetch(row: RunRow, cluster: str) -> str:
     """The sentence that says why archives are fetched only after the cluster has ended: living nodes bill meanwhile."""
     where = f"what lost nodes of {row.name} kept is in {row.facts.bucket_place}"
     return f"{where}: it is fetched once {cluster} has ended (or later: gpuops pull {row.name})"
 
 
-def waiting(row: RunRow, nodes: Sequence[int]) -> str:
+def describe_waiting(row: RunRow, nodes: Sequence[int]) -> str:
     """The sentence on archives that are fetched once nothing bills any more."""
     names = " and ".join(f"node{node}" for node in nodes)
     return f"what {names} kept is in {row.facts.bucket_place}"
 
 
-def lacking(brought: Mapping[int, FetchedNode]) -> str:
+def describe_missing(brought: Mapping[int, FetchedNode]) -> str:
     """The sentence on files that nodes could not keep, for lack of time or permission; empty without any."""
     short = {node: one.missing for node, one in brought.items() if one.missing}
     return "; ".join(f"node{node} could not keep {plural(count, 'file')}" for node, count in short.items())

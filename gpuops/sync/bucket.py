@@ -24,29 +24,29 @@ from gpuops.sync.object_store import (
     WRONG_KEY_CODES,
     Absent,
     Denied,
-    ask,
-    client,
-    failure,
-    from_dotenv,
-    key_of,
-    profile_of,
-    session_ends,
+    call_s3,
+    create_client,
+    object_key,
+    select_profile,
+    session_end,
+    translate_error,
+    uses_dotenv_keys,
 )
 
 MAX_PARTS = 400
 """Signed addresses per node, one for each part of its archive, which may have 1 TB (docs/protocol.md)."""
 MAX_SIGNATURE_S = 7 * 86400.0
 """S3 accepts no signature for longer than seven days."""
-AFTER_LEASE_S = 900.0
+SEND_AFTER_LEASE_S = 900.0
 """A node may still send results this long after its lease ends."""
-ADDRESS_TRIAL_S = 30.0
+URL_PROBE_TIMEOUT_S = 30.0
 """How long the test of a signed address is retried when the bucket or the network fails."""
 PROBE_OBJECT = ".gpuops"
 """An empty object under the prefix: writing and reading it proves that results can be kept there."""
 
 
 @dataclass(frozen=True)
-class Grant:
+class UploadGrant:
     """What a run's nodes may do until `until` (UTC seconds). `urls`: secret addresses per node; `uploads`: [key, upload
     id] per node."""
 
@@ -56,34 +56,34 @@ class Grant:
     uploads: list[list[str]] = field(repr=False)
 
 
-def check(ctx: Context, sink: Mapping[str, Any]) -> dict[str, Any]:
+def check_bucket(ctx: Context, sink: Mapping[str, Any]) -> dict[str, Any]:
     """Check that nodes can write to the sink, before anything is rented. Returns the sink with its `region`, and with
     the `profile` or `dotenv` whose keys were used: a later command fetches the results with the same.
 
     Raises UsageError, AuthFailed, Unknown.
     """
-    sink = {**sink, "profile": profile_of(ctx.env, str(sink.get("profile") or "")), "dotenv": False}
-    sink["dotenv"] = from_dotenv(ctx, sink)
+    sink = {**sink, "profile": select_profile(ctx.env, str(sink.get("profile") or "")), "dotenv": False}
+    sink["dotenv"] = uses_dotenv_keys(ctx, sink)
     with ctx.progress.during(f"asking for the bucket {sink['bucket']}"):
-        found = {**sink, "region": _region(ctx, sink)}
-        s3 = client(ctx, found)
-        mark = key_of(found, PROBE_OBJECT)
-        ask(found, "s3:PutObject", s3.put_object, Key=mark, Body=b"")
+        found = {**sink, "region": _bucket_region(ctx, sink)}
+        s3 = create_client(ctx, found)
+        mark = object_key(found, PROBE_OBJECT)
+        call_s3(found, "s3:PutObject", s3.put_object, Key=mark, Body=b"")
         # Not by HEAD: its answer does not say why it is denied.
-        ask(found, "s3:GetObject", s3.get_object, Key=mark)["Body"].close()
-        begun = ask(found, "s3:PutObject", s3.create_multipart_upload, Key=mark)
+        call_s3(found, "s3:GetObject", s3.get_object, Key=mark)["Body"].close()
+        begun = call_s3(found, "s3:PutObject", s3.create_multipart_upload, Key=mark)
         try:
-            _try_address(ctx, s3, found, {"Key": mark, "UploadId": begun["UploadId"], "PartNumber": 1})
+            _probe_presigned_url(ctx, s3, found, {"Key": mark, "UploadId": begun["UploadId"], "PartNumber": 1})
         finally:
-            ask(found, "s3:AbortMultipartUpload", s3.abort_multipart_upload, Key=mark, UploadId=begun["UploadId"])
-    if (ends := session_ends(ctx, sink)) is not None:
+            call_s3(found, "s3:AbortMultipartUpload", s3.abort_multipart_upload, Key=mark, UploadId=begun["UploadId"])
+    if (ends := session_end(ctx, sink)) is not None:
         say = "until the session of these temporary credentials ends"
         at = f", at {clock_time(ends, time.time())} (local time)" if ends else ""
         ctx.out.say(f"note: the nodes can write to the bucket {say}{at}")
     return found
 
 
-def _try_address(ctx: Context, s3: Any, sink: Mapping[str, Any], part: Mapping[str, Any]) -> None:
+def _probe_presigned_url(ctx: Context, s3: Any, sink: Mapping[str, Any], part: Mapping[str, Any]) -> None:
     """Send one byte as a node will: to a signed address, without boto3, which follows redirects. Raises Denied.
 
     Another error is only noted: a node's network and certificates may differ from this computer's.
@@ -93,7 +93,7 @@ def _try_address(ctx: Context, s3: Any, sink: Mapping[str, Any], part: Mapping[s
     url = s3.generate_presigned_url("upload_part", Params={"Bucket": sink["bucket"], **part}, ExpiresIn=600)
     try:
         object_requests.with_retries(
-            lambda: object_requests.send_request("PUT", url, [b"."], 1), time.time() + ADDRESS_TRIAL_S
+            lambda: object_requests.send_request("PUT", url, [b"."], 1), time.time() + URL_PROBE_TIMEOUT_S
         )
     except object_requests.RequestDenied as error:
         say = f"the bucket {sink['bucket']} takes nothing from its nodes: an address that is signed for them is refused"
@@ -102,27 +102,29 @@ def _try_address(ctx: Context, s3: Any, sink: Mapping[str, Any], part: Mapping[s
         ctx.out.say(f"note: whether nodes can write to the bucket {sink['bucket']} could not be tried: {error}")
 
 
-def grant(ctx: Context, sink: Mapping[str, Any], run: str, nodes: int, lease_end: float | None) -> Grant:
+def create_upload_grant(
+    ctx: Context, sink: Mapping[str, Any], run: str, nodes: int, lease_end: float | None
+) -> UploadGrant:
     """Begin an upload per node and sign its addresses. `lease_end`: UTC seconds. Raises ProviderError."""
-    s3 = client(ctx, sink)
-    folder = key_of(sink, run)
-    if _size(s3, sink, f"{folder}/node0.json") is not None:  # of an earlier attempt, or of another user
+    s3 = create_client(ctx, sink)
+    folder = object_key(sink, run)
+    if _object_size(s3, sink, f"{folder}/node0.json") is not None:  # of an earlier attempt, or of another user
         folder = f"{folder}-{uuid.uuid4().hex[:8]}"
     uploads = []
     for index in range(nodes):
         key = f"{folder}/node{index}.tar"
-        begun = ask(sink, "s3:PutObject", s3.create_multipart_upload, Key=key)
+        begun = call_s3(sink, "s3:PutObject", s3.create_multipart_upload, Key=key)
         uploads.append([key, begun["UploadId"]])
-    return renewed(ctx, sink, f"s3://{sink['bucket']}/{folder}", uploads, lease_end)
+    return renew_grant(ctx, sink, f"s3://{sink['bucket']}/{folder}", uploads, lease_end)
 
 
-def renewed(
+def renew_grant(
     ctx: Context, sink: Mapping[str, Any], place: str, uploads: list[list[str]], lease_end: float | None
-) -> Grant:
+) -> UploadGrant:
     """Sign new addresses for the same uploads. Raises UsageError, AuthFailed."""
     now = time.time()
-    until = min(wanted(now, lease_end), session_ends(ctx, sink) or now + MAX_SIGNATURE_S)
-    s3 = client(ctx, sink)
+    until = min(desired_grant_end(now, lease_end), session_end(ctx, sink) or now + MAX_SIGNATURE_S)
+    s3 = create_client(ctx, sink)
     folder = place.removeprefix(f"s3://{sink['bucket']}/")
 
     def signed(operation: str, key: str, **more: Any) -> str:
@@ -143,25 +145,25 @@ def renewed(
         }
         for index, (key, id) in enumerate(uploads)
     ]
-    return Grant(place, until, urls, uploads)
+    return UploadGrant(place, until, urls, uploads)
 
 
-def wanted(now: float, lease_end: float | None) -> float:
+def desired_grant_end(now: float, lease_end: float | None) -> float:
     """Until when nodes should be able to write (UTC seconds), within the limit of a signature."""
-    return min(now + MAX_SIGNATURE_S, (lease_end or now + MAX_SIGNATURE_S) + AFTER_LEASE_S)
+    return min(now + MAX_SIGNATURE_S, (lease_end or now + MAX_SIGNATURE_S) + SEND_AFTER_LEASE_S)
 
 
-def abandon(ctx: Context, row: RunRow) -> None:
+def abort_uploads(ctx: Context, row: RunRow) -> None:
     """End a run's uploads that no node has completed: their parts bill until then. A failure is printed."""
     uploads = row.facts.uploads
     sink = row.request.get("sink") or {}
     if not uploads or not sink.get("bucket"):
         return
     try:
-        s3 = client(ctx, sink)
+        s3 = create_client(ctx, sink)
         for key, upload in uploads:
             with suppress(Absent):
-                ask(sink, "s3:AbortMultipartUpload", s3.abort_multipart_upload, Key=key, UploadId=upload)
+                call_s3(sink, "s3:AbortMultipartUpload", s3.abort_multipart_upload, Key=key, UploadId=upload)
     except GpuopsError as error:
         name = f"s3://{sink['bucket']}/{uploads[0][0].rpartition('/')[0]}"
         ctx.out.say(f"note: parts of {row.name} may be left in {name}, and cost there: {error.say}")
@@ -169,13 +171,13 @@ def abandon(ctx: Context, row: RunRow) -> None:
     ctx.ledger.set_run(row.id, facts={**ctx.ledger.run(row.id).facts, "uploads": []})
 
 
-def abandon_all(ctx: Context, cluster: int) -> None:
+def abort_cluster_uploads(ctx: Context, cluster: int) -> None:
     """`abandon` for every run of a cluster whose machines are gone."""
     for row in ctx.ledger.runs(cluster=cluster):
-        abandon(ctx, row)
+        abort_uploads(ctx, row)
 
 
-class Download:
+class ArchiveDownload:
     """One object, read from beginning to end across broken connections. Reading raises Unknown."""
 
     TRIES = 8
@@ -185,9 +187,9 @@ class Download:
     def __init__(self, ctx: Context, sink: Mapping[str, Any], key: str) -> None:
         self._sink = sink
         self._key = key
-        self._s3 = client(ctx, sink)
+        self._s3 = create_client(ctx, sink)
         # Not by HEAD: its answer does not say why it failed.
-        first = ask(sink, "s3:GetObject", self._s3.get_object, Key=key, Range="bytes=0-0")
+        first = call_s3(sink, "s3:GetObject", self._s3.get_object, Key=key, Range="bytes=0-0")
         first["Body"].close()
         self.size = int(first["ContentRange"].rpartition("/")[2])
         self._tag = first["ETag"]
@@ -221,36 +223,36 @@ class Download:
     def _open(self) -> Any:
         if self._body is None:
             where = {"Range": f"bytes={self.at}-", "IfMatch": self._tag}
-            self._body = ask(self._sink, "s3:GetObject", self._s3.get_object, Key=self._key, **where)["Body"]
+            self._body = call_s3(self._sink, "s3:GetObject", self._s3.get_object, Key=self._key, **where)["Body"]
         return self._body
 
 
-def open_archive(ctx: Context, sink: Mapping[str, Any], place: str, node: int) -> Download | None:
+def open_archive(ctx: Context, sink: Mapping[str, Any], place: str, node: int) -> ArchiveDownload | None:
     """A node's archive; None where it kept none. Raises ProviderError."""
     key = place.removeprefix(f"s3://{sink['bucket']}/") + f"/node{node}"
     try:
-        return Download(ctx, sink, f"{key}.tar")
+        return ArchiveDownload(ctx, sink, f"{key}.tar")
     except Absent:
         return None
     except Denied:
         # Without permission to list, S3 denies an absent object; the state that the node wrote before its run exists.
-        if _size(client(ctx, sink), sink, f"{key}.json") is None:
+        if _object_size(create_client(ctx, sink), sink, f"{key}.json") is None:
             raise
         return None
 
 
-def _size(s3: Any, sink: Mapping[str, Any], key: str) -> int | None:
+def _object_size(s3: Any, sink: Mapping[str, Any], key: str) -> int | None:
     try:
-        return int(ask(sink, "s3:GetObject", s3.head_object, Key=key)["ContentLength"])
+        return int(call_s3(sink, "s3:GetObject", s3.head_object, Key=key)["ContentLength"])
     except (Absent, Denied):
         return None
 
 
-def _region(ctx: Context, sink: Mapping[str, Any]) -> str:
+def _bucket_region(ctx: Context, sink: Mapping[str, Any]) -> str:
     """The bucket's region, which S3 states even to requests it denies. Raises UsageError, ProviderError."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    s3 = client(ctx, sink)
+    s3 = create_client(ctx, sink)
     try:
         answer = s3.head_bucket(Bucket=sink["bucket"])
     except ClientError as error:
@@ -259,8 +261,8 @@ def _region(ctx: Context, sink: Mapping[str, Any]) -> str:
             hint = f"make it (aws s3 mb s3://{sink['bucket']}), or name another"
             raise UsageError(f"there is no bucket {sink['bucket']}", hint) from error
         if str(answer.get("Error", {}).get("Code")) in (*WRONG_KEY_CODES, *EXPIRED_CODES):
-            raise failure(error, sink, "s3:ListBucket") from error
+            raise translate_error(error, sink, "s3:ListBucket") from error
     except BotoCoreError as error:
-        raise failure(error, sink, "s3:ListBucket") from error
+        raise translate_error(error, sink, "s3:ListBucket") from error
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     return str(headers.get("x-amz-bucket-region") or s3.meta.region_name)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from gpuops.core.errors import ConnectionLost, LocalDisk, NodeError, Nonsense
+from gpuops.core.errors import ConnectionLost, LocalDisk, MalformedAnswer, NodeError
 from gpuops.core.format import amount, first_few, plural
 from gpuops.core.parallel import on_each
 from gpuops.core.safe_folder import SafeFolder, local_errors, may_come
@@ -29,7 +29,7 @@ from gpuops.sync.download_plan import (
 )
 from gpuops.sync.outputs import OutFolder
 from gpuops.sync.outputs_record import Arrival, Stamp
-from gpuops.sync.project import shown
+from gpuops.sync.project import printable_path
 from gpuops.sync.run_folder import RunHome
 from gpuops.transport.bulk import finish, read_files, transfer
 from gpuops.transport.rpc import AgentClient
@@ -103,7 +103,7 @@ def mirror(client: AgentClient, run: str, node: int, home: RunHome, follow: bool
 
     Bytes are written at their own offset, so that two mirrors at once write the same bytes to the same place.
     `on_bytes(node, stream, offset, data)` is called after each write. Raises ConnectionLost, after which the caller
-    reconnects; NodeRefused, Nonsense; and LocalDisk, which no reconnection cures.
+    reconnects; NodeRefused, MalformedAnswer; and LocalDisk, which no reconnection cures.
     """
     offsets = home.offsets(node)
     stream = client.stream("tail", timeout=STREAM_SILENCE_S, run=run, offsets=dict(offsets), follow=follow)
@@ -111,9 +111,9 @@ def mirror(client: AgentClient, run: str, node: int, home: RunHome, follow: bool
     for piece in stream:
         name, offset, data = piece["s"], piece["o"], piece["b64"]
         if name not in offsets and len(offsets) >= MAX_STREAMS:
-            raise Nonsense(client.label, "to 'tail': more logs than ranks can have")
+            raise MalformedAnswer(client.label, "to 'tail': more logs than ranks can have")
         if offset != offsets.get(name, 0):
-            raise Nonsense(client.label, f"{name} from {offset} on, where {offsets.get(name, 0)} was asked for")
+            raise MalformedAnswer(client.label, f"{name} from {offset} on, where {offsets.get(name, 0)} was asked for")
         _write_at(home, home.log_name(node, name), offset, data, client.label)
         on_bytes(node, name, offset, data)
         offsets[name] = offset + len(data)
@@ -161,39 +161,40 @@ def fetch(
     if final:
         wrong = work.unverified(listing)
         if wrong:
-            progress.say(f"{_count(wrong)} changed on the way home: fetching again")
+            progress.say(f"{_count_files(wrong)} changed on the way home: fetching again")
             work.out.forget(wrong)
             again = work.round(live=False, only=wrong)
             wrong = work.unverified(again, only=wrong)
-        if wrong and all(isinstance(error, Nonsense) for error in work.errors.values()):
+        if wrong and all(isinstance(error, MalformedAnswer) for error in work.errors.values()):
             names = ", ".join(f"{path} (node{node})" for node, path in sorted(wrong)[:3])
             raise NodeError(
-                f"{_count(wrong)} could not be verified: {names}" + (", …" if len(wrong) > 3 else ""),
+                f"{_count_files(wrong)} could not be verified: {names}" + (", …" if len(wrong) > 3 else ""),
                 "`gpuops pull` tries again; nothing is deleted on the nodes before that",
             )
-    for error in sorted(work.errors.values(), key=lambda error: isinstance(error, Nonsense)):
+    for error in sorted(work.errors.values(), key=lambda error: isinstance(error, MalformedAnswer)):
         raise error  # one that a retry may cure goes first
     if final and work.too_big:
-        raise _no_room(work.too_big, home)
+        raise _disk_full_error(work.too_big, home)
     return FetchReport(work.files, work.bytes, tuple(work.conflicts))
 
 
-def _count(files: Iterable[object]) -> str:
+def _count_files(files: Iterable[object]) -> str:
     return plural(len(list(files)), "file")
 
 
-def _no_room(files: Mapping[tuple[int, str], int], home: RunHome) -> LocalDisk:
-    (_, path), largest = max(files.items(), key=lambda one: one[1])
+def _disk_full_error(files: Mapping[tuple[int, str], int], home: RunHome) -> LocalDisk:
+    (_, path), largest = max(files.items(), key=lambda item: item[1])
+    total = amount(sum(files.values()))
     return LocalDisk(
-        f"this computer's disk has no room for {_count(files)} of {home.path.name} ({amount(sum(files.values()))}; "
-        f"the largest is {shown(path[:MAX_SHOWN_CHARS])}, {amount(largest)})",
+        f"this computer's disk has no room for {_count_files(files)} of {home.path.name} ({total}; "
+        f"the largest is {printable_path(path[:MAX_SHOWN_CHARS])}, {amount(largest)})",
         "free some space, then run `gpuops pull`",
     )
 
 
-def _refused(label: str, paths: Sequence[str]) -> str:
+def _describe_refused(label: str, paths: Sequence[str]) -> str:
     """The sentence for paths that a genuine agent never offers: outside the run's folder, or git's own."""
-    named = first_few([shown(path[:MAX_SHOWN_CHARS]) for path in paths], 1)
+    named = first_few([printable_path(path[:MAX_SHOWN_CHARS]) for path in paths], 1)
     return f"{label} offers {named}: not brought home"
 
 
@@ -248,7 +249,7 @@ class _Fetch:
         for node, files in listing.items():
             found[node] = {path: stamp for path, stamp in files.items() if may_come(path)}
             refused = [path for path in files if path not in found[node]]
-            if refused and (said := _refused(self.clients[node].label, refused)) not in self.conflicts:
+            if refused and (said := _describe_refused(self.clients[node].label, refused)) not in self.conflicts:
                 self.conflicts.append(said)
         return found
 
@@ -346,7 +347,7 @@ class _Fetch:
             item: Sum
             for item in stream:
                 if item["path"] not in asked:
-                    raise Nonsense(client.label, "to 'sums': what was not asked for, or twice")
+                    raise MalformedAnswer(client.label, "to 'sums': what was not asked for, or twice")
                 asked.remove(item["path"])
                 found[node, item["path"]] = item["sha256"]
             return found

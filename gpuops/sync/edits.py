@@ -22,12 +22,12 @@ from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.session import nodes_of, programs_of, rented_machine_ended
 from gpuops.sync import RunHome
-from gpuops.sync.leftovers import Leftover, already_home, first_leftovers, list_leftovers, save_leftovers
+from gpuops.sync.leftovers import Leftover, describe_leftovers, find_already_home, list_leftovers, save_leftovers
 from gpuops.sync.outputs import MEMORY_FILE, OutFolder
 from gpuops.sync.outputs_record import Held
-from gpuops.sync.project import FileEntry, entry, shown
+from gpuops.sync.project import FileEntry, printable_path, read_entry
 from gpuops.sync.push_record import PushRecord
-from gpuops.sync.run_folder import keep_from_git, read_json
+from gpuops.sync.run_folder import make_ignored_folder, read_json
 from gpuops.transport.bulk import finish, read_files, transfer
 from gpuops.transport.rpc import AgentClient, Programs
 from gpuops.transport.tar_reader import Content, Member
@@ -47,7 +47,7 @@ PROJECT_TREE = "project"
 
 
 @dataclass(frozen=True)
-class BroughtEdit:
+class PulledEdit:
     """One edited file that came home to `at`. `beside`: a file here had changed, too, and stays as it is."""
 
     path: str
@@ -58,14 +58,12 @@ class BroughtEdit:
     @property
     def say(self) -> str:
         if self.beside:
-            beside = shown(self.at.name)
-            return f"{shown(self.path)} changed here and on {self.node}: the node's lies beside it as {beside}"
-        return f"{shown(self.path)} came home from {self.node}"
+            beside = printable_path(self.at.name)
+            return f"{printable_path(self.path)} changed here and on {self.node}: the node's lies beside it as {beside}"
+        return f"{printable_path(self.path)} came home from {self.node}"
 
 
-def pull_edits(
-    client: AgentClient, tree_name: str, folder: Path, record: PushRecord, brought: list[BroughtEdit]
-) -> str:
+def pull_edits(client: AgentClient, tree_name: str, folder: Path, record: PushRecord, brought: list[PulledEdit]) -> str:
     """Fetch the pushed files that were edited on a node; each is appended to `brought` once it lies here. Returns a
     sentence on refused files, empty without any.
 
@@ -74,10 +72,10 @@ def pull_edits(
     NodeRefused, ConnectionLost, NodeError for a malformed answer, and LocalDisk when this computer cannot write.
     """
     known = record.files(client.label)
-    offered = _offered(client, tree_name)
+    offered = _list_edits(client, tree_name)
     wanted = [path for path in offered if path in known]
     unknown = [path for path in offered if path not in known]
-    bringing = _Bringing(client.label, SafeFolder(folder), known, brought)
+    bringing = _EditReceiver(client.label, SafeFolder(folder), known, brought)
     if wanted:
         with transfer(client.bulk("send", "--tree", tree_name), client.label) as channel:
             for member, content in read_files(channel, wanted):
@@ -89,24 +87,24 @@ def pull_edits(
         "is a link that was none, or leads out of the project": bringing.astray,
         "lies below a link here": bringing.blocked,
     }
-    return "; ".join(_some(paths, why) for why, paths in refused.items() if paths)
+    return "; ".join(_describe_refused(paths, why) for why, paths in refused.items() if paths)
 
 
-def _offered(client: AgentClient, tree_name: str) -> list[str]:
+def _list_edits(client: AgentClient, tree_name: str) -> list[str]:
     """The paths that a node lists as edited. Raises NodeError."""
     said: Edits = client.call("edits", timeout=EDITS_TIMEOUT_S, tree=tree_name)
     return list(dict.fromkeys(file["path"] for file in said["files"] if file["state"] == "changed"))
 
 
-def _some(paths: Sequence[str], why: str) -> str:
+def _describe_refused(paths: Sequence[str], why: str) -> str:
     more = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
-    return f"{shown(paths[0][:200])} {why}{more}"
+    return f"{printable_path(paths[0][:200])} {why}{more}"
 
 
-class _Bringing:
+class _EditReceiver:
     """The state of one node's `pull_edits`."""
 
-    def __init__(self, label: str, folder: SafeFolder, known: Known, brought: list[BroughtEdit]) -> None:
+    def __init__(self, label: str, folder: SafeFolder, known: Known, brought: list[PulledEdit]) -> None:
         self._label = label
         self._folder = folder
         self._known = known
@@ -128,7 +126,7 @@ class _Bringing:
             at = self._place(path, member.link, sha256, pushed)
             if at is not None:
                 self._folder.move(self._folder, arrived, at)
-                self._brought.append(BroughtEdit(path, self._label, self._folder.path / at, at != path))
+                self._brought.append(PulledEdit(path, self._label, self._folder.path / at, at != path))
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                 raise
@@ -145,7 +143,7 @@ class _Bringing:
 
     def _place(self, path: str, link: str | None, sha256: str | None, pushed: Sequence[FileEntry]) -> str | None:
         """`path`, or `train.py.node0` beside it, or that with a number; None where an equal file lies there."""
-        here = entry(self._folder.path, path)
+        here = read_entry(self._folder.path, path)
         unchanged = here is not None and any(here.wire[1:] == one.wire[1:] for one in pushed)
         name, number = path, 0
         while self._folder.look(name) is not None and not (name == path and unchanged):
@@ -159,7 +157,7 @@ class _Bringing:
         return self._folder.target(path) == link if sha256 is None else self._folder.sha256(path) == sha256
 
 
-def save_left(ctx: Context, row: ClusterRow, progress: Progress) -> Iterator[str]:
+def save_cluster_leftovers(ctx: Context, row: ClusterRow, progress: Progress) -> Iterator[str]:
     """Save edited and new files of every node in `runs/<cluster>-left/node<i>/` of the cluster's folder, or in
     `<cluster>-left-2` where an earlier cluster of that name has the folder. Yields a sentence per node that had some.
 
@@ -171,7 +169,7 @@ def save_left(ctx: Context, row: ClusterRow, progress: Progress) -> Iterator[str
     nodes = nodes_of(ctx, row)
     for index, machine in enumerate(nodes):
         try:
-            said = save_one(ctx, row, machine, index, progress)
+            said = save_node_leftovers(ctx, row, machine, index, progress)
         except GpuopsError as error:
             if isinstance(error, NodeError) and rented_machine_ended(ctx, row, machine):
                 gone[index] = error
@@ -188,48 +186,48 @@ def save_left(ctx: Context, row: ClusterRow, progress: Progress) -> Iterator[str
         yield f"node{index} has ended: what was edited or made there outside of runs is gone with it"
 
 
-def save_one(ctx: Context, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
+def save_node_leftovers(ctx: Context, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
     """Save one node's files. Returns a sentence, empty where it had none. Raises NodeError, LocalDisk."""
     programs = programs_of(row, machine, index)
     try:
         with progress.during(f"looking for what was edited or made on node{index}"):
-            found = _unsaved(ctx, row, index, programs)
-            home = already_home(
+            found = _find_unsaved(ctx, row, index, programs)
+            home = find_already_home(
                 programs, PROJECT_TREE, found, SafeFolder(row.folder)
             )  # `gpuops pull --edits` may have brought it
             found = [one for one in found if one not in home]
         if not found:
             return ""
-        target = _folder(row).below(f"node{index}")
-        with progress.during(f"saving what was edited or made on node{index}: {first_leftovers(found)}"):
+        target = _leftovers_folder(row).below(f"node{index}")
+        with progress.during(f"saving what was edited or made on node{index}: {describe_leftovers(found)}"):
             saved = save_leftovers(programs, PROJECT_TREE, found, target)
         if saved.missing:
             raise NodeError(
-                f"node{index} does not give {first_leftovers(saved.missing)}; what else was edited or made is in "
+                f"node{index} does not give {describe_leftovers(saved.missing)}; what else was edited or made is in "
                 f"{target.path}",
                 "make it readable for the login on the node, or remove it there",
             )
         renamed = "".join(f"; {name} is {path}" for path, name in saved.renamed.items())
-        return f"edited or made on node{index}, saved in {target.path}: {first_leftovers(found)}{renamed}"
+        return f"edited or made on node{index}, saved in {target.path}: {describe_leftovers(found)}{renamed}"
     finally:
         programs.connection.close()
 
 
-def _folder(row: ClusterRow) -> SafeFolder:
+def _leftovers_folder(row: ClusterRow) -> SafeFolder:
     """The folder for files of this cluster: the same at each attempt, and no other cluster's of that name."""
     first = row.folder / "runs" / f"{row.name}-left"
     with local_errors(first):
         more = (first.with_name(f"{first.name}-{number}") for number in count(2))
-        folder = keep_from_git(next(path for path in chain([first], more) if _is_its(path, row)))
+        folder = make_ignored_folder(next(path for path in chain([first], more) if _belongs_to(path, row)))
         folder.write_json(MEMORY_FILE, {"schema": 1, "cluster": row.token})
     return folder
 
 
-def _is_its(path: Path, row: ClusterRow) -> bool:
+def _belongs_to(path: Path, row: ClusterRow) -> bool:
     return read_json(path / MEMORY_FILE).get("cluster") == row.token or not any(path.glob("[!.]*"))
 
 
-def _unsaved(ctx: Context, row: ClusterRow, index: int, programs: Programs) -> list[Leftover]:
+def _find_unsaved(ctx: Context, row: ClusterRow, index: int, programs: Programs) -> list[Leftover]:
     runs = ctx.ledger.runs(cluster=row.id)
     given_up = [one for run in runs for one in run.request.get("outs") or () if one.startswith("!")]
     try:

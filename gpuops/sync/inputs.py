@@ -22,7 +22,7 @@ from gpuops.core.names import did_you_mean
 from gpuops.core.provider import has_capability
 from gpuops.nodes.python import by_machine
 from gpuops.nodes.session import ClusterSession
-from gpuops.sync.project import FileEntry, shown
+from gpuops.sync.project import FileEntry, printable_path
 from gpuops.transport.rpc import AgentClient
 
 
@@ -48,26 +48,26 @@ DEFAULT_WORKLOAD = "digits"
 """What `train` runs when no script is named."""
 
 
-def names() -> list[str]:
+def workload_names() -> list[str]:
     """The names that `--workload` accepts, in the order in which they are shown."""
     return list(WORKLOADS)
 
 
-def folder(package: Path = Path(__file__).parents[1]) -> Path:
+def workloads_folder(package: Path = Path(__file__).parents[1]) -> Path:
     """The folder to push, given where the package `gpuops` lies. Raises UsageError when it is missing."""
     for candidate in (package / "train", package.parent / "train"):
-        if all((candidate / script(name)).is_file() for name in names()):
+        if all((candidate / workload_script(name)).is_file() for name in workload_names()):
             return candidate
     raise UsageError("this installation of gpuops lacks its workloads", "install gpuops again, or name a script")
 
 
-def script(name: str) -> str:
+def workload_script(name: str) -> str:
     """The program's path relative to `folder()`. Raises UsageError for an unknown name."""
     if name not in WORKLOADS:
-        near = did_you_mean(name, names())
+        near = did_you_mean(name, workload_names())
         raise UsageError(
             f"there is no workload named '{name}'" + (near and f"; {near}"),
-            f"choose one of: {', '.join(names())}",
+            f"choose one of: {', '.join(workload_names())}",
         )
     return f"{name}.py"
 
@@ -76,7 +76,7 @@ HEX_TO_LETTERS = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
 """A tree's name has letters alone."""
 
 
-def provide(
+def push_data(
     ctx: Context, live: ClusterSession, request: RunRequest, *, allow: Sequence[str], overwrite: bool
 ) -> dict[int, str]:
     """Push what `--data` names to the nodes of a run, and print where they keep what a workload downloads.
@@ -84,21 +84,21 @@ def provide(
     Returns node to path of the data, for an absolute `--data`; a relative one is a link in the project. Raises as
     `upload.push_many`.
     """
-    if said := downloads(ctx, live, request):
+    if said := describe_downloads(ctx, live, request):
         ctx.out.say(said)
     if not request.data or has_capability(ctx.provisioner(live.row.provider), "shares_disk"):
         return {}
     with ctx.progress.during("looking through the data"):
-        tree = scan(ctx, request.data, allow)
+        tree = scan_data(ctx, request.data, allow)
     first, *more = sync.summary(tree)
-    for sentence in (f"data: {first}{origin(ctx, request.data, allow)}", *more):
+    for sentence in (f"data: {first}{describe_origin(ctx, request.data, allow)}", *more):
         ctx.out.say(sentence)
     with ctx.progress.during("comparing the data with what the nodes have"):
-        places = _send(ctx, live, request.nodes, absolute(ctx.folder, request.data), tree, overwrite)
+        places = _push_to_machines(ctx, live, request.nodes, absolute_path(ctx.folder, request.data), tree, overwrite)
     return places if Path(request.data).is_absolute() else {}
 
 
-def absolute(folder: Path, data: str) -> Path:
+def absolute_path(folder: Path, data: str) -> Path:
     return (folder / data).absolute()
 
 
@@ -108,16 +108,16 @@ def scan_project(ctx: Context, folder: Path, allow: Sequence[str]) -> sync.Tree:
         return sync.scan(folder, ctx.home / "cache", allow)
 
 
-def scan(ctx: Context, data: str, allow: Sequence[str]) -> sync.Tree:
+def scan_data(ctx: Context, data: str, allow: Sequence[str]) -> sync.Tree:
     """Scan what `--data` sends. Raises UsageError."""
-    return sync.scan_data(absolute(ctx.folder, data), ctx.home / "cache" / "data", allow, ctx.folder)
+    return sync.scan_data(absolute_path(ctx.folder, data), ctx.home / "cache" / "data", allow, ctx.folder)
 
 
-def origin(ctx: Context, data: str, allow: Sequence[str]) -> str:
+def describe_origin(ctx: Context, data: str, allow: Sequence[str]) -> str:
     """The sentence part on where links of the data lead; empty without links."""
-    full = absolute(ctx.folder, data)
+    full = absolute_path(ctx.folder, data)
     places = [full.resolve()] * full.is_symlink() + sync.allowed_places(allow)
-    return f", from {' and '.join(shown(str(place)) for place in places)}" if places else ""
+    return f", from {' and '.join(printable_path(str(place)) for place in places)}" if places else ""
 
 
 def tree_name(full: Path) -> str:
@@ -125,7 +125,7 @@ def tree_name(full: Path) -> str:
     return "data" + hashlib.sha256(os.fsencode(full)).hexdigest()[:8].translate(HEX_TO_LETTERS)
 
 
-def _send(
+def _push_to_machines(
     ctx: Context, live: ClusterSession, nodes: int, full: Path, tree: sync.Tree, overwrite: bool
 ) -> dict[int, str]:
     name = tree_name(full)
@@ -143,7 +143,7 @@ def _send(
     return {index: f"{live.hello(index).folder}/{name}/{full.name}" for index in range(nodes)}
 
 
-def with_link(tree: sync.Tree, folder: Path, data: Path, *, shared: bool) -> sync.Tree:
+def link_data(tree: sync.Tree, folder: Path, data: Path, *, shared: bool) -> sync.Tree:
     """The project's tree with data that lie in the project replaced by a link: to the original on nodes on this
     computer (`shared`), else to the data's own tree on the node."""
     full = (folder / data).absolute()
@@ -156,7 +156,7 @@ def with_link(tree: sync.Tree, folder: Path, data: Path, *, shared: bool) -> syn
     return dataclasses.replace(tree, files=[*others, FileEntry(relative, 0, 0, 0o777, target)])
 
 
-def downloads(ctx: Context, live: ClusterSession, request: RunRequest) -> str:
+def describe_downloads(ctx: Context, live: ClusterSession, request: RunRequest) -> str:
     """The sentence on where a workload keeps what it downloads; empty where it downloads nothing."""
     here = has_capability(ctx.provisioner(live.row.provider), "shares_disk")
     is_named = request.data or DATA in request.env or "--data" in request.argv or (here and DATA in ctx.env)

@@ -16,7 +16,7 @@ from gpuops.core.format import amount, first_few
 from gpuops.core.parallel import on_each
 from gpuops.core.platform import HERE, System
 from gpuops.core.safe_folder import Readable, SafeFolder, local_errors, may_come
-from gpuops.sync.project import shown
+from gpuops.sync.project import printable_path
 from gpuops.transport.bulk import exchange, finish, read_files, transfer
 from gpuops.transport.rpc import Programs
 
@@ -44,16 +44,19 @@ class Leftover:
 
 
 def list_leftovers(nodes: Mapping[int, Programs], patterns: Sequence[str], **which: str) -> list[Leftover]:
-    """The leftovers of several nodes; `which` is `run` or `tree`. Raises NodeRefused, ConnectionLost, Nonsense."""
+    """List the leftovers of several nodes; `which` is `run` or `tree`.
+
+    Raises NodeRefused, ConnectionLost, MalformedAnswer.
+    """
 
     def one(node: int) -> list[Leftover]:
-        listed = _listing(nodes[node], {"patterns": list(patterns), **which})["files"]
+        listed = _request_listing(nodes[node], {"patterns": list(patterns), **which})["files"]
         return [Leftover(node, *row) for row in listed if may_come(row[0])]  # our agent lists nothing else
 
     return [one for found in on_each(one, list(nodes)) for one in found]
 
 
-def _listing(programs: Programs, question: Mapping[str, Any]) -> answers.Left:
+def _request_listing(programs: Programs, question: Mapping[str, Any]) -> answers.Left:
     from gpuops.transport import answers
 
     said = exchange(programs.bulk("left"), programs.label, json.dumps(question).encode(), LIST_TIMEOUT_S)
@@ -75,20 +78,20 @@ def exact_patterns(found: Sequence[Leftover]) -> list[str]:
     return sorted({"./" + glob.escape(one.path) for one in found})
 
 
-def first_leftovers(found: Sequence[Leftover]) -> str:
+def describe_leftovers(found: Sequence[Leftover]) -> str:
     """`data/cache.bin (1.2 GB, node0) and 3 more`; empty without files."""
-    named = [f"{shown(one.path)} ({amount(one.size)}, node{one.node})" for one in found]
+    named = [f"{printable_path(one.path)} ({amount(one.size)}, node{one.node})" for one in found]
     return first_few(named, 3)
 
 
-def already_home(client: Programs, tree: str, found: Sequence[Leftover], folder: SafeFolder) -> list[Leftover]:
+def find_already_home(client: Programs, tree: str, found: Sequence[Leftover], folder: SafeFolder) -> list[Leftover]:
     """Those that lie in `folder` under the same path with the same bytes. Raises NodeRefused, ConnectionLost."""
     alike = [one for one in found if _can_lie(folder, one.path) and folder.size(one.path) == one.size]
     same: set[str] = set()
     if alike:
         with transfer(client.bulk("send", "--tree", tree), client.label) as channel:
             for member, content in read_files(channel, [one.path for one in alike]):
-                if member.link is None and _holds(folder, member.name, content):
+                if member.link is None and _has_content(folder, member.name, content):
                     same.add(member.name)
             finish(channel, client.label)
     return [one for one in alike if one.path in same]
@@ -99,7 +102,7 @@ def _can_lie(folder: SafeFolder, path: str) -> bool:
     return folder.system.stored(path) == path
 
 
-def _holds(folder: SafeFolder, path: str, content: Readable) -> bool:
+def _has_content(folder: SafeFolder, path: str, content: Readable) -> bool:
     """Whether a file has exactly these bytes; False where it cannot be read."""
     try:
         with folder.reading(path) as file:
@@ -112,7 +115,7 @@ def _holds(folder: SafeFolder, path: str, content: Readable) -> bool:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedLeftovers:
     """The result of `save_leftovers`. `renamed`: node's path to the name that this disk can have; `missing`: files that
     the node did not send, since they are gone or unreadable."""
 
@@ -122,7 +125,7 @@ class Saved:
 
 def save_leftovers(
     client: Programs, tree: str, found: Sequence[Leftover], target: SafeFolder, system: System = HERE
-) -> Saved:
+) -> SavedLeftovers:
     """Copy files of one node's tree into `target`, under their paths. Raises NodeRefused, ConnectionLost, LocalDisk."""
     names = system.names(one.path for one in found)
     came: set[str] = set()
@@ -136,4 +139,4 @@ def save_leftovers(
                 target.write(place, content, member.size, mtime_ns=member.mtime * 1_000_000_000)
         finish(channel, client.label)
     renamed = {path: name for path, name in names.items() if path != name}
-    return Saved(renamed, [one for one in found if one.path not in came])
+    return SavedLeftovers(renamed, [one for one in found if one.path not in came])

@@ -48,7 +48,7 @@ class Denied(AuthFailed):
     """These credentials may not do that in this bucket."""
 
 
-def profile_of(env: Mapping[str, str], given: str = "") -> str:
+def select_profile(env: Mapping[str, str], given: str = "") -> str:
     """The profile for requests to a bucket; empty for keys in the environment, or the default profile.
 
     `given`: the profile that the machines are rented with, used where the environment names none.
@@ -76,7 +76,7 @@ def _session(ctx: Context, sink: Mapping[str, Any]) -> tuple[Any, str]:
 
     def stored() -> Credential | None:
         nonlocal session
-        session = boto3.Session(profile_name=profile or profile_of(env) or None)
+        session = boto3.Session(profile_name=profile or select_profile(env) or None)
         session._session.get_component("credential_provider").remove("iam-role")
         there = session.get_credentials() is not None
         return Credential(session.profile_name, {}) if there or session._session.profile else None
@@ -91,11 +91,11 @@ def _session(ctx: Context, sink: Mapping[str, Any]) -> tuple[Any, str]:
             )
         there = found is not None and session.get_credentials() is not None
     except ProfileNotFound as error:
-        if profile and (env.get("AWS_ACCESS_KEY_ID") or profile_of(env) not in ("", profile)):
+        if profile and (env.get("AWS_ACCESS_KEY_ID") or select_profile(env) not in ("", profile)):
             return _session(ctx, {**sink, "profile": ""})
         raise UsageError(str(error), "`aws configure list-profiles` shows what there is") from error
     except BotoCoreError as error:
-        raise _unsigned(error, sink) from error
+        raise _credentials_error(error, sink) from error
     if found is None or not there:
         raise NotSetUp(
             "no AWS credentials are known, and --sink s3://… needs some",
@@ -104,12 +104,12 @@ def _session(ctx: Context, sink: Mapping[str, Any]) -> tuple[Any, str]:
     return session, found.source
 
 
-def from_dotenv(ctx: Context, sink: Mapping[str, Any]) -> bool:
+def uses_dotenv_keys(ctx: Context, sink: Mapping[str, Any]) -> bool:
     """Whether the keys come from the project's `.env`. Raises NotSetUp, UsageError, AuthFailed."""
     return _session(ctx, sink)[1] == DOTENV
 
 
-def session_ends(ctx: Context, sink: Mapping[str, Any]) -> float | None:
+def session_end(ctx: Context, sink: Mapping[str, Any]) -> float | None:
     """When temporary credentials expire (UTC seconds); 0.0 where that is unknown, None for permanent ones.
 
     Raises NotSetUp, UsageError, AuthFailed.
@@ -120,7 +120,7 @@ def session_ends(ctx: Context, sink: Mapping[str, Any]) -> float | None:
     try:
         token = found.get_frozen_credentials().token  # some are loaded, and know their end, only when they are used
     except BotoCoreError as error:
-        raise _unsigned(error, sink) from error
+        raise _credentials_error(error, sink) from error
     ends = getattr(found, "_expiry_time", None)
     if ends is not None:
         return float(ends.timestamp())
@@ -130,7 +130,7 @@ def session_ends(ctx: Context, sink: Mapping[str, Any]) -> float | None:
     return 0.0 if token else None
 
 
-def client(ctx: Context, sink: Mapping[str, Any]) -> Any:
+def create_client(ctx: Context, sink: Mapping[str, Any]) -> Any:
     """An S3 client for the bucket's region. Raises NotSetUp, UsageError, AuthFailed."""
     session, _ = _session(ctx, sink)
     from botocore.config import Config
@@ -158,17 +158,17 @@ def client(ctx: Context, sink: Mapping[str, Any]) -> Any:
         raise UsageError(f"S3 cannot be asked: {error}", "check AWS_ENDPOINT_URL, and what AWS_… says else") from error
 
 
-def ask(sink: Mapping[str, Any], action: str, call: Any, **parameters: Any) -> Any:
+def call_s3(sink: Mapping[str, Any], action: str, call: Any, **parameters: Any) -> Any:
     """Send one request about the sink's bucket; `action` names it in errors (`s3:GetObject`). Raises GpuopsError."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         return call(Bucket=sink["bucket"], **parameters)
     except (BotoCoreError, ClientError) as error:
-        raise failure(error, sink, action) from error
+        raise translate_error(error, sink, action) from error
 
 
-def failure(error: Exception, sink: Mapping[str, Any], action: str) -> GpuopsError:
+def translate_error(error: Exception, sink: Mapping[str, Any], action: str) -> GpuopsError:
     """The gpuops error for an error of botocore."""
     bucket = sink["bucket"]
     response = getattr(error, "response", None) or {}
@@ -184,36 +184,36 @@ def failure(error: Exception, sink: Mapping[str, Any], action: str) -> GpuopsErr
                 f"the bucket {bucket} is encrypted with a key that may not be used here ({key[0].split()[0]})",
                 f"whoever administers the key allows {actions} on {arn}",
             )
-        where = f"arn:*:s3:::{bucket}/{key_of(sink, '*')}"
+        where = f"arn:*:s3:::{bucket}/{object_key(sink, '*')}"
         return Denied(f"the bucket {bucket} denies {action}", f"allow {', '.join(NEEDED_ACTIONS)} on {where}")
     if code in EXPIRED_CODES:
-        return AuthFailed("the session of these AWS credentials has ended", _sign_in(sink))
+        return AuthFailed("the session of these AWS credentials has ended", _login_hint(sink))
     if code in WRONG_KEY_CODES:
         return AuthFailed(f"AWS does not accept these credentials ({code})", "check AWS_ACCESS_KEY_ID and its secret")
     if code:
         return Unknown(f"the bucket {bucket} answers {code}: {response['Error'].get('Message', '')}", "try again")
-    if _kinds(error) & (EXPIRED_LOGIN_ERRORS | UNREADABLE_KEY_ERRORS):
-        return _unsigned(error, sink)
+    if _class_names(error) & (EXPIRED_LOGIN_ERRORS | UNREADABLE_KEY_ERRORS):
+        return _credentials_error(error, sink)
     return Unknown(f"the bucket {bucket} cannot be asked: {error}", "check the network, then try again")
 
 
-def _unsigned(error: Exception, sink: Mapping[str, Any]) -> AuthFailed:
+def _credentials_error(error: Exception, sink: Mapping[str, Any]) -> AuthFailed:
     """The error for credentials that cannot sign a request."""
-    if _kinds(error) & EXPIRED_LOGIN_ERRORS:
-        return AuthFailed(f"the login at AWS is over: {error}", _sign_in(sink))
+    if _class_names(error) & EXPIRED_LOGIN_ERRORS:
+        return AuthFailed(f"the login at AWS is over: {error}", _login_hint(sink))
     return AuthFailed(f"AWS's credentials cannot be read: {error}", "see ~/.aws, or `aws sts get-caller-identity`")
 
 
-def _sign_in(sink: Mapping[str, Any]) -> str:
+def _login_hint(sink: Mapping[str, Any]) -> str:
     """The hint with AWS's own login command."""
     profile = str(sink.get("profile") or "")
     return f"sign in again ({shlex.join(['aws', 'sso', 'login', *(['--profile', profile] if profile else [])])})"
 
 
-def _kinds(error: Exception) -> set[str]:
+def _class_names(error: Exception) -> set[str]:
     return {kind.__name__ for kind in type(error).__mro__}
 
 
-def key_of(sink: Mapping[str, Any], name: str) -> str:
+def object_key(sink: Mapping[str, Any], name: str) -> str:
     """The key of an object under the sink's prefix."""
     return f"{sink['prefix']}/{name}" if sink.get("prefix") else name

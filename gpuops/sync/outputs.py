@@ -25,7 +25,17 @@ from filelock import FileLock, Timeout
 from gpuops.core.errors import NodeError
 from gpuops.core.platform import HERE, System
 from gpuops.core.safe_folder import SafeFolder, is_inside, local_errors, may_come
-from gpuops.sync.outputs_record import Arrival, Held, Memory, Move, Stamp, Written, inherited, is_beside, places
+from gpuops.sync.outputs_record import (
+    Arrival,
+    Held,
+    Memory,
+    Move,
+    Stamp,
+    Written,
+    choose_places,
+    inherited_arrivals,
+    is_beside,
+)
 from gpuops.sync.run_folder import RunHome
 
 MEMORY_FILE = ".gpuops.json"
@@ -111,7 +121,7 @@ class OutFolder:
                 by_path.setdefault(arrival.path, []).append(arrival)
             for path in sorted(by_path):
                 settled = self._settle(memory, path, by_path[path], staging)
-                announce(memory, settled, staging)
+                record_moves(memory, settled, staging)
                 moves += settled
             self._remember(memory)
             for move in moves:
@@ -156,7 +166,7 @@ class OutFolder:
         return self.folder.sha256(place)
 
     def _look(self, place: str) -> Stamp | None:
-        return look(self.folder, place)
+        return read_stamp(self.folder, place)
 
     def _is_folder(self, place: str) -> bool:
         seen = self.folder.look(place)
@@ -191,7 +201,7 @@ class OutFolder:
         after: dict[int, Held] = {}
         moves: list[Move] = []
         name = self._system.stored(path)
-        for sha256, place in places(name, sums).items():
+        for sha256, place in choose_places(name, sums).items():
             nodes = [node for node in sums if sums[node] == sha256]
             lying = sorted({held.at for held in before.values() if held.sha256 == sha256})
             at = next((at for at in lying if at == place or is_beside(at, place)), None)
@@ -276,15 +286,15 @@ class OutFolder:
         self._remember(memory)
 
 
-def announce(memory: Memory, moves: Sequence[Move], staging: SafeFolder) -> None:
+def record_moves(memory: Memory, moves: Sequence[Move], staging: SafeFolder) -> None:
     """Record files that are about to be renamed into place: old and new looks both count as written by gpuops."""
     for move in moves:
-        old, new = memory.written.get(move.place), look(staging, move.temp)
+        old, new = memory.written.get(move.place), read_stamp(staging, move.temp)
         looks = (*(old.looks if old else ()), *((new,) if new else ()))
         memory.announce(move.place, Written(move.path, move.sha256, looks))
 
 
-def look(folder: SafeFolder, path: str) -> Stamp | None:
+def read_stamp(folder: SafeFolder, path: str) -> Stamp | None:
     """(size, mtime_ns) of the file that lies there, None where nothing or a folder does, SOMEBODYS for all else."""
     seen = folder.look(path)
     if seen is None or stat.S_ISDIR(seen.st_mode):
@@ -298,7 +308,7 @@ def inherit(home: RunHome, handed: Mapping[int, Mapping[str, int]]) -> None:
     `handed`: node that holds the files -> path -> node that made the file.
     """
     out = OutFolder(home)
-    arrivals = inherited(out.memory(), handed)
+    arrivals = inherited_arrivals(out.memory(), handed)
     if arrivals:
         with out.staging() as staging:
             out.publish(arrivals, staging)

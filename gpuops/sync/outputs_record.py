@@ -110,7 +110,7 @@ class Move:
     """The place that the path should have; `place` differs where that is taken."""
 
 
-def places(path: str, sums: Mapping[int, str]) -> dict[str, str]:
+def choose_places(path: str, sums: Mapping[int, str]) -> dict[str, str]:
     """SHA-256 -> place in out/, for one path and each node's checksum of it."""
     leaders: dict[str, int] = {}
     for node in sorted(sums):
@@ -127,7 +127,7 @@ def is_beside(place: str, wanted: str) -> bool:
     return rest == wanted != place
 
 
-def inherited(memory: Memory, handed: Mapping[int, Mapping[str, int]]) -> list[Arrival]:
+def inherited_arrivals(memory: Memory, handed: Mapping[int, Mapping[str, int]]) -> list[Arrival]:
     """Arrivals of files that ended nodes had handed over; a later version from such a node itself stays."""
     found = []
     for holder, files in sorted(handed.items()):

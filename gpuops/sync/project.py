@@ -87,12 +87,12 @@ class IgnoreRules:
     def _spec(self, base: str) -> GitIgnoreSpec | None:
         if base not in self._specs:
             path = self.folder / base / self.name
-            lines = _lines(path) if path.is_file() else []
-            self._specs[base] = _parsed(lines) if lines else None
+            lines = _read_lines(path) if path.is_file() else []
+            self._specs[base] = _parse_rules(lines) if lines else None
         return self._specs[base]
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     """The lines of an ignore file. Raises UsageError: without its rules, files would be sent that should stay here."""
     try:
         return read_small(path).decode("utf-8", "surrogateescape").splitlines()
@@ -102,7 +102,7 @@ def _lines(path: Path) -> list[str]:
         ) from error
 
 
-def _parsed(lines: Sequence[str]) -> GitIgnoreSpec:
+def _parse_rules(lines: Sequence[str]) -> GitIgnoreSpec:
     from pathspec import GitIgnoreSpec  # most pushes need no import: git lists, and there is no .gpuopsignore
 
     with warnings.catch_warnings():
@@ -161,12 +161,12 @@ class Listing:
     in_git: bool
 
 
-def shown(path: str) -> str:
+def printable_path(path: str) -> str:
     """A path for people: one line, whatever the name holds."""
     return path if path.isprintable() else repr(path)
 
 
-def entry(folder: Path, path: str, system: System = HERE) -> FileEntry | None:
+def read_entry(folder: Path, path: str, system: System = HERE) -> FileEntry | None:
     """The file's current state; None when it is gone, or neither a file nor a link."""
     where = f"{folder}/{path}"  # a Path per file costs more than lstat itself
     try:
@@ -185,7 +185,7 @@ def project_files(folder: Path) -> Listing:
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", "name the project's folder")
     mine = IgnoreRules(folder, IGNORE_FILE)
-    listed = _in_git(folder, mine)
+    listed = _git_paths(folder, mine)
     tracked = frozenset(listed[0]) if listed else frozenset()
     paths = [*listed[0], *listed[1]] if listed else list(_walk(folder, "", IgnoreRules(folder, ".gitignore")))
     for path in paths:
@@ -195,7 +195,7 @@ def project_files(folder: Path) -> Listing:
     taken = (
         path
         for path in set(paths)
-        if _wanted(path)
+        if _may_be_sent(path)
         and path.rpartition("/")[0] not in behind
         and not mine.ignores(path)
         and (path in tracked or not _below(path, environments))
@@ -203,7 +203,7 @@ def project_files(folder: Path) -> Listing:
     return Listing(sorted(taken), tracked, listed is not None)
 
 
-def _wanted(path: str) -> bool:
+def _may_be_sent(path: str) -> bool:
     parts = path.split("/")
     return parts[0] != RESULTS_FOLDER and NEVER_SENT.isdisjoint(parts) and not EDIT_DRAFT.fullmatch(parts[-1])
 
@@ -230,13 +230,13 @@ def _walk(folder: Path, base: str, rules: IgnoreRules) -> Iterator[str]:
     for item in found:
         path = f"{base}/{item.name}" if base else item.name
         if item.is_dir(follow_symlinks=False) and not _is_junction(item):
-            if _wanted(path) and not rules.ignores_folder(path):
+            if _may_be_sent(path) and not rules.ignores_folder(path):
                 yield from _walk(folder, path, rules)
         elif not rules.ignores(path):
             yield path
 
 
-def files_of(folder: Path, places: Sequence[Path] = ()) -> list[FileEntry]:
+def list_files(folder: Path, places: Sequence[Path] = ()) -> list[FileEntry]:
     """Every file below a folder, ignored or not, sorted; links are replaced by their targets.
 
     Raises UsageError for links that lead neither to the folder's own place nor to one of `places`.
@@ -268,41 +268,41 @@ def files_of(folder: Path, places: Sequence[Path] = ()) -> list[FileEntry]:
                 continue
             seen = os.stat(where)
             if stat.S_ISREG(seen.st_mode):
-                found.append(_content(path, seen))
+                found.append(_file_entry_from_stat(path, seen))
     if astray:
-        refuse_astray(astray)
+        refuse_escaping_links(astray)
     return found
 
 
-def refuse_astray(links: Sequence[tuple[str, Path]]) -> NoReturn:
+def refuse_escaping_links(links: Sequence[tuple[str, Path]]) -> NoReturn:
     """Raises UsageError for links of the data (path, target) that lead out of it without permission."""
-    named = "; ".join(f"{shown(path)} leads to {shown(str(target))}" for path, target in links[:3])
+    named = "; ".join(f"{printable_path(path)} leads to {printable_path(str(target))}" for path, target in links[:3])
     more = f"; {len(links) - 3} more" if len(links) > 3 else ""
     target = links[0][1]
     place = target if target.is_dir() or len(links) == 1 else target.parent
     raise UsageError(
         f"links in the data lead out of it: {named}{more}",
-        f"if it shall be sent, too: --send-anyway {shlex.quote(shown(str(place)))}",
+        f"if it shall be sent, too: --send-anyway {shlex.quote(printable_path(str(place)))}",
     )
 
 
 def file_entry(path: Path) -> FileEntry:
     """One file under its own name; for a link, its target's state."""
-    return _content(path.name, os.stat(path))
+    return _file_entry_from_stat(path.name, os.stat(path))
 
 
-def _content(path: str, seen: os.stat_result, system: System = HERE) -> FileEntry:
+def _file_entry_from_stat(path: str, seen: os.stat_result, system: System = HERE) -> FileEntry:
     return FileEntry(path, seen.st_size, seen.st_mtime_ns, system.mode(stat.S_IMODE(seen.st_mode)))
 
 
-def inside(folder: Path, path: str) -> bool:
+def is_in_project(folder: Path, path: str) -> bool:
     """Whether a path's target lies in the project, outside of what is never sent."""
     meant = Path(os.path.normpath(folder / os.path.expanduser(path)))
     try:
         relative = meant.resolve().relative_to(folder.resolve())
     except (ValueError, OSError, RuntimeError):  # elsewhere, no path at all, or links in a circle
         return False
-    return _wanted(relative.as_posix())
+    return _may_be_sent(relative.as_posix())
 
 
 def _is_junction(item: os.DirEntry[str]) -> bool:
@@ -310,29 +310,29 @@ def _is_junction(item: os.DirEntry[str]) -> bool:
     return bool(getattr(item, "is_junction", bool)())
 
 
-def _in_git(folder: Path, mine: IgnoreRules) -> tuple[list[str], list[str]] | None:
+def _git_paths(folder: Path, mine: IgnoreRules) -> tuple[list[str], list[str]] | None:
     """Tracked and untracked paths; None where there is no git, no repository, or one that ignores this folder."""
     if git(folder, "rev-parse", "--is-inside-work-tree") != "true\n":
         return None
-    tracked, untracked = _repository(folder, "", mine)
+    tracked, untracked = _repository_paths(folder, "", mine)
     if not tracked and git(folder, "check-ignore", "-q", ".") is not None:
         return None
     return tracked, untracked
 
 
-def _repository(folder: Path, base: str, mine: IgnoreRules) -> tuple[list[str], list[str]]:
+def _repository_paths(folder: Path, base: str, mine: IgnoreRules) -> tuple[list[str], list[str]]:
     """Tracked and untracked paths at and below `base`, also of submodules and clones there. Folders that are never sent
     are not entered."""
     tracked: list[str] = []
     untracked: list[str] = []
     for listed, own in ((("--cached",), tracked), (("--others", "--exclude-standard"), untracked)):
-        for name in _ls(folder / base, *listed):
+        for name in _git_ls_files(folder / base, *listed):
             path = f"{base}/{name}" if base else name
             _refuse_deep(path)
             if not _is_folder(folder / path):
                 own.append(path)
-            elif _wanted(path) and not mine.ignores_folder(path) and _is_repository(folder, path):
-                inner_tracked, inner_untracked = _repository(folder, path, mine)
+            elif _may_be_sent(path) and not mine.ignores_folder(path) and _is_repository(folder, path):
+                inner_tracked, inner_untracked = _repository_paths(folder, path, mine)
                 tracked += inner_tracked
                 untracked += inner_untracked
     return tracked, untracked
@@ -342,7 +342,7 @@ def _refuse_deep(path: str) -> None:
     """Raises UsageError for a path that is deeper than `MAX_FOLDER_DEPTH`."""
     if path.count("/") > MAX_FOLDER_DEPTH:
         raise UsageError(
-            f"folders lie in each other more than {MAX_FOLDER_DEPTH} deep: {shown(path)[:40]}…",
+            f"folders lie in each other more than {MAX_FOLDER_DEPTH} deep: {printable_path(path)[:40]}…",
             "move them out of the project",
         )
 
@@ -351,7 +351,7 @@ def _is_repository(folder: Path, path: str) -> bool:
     return (folder / path / ".git").exists() and lies_here(folder, path)
 
 
-def _ls(folder: Path, *which: str) -> list[str]:
+def _git_ls_files(folder: Path, *which: str) -> list[str]:
     paths = (git(folder, "ls-files", "-z", *which) or "").split("\0")
     return list(dict.fromkeys(path.rstrip("/") for path in paths if path))
 

@@ -122,7 +122,7 @@ class PushRecord:
             return None  # nothing was pushed from here, or the disk has lost it
 
 
-def forget(home: Path, token: str) -> None:
+def forget_cluster(home: Path, token: str) -> None:
     """Remove the record of a cluster that has ended."""
     SafeFolder(home).remove_tree(_name(token))
 

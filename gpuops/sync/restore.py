@@ -21,12 +21,12 @@ from gpuops.transport.bulk import Sending, finish, transfer
 from gpuops.transport.rpc import AgentClient
 
 
-def outputs(home: RunHome) -> list[str]:
+def list_outputs(home: RunHome) -> list[str]:
     """Places in `out/` of everything that a run has made, sorted."""
     return sorted(OutFolder(home).memory().written)
 
 
-def check(row: RunRow, tree: str) -> None:
+def check_resumable(row: RunRow, tree: str) -> None:
     """Raises UsageError where a run in `tree` cannot resume this one: no files, another kind of run, a file is gone."""
     home = RunHome(row.home)
     memory = OutFolder(home).memory()
@@ -43,27 +43,27 @@ def check(row: RunRow, tree: str) -> None:
         raise UsageError(f"{missing[0]} of {row.name} is not in {home.out} any more", "resume another run")
 
 
-def put_back(clients: Sequence[AgentClient], tree: str, row: RunRow) -> int:
+def restore_files(clients: Sequence[AgentClient], tree: str, row: RunRow) -> int:
     """Restore a run's files on every node; returns how many. Raises UsageError as `check` does."""
-    check(row, tree)
+    check_resumable(row, tree)
     home = RunHome(row.home)
     memory = OutFolder(home).memory()
-    on_each(partial(_send, tree, OutFolder(home).folder, memory), list(enumerate(clients)))
+    on_each(partial(_send_files, tree, OutFolder(home).folder, memory), list(enumerate(clients)))
     return len(memory.held)
 
 
-def places_for(memory: Memory, node: int) -> dict[str, str]:
+def select_places(memory: Memory, node: int) -> dict[str, str]:
     """Path to place in `out/` of the version a node gets: its own, else the lowest node's."""
     return {
         path: (versions.get(node) or versions[min(versions)]).at for path, versions in memory.held.items() if versions
     }
 
 
-def _send(tree: str, out: SafeFolder, memory: Memory, numbered: tuple[int, AgentClient]) -> None:
+def _send_files(tree: str, out: SafeFolder, memory: Memory, numbered: tuple[int, AgentClient]) -> None:
     node, client = numbered
     with transfer(client.bulk("restore", "--tree", tree), client.label) as channel:
         sending = Sending(channel)
-        for path, place in places_for(memory, node).items():
+        for path, place in select_places(memory, node).items():
             try:
                 with out.reading(place) as file:
                     sending.add(path, os.fstat(file.fileno()).st_size, file)

@@ -42,7 +42,7 @@ class RunHome:
     def create(self) -> None:
         """Make the folder, ignored by git. Raises LocalDisk, UsageError."""
         with local_errors(self.path):
-            keep_from_git(self.path)
+            make_ignored_folder(self.path)
             self.folder.below("out").make()
 
     def write_record(self, record: Mapping[str, Any]) -> None:
@@ -76,7 +76,7 @@ def _logs(node: int) -> str:
     return f"logs/node{node}"
 
 
-def keep_from_git(path: Path) -> SafeFolder:
+def make_ignored_folder(path: Path) -> SafeFolder:
     """Make a folder under `runs/` that git ignores: all of `runs/` where gpuops made it, else just this folder, since
     TensorBoard writes into `runs/`, too. A `.gitignore` of the user's stays.
 

@@ -72,8 +72,8 @@ SECRET_WORDS = {
     "auth",
 }
 PLACEHOLDER = re.compile(r"example|placeholder|change_?me|your|x{4}|0{8}|\.\.\.|redacted|dummy", re.IGNORECASE)
-NO_SECRET = re.compile(r"true|false|yes|no|none|null|\d{1,5}", re.IGNORECASE)
-NO_LITERAL = ("$", "<", "{", "%", "/", "~", "./", "../", "`", "op://")
+HARMLESS_VALUE = re.compile(r"true|false|yes|no|none|null|\d{1,5}", re.IGNORECASE)
+REFERENCE_PREFIXES = ("$", "<", "{", "%", "/", "~", "./", "../", "`", "op://")
 """A value that begins so names a variable, a command, a template, a path or an entry of a password manager."""
 RULES = Path(__file__).with_name("keyrules.yml")
 ENGINE = "kingfisher-secret-scanner"
@@ -127,7 +127,11 @@ def _is_secret(line: str) -> bool:
     if not sign or not value or line.lstrip().startswith(("#", ";")):
         return False
     words = re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.strip()).lower())
-    literal = not value.startswith(NO_LITERAL) and not NO_SECRET.fullmatch(value) and not PLACEHOLDER.search(value)
+    literal = (
+        not value.startswith(REFERENCE_PREFIXES)
+        and not HARMLESS_VALUE.fullmatch(value)
+        and not PLACEHOLDER.search(value)
+    )
     return literal and not SECRET_WORDS.isdisjoint(words)
 
 
@@ -145,7 +149,7 @@ def by_content(data: bytes) -> str | None:
     if not real:
         return None
     likeliest = min(real, key=lambda finding: finding.confidence != "high")
-    return f"a secret of the kind {_kind(likeliest.rule_id)}"
+    return f"a secret of the kind {_rule_name(likeliest.rule_id)}"
 
 
 def find_keys(folder: Path, files: Iterable[FileEntry], cache: Path) -> dict[str, str]:
@@ -155,7 +159,7 @@ def find_keys(folder: Path, files: Iterable[FileEntry], cache: Path) -> dict[str
     read.
     """
     store = cache / f"keys-{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]}.json"
-    known = _load(store)
+    known = _load_cache(store)
     now = time.time_ns()
     seen: Remembered = {}
     fresh: dict[str, FileEntry] = {}
@@ -170,33 +174,33 @@ def find_keys(folder: Path, files: Iterable[FileEntry], cache: Path) -> dict[str
                 seen[file.path] = last
             else:
                 seen[file.path], fresh[file.path] = (stamp, None), file
-    for path, why in _search(folder, list(fresh)).items():
+    for path, why in _search_files(folder, list(fresh)).items():
         seen[path] = (seen[path][0], why)
     found |= {path: why for path, (_, why) in seen.items() if why}
     seen = {path: kept for path, kept in seen.items() if now - kept[0][1] > MIN_CACHED_AGE_NS}
     if seen != known:
-        _save(store, seen)
+        _save_cache(store, seen)
     return found
 
 
-def _search(folder: Path, paths: list[str]) -> dict[str, str | None]:
+def _search_files(folder: Path, paths: list[str]) -> dict[str, str | None]:
     """Path to reason or None. Files are searched in parallel: the library releases the interpreter lock."""
     if not paths:
         return {}
     _scanner()  # made once, before threads ask for it
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(paths, pool.map(partial(_in_file, folder), paths), strict=True))
+        return dict(zip(paths, pool.map(partial(_search_file, folder), paths), strict=True))
 
 
-def _in_file(folder: Path, path: str) -> str | None:
+def _search_file(folder: Path, path: str) -> str | None:
     with open(f"{folder}/{path}", "rb") as file:
-        pieces = _pieces(file)
+        pieces = _read_pieces(file)
         first = next(pieces, b"")
         found = by_settings(path, first) or by_content(first)
         return found or next((why for piece in pieces if (why := by_content(piece))), None)
 
 
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
+def _read_pieces(file: BinaryIO) -> Iterator[bytes]:
     """The pieces of a file that are searched. A byte order mark says UTF-16, which `>` in PowerShell writes."""
     size = os.fstat(file.fileno()).st_size
     marked = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -224,30 +228,30 @@ def _scanner() -> Scanner:
     return Scanner(Rules([RULES]), redact=True)
 
 
-def _kind(rule: str) -> str:
+def _rule_name(rule: str) -> str:
     """`github-pat` for `betterleaks.github-pat`, `npm-key` for `veles.secrets/npm-key.1`."""
     return re.sub(r"^[a-z]+\.(secrets/)?|\.\d+$", "", rule)
 
 
 @cache
-def _version() -> str:
+def _cache_version() -> str:
     """A hash of everything that a judgement depends on."""
     return hashlib.sha256(f"{ALGORITHM} {version(ENGINE)} {RULES.read_text('utf-8')}".encode()).hexdigest()[:16]
 
 
-def _load(store: Path) -> Remembered:
+def _load_cache(store: Path) -> Remembered:
     """The judgements of an earlier scan; empty without one, for other rules, and for a damaged file."""
     try:
         document = json.loads(store.read_text("utf-8"))
-        known = document["files"] if document["version"] == _version() else {}
+        known = document["files"] if document["version"] == _cache_version() else {}
         return {path: (stamp, why) for path, (stamp, why) in known.items()}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
-def _save(store: Path, seen: Remembered) -> None:
+def _save_cache(store: Path, seen: Remembered) -> None:
     try:
         store.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomic(store, json.dumps({"version": _version(), "files": seen}).encode())
+        write_atomic(store, json.dumps({"version": _cache_version(), "files": seen}).encode())
     except OSError:
         pass  # the next scan reads the files again

@@ -31,17 +31,17 @@ MAX_PREFIX_CHARS = 512
 SINK_HINT = "write --sink s3://BUCKET/PREFIX, or --sink volume:NAME with a network volume's name"
 
 
-def parse(text: str) -> dict[str, Any]:
+def parse_sink(text: str) -> dict[str, Any]:
     """What `--sink` names: `volume`, or `bucket` and `prefix`. Raises UsageError for anything else."""
     kind, colon, name = text.partition(":")
     if kind == VOLUME and colon and name and name.strip() == name and name.isprintable():
         return {"volume": name}
     if kind == BUCKET and name.startswith("//"):
-        return _bucket(text, name[2:])
+        return _parse_bucket(text, name[2:])
     raise UsageError(f"--sink {text} names no place for results", SINK_HINT)
 
 
-def _bucket(text: str, name: str) -> dict[str, Any]:
+def _parse_bucket(text: str, name: str) -> dict[str, Any]:
     bucket, _, prefix = name.partition("/")
     prefix = prefix.rstrip("/")
     if not BUCKET_NAME.fullmatch(bucket):
@@ -81,7 +81,7 @@ def with_volume_option(
     return {**given, VOLUME_OPTION: name}
 
 
-def resolve(sink: Mapping[str, Any], cluster: str, machines: Sequence[Resource], *, end: bool) -> dict[str, Any]:
+def resolve_sink(sink: Mapping[str, Any], cluster: str, machines: Sequence[Resource], *, end: bool) -> dict[str, Any]:
     """The sink of a run's request: where its nodes have the volume, and whether they end once results are kept.
 
     Raises UsageError where a machine does not have the volume.
@@ -98,47 +98,47 @@ def resolve(sink: Mapping[str, Any], cluster: str, machines: Sequence[Resource],
     return {"volume": name, "mount": str(places[0]), "end": end, "id": uuid.uuid4().hex[:8]}
 
 
-def of_spec(request: RunRequest, run: str) -> dict[str, Any] | None:
+def spec_document(request: RunRequest, run: str) -> dict[str, Any] | None:
     """The sink as the launch spec has it; None without one."""
     sink = request.sink
     if not sink:
         return None
     if is_bucket(sink):
-        return {"bucket": sink.get("place") or _in_bucket(sink, run), "end": bool(sink.get("end"))}
+        return {"bucket": sink.get("place") or _bucket_url(sink, run), "end": bool(sink.get("end"))}
     return {"folder": posixpath.join(sink["mount"], VOLUME_FOLDER, run), "end": sink["end"], "id": sink["id"]}
 
 
-def place(request: RunRequest, run: str, folder: str = "") -> str:
+def describe_place(request: RunRequest, run: str, folder: str = "") -> str:
     """`the network volume NAME, in gpuops/RUN`, or `s3://BUCKET/PREFIX/RUN`; `folder`: its path on a node, where
     known."""
     sink = request.sink or {}
     if is_bucket(sink):
-        return folder or str(sink.get("place") or _in_bucket(sink, run))
+        return folder or str(sink.get("place") or _bucket_url(sink, run))
     inside = posixpath.relpath(folder, sink["mount"]) if folder and sink.get("mount") else f"{VOLUME_FOLDER}/{run}"
     return f"the network volume {sink.get('volume')}, in {inside}"
 
 
-def _in_bucket(sink: Mapping[str, Any], run: str) -> str:
+def _bucket_url(sink: Mapping[str, Any], run: str) -> str:
     return "s3://" + "/".join(filter(None, (sink["bucket"], sink.get("prefix"), run)))
 
 
-def outcome(
+def describe_outcome(
     request: RunRequest, run: str, states: Mapping[int, Mapping[str, Any]], nodes: Sequence[int], folder: str = ""
 ) -> str:
     """The receipt's sentence part on kept results. `states`: the answers of the nodes that answer."""
     folder = next((str(state["folder"]) for state in states.values() if state.get("folder")), folder)
     on = "in" if is_bucket(request.sink) else "on"
     if not states:
-        return f"what its nodes kept is {on} {place(request, run, folder)}"
+        return f"what its nodes kept is {on} {describe_place(request, run, folder)}"
     bad = {index: str(states.get(index, {}).get("why") or "it does not say") for index in nodes
            if states.get(index, {}).get("state") != "safe"}  # fmt: skip
     if not bad:
-        return f"safe {on} {place(request, run, folder)}"
+        return f"safe {on} {describe_place(request, run, folder)}"
     whose = "; ".join(f"node{index}: {why}" for index, why in bad.items())
-    return f"not all {on} {place(request, run, folder)} ({whose})"
+    return f"not all {on} {describe_place(request, run, folder)} ({whose})"
 
 
-def not_fetched(run: str, folder: str, trouble: str) -> tuple[str, str]:
+def describe_not_fetched(run: str, folder: str, trouble: str) -> tuple[str, str]:
     """Sentence and hint for a run whose machines were preempted and whose bucket cannot be read now."""
     return (
         f"; what it kept in {folder} is not home: {trouble}",
@@ -146,14 +146,17 @@ def not_fetched(run: str, folder: str, trouble: str) -> tuple[str, str]:
     )
 
 
-def ended_while_away(request: RunRequest, run: str, folder: str = "", trouble: str = "") -> tuple[str, str]:
+def describe_ended_while_away(request: RunRequest, run: str, folder: str = "", trouble: str = "") -> tuple[str, str]:
     """Sentence and hint for a run whose machines ended while this computer was away. `trouble`: why its results could
     not be fetched from a bucket."""
     gone = "its nodes ended while this computer was away"
     if is_bucket(request.sink):
         why = f" and is not home: {trouble}" if trouble else ""
-        return f"{gone}; what they kept is in {place(request, run, folder)}{why}", f"fetch it: gpuops pull {run}"
+        return (
+            f"{gone}; what they kept is in {describe_place(request, run, folder)}{why}",
+            f"fetch it: gpuops pull {run}",
+        )
     return (
-        f"{gone}; what they kept is on {place(request, run)}",
+        f"{gone}; what they kept is on {describe_place(request, run)}",
         "a node's results are all there where its folder has safe.json; result.json there says how the run ended",
     )

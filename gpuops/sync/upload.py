@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuops.core.errors import Nonsense, UsageError
+from gpuops.core.errors import MalformedAnswer, UsageError
 from gpuops.core.files import write_atomic
 from gpuops.core.format import amount, money, plural, span
 from gpuops.core.git import commit_of, lies_here
@@ -28,13 +28,13 @@ from gpuops.core.reporting import Progress
 from gpuops.sync.project import (
     IGNORE_FILE,
     FileEntry,
-    entry,
     file_entry,
-    files_of,
-    inside,
+    is_in_project,
+    list_files,
+    printable_path,
     project_files,
-    refuse_astray,
-    shown,
+    read_entry,
+    refuse_escaping_links,
 )
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.secret_scan import MAX_WHOLE_BYTES, find_keys
@@ -148,15 +148,17 @@ def scan(folder: Path, cache: Path, allow: Sequence[str] = ()) -> Tree:
     """
     _refuse_everything(folder, cache.parent)
     listing = project_files(folder)
-    ours = _within(folder, cache.parent)
+    ours = _home_prefix(folder, cache.parent)
     paths = [path for path in listing.paths if not (ours and path.startswith(ours))]
     try:
-        files = [file for path in paths if (file := entry(folder, path))]
+        files = [file for path in paths if (file := read_entry(folder, path))]
         keys = find_keys(folder, [file for file in files if not _allowed(file.path, allow)], cache)
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}", f"list it in {IGNORE_FILE}") from error
     _refuse_tracked([path for path in keys if path in listing.tracked], keys)
-    copies = {path: why for path, why in _copies(paths, listing.tracked).items() if not _allowed(path, allow)}
+    copies = {
+        path: why for path, why in _find_edited_copies(paths, listing.tracked).items() if not _allowed(path, allow)
+    }
     stay = {**copies, **keys}
     held = [HeldBack(path, why) for path, why in stay.items()]
     commit, dirty = commit_of(folder) if listing.in_git else (None, False)
@@ -172,12 +174,12 @@ def scan_data(data: Path, cache: Path, allow: Sequence[str] = (), project: Path 
     places, real = allowed_places(allow), data.resolve()
     if project and data.is_relative_to(project):
         path = data.relative_to(project).as_posix()
-        straight = lies_here(project, path) or inside(project, path)
+        straight = lies_here(project, path) or is_in_project(project, path)
         if not straight and not any(map(real.is_relative_to, places)):
-            refuse_astray([(path, real)])
+            refuse_escaping_links([(path, real)])
     try:
         whole = data.is_dir()
-        files = files_of(data, places) if whole else [file_entry(data)]
+        files = list_files(data, places) if whole else [file_entry(data)]
         keys = find_keys(
             data if whole else data.parent, [file for file in files if not _allowed(file.path, allow)], cache
         )
@@ -194,7 +196,7 @@ def allowed_places(allow: Sequence[str]) -> list[Path]:
     return [Path(path).resolve() for path in whole if os.path.isabs(path)]
 
 
-def _within(folder: Path, home: Path) -> str:
+def _home_prefix(folder: Path, home: Path) -> str:
     """The prefix of project paths that lie in gpuops' own folder; empty where that lies outside the project."""
     try:
         return home.resolve().relative_to(folder.resolve()).as_posix() + "/"
@@ -202,11 +204,15 @@ def _within(folder: Path, home: Path) -> str:
         return ""
 
 
-def _copies(paths: Sequence[str], tracked: Collection[str]) -> dict[str, str]:
+def _find_edited_copies(paths: Sequence[str], tracked: Collection[str]) -> dict[str, str]:
     """Path to reason, for nodes' versions that `pull --edits` has put beside files of the project."""
     there = set(paths)
     copies = {path: found[1] for path in paths if (found := EDITED_COPY.fullmatch(path)) and path not in tracked}
-    return {path: f"a node's version of {shown(original)}" for path, original in copies.items() if original in there}
+    return {
+        path: f"a node's version of {printable_path(original)}"
+        for path, original in copies.items()
+        if original in there
+    }
 
 
 def _refuse_everything(folder: Path, home: Path) -> None:
@@ -228,7 +234,7 @@ def _allowed(path: str, allow: Sequence[str]) -> bool:
 def _refuse_tracked(paths: Sequence[str], keys: dict[str, str]) -> None:
     if not paths:
         return
-    named = "; ".join(f"{shown(path)} ({keys[path]})" for path in paths[:3])
+    named = "; ".join(f"{printable_path(path)} ({keys[path]})" for path in paths[:3])
     more = f"; {len(paths) - 3} more" if len(paths) > 3 else ""
     raise UsageError(
         f"git tracks files that should not leave this computer: {named}{more}",
@@ -241,11 +247,13 @@ def summary(tree: Tree) -> list[str]:
     count = len(tree.files)
     lines = [f"{plural(count, 'file')}, {amount(tree.size)}"]
     if tree.size > MIN_NAMED_TREE_BYTES:
-        lines.append("biggest: " + ", ".join(f"{shown(file.path)} ({amount(file.size)})" for file in tree.biggest()))
+        lines.append(
+            "biggest: " + ", ".join(f"{printable_path(file.path)} ({amount(file.size)})" for file in tree.biggest())
+        )
     if large := sum(file.size > MAX_WHOLE_BYTES for file in tree.files):
         which = f"{plural(large, 'file')} above {amount(MAX_WHOLE_BYTES)}"
         lines.append(f"{which} searched for keys at the beginning and the end only")
-    lines += [f"held back: {shown(held.path)} ({held.why})" for held in tree.held[:10]]
+    lines += [f"held back: {printable_path(held.path)} ({held.why})" for held in tree.held[:10]]
     if len(tree.held) > 10:
         lines.append(f"held back: {len(tree.held) - 10} more")
     return lines
@@ -272,7 +280,7 @@ def push_many(
         if not changed:
             return on_each(partial(_commit, record), plans)
         tree = _rescan(tree, changed)
-    raise UsageError(f"{shown(changed[0])} keeps changing while it is sent",
+    raise UsageError(f"{printable_path(changed[0])} keeps changing while it is sent",
                      f"stop what writes it, or list it in {IGNORE_FILE}")  # fmt: skip
 
 
@@ -296,18 +304,20 @@ class _Plan:
 
 def _plan(tree_name: str, tree: Tree, overwrite: bool, client: AgentClient) -> _Plan:
     args = {"tree": tree_name, "files": [file.wire for file in tree.files], "overwrite": overwrite}
-    answer = _asked(client, args)
+    answer = _request_plan(client, args)
     if answer["ask"]:
         sums = {str(index): _sha256(tree.folder / tree.files[index].path) for index in answer["ask"]}
-        answer = _asked(client, {**args, "sums": sums})
+        answer = _request_plan(client, {**args, "sums": sums})
     return _Plan(client, tree_name, tree, answer)
 
 
-def _asked(client: AgentClient, args: Mapping[str, Any]) -> answers.Plan:
+def _request_plan(client: AgentClient, args: Mapping[str, Any]) -> answers.Plan:
     answer: answers.Plan = client.call("plan", timeout=TREE_TIMEOUT_S, **args)
     for numbers in (answer["need"], answer["ask"]):
         if len(set(numbers)) < len(numbers) or max(numbers, default=-1) >= len(args["files"]):
-            raise Nonsense(client.label, "to 'plan': it needs files that are not on the list, or one of them twice")
+            raise MalformedAnswer(
+                client.label, "to 'plan': it needs files that are not on the list, or one of them twice"
+            )
     return answer
 
 
@@ -325,7 +335,7 @@ def _refuse_conflicts(plans: Sequence[_Plan]) -> None:
         return
     path, label = edited[0]
     more = f" (and {len(edited) - 1} more)" if len(edited) > 1 else ""
-    raise UsageError(f"{shown(path)} was edited on {label} since the last push and differs here{more}",
+    raise UsageError(f"{printable_path(path)} was edited on {label} since the last push and differs here{more}",
                      "`gpuops pull --edits` brings it home, beside yours; `--overwrite` sends yours")  # fmt: skip
 
 
@@ -367,7 +377,7 @@ def _send_one(sent: _SharedProgress, plan: _Plan) -> list[str]:
 
 def _rescan(tree: Tree, changed: Sequence[str]) -> Tree:
     """The tree with `changed` files read again."""
-    files = [entry(tree.folder, file.path) if file.path in changed else file for file in tree.files]
+    files = [read_entry(tree.folder, file.path) if file.path in changed else file for file in tree.files]
     return dataclasses.replace(tree, files=[file for file in files if file])
 
 

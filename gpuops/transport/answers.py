@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gpuops.agent.wire import PROTOCOL
-from gpuops.core.errors import NodeRefused, Nonsense
+from gpuops.core.errors import MalformedAnswer, NodeRefused
 from gpuops.transport.tar_reader import FILES
 
 SHOWN = 200
@@ -370,7 +370,7 @@ for _shape in [each for each in list(globals().values()) if is_typeddict(each) o
 
 
 def message(label: str, verb: str, line: bytes) -> tuple[Literal["item", "ok", "beat"], Any]:
-    """A line of the agent's about a request of ours. Raises NodeRefused, and Nonsense for what has not the shape."""
+    """One line of the agent about a request. Raises NodeRefused; MalformedAnswer where the shape is wrong."""
     shape = VERBS[verb]
     with sound(label, f"to '{verb}'"):
         said = parsed(line)
@@ -389,7 +389,7 @@ def message(label: str, verb: str, line: bytes) -> tuple[Literal["item", "ok", "
 
 
 def document(label: str, what: str, text: bytes, shape: Any) -> Any:
-    """What a program or a file says in one document. `what`: for the message. Raises Nonsense."""
+    """What a program or a file says in one document. `what`: for the message. Raises MalformedAnswer."""
     with sound(label, what):
         return shaped(parsed(text), shape)
 
@@ -472,9 +472,9 @@ def _of_ours(kind: type, value: Any) -> Address | Sentence:
 
 @contextmanager
 def sound(label: str, what: str) -> Iterator[None]:
-    """Whatever is wrong with an answer becomes one sentence. Raises Nonsense."""
+    """Whatever is wrong with an answer becomes one sentence. Raises MalformedAnswer."""
     try:
         yield
     except ValueError as error:
         why = "".join(char if char.isprintable() else "?" for char in f"{what}: {error}")
-        raise Nonsense(label, why if len(why) <= SHOWN else why[:SHOWN] + "…") from None
+        raise MalformedAnswer(label, why if len(why) <= SHOWN else why[:SHOWN] + "…") from None

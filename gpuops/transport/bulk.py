@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar, cast
 
 from gpuops.agent.wire import END, Whole, head
-from gpuops.core.errors import ConnectionLost, NodeError, NodeRefused, Nonsense, UsageError
+from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeError, NodeRefused, UsageError
 from gpuops.core.format import span
 from gpuops.core.safe_folder import Readable
 from gpuops.transport.connection import Channel
@@ -118,8 +118,8 @@ class _Side:
 def transfer(channel: Channel, label: str, silence_s: float = SILENCE_S) -> Iterator[Watched]:
     """The watched channel for one transfer, closed at the end.
 
-    Whatever the other side does wrong is raised as NodeRefused (its own words), ConnectionLost, or Nonsense (a stream
-    that is none of ours). Errors of our own files are left to the caller, as OSError.
+    Raises NodeRefused in the other side's own words, ConnectionLost, and MalformedAnswer for a stream that no agent
+    sends. Errors of this computer's files are left to the caller, as OSError.
     """
     watched = Watched(channel, silence_s)
     try:
@@ -134,7 +134,7 @@ def transfer(channel: Channel, label: str, silence_s: float = SILENCE_S) -> Iter
         if isinstance(error, NodeError):
             raise
         if isinstance(error, TarError) and not isinstance(error, Torn):
-            raise Nonsense(label, str(error)) from error
+            raise MalformedAnswer(label, str(error)) from error
         raise complaint(watched, label) from error
     finally:
         watched.close()

@@ -23,7 +23,7 @@ from math import inf
 from typing import Any
 
 from gpuops.agent.wire import MAGIC, Whole
-from gpuops.core.errors import ConnectionLost, NodeError, NodeRefused, Nonsense
+from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeError, NodeRefused
 from gpuops.core.format import span
 from gpuops.core.models import Resource
 from gpuops.transport.connection import WORDS_S, Channel, Connection
@@ -277,7 +277,7 @@ class AgentClient(Programs):
 
     def call(self, verb: str, timeout: float = ANSWER_S, **args: Any) -> Any:
         """One question, one answer, of the shape that `answers` has for it. Raises NodeRefused, ConnectionLost,
-        Nonsense."""
+        MalformedAnswer."""
         stream = self.stream(verb, timeout=timeout, **args)
         for _ in stream:
             pass
@@ -287,7 +287,7 @@ class AgentClient(Programs):
         """A streaming verb: iterate over its items, then look at `.answer`.
 
         `timeout` is the longest silence in seconds that is borne, `within` how long all of it may take: a node
-        that only says that it is busy is not waited for. Iterating raises NodeRefused, ConnectionLost, Nonsense.
+        that only says that it is busy is not waited for. Iterating raises NodeRefused, ConnectionLost, MalformedAnswer.
         Closing the stream early cancels the request.
         """
         return Stream(self._items(verb, timeout, args, within))
@@ -301,7 +301,7 @@ class AgentClient(Programs):
             while True:
                 line = self._take(inbox, verb, timeout)
                 if time.monotonic() > end:
-                    raise Nonsense(self.label, f"to '{verb}': no end after {span(within)}")
+                    raise MalformedAnswer(self.label, f"to '{verb}': no end after {span(within)}")
                 try:
                     kind, said = answers.message(self.label, verb, line)
                 except NodeRefused:

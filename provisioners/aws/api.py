@@ -10,11 +10,7 @@ from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from gpuops.core.errors import (
-    GpuopsError,
-    ProviderError,
-    UsageError,
-)
+from gpuops.core.errors import GpuopsError, ProviderError, UsageError
 from provisioners.aws import errors
 
 K = TypeVar("K", bound=Hashable)

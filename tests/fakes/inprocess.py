@@ -37,7 +37,7 @@ VERBS: dict[str, Verb] = {"plan": tree.plan, "commit": tree.commit, "edits": tre
 
 
 def heard(label: str, verb: str, kind: str, said: Any) -> Any:
-    """What a client makes of an agent's `item` or `ok`. Raises Nonsense."""
+    """What a client makes of an agent's `item` or `ok`. Raises MalformedAnswer."""
     return answers.message(label, verb, json.dumps({"id": 1, kind: said}).encode())[1]
 
 

@@ -30,7 +30,7 @@ from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
 from gpuops.nodes.python import own_pythons
 from gpuops.nodes.session import nodes_of, programs_of
-from gpuops.offers.payer import KEY_ORDER, payer, refuse_tracked
+from gpuops.offers.payer import KEY_ORDER, find_payer, refuse_tracked
 from gpuops.transport.bulk import exchange
 from gpuops.transport.connection import Connection, ProcessConnection
 from gpuops.transport.dial import connect
@@ -160,7 +160,7 @@ def _account(ctx: Context, provider: str) -> Finding:
 
 def _payer(ctx: Context, request: Request, *, named: bool) -> list[Finding]:
     """Which account would pay, and a `.env` whose keys are not used."""
-    paid = payer(ctx, request) if named else None
+    paid = find_payer(ctx, request) if named else None
     notes = [note("account", f"what is rented here: {paid}", f"keys are looked for in this order: {KEY_ORDER}")]
     found = notes if paid else []
     try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from gpuops.core.errors import NodeError, ProviderError, worst
+from gpuops.core.errors import NodeError, ProviderError, worst_exit_code
 from gpuops.core.format import listed, plural
 
 T = TypeVar("T")
@@ -125,7 +125,9 @@ class Report:
     def exit_code(self) -> int:
         """3 where a provider's set-up has an error, 4 where a place has one, otherwise 0."""
         errors = [finding for finding in self.findings if finding.level == "error"]
-        return worst(*(ProviderError.exit_code if one.what == SETUP else NodeError.exit_code for one in errors))
+        return worst_exit_code(
+            *(ProviderError.exit_code if one.what == SETUP else NodeError.exit_code for one in errors)
+        )
 
     @property
     def places(self) -> list[str]:

@@ -12,12 +12,12 @@ from gpuops.commands.prove.record import count_outcomes, make_document
 from gpuops.commands.prove.sandbox import Sandbox, dollars
 from gpuops.commands.prove.scenarios import SCENARIOS, Result, Scenario, run_scenario
 from gpuops.core.context import Context
-from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, UsageError, worst
+from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, UsageError, worst_exit_code
 from gpuops.core.format import span, table
 from gpuops.core.models import Offer, Request
-from gpuops.offers.approval import confirm
-from gpuops.offers.payer import payer, refuse_dotenv
-from gpuops.offers.table import paid as paid_by
+from gpuops.offers.approval import confirm_price
+from gpuops.offers.payer import find_payer, refuse_dotenv
+from gpuops.offers.table import format_payer as paid_by
 
 CLUSTER_LIFETIMES_S = {"made": 150.0, "adopted": 480.0, "killed": 150.0, "unattended": 210.0}
 """Seconds that the machines of each shared cluster usually live; a boot takes most of them."""
@@ -83,7 +83,7 @@ def prove(ctx: Context, request: Request, spend: float) -> Proof:
     results, stopped = _run_all(sandbox, todo, offer)
     failed = any(one.outcome == "failed" for one in results)
     left = _left(sandbox, RECHECK_AFTER_FAILURE_S if failed and sandbox.rented else 0.0)
-    exit_code = worst(
+    exit_code = worst_exit_code(
         5 if left else 0,
         stopped,
         4 if failed else 0,
@@ -98,7 +98,7 @@ def prove(ctx: Context, request: Request, spend: float) -> Proof:
 
 def _announce(ctx: Context, request: Request, offer: Offer, todo: Sequence[Step], spend: float) -> None:
     price = f"{dollars(offer.per_hour)}/h" if offer.per_hour else "free"
-    paid = payer(ctx, dataclasses.replace(request, region=offer.region)) if offer.per_hour else None
+    paid = find_payer(ctx, dataclasses.replace(request, region=offer.region)) if offer.per_hour else None
     ctx.out.say(f"{request.provider}: {offer.say}, {price}{paid_by(paid)}")
     for note in offer.notes:
         ctx.out.say(f"note: {note}")
@@ -117,7 +117,7 @@ def _confirm(ctx: Context, offer: Offer, todo: Sequence[Step], spend: float) -> 
     if not offer.per_hour or ctx.yes:
         return
     count = sum(not step.skipped for step in todo)
-    confirm(ctx, f"run {count} scenarios for at most {dollars(spend)}")
+    confirm_price(ctx, f"run {count} scenarios for at most {dollars(spend)}")
 
 
 def _run_all(sandbox: Sandbox, todo: Sequence[Step], offer: Offer) -> tuple[list[Result], int]:

@@ -22,7 +22,7 @@ from gpuops.core.models import Intent, Journal, Lease, Offer, Problem, Request, 
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
-from gpuops.offers.payer import payer, payer_record
+from gpuops.offers.payer import find_payer, payer_record
 from gpuops.offers.terms import BOOT_MARGIN_S
 from provisioners import checked, registry
 from provisioners.checked import CallTimeout, CheckedProvisioner, call_with_timeout
@@ -166,7 +166,7 @@ class Sandbox:
             owner_process=self.ctx.me,
             now=now,
         )
-        self.ctx.ledger.set_cluster(row.id, offer=payer_record(payer(self.ctx, self.request)))
+        self.ctx.ledger.set_cluster(row.id, offer=payer_record(find_payer(self.ctx, self.request)))
         self.ctx.ensure_guard(row)
         if self.rented:
             record_rented(self.ctx.home, self.request.provider)

@@ -50,7 +50,7 @@ def sent(root: Path, here: Path) -> dict[int, str]:
     machines = [Resource("machine", "i-1", "there", "lab-0", bills=True, data=more) for more in ({}, {"on": 0})]
     world: Any = SimpleNamespace(progress=Silent())
     live: Any = SimpleNamespace(clients=clients, hello=hellos.__getitem__, machines=machines)
-    return inputs._send(world, live, 2, here, sync.scan_data(here, here.parent / "cache"), overwrite=False)
+    return inputs._push_to_machines(world, live, 2, here, sync.scan_data(here, here.parent / "cache"), overwrite=False)
 
 
 def test_data_lie_there_for_all_nodes_of_the_machine(tmp_path: Path, another: Path) -> None:

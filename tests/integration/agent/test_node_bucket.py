@@ -41,7 +41,9 @@ def fake() -> Iterator[FakeBucket]:
 
 def start(node: RealNode, fake: FakeBucket, tmp_path: Path, source: str, end: bool = False) -> None:
     world = Context(tmp_path, "o", tmp_path, fake.env, Output(), Signals(), SERVICES)
-    granted = home.grant(world, {"bucket": fake.name, "prefix": "", "region": "us-east-1"}, "r-1", 1, None)
+    granted = home.create_upload_grant(
+        world, {"bucket": fake.name, "prefix": "", "region": "us-east-1"}, "r-1", 1, None
+    )
     spec = node.spec("r-1", [sys.executable, "-c", source], sink={"bucket": granted.place, "end": end}, hold_s=600)
     client = node.client()
     client.call("start", spec=spec, secrets={}, gang_secret="", urls=granted.urls[0])
@@ -170,7 +172,7 @@ def test_addresses_are_renewed_before_the_session_that_signed_them_ends(
     env = {"AWS_ENDPOINT_URL": fake.url, "AWS_PROFILE": "sso"}
     world = Context(tmp_path, "o", tmp_path, env, Output(), Signals(), SERVICES)
     sink = {"bucket": fake.name, "prefix": "", "region": "us-east-1", "profile": "sso", "dotenv": False}
-    granted = home.grant(world, sink, "r-1", 1, None)
+    granted = home.create_upload_grant(world, sink, "r-1", 1, None)
     assert granted.until == began + 3600
     cluster = world.ledger.intend(provider="local", name="lab", folder=tmp_path, ephemeral=False, token="t", request={},
                                   boot_deadline=began, lease=Lease(), owner_process=world.me, now=began)  # fmt: skip

@@ -25,7 +25,7 @@ from gpuops.agent.files import tree
 from gpuops.agent.files.streams import Padded
 from gpuops.agent.node import Node, Refusal
 from gpuops.agent.wire import END, head
-from gpuops.sync.project import entry
+from gpuops.sync.project import read_entry
 from tests.fakes.inprocess import InProcessClient
 
 Files = dict[str, str | None]
@@ -48,7 +48,7 @@ def make(folder: Path, files: Files, stamp: int) -> None:
 
 def listed(folder: Path) -> list[list[Any]]:
     paths = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-    return [found.wire for path in paths if (found := entry(folder, path))]
+    return [found.wire for path in paths if (found := read_entry(folder, path))]
 
 
 def stream_of(folder: Path, files: list[list[Any]], need: Iterable[int]) -> bytes:

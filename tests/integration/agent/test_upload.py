@@ -53,7 +53,9 @@ def fake(served: FakeBucket, monkeypatch: pytest.MonkeyPatch) -> FakeBucket:
 @pytest.fixture
 def urls(fake: FakeBucket, tmp_path: Path) -> dict[str, Any]:
     world = Context(tmp_path, "o", tmp_path, fake.env, Output(), Signals(), SERVICES)
-    granted = home.grant(world, {"bucket": fake.name, "prefix": "lab", "region": "us-east-1"}, "r-1", 1, None)
+    granted = home.create_upload_grant(
+        world, {"bucket": fake.name, "prefix": "lab", "region": "us-east-1"}, "r-1", 1, None
+    )
     return granted.urls[0]
 
 

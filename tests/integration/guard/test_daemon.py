@@ -196,12 +196,14 @@ def test_a_lease_that_is_extended_at_the_last_moment_counts(
     cloud, world = there
     now = world.clock.now()
     lab = cluster(world, lease=Lease(hard_end=now - 1, idle_s=60.0))
-    monkeypatch.setattr(keep, "save_left", lambda *_: world.ledger.extend(lab, Lease(now + 3600, 60.0)) and [])
+    monkeypatch.setattr(
+        keep, "save_cluster_leftovers", lambda *_: world.ledger.extend(lab, Lease(now + 3600, 60.0)) and []
+    )
     keep.tend(world, lab)
     assert (world.ledger.cluster(lab).state, len(cloud.machines())) == ("up", 1)
     assert world.ledger.cluster(lab).owner_process is None
     world.clock.sleep(3700)
-    monkeypatch.setattr(keep, "save_left", lambda *_: [])
+    monkeypatch.setattr(keep, "save_cluster_leftovers", lambda *_: [])
     keep.tend(world, lab)
     assert cloud.machines() == []
     assert not world.ledger.extend(lab, Lease()), "too late"
@@ -331,7 +333,7 @@ def test_what_is_rented_waits_once_for_what_is_on_it(
     running(world, lab, DEAD)
     asked: list[str] = []
     monkeypatch.setattr(keep, "_finish_run", lambda *_: asked.append("results"))
-    monkeypatch.setattr(keep, "save_left", lambda *_: asked.append("edits") or [])
+    monkeypatch.setattr(keep, "save_cluster_leftovers", lambda *_: asked.append("edits") or [])
     keep.tend(world, lab, saving=False)
     assert (asked, cloud.machines()) == ([], [])
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuops.core.errors import Nonsense
+from gpuops.core.errors import MalformedAnswer
 from gpuops.transport import answers
 from tests.conftest import Shell, until
 from tests.fakes.tent import pitch
@@ -305,7 +305,7 @@ def test_what_is_nearly_true_is_sound_or_nonsense(verb: str) -> None:
         wrong, found = "", None
         try:
             found = heard(verb, kind, {} if not path and new is ... else altered(said, path, new))
-        except Nonsense as error:
+        except MalformedAnswer as error:
             wrong = error.say
         assert not wrong or (wrong.startswith(SAYS) and wrong.isprintable() and len(wrong) < 300)
         assert all(math.isfinite(one) for one in leaves(found) if isinstance(one, float))
@@ -324,7 +324,7 @@ def leaves(value: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("verb", TRUE)
 def test_a_document_without_a_bottom_is_nonsense(verb: str) -> None:
     for depth in (10_000, 1_000_000):
-        with pytest.raises(Nonsense):
+        with pytest.raises(MalformedAnswer):
             answers.message("node0", verb, b'{"id": 1, "ok": {"x": ' + b"[" * depth + b"]" * depth + b"}}")
 
 

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuops.sync.project import entry
+from gpuops.sync.project import read_entry
 from gpuops.sync.secret_scan import OVERLAP_BYTES, PIECE_BYTES, RULES, _scanner, by_content, find_keys
 from tests.system.packaging.conftest import ROOT
 
@@ -182,7 +182,7 @@ def write(folder: Path, path: str, data: str | bytes) -> None:
 
 def why_held(folder: Path, path: str, data: str | bytes) -> str | None:
     write(folder / "project", path, data)
-    file = entry(folder / "project", path)
+    file = read_entry(folder / "project", path)
     assert file
     return find_keys(folder / "project", [file], folder / "cache").get(path)
 
@@ -222,7 +222,7 @@ def test_what_is_said_and_kept_holds_no_key(tmp_path: Path) -> None:
     said = why_held(tmp_path, "a.py", GITHUB) or ""
     os.utime(tmp_path / "project/a.py", (time.time() - 3600,) * 2)
     why_held_again = find_keys(
-        tmp_path / "project", [file for file in [entry(tmp_path / "project", "a.py")] if file], tmp_path / "cache"
+        tmp_path / "project", [file for file in [read_entry(tmp_path / "project", "a.py")] if file], tmp_path / "cache"
     )
     kept = "".join(path.read_text() for path in (tmp_path / "cache").iterdir())
     assert "github-pat" in kept
@@ -233,7 +233,7 @@ def test_this_project_is_sent_whole(tmp_path: Path) -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("this is no git checkout")
-    files = [file for path in listed.stdout.split("\0") if path and (file := entry(ROOT, path))]
+    files = [file for path in listed.stdout.split("\0") if path and (file := read_entry(ROOT, path))]
     assert len(files) > 500
     assert find_keys(ROOT, files, tmp_path) == {}
 

@@ -18,7 +18,7 @@ import pytest
 from gpuops.clusters import recovery
 from gpuops.clusters.node_traces import MTIME_MAX_NS, Traces, is_valid_spec
 from gpuops.commands.doctor.doctor import _read
-from gpuops.core.errors import ConnectionLost, Nonsense
+from gpuops.core.errors import ConnectionLost, MalformedAnswer
 from gpuops.core.safe_folder import may_come
 from gpuops.nodes import bootstrap
 from gpuops.sync import mirror
@@ -122,7 +122,7 @@ def answer(node, verb, args, message):
 @pytest.mark.parametrize("verb", [verb for verb, shape in answers.VERBS.items() if not shape.item])
 def test_a_verb_without_items_has_no_beats(verb: str) -> None:
     """Each would begin the wait for its answer anew: no command would ever end."""
-    with pytest.raises(Nonsense):
+    with pytest.raises(MalformedAnswer):
         answers.message("node0", verb, b'{"id": 1, "item": {"beat": 1.0}}')
 
 
@@ -140,7 +140,7 @@ def test_a_node_that_only_beats_holds_up_no_command(shell: Shell, lie: Lie, verb
 def test_a_message_of_many_parts_is_not_read(what: bytes) -> None:
     """60 MB of them were 1.5 GB here, and half a minute in which no other thread moved."""
     line = b'{"id": 1, "ok": {"files": [' + what * (3_000_000) + b"0]}}"
-    with pytest.raises(Nonsense, match="too many parts"):
+    with pytest.raises(MalformedAnswer, match="too many parts"):
         answers.message("node0", "outs", line)
 
 
@@ -217,7 +217,7 @@ def test_a_node_has_so_many_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("gpuops.sync.download.MAX_STREAMS", 30)
     home, client = RunHome(tmp_path / "runs" / "r1"), cast(AgentClient, Client())
-    with pytest.raises(Nonsense, match="more logs than ranks"):
+    with pytest.raises(MalformedAnswer, match="more logs than ranks"):
         mirror(client, "r1", 0, home, True, lambda *_: None)
     assert len(home.offsets(0)) == 30
 

@@ -15,7 +15,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.files import MAX_SMALL_BYTES, read_small
 from gpuops.core.settings import MAX_TOML_BYTES, read_dotenv, read_toml
 from gpuops.nodes.environment import wants
-from gpuops.sync.project import IgnoreRules, files_of, in_linear_time, project_files
+from gpuops.sync.project import IgnoreRules, in_linear_time, list_files, project_files
 from tests.conftest import Shell
 
 TABLES = {"run": {"nodes": int, "setup": str, "env": list, "max-hours": float}}
@@ -114,7 +114,7 @@ def test_folders_without_end(tmp_path: Path) -> None:
     os.close(os.open("x", os.O_CREAT | os.O_WRONLY, dir_fd=here))
     os.close(here)
     try:
-        for listed in (project_files, files_of):
+        for listed in (project_files, list_files):
             with pytest.raises(UsageError, match="deep"):
                 listed(tmp_path)  # type: ignore[operator]
     finally:

@@ -28,7 +28,7 @@ from gpuops.sync.download import Received, receive
 from gpuops.sync.leftovers import Leftover, save_leftovers
 from gpuops.sync.outputs import MEMORY_FILE, OutFolder
 from gpuops.sync.outputs_record import Arrival
-from gpuops.sync.project import entry
+from gpuops.sync.project import read_entry
 from tests.conftest import Shell
 from tests.integration.security.hostile import a_file, a_link, tar_of
 
@@ -152,7 +152,7 @@ def test_what_is_refused_keeps_no_honest_edit_away(lab: Shell, lie: Callable[[st
 def test_a_node_does_not_say_what_was_pushed(lab: Shell, lie: Callable[[str], None]) -> None:
     """It claims that ours is as it was, and sends what was not asked for."""
     lab.write("train.py", "mine, changed here\n")
-    now = entry(lab.folder, "train.py")
+    now = read_entry(lab.folder, "train.py")
     assert now is not None
     done = pull(lab, lie, ["train.py"], tar_of([a_file("train.py", b"theirs\n")]), now.wire[1:])
     assert done.returncode == 0, done.stderr

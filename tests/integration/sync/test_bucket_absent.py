@@ -33,14 +33,14 @@ def world(fake: FakeBucket, tmp_path: Path) -> Context:
 
 def hidden(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """To who may not list a bucket, what is not there and what may not be read are the same."""
-    ask = bucket.ask
+    call_s3 = bucket.call_s3
 
     def answer(sink: Any, action: str, call: Any, **parameters: Any) -> Any:
         if parameters["Key"].endswith(names):
             raise bucket.Denied(f"the bucket denies {action}", "allow it")
-        return ask(sink, action, call, **parameters)
+        return call_s3(sink, action, call, **parameters)
 
-    monkeypatch.setattr(bucket, "ask", answer)
+    monkeypatch.setattr(bucket, "call_s3", answer)
 
 
 def test_what_is_not_there_is_none(fake: FakeBucket, world: Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,9 +52,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Co
 
 
 ASKED: list[Callable[[Context], Any]] = [
-    lambda world: bucket.check(world, SINK),
-    lambda world: bucket.grant(world, SINK, "r-1", 1, None),
-    lambda world: object_store.session_ends(world, SINK),
+    lambda world: bucket.check_bucket(world, SINK),
+    lambda world: bucket.create_upload_grant(world, SINK, "r-1", 1, None),
+    lambda world: object_store.session_end(world, SINK),
 ]
 
 
@@ -81,5 +81,5 @@ def test_when_they_end(world: Callable[[str], Context], tmp_path: Path) -> None:
         '{"Version": 1, "AccessKeyId": "A", "SecretAccessKey": "s", "SessionToken": "t", '
         f'"Expiration": "{ends.isoformat()}"}}'
     )
-    assert object_store.session_ends(world("brief"), SINK) == ends.timestamp()
-    assert object_store.session_ends(world("lasting"), SINK) is None
+    assert object_store.session_end(world("brief"), SINK) == ends.timestamp()
+    assert object_store.session_end(world("lasting"), SINK) is None

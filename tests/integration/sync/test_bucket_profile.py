@@ -63,38 +63,38 @@ def world(fake: FakeBucket, files: Path, tmp_path: Path) -> Callable[..., Contex
     ],
 )
 def test_whose_keys(env: dict[str, str], given: str, profile: str) -> None:
-    assert object_store.profile_of(env, given) == profile
+    assert object_store.select_profile(env, given) == profile
 
 
 def test_the_profile_of_the_machines_serves_and_its_name_alone_is_kept(world: Callable[..., Context]) -> None:
-    found = bucket.check(world(), {**SINK, "profile": "work"})
+    found = bucket.check_bucket(world(), {**SINK, "profile": "work"})
     assert found == {**SINK, "profile": "work", "dotenv": False, "region": "us-east-1"}
     with pytest.raises(AuthFailed, match="does not accept these credentials"):
-        bucket.check(world(), SINK)
+        bucket.check_bucket(world(), SINK)
 
 
 def test_what_is_exported_is_asked_first_and_kept_where_it_is_a_name(world: Callable[..., Context]) -> None:
-    assert bucket.check(world(AWS_PROFILE="work"), SINK)["profile"] == "work"
-    assert bucket.check(world(**KEYS), {**SINK, "profile": "other"})["profile"] == ""
+    assert bucket.check_bucket(world(AWS_PROFILE="work"), SINK)["profile"] == "work"
+    assert bucket.check_bucket(world(**KEYS), {**SINK, "profile": "other"})["profile"] == ""
 
 
 @pytest.mark.parametrize("later", [{}, {"AWS_PROFILE": "other"}, VOID], ids=["nothing", "another profile", "keys"])
 def test_whoever_comes_later_asks_with_the_same(
     fake: FakeBucket, world: Callable[..., Context], later: dict[str, str]
 ) -> None:
-    sink = bucket.check(world(AWS_PROFILE="work"), SINK)
+    sink = bucket.check_bucket(world(AWS_PROFILE="work"), SINK)
     fake.client().put_object(Bucket="results", Key="lab/r-1/node0.tar", Body=b"kept")
     archive = bucket.open_archive(world(**later), sink, PLACE, 0)
     assert archive
     assert archive.read(4) == b"kept"
-    assert bucket.grant(world(**later), sink, "r-2", 1, None).place == "s3://results/lab/r-2"
+    assert bucket.create_upload_grant(world(**later), sink, "r-2", 1, None).place == "s3://results/lab/r-2"
     with pytest.raises(AuthFailed):
         bucket.open_archive(world(**later), {**sink, "profile": ""}, PLACE, 0)
 
 
 def test_a_profile_that_is_no_more(fake: FakeBucket, world: Callable[..., Context], files: Path) -> None:
     """It leaves it to what is exported; where nothing is, it is said."""
-    sink = bucket.check(world(), {**SINK, "profile": "work"})
+    sink = bucket.check_bucket(world(), {**SINK, "profile": "work"})
     files.write_text(files.read_text().replace("[work]", "[moved]"))
     fake.client().put_object(Bucket="results", Key="lab/r-1/node0.tar", Body=b"kept")
     assert bucket.open_archive(world(**KEYS), sink, PLACE, 0)
@@ -112,7 +112,7 @@ def test_a_bucket_of_the_projects_keys_is_asked_with_these_later(
     files.rename(files.with_name("away"))
     first = world()
     first.dotenv = KEYS
-    sink = bucket.check(first, SINK)
+    sink = bucket.check_bucket(first, SINK)
     assert sink["dotenv"] is True
     files.with_name("away").rename(files)
     fake.client().put_object(Bucket="results", Key="lab/r-1/node0.tar", Body=b"kept")
@@ -123,13 +123,13 @@ def test_a_bucket_of_the_projects_keys_is_asked_with_these_later(
     later = world()
     later.dotenv = KEYS
     with pytest.raises(AuthFailed, match="does not accept these credentials"):
-        bucket.check(later, SINK)  # asked for the first time, `.env` comes last
+        bucket.check_bucket(later, SINK)  # asked for the first time, `.env` comes last
     before = {name: value for name, value in sink.items() if name != "dotenv"}
     assert bucket.open_archive(later, before, PLACE, 0), "kept when `.env` came first"
 
 
 def test_a_session_that_is_over_says_which_login(fake: FakeBucket, world: Callable[..., Context]) -> None:
-    sink = bucket.check(world(), {**SINK, "profile": "work"})
+    sink = bucket.check_bucket(world(), {**SINK, "profile": "work"})
     fake.expired = True
     try:
         with pytest.raises(AuthFailed) as caught:

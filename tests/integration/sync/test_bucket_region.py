@@ -47,9 +47,9 @@ def at_amazon(fake: FakeBucket, folder: Path) -> Context:
 
 def test_what_a_node_is_given_serves_it_in_every_region(fake: FakeBucket, tmp_path: Path) -> None:
     world = at_amazon(fake, tmp_path)
-    sink = bucket.check(world, SINK)
+    sink = bucket.check_bucket(world, SINK)
     assert sink["region"] == fake.region
-    urls = bucket.grant(world, sink, "r-1", 1, None).urls[0]
+    urls = bucket.create_upload_grant(world, sink, "r-1", 1, None).urls[0]
     answer = with_retries(lambda: send_request("PUT", urls["state"], [b"{}"], 2), time.time() + 60)
     assert answer.status == 200
     assert fake.names() == ["lab/.gpuops", "lab/r-1/node0.json"]
@@ -61,7 +61,7 @@ def test_an_address_that_serves_no_node_is_found_before_anything_is_rented(
 ) -> None:
     monkeypatch.setattr(object_store, "REGIONAL_ADDRESSING", {})
     with pytest.raises((AuthFailed, UsageError), match=r"IllegalLocation|TemporaryRedirect"):
-        bucket.check(at_amazon(fake, tmp_path), SINK)
+        bucket.check_bucket(at_amazon(fake, tmp_path), SINK)
     assert not fake.uploads()
 
 
@@ -80,7 +80,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
     ],
 )
 def test_the_host_of_an_address(name: str, region: str, env: dict[str, str], host: str, tmp_path: Path) -> None:
-    client: Any = object_store.client(
+    client: Any = object_store.create_client(
         world_of({**KEYS, **env}, tmp_path), {"bucket": name, "prefix": "", "region": region}
     )
     signed = client.generate_presigned_url("put_object", Params={"Bucket": name, "Key": "k"}, ExpiresIn=60)
@@ -90,7 +90,7 @@ def test_the_host_of_an_address(name: str, region: str, env: dict[str, str], hos
 def test_an_endpoint_of_the_configuration_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where AWS's own variable for S3 alone names it."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://minio.example.com")
-    client = object_store.client(
+    client = object_store.create_client(
         world_of(KEYS, tmp_path), {"bucket": "results", "prefix": "", "region": "eu-central-1"}
     )
     signed = client.generate_presigned_url("put_object", Params={"Bucket": "results", "Key": "k"}, ExpiresIn=60)

@@ -23,12 +23,12 @@ import pytest
 
 from gpuops.agent.files import outputs
 from gpuops.agent.node import Node, Refusal, write_json
-from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk, NodeError, NodeRefused, Nonsense
+from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk, MalformedAnswer, NodeError, NodeRefused
 from gpuops.core.safe_folder import DISK_RESERVE_BYTES, SafeFolder
 from gpuops.sync import DEFAULT_OUTS, FetchReport, RunHome, fetch, mirror
 from gpuops.sync import download_plan as outplan
 from gpuops.sync.outputs import MEMORY_FILE, OutFolder
-from gpuops.sync.outputs_record import Arrival, Memory, places
+from gpuops.sync.outputs_record import Arrival, Memory, choose_places
 from gpuops.transport.connection import ProcessChannel
 from gpuops.transport.rpc import Items, Stream
 from tests.fakes.inprocess import heard
@@ -631,7 +631,7 @@ def test_a_node_cannot_write_elsewhere(scene: Scene, path: str, monkeypatch: pyt
 )  # fmt: skip
 def test_a_node_that_talks_nonsense_is_one_sentence(scene: Scene, files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outputs, "outs", lambda *_: {"files": files})
-    with pytest.raises(Nonsense, match="to 'outs': Expected"):
+    with pytest.raises(MalformedAnswer, match="to 'outs': Expected"):
         scene.fetch()
 
 
@@ -639,7 +639,7 @@ def test_a_node_that_talks_nonsense_is_one_sentence(scene: Scene, files: Any, mo
 def test_a_node_that_talks_nonsense_of_checksums(scene: Scene, odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.nodes[0].put("a.pt", b"x")
     monkeypatch.setattr(outputs, "sums", lambda _node, _args, emit: emit(odd) or {})
-    with pytest.raises(Nonsense, match="to 'sums': "):
+    with pytest.raises(MalformedAnswer, match="to 'sums': "):
         scene.fetch(final=True)
 
 
@@ -649,7 +649,7 @@ def test_checksums_that_nobody_asked_for(scene: Scene, monkeypatch: pytest.Monke
     for path in ("b.pt", "a.pt"):
         row = {"path": path, "sha256": "0" * 64}
         monkeypatch.setattr(outputs, "sums", lambda _node, _args, emit, row=row: [emit(row) for _ in range(2)] and {})
-        with pytest.raises(Nonsense, match="not asked for, or twice"):
+        with pytest.raises(MalformedAnswer, match="not asked for, or twice"):
             scene.fetch(final=True)
 
 
@@ -663,7 +663,7 @@ def test_a_node_that_talks_nonsense_hides_nothing_of_another(scene: Scene, monke
         scene.fetch(final=True)
     monkeypatch.undo()
     monkeypatch.setattr(outputs, "outs", lambda node, *more: {} if node.dir[-1] == "0" else real(node, *more))
-    with pytest.raises(Nonsense, match="node0"):
+    with pytest.raises(MalformedAnswer, match="node0"):
         scene.fetch(final=True)
     assert scene.out() == {"a.pt": b"x"}
 
@@ -794,7 +794,7 @@ def test_killed_between_any_two_renames_nothing_looks_like_a_persons(scene: Scen
     ],
 )
 def test_which_bytes_have_which_place(sums: dict[int, str], expected: dict[str, str]) -> None:
-    assert places("p", sums) == expected
+    assert choose_places("p", sums) == expected
 
 
 def test_batches_are_bounded_and_keep_a_path_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,10 +25,10 @@ def test_inside_the_project_it_is_a_link(tmp_path: Path) -> None:
     (tmp_path / "a" / "b.py").touch()
     tree = sync.scan(tmp_path, tmp_path / "home" / "cache")
     links = {
-        shared: {file.path: file.link for file in inputs.with_link(tree, tmp_path, Path("a/data"), shared=shared).files}
+        shared: {file.path: file.link for file in inputs.link_data(tree, tmp_path, Path("a/data"), shared=shared).files}
         for shared in (True, False)
     }
     name = inputs.tree_name(tmp_path / "a" / "data")
     assert links[True] == {"a/b.py": None, "a/data": str(tmp_path / "a" / "data")}
     assert links[False] == {"a/b.py": None, "a/data": f"../../{name}/data"}, "from its place in the tree beside"
-    assert inputs.with_link(tree, tmp_path, tmp_path.parent / "far", shared=False) is tree
+    assert inputs.link_data(tree, tmp_path, tmp_path.parent / "far", shared=False) is tree

@@ -24,8 +24,8 @@ from gpuops.sync.leftovers import (
     MAX_UNASKED_FILES,
     Leftover,
     choose_unasked,
+    describe_leftovers,
     exact_patterns,
-    first_leftovers,
     list_leftovers,
     save_leftovers,
 )
@@ -84,7 +84,7 @@ def test_what_the_user_gives_up_is_not_left(client: InProcessClient) -> None:
 def test_small_things_are_worth_it_and_large_ones_are_named() -> None:
     small, large = Leftover(0, "a.json", 10, 0, False), Leftover(1, "b.bin", MAX_UNASKED_BYTES + 1, 0, False)
     assert choose_unasked([small, large]) == ([small], [large])
-    assert first_leftovers([large]) == "b.bin (100.0 MB, node1)"
+    assert describe_leftovers([large]) == "b.bin (100.0 MB, node1)"
     many = [Leftover(0, f"{index}", 1, 0, index == 0) for index in range(MAX_UNASKED_FILES + 1)]
     assert choose_unasked(many) == (many[:1], many[1:])
 
@@ -133,7 +133,7 @@ def test_what_is_saved_of_one_cluster_is_not_overwritten_by_the_next(
 ) -> None:
     def saves(token: str, text: str) -> str:
         (there(client) / "notes.txt").write_text(text)
-        (said,) = edits.save_left(nobodys, row(tmp_path, token), Silent())
+        (said,) = edits.save_cluster_leftovers(nobodys, row(tmp_path, token), Silent())
         return said
 
     runs = tmp_path / "runs"
@@ -149,10 +149,10 @@ def test_what_is_saved_of_one_cluster_is_not_overwritten_by_the_next(
 
 def test_what_lies_in_the_project_already_is_not_saved_again(nobodys: Context, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("precious")
-    assert list(edits.save_left(nobodys, row(tmp_path, "one"), Silent())) == []
+    assert list(edits.save_cluster_leftovers(nobodys, row(tmp_path, "one"), Silent())) == []
     assert not (tmp_path / "runs").exists()
     (tmp_path / "notes.txt").write_text("precio0s")  # as long, and another
-    (said,) = edits.save_left(nobodys, row(tmp_path, "one"), Silent())
+    (said,) = edits.save_cluster_leftovers(nobodys, row(tmp_path, "one"), Silent())
     assert said.endswith("notes.txt (8 B, node0)")
 
 
@@ -180,7 +180,7 @@ def test_a_rented_machine_that_is_no_more_keeps_no_other_waiting(
         describe=lambda machine: dataclasses.replace(machine, state="ended" if ended else "running"),
     )
     nobodys.provisioner_of = lambda _: provider  # type: ignore[method-assign, assignment, return-value]
-    saves = edits.save_left(nobodys, row(tmp_path, "one"), Silent())
+    saves = edits.save_cluster_leftovers(nobodys, row(tmp_path, "one"), Silent())
     assert "saved in" in next(saves)
     if rented and ended:
         assert list(saves) == ["node1 has ended: what was edited or made there outside of runs is gone with it"]
@@ -202,6 +202,6 @@ def test_what_a_node_does_not_send_is_not_said_to_be_saved(
 
     monkeypatch.setattr(client, "bulk", bulk)
     with pytest.raises(NodeError, match=r"^node0 does not give secret.bin \(5 B, node0\); what else .* is in "):
-        list(edits.save_left(nobodys, row(tmp_path, "one"), Silent()))
+        list(edits.save_cluster_leftovers(nobodys, row(tmp_path, "one"), Silent()))
     saved = tmp_path / "runs" / "lab-left" / "node0"
     assert {path.name: path.read_text() for path in saved.iterdir()} == {"notes.txt": "precious"}

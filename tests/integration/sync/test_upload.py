@@ -17,7 +17,7 @@ from gpuops.cli.terminal.progress import PlainProgress
 from gpuops.core.errors import ConnectionLost, NodeRefused, UsageError
 from gpuops.core.reporting import Silent
 from gpuops.sync import PushReport, Tree, push_many, scan, summary
-from gpuops.sync.edits import BroughtEdit, pull_edits
+from gpuops.sync.edits import PulledEdit, pull_edits
 from gpuops.sync.project import FileEntry
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.secret_scan import MAX_WHOLE_BYTES
@@ -61,12 +61,12 @@ class World:
     def push_to(self, nodes: Sequence[InProcessClient], **options: Any) -> list[PushReport]:
         return push_many(nodes, "project", self.scan(), progress=Silent(), record=self.record, **options)  # type: ignore[arg-type]
 
-    def pull(self, node: InProcessClient | None = None) -> tuple[list[BroughtEdit], str]:
-        brought: list[BroughtEdit] = []
+    def pull(self, node: InProcessClient | None = None) -> tuple[list[PulledEdit], str]:
+        brought: list[PulledEdit] = []
         refused = pull_edits(node or self.node, "project", self.here, self.record, brought)  # type: ignore[arg-type]
         return brought, refused
 
-    def edits(self) -> list[BroughtEdit]:
+    def edits(self) -> list[PulledEdit]:
         """What comes home where nothing is refused."""
         brought, refused = self.pull()
         assert not refused

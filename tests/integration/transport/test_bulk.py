@@ -17,7 +17,7 @@ from gpuops.core.errors import ConnectionLost, NodeRefused, UsageError
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.sync import restore
 from gpuops.sync.outputs_record import Held, Memory
-from gpuops.sync.project import entry
+from gpuops.sync.project import read_entry
 from gpuops.transport import bulk
 from gpuops.transport.bulk import finish, read_files, transfer, write_files
 from gpuops.transport.connection import ProcessChannel, ProcessConnection
@@ -43,7 +43,7 @@ def python(program: str) -> ProcessChannel:
 
 
 def pushes(channel: bulk.Watched, folder: Path) -> None:
-    file = entry(folder, "big")
+    file = read_entry(folder, "big")
     assert file
     write_files(channel, folder, [(0, file)], lambda _: None)
     finish(channel, "node0")
@@ -134,7 +134,7 @@ def snapshot(tmp_path: Path) -> Memory:
 
 def put_back(tmp_path: Path, memory: Memory, *argv: str) -> None:
     client = SimpleNamespace(label="node0", bulk=lambda *_: ProcessChannel(argv))
-    restore._send("project", SafeFolder(tmp_path), memory, (0, cast(AgentClient, client)))
+    restore._send_files("project", SafeFolder(tmp_path), memory, (0, cast(AgentClient, client)))
 
 
 @pytest.mark.parametrize(

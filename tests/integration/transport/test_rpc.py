@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from gpuops.agent.wire import PROTOCOL
-from gpuops.core.errors import ConnectionLost, NodeError, NodeRefused, Nonsense
+from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeError, NodeRefused
 from gpuops.core.models import Resource
 from gpuops.nodes import session
 from gpuops.transport import rpc
@@ -120,7 +120,7 @@ def test_an_answer_that_is_none_fails_its_request_at_once(dial: Dial, rest: byte
     """And no other one: the conversation goes on."""
     client = dial(ECHO + f"if request['id'] == 1: say(b'{{\"id\": 1' + {rest!r} + b'\\n')\n"
                   f"    elif request['verb'] != 'cancel': {PORT}")  # fmt: skip
-    with pytest.raises(Nonsense) as caught:
+    with pytest.raises(MalformedAnswer) as caught:
         client.call("port", timeout=2 * HANG_S)
     assert caught.value.say.startswith("node0 answers nonsense (to 'port': ")
     assert caught.value.say.isprintable()
@@ -155,7 +155,7 @@ def test_no_answer_has_a_limit(dial: Dial, after: str) -> None:
 def test_one_that_is_only_busy_is_not_waited_for(dial: Dial) -> None:
     """It beats for ever, so that it is never silent."""
     client = dial(ECHO + 'while True: say(b\'{"id": 1, "item": {"beat": 1}}\\n\'); time.sleep(0.01)')
-    with pytest.raises(Nonsense, match="to 'sums': no end after"):
+    with pytest.raises(MalformedAnswer, match="to 'sums': no end after"):
         next(client.stream("sums", timeout=HANG_S, within=0.5, tree="project", paths=[]))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.sync.inputs import WORKLOADS, script
+from gpuops.sync.inputs import WORKLOADS, workload_script
 from tests.system.packaging.conftest import ROOT, run
 
 NOT_IN_THE_CORE = {"torch", "numpy", "boto3", "botocore", "runpod", "scikit-learn"}
@@ -36,7 +36,7 @@ def test_the_wheel_holds_the_workloads_with_their_data_and_no_snapshots(content:
     written = {"snapshots", "outputs", "__pycache__", *(f"data/{name}" for name in WORKLOADS)}
     there = {path for path in files if not written & {*path.parts, "/".join(path.parts[1:3])}}
     assert carried == {str(path) for path in there if not any(part.startswith(".") for part in path.parts)}
-    assert {f"train/{script(name)}" for name in WORKLOADS} <= carried
+    assert {f"train/{workload_script(name)}" for name in WORKLOADS} <= carried
     assert {"train/README.md", "train/ddp/trainer.py"} <= carried
     assert {"train/data/digits.csv.gz", "train/data/SOURCE.txt"} <= carried
 

@@ -434,7 +434,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, odd: Exception) -> None:
         raise odd
 
     monkeypatch.setattr(tend, "_finish_run", fails)
-    monkeypatch.setattr(tend, "save_left", fails)
+    monkeypatch.setattr(tend, "save_cluster_leftovers", fails)
 
 
 @pytest.mark.parametrize("odd", [OverflowError("a number of 400 digits"), RowGone("it is gone"), LocalDisk("full")])

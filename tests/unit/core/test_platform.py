@@ -22,8 +22,8 @@ from gpuops.core.provider import Context
 from gpuops.core.safe_folder import SafeFolder, is_inside
 from gpuops.sync.outputs import OutFolder
 from gpuops.sync.outputs_record import Arrival
-from gpuops.sync.project import entry
-from gpuops.sync.restore import _send
+from gpuops.sync.project import read_entry
+from gpuops.sync.restore import _send_files
 from gpuops.sync.run_folder import RunHome
 from gpuops.transport.ssh import Target, config_lines, proxy
 from gpuops.transport.ssh.openssh import ssh_program
@@ -328,7 +328,7 @@ def test_what_goes_back_to_nodes_has_their_names(tmp_path: Path) -> None:
         stdout=io.BytesIO(),
     )  # fmt: skip
     client: Any = SimpleNamespace(label="node0", bulk=lambda *_: channel)
-    _send("project", home.folder.folder, home.folder.memory(), (0, client))
+    _send_files("project", home.folder.folder, home.folder.memory(), (0, client))
     sent.seek(0)
     found = [(name, b"".join(content)) for name, _size, content in members(sent)]
     assert found == [("back\\slash", b"one name"), ("run:1.pt", b"colon")]
@@ -338,10 +338,12 @@ def test_what_is_said_of_a_file_that_goes(tmp_path: Path) -> None:
     """Bytes as they are, lines that end in CRLF too; every file can be executed where Windows cannot tell."""
     (tmp_path / "go.sh").write_bytes(b"#!/bin/sh\r\n")
     (tmp_path / "go.sh").chmod(0o640)
-    modes = {system: found.mode for system in (LINUX, MACOS, WINDOWS) if (found := entry(tmp_path, "go.sh", system))}
+    modes = {
+        system: found.mode for system in (LINUX, MACOS, WINDOWS) if (found := read_entry(tmp_path, "go.sh", system))
+    }
     assert modes == {LINUX: 0o640, MACOS: 0o640, WINDOWS: 0o755}
     (tmp_path / "link").symlink_to("\\\\?\\C:\\data\\x")
-    links = {system: found.link for system in (LINUX, WINDOWS) if (found := entry(tmp_path, "link", system))}
+    links = {system: found.link for system in (LINUX, WINDOWS) if (found := read_entry(tmp_path, "link", system))}
     assert links == {LINUX: "\\\\?\\C:\\data\\x", WINDOWS: "C:/data/x"}
 
 

@@ -27,13 +27,13 @@ from gpuops.offers.lease import (
     MIN_LEASE_S,
     Funds,
     LeaseLimits,
-    back_by,
     balance_ends_first,
     balance_warning,
     cut_to_balance,
-    how_to_end,
-    over_limit,
-    spent,
+    describe_how_to_end,
+    describe_return_limit,
+    explain_spend_limit,
+    money_spent,
 )
 from provisioners.checked import CheckedProvisioner
 from tests.conftest import HANG_S
@@ -107,15 +107,15 @@ def test_what_is_doubtful_about_the_balance(funds: Funds, said: str) -> None:
 
 def test_the_limit_of_the_account() -> None:
     said = "$2.40/h is too much: the account may spend $80.00/h and spends $78.00/h already"
-    assert over_limit(Funds(spend_per_hr=78.0, spend_limit=80.0), 2.4) == said
-    assert over_limit(Funds(spend_limit=2.0), 2.4) == "$2.40/h is too much: the account may spend $2.00/h"
+    assert explain_spend_limit(Funds(spend_per_hr=78.0, spend_limit=80.0), 2.4) == said
+    assert explain_spend_limit(Funds(spend_limit=2.0), 2.4) == "$2.40/h is too much: the account may spend $2.00/h"
     for enough in (
         Funds(),
         Funds(spend_limit=2.4),
         Funds(spend_per_hr=77.0, spend_limit=80.0),
         Funds(spend_per_hr=1e6),
     ):
-        assert over_limit(enough, 2.4) == ""
+        assert explain_spend_limit(enough, 2.4) == ""
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_a_lease_that_the_balance_does_not_last_for(funds: Funds, said: bool) ->
 
 
 def test_money_so_far() -> None:
-    assert spent(2.4, NOW - 45.0, NOW) == pytest.approx(0.03)
-    assert spent(2.4, NOW + 45.0, NOW) == 0.0, "a clock that was set back earns nothing"
+    assert money_spent(2.4, NOW - 45.0, NOW) == pytest.approx(0.03)
+    assert money_spent(2.4, NOW + 45.0, NOW) == 0.0, "a clock that was set back earns nothing"
 
 
 def test_a_moment_as_the_clock_on_the_wall_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,10 +149,14 @@ def test_a_moment_as_the_clock_on_the_wall_shows_it(monkeypatch: pytest.MonkeyPa
     try:
         assert clock_time(NOW, NOW - 60) == "08:00"
         assert clock_time(NOW + 20 * H, NOW) == "Sat 16 Jan 04:00"
-        assert how_to_end("lab", Lease(NOW + H), NOW) == "`gpuops down lab` ends it; it ends by itself at 09:00"
-        assert how_to_end("lab", Lease(), NOW) == "`gpuops down lab` ends it"
-        assert back_by(Lease(NOW + H, 1800.0), NOW) == "before 09:00, and within 30:00 min of the run's end"
-        assert back_by(Lease(), NOW) == ""
+        assert (
+            describe_how_to_end("lab", Lease(NOW + H), NOW) == "`gpuops down lab` ends it; it ends by itself at 09:00"
+        )
+        assert describe_how_to_end("lab", Lease(), NOW) == "`gpuops down lab` ends it"
+        assert (
+            describe_return_limit(Lease(NOW + H, 1800.0), NOW) == "before 09:00, and within 30:00 min of the run's end"
+        )
+        assert describe_return_limit(Lease(), NOW) == ""
     finally:
         monkeypatch.undo()
         __import__("time").tzset()
@@ -163,28 +167,31 @@ def offer(index: int, price: float, **data: Any) -> Offer:
 
 
 def test_offers_are_a_table_in_the_order_of_trying() -> None:
-    assert table.lines([offer(0, 1.0), offer(1, 2.5)]) == [
+    assert table.format_offers([offer(0, 1.0), offer(1, 2.5)]) == [
         "OFFER      GPUS  REGION  $/H",
         "machine 0  2     moon    $1.00",
         "machine 1  2     moon    $2.50",
     ]
     own = {"gpu": "H100 80GB", "memory": "251 GB", "$/h": "$2.39"}
-    assert table.lines([offer(0, 2.39, columns=own)]) == [
+    assert table.format_offers([offer(0, 2.39, columns=own)]) == [
         "GPU        MEMORY  $/H",
         "H100 80GB  251 GB  $2.39",
     ]
-    assert table.lines([offer(0, 1.0)]) == [], "one that says no more than its sentence"
+    assert table.format_offers([offer(0, 1.0)]) == [], "one that says no more than its sentence"
     many = [offer(index, 1.0, columns={"gpu": f"g{index}"}) for index in range(40)]
-    assert table.lines(many)[-2:] == ["g11  $1.00", "and 28 more"]
+    assert table.format_offers(many)[-2:] == ["g11  $1.00", "and 28 more"]
 
 
 def test_the_choice_is_explained() -> None:
     after = "; the next ones follow where it cannot be had"
-    assert table.choice([offer(0, 1.0), offer(1, 2.0)]) == f"machine 0 is tried first: the cheapest{after}"
-    assert table.choice([offer(0, 3.0), offer(1, 2.0)]) == f"machine 0 is tried first: what scripted puts first{after}"
-    told = table.choice([offer(0, 3.0, why="the last with NVLink"), offer(1, 2.0)])
+    assert table.explain_choice([offer(0, 1.0), offer(1, 2.0)]) == f"machine 0 is tried first: the cheapest{after}"
+    assert (
+        table.explain_choice([offer(0, 3.0), offer(1, 2.0)])
+        == f"machine 0 is tried first: what scripted puts first{after}"
+    )
+    told = table.explain_choice([offer(0, 3.0, why="the last with NVLink"), offer(1, 2.0)])
     assert told == f"machine 0 is tried first: the last with NVLink{after}"
-    assert table.choice([offer(0, 1.0)]) == ""
+    assert table.explain_choice([offer(0, 1.0)]) == ""
 
 
 def test_the_price_that_allows_an_offer_is_never_below_it() -> None:
@@ -313,5 +320,7 @@ def test_of_an_account_only_what_can_be_reckoned_with_is_passed_on(there: tuple[
 
 
 def test_the_words_of_the_lease_are_those_of_the_table() -> None:
-    assert leases.describe(DAY, NOW).startswith(f"ends in 24 h 00 min (at {clock_time(NOW + 24 * H, NOW)}), or after")
+    assert leases.describe_lease(DAY, NOW).startswith(
+        f"ends in 24 h 00 min (at {clock_time(NOW + 24 * H, NOW)}), or after"
+    )
     assert PRICE == 1.25

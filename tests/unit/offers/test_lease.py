@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpuops.core.errors import UsageError
 from gpuops.core.format import clock_time
 from gpuops.core.models import Lease
-from gpuops.offers.lease import LeaseLimits, describe, extend, new_lease, parse_span
+from gpuops.offers.lease import LeaseLimits, describe_lease, extend_lease, new_lease, parse_span
 
 NOW = 1_800_000_000.0
 
@@ -50,9 +50,9 @@ def test_a_cap_in_money_is_never_exceeded(per_hour: float, max_cost: float, max_
 
 
 def test_extending_moves_the_hard_end_alone() -> None:
-    assert extend(Lease(NOW + 60, 5.0, NOW + 90), 3600, NOW) == Lease(NOW + 3660, 5.0, NOW + 90)
-    assert extend(Lease(NOW - 60), 3600, NOW) == Lease(NOW + 3600), "what has passed is counted from now"
-    assert extend(Lease(), 3600, NOW) == Lease(NOW + 3600)
+    assert extend_lease(Lease(NOW + 60, 5.0, NOW + 90), 3600, NOW) == Lease(NOW + 3660, 5.0, NOW + 90)
+    assert extend_lease(Lease(NOW - 60), 3600, NOW) == Lease(NOW + 3600), "what has passed is counted from now"
+    assert extend_lease(Lease(), 3600, NOW) == Lease(NOW + 3600)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_any_text_is_a_span_or_a_sentence(text: str) -> None:
     ],
 )
 def test_words(lease: Lease, words: str) -> None:
-    assert describe(lease, NOW) == words
+    assert describe_lease(lease, NOW) == words
 
 
 def test_a_cluster_of_a_run_ends_with_it() -> None:
-    assert describe(Lease(), NOW, ephemeral=True) == "ends with its run"
+    assert describe_lease(Lease(), NOW, ephemeral=True) == "ends with its run"

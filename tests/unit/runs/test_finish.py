@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from gpuops.core.context import Context
-from gpuops.core.errors import AuthFailed, ConnectionLost, Nonsense, UsageError
+from gpuops.core.errors import AuthFailed, ConnectionLost, MalformedAnswer, UsageError
 from gpuops.core.models import Lease, Resource, RunRequest
 from gpuops.core.processes import Identity
 from gpuops.core.reporting import Silent
@@ -103,7 +103,7 @@ def test_a_node_that_answers_nonsense_keeps_no_others_files_away() -> None:
     def bring(nodes: list[int]) -> str:
         asked.append(nodes)
         if 1 in nodes:
-            raise Nonsense("node1", "to 'outs'")
+            raise MalformedAnswer("node1", "to 'outs'")
         return f"big{nodes[0]}"
 
     found = _from_all(bring, [0, 1, 2])
@@ -112,7 +112,7 @@ def test_a_node_that_answers_nonsense_keeps_no_others_files_away() -> None:
     assert found.nonsense == "node1 answers nonsense (to 'outs')"
 
     def lose(nodes: list[int]) -> str:
-        raise ConnectionLost("node2 is away") if nodes == [2] else Nonsense("node1", "x")
+        raise ConnectionLost("node2 is away") if nodes == [2] else MalformedAnswer("node1", "x")
 
     with pytest.raises(ConnectionLost):
         _from_all(lose, [1, 2])
@@ -245,7 +245,7 @@ def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: Context, mon
 
     monkeypatch.setattr("gpuops.sync.archive.fetch_archives", bring)
     monkeypatch.setattr("gpuops.runs.collect._fetch_last", lambda *_: (order.append("node"), FinalFetch())[1])
-    monkeypatch.setattr("gpuops.sync.bucket.abandon", lambda *_: order.append("abandon"))
+    monkeypatch.setattr("gpuops.sync.bucket.abort_uploads", lambda *_: order.append("abandon"))
     live, row, results = a_run_that_lost_a_node(world)
     end = conclude(world, live, row, results, ends_nodes=True)
     assert (order, retryable(end), end.verdict.outcome) == (["node"], "", "lost")

@@ -68,12 +68,12 @@ def offers(*places: str) -> list[Offer]:
 
 
 def test_the_place_that_took_them_comes_last() -> None:
-    order = table.elsewhere_first([*offers("a", "b", "c"), Offer("aws", "x", "x", 1, 1)], ["b", "a"])
+    order = table.order_avoided_last([*offers("a", "b", "c"), Offer("aws", "x", "x", 1, 1)], ["b", "a"])
     assert [one.id for one in order] == ["c", "x", "b", "a"]
     assert order[0].data["why"] == "the best elsewhere than a"
-    assert table.elsewhere_first(offers("a", "b"), ["b"]) == offers("a", "b"), "the first is still the first"
-    assert table.elsewhere_first(offers("a"), ["a"]) == offers("a"), "better there than nowhere"
-    assert table.elsewhere_first([], ["a"]) == []
+    assert table.order_avoided_last(offers("a", "b"), ["b"]) == offers("a", "b"), "the first is still the first"
+    assert table.order_avoided_last(offers("a"), ["a"]) == offers("a"), "better there than nowhere"
+    assert table.order_avoided_last([], ["a"]) == []
 
 
 class Asked:

@@ -42,17 +42,17 @@ class Store:
         return {"Body": Torn(DATA[at:], self.most), "ContentRange": f"bytes 0-0/{len(DATA)}", "ETag": '"e"'}
 
 
-def opened(monkeypatch: pytest.MonkeyPatch, most: int) -> tuple[bucket.Download, Store, list[float]]:
+def opened(monkeypatch: pytest.MonkeyPatch, most: int) -> tuple[bucket.ArchiveDownload, Store, list[float]]:
     """A download, its store, and how long it has slept."""
     store, slept = Store(most), [0.0]
 
     def sleep(seconds: float) -> None:
         slept[0] += seconds
 
-    monkeypatch.setattr(bucket, "client", lambda *_: store)
-    monkeypatch.setattr(bucket, "ask", lambda _sink, _action, call, **parameters: call(Bucket="b", **parameters))
+    monkeypatch.setattr(bucket, "create_client", lambda *_: store)
+    monkeypatch.setattr(bucket, "call_s3", lambda _sink, _action, call, **parameters: call(Bucket="b", **parameters))
     monkeypatch.setattr(bucket, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: slept[0]))
-    return bucket.Download(SimpleNamespace(home=Path()), SINK, "k"), store, slept  # type: ignore[arg-type]
+    return bucket.ArchiveDownload(SimpleNamespace(home=Path()), SINK, "k"), store, slept  # type: ignore[arg-type]
 
 
 def test_it_goes_on_where_a_connection_broke(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_tries_without_a_byte_are_counted(monkeypatch: pytest.MonkeyPatch) -> No
     download, store, _ = opened(monkeypatch, 0)
     with pytest.raises(Unknown, match="s3://b/k cannot be read: ConnectionResetError: torn"):
         download.read(10)
-    assert len(store.asked) == 1 + bucket.Download.TRIES
+    assert len(store.asked) == 1 + bucket.ArchiveDownload.TRIES
 
 
 def test_a_bucket_that_lets_each_try_hang_is_not_waited_for_so_often(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,4 +95,6 @@ def test_where_downloads_are_kept_is_said(workload: str | None, changes: dict[st
     provider = SimpleNamespace(capabilities={"shares_disk": here or "it has its own"})
     world: Any = SimpleNamespace(env={}, provisioner=lambda _: provider)
     live: Any = SimpleNamespace(hello=lambda _: SimpleNamespace(folder="/r/lab/n0"), row=SimpleNamespace(provider="x"))
-    assert inputs.downloads(world, live, request) == (said and f"{said}what is missing there is downloaded once")
+    assert inputs.describe_downloads(world, live, request) == (
+        said and f"{said}what is missing there is downloaded once"
+    )

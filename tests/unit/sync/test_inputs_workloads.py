@@ -13,43 +13,43 @@ from gpuops.sync import inputs
 def package_with_train(package: Path, train: Path) -> Path:
     package.mkdir(parents=True, exist_ok=True)
     train.mkdir(parents=True)
-    for name in inputs.names():
-        (train / inputs.script(name)).touch()
+    for name in inputs.workload_names():
+        (train / inputs.workload_script(name)).touch()
     return package
 
 
 def test_every_workload_is_a_file_that_says_what_it_is() -> None:
-    for name in inputs.names():
-        assert (inputs.folder() / inputs.script(name)).read_text().startswith('"""')
+    for name in inputs.workload_names():
+        assert (inputs.workloads_folder() / inputs.workload_script(name)).read_text().startswith('"""')
         assert inputs.WORKLOADS[name].line
-    assert inputs.DEFAULT_WORKLOAD in inputs.names()
+    assert inputs.DEFAULT_WORKLOAD in inputs.workload_names()
 
 
 def test_a_checkout_has_them_beside_the_package(tmp_path: Path) -> None:
     package = package_with_train(tmp_path / "gpuops", tmp_path / "train")
-    assert inputs.folder(package) == tmp_path / "train"
+    assert inputs.workloads_folder(package) == tmp_path / "train"
 
 
 def test_a_wheel_has_them_inside_the_package(tmp_path: Path) -> None:
     package = package_with_train(tmp_path / "gpuops", tmp_path / "gpuops" / "train")
-    assert inputs.folder(package) == tmp_path / "gpuops" / "train"
+    assert inputs.workloads_folder(package) == tmp_path / "gpuops" / "train"
 
 
 def test_a_strangers_train_folder_is_not_taken_for_ours(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "main.py").touch()
     with pytest.raises(UsageError, match="lacks its workloads"):
-        inputs.folder(tmp_path / "gpuops")
+        inputs.workloads_folder(tmp_path / "gpuops")
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match="no workload named 'digit'") as caught:
-        inputs.script("digit")
+        inputs.workload_script("digit")
     assert caught.value.hint == "choose one of: toy, digits, mnist, cifar10, movielens"
 
 
 def test_those_that_read_data_tell_where_they_look_for_them() -> None:
     """`data/NAME` is where gpuops keeps what they download."""
     for name, known in inputs.WORKLOADS.items():
-        text = (inputs.folder() / inputs.script(name)).read_text()
+        text = (inputs.workloads_folder() / inputs.workload_script(name)).read_text()
         assert (f'add_data_option(parser, "{name}")' in text) == known.reads, name

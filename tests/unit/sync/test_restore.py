@@ -10,7 +10,7 @@ import pytest
 from gpuops.sync import RunHome
 from gpuops.sync.outputs import OutFolder, inherit
 from gpuops.sync.outputs_record import Arrival
-from gpuops.sync.restore import places_for
+from gpuops.sync.restore import select_places
 
 LAST, OLD, NEW = "snapshots/toy/last", "snapshots/toy/step-100.pt", "snapshots/toy/step-120.pt"
 
@@ -28,7 +28,7 @@ class Home:
 
     def put_back(self, node: int) -> dict[str, str]:
         """What a node is given of a run that is resumed."""
-        places = places_for(OutFolder(self.home).memory(), node)
+        places = select_places(OutFolder(self.home).memory(), node)
         return {path: (self.home.out / place).read_text() for path, place in places.items()}
 
     def files(self) -> set[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.sync import secret_scan
-from gpuops.sync.project import FileEntry, entry
+from gpuops.sync.project import FileEntry, read_entry
 from gpuops.sync.secret_scan import by_name, by_settings, find_keys
 
 LETTERS = string.ascii_letters + string.digits
@@ -78,7 +78,7 @@ def test_a_file_to_be_filled_in_is_sent(name: str) -> None:
 
 
 def entries(folder: Path) -> list[FileEntry]:
-    return [found for path in sorted(folder.iterdir()) if (found := entry(folder, path.name))]
+    return [found for path in sorted(folder.iterdir()) if (found := read_entry(folder, path.name))]
 
 
 @pytest.fixture
@@ -141,11 +141,11 @@ def test_other_rules_find_anew(folder: Path, tmp_path: Path, monkeypatch: pytest
     rules = tmp_path / "rules.yml"
     rules.write_text(secret_scan.RULES.read_text() + "# more\n")
     monkeypatch.setattr(secret_scan, "RULES", rules)
-    secret_scan._version.cache_clear()
+    secret_scan._cache_version.cache_clear()
     try:
         assert find_keys(folder, entries(folder), tmp_path) == {"a.py": GITHUB}
     finally:
-        secret_scan._version.cache_clear()
+        secret_scan._cache_version.cache_clear()
     assert json.loads(store.read_text())["version"] != kept["version"]
 
 

@@ -32,7 +32,7 @@ def test_a_bucket_has_the_profile_that_its_machines_are_rented_with() -> None:
     ("text", "name"), [("volume:data", "data"), ("volume:my data", "my data"), ("volume:a:b", "a:b")]
 )
 def test_a_volume_is_named(text: str, name: str) -> None:
-    assert sinks.parse(text) == {"volume": name}
+    assert sinks.parse_sink(text) == {"volume": name}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_volume_is_named(text: str, name: str) -> None:
     ],
 )
 def test_a_bucket_is_named(text: str, bucket: str, prefix: str) -> None:
-    assert sinks.parse(text) == {"bucket": bucket, "prefix": prefix}
+    assert sinks.parse_sink(text) == {"bucket": bucket, "prefix": prefix}
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_a_bucket_is_named(text: str, bucket: str, prefix: str) -> None:
 )
 def test_what_no_bucket_can_be_called(text: str) -> None:
     with pytest.raises(UsageError, match=r"names no bucket|is no prefix"):
-        sinks.parse(text)
+        sinks.parse_sink(text)
 
 
 @pytest.mark.parametrize("text", ["", "volume", "volume:", "volume: a", "volume:a\n", "s3:b", "Volume:a", "/mnt", "a"])
 def test_anything_else_is_no_sink(text: str) -> None:
     with pytest.raises(UsageError) as error:
-        sinks.parse(text)
+        sinks.parse_sink(text)
     assert error.value.hint == "write --sink s3://BUCKET/PREFIX, or --sink volume:NAME with a network volume's name"
 
 
@@ -78,27 +78,27 @@ def test_the_provider_is_asked_for_the_volume() -> None:
 
 def test_every_machine_must_have_it_in_one_place() -> None:
     there, sink = machine({"data": "/workspace", "other": "/o"}), {"volume": "data"}
-    found = sinks.resolve(sink, "lab", [there, there], end=False)
+    found = sinks.resolve_sink(sink, "lab", [there, there], end=False)
     assert {**found, "id": ""} == {"volume": "data", "mount": "/workspace", "end": False, "id": ""}
-    assert sinks.resolve(sink, "lab", [there], end=False)["id"] != found["id"], "fresh for each run"
+    assert sinks.resolve_sink(sink, "lab", [there], end=False)["id"] != found["id"], "fresh for each run"
     for machines in ([], [machine(None)], [machine({})], [there, machine({"data": "/else"})], [there, machine(None)]):
         with pytest.raises(UsageError, match="the network volume data is not mounted on lab"):
-            sinks.resolve(sink, "lab", machines, end=False)
-    assert sinks.resolve(BUCKET, "lab", [machine(None)], end=True) == {**BUCKET, "end": True}
+            sinks.resolve_sink(sink, "lab", machines, end=False)
+    assert sinks.resolve_sink(BUCKET, "lab", [machine(None)], end=True) == {**BUCKET, "end": True}
 
 
 def test_the_launch_spec_names_a_folder_and_nothing_of_the_provider() -> None:
-    assert sinks.of_spec(REQUEST, "sh-1") == {"folder": FOLDER, "end": True, "id": "5f0c"}
-    assert sinks.of_spec(RunRequest(kind="command", mode="run", nodes=1, gpus=None), "sh-1") is None
+    assert sinks.spec_document(REQUEST, "sh-1") == {"folder": FOLDER, "end": True, "id": "5f0c"}
+    assert sinks.spec_document(RunRequest(kind="command", mode="run", nodes=1, gpus=None), "sh-1") is None
 
 
 def test_the_launch_spec_names_the_place_in_a_bucket() -> None:
     kept = dataclasses.replace(REQUEST, sink={**BUCKET, "region": "eu-west-1", "end": True})
-    assert sinks.of_spec(kept, "sh-1") == {"bucket": "s3://b-1/lab/sh-1", "end": True}
+    assert sinks.spec_document(kept, "sh-1") == {"bucket": "s3://b-1/lab/sh-1", "end": True}
     placed = dataclasses.replace(kept, sink={**BUCKET, "end": True, "place": "s3://b-1/lab/sh-1-0a"})
-    assert sinks.of_spec(placed, "sh-1") == {"bucket": "s3://b-1/lab/sh-1-0a", "end": True}
-    assert sinks.outcome(kept, "sh-1", {0: {"state": "safe"}}, range(1)) == "safe in s3://b-1/lab/sh-1"
-    assert sinks.ended_while_away(kept, "sh-1", "", "no way") == (
+    assert sinks.spec_document(placed, "sh-1") == {"bucket": "s3://b-1/lab/sh-1-0a", "end": True}
+    assert sinks.describe_outcome(kept, "sh-1", {0: {"state": "safe"}}, range(1)) == "safe in s3://b-1/lab/sh-1"
+    assert sinks.describe_ended_while_away(kept, "sh-1", "", "no way") == (
         "its nodes ended while this computer was away; what they kept is in s3://b-1/lab/sh-1 and is not home: no way",
         "fetch it: gpuops pull sh-1",
     )
@@ -119,4 +119,4 @@ FAILED = {"state": "failed", "folder": FOLDER, "why": "No space left on device"}
     ],
 )
 def test_the_receipt_says_where_results_are(states: dict[int, dict[str, Any]], words: str) -> None:
-    assert sinks.outcome(REQUEST, "sh-1", states, range(2)) == words
+    assert sinks.describe_outcome(REQUEST, "sh-1", states, range(2)) == words
