@@ -184,7 +184,9 @@ def _finish_run(
     try:
         live = _open_session(ctx, row)
     except NodeError as error:
-        return _finish_unreachable(ctx, row, run, error, given_up=stop_s is not None or isinstance(error, MalformedAnswer))
+        return _finish_unreachable(
+            ctx, row, run, error, given_up=stop_s is not None or isinstance(error, MalformedAnswer)
+        )
     try:
         reports = _follow(ctx, live, run, stop_s)
         if reports is not None:
