@@ -1,5 +1,4 @@
-"""The ways in which a request can be had, or something like it: so many machines of a kind, counted against a quota.
-Pure."""
+"""What could serve a request, or come close: a number of machines of one type, counted against one quota. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from provisioners.aws.quotas import UNIT, AccountQuotas, QuotaClass, quota_class
 
 @dataclass(frozen=True)
 class Demand:
-    """What a request wants, as flags say it."""
+    """What a request asks for, as its flags say."""
 
     nodes: int
     gpus: int | None
@@ -27,8 +26,8 @@ class Demand:
     types: str = ""
     """Names of instance types, with commas, instead of GPUs."""
 
-    def exactly(self, kind: InstanceType) -> Demand:
-        """The same wish with this kind of machine by its name."""
+    def with_type(self, kind: InstanceType) -> Demand:
+        """The same demand with this instance type by its name."""
         if kind.gpus:
             return dataclasses.replace(self, gpu_type=kind.type, types="")
         return dataclasses.replace(self, types=kind.type)
@@ -80,7 +79,7 @@ class Alternative:
 
     @property
     def total(self) -> int:
-        """The limit that would do."""
+        """The quota that would suffice, beside what is in use."""
         return math.ceil(self.used + self.need)
 
     @property
@@ -93,7 +92,7 @@ class Alternative:
 
     @property
     def closed(self) -> Increase | None:
-        """The last request for more, which did not bring what it was for."""
+        """The last request for an increase, where it was closed and the quota is still below what it asked for."""
         one = self.place.standing.closed.get(self.counted.code)
         return one if one and one.wanted > self.place.standing.limits.get(self.counted.code, 0.0) else None
 
@@ -104,7 +103,7 @@ class Alternative:
 
 
 def requested_alternatives(asked: Demand, places: Iterable[RegionSurvey], market: str) -> Iterator[Alternative]:
-    """The kinds that the request means, the smallest first in each region."""
+    """The instance types that the request names, the smallest first in each region."""
     for place in places:
         for kind in sorted(place.chosen.get(market, ()), key=lambda kind: (kind.vcpus, kind.type)):
             yield Alternative(place, kind, asked.nodes, quota_class_of(kind.type, market))

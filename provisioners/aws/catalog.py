@@ -57,10 +57,10 @@ class InstanceType:
 
 def parse_instance_type(document: Mapping[str, Any]) -> InstanceType:
     """One type of DescribeInstanceTypes' answer."""
-    told = (document.get("GpuInfo") or {}).get("Gpus") or []
-    counts = [int(one.get("Count") or 0) for one in told]  # a slice of one counts 0
-    whole = all(counts) and all(one.get("Manufacturer") == "NVIDIA" for one in told)
-    first = told[0] if told else {}
+    listed = (document.get("GpuInfo") or {}).get("Gpus") or []
+    counts = [int(item.get("Count") or 0) for item in listed]  # a slice of one counts 0
+    whole = all(counts) and all(item.get("Manufacturer") == "NVIDIA" for item in listed)
+    first = listed[0] if listed else {}
     unfit = ""
     if X86 not in (document.get("ProcessorInfo") or {}).get("SupportedArchitectures", ()):
         unfit = ARM_REASON
@@ -74,7 +74,7 @@ def parse_instance_type(document: Mapping[str, Any]) -> InstanceType:
         gpu=str(first.get("Name") or ""),
         memory=memory_gb(int((first.get("MemoryInfo") or {}).get("SizeInMiB") or 0)),
         vcpus=int((document.get("VCpuInfo") or {}).get("DefaultVCpus") or 0),
-        markets=tuple(str(one) for one in document.get("SupportedUsageClasses") or ()),
+        markets=tuple(str(item) for item in document.get("SupportedUsageClasses") or ()),
         unfit=unfit,
     )
 
@@ -101,15 +101,15 @@ def select_instance_types(
     """
     whole = sorted((kind for kind in kinds if kind.gpus), key=lambda kind: kind.type)
     if types:
-        there = [one.type for one in kinds if types == CPU and one.type in split_names(types)]
-        named = [_find_type(kinds, one, where) for one in there or split_names(types)]
+        there = [item.type for item in kinds if types == CPU and item.type in split_names(types)]
+        named = [_find_type(kinds, item, where) for item in there or split_names(types)]
     else:
         named = (
             _match_gpu_types(kinds, whole, gpu_type, where)
             if gpu_type
             else [kind for kind in whole if not is_legacy(kind)]
         )
-    literal = bool(types) or (bool(gpu_type) and all("." in one for one in split_names(str(gpu_type))))
+    literal = bool(types) or (bool(gpu_type) and all("." in item for item in split_names(str(gpu_type))))
     wanted = gpus or (0 if literal else 1)
     fitting = [kind for kind in named if kind.gpus == wanted] if wanted else named
     if not fitting:
@@ -160,8 +160,8 @@ def _match_gpu_types(
 ) -> list[InstanceType]:
     found = [
         kind
-        for one in split_names(wish)
-        for kind in (_find_type_with_gpu(kinds, one, where) if "." in one else _match_gpu(whole, one, where))
+        for item in split_names(wish)
+        for kind in (_find_type_with_gpu(kinds, item, where) if "." in item else _match_gpu(whole, item, where))
     ]
     return list(dict.fromkeys(found))
 
@@ -173,12 +173,12 @@ def split_names(wish: str) -> list[str]:
 def _find_type(kinds: Iterable[InstanceType], name: str, where: str) -> InstanceType:
     """The type of that name, with GPUs or without."""
     by_name = {kind.type: kind for kind in kinds}
-    kind, fit = by_name.get(name), [one.type for one in by_name.values() if not one.unfit]
+    kind, fit = by_name.get(name), [item.type for item in by_name.values() if not item.unfit]
     if kind is None:
         near = did_you_mean(name, fit, 3)
         raise UsageError(f"AWS has no instance type '{name}' {where}", (near and f"{near} Or ") + OTHER_REGIONS_HINT)
     if kind.unfit:
-        other = next((one for one in x86_siblings(name) if one in fit), "")
+        other = next((item for item in x86_siblings(name) if item in fit), "")
         hint = f"its sibling for x86 is {other}: --instance-type {other}" if other else "name another --instance-type"
         raise UsageError(f"{name} {kind.unfit}", hint)
     return kind
@@ -201,7 +201,7 @@ def _find_type_with_gpu(kinds: Iterable[InstanceType], name: str, where: str) ->
     by_name = {kind.type: kind for kind in kinds}
     kind = by_name.get(name.lower())
     if kind is None:
-        near = did_you_mean(name, [one for one, kind in by_name.items() if kind.gpus], 3)
+        near = did_you_mean(name, [item for item, kind in by_name.items() if kind.gpus], 3)
         hint = f"{near} Or" if near else "name a GPU instead (--gpu-type a10g), or"
         raise UsageError(f"AWS has no instance type '{name}' with a GPU {where}", f"{hint} {OTHER_REGIONS_HINT}")
     if not kind.gpus:
@@ -248,9 +248,9 @@ def _join_names(names: Iterable[str]) -> str:
 def list_instance_types(account: Account, region: str, types: str = "") -> dict[str, InstanceType]:
     """Every type of the families with GPUs that a region has, by name; those without a whole NVIDIA GPU as well, for
     their vCPUs count too. `types`: names of further ones, whose families are asked for, too. Raises ProviderError."""
-    named = [name for one in split_names(types) for name in (one, *x86_siblings(one))]
+    named = [name for item in split_names(types) for name in (item, *x86_siblings(item))]
     further = {name.partition(".")[0] + ".*" for name in named}
-    told = pages(
+    listed = pages(
         "list instance types",
         account.client("ec2", region),
         "describe_instance_types",
@@ -258,13 +258,13 @@ def list_instance_types(account: Account, region: str, types: str = "") -> dict[
         Filters=[{"Name": "instance-type", "Values": [*GPU_FAMILIES, *sorted(further)]}],
         MaxResults=PAGE_SIZE,
     )
-    found = [parse_instance_type(one) for one in told]
+    found = [parse_instance_type(item) for item in listed]
     return {kind.type: kind for kind in found}
 
 
 def list_zones_by_type(account: Account, region: str, types: Iterable[str]) -> dict[str, set[str]]:
     """In which zones each type is offered at all. Raises ProviderError."""
-    told = pages(
+    listed = pages(
         "see which zones have which types",
         account.client("ec2", region),
         "describe_instance_type_offerings",
@@ -273,6 +273,6 @@ def list_zones_by_type(account: Account, region: str, types: Iterable[str]) -> d
         Filters=[{"Name": "instance-type", "Values": sorted(types)}],
     )
     found: dict[str, set[str]] = {}
-    for one in told:
-        found.setdefault(str(one["InstanceType"]), set()).add(str(one["Location"]))
+    for item in listed:
+        found.setdefault(str(item["InstanceType"]), set()).add(str(item["Location"]))
     return found

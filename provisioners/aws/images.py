@@ -74,40 +74,45 @@ def find_image(account: Account, region: str, wishes: Wishes, gone: Sequence[str
     if not wishes.ami:
         return parse_image(_find_pytorch_image(account, region, gone), wishes)
     client, name, wanted = account.client("ec2", region), split_region(region)[0], wishes.ami
-    told = ask(f"look at the image {wanted} in {name}", client.describe_images, ImageIds=[wanted]).get("Images") or []
-    if not told:
+    answer = ask(f"look at the image {wanted} in {name}", client.describe_images, ImageIds=[wanted])
+    described = answer.get("Images") or []
+    if not described:
         raise Rejected(f"the image {wanted} is not there in {name}", "name one of that region: --ami")
-    return parse_image(told[0], wishes)
+    return parse_image(described[0], wishes)
 
 
-def parse_image(told: Mapping[str, Any], wishes: Wishes) -> Image:
+def parse_image(document: Mapping[str, Any], wishes: Wishes) -> Image:
     """An image of DescribeImages' answer. Raises Rejected where it cannot be used, UsageError for an unknown login."""
-    id_, name = str(told["ImageId"]), str(told.get("Name") or told["ImageId"])
-    why = _unfit_reason(told)
+    id_, name = str(document["ImageId"]), str(document.get("Name") or document["ImageId"])
+    why = _unfit_reason(document)
     if why:
         raise Rejected(f"the image {name} ({id_}) {why}", "name another one with --ami, or leave --ami out")
-    root = str(told.get("RootDeviceName") or "/dev/sda1")
-    disks = {str(one.get("DeviceName")): one["Ebs"] for one in told.get("BlockDeviceMappings") or [] if one.get("Ebs")}
+    root = str(document.get("RootDeviceName") or "/dev/sda1")
+    disks = {
+        str(mapping.get("DeviceName")): mapping["Ebs"]
+        for mapping in document.get("BlockDeviceMappings") or []
+        if mapping.get("Ebs")
+    }
     size = int((disks.get(root) or {}).get("VolumeSize") or 0)
     further = tuple(sorted(device for device in disks if device != root))
     note = NO_TORCH_NOTE.format(name=name) if wishes.ami and BASE_PATTERN.search(name) else ""
-    return Image(id_, name, wishes.user or _login_user(told, name), root, size, further, note)
+    return Image(id_, name, wishes.user or _login_user(document, name), root, size, further, note)
 
 
-def _unfit_reason(told: Mapping[str, Any]) -> str:
-    if str(told.get("Platform") or "").lower() == "windows":
+def _unfit_reason(document: Mapping[str, Any]) -> str:
+    if str(document.get("Platform") or "").lower() == "windows":
         return "is Windows; gpuops needs Linux"
-    if told.get("Architecture", "x86_64") != "x86_64":
-        return f"is for {told['Architecture']}; the machines with NVIDIA GPUs that gpuops rents are x86_64"
-    if told.get("State", "available") != "available":
-        return f"is {told['State']}"
-    if told.get("RootDeviceType", "ebs") != "ebs":
+    if document.get("Architecture", "x86_64") != "x86_64":
+        return f"is for {document['Architecture']}; the machines with NVIDIA GPUs that gpuops rents are x86_64"
+    if document.get("State", "available") != "available":
+        return f"is {document['State']}"
+    if document.get("RootDeviceType", "ebs") != "ebs":
         return "has no disk of its own (EBS)"
     return ""
 
 
-def _login_user(told: Mapping[str, Any], name: str) -> str:
-    words = " ".join((name, str(told.get("Description") or ""), str(told.get("PlatformDetails") or "")))
+def _login_user(document: Mapping[str, Any], name: str) -> str:
+    words = " ".join((name, str(document.get("Description") or ""), str(document.get("PlatformDetails") or "")))
     for kind, user in LOGINS:
         if kind.search(words):
             return user
@@ -115,27 +120,29 @@ def _login_user(told: Mapping[str, Any], name: str) -> str:
 
 
 def _find_pytorch_image(account: Account, region: str, gone: Sequence[str]) -> Mapping[str, Any]:
-    """AWS's image with PyTorch, as AWS tells of it: a known good one, else the newest. Raises ProviderError."""
+    """AWS's image with PyTorch, as described by EC2: a known good one, else the newest. Raises ProviderError."""
     name = split_region(region)[0]
-    names = [f"{PARAMETER_PATH}/oss-nvidia-driver-gpu-pytorch-{one}/latest/ami-id" for one in CANDIDATES]
+    names = [f"{PARAMETER_PATH}/oss-nvidia-driver-gpu-pytorch-{candidate}/latest/ami-id" for candidate in CANDIDATES]
     ssm = account.client("ssm", region)
     refused: ProviderError | None = None
     try:
-        told = ask(f"ask which images AWS has in {name}", ssm.get_parameters, Names=names)
-        known = {str(one["Name"]): str(one["Value"]) for one in told.get("Parameters") or []}
-        if found := _first_available(account, region, [known[one] for one in names if one in known], gone):
+        answer = ask(f"ask which images AWS has in {name}", ssm.get_parameters, Names=names)
+        known = {str(entry["Name"]): str(entry["Value"]) for entry in answer.get("Parameters") or []}
+        if found := _first_available(
+            account, region, [known[parameter] for parameter in names if parameter in known], gone
+        ):
             return found
         doing = f"list AWS's images in {name}"
         listed = pages(doing, ssm, "get_parameters_by_path", "Parameters", Path=PARAMETER_PATH, Recursive=True)
-        ids = rank_parameters({str(one["Name"]): str(one["Value"]) for one in listed})
+        ids = rank_parameters({str(entry["Name"]): str(entry["Value"]) for entry in listed})
         if found := _first_available(account, region, ids, gone):
             return found
     except ProviderError as error:
-        refused = error  # EC2 knows them, too
+        refused = error  # EC2 is asked next
     client = account.client("ec2", region)
     filters = [{"Name": "name", "Values": list(IMAGE_NAMES)}, {"Name": "architecture", "Values": ["x86_64"]}]
     images = pages(f"list images in {name}", client, "describe_images", "Images", Owners=["amazon"], Filters=filters)
-    if found := select_newest([one for one in images if one["ImageId"] not in gone]):
+    if found := select_newest([image for image in images if image["ImageId"] not in gone]):
         return found
     if refused is not None:
         raise refused
@@ -146,10 +153,10 @@ def _first_available(
     account: Account, region: str, ids: Sequence[str], gone: Sequence[str]
 ) -> Mapping[str, Any] | None:
     """The first of these images that can be started: a parameter may name one that AWS has taken away."""
-    wanted = [one for one in ids if one not in gone][:MAX_CANDIDATES]
+    wanted = [id_ for id_ in ids if id_ not in gone][:MAX_CANDIDATES]
     if not wanted:
         return None
-    told = pages(
+    described = pages(
         f"look at AWS's images in {split_region(region)[0]}",
         account.client("ec2", region),
         "describe_images",
@@ -157,12 +164,12 @@ def _first_available(
         Filters=[{"Name": "image-id", "Values": wanted}],
         IncludeDeprecated=True,
     )
-    there = {str(one["ImageId"]): one for one in told if not _unfit_reason(one)}
-    return next((there[one] for one in wanted if one in there), None)
+    usable = {str(image["ImageId"]): image for image in described if not _unfit_reason(image)}
+    return next((usable[id_] for id_ in wanted if id_ in usable), None)
 
 
 def rank_parameters(parameters: Mapping[str, str]) -> list[str]:
-    """Of AWS's parameters the ids of images with PyTorch: the newest first, of equals Ubuntu."""
+    """The image ids in AWS's parameters for PyTorch: the newest first, Ubuntu before others."""
     found = [
         ((int(match[1]), int(match[2]), match[3] == "ubuntu", int(match[4]), int(match[5] or 0)), value)
         for name, value in parameters.items()
@@ -172,10 +179,14 @@ def rank_parameters(parameters: Mapping[str, str]) -> list[str]:
 
 
 def select_newest(images: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The one that was made last, on Ubuntu rather than not; None where there is none."""
-    there = [one for one in images if not _unfit_reason(one) and not BASE_PATTERN.search(str(one.get("Name")))]
+    """The image created last, Ubuntu preferred; None where none is usable."""
+    usable = [image for image in images if not _unfit_reason(image) and not BASE_PATTERN.search(str(image.get("Name")))]
     return max(
-        there,
-        key=lambda one: ("ubuntu" in str(one.get("Name")).lower(), str(one.get("CreationDate")), str(one["ImageId"])),
+        usable,
+        key=lambda image: (
+            "ubuntu" in str(image.get("Name")).lower(),
+            str(image.get("CreationDate")),
+            str(image["ImageId"]),
+        ),
         default=None,
     )

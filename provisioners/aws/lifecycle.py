@@ -1,4 +1,4 @@
-"""Finding what is ours: by tag, in every region that is named, all pages; and one look at one thing."""
+"""Listing resources of ours by tag, in every named region and all pages; describing one; ending them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def list_owned(account: Account, home: Path, owner: str, regions: Sequence[str])
 
     Of all regions those are left out that the account's organization closes to it: nothing can be rented there.
     """
-    silent: list[str] = []
+    unanswered: list[str] = []
     errors: list[ProviderError | UsageError] = []
     wanted = list(dict.fromkeys(regions))
     if not wanted:
-        wanted, silent, errors = _list_all_regions(account)
+        wanted, unanswered, errors = _list_all_regions(account)
     calls = {region: partial(_list_region, account, home, owner, region) for region in wanted}
     found: dict[tuple[str, str], Resource] = {}
     answers = ask_all(calls, MAX_REGIONS_AT_ONCE)
@@ -39,38 +39,38 @@ def list_owned(account: Account, home: Path, owner: str, regions: Sequence[str])
     for region, answer in answers.items():
         if isinstance(answer, ProviderError | UsageError):
             if regions or not answered or not barred(answer):
-                silent.append(split_region(region)[0])
+                unanswered.append(split_region(region)[0])
                 errors.append(answer)
         else:
-            for one in answer:  # two profiles may be of one account
-                found.setdefault((one.kind, one.id), one)
+            for item in answer:  # two profiles may be of one account
+                found.setdefault((item.kind, item.id), item)
     if not errors:
         return list(found.values())
     if len(wanted) == 1 or (answered == 0 and len({type(error) for error in errors}) == 1):
         raise errors[0]
     raise Partial(
-        f"AWS does not tell what there is in {first_few(silent, 4)}: {errors[0].say}",
+        f"AWS does not tell what there is in {first_few(unanswered, 4)}: {errors[0].say}",
         errors[0].hint,
         list(found.values()),
     ) from errors[0]
 
 
 def _list_all_regions(account: Account) -> tuple[list[str], list[str], list[ProviderError | UsageError]]:
-    """All regions of all profiles; which profiles do not tell theirs, and why."""
+    """All regions of all profiles; the profiles that could not list theirs, and their errors."""
     profiles = account.profiles()
-    told = ask_all({profile: partial(account.opted_in, profile) for profile in profiles})
+    answers = ask_all({profile: partial(account.opted_in, profile) for profile in profiles})
     regions: list[str] = []
-    silent: list[str] = []
+    unanswered: list[str] = []
     errors: list[ProviderError | UsageError] = []
-    for profile, answer in told.items():
+    for profile, answer in answers.items():
         if isinstance(answer, ProviderError | UsageError):
-            if len(told) == 1:
+            if len(answers) == 1:
                 raise answer
-            silent.append(f"the account of profile {profile}" if profile else "the account of these credentials")
+            unanswered.append(f"the account of profile {profile}" if profile else "the account of these credentials")
             errors.append(answer)
         else:
             regions += answer
-    return regions, silent, errors
+    return regions, unanswered, errors
 
 
 def _list_region(account: Account, home: Path, owner: str, region: str) -> list[Resource]:
@@ -85,7 +85,7 @@ def _list_region(account: Account, home: Path, owner: str, region: str) -> list[
         Filters=machines.owner_filters(owner, living),
     )
     instances = machines.instances_of(reservations)
-    alive = {one.id for one in instances}
+    alive = {item.id for item in instances}
     counting = {"Name": "state", "Values": [RequestState.OPEN.value, RequestState.ACTIVE.value]}
     requests = pages(
         f"list spot requests in {where}",
@@ -99,17 +99,17 @@ def _list_region(account: Account, home: Path, owner: str, region: str) -> list[
     doing = f"list network interfaces in {where}"
     interfaces = pages(doing, client, "describe_network_interfaces", "NetworkInterfaces", Filters=unattached)
     found = [
-        *(machines.resource(one, region, home, data) for one in instances),
-        *(_group_resource(one, region, data) for one in list_security_groups(client, where, owner)),
+        *(machines.resource(item, region, home, data) for item in instances),
+        *(_group_resource(item, region, data) for item in list_security_groups(client, where, owner)),
         *(
-            machines.request_resource(one, region, data)
-            for one in map(machines.read_request, requests)
-            if one.instance not in alive
+            machines.request_resource(item, region, data)
+            for item in map(machines.read_request, requests)
+            if item.instance not in alive
         ),
-        *(machines.volume_resource(one, region, data) for one in volumes),
-        *(machines.interface_resource(one, region, data) for one in interfaces),
+        *(machines.volume_resource(item, region, data) for item in volumes),
+        *(machines.interface_resource(item, region, data) for item in interfaces),
     ]
-    return [one for one in found if one.name]
+    return [item for item in found if item.name]
 
 
 def list_security_groups(client: Any, where: str, owner: str, cluster: str = "") -> list[Mapping[str, Any]]:
@@ -211,7 +211,7 @@ UNKNOWN_MACHINE_S = 60.0
 
 
 class Teardown:
-    """One round. Gone already is success; what cannot go yet is left for the next."""
+    """One round. A resource that is gone counts as ended; one that is still in use is left for the next round."""
 
     def __init__(self, account: Account, now: Callable[[], float] = time.time) -> None:
         self._account = account
@@ -225,16 +225,16 @@ class Teardown:
             machines.VOLUME: self._volume,
             machines.INTERFACE: self._interface,
         }
-        for region in dict.fromkeys(one.region for one in resources):
-            here = [one for one in resources if one.region == region]
-            self._try(partial(self._machines, region, [one for one in here if one.kind == "machine"]))
-            for one in here:
-                if end := ends.get(one.kind):
-                    self._try(partial(end, one))
-            busy = {machines.cluster_of(one.name) for one in here if one.kind == "machine"}
-            for one in here:
-                if one.kind == machines.GROUP and machines.cluster_of(one.name) not in busy:
-                    self._try(partial(self._group, one))
+        for region in dict.fromkeys(item.region for item in resources):
+            here = [item for item in resources if item.region == region]
+            self._try(partial(self._machines, region, [item for item in here if item.kind == "machine"]))
+            for item in here:
+                if end := ends.get(item.kind):
+                    self._try(partial(end, item))
+            busy = {machines.cluster_of(item.name) for item in here if item.kind == "machine"}
+            for item in here:
+                if item.kind == machines.GROUP and machines.cluster_of(item.name) not in busy:
+                    self._try(partial(self._group, item))
         if self._errors:
             raise self._errors[0]
 
@@ -244,19 +244,19 @@ class Teardown:
         except ProviderError as error:
             self._errors.append(error)
 
-    def _machines(self, region: str, there: Sequence[Resource]) -> None:
+    def _machines(self, region: str, machines_there: Sequence[Resource]) -> None:
         """All in one request; where that fails, which then has ended none, one by one."""
-        if not there:
+        if not machines_there:
             return
         client = self._account.client("ec2", region)
         try:
-            ask("end machines", client.terminate_instances, InstanceIds=[one.id for one in there])
+            ask("end machines", client.terminate_instances, InstanceIds=[item.id for item in machines_there])
         except ProviderError as error:
-            if len(there) == 1:
+            if len(machines_there) == 1:
                 self._unless_absent(error)
                 return
-            for one in there:
-                self._try(partial(self._machines, region, [one]))
+            for item in machines_there:
+                self._try(partial(self._machines, region, [item]))
 
     def _request(self, resource: Resource) -> None:
         client = self._account.client("ec2", resource.region)

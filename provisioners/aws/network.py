@@ -1,4 +1,4 @@
-"""Where machines stand: a subnet for each zone, and a security group that lets this computer in."""
+"""The network of machines: a subnet for each zone, and a security group that lets this computer in."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CALLER_DESCRIPTION = "gpuops: whoever brought the cluster up"
 SSH_FROM_DESCRIPTION = "gpuops: --ssh-from"
 MEMBERS_DESCRIPTION = "gpuops: between its machines"
 MAX_ATTEMPTS = 6
-"""AWS may not know everywhere of a group that was just made."""
+"""A new group is not known at once in all of AWS: calls about it are retried this often."""
 
 
 class Subnet(NamedTuple):
@@ -38,7 +38,7 @@ def find_subnets(account: Account, region: str, wishes: Wishes) -> dict[str, Sub
     client, name = account.client("ec2", region), split_region(region)[0]
     if wishes.subnets:
         several = f"subnet{'s' * (len(wishes.subnets) > 1)} {', '.join(wishes.subnets)}"
-        told = pages(
+        listed = pages(
             f"look at the {several} in {name}", client, "describe_subnets", "Subnets", SubnetIds=list(wishes.subnets)
         )
     else:
@@ -55,19 +55,19 @@ def find_subnets(account: Account, region: str, wishes: Wishes) -> dict[str, Sub
             {"Name": "vpc-id", "Values": [str(vpcs[0]["VpcId"])]},
             {"Name": "default-for-az", "Values": ["true"]},
         ]
-        told = pages(f"list subnets in {name}", client, "describe_subnets", "Subnets", Filters=filters)
-        if not told:
+        listed = pages(f"list subnets in {name}", client, "describe_subnets", "Subnets", Filters=filters)
+        if not listed:
             raise Rejected(
                 f"the default network in {name} has no subnets of its own",
                 f"make one: aws ec2 create-default-subnet --availability-zone {name}a; or name one: --subnet subnet-…",
             )
     found: dict[str, Subnet] = {}
-    for one in told:
-        id_, zone = str(one["SubnetId"]), str(one["AvailabilityZone"])
+    for subnet in listed:
+        id_, zone = str(subnet["SubnetId"]), str(subnet["AvailabilityZone"])
         if zone in found:
             raise UsageError(f"the subnets {found[zone].subnet} and {id_} are both in {zone}", "name one for each zone")
-        public = not wishes.subnets or wishes.public_ip or bool(one.get("MapPublicIpOnLaunch"))
-        found[zone] = Subnet(id_, str(one["VpcId"]), public)
+        public = not wishes.subnets or wishes.public_ip or bool(subnet.get("MapPublicIpOnLaunch"))
+        found[zone] = Subnet(id_, str(subnet["VpcId"]), public)
     if wishes.zone and wishes.zone not in found:
         raise UsageError(
             f"there is no subnet of ours in the zone {wishes.zone}: in {name} they are in {', '.join(sorted(found))}",
@@ -82,8 +82,8 @@ def _check_network(client: Any, name: str, wishes: Wishes, found: Sequence[Subne
     """Raises UsageError, ProviderError where the wishes do not go with the network."""
     if wishes.security_group:
         doing = f"look at the security group {wishes.security_group} in {name}"
-        told = pages(doing, client, "describe_security_groups", "SecurityGroups", GroupIds=[wishes.security_group])
-        vpc = str(told[0].get("VpcId") or "") if told else ""
+        listed = pages(doing, client, "describe_security_groups", "SecurityGroups", GroupIds=[wishes.security_group])
+        vpc = str(listed[0].get("VpcId") or "") if listed else ""
         if others := sorted({place.vpc for place in found} - {vpc}):
             raise UsageError(
                 f"the security group {wishes.security_group} is in the network {vpc}, and the machines would be in "
@@ -108,11 +108,11 @@ def find_caller_network(env: Mapping[str, str]) -> str:
     try:
         asked = urllib.request.Request(url, headers={"User-Agent": "gpuops"})
         with urllib.request.urlopen(asked, timeout=CHECKIP_TIMEOUT_S) as answer:
-            said = answer.read(200).decode("ascii", "replace").strip()
+            text = answer.read(200).decode("ascii", "replace").strip()
     except (OSError, ValueError, urllib.error.URLError) as error:
         raise Rejected(f"{url} does not tell this computer's address: {error}", hint) from error
     try:
-        found = ipaddress.ip_address(said)
+        found = ipaddress.ip_address(text)
     except ValueError:
         raise Rejected(f"{url} does not tell this computer's address", hint) from None
     impossible = found.is_unspecified or found.is_multicast or found.is_reserved or found.is_loopback
@@ -122,12 +122,12 @@ def find_caller_network(env: Mapping[str, str]) -> str:
     return str(ipaddress.ip_network(found))
 
 
-def ssh_rule(cidr: str, said: str) -> dict[str, Any]:
+def ssh_rule(cidr: str, description: str) -> dict[str, Any]:
     """SSH from one network."""
-    within: dict[str, Any] = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}
+    permission: dict[str, Any] = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}
     if ":" in cidr:
-        return {**within, "Ipv6Ranges": [{"CidrIpv6": cidr, "Description": said}]}
-    return {**within, "IpRanges": [{"CidrIp": cidr, "Description": said}]}
+        return {**permission, "Ipv6Ranges": [{"CidrIpv6": cidr, "Description": description}]}
+    return {**permission, "IpRanges": [{"CidrIp": cidr, "Description": description}]}
 
 
 def members_rule(group: str) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def open_group(
 
 
 def is_not_propagated(error: ProviderError) -> bool:
-    """Whether AWS has not heard everywhere of a group that it has just made."""
+    """Whether AWS does not know the group yet: a new one takes seconds to reach all of its servers."""
     return errors.code(error) in (
         "InvalidGroup.NotFound",
         "InvalidGroupId.NotFound",
@@ -183,11 +183,11 @@ def backoff_s(attempt: int) -> float:
 def followed_networks(permissions: Sequence[Mapping[str, Any]]) -> list[str]:
     """The networks of the rules that follow this computer's address, of a group's permissions."""
     return [
-        str(one.get(key))
+        str(entry.get(key))
         for permission in permissions
         for ranges, key in (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6"))
-        for one in permission.get(ranges) or []
-        if one.get("Description") == CALLER_DESCRIPTION
+        for entry in permission.get(ranges) or []
+        if entry.get("Description") == CALLER_DESCRIPTION
     ]
 
 

@@ -121,7 +121,7 @@ def _group_by_quota(short: Sequence[Alternative]) -> list[list[Alternative]]:
 
 def _format_left_out(asked: Demand, ways: Sequence[Alternative]) -> str:
     names = first_few([way.kind.type for way in ways], MAX_NAMES)
-    least = asked.exactly(ways[0].kind)
+    least = asked.with_type(ways[0].kind)
     to_type = quota_advice.build_command(least, "quota", ways[0].place.region)
     return f"left out: {names}: {quota_advice.format_shortfall(ways[0])}: {to_type}"
 
@@ -142,28 +142,28 @@ def _read_in_full(account: Account, place: RegionSurvey, asked: Demand) -> Regio
 
 
 def _build_offer(stock: RegionStock, kind: InstanceType, zone: str, price: float, given: Wishes) -> Offer:
-    ground, nodes = stock.ground, given.nodes
+    base, nodes = stock.base, given.nodes
     market = reservations.BLOCK if is_prepaid(given) else build_demand(given).market
-    net = ground.nets[zone]
-    disk = max(given.disk, ground.image.root_gb)
+    net = base.subnets[zone]
+    disk = max(given.disk, base.image.root_gb)
     way = _as_alternative(stock, kind, given)
     costs = [
         Price(f"{nodes} x {kind.type}, {market}{stock.unpriced and ', at most'}", round(price * nodes, 6)),
-        Price(f"{nodes} x {disk} GB of disk (gp3)", round(ground.disk * disk * nodes, 6)),
+        Price(f"{nodes} x {disk} GB of disk (gp3)", round(base.disk * disk * nodes, 6)),
         *([Price(f"{nodes} x public IPv4 address", round(pricing.ADDRESS_HOURLY * nodes, 6))] if net.public else []),
     ]
     per_hour = sum(cost.per_hour for cost in costs)
     count = (f"{nodes} x {kind.gpus}" if nodes > 1 else str(kind.gpus)) if kind.gpus else ""
     return Offer(
         provider="aws",
-        id=f"{ground.region}/{zone}/{kind.type}/{market}",
+        id=f"{base.region}/{zone}/{kind.type}/{market}",
         say=f"{nodes} x {kind.type} ({kind.say}) in {zone}, {market}",
         nodes=nodes,
         gpus=kind.gpus,
-        region=ground.region,
+        region=base.region,
         prices=tuple(costs),
         notes=(
-            *_build_notes(way, ground.image),
+            *_build_notes(way, base.image),
             *([UNPRICED_NOTE.format(stock.unpriced, kind.type)] if stock.unpriced else []),
         ),
         data={
@@ -177,16 +177,16 @@ def _build_offer(stock: RegionStock, kind: InstanceType, zone: str, price: float
                 "MARKET": market,
                 "$/H": f"${per_hour:.2f}",
             },
-            "region": ground.region,
+            "region": base.region,
             "zone": zone,
             "place": zone,
             "type": kind.type,
             "market": SPOT if given.spot else market,
             "gpus": kind.gpus,
             "vcpus": kind.vcpus,
-            "quota": f"{ground.region}/{way.counted.code}" if way.counted.code else "",
+            "quota": f"{base.region}/{way.counted.code}" if way.counted.code else "",
             "price": price,
-            **ground.image.data,
+            **base.image.data,
             "ami_ours": not given.ami,
             "disk": disk,
             "subnet": net.subnet,

@@ -34,19 +34,19 @@ PLAIN_MACHINE = {
 
 
 def newest_spot_prices(history: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
-    """The price by type and zone, the last that was said of each. A price of nothing is none."""
+    """The last known price by type and zone. A price of 0 counts as unknown."""
     found: dict[tuple[str, str], tuple[Any, float]] = {}
-    for one in history:
-        where = (str(one.get("InstanceType")), str(one.get("AvailabilityZone")))
-        price, at = _parse_dollars(one.get("SpotPrice")), one.get("Timestamp")
-        known = found.get(where)
-        if price and (known is None or (at is not None and known[0] is not None and at > known[0])):
-            found[where] = (at, price)
-    return {where: price for where, (_, price) in found.items()}
+    for entry in history:
+        key = (str(entry.get("InstanceType")), str(entry.get("AvailabilityZone")))
+        price, timestamp = _parse_dollars(entry.get("SpotPrice")), entry.get("Timestamp")
+        known = found.get(key)
+        if price and (known is None or (timestamp is not None and known[0] is not None and timestamp > known[0])):
+            found[key] = (timestamp, price)
+    return {key: price for key, (_, price) in found.items()}
 
 
 def parse_product(product: str) -> tuple[Mapping[str, Any], float]:
-    """What a product of the price list is (its attributes), and what one unit costs on demand; 0 where nothing is said.
+    """What a product of the price list is (its attributes), and its on-demand price per unit; 0 if it has none.
 
     The list's entries are JSON in text.
     """
@@ -81,9 +81,9 @@ def disk_hourly(products: Iterable[str]) -> float:
     return min(monthly, default=DISK_MONTHLY) / HOURS_PER_MONTH
 
 
-def _parse_dollars(said: Any) -> float:
+def _parse_dollars(value: Any) -> float:
     try:
-        price = float(said)
+        price = float(value)
     except (TypeError, ValueError):
         return 0.0
     return price if 0 < price < float("inf") else 0.0
@@ -95,9 +95,9 @@ READ_PRICE_LIST = "read AWS's price list"
 
 
 def read_spot_prices(account: Account, region: str, types: Iterable[str]) -> dict[tuple[str, str], float]:
-    """$/h of a machine now, by type and zone. Raises ProviderError."""
+    """The present spot price of a machine in $/h, by type and zone. Raises ProviderError."""
     now = datetime.now(UTC)
-    told = pages(
+    history = pages(
         "see the spot prices",
         account.client("ec2", region),
         "describe_spot_price_history",
@@ -107,11 +107,11 @@ def read_spot_prices(account: Account, region: str, types: Iterable[str]) -> dic
         StartTime=now,
         EndTime=now,
     )
-    return newest_spot_prices(told)
+    return newest_spot_prices(history)
 
 
 def read_on_demand_prices(account: Account, region: str, kinds: Iterable[InstanceType]) -> dict[str, float]:
-    """$/h of a machine by type, from the price list. What is not in it is not in the answer. Raises ProviderError."""
+    """On-demand $/h of a machine by type, from the price list; unlisted types are left out. Raises ProviderError."""
     wanted = {kind.type: kind for kind in kinds}
     found: dict[str, float] = {}
     for gpus in sorted({kind.gpus for kind in wanted.values() if kind.gpus}):
@@ -142,8 +142,8 @@ def _list_products(account: Account, region: str, **attributes: str) -> list[str
         for field, value in {"regionCode": name, **attributes}.items()
     ]
     refused: ProviderError | None = None
-    for at in (account.price_list, *(one for one in PRICE_LISTS if one != account.price_list)):
-        client = account.client("pricing", join_region(at, profile))
+    for region_serving in (account.price_list, *(other for other in PRICE_LISTS if other != account.price_list)):
+        client = account.client("pricing", join_region(region_serving, profile))
         try:
             found = pages(
                 READ_PRICE_LIST, client, "get_products", "PriceList", ServiceCode="AmazonEC2", Filters=filters
@@ -151,7 +151,7 @@ def _list_products(account: Account, region: str, **attributes: str) -> list[str
         except ProviderError as error:
             refused = refused or error
         else:
-            account.price_list = at
+            account.price_list = region_serving
             return found
     assert refused is not None
     raise refused

@@ -130,7 +130,7 @@ def advise_for_one_gpu(asked: Demand, places: Sequence[RegionSurvey], now: float
 
 
 def _just(asked: Demand, way: Alternative) -> Demand:
-    return asked.exactly(way.kind)
+    return asked.with_type(way.kind)
 
 
 def build_quota_error(asked: Demand, places: Sequence[RegionSurvey], now: float) -> QuotaExceeded:
@@ -287,7 +287,7 @@ def _advise_first_step(asked: Demand, known: Sequence[Alternative]) -> list[Advi
     if small is None:
         return []
     nodes = SMALL_VCPUS // small.vcpus
-    wish = dataclasses.replace(asked.exactly(small), nodes=nodes, gpus=small.gpus, gpu_mem=None, market=ON_DEMAND)
+    wish = dataclasses.replace(asked.with_type(small), nodes=nodes, gpus=small.gpus, gpu_mem=None, market=ON_DEMAND)
     total = str(nodes * small.vcpus)
     return [
         Advice(
@@ -358,7 +358,7 @@ def _advise_open_increase(asked: Demand, way: Alternative, one: Increase, now: f
 
 def _with_alternative(asked: Demand, way: Alternative) -> Demand:
     """The same wish with this way's machines."""
-    return dataclasses.replace(asked.exactly(way.kind), nodes=way.nodes, gpus=way.kind.gpus or None, gpu_mem=None)
+    return dataclasses.replace(asked.with_type(way.kind), nodes=way.nodes, gpus=way.kind.gpus or None, gpu_mem=None)
 
 
 def _join_regions(names: Iterable[str]) -> str:

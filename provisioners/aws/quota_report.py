@@ -206,7 +206,7 @@ def request_quota(account: Account, quota: Quota, wanted: float) -> Increase:
 
 
 def requested_quota(account: Account, quota: Quota, id: str) -> Increase:
-    """One look at a request. Where it does not say how it ended, the limit does, within the hour. Raises
+    """Read a request for an increase. Where its status does not say whether it was granted, the quota does. Raises
     ProviderError."""
     client = account.client("service-quotas", quota.region)
     told: dict[str, Any] = ask("look at the request", client.get_requested_service_quota_change, RequestId=id)

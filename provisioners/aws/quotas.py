@@ -29,7 +29,7 @@ MARKETS = (SPOT, ON_DEMAND)
 UNIT = "vCPU"
 OPEN_STATUSES = ("PENDING", "CASE_OPENED")
 GRANTED_BY_STATUS = {"APPROVED": True, "DENIED": False, "NOT_APPROVED": False, "INVALID_REQUEST": False}
-"""What is not here, CASE_CLOSED above all, does not say how it ended."""
+"""Any other status, CASE_CLOSED for one, does not say whether the increase was granted."""
 CASE_URL = "https://support.console.aws.amazon.com/support/home#/case/?displayId={}"
 CASE_LIST_URL = "https://support.console.aws.amazon.com/support/home#/case/history"
 NO_SUCH_RESOURCE = "NoSuchResourceException"
@@ -109,17 +109,17 @@ def count_usage(
 
 @dataclass(frozen=True)
 class AccountQuotas:
-    """How an account stands in one region."""
+    """The quotas of an account in one region, what is in use of them, and the requests for increases."""
 
     limits: Mapping[str, float] = field(default_factory=dict)
-    """By code. What could not be learnt is not in it."""
+    """By code. Quotas that could not be read are left out."""
     used: Mapping[str, float | None] = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
     """Why a limit (by its code) or what is in use (`used`) is not known."""
     increases: Mapping[str, Sequence[Increase]] | None = field(default_factory=dict)
-    """The open ones; None: not known."""
+    """Open requests by code; None: not known."""
     closed: Mapping[str, Increase] = field(default_factory=dict)
-    """The last one, where it is closed and was not granted, as far as AWS says."""
+    """The last request by code, where it is closed and AWS does not report it as granted."""
 
     def free(self, counted: QuotaClass) -> float | None:
         limit, used = self.limits.get(counted.code), self.used.get(counted.code)
@@ -171,7 +171,7 @@ def case_link(one: Increase) -> str:
 
 
 def parse_increase(document: Mapping[str, Any]) -> Increase:
-    """A request for more, as Service Quotas tells of it."""
+    """An increase from a document of Service Quotas."""
     status = str(document.get("Status") or "")
     found = Increase(
         id=str(document.get("Id") or ""),
@@ -202,7 +202,7 @@ def read_account_quotas(
     *,
     history: bool,
 ) -> AccountQuotas:
-    """How the account stands in a region. `history`: whether open requests for more are asked for as well."""
+    """The account's quotas in a region. `history`: whether requests for increases are read as well."""
     codes = [one.code for one in classes if one.code]
     calls: dict[str, Callable[[], Any]] = {one: partial(read_limit, account, region, one) for one in codes}
     spot = any(one.market == SPOT for one in classes)
@@ -221,7 +221,7 @@ def read_account_quotas(
 
 
 def is_unreadable(answer: Any) -> bool:
-    """Whether an answer is none, and may be. Raises what is wrong with the credentials, or with what was typed."""
+    """Whether an answer is an error that leaves a value unknown. Raises errors of credentials, and UsageError."""
     if isinstance(answer, UsageError) or (isinstance(answer, AuthFailed) and not denied(answer)):
         raise answer
     return isinstance(answer, ProviderError)

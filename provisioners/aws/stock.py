@@ -1,4 +1,4 @@
-"""What a region has of what was asked for: types, zones, prices, image, network, and how the account stands there."""
+"""What a region offers for a request: types, zones, prices, image, network, and the account's quotas there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RegionBase:
 
     region: str
     image: images.Image
-    nets: Mapping[str, network.Subnet]
+    subnets: Mapping[str, network.Subnet]
     """By zone."""
     disk: float
     """$/h for a GB."""
@@ -36,9 +36,9 @@ class RegionBase:
 
 @dataclass(frozen=True)
 class RegionStock:
-    """A region: what it has of what was asked for, at which $/h and zone, and how the account stands there."""
+    """What a region offers for a request: types by zone with their $/h, and the account's quotas there."""
 
-    ground: RegionBase
+    base: RegionBase
     place: RegionSurvey
     priced: Sequence[tuple[InstanceType, str, float]]
     unpriced: str = ""
@@ -56,7 +56,7 @@ def read_stock(account: Account, region: str, given: Wishes, asked: Demand) -> R
         }
     )
     kinds: dict[str, InstanceType] = require(first["kinds"])
-    meant = _with_driver_support(
+    selected = _with_driver_support(
         catalog.select_instance_types(
             kinds.values(),
             gpus=asked.gpus,
@@ -68,13 +68,13 @@ def read_stock(account: Account, region: str, given: Wishes, asked: Demand) -> R
         ),
         given,
     )
-    ground = RegionBase(region, require(first["image"]), require(first["nets"]), require(first["disk"]))
-    types = [kind.type for kind in meant]
-    classes = list(dict.fromkeys(quota_class_of(kind.type, asked.market) for kind in meant))
+    base = RegionBase(region, require(first["image"]), require(first["nets"]), require(first["disk"]))
+    types = [kind.type for kind in selected]
+    classes = list(dict.fromkeys(quota_class_of(kind.type, asked.market) for kind in selected))
     ask_price = (
         partial(pricing.read_spot_prices, account, region, types)
         if given.spot
-        else partial(pricing.read_on_demand_prices, account, region, () if is_prepaid(given) else meant)
+        else partial(pricing.read_on_demand_prices, account, region, () if is_prepaid(given) else selected)
     )
     second: dict[str, Any] = ask_all(
         {
@@ -90,30 +90,30 @@ def read_stock(account: Account, region: str, given: Wishes, asked: Demand) -> R
             ),
         }
     )
-    place = RegionSurvey(region, tuple(kinds.values()), {asked.market: meant}, require(second["standing"]))
-    told, unpriced = second["prices"], ""
-    if isinstance(told, ProviderError) and not given.spot and is_unreadable(told):
-        unpriced = told.say
-        told = _price_caps(account, meant, told, ground, given)
-    priced = _price_by_zone(meant, require(second["zones"]), require(told), ground, given)
-    return RegionStock(ground, place, priced, unpriced)
+    place = RegionSurvey(region, tuple(kinds.values()), {asked.market: selected}, require(second["standing"]))
+    prices, unpriced = second["prices"], ""
+    if isinstance(prices, ProviderError) and not given.spot and is_unreadable(prices):
+        unpriced = prices.say
+        prices = _price_caps(account, selected, prices, base, given)
+    priced = _price_by_zone(selected, require(second["zones"]), require(prices), base, given)
+    return RegionStock(base, place, priced, unpriced)
 
 
 def _price_caps(
-    account: Account, meant: Sequence[InstanceType], error: ProviderError, ground: RegionBase, given: Wishes
+    account: Account, selected: Sequence[InstanceType], error: ProviderError, base: RegionBase, given: Wishes
 ) -> dict[str, float]:
     """What the user would pay for each type, where AWS's prices cannot be read; without those that even spot machines
     show to be dearer. Raises the error where the user has not said."""
     if given.max_price is None:
         error.hint = f"{error.hint}; or {UNPRICED_HINT}"
         raise error
-    besides = ground.disk * max(given.disk, ground.image.root_gb) + pricing.ADDRESS_HOURLY
+    besides = base.disk * max(given.disk, base.image.root_gb) + pricing.ADDRESS_HOURLY
     most = math.floor((given.max_price / given.nodes - besides) * 1e4) / 1e4
     spot: Mapping[tuple[str, str], float] = {}
     with suppress(ProviderError):
-        spot = pricing.read_spot_prices(account, ground.region, [kind.type for kind in meant])
+        spot = pricing.read_spot_prices(account, base.region, [kind.type for kind in selected])
     dear = {type for (type, _), price in spot.items() if price > most}
-    return {kind.type: most for kind in meant if most > 0 and kind.type not in dear}
+    return {kind.type: most for kind in selected if most > 0 and kind.type not in dear}
 
 
 def _with_driver_support(kinds: Sequence[InstanceType], given: Wishes) -> list[InstanceType]:
@@ -127,19 +127,19 @@ def _with_driver_support(kinds: Sequence[InstanceType], given: Wishes) -> list[I
 
 
 def _price_by_zone(
-    meant: Sequence[InstanceType],
+    selected: Sequence[InstanceType],
     zones: Mapping[str, set[str]],
-    told: Mapping[Any, float],
-    ground: RegionBase,
+    prices: Mapping[Any, float],
+    base: RegionBase,
     given: Wishes,
 ) -> list[tuple[InstanceType, str, float]]:
     """Each kind with its price in each zone that has it and a subnet of ours. Raises NoCapacity."""
-    where = split_region(ground.region)[0]
-    names = ", ".join(kind.type for kind in meant[:4]) + (" or others" if len(meant) > 4 else "")
-    offered = [(kind, zone) for kind in meant for zone in sorted(zones.get(kind.type, ()))]
+    where = split_region(base.region)[0]
+    names = ", ".join(kind.type for kind in selected[:4]) + (" or others" if len(selected) > 4 else "")
+    offered = [(kind, zone) for kind in selected for zone in sorted(zones.get(kind.type, ()))]
     if not offered:
         raise NoCapacity(f"no zone of {where} has {names}", ELSEWHERE_HINT)
-    reached = [(kind, zone) for kind, zone in offered if zone in ground.nets]
+    reached = [(kind, zone) for kind, zone in offered if zone in base.subnets]
     if not reached:
         there = ", ".join(sorted({zone for _, zone in offered}))
         if given.zone:
@@ -147,11 +147,11 @@ def _price_by_zone(
                 f"{given.zone} has no {names}: {where} has them in {there}", "leave out --zone, or name another"
             )
         raise NoCapacity(
-            f"{where} has {names} in {there} only, and our subnets are in {', '.join(sorted(ground.nets)) or 'none'}",
+            f"{where} has {names} in {there} only, and our subnets are in {', '.join(sorted(base.subnets)) or 'none'}",
             "name a subnet there (--subnet), or make the default one: aws ec2 create-default-subnet "
             f"--availability-zone {offered[0][1]}",
         )
-    priced = [(kind, zone, told.get((kind.type, zone) if given.spot else kind.type, 0.0)) for kind, zone in reached]
+    priced = [(kind, zone, prices.get((kind.type, zone) if given.spot else kind.type, 0.0)) for kind, zone in reached]
     known = [(kind, zone, price) for kind, zone, price in priced if price or is_prepaid(given)]
     if not known:
         what = "no spot price" if given.spot else "no price in its price list"
