@@ -46,7 +46,7 @@ class Context:
     """Questions are answered in advance."""
     clock: Clock = field(default_factory=Clock)
     progress: Progress = field(default_factory=Silent, repr=False)
-    """Where stories say what they are at and what they wait for."""
+    """Shows which step is in progress and what it waits for."""
     provisioners: dict[object, Provisioner] = field(default_factory=dict, repr=False)
     """Those that were asked for, by name: one connection to a provider serves the whole command."""
     dotenv: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -57,8 +57,8 @@ class Context:
         return self.services.open_ledger(self.home)
 
     def ensure_guard(self, row: ClusterRow) -> None:
-        """See that a guard of this cluster works; returns at once. The first one keeps this command's environment.
-        Raises OSError."""
+        """Start a guard for this cluster unless one works already; returns at once. The first one keeps this
+        command's environment. Raises OSError."""
         self.services.ensure_guard(self.home, row)
 
     @cached_property
@@ -66,7 +66,7 @@ class Context:
         return myself()
 
     def provisioner(self, name: str) -> Provisioner:
-        """The provisioner of that name, with the first key there is. Raises UsageError."""
+        """The provisioner of that name, with the first key that is found. Raises UsageError."""
         return self._load(name, name, self.env, self.dotenv)
 
     def provisioner_of(self, row: ClusterRow) -> Provisioner:
@@ -98,7 +98,7 @@ class Context:
         return self._load((name, DOTENV), name, with_keys(self.env, keys, insist=True), keys)
 
     def _source(self, name: str) -> str | None:
-        """Where the first key for a provider comes from; None where it does not tell. Nobody is asked."""
+        """Where the first key for a provider comes from; None where it does not say. Sends no request."""
         from gpuops.core.models import Request
 
         tell = getattr(self.provisioner(name), "payer", None)

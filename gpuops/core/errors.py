@@ -3,20 +3,20 @@
     GpuopsError
     ├── UsageError              2    the command, a file or a setting is wrong
     ├── RunFailed               1    a rank's own error, or a world that never formed
-    ├── ProviderError           3    the provider said no
-    │   ├── NoCapacity                none of this offer to be had now
+    ├── ProviderError           3    the provider refused a request
+    │   ├── NoCapacity                this offer is not available now
     │   ├── QuotaExceeded             the account may not have it
     │   ├── AuthFailed                credentials refused
-    │   │   └── NotSetUp              there are none at all
-    │   ├── RateLimited               slow down; `retry_after` seconds where the provider says
+    │   │   └── NotSetUp              no credentials were found
+    │   ├── RateLimited               too many requests; `retry_after` seconds where stated
     │   ├── Rejected                  this request will never be accepted
-    │   └── Unknown                   no answer, or one we cannot read: it may have happened
-    │       └── Partial               some of it answered; `found` is what they said
+    │   └── Unknown                   no readable answer: the request may have had its effect
+    │       └── Partial               some regions answered; `found` is what they list
     ├── NodeError               4    a node or the network failed
     │   ├── ConnectionLost            the connection ended; the node may be well
-    │   ├── MachineGone               its machine went before a run was on it
-    │   ├── NodeRefused               the agent said no; `kind` says why
-    │   └── MalformedAnswer           what came from it is nothing that an agent of ours says
+    │   ├── MachineGone               its machine ended before a run was on it
+    │   ├── NodeRefused               the agent refused a request; `kind` says why
+    │   └── MalformedAnswer           it sent what no gpuops agent sends
     ├── LocalDisk               4    this computer cannot write: no node has failed
     └── StillBilling            5    something may still cost money
 
@@ -71,13 +71,13 @@ class AuthFailed(ProviderError):
 
 
 class NotSetUp(AuthFailed):
-    """No credentials at all: where nothing was ever rented there, nobody needs to hear of it."""
+    """No credentials were found. Not reported for a provider at which nothing was ever rented."""
 
 
 class RateLimited(ProviderError):
     def __init__(self, say: str, hint: str = "", retry_after: float | None = None) -> None:
         super().__init__(say, hint)
-        # A provider's number is not ours to trust: a negative one would be no pause at all.
+        # The provider's number is not trusted: a negative one would be no pause.
         self.retry_after = retry_after if retry_after is not None and 0 <= retry_after < float("inf") else None
 
 
@@ -110,7 +110,7 @@ class ConnectionLost(NodeError):
 
 
 class MachineGone(NodeError):
-    """A machine was taken back, or is no more and nobody says why. `cluster`: its number in the ledger, where known."""
+    """A machine was preempted, or ended for an unknown reason. `cluster`: its number in the ledger, where known."""
 
     def __init__(self, say: str, hint: str = "", node: int | None = None, cluster: int | None = None) -> None:
         super().__init__(say, hint)
@@ -128,7 +128,7 @@ class NodeRefused(NodeError):
 
 
 class MalformedAnswer(NodeError):
-    """A node said what no agent of ours says: a broken one, or a hostile one. Asking for ever does not help.
+    """A node sent what no gpuops agent sends: it is broken or hostile. Retries do not help.
 
     `what`: what is wrong with it, without the node's own words.
     """
@@ -138,7 +138,7 @@ class MalformedAnswer(NodeError):
 
 
 class LocalDisk(GpuopsError):
-    """This computer's own disk: neither a node nor the network has failed, and trying those again does not help."""
+    """This computer's disk failed. Retrying the node or the network does not help."""
 
     exit_code = 4
 
@@ -148,7 +148,7 @@ class StillBilling(GpuopsError):
 
 
 class Interrupted(BaseException):
-    """Somebody wants the story to end. What is borne as a failure (`except GpuopsError`) must not swallow it."""
+    """The user or the system ends the command. No GpuopsError, so that `except GpuopsError` does not swallow it."""
 
     exit_code = 130
 

@@ -25,7 +25,7 @@ COSTLESS = ("leaving", "ended")
 
 
 class MachineStatus(Enum):
-    """Whether a machine still runs what it was made for, and if not, by whose wish: read off what `describe` says."""
+    """Whether a machine still runs, and if not, who ended it; derived from the result of `describe`."""
 
     RUNNING = "running"
     """It runs, or is being started; also where its provider does not know."""
@@ -45,7 +45,7 @@ class MachineStatus(Enum):
 
     @property
     def is_replaceable(self) -> bool:
-        """Whether nobody wished for this end, so that another machine may do."""
+        """Whether neither the user nor the image caused this end, so that another machine may succeed."""
         return self in (MachineStatus.PREEMPTED, MachineStatus.STOPPED, MachineStatus.VANISHED)
 
 
@@ -66,8 +66,8 @@ class Request:
     options: Mapping[str, Any] = field(default_factory=dict)
     """The provider's own options (`Provisioner.options`), by name."""
     wait_s: float | None = None
-    """How long the core goes on asking while nothing can be had. None: half an hour for what replaces machines that
-    were taken back (`search.REPLACING_S`), else not at all."""
+    """How long the core searches while no offer is available. None: half an hour for replacements of preempted machines
+    (`search.REPLACEMENT_SEARCH_S`), else it does not wait."""
 
 
 @dataclass(frozen=True)
@@ -127,15 +127,15 @@ class Offer:
 
 @dataclass(frozen=True)
 class Problem:
-    """What preflight found: what is wrong, whether it stops us, and what to do."""
+    """One finding of `preflight`: what is wrong, whether it stops the command, and what to do."""
 
     say: str
     hint: str
     fatal: bool = True
     settle: str = ""
-    """The provider's own yes-or-no option by which the user may settle it: asked for where somebody can answer."""
+    """The provider's own yes-or-no option by which the user may settle it: asked where a terminal can answer."""
     note: bool = False
-    """Something to know (whose account this is), and nothing is wrong: it stops nobody, whatever `fatal` says."""
+    """Something to know (whose account this is), and nothing is wrong: it stops no command, whatever `fatal` says."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fatal", self.fatal and not self.note)
@@ -321,7 +321,7 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said last, and the exit code."""
+    """The outcome of a run: its last sentence and its exit code."""
 
     outcome: Literal["done", "failed", "stopped", "reclaimed", "lost", "unformed", "unclear"]
     exit_code: int
@@ -336,7 +336,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Increase:
-    """A request for more of a quota, as the provider tells of it."""
+    """A request for more of a quota, as the provider reports it."""
 
     id: str
     status: str
@@ -366,18 +366,18 @@ class Quota:
     name: str
     unit: str
     limit: float | None
-    """None: not known (no permission to look, no answer)."""
+    """None: not known (no permission to read it, or no answer)."""
     used: float | None
     need: float | None = None
     """What the request takes, in its smallest form; None: nothing of this one."""
     sum: str = ""
-    """How `need` comes about: `2 x 48 vCPU`."""
+    """How `need` is computed: `2 x 48 vCPU`."""
     machines: str = ""
     """What it is for: `2 x g5.12xlarge`."""
     asked: bool = False
-    """Whether the request, as it stands, is counted against this one: spot or not."""
+    """Whether the request counts against this quota (spot and on-demand have different ones)."""
     usual: bool = False
-    """Whether this is the one that is meant, mostly, where spot or not is all that is said."""
+    """Whether this is the likely quota where only spot or on-demand was named."""
     increases: Sequence[Increase] | None = ()
     """The open requests for more; None: not known."""
     why: str = ""
@@ -389,7 +389,7 @@ class Quota:
 
     @property
     def missing(self) -> float | None:
-        """How much more would do; None: not known, or nothing is needed."""
+        """How much more the request needs; None: not known, or nothing is needed."""
         return None if self.need is None or self.free is None else max(self.need - self.free, 0.0)
 
 
@@ -401,7 +401,7 @@ class QuotaReport:
     advice: Sequence[str] = ()
     """Plain sentences, the most useful first; commands to copy stand at their ends, after a colon."""
     notes: Sequence[str] = ()
-    """What could not be learnt, and why."""
+    """What could not be read, and why."""
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ class Provisioner(Protocol):
 
 
 class TellsBalance(Protocol):
-    """What a provisioner may have besides, either or both: nothing asks for it where it is absent."""
+    """Optional methods of a provisioner, either or both; absent ones are not called."""
 
     def balance(self) -> float | None:
         """What is left on the account in $, as the provider tells it now; None where it cannot be asked.

@@ -15,7 +15,7 @@ outputs_record    what `out/` holds, from which node
 leftovers         files on a node that no pattern names
 sinks             where results are kept besides this computer (`--sink`)
 object_store      S3 requests of this computer: credentials, client, errors
-bucket            one sink in an object store: checked, opened to nodes by signed addresses, read, cleaned up
+bucket            one sink in an object store: checked, opened to nodes by presigned URLs, read, cleaned up
 archive           what nodes kept in a bucket, fetched, verified and unpacked
 """
 

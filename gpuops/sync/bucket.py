@@ -1,9 +1,9 @@
 """A bucket as the sink of runs (S3, or a service with its API): checked, opened to nodes, read, cleaned up.
 
-`check` proves before anything is rented that nodes will be able to write; `grant` opens an archive per node;
-`Download` reads one back; `abandon` ends uploads that no node completed. Credentials stay on this computer: a node gets
-addresses that are signed here, each for one request on one object of this run, until its lease ends and for seven days
-at most. `object_store` sends the requests.
+`check_bucket` proves before anything is rented that nodes will be able to write; `create_upload_grant` opens an
+archive per node; `ArchiveDownload` reads one back; `abort_uploads` ends uploads that no node completed. Credentials
+stay on this computer: a node gets presigned URLs, each for one request on one object of this run, valid until its lease
+ends and for seven days at most. `object_store` sends the requests.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from gpuops.sync.object_store import (
 )
 
 MAX_PARTS = 400
-"""Signed addresses per node, one for each part of its archive, which may have 1 TB (docs/protocol.md)."""
+"""Presigned URLs per node, one for each part of its archive, which may have 1 TB (docs/protocol.md)."""
 MAX_SIGNATURE_S = 7 * 86400.0
 """S3 accepts no signature for longer than seven days."""
 SEND_AFTER_LEASE_S = 900.0
 """A node may still send results this long after its lease ends."""
 URL_PROBE_TIMEOUT_S = 30.0
-"""How long the test of a signed address is retried when the bucket or the network fails."""
+"""How long the test of a presigned URL is retried when the bucket or the network fails."""
 PROBE_OBJECT = ".gpuops"
 """An empty object under the prefix: writing and reading it proves that results can be kept there."""
 
 
 @dataclass(frozen=True)
 class UploadGrant:
-    """What a run's nodes may do until `until` (UTC seconds). `urls`: secret addresses per node; `uploads`: [key, upload
-    id] per node."""
+    """What a run's nodes may do until `until` (UTC seconds). `urls`: presigned URLs per node, which are secret;
+    `uploads`: [key, upload id] per node."""
 
     place: str
     until: float
@@ -65,26 +65,32 @@ def check_bucket(ctx: Context, sink: Mapping[str, Any]) -> dict[str, Any]:
     sink = {**sink, "profile": select_profile(ctx.env, str(sink.get("profile") or "")), "dotenv": False}
     sink["dotenv"] = uses_dotenv_keys(ctx, sink)
     with ctx.progress.during(f"asking for the bucket {sink['bucket']}"):
-        found = {**sink, "region": _bucket_region(ctx, sink)}
-        s3 = create_client(ctx, found)
-        mark = object_key(found, PROBE_OBJECT)
-        call_s3(found, "s3:PutObject", s3.put_object, Key=mark, Body=b"")
+        checked = {**sink, "region": _bucket_region(ctx, sink)}
+        s3 = create_client(ctx, checked)
+        probe_key = object_key(checked, PROBE_OBJECT)
+        call_s3(checked, "s3:PutObject", s3.put_object, Key=probe_key, Body=b"")
         # Not by HEAD: its answer does not say why it is denied.
-        call_s3(found, "s3:GetObject", s3.get_object, Key=mark)["Body"].close()
-        begun = call_s3(found, "s3:PutObject", s3.create_multipart_upload, Key=mark)
+        call_s3(checked, "s3:GetObject", s3.get_object, Key=probe_key)["Body"].close()
+        upload = call_s3(checked, "s3:PutObject", s3.create_multipart_upload, Key=probe_key)
         try:
-            _probe_presigned_url(ctx, s3, found, {"Key": mark, "UploadId": begun["UploadId"], "PartNumber": 1})
+            _probe_presigned_url(ctx, s3, checked, {"Key": probe_key, "UploadId": upload["UploadId"], "PartNumber": 1})
         finally:
-            call_s3(found, "s3:AbortMultipartUpload", s3.abort_multipart_upload, Key=mark, UploadId=begun["UploadId"])
+            call_s3(
+                checked,
+                "s3:AbortMultipartUpload",
+                s3.abort_multipart_upload,
+                Key=probe_key,
+                UploadId=upload["UploadId"],
+            )
     if (ends := session_end(ctx, sink)) is not None:
         say = "until the session of these temporary credentials ends"
         at = f", at {clock_time(ends, time.time())} (local time)" if ends else ""
         ctx.out.say(f"note: the nodes can write to the bucket {say}{at}")
-    return found
+    return checked
 
 
 def _probe_presigned_url(ctx: Context, s3: Any, sink: Mapping[str, Any], part: Mapping[str, Any]) -> None:
-    """Send one byte as a node will: to a signed address, without boto3, which follows redirects. Raises Denied.
+    """Send one byte as a node will: to a presigned URL, without boto3, which follows redirects. Raises Denied.
 
     Another error is only noted: a node's network and certificates may differ from this computer's.
     """
@@ -105,7 +111,7 @@ def _probe_presigned_url(ctx: Context, s3: Any, sink: Mapping[str, Any], part: M
 def create_upload_grant(
     ctx: Context, sink: Mapping[str, Any], run: str, nodes: int, lease_end: float | None
 ) -> UploadGrant:
-    """Begin an upload per node and sign its addresses. `lease_end`: UTC seconds. Raises ProviderError."""
+    """Begin an upload per node and presign its URLs. `lease_end`: UTC seconds. Raises ProviderError."""
     s3 = create_client(ctx, sink)
     folder = object_key(sink, run)
     if _object_size(s3, sink, f"{folder}/node0.json") is not None:  # of an earlier attempt, or of another user
@@ -113,15 +119,15 @@ def create_upload_grant(
     uploads = []
     for index in range(nodes):
         key = f"{folder}/node{index}.tar"
-        begun = call_s3(sink, "s3:PutObject", s3.create_multipart_upload, Key=key)
-        uploads.append([key, begun["UploadId"]])
+        upload = call_s3(sink, "s3:PutObject", s3.create_multipart_upload, Key=key)
+        uploads.append([key, upload["UploadId"]])
     return renew_grant(ctx, sink, f"s3://{sink['bucket']}/{folder}", uploads, lease_end)
 
 
 def renew_grant(
     ctx: Context, sink: Mapping[str, Any], place: str, uploads: list[list[str]], lease_end: float | None
 ) -> UploadGrant:
-    """Sign new addresses for the same uploads. Raises UsageError, AuthFailed."""
+    """Presign new URLs for the same uploads. Raises UsageError, AuthFailed."""
     now = time.time()
     until = min(desired_grant_end(now, lease_end), session_end(ctx, sink) or now + MAX_SIGNATURE_S)
     s3 = create_client(ctx, sink)
@@ -161,9 +167,9 @@ def abort_uploads(ctx: Context, row: RunRow) -> None:
         return
     try:
         s3 = create_client(ctx, sink)
-        for key, upload in uploads:
+        for key, upload_id in uploads:
             with suppress(Absent):
-                call_s3(sink, "s3:AbortMultipartUpload", s3.abort_multipart_upload, Key=key, UploadId=upload)
+                call_s3(sink, "s3:AbortMultipartUpload", s3.abort_multipart_upload, Key=key, UploadId=upload_id)
     except GpuopsError as error:
         name = f"s3://{sink['bucket']}/{uploads[0][0].rpartition('/')[0]}"
         ctx.out.say(f"note: parts of {row.name} may be left in {name}, and cost there: {error.say}")
@@ -172,7 +178,7 @@ def abort_uploads(ctx: Context, row: RunRow) -> None:
 
 
 def abort_cluster_uploads(ctx: Context, cluster: int) -> None:
-    """`abandon` for every run of a cluster whose machines are gone."""
+    """`abort_uploads` for every run of a cluster whose machines are gone."""
     for row in ctx.ledger.runs(cluster=cluster):
         abort_uploads(ctx, row)
 
@@ -249,7 +255,7 @@ def _object_size(s3: Any, sink: Mapping[str, Any], key: str) -> int | None:
 
 
 def _bucket_region(ctx: Context, sink: Mapping[str, Any]) -> str:
-    """The bucket's region, which S3 states even to requests it denies. Raises UsageError, ProviderError."""
+    """The bucket's region: S3 returns it even when access is denied. Raises UsageError, ProviderError."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     s3 = create_client(ctx, sink)

@@ -1,7 +1,7 @@
-"""Files on a node that no `--out` pattern names: they come home before the node ends.
+"""Files on a node that no `--out` pattern names: they are downloaded before the node ends.
 
 A result is easily written under an unexpected name, and a file that was edited on a node is a person's work.
-`--out '!GLOB'` is the user's word that such files may be lost.
+`--out '!GLOB'` says that such files may be lost.
 """
 
 from __future__ import annotations
@@ -66,35 +66,39 @@ def _request_listing(programs: Programs, question: Mapping[str, Any]) -> answers
 
 def choose_unasked(found: Sequence[Leftover]) -> tuple[list[Leftover], list[Leftover]]:
     """Split the leftovers of nodes that stay: those that come home unasked, and those that are only named."""
-    small = [one for one in found if one.size <= MAX_UNASKED_BYTES]
+    small = [leftover for leftover in found if leftover.size <= MAX_UNASKED_BYTES]
     if len(small) > MAX_UNASKED_FILES:
-        small = [one for one in small if one.edited][:MAX_UNASKED_FILES]
+        small = [leftover for leftover in small if leftover.edited][:MAX_UNASKED_FILES]
     chosen = set(small)
-    return small, [one for one in found if one not in chosen]
+    return small, [leftover for leftover in found if leftover not in chosen]
 
 
 def exact_patterns(found: Sequence[Leftover]) -> list[str]:
     """Patterns that match exactly these files."""
-    return sorted({"./" + glob.escape(one.path) for one in found})
+    return sorted({"./" + glob.escape(leftover.path) for leftover in found})
 
 
 def describe_leftovers(found: Sequence[Leftover]) -> str:
     """`data/cache.bin (1.2 GB, node0) and 3 more`; empty without files."""
-    named = [f"{printable_path(one.path)} ({amount(one.size)}, node{one.node})" for one in found]
+    named = [f"{printable_path(leftover.path)} ({amount(leftover.size)}, node{leftover.node})" for leftover in found]
     return first_few(named, 3)
 
 
 def find_already_home(client: Programs, tree: str, found: Sequence[Leftover], folder: SafeFolder) -> list[Leftover]:
     """Those that lie in `folder` under the same path with the same bytes. Raises NodeRefused, ConnectionLost."""
-    alike = [one for one in found if _can_lie(folder, one.path) and folder.size(one.path) == one.size]
+    alike = [
+        leftover
+        for leftover in found
+        if _can_lie(folder, leftover.path) and folder.size(leftover.path) == leftover.size
+    ]
     same: set[str] = set()
     if alike:
         with transfer(client.bulk("send", "--tree", tree), client.label) as channel:
-            for member, content in read_files(channel, [one.path for one in alike]):
+            for member, content in read_files(channel, [leftover.path for leftover in alike]):
                 if member.link is None and _has_content(folder, member.name, content):
                     same.add(member.name)
             finish(channel, client.label)
-    return [one for one in alike if one.path in same]
+    return [leftover for leftover in alike if leftover.path in same]
 
 
 def _can_lie(folder: SafeFolder, path: str) -> bool:
@@ -127,10 +131,10 @@ def save_leftovers(
     client: Programs, tree: str, found: Sequence[Leftover], target: SafeFolder, system: System = HERE
 ) -> SavedLeftovers:
     """Copy files of one node's tree into `target`, under their paths. Raises NodeRefused, ConnectionLost, LocalDisk."""
-    names = system.names(one.path for one in found)
+    names = system.names(leftover.path for leftover in found)
     came: set[str] = set()
     with transfer(client.bulk("send", "--tree", tree), client.label) as channel:
-        for member, content in read_files(channel, [one.path for one in found]):
+        for member, content in read_files(channel, [leftover.path for leftover in found]):
             came.add(member.name)
             if member.link is not None:
                 continue  # its target is saved under its own name, or lies outside
@@ -139,4 +143,4 @@ def save_leftovers(
                 target.write(place, content, member.size, mtime_ns=member.mtime * 1_000_000_000)
         finish(channel, client.label)
     renamed = {path: name for path, name in names.items() if path != name}
-    return SavedLeftovers(renamed, [one for one in found if one.path not in came])
+    return SavedLeftovers(renamed, [leftover for leftover in found if leftover.path not in came])

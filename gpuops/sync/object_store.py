@@ -138,7 +138,7 @@ def create_client(ctx: Context, sink: Mapping[str, Any]) -> Any:
 
     common: dict[str, Any] = {"signature_version": "s3v4", "connect_timeout": 10, "read_timeout": 60}
     common["retries"] = {"mode": "standard", "max_attempts": 4}
-    # Nodes that use a signed address send no checksums.
+    # Nodes that use a presigned URL send no checksums.
     sums = {"request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"}
     endpoint = ctx.env.get("AWS_ENDPOINT_URL") or None
     region = sink.get("region") or session.region_name or "us-east-1"

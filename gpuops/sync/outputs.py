@@ -295,7 +295,7 @@ def record_moves(memory: Memory, moves: Sequence[Move], staging: SafeFolder) -> 
 
 
 def read_stamp(folder: SafeFolder, path: str) -> Stamp | None:
-    """(size, mtime_ns) of the file that lies there, None where nothing or a folder does, SOMEBODYS for all else."""
+    """(size, mtime_ns) of the file at `path`; None where nothing or a folder lies there, NOT_OURS for all else."""
     seen = folder.look(path)
     if seen is None or stat.S_ISDIR(seen.st_mode):
         return None
