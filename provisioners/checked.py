@@ -84,7 +84,7 @@ class CheckedProvisioner:
         return forget is not None and self._limited(lambda: forget(region))
 
     def standing(self, request: Request) -> Sequence[Resource]:
-        """Machines that stand without us, of which a request speaks; a provider that rents has none."""
+        """Existing machines of the user's own that a request names; a provider that rents has none."""
         find: Callable[[Request], Sequence[Resource]] | None = getattr(self.inner, "standing", None)
         return [] if find is None else self._limited(lambda: list(find(request)))
 
@@ -94,7 +94,7 @@ class CheckedProvisioner:
         return None if tell is None else self._limited(tell)
 
     def account(self) -> Mapping[str, float] | None:
-        """`balance`, `spend_per_hr`, `spend_limit`, as far as they are told; None where nothing can be asked."""
+        """`balance`, `spend_per_hr` and `spend_limit` as far as reported; None where the provider reports none."""
         tell: Callable[[], Mapping[str, float | None]] | None = getattr(self.inner, "account", None)
         if tell is not None:
             return self._limited(lambda: _finite_numbers(tell()))
@@ -103,7 +103,7 @@ class CheckedProvisioner:
         return _finite_numbers({"balance": self.balance()})
 
     def payer(self, request: Request, patience_s: float = 0.0) -> Payer | None:
-        """Who would pay; None where the provider does not tell. Never a reason to fail: then nothing is known."""
+        """Whose account would pay; None where the provider cannot say. Never raises: on an error the payer is empty."""
         tell: Callable[[Request, float], Payer] | None = getattr(self.inner, "payer", None)
         if tell is None:
             return None
@@ -121,7 +121,7 @@ class CheckedProvisioner:
         return "" if tell is None else self._limited(lambda: str(tell(resource)))
 
     def quota(self, request: Request) -> QuotaReport | None:
-        """The account's quotas; None where a provider tells of none."""
+        """The account's quotas; None where a provider does not report quotas."""
         tell: Callable[[Request], QuotaReport] | None = getattr(self.inner, "quota", None)
         return None if tell is None else self._limited(lambda: tell(request))
 
@@ -134,7 +134,7 @@ class CheckedProvisioner:
         return self._limited(lambda: inner.requested_quota(quota, id))
 
     def policy(self, sink: str = "") -> Mapping[str, Any] | None:
-        """The least that a user must be allowed; None where access is not granted piece by piece."""
+        """The least permissions that a user needs; None where the provider has no permissions to grant."""
         tell: Callable[[str], Mapping[str, Any]] | None = getattr(self.inner, "policy", None)
         return None if tell is None else self._limited(lambda: tell(sink))
 
@@ -169,7 +169,7 @@ class CallTimeout(Exception):
 
 
 def call_with_timeout(call: Callable[[], T], limit_s: float, name: str) -> T:
-    """What a call returns or raises. Raises CallTimeout when it has done neither in time; its thread is left behind."""
+    """Run a call in a thread; return or raise what it does. Raises CallTimeout at the limit; the thread goes on."""
     box: list[T | BaseException] = []
     done = threading.Event()
 
@@ -195,7 +195,7 @@ def _owned_resources(owner: str, listed: Sequence[Resource]) -> list[Resource]:
 
 
 def _finite_numbers(told: Mapping[str, float | None]) -> dict[str, float]:
-    """What can be reckoned with; a provider may tell more, its account's name for one."""
+    """The finite numbers alone; a provider may report more, such as its account's name."""
     numbers = {name: value for name, value in told.items() if isinstance(value, int | float)}
     return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
 

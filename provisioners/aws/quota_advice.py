@@ -40,7 +40,7 @@ SMALL_VCPUS = 8
 
 
 def may_still_be_granted(one: Increase, now: float) -> bool:
-    """Whether a request that was closed without a word of how may still turn out to be granted."""
+    """Whether a request that was closed without a decision may still be granted."""
     since = one.decided if one.decided is not None else one.created
     return since is not None and now - since < GRANT_DELAY_S
 
@@ -102,7 +102,7 @@ def advise_on_request(asked: Demand, places: Sequence[RegionSurvey], now: float)
 
 
 def advise_for_one_gpu(asked: Demand, places: Sequence[RegionSurvey], now: float) -> list[Advice]:
-    """The same where nothing was asked for: for one GPU, in both markets, since none was chosen."""
+    """Advice for a request without GPUs: for one GPU, in both markets, since none was chosen."""
     if not any(place.chosen for place in places):
         return []
     asked = dataclasses.replace(asked, nodes=1, gpus=1)
@@ -145,7 +145,7 @@ def build_quota_error(asked: Demand, places: Sequence[RegionSurvey], now: float)
 
 
 def format_shortfall(way: Alternative) -> str:
-    """What a way is short of, with the numbers."""
+    """By how much the quota is too small for an alternative, in numbers."""
     limit = way.place.standing.limits.get(way.counted.code, 0.0)
     return (
         f"AWS lets this account use {limit:g} {UNIT} of {way.counted.name} ({way.counted.code}) in {way.region}, "
@@ -251,7 +251,7 @@ def _advise_smaller_machines(asked: Demand, places: Sequence[RegionSurvey], mark
 
 
 def _advise_ending_machines(ways: Sequence[Alternative]) -> list[Advice]:
-    """Where the quota is large enough, but for what runs."""
+    """Advice where the quota would suffice if running machines were ended."""
     for way in ways:
         limit = way.place.standing.limits.get(way.counted.code, 0.0)
         if way.used and way.need <= limit:
@@ -275,7 +275,7 @@ def _advise_other_regions(asked: Demand, places: Sequence[RegionSurvey]) -> list
 
 
 def _advise_first_step(asked: Demand, known: Sequence[Alternative]) -> list[Advice]:
-    """Where an account has nothing at all: the step that is granted soonest."""
+    """Advice for an account whose quotas are all 0: the first step, which is granted soonest."""
     least = min(known, key=lambda way: (way.total, way.kind.type))
     place, counted = least.place, quota_class_of(least.kind.type, ON_DEMAND)
     limits = [place.standing.limits.get(quota_class_of(least.kind.type, market).code) for market in MARKETS]
@@ -298,7 +298,7 @@ def _advise_first_step(asked: Demand, known: Sequence[Alternative]) -> list[Advi
 
 
 def _advise_increase(asked: Demand, ways: Sequence[Alternative], now: float) -> list[Advice]:
-    """What to ask AWS for: as little as would do, and as little as would do for as many GPUs."""
+    """The smallest sufficient increase, and the smallest one for as many GPUs in smaller machines."""
     known = [way for way in ways if way.free is not None]
     if not known:
         return []
