@@ -1,8 +1,8 @@
 """Files that were edited or made on nodes come home.
 
 `pull_edits` (`gpuops pull --edits`) brings edited files into the project: only files that this computer pushed there,
-and never over a file that changed here. `save_left` saves edited and new files of nodes that are about to end, in
-`runs/<cluster>-left/`.
+and never over a file that changed here. `save_cluster_leftovers` saves edited and new files of nodes that are about to
+end, in `runs/<cluster>-left/`.
 """
 
 from __future__ import annotations

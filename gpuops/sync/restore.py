@@ -44,7 +44,7 @@ def check_resumable(row: RunRow, tree: str) -> None:
 
 
 def restore_files(clients: Sequence[AgentClient], tree: str, row: RunRow) -> int:
-    """Restore a run's files on every node; returns how many. Raises UsageError as `check` does."""
+    """Restore a run's files on every node; returns how many. Raises UsageError as `check_resumable` does."""
     check_resumable(row, tree)
     home = RunHome(row.home)
     memory = OutFolder(home).memory()
