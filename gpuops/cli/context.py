@@ -64,10 +64,10 @@ def _here() -> Path:
 
 def tables() -> Tables:
     """The tables of `gpuops.toml`, and the name and type of each option in them."""
-    from gpuops.cli.flags import LaunchFlags, MachineFlags, keys
+    from gpuops.cli.flags import LaunchFlags, MachineFlags, flag_types
 
-    launch = keys(MachineFlags, LaunchFlags)
-    return {"up": keys(MachineFlags), "train": launch, "run": launch}
+    launch = flag_types(MachineFlags, LaunchFlags)
+    return {"up": flag_types(MachineFlags), "train": launch, "run": launch}
 
 
 def report_news(ctx: Context, *, orphans: bool = True) -> None:

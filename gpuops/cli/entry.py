@@ -11,7 +11,7 @@ from typing import TextIO
 
 import typer
 
-from gpuops.cli.help import set_passed, split
+from gpuops.cli.help import set_passed_words, split_at_separator
 from gpuops.cli.registry import COMMANDS, HEAD, short_answer
 from gpuops.core.errors import BUG, GpuopsError, Interrupted, UsageError
 
@@ -47,8 +47,8 @@ def execute(arguments: Sequence[str]) -> int:
     if COMPLETING not in os.environ and (answer := short_answer(arguments)) is not None:
         _print(answer, sys.stdout)
         return 0
-    ours, passed = split(arguments)
-    set_passed(passed)
+    ours, passed = split_at_separator(arguments)
+    set_passed_words(passed)
     as_json = "--json" in ours
     try:
         return _call(ours)

@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from gpuops.cli.help import passed
+from gpuops.cli.help import passed_words
 from gpuops.core.names import did_you_mean
 
 NEAR = 0.75
@@ -32,18 +32,22 @@ def explain_parser_error(error: Exception, arguments: Sequence[str], commands: S
     if unknown := re.match(r"No such command '([^']*)'", message):
         return unknown_command(unknown[1], commands)
     if extra := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
-        return f"'{extra[1]}' is more than gpuops {command} takes", _behind(command, arguments, extra[1]) or help_line
+        return f"'{extra[1]}' is more than gpuops {command} takes", _separator_hint(
+            command, arguments, extra[1]
+        ) or help_line
     if hasattr(error, "possibilities"):  # an option that does not exist
         name, known = str(getattr(error, "option_name", "")), list(error.possibilities or ())
         ran = " ".join(arguments[1:]) if command == "run" and not "".join(arguments[1:2]).startswith("-") else ""
-        return f"there is no option {name}{_near(name, known)}", _behind(command, arguments, ran) or help_line
+        return f"there is no option {name}{_nearest(name, known)}", _separator_hint(
+            command, arguments, ran
+        ) or help_line
     if option := getattr(error, "option_name", None):
         needs = "takes no value" if "does not take" in message else "needs a value"
         return f"{option} {needs}", help_line
-    return _about(error, message, arguments), help_line
+    return _explain_parameter(error, message, arguments), help_line
 
 
-def _behind(command: str, arguments: Sequence[str], theirs: str) -> str:
+def _separator_hint(command: str, arguments: Sequence[str], theirs: str) -> str:
     """The hint that `--` is missing: the typed line with `--` before `theirs` where it ends with those, otherwise an
     example. Empty for commands other than `train` and `run`."""
     if command not in PASSED:
@@ -51,15 +55,15 @@ def _behind(command: str, arguments: Sequence[str], theirs: str) -> str:
     rule, _, example = PASSED[command].partition(": ")
     for at in range(1, len(arguments)):
         if " ".join(arguments[at:]) == theirs:
-            example = shlex.join(["gpuops", *arguments[:at], "--", *arguments[at:], *(passed() or ())])
+            example = shlex.join(["gpuops", *arguments[:at], "--", *arguments[at:], *(passed_words() or ())])
     return f"{rule}: {example}"
 
 
 def unknown_command(word: str, commands: Sequence[str]) -> tuple[str, str]:
-    return f"there is no command '{word}'{_near(word, commands)}", "see: gpuops --help"
+    return f"there is no command '{word}'{_nearest(word, commands)}", "see: gpuops --help"
 
 
-def _about(error: Exception, message: str, arguments: Sequence[str]) -> str:
+def _explain_parameter(error: Exception, message: str, arguments: Sequence[str]) -> str:
     """The sentence for a missing or unreadable parameter; typer's own for any other error."""
     parameter = getattr(error, "param", None)
     if parameter is None:
@@ -69,10 +73,10 @@ def _about(error: Exception, message: str, arguments: Sequence[str]) -> str:
     if message.startswith("Missing"):
         return f"{name} is missing"
     kind = "a whole number" if re.search(r"valid int(eger)?\b", message) else "a number"
-    return f"{name} takes {kind}, not '{_value(parameter.opts, arguments)}'"
+    return f"{name} takes {kind}, not '{_typed_value(parameter.opts, arguments)}'"
 
 
-def _value(names: Sequence[str], arguments: Sequence[str]) -> str:
+def _typed_value(names: Sequence[str], arguments: Sequence[str]) -> str:
     """The last value typed for an option, as `--nodes two` or `--nodes=two`."""
     for position in range(len(arguments) - 1, -1, -1):
         name, equals, value = arguments[position].partition("=")
@@ -81,6 +85,6 @@ def _value(names: Sequence[str], arguments: Sequence[str]) -> str:
     return ""
 
 
-def _near(word: str, known: Sequence[str]) -> str:
+def _nearest(word: str, known: Sequence[str]) -> str:
     near = did_you_mean(word, known, alike=NEAR)
     return near and f"; {near}"

@@ -186,7 +186,7 @@ def _hints(group: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(group, include_extras=True)
 
 
-def keys(*groups: type[Any]) -> dict[str, type]:
+def flag_types(*groups: type[Any]) -> dict[str, type]:
     """Names and plain types of flags as `gpuops.toml` writes them: `gpu-type` -> str."""
     table: dict[str, type] = {}
     for group in groups:
@@ -196,13 +196,13 @@ def keys(*groups: type[Any]) -> dict[str, type]:
     return table
 
 
-def untyped(flags: Any, table: Mapping[str, Any]) -> list[str]:
+def untyped_options(flags: Any, table: Mapping[str, Any]) -> list[str]:
     """Options of a table of `gpuops.toml` that apply, because they were not typed."""
     names = (field.name for field in dataclasses.fields(flags) if getattr(flags, field.name) in (None, []))
     return [key for key in (name.replace("_", "-") for name in names) if key in table]
 
 
-def freedom(*groups: type[Any]) -> dict[str, Free | None]:
+def flag_freedom(*groups: type[Any]) -> dict[str, Free | None]:
     """The mark of each flag, by its key in `gpuops.toml`."""
     return {
         name.replace("_", "-"): next((part for part in typing.get_args(hint) if isinstance(part, Free)), None)
@@ -211,7 +211,7 @@ def freedom(*groups: type[Any]) -> dict[str, Free | None]:
     }
 
 
-def filled(flags: F, table: Mapping[str, Any]) -> F:
+def fill_from_table(flags: F, table: Mapping[str, Any]) -> F:
     """The flags, with those that were not typed taken from a table of `gpuops.toml`."""
-    values = {key.replace("-", "_"): table[key] for key in untyped(flags, table)}
+    values = {key.replace("-", "_"): table[key] for key in untyped_options(flags, table)}
     return dataclasses.replace(flags, **values)  # type: ignore[type-var]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _PASSED: list[str] | None = None
 
 
-def split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
+def split_at_separator(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """The words before and behind the first `--`; None for the latter where there is no `--`."""
     words = list(arguments)
     if "--" not in words:
@@ -27,12 +27,12 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
     return words[:at], words[at + 1 :]
 
 
-def set_passed(words: list[str] | None) -> None:
+def set_passed_words(words: list[str] | None) -> None:
     global _PASSED
     _PASSED = words
 
 
-def passed() -> list[str] | None:
+def passed_words() -> list[str] | None:
     """The words behind `--` of this command; None when there was no `--`."""
     return _PASSED
 
@@ -47,7 +47,7 @@ class TakesArguments(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         common = {name for parameter in self.params for name in parameter.opts}
-        ours, ctx.meta[WORDS] = split_own(args, common)
+        ours, ctx.meta[WORDS] = split_provider_options(args, common)
         return super().parse_args(ctx, ours)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -90,11 +90,11 @@ class NamesProvider(TyperCommand):
                 formatter.write_text("none of its own")
 
 
-def split_own(words: Sequence[str], common: Collection[str]) -> tuple[list[str], list[str]]:
+def split_provider_options(words: Sequence[str], common: Collection[str]) -> tuple[list[str], list[str]]:
     """A command line split into the rest, and the options that the provider behind `--on` declares."""
     takes_value = {
         f"--{option.name}": option.type != "bool"
-        for option in _options_if_known(_value_of("--on", words))
+        for option in _options_if_known(_typed_value("--on", words))
         if f"--{option.name}" not in common
     }
     rest, own = [], []
@@ -110,7 +110,7 @@ def split_own(words: Sequence[str], common: Collection[str]) -> tuple[list[str],
     return rest, own
 
 
-def _value_of(flag: str, words: Sequence[str]) -> str:
+def _typed_value(flag: str, words: Sequence[str]) -> str:
     """The last value typed for a flag; empty where it was not typed."""
     found = ""
     for position, word in enumerate(words):

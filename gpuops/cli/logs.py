@@ -50,7 +50,7 @@ def logs(
     as_json: Json = False,
 ) -> None:
     from gpuops.commands.logs import show_logs
-    from gpuops.runs.log_view import Filter, moment
+    from gpuops.runs.log_view import Filter, parse_moment
 
     if tail is not None and tail < 1:
         raise UsageError(f"--tail is at least 1 line, not {tail}", "gpuops logs --tail 50")
@@ -60,7 +60,7 @@ def logs(
         tail,
         launcher,
         grep=None if grep is None else _regex(grep),
-        since=None if since is None else moment(since, time.time()),
+        since=None if since is None else parse_moment(since, time.time()),
     )
     ctx, _ = make_context(as_json=as_json)
     report_news(ctx)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from gpuops.cli.errors import NEAR
-from gpuops.cli.flags import LaunchFlags, MachineFlags, filled, keys
+from gpuops.cli.flags import LaunchFlags, MachineFlags, fill_from_table, flag_types
 from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.models import Option, Request
@@ -38,7 +38,7 @@ OPTION_TYPES: Mapping[str, tuple[Any, str]] = {
 def filled_from_table(settings: Settings, table: str, flags: F) -> F:
     """Flags completed from a table of `gpuops.toml`. Raises UsageError for an empty text, most often an unset shell
     variable."""
-    complete = filled(flags, settings.toml.tables.get(table, {}))
+    complete = fill_from_table(flags, settings.toml.tables.get(table, {}))
     for field in dataclasses.fields(complete):  # type: ignore[arg-type]
         if getattr(complete, field.name) == "" and field.name not in MAY_BE_EMPTY:
             raise UsageError(f"--{field.name.replace('_', '-')} is empty", "give it a value, or leave it out")
@@ -83,7 +83,7 @@ def machine_request(provider: str, flags: MachineFlags, options: Mapping[str, An
     )
 
 
-def lease_wish(flags: MachineFlags) -> LeaseLimits:
+def lease_limits(flags: MachineFlags) -> LeaseLimits:
     return LeaseLimits(flags.max_hours, flags.max_cost, flags.idle)
 
 
@@ -98,14 +98,14 @@ def parse_provider_options(ctx: Context, provider: str, words: Sequence[str], co
     parser = _Parser(prog=f"up {provider}", add_help=False, allow_abbrev=False)
     options = ctx.provisioner(provider).options
     for option in options:
-        _add(parser, option)
+        _add_option(parser, option)
     known, unknown = parser.parse_known_args(list(words))
     see = f"see: gpuops {command} {provider} --help"
     if unknown and not unknown[0].startswith("-"):
         raise UsageError(f"'{unknown[0]}' is more than gpuops {command} takes", see)
     if unknown:
         name = unknown[0].partition("=")[0]
-        theirs = [f"--{known}" for known in _names(options)]
+        theirs = [f"--{known}" for known in _option_names(options)]
         if name in theirs:  # of `up`, and not of this command
             raise UsageError(f"there is no option {name}", f"see: gpuops {command} --help")
         near = did_you_mean(name, theirs, alike=NEAR)
@@ -113,19 +113,19 @@ def parse_provider_options(ctx: Context, provider: str, words: Sequence[str], co
     return {name: value for name, value in vars(known).items() if value is not None}
 
 
-def _add(parser: argparse.ArgumentParser, option: Option) -> None:
+def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
     flag = f"--{option.name}"
     if option.type == "bool":
         parser.add_argument(flag, dest=option.name, action="store_true", default=option.default)
     elif option.type == "lines":
-        parser.add_argument(flag, dest=option.name, type=partial(_lines, option.name), default=option.default)
+        parser.add_argument(flag, dest=option.name, type=partial(_read_lines, option.name), default=option.default)
     elif option.type == "list":
         parser.add_argument(flag, dest=option.name, action="append", default=option.default)
     else:
-        parser.add_argument(flag, dest=option.name, type=_reader(option), default=option.default)
+        parser.add_argument(flag, dest=option.name, type=_value_parser(option), default=option.default)
 
 
-def _lines(name: str, path: str) -> list[str]:
+def _read_lines(name: str, path: str) -> list[str]:
     """The lines of a file without comments and empty lines. Raises UsageError."""
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8-sig")
@@ -138,7 +138,7 @@ def _lines(name: str, path: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def _reader(option: Option) -> Callable[[str], Any]:
+def _value_parser(option: Option) -> Callable[[str], Any]:
     kind, called = OPTION_TYPES[option.type]
 
     def read(text: str) -> Any:
@@ -150,12 +150,12 @@ def _reader(option: Option) -> Callable[[str], Any]:
     return read
 
 
-def _names(options: Sequence[Option]) -> list[str]:
+def _option_names(options: Sequence[Option]) -> list[str]:
     """Every option of `up`: the common ones and the provider's own."""
-    return [*keys(MachineFlags), "name", "dry-run", "yes", "json", *(option.name for option in options)]
+    return [*flag_types(MachineFlags), "name", "dry-run", "yes", "json", *(option.name for option in options)]
 
 
-def environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+def parse_environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """`--env K=V` and `--env K` as a mapping. Raises UsageError, also for a variable that identifies a rank."""
     from gpuops.runs.spec import IDENTITY
 
@@ -216,7 +216,7 @@ def check_data(data: str | None, folder: Path, *, inside: bool = True) -> str | 
     return full.relative_to(folder).as_posix() if inside and full.is_relative_to(folder) else str(full)
 
 
-def grace_s(hours: float | None) -> float | None:
+def parse_grace(hours: float | None) -> float | None:
     """`--grace` in seconds. Raises UsageError for a number that is no length of time."""
     if hours is not None and not 0 < hours <= LIMIT_MAX:
         raise UsageError(f"--grace {hours:g} is no time to wait", "--grace takes hours, a number above 0")

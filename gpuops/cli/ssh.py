@@ -8,7 +8,7 @@ import typer
 
 from gpuops.cli import completion
 from gpuops.cli.context import make_context, report_news
-from gpuops.cli.help import MayTakeCommand, example_help, passed
+from gpuops.cli.help import MayTakeCommand, example_help, passed_words
 from gpuops.core.errors import UsageError
 
 SSH_HELP = example_help(
@@ -45,7 +45,7 @@ def ssh(
     ctx, _ = make_context()
     report_news(ctx)
     row, machine = login.pick_node(ctx, name, node, "ssh")
-    code = login.open_shell(ctx, row, machine, node, passed() or [])
+    code = login.open_shell(ctx, row, machine, node, passed_words() or [])
     if code:
         raise typer.Exit(code)
 

@@ -13,17 +13,17 @@ import typer
 from gpuops.cli import completion, trust
 from gpuops.cli.context import make_context, report_news
 from gpuops.cli.flags import Json, LaunchFlags, MachineFlags, Yes, with_flags
-from gpuops.cli.help import WORDS, TakesArguments, TakesCommand, example_help, passed
+from gpuops.cli.help import WORDS, TakesArguments, TakesCommand, example_help, passed_words
 from gpuops.cli.request import (
     check_data,
     count_named_machines,
-    environment,
     filled_from_table,
     find_key_like_values,
-    grace_s,
     launch_flags,
-    lease_wish,
+    lease_limits,
     machine_request,
+    parse_environment,
+    parse_grace,
     parse_provider_options,
 )
 from gpuops.core.context import Context
@@ -102,14 +102,14 @@ def _make_job(
     count = count_named_machines(ctx, flags.on, options) if flags.on else 1
     machines = machine_request(flags.on or "local", machine, options, count)
     return Job(
-        request=complete(ctx, make_request(machine), flags),
+        request=complete_request(ctx, make_request(machine), flags),
         machines=machines,
         cluster=flags.cluster,
         on=flags.on,
         keep=bool(flags.keep),
         detach=bool(flags.detach),
         retries=count_retries(ctx, flags, is_typed=typed.flags.retries is not None),
-        wish=lease_wish(machine),
+        wish=lease_limits(machine),
         sending=Sending(bool(flags.overwrite), flags.send_anyway or (), bool(flags.queue)),
     )
 
@@ -136,9 +136,9 @@ def count_retries(ctx: Context, flags: LaunchFlags, *, is_typed: bool) -> int:
     return count if rented and not flags.detach else 0
 
 
-def complete(ctx: Context, request: RunRequest, flags: LaunchFlags) -> RunRequest:
+def complete_request(ctx: Context, request: RunRequest, flags: LaunchFlags) -> RunRequest:
     """The request completed by the launch flags and checked. Raises UsageError."""
-    values = environment(flags.env or (), ctx.env)
+    values = parse_environment(flags.env or (), ctx.env)
     for name, why in find_key_like_values(values).items():
         ctx.out.say(f"note: {name} looks like {why}, and --env is recorded with the run: --secret {name} is not")
     changes: dict[str, Any] = {
@@ -150,22 +150,22 @@ def complete(ctx: Context, request: RunRequest, flags: LaunchFlags) -> RunReques
         "python": flags.python,
         "resume": flags.resume,
         "setup": flags.setup,
-        "hold_s": grace_s(flags.grace),
+        "hold_s": parse_grace(flags.grace),
         "sink": sinks.parse_sink(flags.sink) if flags.sink else None,
     }
     request = dataclasses.replace(request, **changes)
     if request.workload:
-        request = dataclasses.replace(request, script=program(request.workload, request.data))
+        request = dataclasses.replace(request, script=workload_script(request.workload, request.data))
     elif request.script is not None:
-        request = dataclasses.replace(request, script=script_inside(ctx.folder, request.script))
+        request = dataclasses.replace(request, script=resolve_script(ctx.folder, request.script))
     if flags.detach and flags.queue:
         raise UsageError("--detach and --queue exclude each other", "leave out one of them")
     if request.resume:
-        request = _resumed(ctx, request)
+        request = _check_resume(ctx, request)
     return request
 
 
-def program(workload: str, data: str | None) -> str:
+def workload_script(workload: str, data: str | None) -> str:
     """A workload's script. Raises UsageError for an unknown workload, and for one that reads no data where --data is
     given."""
     from gpuops.sync.inputs import WORKLOADS, workload_script
@@ -180,7 +180,7 @@ def program(workload: str, data: str | None) -> str:
     return path
 
 
-def script_inside(folder: Path, script: str) -> str:
+def resolve_script(folder: Path, script: str) -> str:
     """The script's path relative to the project. Raises UsageError when it is absent or outside."""
     full = (folder / Path(script).expanduser()).absolute()
     if full.is_dir():
@@ -201,17 +201,17 @@ def script_inside(folder: Path, script: str) -> str:
     return str(PurePosixPath(inside))
 
 
-def _resumed(ctx: Context, request: RunRequest) -> RunRequest:
+def _check_resume(ctx: Context, request: RunRequest) -> RunRequest:
     """The request after `--resume RUN` was checked: that run has outputs and trained the same workload. Raises
     UsageError."""
     from gpuops.runs.finish import finish_before_resume, is_awaited
-    from gpuops.runs.prepare import find_run, tree_of
+    from gpuops.runs.prepare import choose_tree, find_run
     from gpuops.sync.restore import check_resumable
 
     row = find_run(ctx, str(request.resume))
     if is_awaited(row):
         finish_before_resume(ctx, row)
-    check_resumable(row, tree_of(request, ctx.folder)[0])
+    check_resumable(row, choose_tree(request, ctx.folder)[0])
     theirs = row.request.get("workload")
     if request.workload and theirs and theirs != request.workload:
         raise UsageError(f"{row.name} trained {theirs}, this is {request.workload}", f"name it: --workload {theirs}")
@@ -297,7 +297,7 @@ def train(
             script=script,
             module=module,
             workload=workload,
-            argv=passed() or [],
+            argv=passed_words() or [],
         )
 
     single = SINGLE_FLAGS.get(checked, ())
@@ -345,7 +345,7 @@ def run(
 ) -> None:
     from gpuops.core.models import RunRequest
 
-    words: Any = passed()
+    words: Any = passed_words()
     if not words or not words[0]:
         raise UsageError("there is no command to run", "write it behind `--`: gpuops run -- python3 hello.py")
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from gpuops.cli.context import make_context, tables
-from gpuops.cli.flags import Free, Json, LaunchFlags, MachineFlags, freedom, untyped
+from gpuops.cli.flags import Free, Json, LaunchFlags, MachineFlags, flag_freedom, untyped_options
 from gpuops.cli.help import example_help
 from gpuops.core import trust as words
 from gpuops.core.context import Context
@@ -87,7 +87,7 @@ def trust(
 
 def reaches(toml: Toml, *, asked: bool = True) -> list[Reach]:
     """What of the file reaches beyond the project. `asked`: somebody is asked before anything is rented."""
-    free = freedom(MachineFlags, LaunchFlags)
+    free = flag_freedom(MachineFlags, LaunchFlags)
     return [
         Reach(table, option, value)
         for table, options in toml.tables.items()
@@ -107,7 +107,7 @@ def require_trust(ctx: Context, toml: Toml, table: str, *groups: Any, rents: boo
 
     `rents`: machines may be rented. Raises UsageError where the file is not trusted.
     """
-    taken = {key for flags in groups for key in untyped(flags, toml.tables.get(table, {}))}
+    taken = {key for flags in groups for key in untyped_options(flags, toml.tables.get(table, {}))}
     found = reaches(toml, asked=not (rents and ctx.yes))
     used = [one for one in found if one.table == table and one.option in taken]
     if not used or words.is_trusted(ctx.home, toml):

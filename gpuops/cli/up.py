@@ -55,7 +55,7 @@ def up(
     from gpuops.cli.request import (
         count_named_machines,
         filled_from_table,
-        lease_wish,
+        lease_limits,
         machine_request,
         parse_provider_options,
     )
@@ -74,7 +74,7 @@ def up(
         check_name(name)
     report_news(ctx)
     if dry_run:
-        offers, payer = cluster.preview_offers(ctx, request, lease_wish(machine))
+        offers, payer = cluster.preview_offers(ctx, request, lease_limits(machine))
         documents = [dataclasses.asdict(offer) | {"per_hour": offer.per_hour} for offer in offers]
         width = ctx.out.columns(ctx.out.out)
         paid = dataclasses.asdict(payer) if payer else None
@@ -82,7 +82,7 @@ def up(
         ctx.out.result("offers", {"offers": documents, "payer": paid}, lines)
         return
     with ctx.signals:
-        live = cluster.bring_up(ctx, request, name=name, ephemeral=False, wish=lease_wish(machine))
+        live = cluster.bring_up(ctx, request, name=name, ephemeral=False, wish=lease_limits(machine))
     live.close()
     ctx.ledger.set_cluster(live.row.id, owner_process=None)
     _announce(ctx, live.row, live.machines)

@@ -1,4 +1,4 @@
-"""What a node keeps of its runs, read by a program there: enough to know a run again when nothing here does."""
+"""The files that a node keeps of its runs (spec, result, events): enough to rebuild a run that the ledger has lost."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def is_valid_spec(spec: Mapping[str, Any], name: str, index: int) -> bool:
 
 
 def _is_duration(seconds: Any) -> bool:
-    """Whether it is a length of time that somebody can wait for."""
+    """Whether it is a plausible duration in seconds."""
     return type(seconds) in (int, float) and 0 <= seconds <= DURATION_MAX_S
 
 

@@ -1,4 +1,7 @@
-"""What this computer knows without its ledger: clusters that it has traces of, and with whom it ever rented."""
+"""Orphans: resources with our tag that no live cluster of the ledger accounts for; and how they are ended.
+
+Also what this computer knows without its ledger: clusters that it has files of, and providers that it rented from.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,7 @@ class Orphan:
 
 @dataclass(frozen=True)
 class UncheckedProvider:
-    """Somebody who could not be asked. `why`: what hindered it."""
+    """A provider, or one cluster at it, that could not be checked. `why`: the error."""
 
     say: str
     why: GpuopsError | None = None
@@ -164,7 +167,7 @@ def _used_providers(ctx: Context) -> set[str] | None:
 
 
 def find_orphans(ctx: Context) -> tuple[list[Orphan], list[UncheckedProvider]]:
-    """What is there without a live cluster in the ledger."""
+    """The resources that no live cluster of the ledger accounts for."""
     found, unasked = find_resources(ctx)
     return select_orphans(ctx, found), unasked
 
@@ -200,7 +203,7 @@ def group_orphans(found: Sequence[Orphan]) -> list[LostCluster]:
 
 
 def forget_host(ctx: Context, host: str) -> str:
-    """Ask a host no more that is gone for good. Returns a sentence. Raises UsageError."""
+    """Stop asking a host that is gone for good. Returns a sentence. Raises UsageError."""
     for row in _live_rows(ctx):
         if host in ctx.ledger.regions(row.id):
             raise UsageError(f"{row.name} has a node on {host}", f"give it up first: gpuops down {row.name} --force")

@@ -1,4 +1,4 @@
-"""Taking back a cluster that lives and that the ledger has lost: what providers list and nodes keep becomes rows again.
+"""Adopting a live cluster that the ledger has lost: its rows are rebuilt from provider lists and files on its nodes.
 
 A node's folder holds every run's spec and, once it has ended, its result (docs/protocol.md); its watchdog holds the
 lease. They are read by programs, so that a node whose agent has ended is taken back too, and its results come home.

@@ -1,10 +1,10 @@
-"""The end of a cluster: ask, look, ask again, until nothing of it costs money.
+"""The end of a cluster: destroy and list its resources repeatedly until none of them costs money.
 
-What counts as gone: the provider lists nothing with the cluster's mark, or only machines that are leaving and what
-serves them, and knows nothing else of what the ledger knows; where an answer was lost, or something made was never seen
-yet, this must hold for as long as the provider may take to show what it has made (`settle_s`). Two may do this
-together: once the ledger calls a cluster gone its name is free, and what carries the mark may be a newer one's.
-What is leaving is the guard's to see off (`gpuops.clusters.teardown`).
+A cluster is gone when the provider lists no resource with the cluster's tag, or only machines that shut down and what
+serves them, and reports every resource of the ledger as ended. Where an answer was lost, or a created resource was
+never listed, this must hold for as long as the provider may take to list what it created (`settle_s`). Two processes
+may tear down one cluster: once the ledger calls it gone its name is free, and the tag may belong to a newer cluster.
+Resources that still shut down then are left to the guard (`clear_leftovers`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gpuops.sync import bucket, push_record
 POLL_S = 0.2
 POLL_SLOW_S = 5.0
 PERMANENT_ERRORS = (AuthFailed, QuotaExceeded, Rejected)
-"""Answers that asking again will hardly change."""
+"""Errors that a retry hardly changes."""
 PERMANENT_ERRORS_MAX = 4
 
 
@@ -141,18 +141,18 @@ def destroy_cluster(
 
 
 def _destroy_unlisted(ctx: Context, provisioner: Provisioner, row: ClusterRow) -> None:
-    """A provider that lists nothing may still end what is rented and known by its id; whether it did, a list says."""
+    """Destroy rented resources by their ids where the provider's list fails; a later list tells whether that worked."""
     known = ctx.ledger.resources(row.id)
     if not known or not is_rented(provisioner):
         return
     try:
         provisioner.destroy(known)
     except ProviderError:
-        pass  # it is asked again
+        pass  # the next attempt retries
 
 
 def _is_settled(ctx: Context, row: ClusterRow, seen: set[str]) -> bool:
-    """Whether an empty list can be believed at once: nothing of this cluster was made so lately that it may lag."""
+    """Whether an empty list can be believed at once: every resource of this cluster has been listed before."""
     if ctx.ledger.unanswered(row.id):
         return False
     return row.ready is not None or all(one.id in seen for one in ctx.ledger.resources(row.id))
@@ -161,9 +161,9 @@ def _is_settled(ctx: Context, row: ClusterRow, seen: set[str]) -> bool:
 def _destroy_reachable(
     ctx: Context, provisioner: Provisioner, row: ClusterRow, given_up: Collection[str]
 ) -> tuple[list[Resource], dict[str, str]]:
-    """Where one region does not answer, the others' machines need not live on for it.
+    """Destroy the machines in the regions that answer, although another region does not.
 
-    Returns what is not known to have ended, and the regions that do not answer, with a sentence each.
+    Returns the resources that are not known to have ended, and the unreachable regions with the reason of each.
     """
 
     def ask(region: str) -> Sequence[Resource] | ProviderError:
@@ -182,7 +182,7 @@ def _destroy_reachable(
         ours = {(one.kind, one.id) for one in known}
         there = [one for one in there if (one.kind, one.id) in ours]
     elif there:
-        with suppress(ProviderError):  # it is asked again
+        with suppress(ProviderError):  # the next attempt retries
             provisioner.destroy(there)
     ids = {(one.kind, one.id) for one in there}
     hidden = [one for one in known if (one.kind, one.id) not in ids]
@@ -191,13 +191,13 @@ def _destroy_reachable(
         for one in hidden
         if isinstance(answers.get(one.region), ProviderError) or not _costs_nothing(provisioner, one)
     ]
-    # Credentials that are refused are an answer, if no list: the next look says it.
+    # Refused credentials count as an answer: the next attempt reports them.
     silent = {region: found.say for region, found in answers.items() if isinstance(found, Unknown)}
     return [*there, *unsure], silent
 
 
 def _costs_nothing(provisioner: Provisioner, resource: Resource) -> bool:
-    """Whether its provider says that something costs nothing any more."""
+    """Whether the provider says that a resource costs nothing any more."""
     try:
         return provisioner.describe(resource).state in COSTLESS
     except ProviderError:
@@ -280,15 +280,15 @@ def still_billing_error(
 
 LEFTOVER_PAUSE_MIN_S = 5.0
 LEFTOVER_PAUSE_MAX_S = 60.0
-"""From one look to the next: the first pause, and the longest."""
+"""Pause between two rounds of `clear_leftovers`: the first, and the longest."""
 LEFTOVER_CHECKS_MAX = 60
-"""So often one guard looks, for about an hour; one that is started later looks again."""
+"""Rounds of one guard, about an hour in all; a guard that is started later does as many again."""
 LEFTOVER_FAILURES_MAX = 4
-"""After so many failures in a row it leaves what is there to a later one."""
+"""Failed rounds in a row after which a guard leaves the rest to a later one."""
 
 
 def clear_leftovers_once(ctx: Context, row: ClusterRow) -> Sequence[Resource]:
-    """One round. Returns what is still there; where that is nothing, the ledger forgets it. Raises ProviderError."""
+    """One round: destroy what is left of a gone cluster, record and return what remains. Raises ProviderError."""
     provisioner = ctx.provisioner_of(row)
     known = ctx.ledger.left(row.id)
     there = provisioner.list_owned(ctx.owner, ctx.ledger.regions(row.id))
@@ -313,7 +313,7 @@ def is_leftover_of(row: ClusterRow, known: Sequence[Resource], one: Resource) ->
 
 
 def clear_leftovers(ctx: Context, row: ClusterRow) -> None:
-    """Rounds until nothing is left, ever more seldom. Raises what the last round of too many in vain came to."""
+    """Rounds with growing pauses until nothing is left. Raises the error of the last of too many failed rounds."""
     failures, pause = 0, LEFTOVER_PAUSE_MIN_S
     for _ in range(LEFTOVER_CHECKS_MAX):
         try:

@@ -1,4 +1,7 @@
-"""One offer at one provider: asked for, asked again, looked up, undone. Nothing half-made is ever left unsaid."""
+"""Creating a cluster: search offers, create one, look up lost answers, undo what failed, wait until it is ready.
+
+Every resource is in the ledger or found by its tag; what cannot be undone is reported by StillBilling.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,8 @@ CREATE_ATTEMPTS_MAX = 4
 
 
 def create_once(ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
-    """One offer, as often as its provider says `slower`. Raises ProviderError; what was made may still be there."""
+    """Create one offer, with retries while the provider limits the rate. Raises ProviderError; created resources may
+    still exist then."""
     for attempt in range(CREATE_ATTEMPTS_MAX):
         fresh = dataclasses.replace(intent, token=f"{intent.token}-{uuid.uuid4().hex[:8]}")
         no = _try_create(ctx, provisioner, offer, row, fresh)
@@ -49,7 +53,7 @@ def create_once(ctx: Context, provisioner: Provisioner, offer: Offer, row: Clust
             return
         if not isinstance(no, RateLimited) or attempt == CREATE_ATTEMPTS_MAX - 1:
             raise no
-        undo(ctx, provisioner, row, no.say)  # half may be there; made again, it would be there twice
+        undo(ctx, provisioner, row, no.say)  # a part may exist, and a retry would create it twice
         wait = 2.0 ** (attempt + 1) if no.retry_after is None else no.retry_after
         ctx.progress.waits(f"{no.say}; asking again in {span(wait)}")
         ctx.clock.pause(wait, ctx.clock.monotonic() + wait)
@@ -58,7 +62,7 @@ def create_once(ctx: Context, provisioner: Provisioner, offer: Offer, row: Clust
 def _try_create(
     ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent
 ) -> ProviderError | None:
-    """The provider's no, if it said one; None: all machines are there. Raises Unknown where neither is certain."""
+    """None where all machines exist, else the provider's refusal. Raises Unknown where neither is certain."""
     try:
         _call_create(ctx, provisioner, offer, row, intent)
         return None
@@ -87,7 +91,7 @@ def is_reusable(ctx: Context, row: ClusterRow) -> bool:
 
 
 def undo(ctx: Context, provisioner: Provisioner, row: ClusterRow, why: str) -> None:
-    """Nothing of a failed attempt is left, at the provider and in the ledger. Raises StillBilling."""
+    """Remove all resources of a failed attempt, at the provider and from the ledger. Raises StillBilling."""
     with explain_undo(ctx, row, why):
         destroy_cluster(ctx, provisioner, ctx.ledger.cluster(row.id))
     ctx.ledger.cleared(row.id)
@@ -95,7 +99,7 @@ def undo(ctx: Context, provisioner: Provisioner, row: ClusterRow, why: str) -> N
 
 @contextmanager
 def explain_undo(ctx: Context, row: ClusterRow, why: str) -> Iterator[None]:
-    """What failed is undone here. Where that fails as well, that is raised, and the first reason is said, not lost."""
+    """For undoing a failure: where that fails as well, report the first failure (`why`) and raise the second."""
     try:
         yield
     except GpuopsError:
@@ -104,7 +108,7 @@ def explain_undo(ctx: Context, row: ClusterRow, why: str) -> Iterator[None]:
 
 
 def _call_create(ctx: Context, provisioner: Provisioner, offer: Offer, row: ClusterRow, intent: Intent) -> None:
-    """The one call that makes something. Raises what `create` raises, and Unknown where it made too few or too many."""
+    """Call `create` and record its resources. Raises what it raises, and Unknown for a wrong number of machines."""
     with ctx.signals.shielded():  # what a provider has done must be in the ledger first
         made = provisioner.create(offer, intent, LedgerJournal(ctx.ledger, row.id))
         known = {(one.kind, one.id) for one in ctx.ledger.resources(row.id)}
@@ -351,7 +355,7 @@ def _create_first_available(
 
 
 def _total_price(machines: Sequence[Resource]) -> float:
-    """$/h of all, as their provider tells it."""
+    """$/h of all machines, as the provider reports it."""
     return sum(machine.per_hour for machine in machines)
 
 

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from gpuops.transport.answers import NodeHello
 
 FAST_POLL_PERIOD_S = 10.0
-"""So long a new node is looked at often."""
+"""Seconds for which a new machine is polled at the short interval."""
 POLL_RENTED_S = 2.0
-"""But a provider counts how often it is asked: RunPod's own example of a limit is 60 in a minute."""
+"""The short interval for rented machines: providers limit requests (RunPod's own example is 60 a minute)."""
 LOGIN_REFUSED_LIMIT_S = 120.0
-"""So long a machine that was just rented may not know our key, or show a host key that is not the one it was given."""
+"""Seconds for which a machine that was just rented may refuse our key, or show another host key than it was given."""
 BOOTING_REFUSALS = frozenset({"no-node", "no-agent"})
 """Refusals of a machine that can be logged in to before its node has come to life."""
 RETRY_HINT = "try again, or look at the provider's console"
@@ -193,7 +193,7 @@ def describe_local_disks(hellos: Sequence[NodeHello | None]) -> str:
 
 
 def _cost_so_far(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> str:
-    """What waiting has cost, where it costs something."""
+    """The cost of waiting so far, as a suffix; empty where it is free."""
     per_hour = sum(machine.per_hour for machine in machines if machine.bills)
     spent = leases.money_spent(per_hour, row.created, ctx.clock.now())
     return f", {money(spent)} so far" if spent >= 0.005 else ""

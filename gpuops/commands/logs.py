@@ -16,8 +16,8 @@ from gpuops.core.signals import Signals
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession, open_live
 from gpuops.runs.log_lines import LineMerger
-from gpuops.runs.log_view import Filter, HomeTail, LogTimes, last_heard
-from gpuops.runs.monitor import closing_at_first, follow_with_remarks, waiting_for_first_line
+from gpuops.runs.log_view import Filter, HomeTail, LogTimes, last_output_time
+from gpuops.runs.monitor import close_at_first_line, follow_with_remarks, show_waiting
 from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome, mirror
 
@@ -26,7 +26,7 @@ POLL_INTERVAL_S = 0.2
 TIME_NOTE_DELAY_S = 5.0
 """Seconds after which the times of downloaded lines are here as well: nodes send them after the bytes."""
 NOT_STARTED = "not started: "
-"""How the verdict begins on a run that was given up before its start (`prepare.give_up`)."""
+"""How the verdict begins on a run that was given up before its start (`prepare.record_not_started`)."""
 VERDICT_TIMEOUT_S = 30.0
 """Seconds that `logs -f` waits at the end for the process that finishes the run to write the verdict."""
 
@@ -39,12 +39,12 @@ def show_logs(ctx: Context, name: str | None, wanted: Filter, *, follow: bool) -
         if waited is None:
             return
         row = waited
-    if why := _not_started(row):
+    if why := _why_not_started(row):
         ctx.out.say(why)
         return
     check_filter(row, wanted)
     if row.state == "running" and ctx.ledger.cluster(row.cluster).state == "up":
-        _live(ctx, row, wanted, follow)
+        _show_live(ctx, row, wanted, follow)
         return
     _print_all(ctx, row, wanted)
     if follow:
@@ -65,7 +65,7 @@ def _wait_for_start(ctx: Context, row: RunRow) -> RunRow | None:
     return row
 
 
-def _not_started(row: RunRow) -> str:
+def _why_not_started(row: RunRow) -> str:
     """Why the run has no lines yet, or never will; empty where it may have some."""
     if row.state == "starting" and row.has_live_owner():
         return f"{row.name} is still being prepared"
@@ -89,12 +89,12 @@ def check_filter(row: RunRow, wanted: Filter) -> None:
             raise UsageError(f"{row.name} has {there}, not {what} {asked}", f"gpuops logs {row.name} shows all of them")
 
 
-def _tail(ctx: Context, row: RunRow, wanted: Filter) -> HomeTail:
+def _make_tail(ctx: Context, row: RunRow, wanted: Filter) -> HomeTail:
     """The run's lines so far and those that follow. Raises UsageError for `--since` where their times were not
     recorded."""
     home = RunHome(row.home)
     times = LogTimes(home, row.facts.skews)
-    if wanted.since is not None and not times and (row.started or 0.0) < wanted.since and _is_old(row):
+    if wanted.since is not None and not times and (row.started or 0.0) < wanted.since and _has_untimed_lines(row):
         raise UsageError(
             f"the times of {row.name}'s lines were not recorded: an older gpuops started it",
             "leave out --since; --tail 50 works",
@@ -102,9 +102,9 @@ def _tail(ctx: Context, row: RunRow, wanted: Filter) -> HomeTail:
     return HomeTail(home, make_merger(ctx, row, wanted), times=times, since=wanted.since)
 
 
-def _is_old(row: RunRow) -> bool:
+def _has_untimed_lines(row: RunRow) -> bool:
     """Whether the run has lines whose times will not be recorded any more."""
-    heard = last_heard(row.home)
+    heard = last_output_time(row.home)
     return heard is not None and (row.state != "running" or time.time() - heard > TIME_NOTE_DELAY_S)
 
 
@@ -137,11 +137,11 @@ def _print(ctx: Context, lines: Iterator[str], last: int | None = None) -> int:
 
 def _print_all(ctx: Context, row: RunRow, wanted: Filter) -> None:
     """Print the lines that are here, or one sentence where there are none."""
-    if not _print(ctx, _tail(ctx, row, wanted).rest(), wanted.tail):
-        ctx.out.say(_nothing(ctx, row, wanted))
+    if not _print(ctx, _make_tail(ctx, row, wanted).rest(), wanted.tail):
+        ctx.out.say(_explain_no_lines(ctx, row, wanted))
 
 
-def _nothing(ctx: Context, row: RunRow, wanted: Filter) -> str:
+def _explain_no_lines(ctx: Context, row: RunRow, wanted: Filter) -> str:
     """Why no line was printed: the ranks asked for printed nothing, or nothing that fits the filters."""
     merger = make_merger(ctx, row, dataclasses.replace(wanted, grep=None, since=None))
     if any(True for _ in HomeTail(RunHome(row.home), merger).rest()):
@@ -153,7 +153,7 @@ def _nothing(ctx: Context, row: RunRow, wanted: Filter) -> str:
     return f"{rank}{row.name}{node} " + ("has printed no line yet" if row.state == "running" else "printed nothing")
 
 
-def _live(ctx: Context, row: RunRow, wanted: Filter, follow: bool) -> None:
+def _show_live(ctx: Context, row: RunRow, wanted: Filter, follow: bool) -> None:
     """Print the lines of a live run. Ctrl-C only detaches, hence signals of its own."""
     try:
         with Signals():
@@ -175,10 +175,10 @@ def _print_live(ctx: Context, row: RunRow, wanted: Filter, follow: bool) -> None
                 ctx.out.say(f"note: {error.say}; its lines so far are those at home")
         if not follow:
             return _print_all(ctx, row, wanted)
-        tail = _tail(ctx, row, wanted)
-        with waiting_for_first_line(ctx, row, wanted) as first:
-            _print(ctx, closing_at_first(first, tail.new()), wanted.tail)
-            _follow(ctx, live, row, tail, first)
+        tail = _make_tail(ctx, row, wanted)
+        with show_waiting(ctx, row, wanted) as first:
+            _print(ctx, close_at_first_line(first, tail.new()), wanted.tail)
+            _follow_lines(ctx, live, row, tail, first)
         _print(ctx, tail.rest())
         _say_verdict(ctx, row)
     finally:
@@ -190,21 +190,21 @@ def _print_unreachable(ctx: Context, row: RunRow, wanted: Filter, follow: bool, 
     ctx.out.say(f"note: {error.say}; its lines so far are those at home")
     if not follow:
         return _print_all(ctx, row, wanted)
-    tail = _tail(ctx, row, wanted)
-    with waiting_for_first_line(ctx, row, wanted) as first:
-        _print(ctx, closing_at_first(first, tail.new()), wanted.tail)
+    tail = _make_tail(ctx, row, wanted)
+    with show_waiting(ctx, row, wanted) as first:
+        _print(ctx, close_at_first_line(first, tail.new()), wanted.tail)
         while ctx.ledger.run(row.id).state == "running":
             time.sleep(POLL_INTERVAL_S)
-            _print(ctx, closing_at_first(first, tail.new()))
+            _print(ctx, close_at_first_line(first, tail.new()))
     _print(ctx, tail.rest())
     _say_verdict(ctx, row)
     return None
 
 
-def _follow(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail, first: ExitStack) -> None:
+def _follow_lines(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail, first: ExitStack) -> None:
     following, remarks = follow_with_remarks(ctx, live, row)
     while not following.watch(POLL_INTERVAL_S):
-        _print(ctx, closing_at_first(first, tail.new()))
+        _print(ctx, close_at_first_line(first, tail.new()))
         remarks.poll()
         if ctx.ledger.run(row.id).state == "home":  # another process has finished it
             following.quit()

@@ -26,7 +26,7 @@ from gpuops.nodes.session import machines_of
 from gpuops.nodes.virtual import lots, ranks_for, sentence, with_virtual
 from gpuops.offers import table
 from gpuops.offers.lease import LeaseLimits
-from gpuops.runs.prepare import Sending, check, secrets_sent, tree_of
+from gpuops.runs.prepare import Sending, check_request, choose_tree, describe_secrets
 from gpuops.runs.spec import node_specs
 from gpuops.sync import inputs
 
@@ -91,7 +91,7 @@ def make_plan(ctx: Context, job: Job) -> Plan:
     machines = [one for one in ctx.ledger.resources(choice.row.id) if one.kind == "machine"] if choice.row else []
     size = resolve_size(job.request, len(machines) if choice.row else job.machines.nodes)
     request = dataclasses.replace(job.request, nodes=size.nodes)
-    check(ctx, request, job.sending)
+    check_request(ctx, request, job.sending)
     nodes = size.nodes if request.kind == "torchrun" else job.machines.nodes
     create = dataclasses.replace(job.machines, provider=choice.provider, nodes=nodes)
     return Plan(choice, size, dataclasses.replace(job, request=request, machines=create))
@@ -135,7 +135,7 @@ def _describe_cluster(ctx: Context, plan: Plan, document: dict[str, Any], lines:
 def _describe_upload(ctx: Context, plan: Plan, document: dict[str, Any], lines: list[str]) -> None:
     """Add the project, the data and the secrets that would be sent."""
     request, allowed = plan.job.request, plan.job.sending.send_anyway
-    name, folder = tree_of(request, ctx.folder)
+    name, folder = choose_tree(request, ctx.folder)
     tree = inputs.scan_project(ctx, folder, allowed)
     shared = has_capability(ctx.provisioner(plan.provider), "shares_disk")
     if request.data and not request.workload:
@@ -157,7 +157,7 @@ def _describe_upload(ctx: Context, plan: Plan, document: dict[str, Any], lines: 
     if request.secrets:
         origins = secret_origins(request.secrets, ctx.folder, ctx.env)
         document["secrets"] = [{"name": name, "from": origin} for name, origin in origins.items()]
-        lines.append(f"would send: {secrets_sent(ctx, request)}")
+        lines.append(f"would send: {describe_secrets(ctx, request)}")
 
 
 def describe_retries(times: int) -> str:

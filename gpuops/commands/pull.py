@@ -24,7 +24,7 @@ from gpuops.sync.restore import list_outputs
 
 
 @contextmanager
-def _noted(failed: dict[int, NodeError], index: int) -> Iterator[None]:
+def _collect_failure(failed: dict[int, NodeError], index: int) -> Iterator[None]:
     """Record a NodeError of one node in `failed`, so that the other nodes are still asked."""
     try:
         yield
@@ -32,7 +32,7 @@ def _noted(failed: dict[int, NodeError], index: int) -> Iterator[None]:
         failed[index] = error
 
 
-def _partly(failed: Mapping[int, NodeError], what: str, command: str) -> NodeError:
+def _partial_error(failed: Mapping[int, NodeError], what: str, command: str) -> NodeError:
     """The error that names the nodes that did not answer, after the others' files were downloaded."""
     names = "; ".join(f"node{index}: {error.say.removeprefix(f'node{index}: ')}" for index, error in failed.items())
     return NodeError(f"{what}: {names}", f"what answers is home; try again: {command}")
@@ -55,7 +55,7 @@ def pull_project_edits(ctx: Context, cluster: str | None) -> tuple[dict[str, Any
     try:
         with ctx.progress.during("looking for what was edited on the nodes"):
             for index, client in enumerate(live.clients):
-                with _noted(failed, index):
+                with _collect_failure(failed, index):
                     if said := pull_edits(client, "project", ctx.folder, record, brought):
                         refused.append(f"{client.label}: {said}")
     finally:
@@ -67,7 +67,7 @@ def pull_project_edits(ctx: Context, cluster: str | None) -> tuple[dict[str, Any
         for sentence in refused if failed else refused[:-1]:
             ctx.out.say(f"note: not brought home: {sentence}")
     if failed:
-        raise _partly(failed, "what was edited there is not home", "gpuops pull --edits")
+        raise _partial_error(failed, "what was edited there is not home", "gpuops pull --edits")
     if refused:
         raise NodeError(
             f"not brought home: {refused[-1]}",
@@ -79,7 +79,7 @@ def pull_project_edits(ctx: Context, cluster: str | None) -> tuple[dict[str, Any
     )
 
 
-def _from_bucket(ctx: Context, row: RunRow, cluster: ClusterRow, progress: Progress) -> bool:
+def _pull_from_bucket(ctx: Context, row: RunRow, cluster: ClusterRow, progress: Progress) -> bool:
     """Download what a run kept in a bucket, where none of its nodes answers. Returns whether there was anything; the
     guard finishes the run."""
     if not archive.is_kept_in_bucket(row) or row.started is None:
@@ -96,19 +96,19 @@ def _from_bucket(ctx: Context, row: RunRow, cluster: ClusterRow, progress: Progr
     return bool(brought)
 
 
-def _from_nodes(ctx: Context, live: ClusterSession, row: RunRow, progress: Progress) -> None:
+def _pull_from_nodes(ctx: Context, live: ClusterSession, row: RunRow, progress: Progress) -> None:
     """Download what a run's nodes have. Raises NodeError where some of it is missing."""
     nodes = range(int(row.request["nodes"]))
     reports: dict[int, NodeReport] = {}
     failed: dict[int, NodeError] = {}
     for index in nodes:
-        with _noted(failed, index):
+        with _collect_failure(failed, index):
             result = mirror(live.clients[index], row.name, index, RunHome(row.home), False, lambda *_: None)
             if result is not None:
                 reports[index] = parse_report(index, result)
     if failed:
         fetch_now(live, row, progress, final=False, nodes=[index for index in nodes if index not in failed])
-        raise _partly(failed, f"what {row.name} made there is not home", f"gpuops pull {row.name}")
+        raise _partial_error(failed, f"what {row.name} made there is not home", f"gpuops pull {row.name}")
     if len(reports) == len(nodes) and row.state == "ended":
         outcome = finish(ctx, row, Agents(live, reports), Policy(progress))
         if outcome.missing:
@@ -125,7 +125,7 @@ def pull_results(ctx: Context, name: str | None, progress: Progress) -> tuple[di
     cluster = ctx.ledger.cluster(row.cluster)
     if is_awaited(row):
         finish_late(ctx, row, progress)
-    elif row.state != "home" and not _from_bucket(ctx, row, cluster, progress):
+    elif row.state != "home" and not _pull_from_bucket(ctx, row, cluster, progress):
         if cluster.state != "up":
             raise NodeError(
                 f"{row.name} has results that are not home, and {cluster.name} is {cluster.state}",
@@ -133,7 +133,7 @@ def pull_results(ctx: Context, name: str | None, progress: Progress) -> tuple[di
             )
         live = open_live(ctx, cluster, some=True)
         try:
-            _from_nodes(ctx, live, row, progress)
+            _pull_from_nodes(ctx, live, row, progress)
         finally:
             live.close()
     places = list_outputs(home)

@@ -1,4 +1,4 @@
-"""Whether anything answers behind a forwarded port: said when it does, and before that once that it does not yet."""
+"""`gpuops ssh` and `forward`: open a shell on a node, run one command there, or hold one of its ports open here."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ def open_shell(ctx: Context, row: ClusterRow, machine: Resource, node: int, comm
     folder = f"{machine.data['root']}/{row.name}/n{node}"
     argv = ["sh", "-c", COMMAND if command else SHELL, "sh", f"{folder}/project", f"{folder}/image.sh", *command]
     if machine.data.get("connection") == "process":
-        return _run(argv)
+        return _run_foreground(argv)
     from gpuops.transport import ssh
 
     host, terminal = owner(machine, node), not command and ctx.out.interactive
     line = ssh.command_line(ctx.home / "ssh", row.name, host, argv, tty=terminal, quiet=True)
-    return _run_ssh(ctx, row, machine, node, lambda: _run(line))
+    return _run_ssh(ctx, row, machine, node, lambda: _run_foreground(line))
 
 
 def _run_ssh(ctx: Context, row: ClusterRow, machine: Resource, node: int, run: Callable[[], int]) -> int:
@@ -150,7 +150,7 @@ def forward(ctx: Context, row: ClusterRow, machine: Resource, node: int, port: i
         )
 
     # What `ssh` says of each attempt to reach a port where nothing listens is said once, by us.
-    return _run([program, "-o", "LogLevel=ERROR", *rest], beside)
+    return _run_foreground([program, "-o", "LogLevel=ERROR", *rest], beside)
 
 
 def _check_free(here: int, port: int) -> None:
@@ -165,7 +165,7 @@ def _check_free(here: int, port: int) -> None:
         ) from error
 
 
-def _run(argv: Sequence[str], beside: Callable[[subprocess.Popen[bytes]], None] | None = None) -> int:
+def _run_foreground(argv: Sequence[str], beside: Callable[[subprocess.Popen[bytes]], None] | None = None) -> int:
     """Run a program in the foreground; Ctrl-C goes to it. Returns its exit code, for a signal as a shell reports it.
 
     `beside` is called with the process, in a thread.
@@ -193,18 +193,18 @@ def host_name_lines(ctx: Context, row: ClusterRow, machines: Sequence[Resource])
         return []
     folder = ctx.home / "ssh"
     hosts = f"gpuops-{row.name}-0" + (f" to gpuops-{row.name}-{len(machines) - 1}" if len(machines) > 1 else "")
-    include = _how_to_include(_users_config(), folder, row.name)
+    include = _how_to_include(_read_user_config(), folder, row.name)
     urls = [f"node{index}: {url}" for index, one in enumerate(machines) for url in one.data.get("urls") or ()]
     return [f"log in: gpuops ssh {row.name}", f"plain ssh and VS Code: {hosts}{include}", *urls]
 
 
-def _users_folder() -> str:
+def _user_ssh_folder() -> str:
     return os.path.expanduser("~/.ssh")
 
 
-def _users_config() -> str:
+def _read_user_config() -> str:
     try:
-        return Path(_users_folder(), "config").read_text(encoding="utf-8", errors="replace")
+        return Path(_user_ssh_folder(), "config").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
@@ -215,9 +215,9 @@ def _how_to_include(config: str, folder: Path, cluster: str) -> str:
     `ssh` takes the first value that it meets. So our file has to be the first thing in theirs: what stands above it
     counts for our nodes as well (`Host *`, `ForwardAgent yes`), or leaves it out (`Host work`).
     """
-    ours = f"Include {_pattern(folder)}"
+    ours = f"Include {_include_pattern(folder)}"
     for number, line in enumerate(config.splitlines()):
-        if not _includes(line, folder / f"{cluster}.conf"):
+        if not _includes_file(line, folder / f"{cluster}.conf"):
             continue
         above = [one.strip() for one in config.splitlines()[:number] if one.strip() and not one.strip().startswith("#")]
         if not above:
@@ -228,16 +228,16 @@ def _how_to_include(config: str, folder: Path, cluster: str) -> str:
     return f", once ~/.ssh/config begins with the line: {ours}"
 
 
-def _includes(line: str, file: Path) -> bool:
+def _includes_file(line: str, file: Path) -> bool:
     """Whether a line of ssh_config includes a file before any other."""
     found = DIRECTIVE.match(line)
     if not found or found["word"].lower() != "include":
         return False
     path = os.path.expanduser(found["quoted"] or found["plain"])
-    return fnmatch(os.path.normpath(file), os.path.normpath(os.path.join(_users_folder(), path)))
+    return fnmatch(os.path.normpath(file), os.path.normpath(os.path.join(_user_ssh_folder(), path)))
 
 
-def _pattern(folder: Path, system: System = HERE) -> str:
+def _include_pattern(folder: Path, system: System = HERE) -> str:
     """Our files of hosts, as ssh_config names them."""
     text = f"{system.config_path(str(folder))}/*.conf"
     return f'"{text}"' if " " in text else text

@@ -14,7 +14,7 @@ from gpuops.core.parallel import on_each
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.virtual import owner, with_virtual
 from gpuops.offers.lease import describe_lease, money_spent
-from gpuops.runs.log_view import last_heard
+from gpuops.runs.log_view import last_output_time
 
 if TYPE_CHECKING:
     from gpuops.clusters.orphans import UncheckedProvider
@@ -28,12 +28,12 @@ NARROW_DROPS_CLOUD = ("$/H", "KIND", "PROVIDER", "STATE")
 def describe_clusters(ctx: Context) -> list[dict[str, Any]]:
     """One document per live cluster: the ledger's facts, and the state of its machines by their provider."""
     with ctx.progress.during("asking the nodes how they are"):
-        return [_cluster(ctx, row) for row in ctx.ledger.clusters()]
+        return [_describe_cluster(ctx, row) for row in ctx.ledger.clusters()]
 
 
-def _cluster(ctx: Context, row: ClusterRow) -> dict[str, Any]:
+def _describe_cluster(ctx: Context, row: ClusterRow) -> dict[str, Any]:
     machines = [machine for machine in ctx.ledger.resources(row.id) if machine.kind == "machine"]
-    seen = _seen(ctx, row, machines)
+    seen = _describe_machines(ctx, row, machines)
     states = [one.state if one else "unknown" for one in seen]
     nodes = [states[owner(one, index)] for index, one in enumerate(with_virtual(machines))] if machines else []
     runs = [run for run in ctx.ledger.runs(cluster=row.id) if run.state in ("starting", "running")]
@@ -42,7 +42,7 @@ def _cluster(ctx: Context, row: ClusterRow) -> dict[str, Any]:
     return {
         "name": row.name,
         "provider": row.provider,
-        "state": _state(row, nodes),
+        "state": _cluster_state(row, nodes),
         "nodes": nodes,
         "virtual": len(nodes) - len(machines),
         "why_ended": {f"node{index}": say for index, one in enumerate(seen) if one and (say := _why_ended(one))},
@@ -61,13 +61,13 @@ def _cluster(ctx: Context, row: ClusterRow) -> dict[str, Any]:
         "hard_end": row.lease.end,
         "idle_s": row.lease.idle_s,
         "lease": describe_lease(row.lease, now, ephemeral=row.ephemeral),
-        "doing": _doing(runs[-1], now) if runs else None,
+        "doing": _describe_run(runs[-1], now) if runs else None,
     }
 
 
-def _doing(run: RunRow, now: float) -> dict[str, Any]:
+def _describe_run(run: RunRow, now: float) -> dict[str, Any]:
     """State of a live run. `silent_s`: seconds since its last byte was downloaded; None where there was none."""
-    heard = last_heard(run.home)
+    heard = last_output_time(run.home)
     return {
         "run": run.name,
         "state": run.state,
@@ -81,7 +81,7 @@ def _why_ended(machine: Resource) -> str:
     return machine.why_ended if machine.status.has_ended else ""
 
 
-def _seen(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> list[Resource | None]:
+def _describe_machines(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> list[Resource | None]:
     """Each machine as its provider describes it; None where the provider does not answer."""
     try:
         provisioner = ctx.provisioner_of(row)
@@ -101,7 +101,7 @@ def _seen(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> list[R
     return on_each(one, range(len(machines)))
 
 
-def _state(row: ClusterRow, nodes: list[str]) -> str:
+def _cluster_state(row: ClusterRow, nodes: list[str]) -> str:
     """The ledger's state, corrected by the states of the machines."""
     if row.state == "up" and nodes and all(state in COSTLESS for state in nodes):
         return "ended"
@@ -116,13 +116,13 @@ def cluster_lines(documents: list[dict[str, Any]], width: int | None = None) -> 
     """One table, and below it the live runs and the nodes that are not running; one sentence where nothing is up."""
     if not documents:
         return ["nothing is up"]
-    rows = [_row(one) for one in documents]
-    notes = [f"{one['name']}: {note}" for one in documents for note in _notes(one)]
+    rows = [_table_row(one) for one in documents]
+    notes = [f"{one['name']}: {note}" for one in documents for note in _format_notes(one)]
     shown = [heading for heading in rows[0] if heading != "$/H" or any(one["per_hour"] for one in documents)]
     return [*table([shown, *([row[heading] for heading in shown] for row in rows)], width, spare=NARROW_DROPS), *notes]
 
 
-def _row(document: dict[str, Any]) -> dict[str, str]:
+def _table_row(document: dict[str, Any]) -> dict[str, str]:
     """One cluster's cells, by their headings."""
     per_hour = document["per_hour"]
     return {
@@ -133,11 +133,11 @@ def _row(document: dict[str, Any]) -> dict[str, str]:
         "AGE": span(document["age_s"]),
         "$/H": money(per_hour) if per_hour else "-",
         "COST": money(document["spent"]) if per_hour else "free",
-        "ENDS": _ends(document),
+        "ENDS": _format_end(document),
     }
 
 
-def _ends(document: dict[str, Any]) -> str:
+def _format_end(document: dict[str, Any]) -> str:
     """The next certain end, in a few words."""
     if document["hard_end"] is not None:
         return f"in {span(document['hard_end'] - document['created'] - document['age_s'])}"
@@ -146,7 +146,7 @@ def _ends(document: dict[str, Any]) -> str:
     return "with its run" if document["ephemeral"] else "by hand"
 
 
-def _notes(document: dict[str, Any]) -> Iterator[str]:
+def _format_notes(document: dict[str, Any]) -> Iterator[str]:
     """`digits-3 runs for 12:00 min on 4 ranks, last line 3 s ago`; `node1 does not answer`."""
     doing = document["doing"]
     if doing and doing["state"] == "starting":

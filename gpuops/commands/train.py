@@ -1,7 +1,6 @@
-"""`run` and `train` from keyboard to receipt: where, up, prepare, launch, follow, conclude, down.
+"""`run` and `train`: choose or create a cluster, prepare, launch, follow and finish a run, tear down, print a receipt.
 
-Whatever this brought up it takes down, in every case, unless told to keep it. The verdict is the
-last thing said.
+A cluster that this created is torn down in every case, unless `--keep` was given. The verdict is printed last.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from gpuops.runs import retention, retries
 from gpuops.runs.collect import Agents, release
 from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.launch import launch
-from gpuops.runs.log_view import Filter, HomeTail, Veil
-from gpuops.runs.monitor import attend, board
-from gpuops.runs.prepare import Prepared, give_up, prepare, secrets_sent, tree_of
-from gpuops.runs.receipt import receipt
+from gpuops.runs.log_view import Filter, HomeTail, TracebackFilter
+from gpuops.runs.monitor import show_run, tensorboard_command
+from gpuops.runs.prepare import Prepared, choose_tree, describe_secrets, prepare, record_not_started
+from gpuops.runs.receipt import format_receipt
 from gpuops.runs.report import NodeReport
 from gpuops.runs.retries import JobOutcome, RetryState
 from gpuops.runs.verdict import RETRIES_HINT, is_port_clash
@@ -49,7 +48,7 @@ def execute(ctx: Context, settings: Settings, plan: Plan, progress: Progress) ->
     """Carry a plan out, from the cluster to the receipt. Raises GpuopsError where it ends before a run is judged."""
     plan = _with_sink(ctx, plan)
     job, choice = plan.job, plan.choice
-    for said in filter(None, (choice.say, secrets_sent(ctx, job.request))):
+    for said in filter(None, (choice.say, describe_secrets(ctx, job.request))):
         ctx.out.say(said)
     if choice.row and job.detach:
         row = choice.row
@@ -163,7 +162,7 @@ def estimate_upload(ctx: Context, job: Job, offer: Offer) -> str:
     """What is to be sent, how long that will take and cost: said before anything is rented. Raises UsageError."""
     if not is_rented(ctx.provisioner(offer.provider)):
         return ""
-    tree = inputs.scan_project(ctx, tree_of(job.request, ctx.folder)[1], job.sending.send_anyway)
+    tree = inputs.scan_project(ctx, choose_tree(job.request, ctx.folder)[1], job.sending.send_anyway)
     size = tree.size + (
         inputs.scan_data(ctx, job.request.data, job.sending.send_anyway).size if job.request.data else 0
     )
@@ -193,9 +192,9 @@ def _run_on(
         ctx.out.say(f"note: {said}")
     if job.detach:
         return _detach(ctx, live, row, ours)
-    tail = HomeTail(RunHome(row.home), make_merger(ctx, row, Filter()), Veil(TRACEBACK_HOLD_S))
+    tail = HomeTail(RunHome(row.home), make_merger(ctx, row, Filter()), TracebackFilter(TRACEBACK_HOLD_S))
     while True:
-        following = attend(ctx, live, row, tail)
+        following = show_run(ctx, live, row, tail)
         if (
             ctx.signals.count
             or prepared.attempt > RELAUNCHES_MAX
@@ -208,14 +207,14 @@ def _run_on(
     run = finish(ctx, ctx.ledger.run(row.id), agents, Policy(progress, ends_nodes=True))
     if run.deferred_fetch:
         run = _fetch_deferred(ctx, live, row, run, run.deferred_fetch, ours)
-    if chain.resumed(retries.first_step(row)):
+    if chain.resumed(retries.first_step_time(row)):
         run = dataclasses.replace(run, document={**run.document, "retries": chain.losses})
         run.home.write_record(run.document)
     if job.retries:  # the hint to use --retries is for those who have not
         verdict = dataclasses.replace(run.verdict, hint=run.verdict.hint.removesuffix(RETRIES_HINT))
         run = dataclasses.replace(run, verdict=verdict)
     outcome = _job_outcome(ctx, run)
-    outcome.loss = retries.preemption_of(row, live.row, run) if job.retries else None
+    outcome.loss = retries.find_preemption(row, live.row, run) if job.retries else None
     return outcome
 
 
@@ -246,7 +245,7 @@ def _launch(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
     try:
         launch(ctx, live, prepared)
     except BaseException as error:
-        give_up(ctx, prepared.row, error)
+        record_not_started(ctx, prepared.row, error)
         release(live, prepared.row)
         raise
 
@@ -266,7 +265,7 @@ def _job_outcome(ctx: Context, run: RunOutcome) -> JobOutcome:
     verdict = run.verdict
     code = Interrupted.exit_code if ctx.signals.count else verdict.exit_code
     document = {**run.document, "exit_code": code}
-    last = [*receipt(dict(run.document)), *filter(None, [board(run.home, ctx.folder)])]
+    last = [*format_receipt(dict(run.document)), *filter(None, [tensorboard_command(run.home, ctx.folder)])]
     if verdict.tail and verdict.exit_code:
         last += ["", *verdict.tail.splitlines()]
     last += [verdict.say + (f"\nhint: {verdict.hint}" if verdict.hint else "")]

@@ -1,5 +1,5 @@
-"""What each guard writes down about itself, one small file per cluster: when it last completed a round, which process
-it is, and fingerprints of its keys; and, where its provider refuses those keys, what the provider says.
+"""The heartbeat file of each cluster's guard: its last completed round, its process, and fingerprints of its keys;
+and a second file with the provider's answer where it refuses those keys.
 
 A held lock or a living process proves that a guard exists, a fresh heartbeat that it works. No key is written
 anywhere: a guard keeps the environment of the command that started it.
@@ -95,7 +95,7 @@ def must_be_replaced(home: Path, row: ClusterRow, environ: Mapping[str, str], no
     that the cluster was rented with, or new ones where the guard's are refused."""
     last = read(home, row.id)
     if last is None or not last.process.alive():
-        return False  # who holds the lock has only just begun
+        return False  # the process that holds the lock has just started
     keys = fingerprints(row.provider, environ)
     returned = keys == last.rented != last.keys
     renewed = row.provider in read_refusals(home, [row]) and any(last.keys.get(name) != keys[name] for name in keys)
@@ -117,7 +117,7 @@ def kill_guard(home: Path, cluster: int) -> None:
 
 
 def remove_files(home: Path, cluster: int) -> None:
-    """Nothing of a cluster is left that would want a guard."""
+    """Remove the guard's files of a cluster that needs no guard any more."""
     for path in (_path(home, cluster), _refusal_path(home, cluster), home / FOLDER / f"{cluster}.lock"):
         with suppress(OSError):
             path.unlink(missing_ok=True)

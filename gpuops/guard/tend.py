@@ -1,4 +1,4 @@
-"""What is done for a cluster whose command is gone: undo, follow, bring home, tear down, and say so."""
+"""An attempt of the guard for a cluster without a live command: undo, follow runs, fetch results, tear down."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from gpuops.nodes.session import ClusterSession, all_machines_ended, machines_of
 from gpuops.runs.address_renewal import AddressRenewal
 from gpuops.runs.collect import Agents, Disks
 from gpuops.runs.finish import Policy, RunOutcome, finish
-from gpuops.runs.follow import follower
+from gpuops.runs.follow import make_follower
 from gpuops.runs.monitor import LiveFetch
 from gpuops.runs.report import NodeReport, ReasonKind, lost_report
 from gpuops.runs.spec import request_of
-from gpuops.runs.stop import halt
+from gpuops.runs.stop import stop_nodes
 from gpuops.sync.edits import save_cluster_leftovers
 
 POLL_INTERVAL_S = 1.0
 NONSENSE_ATTEMPTS_MAX = 3
-"""So often a cluster that answers nonsense is asked before it is done without."""
+"""Attempts to open a session with a cluster that answers nonsense, before its results are given up."""
 STOP_REASON = "its lease ended"
 RETRY_HINT = "the guard tries again"
 RESULTS_TIMEOUT_S = 60.0
@@ -112,7 +112,7 @@ def _end_or_leave(
 
 
 def _confirm_lease_over(ctx: Context, row: ClusterRow) -> bool:
-    """The last look at a lease, in one commit with the end's beginning: somebody may just have extended it."""
+    """Check the lease and begin the teardown in one transaction: another command may just have extended it."""
     try:
         return ctx.ledger.ending(row.id, lease=row.lease)
     except LedgerUnwritable:
@@ -151,7 +151,7 @@ def _stop_owned_runs(ctx: Context, row: ClusterRow, runs: list[RunRow]) -> None:
         return
     try:
         for run in runs:
-            halt(live, run.name, "graceful", STOP_REASON, kind="lease")
+            stop_nodes(live, run.name, "graceful", STOP_REASON, kind="lease")
     except Exception as error:
         _note_given_up(ctx, f"what runs on {row.name} could not be stopped in good order", error)
         return
@@ -209,8 +209,8 @@ def _open_session(ctx: Context, row: ClusterRow) -> ClusterSession:
 def _follow(ctx: Context, live: ClusterSession, run: RunRow, stop_s: float | None) -> dict[int, NodeReport] | None:
     """The reports of its nodes, of those that ended in time; None where a command took the run over."""
     if stop_s is not None:
-        halt(live, run.name, "graceful", STOP_REASON, kind="lease")
-    following = follower(ctx, live, run, lambda *_: None, Silent().say)
+        stop_nodes(live, run.name, "graceful", STOP_REASON, kind="lease")
+    following = make_follower(ctx, live, run, lambda *_: None, Silent().say)
     following.start()
     fetching, renewal = LiveFetch(live, run), AddressRenewal(ctx, live, run)
     began = time.monotonic()
@@ -223,7 +223,7 @@ def _follow(ctx: Context, live: ClusterSession, run: RunRow, stop_s: float | Non
             if hurried:
                 following.quit()
                 break
-            halt(live, run.name, "now", STOP_REASON, kind="lease")
+            stop_nodes(live, run.name, "now", STOP_REASON, kind="lease")
             hurried, began = True, time.monotonic()
         fetching.poll()
         renewal.poll()
@@ -271,7 +271,7 @@ def _notify(ctx: Context, row: ClusterRow, run: RunRow, outcome: RunOutcome) -> 
 
 
 def _save_edits(ctx: Context, row: ClusterRow) -> None:
-    """A lease waits for nobody, but what its node's watchdog has left on the disk comes home first.
+    """Download edits before the teardown. A failure delays the end of a lease only where it can be retried.
 
     Raises ConnectionLost where that can wait.
     """
@@ -291,7 +291,7 @@ def _can_retry(ctx: Context, row: ClusterRow, error: Exception) -> bool:
 
 
 def _note_given_up(ctx: Context, what: str, error: Exception) -> None:
-    """A lease waits for nobody: whatever a node answers, and however full this disk is, its end comes."""
+    """Leave a notice of what is given up: no node's answer and no full disk may keep a lease from ending."""
     why = error.say if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
     with suppress(GpuopsError):
         ctx.ledger.notice(f"{what}: {why}")

@@ -21,7 +21,7 @@ from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, absent, end_reason, nodes_of
-from gpuops.runs.judgement import BucketFetch, Evidence, FinalFetch, classify_nodes, joined
+from gpuops.runs.judgement import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
 from gpuops.runs.report import NodeReport, ReasonKind, lost_report
 from gpuops.runs.salvage import salvage
 from gpuops.runs.spec import request_of
@@ -60,11 +60,11 @@ class Agents:
         nodes = classify_nodes(self.reports)
         asked = [index for index, state in nodes.items() if state.gives_files]
         with progress.during(f"looking at what {row.name} made"):
-            fetched = _fetch_last(ctx, self.live, row, progress, asked)
-            vanished = _vanished(ctx, self.live, asked, self.reports) if fetched.failed else []
+            fetched = _run_final_fetch(ctx, self.live, row, progress, asked)
+            vanished = _find_vanished(ctx, self.live, asked, self.reports) if fetched.failed else []
             if vanished:
                 asked = [index for index in asked if index not in vanished]
-                fetched = _fetch_last(ctx, self.live, row, progress, asked)
+                fetched = _run_final_fetch(ctx, self.live, row, progress, asked)
         absentees = [index for index, state in nodes.items() if state.is_absent or index in vanished]
         preempted = any(report.kind == ReasonKind.PREEMPTED for report in self.reports.values())
         return Evidence(
@@ -72,7 +72,7 @@ class Agents:
             self.reports,
             fetched,
             vanished,
-            handed=_handed(self.live, row, asked, absentees) if absentees or preempted else {},
+            handed=_list_handed_over(self.live, row, asked, absentees) if absentees or preempted else {},
             sink_states=_sink_states(ctx, self.live, row, progress, asked) if request_of(row).sink else {},
         )
 
@@ -99,8 +99,8 @@ class Disks:
         machines = nodes_of(ctx, self.cluster)
         known = self.reports
         if known is None:
-            endings = _endings(ctx, self.cluster, machines) if self.ended else {}
-            known = unanswered(row, self.error, ended=self.ended, endings=endings)
+            endings = _describe_endings(ctx, self.cluster, machines) if self.ended else {}
+            known = unreachable_reports(row, self.error, ended=self.ended, endings=endings)
         found, unreachable = salvage(ctx, self.cluster, row)
         if unreachable and ctx.provisioner(self.cluster.provider).capabilities.get("rented") is not True:
             raise next(iter(unreachable.values()))
@@ -132,7 +132,7 @@ def fetch_bucket(ctx: Context, row: RunRow, nodes: Sequence[int], progress: Prog
         return BucketFetch()
     try:
         brought, errors = archive.fetch_archives(ctx, row, nodes, progress)
-        return BucketFetch(brought, joined(*dict.fromkeys(error.say for error in errors)))
+        return BucketFetch(brought, join_sentences(*dict.fromkeys(error.say for error in errors)))
     except GpuopsError as error:
         return BucketFetch(trouble=error.say)
     except Interrupted as error:
@@ -153,7 +153,7 @@ def release(live: ClusterSession, row: RunRow) -> None:
     on_each(tell, range(min(request.nodes, len(live.clients))))
 
 
-def unanswered(
+def unreachable_reports(
     row: RunRow, error: NodeError, *, ended: bool, endings: Mapping[int, Mapping[str, Any]]
 ) -> dict[int, NodeReport]:
     """Reports for a run none of whose nodes answers. `ended`: their provider says that the machines have;
@@ -163,7 +163,7 @@ def unanswered(
     return {index: lost_report(index, error.say, kind, endings.get(index)) for index in range(request_of(row).nodes)}
 
 
-def _endings(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> dict[int, dict[str, Any]]:
+def _describe_endings(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> dict[int, dict[str, Any]]:
     """What their provider says of how machines ended; empty where it does not answer."""
     with suppress(GpuopsError):
         provider = ctx.provisioner_of(row)
@@ -171,7 +171,9 @@ def _endings(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> dic
     return {}
 
 
-def _vanished(ctx: Context, live: ClusterSession, nodes: Sequence[int], reports: Mapping[int, NodeReport]) -> list[int]:
+def _find_vanished(
+    ctx: Context, live: ClusterSession, nodes: Sequence[int], reports: Mapping[int, NodeReport]
+) -> list[int]:
     """Nodes whose machines ended while their results were fetched. A machine that is being preempted is waited for."""
     provider, machines = ctx.provisioner_of(live.row), dict(enumerate(live.machines))
     preempted = any(report.kind == ReasonKind.PREEMPTED or report.reason.preempted for report in reports.values())
@@ -188,7 +190,9 @@ def _vanished(ctx: Context, live: ClusterSession, nodes: Sequence[int], reports:
         time.sleep(VANISHING_POLL_INTERVAL_S)
 
 
-def _fetch_last(ctx: Context, live: ClusterSession, row: RunRow, progress: Progress, nodes: list[int]) -> FinalFetch:
+def _run_final_fetch(
+    ctx: Context, live: ClusterSession, row: RunRow, progress: Progress, nodes: list[int]
+) -> FinalFetch:
     """The final fetch, in a thread, so that signals are heard: the first raises here, a second limits the fetch to
     `HURRIED_FETCH_S`."""
     failures: list[BaseException] = []
@@ -200,7 +204,7 @@ def _fetch_last(ctx: Context, live: ClusterSession, row: RunRow, progress: Progr
 
     def fetch_all() -> None:
         try:
-            fetched.append(_from_all(fetch_some, nodes))
+            fetched.append(_fetch_from_nodes(fetch_some, nodes))
         except BaseException as error:
             failures.append(error)
 
@@ -220,7 +224,7 @@ def _fetch_last(ctx: Context, live: ClusterSession, row: RunRow, progress: Progr
     return fetched[0]
 
 
-def _from_all(fetch_some: Callable[[list[int]], str], nodes: list[int]) -> FinalFetch:
+def _fetch_from_nodes(fetch_some: Callable[[list[int]], str], nodes: list[int]) -> FinalFetch:
     """From all nodes at once; where one answers nonsense, from each alone, so that it affects no other node.
     `fetch_some` returns what stays behind, and raises GpuopsError."""
     try:
@@ -233,7 +237,7 @@ def _from_all(fetch_some: Callable[[list[int]], str], nodes: list[int]) -> Final
             behind.append(fetch_some([index]))
         except MalformedAnswer as error:
             nonsense.append(error.say)
-    return FinalFetch(nonsense=joined(*nonsense), left_behind=", ".join(filter(None, behind)))
+    return FinalFetch(nonsense=join_sentences(*nonsense), left_behind=", ".join(filter(None, behind)))
 
 
 def _fetch_unnamed(live: ClusterSession, row: RunRow, progress: Progress, nodes: list[int]) -> str:
@@ -255,7 +259,7 @@ def _fetch_unnamed(live: ClusterSession, row: RunRow, progress: Progress, nodes:
     return describe_leftovers(large)
 
 
-def _handed(
+def _list_handed_over(
     live: ClusterSession, row: RunRow, nodes: Sequence[int], absentees: Sequence[int]
 ) -> dict[int, Mapping[str, int]]:
     """By node: the paths that absent nodes handed to it before they ended, which count as theirs. What a node that
@@ -281,7 +285,7 @@ def _sink_states(
 
     def wait(index: int) -> None:
         with suppress(GpuopsError):
-            states[index] = _settled(ctx, live.clients[index], row.name, deadline)
+            states[index] = _wait_for_sink(ctx, live.clients[index], row.name, deadline)
 
     elsewhere = "in its bucket" if sinks.is_bucket(request_of(row).sink) else "on its volume"
     with progress.during(f"waiting for what {row.name} keeps {elsewhere}"):
@@ -289,7 +293,7 @@ def _sink_states(
     return states
 
 
-def _settled(ctx: Context, client: AgentClient, run: str, deadline: float) -> Mapping[str, Any]:
+def _wait_for_sink(ctx: Context, client: AgentClient, run: str, deadline: float) -> Mapping[str, Any]:
     latest: Mapping[str, Any] = {}
     since = time.monotonic()
     while True:

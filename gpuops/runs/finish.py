@@ -39,7 +39,7 @@ from gpuops.sync.outputs import inherit
 from gpuops.sync.restore import list_outputs
 from gpuops.sync.run_folder import read_json
 
-SAFE = {"state": "safe"}
+SINK_SAFE = {"state": "safe"}
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _persist(ctx: Context, row: RunRow, evidence: Evidence, judgement: Judgement
         owner_process=None,
         ended=evidence.ended_at,
         verdict=dataclasses.asdict(judgement.verdict),
-        facts={**ctx.ledger.run(row.id).facts, **_in_bucket(row, judgement)},
+        facts={**ctx.ledger.run(row.id).facts, **_bucket_facts(row, judgement)},
     )
     return document
 
@@ -185,7 +185,7 @@ def _nodes_ended(reports: Mapping[int, NodeReport]) -> dict[str, Any]:
     }
 
 
-def _in_bucket(row: RunRow, judgement: Judgement) -> dict[str, Any]:
+def _bucket_facts(row: RunRow, judgement: Judgement) -> dict[str, Any]:
     """Facts for `finish_late`: whose results can only be in the bucket, and the documents of all other nodes."""
     if not archive.is_kept_in_bucket(row):
         return {}
@@ -241,12 +241,12 @@ def _judge_late(ctx: Context, row: RunRow, documents: Mapping[int, Mapping[str, 
     """`documents`: the result documents of all nodes that gave one, then or now, each with its `sink`."""
     request, home = request_of(row), RunHome(row.home)
     empty = [index for index in range(request.nodes) if index not in documents]
-    reports = {index: lost_report(index, f"node{index} kept nothing", ReasonKind.ENDED, _preempted(row, index))
+    reports = {index: lost_report(index, f"node{index} kept nothing", ReasonKind.ENDED, _known_preemption(row, index))
                for index in empty}  # fmt: skip
     reports |= {index: parse_report(index, document) for index, document in documents.items()}
     verdict = weigh_reports(row, request, reports, saved=bool(list_outputs(home)))
     names = ", ".join(f"node{index}" for index in empty)
-    states = {index: document.get("sink") or SAFE for index, document in documents.items()}
+    states = {index: document.get("sink") or SINK_SAFE for index, document in documents.items()}
     home.write_record(
         {
             **read_json(home.path / "run.json"),
@@ -266,10 +266,10 @@ def _with_sink(result: Mapping[str, Any], one: archive.FetchedNode) -> dict[str,
     """A node's result document with what its archive says: files may be missing from it, also when it is not fetched
     again."""
     why = f"{plural(one.missing, 'file')} could not be kept"
-    return {**result, "sink": {"state": "failed", "why": why} if one.missing else SAFE}
+    return {**result, "sink": {"state": "failed", "why": why} if one.missing else SINK_SAFE}
 
 
-def _preempted(row: RunRow, index: int) -> dict[str, Any]:
+def _known_preemption(row: RunRow, index: int) -> dict[str, Any]:
     """That a node was preempted, as the first judgement knew it: its provider cannot be asked any more."""
     ends = read_json(RunHome(row.home).path / "run.json").get("nodes_ended") or {}
     reason = (ends.get(str(index)) or {}).get("reason") or {}
@@ -279,5 +279,5 @@ def _preempted(row: RunRow, index: int) -> dict[str, Any]:
 def _late_facts(documents: Mapping[int, Mapping[str, Any]], nodes: int) -> dict[str, Any]:
     """What need not be fetched by the next try."""
     empty = [index for index in range(nodes) if index not in documents]
-    told = {str(index): {"sink": SAFE, **document} for index, document in documents.items()}
+    told = {str(index): {"sink": SINK_SAFE, **document} for index, document in documents.items()}
     return {"in_bucket": empty, "told": told if empty else {}}

@@ -38,7 +38,7 @@ REMINDER_INTERVAL_S = 60.0
 """How often the user is reminded that a node does not answer."""
 ADMISSION_INTERVAL_S = 60.0
 """How often a provider is asked to let this computer in while a node does not answer."""
-NONSENSE_TRIES = 3
+NONSENSE_ANSWERS_MAX = 3
 """How often a node may answer nonsense before its report is given up."""
 FINAL_REFUSALS = ("ended", "no-node", "no-run")
 """Kinds of refusal that a retry does not change; any other may come from a node that is still starting."""
@@ -180,7 +180,7 @@ class Follower:
             self._nonsense[index] = self._nonsense.get(index, 0) + 1
             return (
                 lost_report(index, trouble.say, ReasonKind.NONSENSE)
-                if self._nonsense[index] >= NONSENSE_TRIES
+                if self._nonsense[index] >= NONSENSE_ANSWERS_MAX
                 else None
             )
         if not isinstance(trouble, NodeRefused) or trouble.kind not in FINAL_REFUSALS:
@@ -242,7 +242,7 @@ class Follower:
             self._changed.notify_all()
 
 
-def follower(
+def make_follower(
     ctx: Context, live: ClusterSession, row: RunRow, on_bytes: OnBytes, say: Callable[[str], None]
 ) -> Follower:
     """A Follower of a run of the ledger, which asks the cluster's provider about nodes that do not answer."""

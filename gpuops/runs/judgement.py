@@ -193,8 +193,8 @@ def judge_run(row: RunRow, request: RunRequest, evidence: Evidence, *, saved: bo
     sink_states = {**evidence.sink_states, **safe}
     all_safe = all(sink_states.get(index, {}).get("state") == "safe" for index in range(request.nodes))
     return Judgement(
-        _verdict(row, request, evidence, reports, nodes, saved),
-        _results(row.name, evidence, nodes, kept_elsewhere=bool(request.sink) and all_safe),
+        _complete_verdict(row, request, evidence, reports, nodes, saved),
+        _judge_results(row.name, evidence, nodes, kept_elsewhere=bool(request.sink) and all_safe),
         nodes,
         reports,
         sink_states,
@@ -214,7 +214,7 @@ def bucket_place(row: RunRow) -> str:
     return row.facts.bucket_place
 
 
-def joined(*sentences: str) -> str:
+def join_sentences(*sentences: str) -> str:
     return "; ".join(filter(None, sentences))
 
 
@@ -229,29 +229,31 @@ def _states_after_bucket(evidence: Evidence, reports: Mapping[int, NodeReport]) 
     return states
 
 
-def _results(run: str, evidence: Evidence, nodes: Nodes, *, kept_elsewhere: bool) -> Results:
+def _judge_results(run: str, evidence: Evidence, nodes: Nodes, *, kept_elsewhere: bool) -> Results:
     """`kept_elsewhere`: every node's results are safe without it, so that nothing goes with the nodes."""
     bucket = evidence.bucket
-    retryable = joined(evidence.fetched.failed, _named(nodes, NodeState.UNREACHABLE, "cannot be reached any more"))
-    missing = joined(
+    retryable = join_sentences(
+        evidence.fetched.failed, _name_nodes(nodes, NodeState.UNREACHABLE, "cannot be reached any more")
+    )
+    missing = join_sentences(
         retryable,
         evidence.fetched.nonsense,
-        _named(nodes, NodeState.ENDED, "ended before all results were home"),
+        _name_nodes(nodes, NodeState.ENDED, "ended before all results were home"),
         archive.describe_missing(bucket.brought),
     )
     if bucket.trouble and evidence.is_answered:  # else the verdict says it
-        missing = joined(missing, f"{bucket.trouble}; `gpuops pull {run}` fetches it")
+        missing = join_sentences(missing, f"{bucket.trouble}; `gpuops pull {run}` fetches it")
     if retryable and not kept_elsewhere:
         return Retryable(retryable, missing)
     return Lost(missing) if missing else Complete()
 
 
-def _named(nodes: Nodes, state: NodeState, what: str) -> str:
+def _name_nodes(nodes: Nodes, state: NodeState, what: str) -> str:
     names = ", ".join(f"node{index}" for index, one in nodes.items() if one is state)
     return f"{names} {what}" if names else ""
 
 
-def _verdict(
+def _complete_verdict(
     row: RunRow,
     request: RunRequest,
     evidence: Evidence,

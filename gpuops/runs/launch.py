@@ -31,16 +31,16 @@ def launch(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
     """Start the run on every node, the head first, on other ports each time. Raises GpuopsError."""
     prepared.attempt += 1
     try:
-        _start(ctx, live, prepared)
+        _start_nodes(ctx, live, prepared)
     except NodeRefused as refusal:
         if refusal.kind != "gang" or prepared.attempt > 1:
             raise
         launch(ctx, live, prepared)  # the gang link's port was taken in the meantime; nothing has started
 
 
-def _start(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
-    master, gang = _places(live, prepared)
-    request, granted = _granted(ctx, live, prepared)
+def _start_nodes(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
+    master, gang = _choose_endpoints(live, prepared)
+    request, granted = _grant_uploads(ctx, live, prepared)
     specs = node_specs(
         request,
         run=prepared.row.name,
@@ -71,13 +71,15 @@ def _start(ctx: Context, live: ClusterSession, prepared: Prepared) -> None:
             on_each(start, range(1, len(specs)))
     except BaseException:
         for index in range(asked):
-            _call_off(live, index, prepared.row.name)
+            _cancel_start(live, index, prepared.row.name)
         ctx.ledger.set_run(prepared.row.id, state="starting", started=None)
         bucket.abort_uploads(ctx, ctx.ledger.run(prepared.row.id))
         raise
 
 
-def _granted(ctx: Context, live: ClusterSession, prepared: Prepared) -> tuple[RunRequest, bucket.UploadGrant | None]:
+def _grant_uploads(
+    ctx: Context, live: ClusterSession, prepared: Prepared
+) -> tuple[RunRequest, bucket.UploadGrant | None]:
     """Upload addresses of a bucket, fresh for each launch, and the request with their place in it; None without a
     bucket."""
     request = prepared.request
@@ -93,7 +95,7 @@ def _granted(ctx: Context, live: ClusterSession, prepared: Prepared) -> tuple[Ru
     return dataclasses.replace(request, sink={**request.sink, "place": granted.place}), granted
 
 
-def _places(live: ClusterSession, prepared: Prepared) -> tuple[Place, Place | None]:
+def _choose_endpoints(live: ClusterSession, prepared: Prepared) -> tuple[Place, Place | None]:
     """Where torchrun and the gang link meet: for the first attempt on the ports that the probe reached, then on fresh
     ones."""
     several = len(prepared.nodes) > 1
@@ -109,7 +111,7 @@ def _places(live: ClusterSession, prepared: Prepared) -> tuple[Place, Place | No
     return fresh(), fresh() if several else None
 
 
-def _call_off(live: ClusterSession, index: int, run: str) -> None:
+def _cancel_start(live: ClusterSession, index: int, run: str) -> None:
     """Stop what one node may have started of a run that does not start everywhere."""
     why: dict[str, Any] = {"run": run, "how": "now", "why": "the run could not be started on every node"}
     try:

@@ -26,7 +26,7 @@ _COLOURS = (36, 33, 35, 32, 94, 96, 95, 92)
 """A rank's, by its number: those of a terminal's sixteen that can be read on dark and on light, without red: no rank
 is an error."""
 _FAINT = 2
-_TINTS = re.compile(r"\x1b\[[0-9;]*m")
+_COLOUR_CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass
@@ -71,29 +71,29 @@ class LineMerger:
             return []
         state.quiet = 0
         *ends, state.text = (state.text + state.decoder.decode(data)).split("\n")
-        texts = [piece for text in ends for piece in _finish(state, text)]
-        state.text = _redrawn(state.text) if len(state.text) <= MAX_PIECE_CHARS else _last_drawn(state.text)
+        texts = [piece for text in ends for piece in _finish_line(state, text)]
+        state.text = _drop_redrawn(state.text) if len(state.text) <= MAX_PIECE_CHARS else _latest_state(state.text)
         while len(state.text) > MAX_PIECE_CHARS:
-            texts.append(_show(state, state.text[:MAX_PIECE_CHARS]))
+            texts.append(_mark_shown(state, state.text[:MAX_PIECE_CHARS]))
             state.text = state.text[MAX_PIECE_CHARS:]
         return self._lines(state, texts)
 
     def idle(self) -> list[str]:
         """Unfinished lines that have waited long enough; to be called five times a second, bytes or not."""
-        return [line for state in self._live() for line in self._lines(state, _poll(state))]
+        return [line for state in self._live() for line in self._lines(state, _poll_unfinished(state))]
 
     def flush(self) -> list[str]:
         """The unfinished lines, at the end of the run."""
         lines = []
         for state in self._live():
             text, state.text = state.text + state.decoder.decode(b"", final=True), ""
-            lines += self._lines(state, _finish(state, text)) if text else []
+            lines += self._lines(state, _finish_line(state, text)) if text else []
         return lines
 
     def _lines(self, state: _Unfinished, texts: list[str]) -> list[str]:
         """The texts that pass the filter, each with its prefix."""
         grep = self.grep
-        return [state.prefix + text for text in texts if grep is None or grep.search(_TINTS.sub("", text))]
+        return [state.prefix + text for text in texts if grep is None or grep.search(_COLOUR_CODES.sub("", text))]
 
     def _live(self) -> list[_Unfinished]:
         return [state for state in self._streams.values() if state is not None]
@@ -126,9 +126,9 @@ class LineMerger:
         return f"{who} "
 
 
-def _finish(state: _Unfinished, text: str) -> list[str]:
+def _finish_line(state: _Unfinished, text: str) -> list[str]:
     """The line that a newline after `text` ends, or the pieces of a long one."""
-    final = _last_drawn(text)
+    final = _latest_state(text)
     hidden = state.shown and not final
     state.shown, state.waited = False, 0
     if hidden:
@@ -136,33 +136,33 @@ def _finish(state: _Unfinished, text: str) -> list[str]:
     return [final[start : start + MAX_PIECE_CHARS] for start in range(0, len(final), MAX_PIECE_CHARS)] or [""]
 
 
-def _poll(state: _Unfinished) -> list[str]:
+def _poll_unfinished(state: _Unfinished) -> list[str]:
     state.quiet += 1
     state.waited += 1
     if not state.text:
         return []
     if state.quiet >= IDLE_POLLS:
-        text, state.text = _last_drawn(state.text), ""
-        return [_show(state, text)] if text else []
+        text, state.text = _latest_state(state.text), ""
+        return [_mark_shown(state, text)] if text else []
     # A bar's last piece may be half drawn: the one before it is whole.
     drawn, redraw, rest = state.text.rpartition("\r")
     if redraw and drawn and state.waited >= REDRAW_POLLS:
         state.text = redraw + rest
-        return [_show(state, drawn)]
+        return [_mark_shown(state, drawn)]
     return []
 
 
-def _show(state: _Unfinished, text: str) -> str:
+def _mark_shown(state: _Unfinished, text: str) -> str:
     state.shown, state.waited = True, 0
     return text
 
 
-def _redrawn(text: str) -> str:
+def _drop_redrawn(text: str) -> str:
     """An unfinished line without the states of a progress bar that were drawn over."""
     drawn, redraw, rest = text.rpartition("\r")
-    return _last_drawn(drawn) + redraw + rest if redraw else text
+    return _latest_state(drawn) + redraw + rest if redraw else text
 
 
-def _last_drawn(text: str) -> str:
+def _latest_state(text: str) -> str:
     """What a terminal would show of it: the last thing written after a carriage return."""
     return next((part for part in reversed(text.split("\r")) if part), "")

@@ -24,7 +24,7 @@ from gpuops.runs.log_lines import STREAM, LineMerger
 from gpuops.sync import RunHome
 
 TIMES_FILE = "times.jsonl"
-NOW = float("inf")
+NOT_NOTED_YET = float("inf")
 """The moment of bytes that no note covers yet."""
 LATEST, LONGEST = 1e11, 1 << 40
 """The largest moment (UTC seconds) and size (bytes) that are believed in a note."""
@@ -33,9 +33,9 @@ MAX_NOTES_BYTES = 256 << 20
 MAX_LINE_BYTES = 1 << 16
 """How far back the beginning of a line is searched, and the longest note that is read."""
 CHUNK_BYTES = 1 << 20
-NODE = re.compile(r"node(\d+)")
-EVENTS = "events.jsonl"
-FAILED = b'"event": "failed"'
+NODE_FOLDER = re.compile(r"node(\d+)")
+EVENTS_FILE = "events.jsonl"
+FAILED_EVENT = b'"event": "failed"'
 """What an agent notes when one of its ranks has failed (docs/protocol.md)."""
 
 
@@ -66,7 +66,7 @@ class Notes:
             at = self.sizes[index]
         if at < end:
             index = bisect_right(self.sizes, at)
-            yield (self.moments[index] if index < len(self.sizes) else NOW), at, end
+            yield (self.moments[index] if index < len(self.sizes) else NOT_NOTED_YET), at, end
 
 
 class LogTimes:
@@ -92,7 +92,7 @@ class LogTimes:
         return max((notes.moments[-1] for notes in self._notes.values()), default=None)
 
     def _read(self, path: Path, node: int, skew: float) -> None:
-        for line in _lines(path):
+        for line in _read_notes(path):
             try:
                 note = json.loads(line)
                 moment = float(note["at"]) + skew
@@ -105,7 +105,7 @@ class LogTimes:
                 self._notes.setdefault((node, stream), Notes()).add(moment, size)
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _read_notes(path: Path) -> Iterator[bytes]:
     """A file's lines, up to `MAX_NOTES_BYTES` in all."""
     left = MAX_NOTES_BYTES
     with path.open("rb") as file:
@@ -114,7 +114,7 @@ def _lines(path: Path) -> Iterator[bytes]:
             yield line
 
 
-def line_start(path: Path, offset: int) -> int:
+def find_line_start(path: Path, offset: int) -> int:
     """Where the line begins that holds the byte at `offset`."""
     begin = max(0, offset - MAX_LINE_BYTES)
     with path.open("rb") as file:
@@ -123,7 +123,7 @@ def line_start(path: Path, offset: int) -> int:
     return begin + found + 1 if found >= 0 else begin if begin == 0 else offset
 
 
-def moment(text: str, now: float) -> float:
+def parse_moment(text: str, now: float) -> float:
     """`10m` (ago) or `2026-11-21T12:00` (local time unless it names a zone) as UTC seconds. Raises UsageError."""
     try:
         then = datetime.fromisoformat(text).timestamp() if text[4:5] == "-" else now - parse_span(text)
@@ -145,7 +145,7 @@ class HomeTail:
         self,
         home: RunHome,
         merger: LineMerger,
-        veil: Veil | None = None,
+        veil: TracebackFilter | None = None,
         times: LogTimes | None = None,
         since: float | None = None,
     ) -> None:
@@ -162,7 +162,7 @@ class HomeTail:
             times, self._times = self._times, None
             yield from self._in_order(times)
         if self._veil and not self._veil.failed:
-            self._veil.failed = any(FAILED in chunk for path in self._events() for chunk in self._chunks(path))
+            self._veil.failed = any(FAILED_EVENT in chunk for path in self._events() for chunk in self._chunks(path))
         for node, path in self._streams():
             lines = (line for data in self._chunks(path) for line in self._merger.feed(node, path.name, data))
             yield from self._veil.over(path, lines) if self._veil else lines
@@ -178,21 +178,21 @@ class HomeTail:
             yield from self._veil.lifted()
 
     def _events(self) -> list[Path]:
-        return sorted(self._logs.glob(f"node*/{EVENTS}"))
+        return sorted(self._logs.glob(f"node*/{EVENTS_FILE}"))
 
     def _streams(self) -> list[tuple[int, Path]]:
         found = []
         for folder in self._logs.glob("node*"):
-            if match := NODE.fullmatch(folder.name):
+            if match := NODE_FOLDER.fullmatch(folder.name):
                 found += [(int(match[1]), path) for path in folder.iterdir() if STREAM.fullmatch(path.name)]
-        return sorted(found, key=_place)
+        return sorted(found, key=_stream_order)
 
     def _in_order(self, times: LogTimes) -> Iterator[str]:
         """What is home, slice by slice."""
         written = []
         for place, (node, path) in enumerate(self._streams()):
             notes = times.of(node, path.name)
-            begin = 0 if self._since is None else line_start(path, notes.start(self._since))
+            begin = 0 if self._since is None else find_line_start(path, notes.start(self._since))
             self._read[path] = begin
             slices = notes.slices(begin, path.stat().st_size)
             written.append([(moment, place, node, path, end) for moment, _, end in slices])
@@ -214,7 +214,7 @@ class HomeTail:
                 yield data
 
 
-class Veil:
+class TracebackFilter:
     """Holds back tracebacks for `hold_s` seconds, and drops them once a rank has failed.
 
     One rank's exception breaks the collectives of all others, and each prints a traceback of its own. All of them stay
@@ -255,13 +255,13 @@ class Veil:
             yield self._held.popleft()[1]
 
 
-def last_heard(home: Path) -> float | None:
+def last_output_time(home: Path) -> float | None:
     """When the last byte of a run's output came home (UTC seconds); None before the first."""
     written = [path.stat().st_mtime for path in home.glob("logs/node*/*") if STREAM.fullmatch(path.name)]
     return max(written, default=None)
 
 
-def _place(stream: tuple[int, Path]) -> tuple[int, int, bool]:
+def _stream_order(stream: tuple[int, Path]) -> tuple[int, int, bool]:
     """Sort key: nodes and ranks by number, a node's launcher first; of each, stderr after stdout."""
     node, path = stream
     match = STREAM.fullmatch(path.name)

@@ -24,11 +24,11 @@ from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs.address_renewal import AddressRenewal
 from gpuops.runs.collect import fetch_now
-from gpuops.runs.follow import Follower, follower
+from gpuops.runs.follow import Follower, make_follower
 from gpuops.runs.log_lines import STREAM
 from gpuops.runs.log_view import Filter, HomeTail
 from gpuops.runs.spec import request_of
-from gpuops.runs.stop import halt, stopping
+from gpuops.runs.stop import show_stopping, stop_nodes
 from gpuops.sync import RunHome
 
 LIVE_FETCH_INTERVAL_S = 10.0
@@ -124,7 +124,7 @@ class Remarks:
                 self._heard = self._clock()
 
     def _notice(self, line: bytes) -> str:
-        say, at = notice(line)
+        say, at = describe_notice(line)
         with self._lock:
             if at is not None and any(abs(at - before) < SAME_END_WINDOW_S for before in self._ends):
                 return ""
@@ -141,7 +141,7 @@ class Remarks:
             self._say(f"nothing was printed by any rank for {span(silent)}; what node0 does: {self._how}")
         if now - self._looked >= BOARD_POLL_INTERVAL_S and not self._board_said:
             self._looked = now
-            if line := board(self._home, self._folder, live=True):
+            if line := tensorboard_command(self._home, self._folder, live=True):
                 self._board_said = True
                 self._say(line)
 
@@ -151,7 +151,7 @@ class Remarks:
             self._say(self._notices.pop(0))
 
 
-def notice(line: bytes) -> tuple[str, float | None]:
+def describe_notice(line: bytes) -> tuple[str, float | None]:
     """The sentence for an event of a node that announces a preemption, or the node's end; empty for any other event.
     With the end its time (UTC seconds), since every node announces it."""
     from gpuops.transport import answers
@@ -167,12 +167,12 @@ def notice(line: bytes) -> tuple[str, float | None]:
     return "", None
 
 
-def how_to_look(cluster: str, *, gpus: bool) -> str:
+def busy_command(cluster: str, *, gpus: bool) -> str:
     """The command that shows what a node is busy with."""
     return f"gpuops ssh {cluster} -- {'nvidia-smi' if gpus else 'top -b -n 1'}"
 
 
-def board(home: RunHome, folder: Path, *, live: bool = False) -> str:
+def tensorboard_command(home: RunHome, folder: Path, *, live: bool = False) -> str:
     """The command that shows what a run wrote for TensorBoard, typed in `folder`; empty where it wrote nothing for it.
 
     `live`: the run goes on. Each version of a file that comes home replaces the one before; TensorBoard's fast loader
@@ -186,7 +186,7 @@ def board(home: RunHome, folder: Path, *, live: bool = False) -> str:
     return f"curves: tensorboard {'--load_fast=false ' * live}--logdir {shlex.quote(str(shown))}"
 
 
-def attend(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail) -> Follower:
+def show_run(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail) -> Follower:
     """Show a run until it has ended everywhere. A first signal stops it gracefully, a second at once."""
 
     def show(lines: Iterator[str]) -> None:
@@ -196,9 +196,9 @@ def attend(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail) -> F
     following, remarks = follow_with_remarks(ctx, live, row)
     try:
         fetching, renewal = LiveFetch(live, row), AddressRenewal(ctx, live, row)
-        with waiting_for_first_line(ctx, row) as first:
+        with show_waiting(ctx, row) as first:
             while not following.watch(POLL_INTERVAL_S):
-                show(closing_at_first(first, tail.new()))
+                show(close_at_first_line(first, tail.new()))
                 fetching.poll()
                 renewal.poll()
                 remarks.poll()
@@ -206,14 +206,14 @@ def attend(ctx: Context, live: ClusterSession, row: RunRow, tail: HomeTail) -> F
         following.quit()
         raise
     except Interrupted:
-        with stopping(ctx.progress, row):
-            _stop(ctx, live, row, following, lambda: show(tail.new()))
+        with show_stopping(ctx.progress, row):
+            _stop_run(ctx, live, row, following, lambda: show(tail.new()))
     show(tail.rest())
     remarks.news()
     return following
 
 
-def _stop(ctx: Context, live: ClusterSession, row: RunRow, following: Follower, show: Callable[[], None]) -> None:
+def _stop_run(ctx: Context, live: ClusterSession, row: RunRow, following: Follower, show: Callable[[], None]) -> None:
     """Stop a run and wait until every node has ended it; after a second signal, only `HURRIED_STOP_TIMEOUT_S` for nodes
     that are unreachable."""
     _halt_in_background(live, row, "graceful", "interrupted")
@@ -229,10 +229,10 @@ def _stop(ctx: Context, live: ClusterSession, row: RunRow, following: Follower, 
 
 def _halt_in_background(live: ClusterSession, row: RunRow, how: Literal["graceful", "now"], why: str) -> None:
     """Stop without waiting for the answers: a node that gives none must not delay a second signal."""
-    threading.Thread(target=halt, args=(live, row.name, how, why), daemon=True, name=f"stop {row.name}").start()
+    threading.Thread(target=stop_nodes, args=(live, row.name, how, why), daemon=True, name=f"stop {row.name}").start()
 
 
-def waiting_for_first_line(ctx: Context, row: RunRow, wanted: Filter | None = None) -> ExitStack:
+def show_waiting(ctx: Context, row: RunRow, wanted: Filter | None = None) -> ExitStack:
     """Say that the run goes on without a line yet, until the returned stack is closed."""
     ranks = row.facts.world if request_of(row).kind == "torchrun" else 0
     on = f" on {plural(ranks, 'rank')}" if ranks else ""
@@ -243,7 +243,7 @@ def waiting_for_first_line(ctx: Context, row: RunRow, wanted: Filter | None = No
     return first
 
 
-def closing_at_first(first: ExitStack, lines: Iterator[str]) -> Iterator[str]:
+def close_at_first_line(first: ExitStack, lines: Iterator[str]) -> Iterator[str]:
     """The lines; `first` is closed before the first of them."""
     for line in lines:
         first.close()
@@ -252,8 +252,8 @@ def closing_at_first(first: ExitStack, lines: Iterator[str]) -> Iterator[str]:
 
 def follow_with_remarks(ctx: Context, live: ClusterSession, row: RunRow) -> tuple[Follower, Remarks]:
     """Start to follow a run to its end, with remarks about it."""
-    look = how_to_look(live.row.name, gpus=any(live.gpus()))
+    look = busy_command(live.row.name, gpus=any(live.gpus()))
     remarks = Remarks(ctx.out.say, RunHome(row.home), ctx.folder, look)
-    following = follower(ctx, live, row, remarks.heard, ctx.out.say)
+    following = make_follower(ctx, live, row, remarks.heard, ctx.out.say)
     following.start()
     return following, remarks

@@ -67,7 +67,7 @@ class Prepared:
         return sum(node.ranks for node in self.nodes)
 
 
-def stem(request: RunRequest) -> str:
+def run_name_stem(request: RunRequest) -> str:
     """What a run's name starts with: the workload's, script's, module's or command's own, in our alphabet."""
     source = (
         request.workload
@@ -79,31 +79,31 @@ def stem(request: RunRequest) -> str:
     return (letters if letters[:1].isalpha() else f"run-{letters}").rstrip("-")[:18].rstrip("-") or "run"
 
 
-def patterns(outs: Sequence[str]) -> Sequence[str]:
+def output_patterns(outs: Sequence[str]) -> Sequence[str]:
     """What is a result: as asked for; the default where only exceptions (`!GLOB`) were named."""
     return outs if any(not one.startswith("!") for one in outs) else (*DEFAULT_OUTS, *outs)
 
 
-def tree_of(request: RunRequest, folder: Path) -> tuple[str, Path]:
+def choose_tree(request: RunRequest, folder: Path) -> tuple[str, Path]:
     """Which tree a run works in, and where it comes from: our workloads' or the user's project."""
     return ("train", inputs.workloads_folder()) if request.workload else ("project", folder)
 
 
-def check(ctx: Context, request: RunRequest, sending: Sending) -> None:
+def check_request(ctx: Context, request: RunRequest, sending: Sending) -> None:
     """Find what would certainly fail, before anything is created. Raises UsageError."""
     secret_values(request.secrets, ctx.folder, ctx.env)
     refuse_tracked(ctx.folder, [name for name in request.secrets if not ctx.env.get(name)])
-    _, folder = tree_of(request, ctx.folder)
-    _check_script(request, inputs.scan_project(ctx, folder, _allowed(request, sending)))
+    _, folder = choose_tree(request, ctx.folder)
+    _check_script(request, inputs.scan_project(ctx, folder, _send_anyway(request, sending)))
 
 
-def secrets_sent(ctx: Context, request: RunRequest) -> str:
+def describe_secrets(ctx: Context, request: RunRequest) -> str:
     """Which secrets the nodes are sent, by name, and where those are from; empty for none. Raises UsageError."""
     origins = secret_origins(request.secrets, ctx.folder, ctx.env)
     return f"secrets: {', '.join(f'{name} (from {origin})' for name, origin in origins.items())}" if origins else ""
 
 
-def _allowed(request: RunRequest, sending: Sending) -> Sequence[str]:
+def _send_anyway(request: RunRequest, sending: Sending) -> Sequence[str]:
     return () if request.workload else sending.send_anyway
 
 
@@ -112,16 +112,16 @@ def prepare(
 ) -> Prepared:
     """Bring everything a run needs to its nodes. Nothing is started yet. Raises GpuopsError."""
     # The agents take stock of these files at the start, to tell what the run made from what was there.
-    request = dataclasses.replace(request, outs=patterns(request.outs))
+    request = dataclasses.replace(request, outs=output_patterns(request.outs))
     values = secret_values(request.secrets, ctx.folder, ctx.env)
     if not sending.queue:
-        _refuse_second(ctx, live, None)
+        _refuse_second_run(ctx, live, None)
     add_virtual_nodes(ctx, live, request)
     row = ctx.ledger.add_run(
-        stem=stem(request),
+        stem=run_name_stem(request),
         cluster=live.row.id,
         folder=ctx.folder,
-        tree=tree_of(request, ctx.folder)[0],
+        tree=choose_tree(request, ctx.folder)[0],
         request=dataclasses.asdict(request),
         facts={
             "gpuops": __version__,
@@ -136,13 +136,13 @@ def prepare(
     ctx.ensure_guard(live.row)
     try:
         row = _wait_for_turn(ctx, live, sending, row)
-        return _prepared(ctx, settings, live, request, sending, row, values, progress)
+        return _prepare_nodes(ctx, settings, live, request, sending, row, values, progress)
     except BaseException as error:
-        give_up(ctx, row, error)
+        record_not_started(ctx, row, error)
         raise
 
 
-def give_up(ctx: Context, row: RunRow, error: BaseException) -> None:
+def record_not_started(ctx: Context, row: RunRow, error: BaseException) -> None:
     """Note a run that never started, and why; the folder that was to hold its results goes."""
     if isinstance(error, Interrupted):
         verdict = Verdict("stopped", error.exit_code, "stopped before it was started")
@@ -157,7 +157,7 @@ def give_up(ctx: Context, row: RunRow, error: BaseException) -> None:
             return  # something lies in it, or it was never made
 
 
-def _prepared(
+def _prepare_nodes(
     ctx: Context,
     settings: Settings,
     live: ClusterSession,
@@ -168,10 +168,10 @@ def _prepared(
     progress: Progress,
 ) -> Prepared:
     """The part of `prepare` that a run in the ledger stands for."""
-    name, folder = tree_of(request, ctx.folder)
+    name, folder = choose_tree(request, ctx.folder)
     shared = has_capability(ctx.provisioner(live.row.provider), "shares_disk")
     with progress.during("looking through the project"):
-        tree = _scanned(ctx, request, sending, folder, shared)
+        tree = _scan_tree(ctx, request, sending, folder, shared)
     home = RunHome(row.home)
     home.create()
     clients = live.clients[: request.nodes]
@@ -184,7 +184,7 @@ def _prepared(
         reports = sync.push_many(clients, name, tree, overwrite=sending.overwrite, progress=progress, record=record)
     if not shared:
         upload.remember_rate(ctx.home / "cache", sum(one.bytes_sent for one in reports), time.monotonic() - began)
-    _say_kept(ctx, reports)
+    _report_kept_edits(ctx, reports)
     places = inputs.push_data(ctx, live, request, allow=sending.send_anyway, overwrite=sending.overwrite)
     if request.resume:
         with progress.during(f"putting back what {request.resume} made"):
@@ -206,9 +206,9 @@ def _prepared(
     return Prepared(ctx.ledger.run(row.id), home, request, parts, meeting.ports, values)
 
 
-def _scanned(ctx: Context, request: RunRequest, sending: Sending, folder: Path, shared: bool) -> sync.Tree:
+def _scan_tree(ctx: Context, request: RunRequest, sending: Sending, folder: Path, shared: bool) -> sync.Tree:
     """What is sent, as it is now, and said. Raises UsageError."""
-    tree = inputs.scan_project(ctx, folder, _allowed(request, sending))
+    tree = inputs.scan_project(ctx, folder, _send_anyway(request, sending))
     first, *more = sync.summary(tree)
     for sentence in (f"code: {first}", *more):
         ctx.out.say(sentence)
@@ -224,11 +224,11 @@ def _wait_for_turn(ctx: Context, live: ClusterSession, sending: Sending, row: Ru
     The ledger says who came first, so that of two that wait only one goes on. What is billed counts from the turn.
     """
     if not sending.queue:
-        _refuse_second(ctx, live, row)
+        _refuse_second_run(ctx, live, row)
         return row
     announced = ""
     with ctx.progress.during(f"waiting for {live.row.name}"):
-        while busy := _busy(ctx, live, row):
+        while busy := _find_earlier_run(ctx, live, row):
             if busy != announced:
                 ctx.out.say(f"waiting for {busy} on {live.row.name}")
                 ctx.progress.waits(f"{busy} goes on")
@@ -239,25 +239,25 @@ def _wait_for_turn(ctx: Context, live: ClusterSession, sending: Sending, row: Ru
     return ctx.ledger.run(row.id)
 
 
-def _refuse_second(ctx: Context, live: ClusterSession, row: RunRow | None) -> None:
-    if busy := _busy(ctx, live, row):
+def _refuse_second_run(ctx: Context, live: ClusterSession, row: RunRow | None) -> None:
+    if busy := _find_earlier_run(ctx, live, row):
         raise UsageError(
             f"{busy} is running on {live.row.name}", f"wait for it with --queue, or end it: gpuops stop {busy}"
         )
 
 
-def _busy(ctx: Context, live: ClusterSession, row: RunRow | None) -> str:
+def _find_earlier_run(ctx: Context, live: ClusterSession, row: RunRow | None) -> str:
     """A run that a new one, or that of `row`, has to wait for; empty when there is none."""
     for run in ctx.ledger.runs(cluster=live.row.id):
         before = row is None or run.id < row.id
         if before and run.state in ("starting", "running") and run.has_live_owner():
             return run.name
     # What the nodes have just said of themselves will do for a first look, before there is a row.
-    hellos = live.hellos if row is None else live.each(lambda _i, client: _hello(client))
+    hellos = live.hellos if row is None else live.each(lambda _i, client: _ask_node(client))
     return next((hello.busy for hello in hellos if hello and hello.busy), "")
 
 
-def _hello(client: AgentClient) -> NodeHello | None:
+def _ask_node(client: AgentClient) -> NodeHello | None:
     """What a node says of itself now; None for one that has ended and that no run needs."""
     return None if isinstance(client, Absent) else client.call("hello")
 
@@ -276,7 +276,7 @@ def _check_script(request: RunRequest, tree: sync.Tree) -> None:
     )
 
 
-def _say_kept(ctx: Context, reports: Sequence[sync.PushReport]) -> None:
+def _report_kept_edits(ctx: Context, reports: Sequence[sync.PushReport]) -> None:
     for report in reports:
         if report.kept:
             first = first_few(report.kept, 3)

@@ -8,10 +8,10 @@ from typing import Any
 from gpuops.core.format import money, plural, span
 from gpuops.core.models import Payer
 
-SHORT_HASH = 10
+SHORT_HASH_CHARS = 10
 
 
-def receipt(record: Mapping[str, Any]) -> list[str]:
+def format_receipt(record: Mapping[str, Any]) -> list[str]:
     """Lines for people, from the record that `--json` prints as it is; what is not known is left out.
 
     Read are: `run`, `request` (with `workload`), `gpuops` (its version), `commit` (a git hash), `dirty`,
@@ -23,54 +23,54 @@ def receipt(record: Mapping[str, Any]) -> list[str]:
     """
     rows = [
         ("run", str(record.get("run") or "")),
-        ("code", _code(record)),
-        ("where", _where(record)),
-        ("with", _versions(record)),
-        ("time", _time(record)),
-        ("lost", _lost(record)),
-        ("cost", _cost(record)),
+        ("code", _format_code(record)),
+        ("where", _format_place(record)),
+        ("with", _format_versions(record)),
+        ("time", _format_time(record)),
+        ("lost", _format_lost_steps(record)),
+        ("cost", _format_cost(record)),
         ("results", str(record.get("home") or "")),
         ("kept", str(record.get("kept") or "")),
         ("not home", str(record.get("missing") or "")),
-        ("left", _left(record)),
-        *(("before", line) for line in _before(record)),
+        ("left", _format_left_behind(record)),
+        *(("before", line) for line in _format_retries(record)),
     ]
     return [f"{label:<9}{text}" for label, text in rows if text]
 
 
-def without_run(cost: float) -> str:
+def format_cost_without_run(cost: float) -> str:
     """The only line for a job that never had a run: its machines ended before."""
     return f"{'cost':<9}about {money(cost)}, for machines that went before there was a run"
 
 
-def _left(record: Mapping[str, Any]) -> str:
+def _format_left_behind(record: Mapping[str, Any]) -> str:
     """Large files that no pattern names, on a cluster that stays."""
     names = record.get("left_behind")
     return f"still on {record.get('cluster')}: {names}; `gpuops down` brings them home" if names else ""
 
 
-def _code(record: Mapping[str, Any]) -> str:
+def _format_code(record: Mapping[str, Any]) -> str:
     workload, commit = (record.get("request") or {}).get("workload"), record.get("commit")
     if workload:
         version = record.get("gpuops")
         return (f"gpuops {version}, " if version else "") + f"workload {workload}"
     if not commit:
         return "no git commit"
-    return f"commit {commit[:SHORT_HASH]}" + (" with uncommitted changes" if record.get("dirty") else "")
+    return f"commit {commit[:SHORT_HASH_CHARS]}" + (" with uncommitted changes" if record.get("dirty") else "")
 
 
-def _where(record: Mapping[str, Any]) -> str:
+def _format_place(record: Mapping[str, Any]) -> str:
     nodes, provider = record.get("nodes"), record.get("provider")
     count = plural(nodes, "node") if nodes else ""
     return " on ".join(part for part in (count, provider) if part)
 
 
-def _versions(record: Mapping[str, Any]) -> str:
+def _format_versions(record: Mapping[str, Any]) -> str:
     known = [(name, record.get(name)) for name in ("image", "torch", "driver")]
     return ", ".join(f"{name} {value}" for name, value in known if value)
 
 
-def _time(record: Mapping[str, Any]) -> str:
+def _format_time(record: Mapping[str, Any]) -> str:
     duration, before = record.get("duration_s"), record.get("before_s")
     parts = [span(duration)] if duration is not None else []
     if before is not None and record.get("rented"):
@@ -78,7 +78,7 @@ def _time(record: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _lost(record: Mapping[str, Any]) -> str:
+def _format_lost_steps(record: Mapping[str, Any]) -> str:
     """The steps that a preempted run lost since its newest snapshot."""
     got = record.get("progress") or {}
     if (record.get("verdict") or {}).get("outcome") != "reclaimed" or not {"step", "saved"} <= set(got):
@@ -89,7 +89,7 @@ def _lost(record: Mapping[str, Any]) -> str:
     return f"{plural(steps, 'step')}: from {got['saved']}, its newest snapshot's, to {got['step']}"
 
 
-def _cost(record: Mapping[str, Any]) -> str:
+def _format_cost(record: Mapping[str, Any]) -> str:
     if not record.get("rented"):
         return "free: this machine" if record.get("provider") == "local" else ""
     cost = record.get("cost")
@@ -97,15 +97,15 @@ def _cost(record: Mapping[str, Any]) -> str:
         return "not known"
     before = sum(float(one.get("cost") or 0.0) for one in record.get("retries") or ())
     more = f", {money(cost + before)} with what was reclaimed before" if before else ""
-    return f"about {money(cost)}{more}{_paid(record)}"
+    return f"about {money(cost)}{more}{_format_payer(record)}"
 
 
-def _paid(record: Mapping[str, Any]) -> str:
+def _format_payer(record: Mapping[str, Any]) -> str:
     payer = record.get("payer")
     return f", {Payer(**payer)}" if isinstance(payer, Mapping) and {*payer} == {"account", "source"} else ""
 
 
-def _before(record: Mapping[str, Any]) -> list[str]:
+def _format_retries(record: Mapping[str, Any]) -> list[str]:
     """What each retry cost: `toy-1 was reclaimed at step 120: 20 steps lost, 5:40 min …`."""
     lines = []
     for loss in record.get("retries") or ():

@@ -27,7 +27,7 @@ from gpuops.sync.restore import list_outputs
 ENDED_MACHINE_TIMEOUT_S = 30.0
 """How long a provider may take to say of a machine that has stopped answering that it has ended."""
 ENDED_MACHINE_POLL_INTERVAL_S = 3.0
-RECLAIMED = "reclaimed"
+RECLAIMED_OUTCOME = "reclaimed"
 """The verdict's outcome where the provider took machines back."""
 
 
@@ -38,13 +38,13 @@ def find_ended_machine(ctx: Context, live: ClusterSession, error: NodeError) -> 
     while True:
         if ctx.ledger.cluster(live.row.id).state != "up":
             return None  # another command ends it
-        ended = _ended_machine(ctx, live)
+        ended = _find_replaceable_machine(ctx, live)
         if ended or clock.monotonic() >= deadline or ctx.signals.count:
             return ended
         clock.pause(ENDED_MACHINE_POLL_INTERVAL_S, deadline)
 
 
-def _ended_machine(ctx: Context, live: ClusterSession) -> MachineGone | None:
+def _find_replaceable_machine(ctx: Context, live: ClusterSession) -> MachineGone | None:
     provider = ctx.provisioner_of(live.row)
     for index, machine in enumerate(live.machines):
         try:
@@ -138,20 +138,20 @@ class RetryState:
         return True
 
 
-def preemption_of(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemption | None:
+def find_preemption(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preemption | None:
     """The preemption that ended this run; None where there was none, and while some of its results are not home: a
     retry would start without them."""
-    if end.verdict.outcome != RECLAIMED or not end.may_destroy or end.left_in_bucket:
+    if end.verdict.outcome != RECLAIMED_OUTCOME or not end.may_destroy or end.left_in_bucket:
         return None
     resumable = bool(list_outputs(end.home))
     progress = end.document.get("progress") or {}
-    noticed = first_event(
+    noticed = first_event_time(
         row, lambda event: event["event"] == "notice" and (event.get("reason") or {}).get("kind") == "reclaim"
     )
     return Preemption(
         run=row.name,
         cluster=cluster.name,
-        place=place_of(cluster),
+        place=offer_place(cluster),
         node=end.verdict.node,
         say=end.verdict.say,
         step=progress.get("step"),
@@ -162,23 +162,23 @@ def preemption_of(row: RunRow, cluster: ClusterRow, end: RunOutcome) -> Preempti
     )
 
 
-def preempted_before_run(cluster: ClusterRow, error: MachineGone, now: float) -> Preemption:
+def preemption_before_run(cluster: ClusterRow, error: MachineGone, now: float) -> Preemption:
     """Machines that ended before there was a run. `now`: when that was found out."""
     return Preemption(
-        "", cluster.name, place_of(cluster), error.node, error.say, noticed=now, warned=False, started=False
+        "", cluster.name, offer_place(cluster), error.node, error.say, noticed=now, warned=False, started=False
     )
 
 
-def place_of(cluster: ClusterRow) -> str:
+def offer_place(cluster: ClusterRow) -> str:
     return str((cluster.offer.get("data") or {}).get("place") or "")
 
 
-def first_step(row: RunRow) -> float | None:
+def first_step_time(row: RunRow) -> float | None:
     """When a run did its first new step, where its program reports steps (UTC seconds, this computer's clock)."""
-    return first_event(row, lambda event: event["event"] == "stepped")
+    return first_event_time(row, lambda event: event["event"] == "stepped")
 
 
-def first_event(row: RunRow, wanted: Callable[[Mapping[str, Any]], bool]) -> float | None:
+def first_event_time(row: RunRow, wanted: Callable[[Mapping[str, Any]], bool]) -> float | None:
     """When any node of a run first noted such an event, by the events that are home (UTC seconds, our clock)."""
     from gpuops.transport import answers
 
@@ -256,7 +256,7 @@ def _attempt_once(
         row = None if error.cluster is None else ctx.ledger.cluster(error.cluster)
         if not chain.retries or ctx.signals.count or row is None or row.state != "gone":
             raise
-        loss = preempted_before_run(row, error, ctx.clock.now())
+        loss = preemption_before_run(row, error, ctx.clock.now())
         cost = final_cost(row, 0.0)
         return JobOutcome(error.exit_code, before.document, before.last, loss, row, cost, error)
 
@@ -272,25 +272,27 @@ def _retry(
     if why or ctx.signals.count:
         last = [*before.last, *([f"not tried again: {why}"] if why else [])]
         before = dataclasses.replace(before, last=last, loss=None)
-        return _failed(ctx, before, chain, before.error, chain.spent + before.cost) if before.error else before
+        return _failed_outcome(ctx, before, chain, before.error, chain.spent + before.cost) if before.error else before
     ctx.signals.forward()
     chain.add(loss, before.cost)
     ctx.out.say(chain.announce(loss))
     try:
         return _attempt_once(ctx, chain, rest, attempt, before)
     except GpuopsError as error:
-        return _failed(ctx, before, chain, error, chain.spent)
+        return _failed_outcome(ctx, before, chain, error, chain.spent)
     except Interrupted:
         if chain.resume:
             ctx.out.say(f"what {chain.resume} saved is home: --resume {chain.resume} goes on from it")
         raise
 
 
-def _failed(ctx: Context, before: JobOutcome, chain: RetryState, error: GpuopsError, spent: float) -> JobOutcome:
+def _failed_outcome(
+    ctx: Context, before: JobOutcome, chain: RetryState, error: GpuopsError, spent: float
+) -> JobOutcome:
     """The outcome of a job that got no other machines, or lost them again. Raises `error` where it never had a run: it
     has no receipt then, so what its machines have cost (`spent`, in $) is printed here."""
     if not before.document:
-        ctx.out.say(receipt.without_run(spent))
+        ctx.out.say(receipt.format_cost_without_run(spent))
         error.say = "; ".join([error.say, *before.last])
         raise error
     hint = error.hint + (f"; go on from what is home: --resume {chain.resume}" if chain.resume else "")

@@ -26,8 +26,8 @@ from gpuops.transport.rpc import Programs
 
 TREE = "runs"
 """The folder of a node in which all its runs are."""
-STREAM = re.compile(r"(launcher\.(?:out|err)|(?:events|times)\.jsonl|ranks/(?P<rank>\d+)\.(?P<kind>out|err))")
-RESULT = "result.json"
+LOG_FILE = re.compile(r"(launcher\.(?:out|err)|(?:events|times)\.jsonl|ranks/(?P<rank>\d+)\.(?P<kind>out|err))")
+RESULT_FILE = "result.json"
 
 
 def salvage(ctx: Context, row: ClusterRow, run: RunRow) -> tuple[dict[int, NodeReport], dict[int, ConnectionLost]]:
@@ -38,7 +38,7 @@ def salvage(ctx: Context, row: ClusterRow, run: RunRow) -> tuple[dict[int, NodeR
         try:
             programs = programs_of(row, machine, index)
             try:
-                result = _salvage(programs, run, index)
+                result = _salvage_node(programs, run, index)
             finally:
                 programs.connection.close()
         except ConnectionLost as error:
@@ -53,34 +53,34 @@ def salvage(ctx: Context, row: ClusterRow, run: RunRow) -> tuple[dict[int, NodeR
     return reports, unreachable
 
 
-def _salvage(programs: Programs, run: RunRow, index: int) -> Mapping[str, Any] | None:
+def _salvage_node(programs: Programs, run: RunRow, index: int) -> Mapping[str, Any] | None:
     home = RunHome(run.home)
     home.create()
     prefix = f"{run.name}/"
     found = [one for one in list_leftovers({index: programs}, [], tree=TREE) if one.path.startswith(prefix)]
-    wanted = [one for one in found if stream(one.path[len(prefix) :]) or one.path == prefix + RESULT]
+    wanted = [one for one in found if log_stream_name(one.path[len(prefix) :]) or one.path == prefix + RESULT_FILE]
     name = f".salvage-{os.getpid()}-{secrets.token_hex(4)}"
     with local_errors(run.home):
         folder = home.folder.below(name).make()
     try:
         save_leftovers(programs, TREE, wanted, folder)
         for one in wanted:
-            if log := stream(one.path[len(prefix) :]):
+            if log := log_stream_name(one.path[len(prefix) :]):
                 replace_shorter_log(folder, one.path, home, index, log)
-        return _result(folder, prefix + RESULT)
+        return _read_result(folder, prefix + RESULT_FILE)
     finally:
         home.folder.remove_tree(name)
 
 
-def stream(path: str) -> str:
+def log_stream_name(path: str) -> str:
     """The stream that a file of a run's folder on a node holds, as logs are named here; empty for none."""
-    found = STREAM.fullmatch(path)
+    found = LOG_FILE.fullmatch(path)
     if not found:
         return ""
     return f"rank{int(found['rank'])}.{found['kind']}" if found["rank"] else path
 
 
-def _result(folder: SafeFolder, path: str) -> Mapping[str, Any] | None:
+def _read_result(folder: SafeFolder, path: str) -> Mapping[str, Any] | None:
     from gpuops.transport import answers
 
     try:

@@ -13,7 +13,7 @@ from gpuops.core.format import span
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession
-from gpuops.runs.follow import follower
+from gpuops.runs.follow import make_follower
 from gpuops.runs.report import NodeReport
 from gpuops.transport.rpc import AgentClient
 
@@ -23,7 +23,7 @@ POLL_INTERVAL_S = 0.2
 
 
 @contextmanager
-def stopping(progress: Progress, run: RunRow) -> Iterator[None]:
+def show_stopping(progress: Progress, run: RunRow) -> Iterator[None]:
     """While a graceful stop is waited for, say how long that may take, and why."""
     grace_s = float(run.request.get("grace_s", 10.0))
     with progress.during(f"stopping {run.name}", 2 * grace_s):
@@ -31,7 +31,9 @@ def stopping(progress: Progress, run: RunRow) -> Iterator[None]:
         yield
 
 
-def halt(live: ClusterSession, run: str, how: Literal["graceful", "now"], why: str, *, kind: str = "stop") -> None:
+def stop_nodes(
+    live: ClusterSession, run: str, how: Literal["graceful", "now"], why: str, *, kind: str = "stop"
+) -> None:
     """Ask every node at once. A node that cannot be asked has ended, or is stopped by the gang link or its lease."""
 
     def one(_index: int, client: AgentClient) -> None:
@@ -45,11 +47,11 @@ def halt(live: ClusterSession, run: str, how: Literal["graceful", "now"], why: s
 
 def stop_and_wait(ctx: Context, live: ClusterSession, run: RunRow, why: str) -> dict[int, NodeReport]:
     """Stop a run gracefully on all its nodes and wait for their reports. Raises NodeError past the deadline."""
-    following = follower(ctx, live, run, lambda *_: None, ctx.out.say)
+    following = make_follower(ctx, live, run, lambda *_: None, ctx.out.say)
     following.start()
-    halt(live, run.name, "graceful", why)
+    stop_nodes(live, run.name, "graceful", why)
     deadline = time.monotonic() + STOP_TIMEOUT_S + 2 * float(run.request.get("grace_s", 10.0))
-    with stopping(ctx.progress, run):
+    with show_stopping(ctx.progress, run):
         while not following.wait(POLL_INTERVAL_S):
             if time.monotonic() > deadline:
                 following.quit()

@@ -1,4 +1,4 @@
-"""What came of a run: one sentence, one thing to do, one exit code. Pure.
+"""The verdict on a run: one sentence, one hint, one exit code. Pure.
 
 `judge` weighs the reports of all nodes. The order: a rank or a launcher with a cause of its own; then what ended the
 run from outside (lease, preemption, a lost node, a stop); then deaths that only echo a peer's; then, when every process

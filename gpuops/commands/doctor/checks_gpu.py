@@ -25,18 +25,18 @@ def gpu_findings(place: Checkup) -> Iterator[Finding]:
     """Findings about GPUs and torch."""
     nvidia = place.part("nvidia")
     if nvidia:
-        yield from _unusable(place, nvidia)
+        yield from _check_driver(place, nvidia)
         for gpu in place.gpus:
-            yield from _one(gpu, busy=bool(place.facts.get("busy")))
-        yield from _together(place, nvidia)
-    yield from _torch(place)
+            yield from _check_gpu(gpu, busy=bool(place.facts.get("busy")))
+        yield from _check_gpus_together(place, nvidia)
+    yield from _check_torch(place)
 
 
-def _unusable(place: Checkup, nvidia: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_driver(place: Checkup, nvidia: Mapping[str, Any]) -> Iterator[Finding]:
     """Why GPUs of the machine cannot be used."""
     smi, files, gpus = nvidia.get("smi"), len(nvidia.get("files") or ()), len(place.gpus)
     if smi is None:
-        yield from _without_smi(place, nvidia, files)
+        yield from _explain_missing_smi(place, nvidia, files)
     elif smi.get("slow"):
         yield error(
             "gpu-hangs",
@@ -53,7 +53,7 @@ def _unusable(place: Checkup, nvidia: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _without_smi(place: Checkup, nvidia: Mapping[str, Any], files: int) -> Iterator[Finding]:
+def _explain_missing_smi(place: Checkup, nvidia: Mapping[str, Any], files: int) -> Iterator[Finding]:
     if files or (nvidia.get("loaded") and not place.part("machine").get("container")):
         yield error(
             "gpu-no-smi",
@@ -104,7 +104,7 @@ def _smi_failure(place: Checkup, nvidia: Mapping[str, Any], said: str) -> Findin
     return error("gpu-smi-fails", f"nvidia-smi fails: {first}", "run nvidia-smi there; often a reboot helps")
 
 
-def _one(gpu: Mapping[str, Any], *, busy: bool) -> Iterator[Finding]:
+def _check_gpu(gpu: Mapping[str, Any], *, busy: bool) -> Iterator[Finding]:
     called = f"GPU {gpu.get('index')} ({gpu.get('name')})"
     if any(word in str(value) for value in gpu.values() for word in FAULT_SIGNS):
         yield error("gpu-fault", f"{called} reports an error instead of its state", "reboot, or leave this GPU out")
@@ -130,7 +130,7 @@ def _one(gpu: Mapping[str, Any], *, busy: bool) -> Iterator[Finding]:
         )
 
 
-def _together(place: Checkup, nvidia: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_gpus_together(place: Checkup, nvidia: Mapping[str, Any]) -> Iterator[Finding]:
     kinds = sorted({str(gpu.get("name")) for gpu in place.gpus})
     if len(kinds) > 1:
         yield warning(
@@ -163,7 +163,7 @@ def _together(place: Checkup, nvidia: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _torch(place: Checkup) -> Iterator[Finding]:
+def _check_torch(place: Checkup) -> Iterator[Finding]:
     pythons, python = place.part("pythons"), place.python
     if not pythons:
         return
@@ -177,12 +177,12 @@ def _torch(place: Checkup) -> Iterator[Finding]:
             "python-asked", f"'{asked}' is no Python that runs here", "name a Python of this place: --python PATH"
         )
     elif python is None or not python.get("torch"):
-        yield _no_torch(place, pythons, str(asked or ""))
+        yield _no_torch_finding(place, pythons, str(asked or ""))
     else:
-        yield from _fits(place, python)
+        yield from _check_torch_fits(place, python)
 
 
-def _no_torch(place: Checkup, pythons: Mapping[str, Any], asked: str) -> Finding:
+def _no_torch_finding(place: Checkup, pythons: Mapping[str, Any], asked: str) -> Finding:
     if asked:
         nvidia = place.part("nvidia")
         none = not any(nvidia.get(sign) for sign in GPU_SIGNS)
@@ -198,15 +198,15 @@ def _no_torch(place: Checkup, pythons: Mapping[str, Any], asked: str) -> Finding
     return note("torch-none", "no Python here has torch", NO_TORCH_HINT)
 
 
-def _gpu(one: Mapping[str, Any]) -> Gpu:
+def _parse_gpu(one: Mapping[str, Any]) -> Gpu:
     """A GPU of a checkup, as what the tables of builds are asked about."""
     words = {name: str(one.get(name) or "") for name in ("name", "driver", "compute_cap")}
     return Gpu(index=int(one.get("index") or 0), **words)
 
 
-def _fits(place: Checkup, python: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_torch_fits(place: Checkup, python: Mapping[str, Any]) -> Iterator[Finding]:
     torch, cuda = str(python["torch"]), python.get("cuda")
-    against = compat.misfit(torch, cuda, [_gpu(one) for one in place.gpus], str(python.get("path") or "python"))
+    against = compat.misfit(torch, cuda, [_parse_gpu(one) for one in place.gpus], str(python.get("path") or "python"))
     if against is not None and against.kind == "cpu":
         yield error("torch-cpu", against.say, against.hint)
     elif against is not None and against.kind == "kernels":

@@ -42,23 +42,23 @@ Words = Mapping[str, object] | None
 
 def host_findings(place: Checkup) -> Iterator[Finding]:
     """Findings about everything but GPUs and torch."""
-    yield from _disks(place)
+    yield from _check_disks(place)
     yield from apply_rules(HOST_RULES, place)
-    yield from _misspelt(place)
+    yield from _check_misspelt_files(place)
     yield from apply_rules(CLOCK_RULES, place)
     for name, why in (place.facts.get("failed") or {}).items():
         yield note("probe", f"{name} could not be looked at: {why}", "look at it there by hand")
 
 
-def _disks(place: Checkup) -> Iterator[Finding]:
+def _check_disks(place: Checkup) -> Iterator[Finding]:
     seen: set[str] = set()
     for disk in place.facts.get("disks") or []:
         if disk["of"] != "shm":
-            yield from _disk(disk, place, new=disk.get("mount", disk["path"]) not in seen)
+            yield from _check_disk(disk, place, new=disk.get("mount", disk["path"]) not in seen)
             seen.add(disk.get("mount", disk["path"]))
 
 
-def _disk(disk: Mapping[str, Any], place: Checkup, *, new: bool) -> Iterator[Finding]:
+def _check_disk(disk: Mapping[str, Any], place: Checkup, *, new: bool) -> Iterator[Finding]:
     called = f"{DISK_NAMES.get(disk['of'], disk['of'])} ({disk['path']})"
     if disk.get("slow"):
         yield error("disk-hangs", f"{called} does not answer", "see whether its file server is there: mount | grep nfs")
@@ -68,10 +68,10 @@ def _disk(disk: Mapping[str, Any], place: Checkup, *, new: bool) -> Iterator[Fin
     if not disk.get("writable") and disk["of"] != "root":
         yield error("disk-unwritable", f"{called} cannot be written", "make it writable, or log in as another user")
     if new:
-        yield from _space(disk, called, makes=place.python is None and disk["of"] in ("home", "node"))
+        yield from _check_space(disk, called, makes=place.python is None and disk["of"] in ("home", "node"))
 
 
-def _space(disk: Mapping[str, Any], called: str, *, makes: bool) -> Iterator[Finding]:
+def _check_space(disk: Mapping[str, Any], called: str, *, makes: bool) -> Iterator[Finding]:
     free, total, inodes = int(disk["free"]), int(disk["total"]), int(disk["inodes"])
     free_up = f"free some space there: du -xh {disk['mount']} | sort -h | tail"
     if free < DISK_FULL_BYTES:
@@ -90,7 +90,7 @@ def _space(disk: Mapping[str, Any], called: str, *, makes: bool) -> Iterator[Fin
         )
 
 
-def _misspelt(place: Checkup) -> Iterator[Finding]:
+def _check_misspelt_files(place: Checkup) -> Iterator[Finding]:
     for name in place.facts.get("misspelt") or []:
         yield note(
             "misspelt", f"~/.ssh/{name} looks like authorized_keys misspelt", f"mv ~/.ssh/{name} ~/.ssh/authorized_keys"

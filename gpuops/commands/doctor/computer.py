@@ -25,11 +25,11 @@ def computer_findings(
     home: Path, env: Mapping[str, str], user_home: Path, system: System = HERE, which: Which = shutil.which
 ) -> Iterator[Finding]:
     """Findings about this computer. `home`: gpuops' own folder; `user_home`: the user's home folder."""
-    yield from _programs(system, which)
-    held = _held(env, which)
-    yield from _agent(held)
-    yield from _keys(user_home / ".ssh", held or (), system)
-    yield from _own_folder(home)
+    yield from _check_programs(system, which)
+    held = _list_agent_keys(env, which)
+    yield from _check_key_agent(held)
+    yield from _check_keys(user_home / ".ssh", held or (), system)
+    yield from _check_own_folder(home)
     if not system.local_nodes:
         yield note(
             "local-nodes",
@@ -38,7 +38,7 @@ def computer_findings(
         )
 
 
-def _programs(system: System, which: Which) -> Iterator[Finding]:
+def _check_programs(system: System, which: Which) -> Iterator[Finding]:
     if which("ssh") is None:
         yield warning(
             "ssh", "there is no ssh here: jump hosts, security keys, gpuops ssh and editors need it", system.install_ssh
@@ -49,7 +49,7 @@ def _programs(system: System, which: Which) -> Iterator[Finding]:
         yield note("git", "there is no git here: a run does not record its commit", "install git, if you use it")
 
 
-def _held(env: Mapping[str, str], which: Which) -> list[bytes] | None:
+def _list_agent_keys(env: Mapping[str, str], which: Which) -> list[bytes] | None:
     """Public keys that the key agent holds; None where SSH_AUTH_SOCK names an agent that does not answer."""
     program = which("ssh-add")
     if program is None or not env.get("SSH_AUTH_SOCK"):
@@ -67,10 +67,10 @@ def _held(env: Mapping[str, str], which: Which) -> list[bytes] | None:
         return None
     if done.returncode == NO_AGENT_EXIT_CODE:
         return None
-    return [blob for line in done.stdout.splitlines() if (blob := _blob(line))]
+    return [blob for line in done.stdout.splitlines() if (blob := _decode_key(line))]
 
 
-def _blob(line: bytes) -> bytes:
+def _decode_key(line: bytes) -> bytes:
     words = line.split()
     try:
         return base64.b64decode(words[1], validate=True)
@@ -78,7 +78,7 @@ def _blob(line: bytes) -> bytes:
         return b""
 
 
-def _agent(held: list[bytes] | None) -> Iterator[Finding]:
+def _check_key_agent(held: list[bytes] | None) -> Iterator[Finding]:
     if held is None:
         yield note(
             "key-agent",
@@ -87,7 +87,7 @@ def _agent(held: list[bytes] | None) -> Iterator[Finding]:
         )
 
 
-def _keys(folder: Path, held: Sequence[bytes], system: System) -> Iterator[Finding]:
+def _check_keys(folder: Path, held: Sequence[bytes], system: System) -> Iterator[Finding]:
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -100,20 +100,20 @@ def _keys(folder: Path, held: Sequence[bytes], system: System) -> Iterator[Findi
     if not keys and not held:
         yield note("key-none", "there is no SSH key here; hosts need one", "ssh-keygen -t ed25519")
     for path in keys:
-        yield from _key(path, held, system)
-    if "config" in names and not system.windows and _mode(folder / "config") & 0o022:
+        yield from _check_key(path, held, system)
+    if "config" in names and not system.windows and _file_mode(folder / "config") & 0o022:
         path = folder / "config"
         yield warning("ssh-config", f"{path} can be written by others, and ssh refuses it", f"chmod 600 {path}")
 
 
-def _mode(path: Path) -> int:
+def _file_mode(path: Path) -> int:
     try:
         return path.stat().st_mode
     except OSError:
         return 0
 
 
-def _key(path: Path, held: Sequence[bytes], system: System) -> Iterator[Finding]:
+def _check_key(path: Path, held: Sequence[bytes], system: System) -> Iterator[Finding]:
     try:
         path.open("rb").close()
     except OSError as wrong:
@@ -123,7 +123,7 @@ def _key(path: Path, held: Sequence[bytes], system: System) -> Iterator[Finding]
             f"sudo chown $USER {path}; chmod 600 {path}",
         )
         return
-    if not system.windows and _mode(path) & 0o077:
+    if not system.windows and _file_mode(path) & 0o077:
         yield warning("key-open", f"the key {path} is open to others, and ssh does not use it", f"chmod 600 {path}")
     if keys.is_locked(str(path)) and keys.public_blob(str(path)) not in held:
         yield warning(
@@ -133,7 +133,7 @@ def _key(path: Path, held: Sequence[bytes], system: System) -> Iterator[Finding]
         )
 
 
-def _own_folder(home: Path) -> Iterator[Finding]:
+def _check_own_folder(home: Path) -> Iterator[Finding]:
     """gpuops records every resource before it creates it, so without this folder it creates nothing."""
     nearest = next(folder for folder in (home, *home.parents) if os.path.exists(folder))
     if not (nearest.is_dir() and os.access(nearest, os.W_OK)):

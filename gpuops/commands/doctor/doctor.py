@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,12 @@ def run_checkup(connection: Connection, where: str, python: str, options: Sequen
     unreachable or its answer cannot be read."""
     argv = ["sh", "-c", CHECKUP_SCRIPT, "sh", python, *(["--login"] if reached else []), *options]
     said = exchange(connection.open(argv), where, bootstrap.pack(bootstrap.sources()), CHECKUP_SILENCE_TIMEOUT_S)
-    return Checkup(where, _read(said, where), reached, _clock(connection, where, python) if reached else None)
+    return Checkup(
+        where, _parse_facts(said, where), reached, _measure_clock(connection, where, python) if reached else None
+    )
 
 
-def _read(said: bytes, where: str) -> Mapping[str, Any]:
+def _parse_facts(said: bytes, where: str) -> Mapping[str, Any]:
     from gpuops.transport import answers
 
     try:
@@ -81,7 +84,7 @@ def _read(said: bytes, where: str) -> Mapping[str, Any]:
     )
 
 
-def _clock(connection: Connection, where: str, python: str) -> tuple[float, float]:
+def _measure_clock(connection: Connection, where: str, python: str) -> tuple[float, float]:
     """Bounds of the seconds to add to the place's clock to get ours: its time was read between our two."""
     before = time.time()
     said = exchange(connection.open([python, "-I", "-c", CLOCK_PROGRAM]), where, silence_s=CLOCK_TIMEOUT_S)
@@ -113,7 +116,9 @@ class Place:
 
 def check_computer(ctx: Context, python: str) -> Report:
     """Check this computer, as the place where gpuops is typed and as one that may train."""
-    return Report([*_users_side(ctx), *_examined(ctx, [_here(ctx, python)] if HERE.local_nodes else [])])
+    return Report(
+        [*_check_user_setup(ctx), *_examine_places(ctx, [_computer_place(ctx, python)] if HERE.local_nodes else [])]
+    )
 
 
 def check_provider(ctx: Context, request: Request, python: str) -> Report:
@@ -121,26 +126,26 @@ def check_provider(ctx: Context, request: Request, python: str) -> Report:
     provisioner = ctx.provisioner(request.provider)
     problems: list[Finding] = []
     try:
-        problems = [_said(problem) for problem in provisioner.preflight(request)]
+        problems = [_preflight_finding(problem) for problem in provisioner.preflight(request)]
         if not any(problem.level == "error" for problem in problems):
-            problems += _quotas(ctx, request)
+            problems += _quota_findings(ctx, request)
     except ProviderError as refused:
         problems = [error(SETUP, refused.say, refused.hint)]
     except UsageError:
-        if not _standing(ctx, request):
+        if not _list_hosts(ctx, request):
             raise
     if is_rented(provisioner):
         if not problems:
-            problems = [_account(ctx, request.provider)]
-        problems += _payer(ctx, request, named=not any(problem.level == "error" for problem in problems))
+            problems = [_account_finding(ctx, request.provider)]
+        problems += _payer_findings(ctx, request, named=not any(problem.level == "error" for problem in problems))
     if has_capability(provisioner, "shares_disk") and HERE.local_nodes:
-        places = [_here(ctx, python)]
+        places = [_computer_place(ctx, python)]
     else:
-        places = [_standing_place(machine, python) for machine in _standing(ctx, request)]
-    return Report([*_users_side(ctx), *_at(request.provider, problems), *_examined(ctx, places)])
+        places = [_host_place(machine, python) for machine in _list_hosts(ctx, request)]
+    return Report([*_check_user_setup(ctx), *_locate(request.provider, problems), *_examine_places(ctx, places)])
 
 
-def _said(problem: Problem) -> Finding:
+def _preflight_finding(problem: Problem) -> Finding:
     """A problem that the provider's preflight found, as a finding."""
     if problem.note:
         return note("account", problem.say, problem.hint)
@@ -149,7 +154,7 @@ def _said(problem: Problem) -> Finding:
     return warning(SETUP, problem.say, problem.hint)
 
 
-def _account(ctx: Context, provider: str) -> Finding:
+def _account_finding(ctx: Context, provider: str) -> Finding:
     """The balance of an account without problems."""
     provisioner = ctx.provisioner(provider)
     account = provisioner.account() if isinstance(provisioner, CheckedProvisioner) else None
@@ -158,7 +163,7 @@ def _account(ctx: Context, provider: str) -> Finding:
     return note("account", f"the account answers; {money_left}", f"what there is: gpuops up {provider} --dry-run")
 
 
-def _payer(ctx: Context, request: Request, *, named: bool) -> list[Finding]:
+def _payer_findings(ctx: Context, request: Request, *, named: bool) -> list[Finding]:
     """Which account would pay, and a `.env` whose keys are not used."""
     paid = find_payer(ctx, request) if named else None
     notes = [note("account", f"what is rented here: {paid}", f"keys are looked for in this order: {KEY_ORDER}")]
@@ -170,7 +175,7 @@ def _payer(ctx: Context, request: Request, *, named: bool) -> list[Finding]:
     return found
 
 
-def _quotas(ctx: Context, request: Request) -> list[Finding]:
+def _quota_findings(ctx: Context, request: Request) -> list[Finding]:
     """An error where every quota of the account is 0, as for a new account. Raises ProviderError."""
     provisioner = ctx.provisioner(request.provider)
     report = provisioner.quota(request) if isinstance(provisioner, CheckedProvisioner) else None
@@ -197,7 +202,7 @@ def check_cluster(ctx: Context, row: ClusterRow, python: str) -> Report:
     if not machines:
         raise NodeError(f"{row.name} has no machines", f"gpuops down {row.name}")
     places = []
-    for nodes in _by_machine(machines):
+    for nodes in _group_by_machine(machines):
         first = machines[nodes[0]]
         programs = programs_of(row, first, nodes[0])
         here = first.data.get("connection") == "process"
@@ -214,10 +219,10 @@ def check_cluster(ctx: Context, row: ClusterRow, python: str) -> Report:
                 str(first.data.get("artefact", "")),
             )
         )
-    return Report(_examined(ctx, places))
+    return Report(_examine_places(ctx, places))
 
 
-def _by_machine(machines: Sequence[Resource]) -> list[list[int]]:
+def _group_by_machine(machines: Sequence[Resource]) -> list[list[int]]:
     """Node numbers by machine: virtual nodes share one, local nodes share this computer."""
     groups: dict[str, list[int]] = {}
     for index, machine in enumerate(machines):
@@ -225,16 +230,16 @@ def _by_machine(machines: Sequence[Resource]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _standing(ctx: Context, request: Request) -> list[Resource]:
+def _list_hosts(ctx: Context, request: Request) -> list[Resource]:
     provisioner = ctx.provisioner(request.provider)
     return list(provisioner.standing(request)) if isinstance(provisioner, CheckedProvisioner) else []
 
 
-def _standing_place(machine: Resource, python: str) -> Place:
+def _host_place(machine: Resource, python: str) -> Place:
     return Place(machine.region, lambda: connect(machine, 0), str(machine.data["python"]), options=_options(python))
 
 
-def _here(ctx: Context, python: str) -> Place:
+def _computer_place(ctx: Context, python: str) -> Place:
     options = _options(python, own_pythons(ctx))
     return Place(COMPUTER, lambda: ProcessConnection(COMPUTER), sys.executable, reached=False, options=options)
 
@@ -243,11 +248,11 @@ def _options(python: str, first: Sequence[str] = ()) -> list[str]:
     return [*(["--python", python] if python else []), *(word for path in first for word in ("--first", path))]
 
 
-def _users_side(ctx: Context) -> list[Finding]:
-    return _at(COMPUTER, computer_findings(ctx.home, ctx.env, Path.home()))
+def _check_user_setup(ctx: Context) -> list[Finding]:
+    return _locate(COMPUTER, computer_findings(ctx.home, ctx.env, Path.home()))
 
 
-def _at(where: str, findings: Iterable[Finding]) -> list[Finding]:
+def _locate(where: str, findings: Iterable[Finding]) -> list[Finding]:
     """Findings with their place and without line breaks, since they may quote a host."""
     return [
         dataclasses.replace(one, say=" ".join(one.say.split()), hint=" ".join(one.hint.split()), where=where)
@@ -255,19 +260,19 @@ def _at(where: str, findings: Iterable[Finding]) -> list[Finding]:
     ]
 
 
-def _examined(ctx: Context, places: Sequence[Place]) -> list[Finding]:
+def _examine_places(ctx: Context, places: Sequence[Place]) -> list[Finding]:
     """Examine places in parallel; return the findings about each and about the differences between them."""
     if not places:
         return []
     with ctx.progress.during(f"examining {', '.join(place.where for place in places)}"):
-        answers = on_each(_examine, places)
+        answers = on_each(_examine_place, places)
     seen = [answer for answer in answers if isinstance(answer, Checkup)]
     lost = [answer for answer in answers if isinstance(answer, Finding)]
-    judged = [finding for place in seen for finding in _judged(place.where, lambda place=place: _place(place))]  # type: ignore[misc]
-    return [*lost, *judged, *_judged(BETWEEN, lambda: differences(seen))]
+    judged = [finding for place in seen for finding in _judge_safely(place.where, partial(_judge_place, place))]
+    return [*lost, *judged, *_judge_safely(BETWEEN, lambda: differences(seen))]
 
 
-def _examine(place: Place) -> Checkup | Finding:
+def _examine_place(place: Place) -> Checkup | Finding:
     try:
         connection = place.connect()
         connection.label = place.where
@@ -280,16 +285,16 @@ def _examine(place: Place) -> Checkup | Finding:
         return dataclasses.replace(error("unreached", lost.say, lost.hint), where=place.where)
 
 
-def _place(place: Checkup) -> Iterator[Finding]:
+def _judge_place(place: Checkup) -> Iterator[Finding]:
     yield summarize(place)
     yield from gpu_findings(place)
     yield from host_findings(place)
 
 
-def _judged(where: str, judge: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def _judge_safely(where: str, judge: Callable[[], Iterator[Finding]]) -> list[Finding]:
     """Findings of `judge`, or one error where the facts of a place have an unexpected form: they are not trusted."""
     try:
-        return _at(where, judge())
+        return _locate(where, judge())
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as strange:
         say = f"its answer to the checkup has an unexpected form ({type(strange).__name__}: {strange})"
-        return _at(where, [error("nonsense", say, "check that this machine is yours")])
+        return _locate(where, [error("nonsense", say, "check that this machine is yours")])

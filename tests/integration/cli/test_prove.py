@@ -59,10 +59,10 @@ def test_what_is_wrong_is_said_before_anything_is_made(desk: Desk, words: list[s
 
 
 def test_everybodys_options_are_known_to_the_proof() -> None:
-    from gpuops.cli.flags import LaunchFlags, MachineFlags, keys
+    from gpuops.cli.flags import LaunchFlags, MachineFlags, flag_types
     from gpuops.commands.prove.scenarios_without_cost import COMMON_OPTIONS
 
-    assert set(keys(MachineFlags, LaunchFlags)) <= COMMON_OPTIONS
+    assert set(flag_types(MachineFlags, LaunchFlags)) <= COMMON_OPTIONS
 
 
 def test_money_needs_somebody_who_agrees(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,6 @@ def test_elsewhere_it_is_not_there(user: User, config: Callable[[User], str]) ->
 
 
 def test_without_a_configuration(user: User) -> None:
-    assert login._users_config() == ""
+    assert login._read_user_config() == ""
     user.config.write_bytes(b"\xff\xfe")
-    assert login._users_config() == "\ufffd\ufffd"
+    assert login._read_user_config() == "\ufffd\ufffd"

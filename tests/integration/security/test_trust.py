@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpuops.cli import flags
-from gpuops.cli.flags import Free, LaunchFlags, MachineFlags, freedom
+from gpuops.cli.flags import Free, LaunchFlags, MachineFlags, flag_freedom
 from gpuops.cli.trust import reaches
 from gpuops.core.settings import Toml
 from tests.conftest import HANG_S, Shell
@@ -71,7 +71,7 @@ def at_a_terminal(shell: Shell, typed: str, *words: str) -> tuple[int, str]:
 
 
 def test_every_flag_is_thought_of_and_a_new_one_is_not_free() -> None:
-    free = freedom(*GROUPS)
+    free = flag_freedom(*GROUPS)
     assert {name for name, mark in free.items() if mark is None or mark is Free.INSIDE} == set(REACHING)
     assert {name for name, mark in free.items() if mark is Free.ASKED} == set(RENTING)
     assert {name for name, mark in free.items() if mark is Free.ALWAYS} == set(WITHIN)
@@ -80,7 +80,7 @@ def test_every_flag_is_thought_of_and_a_new_one_is_not_free() -> None:
     class Later:
         shiny: flags.Annotated[str | None, flags._option("Something new.")] = None
 
-    assert freedom(Later) == {"shiny": None}
+    assert flag_freedom(Later) == {"shiny": None}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_every_flag_is_thought_of_and_a_new_one_is_not_free() -> None:
 )
 def test_what_reaches_beyond_the_project_is_refused(shell: Shell, table: str, words: tuple[str, ...]) -> None:
     shell.write("train.py", "print('trained')\n")
-    known = [name for name in REACHING if table != "up" or name in freedom(MachineFlags)]
+    known = [name for name in REACHING if table != "up" or name in flag_freedom(MachineFlags)]
     shell.write("gpuops.toml", toml(table, **{name: REACHING[name] for name in known}))
     done = shell.run(*words)
     assert (done.returncode, done.stdout, done.stderr.splitlines()) == (2, "", refusal(shell, table, *known))

@@ -30,7 +30,7 @@ def document(**changed: Any) -> dict[str, Any]:
     ],
 )
 def test_what_the_machines_say_of_a_cluster(ledger: str, nodes: list[str], expected: str) -> None:
-    assert status._state(SimpleNamespace(state=ledger), nodes) == expected  # type: ignore[arg-type]
+    assert status._cluster_state(SimpleNamespace(state=ledger), nodes) == expected  # type: ignore[arg-type]
 
 
 def test_the_table_names_the_node_that_is_missing() -> None:
@@ -65,7 +65,10 @@ def test_where_its_open_ports_are() -> None:
 
 
 def test_a_cluster_of_a_run_ends_with_it() -> None:
-    ends = [status._ends(document(**lease)) for lease in ({}, {"ephemeral": True}, {"ephemeral": True, "idle_s": 60.0})]
+    ends = [
+        status._format_end(document(**lease))
+        for lease in ({}, {"ephemeral": True}, {"ephemeral": True, "idle_s": 60.0})
+    ]
     assert ends == ["by hand", "with its run", "1:00 min idle"]
 
 

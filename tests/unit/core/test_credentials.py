@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.cli.request import environment
+from gpuops.cli.request import parse_environment
 from gpuops.core.errors import UsageError
 from gpuops.core.settings import (
     FROM_ENVIRONMENT,
@@ -81,6 +81,6 @@ def test_where_a_key_is_sent_no_project_decides(tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize("word", ["{}", "{}=sk"])
 def test_no_key_is_recorded_with_a_run(name: str, word: str) -> None:
     with pytest.raises(UsageError) as caught:
-        environment([word.format(name)], {name: "sk"})
+        parse_environment([word.format(name)], {name: "sk"})
     assert caught.value.say == f"--env {name} would write a provider's key down with the run"
     assert f"--secret {name}" in caught.value.hint

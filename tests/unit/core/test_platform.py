@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpuops.agent.wire import members
-from gpuops.commands.ssh import _pattern
+from gpuops.commands.ssh import _include_pattern
 from gpuops.core.errors import LocalDisk, NodeError, UsageError
 from gpuops.core.files import private_folder
 from gpuops.core.models import Request
@@ -151,9 +151,9 @@ def test_a_proxy_cannot_be_asked_for_a_key_on_windows(monkeypatch: pytest.Monkey
 
 def test_what_people_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     folder: Any = HOMES[WINDOWS] / ".gpuops" / "ssh"
-    assert _pattern(folder, WINDOWS) == '"C:/Users/Jane Doe/.gpuops/ssh/*.conf"'
+    assert _include_pattern(folder, WINDOWS) == '"C:/Users/Jane Doe/.gpuops/ssh/*.conf"'
     folder = HOMES[LINUX] / ".gpuops" / "ssh"
-    assert _pattern(folder, LINUX) == "/home/jane/.gpuops/ssh/*.conf"
+    assert _include_pattern(folder, LINUX) == "/home/jane/.gpuops/ssh/*.conf"
     assert [system.set_variable("TOKEN") for system in (MACOS, WINDOWS)] == ["export TOKEN=…", "$env:TOKEN = '…'"]
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UsageError) as missing:

@@ -19,7 +19,7 @@ from gpuops.core.reporting import Silent
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs import retries
-from gpuops.runs.collect import Agents, _from_all
+from gpuops.runs.collect import Agents, _fetch_from_nodes
 from gpuops.runs.finish import Policy, RunOutcome, finish, finish_late, is_awaited
 from gpuops.runs.judgement import FinalFetch, Retryable
 from gpuops.runs.monitor import LiveFetch
@@ -106,7 +106,7 @@ def test_a_node_that_answers_nonsense_keeps_no_others_files_away() -> None:
             raise MalformedAnswer("node1", "to 'outs'")
         return f"big{nodes[0]}"
 
-    found = _from_all(bring, [0, 1, 2])
+    found = _fetch_from_nodes(bring, [0, 1, 2])
     assert asked == [[0, 1, 2], [0], [1], [2]]
     assert (found.left_behind, found.failed) == ("big0, big2", "")
     assert found.nonsense == "node1 answers nonsense (to 'outs')"
@@ -115,12 +115,14 @@ def test_a_node_that_answers_nonsense_keeps_no_others_files_away() -> None:
         raise ConnectionLost("node2 is away") if nodes == [2] else MalformedAnswer("node1", "x")
 
     with pytest.raises(ConnectionLost):
-        _from_all(lose, [1, 2])
+        _fetch_from_nodes(lose, [1, 2])
 
 
 def test_nonsense_leaves_nothing_to_try_again(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes may go, the run is done with, and whoever reads the verdict knows."""
-    monkeypatch.setattr("gpuops.runs.collect._fetch_last", lambda *_: FinalFetch(nonsense="node0 answers nonsense (x)"))
+    monkeypatch.setattr(
+        "gpuops.runs.collect._run_final_fetch", lambda *_: FinalFetch(nonsense="node0 answers nonsense (x)")
+    )
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
     end = conclude(world, ClusterSession(cluster, []), row, {0: DONE})
@@ -146,7 +148,7 @@ def test_a_machine_that_goes_while_its_results_are_fetched(
 
     world.provisioners["local"] = cast(Any, type("Provider", (), {"describe": staticmethod(describe)})())
     fetched = Fetched(1)
-    monkeypatch.setattr("gpuops.runs.collect._fetch_last", fetched)
+    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", fetched)
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
     world.ledger.set_run(row.id, request={**dataclasses.asdict(REQUEST), "nodes": 2})
@@ -199,7 +201,7 @@ def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
         return {node: brought for node in nodes if brought}, []
 
     monkeypatch.setattr("gpuops.sync.archive.fetch_archives", bring)
-    monkeypatch.setattr("gpuops.runs.collect._fetch_last", Fetched(0))
+    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", Fetched(0))
     ended = type("Provider", (), {"describe": lambda _, machine: dataclasses.replace(machine, state="ended")})()
     world.provisioners["local"] = cast("Any", ended)
     cluster, row, said = a_reclaimed_run(world)
@@ -208,7 +210,7 @@ def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
     assert asked == [[0]]
     assert (end.missing, retryable(end), end.left_in_bucket) == (missing, "", "")
     assert world.ledger.run(row.id).facts["in_bucket"] == in_bucket
-    assert retries.preemption_of(row, cluster, end) is not None
+    assert retries.find_preemption(row, cluster, end) is not None
 
 
 def test_what_is_on_a_node_comes_before_what_is_in_a_bucket(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +219,7 @@ def test_what_is_on_a_node_comes_before_what_is_in_a_bucket(world: Context, monk
     monkeypatch.setattr(
         "gpuops.sync.archive.fetch_archives", lambda *_: (order.append("bucket"), ({0: FetchedNode(None, 0)}, []))[1]
     )
-    monkeypatch.setattr("gpuops.runs.collect._fetch_last", lambda *_: (order.append("node"), FinalFetch())[1])
+    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", lambda *_: (order.append("node"), FinalFetch())[1])
     cluster, row, said = a_reclaimed_run(world)
     world.ledger.set_run(row.id, request={**row.request, "nodes": 2})
     results = {0: lost_report(0, "node0 ended without a word", ReasonKind.ENDED), 1: {**said, "node": 1}}
@@ -244,7 +246,7 @@ def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: Context, mon
         return {0: FetchedNode(DONE, 0)}, []
 
     monkeypatch.setattr("gpuops.sync.archive.fetch_archives", bring)
-    monkeypatch.setattr("gpuops.runs.collect._fetch_last", lambda *_: (order.append("node"), FinalFetch())[1])
+    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", lambda *_: (order.append("node"), FinalFetch())[1])
     monkeypatch.setattr("gpuops.sync.bucket.abort_uploads", lambda *_: order.append("abandon"))
     live, row, results = a_run_that_lost_a_node(world)
     end = conclude(world, live, row, results, ends_nodes=True)
@@ -270,7 +272,7 @@ def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: Context, mon
 
 def test_what_was_left_there_is_fetched_later_and_nothing_else(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """And judged as it would have been then: what the other node told is known."""
-    monkeypatch.setattr("gpuops.runs.collect._fetch_last", Fetched())
+    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", Fetched())
     live, row, results = a_run_that_lost_a_node(world)
     conclude(world, live, row, results, ends_nodes=True)
     asked: list[list[int]] = []
@@ -291,7 +293,7 @@ def test_what_was_left_there_is_fetched_later_and_nothing_else(world: Context, m
 def test_a_node_that_was_taken_back_and_kept_nothing_is_remembered_so(
     world: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuops.runs.collect._fetch_last", Fetched())
+    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", Fetched())
     monkeypatch.setattr("gpuops.sync.archive.fetch_archives", lambda *_: ({}, []))
     live, row, results = a_run_that_lost_a_node(world)
     taken = lost_report(
@@ -309,7 +311,7 @@ def test_while_something_may_be_on_a_node_alone_the_bucket_is_asked_first(
 ) -> None:
     """Only what has come from there says whether the node may go."""
     monkeypatch.setattr("gpuops.sync.archive.fetch_archives", lambda *_: ({0: FetchedNode(DONE, 0)}, []))
-    monkeypatch.setattr("gpuops.runs.collect._fetch_last", lambda *_: FinalFetch(failed))
+    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", lambda *_: FinalFetch(failed))
     live, row, results = a_run_that_lost_a_node(world)
     end = conclude(
         world, live, row, {**results, 0: lost_report(0, "node0 is silent", ReasonKind(kind))}, ends_nodes=True
@@ -336,7 +338,7 @@ def test_without_what_is_in_the_bucket_nothing_is_begun_anew(
 ) -> None:
     """Where another node has answered, what it has is home; else a new run would begin from something older."""
     monkeypatch.setattr("gpuops.sync.archive.fetch_archives", lambda *_: ({}, [AUTH]))
-    monkeypatch.setattr("gpuops.runs.collect._fetch_last", Fetched())
+    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", Fetched())
     cluster, row, said = a_reclaimed_run(world)
     if talks:
         world.ledger.set_run(row.id, request={**row.request, "nodes": 2})
@@ -348,7 +350,7 @@ def test_without_what_is_in_the_bucket_nothing_is_begun_anew(
     end = conclude(world, ClusterSession(cluster, [], cast("Any", [Keeping("safe")] * 2)), row, results)
     assert end.verdict.outcome == "reclaimed"
     assert world.ledger.run(row.id).facts["in_bucket"] == [0]
-    assert (retries.preemption_of(row, cluster, end) is not None) is talks
+    assert (retries.find_preemption(row, cluster, end) is not None) is talks
     trouble = f"; what it kept in s3://results/lab/r-1 is not home: {AUTH.say}"
     assert end.verdict.say.endswith(trouble) is not talks
     assert ("`gpuops pull r-1`" in end.verdict.hint) is not talks
@@ -414,7 +416,7 @@ def test_what_is_safe_elsewhere_keeps_no_node_alive(world: Context) -> None:
 def test_nodes_that_get_no_further_are_waited_for_together(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them costs money meanwhile."""
     monkeypatch.setattr("gpuops.runs.collect.SINK_STALL_TIMEOUT_S", 1.0)
-    monkeypatch.setattr("gpuops.runs.collect._fetch_last", Fetched())
+    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", Fetched())
     cluster, row = a_kept_run(world)
     world.ledger.set_run(row.id, request={**row.request, "nodes": 12})
     all_at_once = threading.Barrier(12)
@@ -434,7 +436,7 @@ def test_nodes_that_get_no_further_are_waited_for_together(world: Context, monke
 def test_a_node_that_never_comes_to_an_end_is_not_waited_for(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets one byte further at each look."""
     monkeypatch.setattr("gpuops.runs.collect.SINK_TIMEOUT_S", 1.0)
-    monkeypatch.setattr("gpuops.runs.collect._fetch_last", Fetched())
+    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", Fetched())
     cluster, row = a_kept_run(world, hold_s=0.5)
 
     class Dripping(Keeping):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpuops.core.errors import UsageError
 from gpuops.runs.log_lines import LineMerger
-from gpuops.runs.log_view import HomeTail, LogTimes, Veil, moment
+from gpuops.runs.log_view import HomeTail, LogTimes, TracebackFilter, parse_moment
 from gpuops.sync import RunHome
 
 
@@ -163,14 +163,14 @@ def test_every_byte_is_shown_once_whatever_was_noted(said: list[tuple[int, str]]
     ],
 )
 def test_when(text: str, ago: float) -> None:
-    assert moment(text, 1e9) == 1e9 - ago
+    assert parse_moment(text, 1e9) == 1e9 - ago
 
 
 def test_a_time_without_a_zone_is_the_one_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC-3")
     time.tzset()
     try:
-        assert moment("2001-09-09T03:06:40", 1e9) == 1e9 - 6000
+        assert parse_moment("2001-09-09T03:06:40", 1e9) == 1e9 - 6000
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -179,14 +179,14 @@ def test_a_time_without_a_zone_is_the_one_here(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("text", ["", "x", "10", "2026-13-01", "2026-", "-10m", "0001-01-01", "9999-01-01", "2e9m\0"])
 def test_what_is_no_time(text: str) -> None:
     with pytest.raises(UsageError, match=r"is no time|is still to come"):
-        moment(text, 1e9)
+        parse_moment(text, 1e9)
 
 
 TRACE = "Traceback (most recent call last):\n  File x\nRuntimeError: peer\n"
 
 
 def veiled(home: Path, now: list[float]) -> HomeTail:
-    return HomeTail(RunHome(home), LineMerger(nodes=2, ranks=4), Veil(5.0, lambda: now[0]))
+    return HomeTail(RunHome(home), LineMerger(nodes=2, ranks=4), TracebackFilter(5.0, lambda: now[0]))
 
 
 def test_tracebacks_of_a_run_that_fails_stay_in_the_logs(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gpuops.runs.monitor import Remarks, board, how_to_look
+from gpuops.runs.monitor import Remarks, busy_command, tensorboard_command
 from gpuops.sync import RunHome
 
 
@@ -18,7 +18,7 @@ class Clock:
 
 def test_silence_is_remarked_and_again_where_it_lasts(tmp_path: Path) -> None:
     clock, said = Clock(), list[str]()
-    remarks = Remarks(said.append, RunHome(tmp_path), tmp_path, how_to_look("lab", gpus=True), clock)
+    remarks = Remarks(said.append, RunHome(tmp_path), tmp_path, busy_command("lab", gpus=True), clock)
     clock.now = 119
     remarks.poll()
     remarks.heard(0, "rank3.err", 0, b"x")
@@ -36,7 +36,7 @@ def test_silence_is_remarked_and_again_where_it_lasts(tmp_path: Path) -> None:
         f"nothing was printed by any rank for {silent} min; what node0 does: gpuops ssh lab -- nvidia-smi"
         for silent in ("2:00", "12:00", "10:00")
     ]  # fmt: skip
-    assert how_to_look("lab", gpus=False) == "gpuops ssh lab -- top -b -n 1"
+    assert busy_command("lab", gpus=False) == "gpuops ssh lab -- top -b -n 1"
 
 
 def event(kind: str, **data: object) -> bytes:
@@ -95,9 +95,9 @@ def test_curves_that_have_come_home_are_named_once(tmp_path: Path) -> None:
 
 def test_the_folder_that_holds_all_of_them(tmp_path: Path) -> None:
     home = RunHome(tmp_path / "runs" / "a-1")
-    assert board(home, tmp_path) == ""
+    assert tensorboard_command(home, tmp_path) == ""
     for name in ("tb/train", "tb/valid", "tb"):
         (home.out / name).mkdir(parents=True, exist_ok=True)
         (home.out / name / "events.out.tfevents.1").touch()
-    assert board(home, tmp_path) == "curves: tensorboard --logdir runs/a-1/out/tb"
-    assert board(home, tmp_path / "elsewhere") == f"curves: tensorboard --logdir {home.out}/tb"
+    assert tensorboard_command(home, tmp_path) == "curves: tensorboard --logdir runs/a-1/out/tb"
+    assert tensorboard_command(home, tmp_path / "elsewhere") == f"curves: tensorboard --logdir {home.out}/tb"

@@ -18,7 +18,7 @@ from gpuops.ledger.rows import RunFacts
 from gpuops.nodes.python import Equipped, set_up, setup_command, setup_key
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs.launch import launch
-from gpuops.runs.prepare import Prepared, stem
+from gpuops.runs.prepare import Prepared, run_name_stem
 from gpuops.transport.answers import PortFound
 from gpuops.transport.rpc import Items, Stream
 from tests.conftest import HANG_S
@@ -41,7 +41,7 @@ TRAIN = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=None, script
     ],
 )
 def test_a_run_is_named_after_what_it_runs(changed: dict[str, object], name: str) -> None:
-    assert stem(replace(TRAIN, **changed)) == name  # type: ignore[arg-type]
+    assert run_name_stem(replace(TRAIN, **changed)) == name  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from gpuops.offers.approval import PriceApproval
 from gpuops.offers.lease import LeaseLimits
 from gpuops.offers.terms import Terms
 from gpuops.runs import retries
-from gpuops.runs.receipt import receipt
+from gpuops.runs.receipt import format_receipt
 from gpuops.runs.retries import Preemption, RetryState
 from gpuops.sync import RunHome
 
@@ -116,7 +116,7 @@ def test_what_it_cost_is_in_the_receipt() -> None:
     chain = RetryState(2)
     chain.add(LOSS, 1.5)
     assert chain.resumed(NOW + 340.0)
-    rows = receipt({"rented": True, "cost": 0.5, "retries": chain.losses})
+    rows = format_receipt({"rented": True, "cost": 0.5, "retries": chain.losses})
     assert "cost     about $0.50, $2.00 with what was reclaimed before" in rows
     lost = (
         "toy-1 was reclaimed in us-east-1b at step 120: 20 steps lost, 5:40 min from the notice to the first new step"
@@ -129,7 +129,7 @@ def test_of_what_nobody_was_told_there_is_no_notice_in_the_receipt() -> None:
     chain = RetryState(1)
     chain.add(dataclasses.replace(LOSS, warned=False), 1.5)
     assert chain.resumed(NOW + 340.0)
-    (row,) = (one for one in receipt({"retries": chain.losses}) if one.startswith("before"))
+    (row,) = (one for one in format_receipt({"retries": chain.losses}) if one.startswith("before"))
     assert row.endswith("20 steps lost, 5:40 min from its end to the first new step")
 
 
@@ -138,14 +138,14 @@ def test_machines_that_went_before_there_was_a_run() -> None:
     row = cluster(id=2, name="aws-2", offer={**OFFER, "data": {"place": "us-east-1c"}})
     chain = RetryState(3, resume="earlier-7")
     chain.add(LOSS, 1.5)
-    chain.add(retries.preempted_before_run(row, error, NOW + 100.0), 0.1)
+    chain.add(retries.preemption_before_run(row, error, NOW + 100.0), 0.1)
     assert (chain.left, chain.resume, chain.approval.avoided) == (1, "toy-1", ["us-east-1b", "us-east-1c"])
-    loss = retries.preempted_before_run(row, error, NOW)
+    loss = retries.preemption_before_run(row, error, NOW)
     assert chain.announce(loss) == f"{error.say}; retry 2 of 3: looking for machines elsewhere than us-east-1c"
     assert chain.resumed(NOW + 340.0)
     assert [one["gap_s"] for one in chain.losses] == [340.0, 240.0], "the first step after both"
     assert not chain.resumed(NOW + 400.0), "what is known is known"
-    rows = [line for line in receipt({"retries": chain.losses}) if "lost in" in line]
+    rows = [line for line in format_receipt({"retries": chain.losses}) if "lost in" in line]
     lost = "aws-2 was lost in us-east-1c before its run began: 4:00 min from its end to the first new step"
     assert rows == [f"before   {lost}"]
 
@@ -177,8 +177,8 @@ def test_a_nodes_events_on_our_clock(tmp_path: Path) -> None:
         path = RunHome(tmp_path).log(node, "events.jsonl")
         path.parent.mkdir(parents=True)
         path.write_text("\n".join(json.dumps(one) for one in lines) + '\n{"at": 17')
-    assert retries.first_step(row) == NOW + 5.0
-    assert retries.first_event(row, lambda event: event["event"] == "notice") is None
+    assert retries.first_step_time(row) == NOW + 5.0
+    assert retries.first_event_time(row, lambda event: event["event"] == "notice") is None
 
 
 def test_who_agrees_agrees_to_what_replaces_it_too() -> None:

@@ -14,7 +14,7 @@ from gpuops.core.errors import ConnectionLost, LocalDisk, NodeRefused
 from gpuops.core.reporting import Silent
 from gpuops.runs.collect import Disks
 from gpuops.runs.report import NodeReport, ReasonKind, lost_report, parse_report
-from gpuops.runs.salvage import salvage, stream
+from gpuops.runs.salvage import log_stream_name, salvage
 
 AWAY = ConnectionLost("node1 does not answer", "try again")
 
@@ -36,13 +36,13 @@ def test_every_stream_of_a_run_is_one_here(tmp_path: Path) -> None:
     for name in (*run_files._OF_THE_RUN, "ranks/0.out", "ranks/11.err"):
         (tmp_path / name).touch()
     known = {name: str(Path(path).relative_to(tmp_path)) for name, path in run_files.streams(str(tmp_path)).items()}
-    assert {name: stream(path) for name, path in known.items()} == {name: name for name in known}
+    assert {name: log_stream_name(path) for name, path in known.items()} == {name: name for name in known}
     assert len(known) == 6
-    assert stream("result.json") == ""
+    assert log_stream_name("result.json") == ""
 
 
 def test_each_node_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuops.runs.salvage._salvage", lambda *_: {"outcome": "done"})
+    monkeypatch.setattr("gpuops.runs.salvage._salvage_node", lambda *_: {"outcome": "done"})
     refused = NodeRefused("it knows no such thing", "", "no-run")
     assert salvaged(monkeypatch, [refused, AWAY, None]) == ({2: parse_report(2, {"outcome": "done"})}, {1: AWAY})
 

@@ -20,7 +20,7 @@ from gpuops.agent.node import Node
 from gpuops.agent.rpc.server import VERBS, Conversation
 from gpuops.agent.wire import MAGIC
 from gpuops.cli.context import tables
-from gpuops.cli.request import _lines
+from gpuops.cli.request import _read_lines
 from gpuops.clusters.recovery import _read_verdict
 from gpuops.core import settings as project
 from gpuops.core.errors import GpuopsError, NodeError
@@ -102,7 +102,7 @@ def test_files_of_hosts_and_what_is_typed(tmp_path: Path, examples: int) -> None
     def check(content: bytes) -> None:
         (tmp_path / "hosts").write_bytes(content)
         try:
-            for line in _lines("hosts", str(tmp_path / "hosts")):
+            for line in _read_lines("hosts", str(tmp_path / "hosts")):
                 place = resolution.parse(line)
                 assert not place.host.startswith("-")
                 assert place.port is None or 0 < place.port < 65536

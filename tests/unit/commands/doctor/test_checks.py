@@ -9,7 +9,7 @@ import pytest
 from gpuops.commands.doctor.checks_gpu import gpu_findings
 from gpuops.commands.doctor.checks_host import host_findings
 from gpuops.commands.doctor.differences import differences
-from gpuops.commands.doctor.doctor import _judged, _place
+from gpuops.commands.doctor.doctor import _judge_place, _judge_safely
 from gpuops.commands.doctor.report import SETUP, Checkup, Finding, Report, summarize
 
 A100 = {"name": "NVIDIA A100-SXM4-80GB", "driver_version": "580.1", "compute_cap": "8.0", "memory.total": "81920"}
@@ -143,12 +143,12 @@ def test_little_disk_matters_more_where_an_environment_must_be_made() -> None:
     ],
 )
 def test_whatever_a_place_answers_is_no_traceback(facts: dict[str, Any]) -> None:
-    found = _judged("node0", lambda: _place(Checkup("node0", facts)))
+    found = _judge_safely("node0", lambda: _judge_place(Checkup("node0", facts)))
     assert {finding.what for finding in found} & {"nonsense", "place"}
 
 
 def test_a_hosts_words_are_one_line() -> None:
-    found = _judged("node0", lambda: _place(place(misspelt=["a\n  error: reboot", "b"], disks=[])))
+    found = _judge_safely("node0", lambda: _judge_place(place(misspelt=["a\n  error: reboot", "b"], disks=[])))
     assert len([one for one in found if one.what == "misspelt"]) == 2
     assert not [one for one in found if "\n" in one.say + one.hint]
 
