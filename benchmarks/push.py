@@ -15,7 +15,7 @@ from gpuops.core.settings import owner
 from gpuops.core.signals import Signals
 from gpuops.guard.services import SERVICES
 from gpuops.ledger.store import Ledger
-from gpuops.nodes.session import open_live
+from gpuops.nodes.session import open_session
 
 FILES, SIZE = 10_000, 4050
 COPY = "copy"
@@ -86,7 +86,7 @@ def _logged_in(one: Desk, options: Options) -> dict[str, list[float]]:
     call opens and the next ones find."""
     world = Context(one.home, owner(one.home), one.project, one.env, Output(), Signals(), SERVICES)
     (row,) = Ledger.open(one.home).clusters()
-    live = open_live(world, row)
+    live = open_session(world, row)
     master = ("-o", "ControlMaster=auto", "-o", f"ControlPath={one.home}/%h-%p", "-o", "ControlPersist=15")
 
     def alone() -> None:

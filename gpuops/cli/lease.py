@@ -31,7 +31,7 @@ def lease(
     from gpuops.clusters import select
     from gpuops.core.errors import NodeError
     from gpuops.core.models import Lease
-    from gpuops.nodes.session import open_live, send_lease
+    from gpuops.nodes.session import open_session, send_lease
     from gpuops.offers import lease as leases
     from gpuops.offers.search import balance_shortfall
 
@@ -45,7 +45,7 @@ def lease(
         if ours == Lease():
             ctx.out.say(f"note: {row.name} had no end until now")
         ours = leases.extend_lease(ours, by_s, now)
-        live = open_live(ctx, row)
+        live = open_session(ctx, row)
         try:
             send_lease(live, ours, now)
         finally:

@@ -23,7 +23,7 @@ from gpuops.core.provider import is_rented
 from gpuops.ledger.rows import RunFacts
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes import host_key_handover
-from gpuops.nodes.session import in_order, name_hosts, open_live, programs_of, reach, send_lease
+from gpuops.nodes.session import contact_cluster, open_programs, open_session, send_lease, sort_by_node, write_ssh_names
 from gpuops.nodes.virtual import folded, with_virtual
 from gpuops.offers import lease as leases
 from gpuops.offers.payer import find_payer, payer_record
@@ -49,7 +49,7 @@ class LostCluster:
 
     @property
     def machines(self) -> list[Resource]:
-        return in_order([one for one in self.resources if one.kind == "machine"])
+        return sort_by_node([one for one in self.resources if one.kind == "machine"])
 
     @property
     def say(self) -> str:
@@ -93,7 +93,7 @@ class _Node:
 def find_live_run(ctx: Context, lost: LostCluster) -> str:
     """The run that is going on there; empty where there is none, or where nobody says."""
     try:
-        live = reach(_draft_row(ctx, lost), _restore_host_keys(ctx, lost, lost.machines), some=True)
+        live = contact_cluster(_draft_row(ctx, lost), _restore_host_keys(ctx, lost, lost.machines), some=True)
     except GpuopsError:
         return ""
     live.close()
@@ -160,7 +160,7 @@ def adopt(ctx: Context, lost: LostCluster, *, complete: bool = True) -> Adopted:
     known = ctx.ledger.adopt(row, [*machines, *rest], runs)
     (row,) = [one for one in ctx.ledger.clusters() if one.name == lost.name]
     notes += [f"the ledger has another run named {name}; that of {lost.name} is left out" for name in known]
-    name_hosts(ctx, row, machines)
+    write_ssh_names(ctx, row, machines)
     if adrift:
         notes += _send_lease(ctx, row, lease)
     if ctx.ledger.wants_guard(row):
@@ -216,7 +216,7 @@ def _inspect_nodes(draft: ClusterRow, machines: Sequence[Resource]) -> list[_Nod
     """Every node, as far as it answers. Raises NodeError where one lets no program be started."""
     nodes = on_each(lambda index: _Node(runs=_read_node_traces(draft, machines[index], index)), range(len(machines)))
     try:
-        live = reach(draft, machines, some=True)
+        live = contact_cluster(draft, machines, some=True)
     except NodeError:
         return nodes  # no agent lives there any more: what it left can be had all the same
     live.close()
@@ -226,7 +226,7 @@ def _inspect_nodes(draft: ClusterRow, machines: Sequence[Resource]) -> list[_Nod
 
 
 def _read_node_traces(draft: ClusterRow, machine: Resource, index: int) -> dict[str, Traces]:
-    programs = programs_of(draft, machine, index)
+    programs = open_programs(draft, machine, index)
     try:
         return read_traces(programs, index)
     finally:
@@ -245,7 +245,7 @@ def merge_leases(nodes: Sequence[_Node]) -> tuple[Lease, bool]:
 def _send_lease(ctx: Context, row: ClusterRow, lease: Lease) -> list[str]:
     """Its command died before it could: else the nodes would end with their boot lease."""
     try:
-        live = open_live(ctx, row)
+        live = open_session(ctx, row)
         try:
             send_lease(live, lease, ctx.clock.now())
         finally:

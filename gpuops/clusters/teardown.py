@@ -31,7 +31,7 @@ from gpuops.core.parallel import on_each
 from gpuops.core.polling import Poller
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable
-from gpuops.nodes.session import in_order
+from gpuops.nodes.session import sort_by_node
 from gpuops.sync import bucket, push_record
 
 POLL_S = 0.2
@@ -247,7 +247,7 @@ def select_by_tag(resources: Sequence[Resource], owner: str, cluster: str) -> li
     cluster `a` never takes what is cluster `a-b`'s."""
     prefix = f"gpuops-{owner}-{cluster}-"
     ours = [one for one in resources if one.name.startswith(prefix) and "-" not in one.name[len(prefix) :]]
-    return in_order(ours)
+    return sort_by_node(ours)
 
 
 def find_auth_failure(error: BaseException | None) -> AuthFailed | None:

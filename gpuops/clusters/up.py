@@ -268,7 +268,7 @@ def bring_up(
         ctx.out.say(said)
     terms = Terms(ctx, request, until_offer_ends(wish, offers[0]), rented, search, approval)
     terms.agree(offers)
-    agent, _ = bootstrap.build(ctx.home / "cache")
+    agent, _ = bootstrap.build_agent(ctx.home / "cache")
     now = ctx.clock.now()
     row = ctx.ledger.intend(
         provider=request.provider,

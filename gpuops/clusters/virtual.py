@@ -16,7 +16,7 @@ from gpuops.core.models import Resource, RunRequest
 from gpuops.core.parallel import on_each
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, virtual
-from gpuops.nodes.session import ClusterSession, machines_of, meet
+from gpuops.nodes.session import ClusterSession, contact_node, machines_of
 from gpuops.nodes.virtual import MOST_NODES
 from gpuops.sync.edits import save_node_leftovers
 from gpuops.transport.dial import connect
@@ -57,7 +57,7 @@ def _create_nodes(ctx: Context, live: ClusterSession, wanted: list[Resource], mi
     for first, machine in enumerate(machines_of(ctx, live.row)):
         here = [index for index in missing if virtual.owner(wanted[index], index) == first]
         ctx.ledger.virtual(live.row.id, machine, here)
-    met = on_each(lambda index: meet(live.row, wanted[index], index), missing)
+    met = on_each(lambda index: contact_node(live.row, wanted[index], index), missing)
     for index, node in zip(missing, met, strict=True):
         live.join(index, wanted[index], node)
 
@@ -97,7 +97,7 @@ def find_virtual_nodes(row: ClusterRow, machine: Resource, index: int) -> Resour
     paths = _node_paths(row, machine, index)
     connection = connect(machine, index)
     try:
-        there = bootstrap.program(connection, [paths.python, "-I", paths.agent, "nodes", "--root", paths.root])
+        there = bootstrap.call_agent_mode(connection, [paths.python, "-I", paths.agent, "nodes", "--root", paths.root])
     finally:
         connection.close()
     ours = [one for one in there.get("nodes", ()) if (one.get("cluster"), one.get("on")) == (row.name, index)]
@@ -121,7 +121,7 @@ def _remove_ended_node(ctx: Context, row: ClusterRow, machine: Resource, index: 
     paths = _node_paths(row, machine, index)
     connection = connect(machine, index)
     try:
-        bootstrap.program(connection, paths.argv("end", "--remove"))
+        bootstrap.call_agent_mode(connection, paths.argv("end", "--remove"))
     finally:
         connection.close()
 

@@ -24,7 +24,7 @@ from gpuops.core.parallel import on_each
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap, host_key_handover
-from gpuops.nodes.session import ClusterSession, machines_of, name_hosts, reach
+from gpuops.nodes.session import ClusterSession, contact_cluster, machines_of, write_ssh_names
 from gpuops.offers import lease as leases
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def wait_ready(
             why = f"{provisioner.name} has not numbered its machines yet" if late else why
             if not why:
                 machines = _take_over_machines(ctx, provisioner, row, machines)
-                live = reach(row, machines)
-                name_hosts(ctx, row, machines)
+                live = contact_cluster(row, machines)
+                write_ssh_names(ctx, row, machines)
                 for machine in machines:
                     ctx.ledger.update_resource(row.id, machine)
                 if said := describe_local_disks(live.hellos):
@@ -153,7 +153,7 @@ def _take_over_machines(
     """The machines as nodes: those that are none yet are taken over. The ledger knows each step's result."""
     if not any(host_key_handover.wanted(machine) for machine in machines):
         return list(machines)
-    agent, _ = bootstrap.build(ctx.home / "cache")
+    agent, _ = bootstrap.build_agent(ctx.home / "cache")
 
     def first(index: int) -> Resource:
         machine = machines[index]

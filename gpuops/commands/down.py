@@ -11,7 +11,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, Interrupted, MalformedAnswer, NodeError, StillBilling, worst_exit_code
 from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
-from gpuops.nodes.session import ClusterSession, all_machines_ended, open_live
+from gpuops.nodes.session import ClusterSession, all_machines_ended, open_session
 from gpuops.runs.collect import Agents, Disks
 from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.stop import stop_and_wait
@@ -125,7 +125,7 @@ def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[G
     if not runs:
         return []
     try:
-        live = open_live(ctx, row, some=True)
+        live = open_session(ctx, row, some=True)
     except NodeError as error:
         if isinstance(error, MalformedAnswer) or _have_ended(ctx, row):
             for run in runs:

@@ -14,7 +14,7 @@ from gpuops.core.errors import GpuopsError, Interrupted, UsageError
 from gpuops.core.format import ago
 from gpuops.core.signals import Signals
 from gpuops.ledger.store import RunRow
-from gpuops.nodes.session import ClusterSession, open_live
+from gpuops.nodes.session import ClusterSession, open_session
 from gpuops.runs.log_lines import LineMerger
 from gpuops.runs.log_view import Filter, HomeTail, LogTimes, last_output_time
 from gpuops.runs.monitor import close_at_first_line, follow_with_remarks, show_waiting
@@ -164,7 +164,7 @@ def _show_live(ctx: Context, row: RunRow, wanted: Filter, follow: bool) -> None:
 
 def _print_live(ctx: Context, row: RunRow, wanted: Filter, follow: bool) -> None:
     try:
-        live = open_live(ctx, ctx.ledger.cluster(row.cluster), some=True)
+        live = open_session(ctx, ctx.ledger.cluster(row.cluster), some=True)
     except GpuopsError as error:
         return _print_unreachable(ctx, row, wanted, follow, error)
     try:

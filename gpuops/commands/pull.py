@@ -13,7 +13,7 @@ from gpuops.core.errors import NodeError, UsageError
 from gpuops.core.format import plural
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import ClusterSession, open_live
+from gpuops.nodes.session import ClusterSession, open_session
 from gpuops.runs.collect import Agents, fetch_now
 from gpuops.runs.finish import Policy, finish, finish_late, is_awaited
 from gpuops.runs.report import NodeReport, parse_report
@@ -47,7 +47,7 @@ def pull_project_edits(ctx: Context, cluster: str | None) -> tuple[dict[str, Any
         if cluster
         else select.find_only_cluster(clusters, ctx.folder, "gpuops pull --edits --cluster")
     )
-    live = open_live(ctx, row, some=True)
+    live = open_session(ctx, row, some=True)
     record = PushRecord(ctx.home, row.token, "project")
     brought: list[PulledEdit] = []
     failed: dict[int, NodeError] = {}
@@ -86,7 +86,7 @@ def _pull_from_bucket(ctx: Context, row: RunRow, cluster: ClusterRow, progress: 
         return False
     if cluster.state == "up":
         try:
-            open_live(ctx, cluster, some=True).close()
+            open_session(ctx, cluster, some=True).close()
             return False
         except NodeError:
             pass  # they are gone, or out of reach
@@ -131,7 +131,7 @@ def pull_results(ctx: Context, name: str | None, progress: Progress) -> tuple[di
                 f"{row.name} has results that are not home, and {cluster.name} is {cluster.state}",
                 "`gpuops status --cloud` shows what is still there",
             )
-        live = open_live(ctx, cluster, some=True)
+        live = open_session(ctx, cluster, some=True)
         try:
             _pull_from_nodes(ctx, live, row, progress)
         finally:

@@ -10,7 +10,7 @@ from gpuops.clusters import select
 from gpuops.core.context import Context
 from gpuops.core.format import plural
 from gpuops.core.reporting import Progress
-from gpuops.nodes.session import open_live
+from gpuops.nodes.session import open_session
 from gpuops.sync import inputs
 from gpuops.sync.project import printable_path
 from gpuops.sync.push_record import PushRecord
@@ -42,7 +42,7 @@ def push_project(
         if cluster
         else select.find_only_cluster(clusters, ctx.folder, "gpuops push --cluster")
     )
-    live = open_live(ctx, row)
+    live = open_session(ctx, row)
     try:
         for sentence in (f"code: {first}", *more):
             ctx.out.say(sentence)

@@ -20,7 +20,7 @@ from gpuops.core.format import plural
 from gpuops.core.models import Resource
 from gpuops.core.platform import HERE, System
 from gpuops.ledger.store import ClusterRow
-from gpuops.nodes.session import admitted, explained, nodes_of
+from gpuops.nodes.session import explain_connection_loss, nodes_of, readmit_this_computer
 from gpuops.nodes.virtual import owner
 from gpuops.transport.dial import connect
 
@@ -113,8 +113,8 @@ def _run_ssh(ctx: Context, row: ClusterRow, machine: Resource, node: int, run: C
     try:
         _log_in(machine, node)
     except ConnectionLost as error:
-        if not admitted(ctx, row, ctx.ledger.resources(row.id)):
-            raise explained(ctx, row, error) from error
+        if not readmit_this_computer(ctx, row, ctx.ledger.resources(row.id)):
+            raise explain_connection_loss(ctx, row, error) from error
         _log_in(machine, node)
         return run()
     return code

@@ -6,7 +6,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import UsageError
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import RunRow
-from gpuops.nodes.session import open_live
+from gpuops.nodes.session import open_session
 from gpuops.runs.collect import Agents
 from gpuops.runs.finish import Policy, finish
 from gpuops.runs.prepare import find_run
@@ -43,7 +43,7 @@ def stop(ctx: Context, run: RunRow, progress: Progress) -> str:
             raise UsageError(f"{run.name} is still being prepared", "press Ctrl-C where it was started")
         return f"{run.name} was never started: the guard removes it"
     row = ctx.ledger.cluster(run.cluster)
-    live = open_live(ctx, row, some=True)
+    live = open_session(ctx, row, some=True)
     try:
         reports = stop_and_wait(ctx, live, run, "gpuops stop")
         if ctx.ledger.take_run(run.id, ctx.me):

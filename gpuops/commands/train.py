@@ -22,7 +22,7 @@ from gpuops.core.reporting import Progress
 from gpuops.core.settings import Settings
 from gpuops.core.signals import HandOver
 from gpuops.ledger.store import LedgerUnwritable, RunRow
-from gpuops.nodes.session import ClusterSession, open_live
+from gpuops.nodes.session import ClusterSession, open_session
 from gpuops.offers import lease as leases
 from gpuops.offers.approval import PriceApproval
 from gpuops.offers.lease import LeaseLimits
@@ -137,7 +137,7 @@ def _open_session(ctx: Context, plan: Plan, approval: PriceApproval) -> ClusterS
     """A session with the cluster that the plan uses, brought up where there is none."""
     job = plan.job
     if plan.choice.row is not None:
-        return open_live(ctx, plan.choice.row)
+        return open_session(ctx, plan.choice.row)
     return clusters.bring_up(
         ctx,
         job.machines,

@@ -13,7 +13,7 @@ from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, Nod
 from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Silent
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RowGone, RunRow
-from gpuops.nodes.session import ClusterSession, all_machines_ended, machines_of, open_live, watchdogs_ended
+from gpuops.nodes.session import ClusterSession, all_machines_ended, machines_of, open_session, watchdogs_ended
 from gpuops.runs.address_renewal import AddressRenewal
 from gpuops.runs.collect import Agents, Disks
 from gpuops.runs.finish import Policy, RunOutcome, finish
@@ -143,7 +143,7 @@ def _stop_owned_runs(ctx: Context, row: ClusterRow, runs: list[RunRow]) -> None:
     if not runs:
         return
     try:
-        live = open_live(ctx, row, some=True)
+        live = open_session(ctx, row, some=True)
     except NodeError:
         return  # it has ended already, or is out of reach for their commands too
     except Exception as error:
@@ -200,10 +200,10 @@ def _open_session(ctx: Context, row: ClusterRow) -> ClusterSession:
     """Raises NodeError; MalformedAnswer where retries did not help."""
     for _ in range(NONSENSE_ATTEMPTS_MAX - 1):
         try:
-            return open_live(ctx, row, some=True)
+            return open_session(ctx, row, some=True)
         except MalformedAnswer:
             time.sleep(POLL_INTERVAL_S)
-    return open_live(ctx, row, some=True)
+    return open_session(ctx, row, some=True)
 
 
 def _follow(ctx: Context, live: ClusterSession, run: RunRow, stop_s: float | None) -> dict[int, NodeReport] | None:

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The same bytes from the same sources, whenever and wherever they are packed."""
+"""A fixed time for all members: the same sources give the same bytes."""
 
 
-def build(cache: Path) -> tuple[Path, str]:
+def build_agent(cache: Path) -> tuple[Path, str]:
     """The artefact in the folder `cache` and the first 12 hex digits of its SHA-256.
 
-    Made when it is not there, or has other bytes: it runs here and on every node.
+    Written unless the file exists with the same bytes: it runs here and on every node.
     """
-    content = pack(sources())
+    content = pack_zip(agent_sources())
     sha = hashlib.sha256(content).hexdigest()[:12]
     path = cache / f"{sha}.pyz"
     if not path.is_file() or path.read_bytes() != content:
@@ -40,7 +40,7 @@ def build(cache: Path) -> tuple[Path, str]:
     return path, sha
 
 
-def sources() -> Iterator[tuple[str, bytes]]:
+def agent_sources() -> Iterator[tuple[str, bytes]]:
     """(path in the archive, content) of each member, sorted."""
     agent = resources.files("gpuops") / "agent"
     yield "__main__.py", _unix((agent / "__main__.py").read_bytes())
@@ -60,11 +60,11 @@ def _modules(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _unix(source: bytes) -> bytes:
-    """As it would be in a checkout on a node: git on Windows may have changed the ends of lines."""
+    """With Unix line ends: git on Windows may have changed them."""
     return source.replace(b"\r\n", b"\n")
 
 
-def pack(members: Iterator[tuple[str, bytes]]) -> bytes:
+def pack_zip(members: Iterator[tuple[str, bytes]]) -> bytes:
     """A zip archive, stored: compressors differ from machine to machine, and Python reads it faster."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
@@ -80,11 +80,11 @@ PYTHONS = (
     *("python3", "/usr/bin/python3", "/usr/local/bin/python3", "/opt/pytorch/bin/python3", "/opt/conda/bin/python3"),
     *(f"python3.{minor}" for minor in range(14, 7, -1)),
 )
-"""Where a Python for the agent is looked for, in this order; what trains is chosen later."""
-LIMIT_S = 55.0
-"""How long each step may be silent, in seconds."""
+"""Where a Python for the agent is searched, in this order; the Python that trains is chosen later."""
+STEP_SILENCE_LIMIT_S = 55.0
+"""Time without output after which a step fails."""
 
-LOOK = r"""
+PROBE_SCRIPT = r"""
 home=${HOME:-$(cd && pwd)}
 printf 'home %s\n' "$home"
 for name in "$@"; do
@@ -101,7 +101,7 @@ printf 'machine %s %s\n' "$boot" "$(readlink /proc/self/ns/net 2>/dev/null)"
 [ -w "$home" ] || printf 'unwritable %s\n' "$home"
 printf 'free_kb %s\n' "$(df -Pk "$home" 2>/dev/null | awk 'END { print $4 }')"
 """
-BRING = r"""
+INSTALL_SCRIPT = r"""
 exec 2>&1
 umask 077
 draft= done=
@@ -112,35 +112,37 @@ cat >/dev/null
 [ -z "$done" ] || printf 'there\n'
 exit 0
 """
-TIDY = r"""
+CLEANUP_SCRIPT = r"""
 cd "$1" 2>/dev/null || exit 0
 [ -z "$(ls -A | grep -vx -e agent -e env)" ] && rm -rf agent env && cd / && rmdir "$1"
 exit 0
 """
-DIGITS = 18
-LITTLE_KB = 50_000
-"""Below so much free disk (kB) nothing can be brought to a machine."""
+MAX_DIGITS = 18
+MIN_FREE_DISK_KB = 50_000
+"""With less free disk (kB) the agent is not installed on a machine."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a look at a machine told."""
+class MachineProbe:
+    """What PROBE_SCRIPT found on a machine."""
 
     home: str
     python: str
     """The interpreter that is to run the agent."""
     gpus: int = 0
     machine: str = ""
-    """The same for two names of one machine; empty where that is not told."""
+    """Equal for two names of one machine; empty where it is unknown."""
 
 
-def look(connection: Connection) -> Found:
-    """Raises NodeError in one sentence where the machine cannot become a node; ConnectionLost."""
-    said = exchange(connection.open(["sh", "-c", LOOK, "sh", *PYTHONS]), connection.label, silence_s=LIMIT_S)
-    return read(said.decode(errors="replace"), connection.label)
+def probe_machine(connection: Connection) -> MachineProbe:
+    """Probe a machine. Raises NodeError where it cannot become a node, ConnectionLost."""
+    said = exchange(
+        connection.open(["sh", "-c", PROBE_SCRIPT, "sh", *PYTHONS]), connection.label, silence_s=STEP_SILENCE_LIMIT_S
+    )
+    return parse_probe(said.decode(errors="replace"), connection.label)
 
 
-def read(text: str, label: str) -> Found:
+def parse_probe(text: str, label: str) -> MachineProbe:
     """The answer of LOOK. Raises NodeError."""
     said: dict[str, str] = {}
     for line in text.splitlines():
@@ -154,49 +156,53 @@ def read(text: str, label: str) -> Found:
     if "unwritable" in said:
         raise NodeError(f"the home folder {said['unwritable']} of {label} cannot be written", "log in as another user")
     free_kb = _count(said.get("free_kb", ""))
-    if free_kb is not None and free_kb < LITTLE_KB:
-        free, least = free_kb // 1000, LITTLE_KB // 1000
+    if free_kb is not None and free_kb < MIN_FREE_DISK_KB:
+        free, least = free_kb // 1000, MIN_FREE_DISK_KB // 1000
         say = f"{label} has {free} MB of free disk, at least {least} MB are needed"
         raise NodeError(say, f"free some space under {said['home']} there")
-    return Found(said.get("home", ""), said["python"], _count(said.get("gpus", "")) or 0, said.get("machine", ""))
+    return MachineProbe(
+        said.get("home", ""), said["python"], _count(said.get("gpus", "")) or 0, said.get("machine", "")
+    )
 
 
 def _count(text: str) -> int | None:
-    """What a machine says is a number; None where it is none."""
-    return int(text) if text.isdecimal() and len(text) <= DIGITS else None
+    """Parse a count; None where it is no number, or a longer one than MAX_DIGITS."""
+    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 
-def bring(connection: Connection, root: str, artefact: Path) -> str:
-    """Put the agent into `<root>/agent/`, unless it is there; its path. Raises NodeError, ConnectionLost."""
+def install_agent(connection: Connection, root: str, artefact: Path) -> str:
+    """Copy the agent to `<root>/agent/`, unless it is there. Returns its path. Raises NodeError, ConnectionLost."""
     folder = str(PurePosixPath(root) / "agent")
-    argv = ["sh", "-c", BRING, "sh", folder, artefact.name]
-    said = exchange(connection.open(argv), connection.label, artefact.read_bytes(), LIMIT_S)
+    argv = ["sh", "-c", INSTALL_SCRIPT, "sh", folder, artefact.name]
+    said = exchange(connection.open(argv), connection.label, artefact.read_bytes(), STEP_SILENCE_LIMIT_S)
     last = (said.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
     if last != "there":
         raise NodeError(f"the agent cannot be put on {connection.label}: {last}", f"look at {folder} there")
     return str(PurePosixPath(folder) / artefact.name)
 
 
-def tidy(connection: Connection, root: str) -> None:
-    """Take away what was brought to a machine on which no node came to be. Raises ConnectionLost."""
-    exchange(connection.open(["sh", "-c", TIDY, "sh", root]), connection.label, silence_s=LIMIT_S)
+def remove_agent(connection: Connection, root: str) -> None:
+    """Remove the agent from a machine on which no node was created. Raises ConnectionLost."""
+    exchange(
+        connection.open(["sh", "-c", CLEANUP_SCRIPT, "sh", root]), connection.label, silence_s=STEP_SILENCE_LIMIT_S
+    )
 
 
 def init(connection: Connection, python: str, agent: str, folder: str, document: Mapping[str, Any]) -> None:
     """Start a node's watchdog and agent. Raises NodeRefused with the agent's own words, ConnectionLost."""
-    program(connection, [python, "-I", agent, "init", "--node", folder], json.dumps(document).encode())
+    call_agent_mode(connection, [python, "-I", agent, "init", "--node", folder], json.dumps(document).encode())
 
 
 def revive(connection: Connection, python: str, agent: str, folder: str) -> None:
-    """Start them again where a reboot, or somebody, has ended both. Raises NodeRefused, ConnectionLost."""
-    program(connection, [python, "-I", agent, "init", "--node", folder, "--revive"])
+    """Start both again after a reboot, or after they were killed. Raises NodeRefused, ConnectionLost."""
+    call_agent_mode(connection, [python, "-I", agent, "init", "--node", folder, "--revive"])
 
 
-def program(connection: Connection, argv: Sequence[str], question: bytes = b"") -> answers.Told:
+def call_agent_mode(connection: Connection, argv: Sequence[str], question: bytes = b"") -> answers.Told:
     """One of the agent's modes that answers with one line of JSON. Raises NodeRefused, ConnectionLost."""
     from gpuops.transport import answers
 
-    said = exchange(connection.open(argv), connection.label, question, LIMIT_S)
+    said = exchange(connection.open(argv), connection.label, question, STEP_SILENCE_LIMIT_S)
     try:
         answer: answers.Told = answers.shaped(answers.parsed(said), answers.Told)
     except ValueError as error:

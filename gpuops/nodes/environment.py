@@ -21,42 +21,42 @@ from gpuops.nodes import cuda
 if TYPE_CHECKING:
     from gpuops.transport.answers import Gpu
 
-TORCH = "torch>=2.4,<2.14"
+TESTED_TORCH = "torch>=2.4,<2.14"
 """The torch that gpuops is tested with; also in the package's extra `train`."""
-WORKLOAD = ("numpy>=1.26,<3",)
+WORKLOAD_REQUIREMENTS = ("numpy>=1.26,<3",)
 """What the reference workloads need beside torch."""
 IS_TORCH = re.compile(r"(?i)torch\b(?![-.])")
 """Matches a requirement of torch itself, not of torch-geometric."""
-WHEELS = cuda.INDEX
-BUILDS = ("pyproject.toml", "setup.py", "setup.cfg")
-"""What says how a folder is built and what it requires."""
-NAMED = re.compile(r"(?m)^[ \t]*(?:(?:-[rce]|--requirement|--constraint|--editable)[ \t=]*|(?=\.))(\S+)")
+WHEEL_INDEX = cuda.INDEX
+BUILD_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
+"""The files that say how a folder is built and what it requires."""
+NAMED_PATH = re.compile(r"(?m)^[ \t]*(?:(?:-[rce]|--requirement|--constraint|--editable)[ \t=]*|(?=\.))(\S+)")
 """Matches a line of requirements that names a file or a folder."""
-MOST_NAMED = 1000
-"""So many names are looked at: a file of a project keeps no command waiting."""
+MAX_NAMED_PATHS = 1000
+"""How many names are followed: no project file may delay a command for long."""
 
 
-def torch_choice(gpus: Sequence[Gpu], settings: Settings, asked: str = "") -> tuple[str, str]:
+def choose_torch(gpus: Sequence[Gpu], settings: Settings, asked: str = "") -> tuple[str, str]:
     """What to ask pip for, and the index ("": pip's own) it comes from.
 
     gpus: of every node that shall run the same torch; empty for the CPU.
     asked: the project's own requirement of torch. Raises UsageError when no build fits.
     """
-    spec = settings.env_values.get("GPUOPS_TORCH_SPEC") or asked or TORCH
+    spec = settings.env_values.get("GPUOPS_TORCH_SPEC") or asked or TESTED_TORCH
     if not IS_TORCH.match(spec):
         raise UsageError(f"GPUOPS_TORCH_SPEC is '{spec}', which does not ask for torch", "write it as in torch==2.11.0")
     if "GPUOPS_TORCH_INDEX" in settings.env_values:
         return spec, settings.env_values["GPUOPS_TORCH_INDEX"]
     pinned = re.match(r"(?i)torch\s*(?:\[[^]]*\]\s*)?===?\s*(\d+)\.(\d+)[.*\w]*(?:\+(\w+))?", spec)
     if pinned and pinned[3]:
-        return spec, WHEELS + pinned[3]  # torch==2.5.1+cu121 is to be had in one place only
+        return spec, WHEEL_INDEX + pinned[3]  # torch==2.5.1+cu121 exists in one index only
     if not gpus:
-        return spec, WHEELS + "cpu"
+        return spec, WHEEL_INDEX + "cpu"
     version = (int(pinned[1]), int(pinned[2])) if pinned else None
-    return spec, WHEELS + _tag(gpus, spec, version)
+    return spec, WHEEL_INDEX + _wheel_tag(gpus, spec, version)
 
 
-def _tag(gpus: Sequence[Gpu], spec: str, version: tuple[int, int] | None) -> str:
+def _wheel_tag(gpus: Sequence[Gpu], spec: str, version: tuple[int, int] | None) -> str:
     driver = min(int(_driver(gpu)) for gpu in gpus)
     generations = [cuda.capability(_compute_capability(gpu)) or (0, 0) for gpu in gpus]
     tag = cuda.choose(driver, generations, version)
@@ -71,15 +71,15 @@ def _tag(gpus: Sequence[Gpu], spec: str, version: tuple[int, int] | None) -> str
 
 def _driver(gpu: Gpu) -> str:
     """550.54.15 is driver 550. Raises UsageError."""
-    return _leading(r"\d+", gpu.driver, "driver")
+    return _leading_number(r"\d+", gpu.driver, "driver")
 
 
 def _compute_capability(gpu: Gpu) -> str:
     """Raises UsageError."""
-    return _leading(r"\d+\.\d+", gpu.compute_cap, "generation")
+    return _leading_number(r"\d+\.\d+", gpu.compute_cap, "generation")
 
 
-def _leading(number: str, text: str, what: str) -> str:
+def _leading_number(number: str, text: str, what: str) -> str:
     match = re.match(number, text)
     if match is None:
         raise UsageError(
@@ -94,15 +94,15 @@ def make_plan(folder: Path, gpus: Sequence[Gpu], settings: Settings, workload: b
 
     workload: for one of gpuops' own programs, to which the folder's files do not matter.
     """
-    lines = list(WORKLOAD) if workload else wants(folder)
+    lines = list(WORKLOAD_REQUIREMENTS) if workload else read_requirements(folder)
     asked = [line for line in lines if IS_TORCH.match(line)]
-    spec, index = torch_choice(gpus, settings, asked[0] if asked else "")
+    spec, index = choose_torch(gpus, settings, asked[0] if asked else "")
     rest = [line for line in lines if line not in asked]
     content = json.dumps([rest, spec, index]).encode()
     return {"requirements": rest, "torch": spec, "index": index, "name": hashlib.sha256(content).hexdigest()[:12]}
 
 
-def wants(folder: Path) -> list[str]:
+def read_requirements(folder: Path) -> list[str]:
     """The project's requirements as pip takes them: `requirements.txt`, else `pyproject.toml`.
 
     What only exists inside the project (`-e .`, `./wheels/x.whl`, `-c file`) is left out: it is not
@@ -110,69 +110,69 @@ def wants(folder: Path) -> list[str]:
     """
     requirements = folder / "requirements.txt"
     if requirements.is_file():
-        return list(_lines(_own(requirements), folder, set()))
+        return list(_requirement_lines(_require_inside(requirements), folder, set()))
     project = folder / "pyproject.toml"
-    return _dependencies(_own(project)) if project.is_file() else []
+    return _dependencies(_require_inside(project)) if project.is_file() else []
 
 
 def is_package(folder: Path) -> bool:
     """Whether pip can install the project: its `pyproject.toml` may also hold nothing but settings of tools."""
     try:
-        found = tomllib.loads(_text(folder / "pyproject.toml")).keys()
+        found = tomllib.loads(_read_text(folder / "pyproject.toml")).keys()
     except (UsageError, ValueError, RecursionError):
         return (folder / "pyproject.toml").is_file()  # pip says what is wrong with it
     return not found.isdisjoint({"project", "build-system"})
 
 
-def read_by(command: str, folder: Path) -> list[bytes]:
+def files_read_by(command: str, folder: Path) -> list[bytes]:
     """Of the project's files, the contents of those that a shell command names, and of what requirements name in turn.
 
     `pip install .` names a folder: that is, what says how it is built. What cannot be read is left out.
     """
     base, seen = folder.resolve(), dict[Path, bytes]()
-    waiting = [(base, word) for word in re.split(r"[][\s'\"=;&|<>()]+", command) if word][:MOST_NAMED]
+    waiting = [(base, word) for word in re.split(r"[][\s'\"=;&|<>()]+", command) if word][:MAX_NAMED_PATHS]
     for within, word in waiting:
         try:
             path = (within / word).resolve()
             if path in seen or not path.is_relative_to(base):
                 continue
-            more = BUILDS if path.is_dir() else _named(seen.setdefault(path, read_small(path)), path)
+            more = BUILD_FILES if path.is_dir() else _named_paths(seen.setdefault(path, read_small(path)), path)
         except (OSError, ValueError, RuntimeError):  # the last: links that lead to themselves
             continue
         inside = path if path.is_dir() else path.parent
-        waiting += [(inside, name) for name in more][: max(0, MOST_NAMED - len(waiting))]
+        waiting += [(inside, name) for name in more][: max(0, MAX_NAMED_PATHS - len(waiting))]
     return [seen[path] for path in sorted(seen)]
 
 
-def _named(content: bytes, path: Path) -> Sequence[str]:
-    return NAMED.findall(content.decode(errors="replace")) if path.suffix == ".txt" else ()
+def _named_paths(content: bytes, path: Path) -> Sequence[str]:
+    return NAMED_PATH.findall(content.decode(errors="replace")) if path.suffix == ".txt" else ()
 
 
-def _own(path: Path) -> Path:
+def _require_inside(path: Path) -> Path:
     """A file of the project, whose lines go to nodes. Raises UsageError where it is a link that leads out of it."""
     if not path.resolve().is_relative_to(path.parent.resolve()):
         raise UsageError(f"{path.name} is a link that leads out of the project", "put the file itself in its place")
     return path
 
 
-def _lines(path: Path, folder: Path, seen: set[Path]) -> Iterator[str]:
+def _requirement_lines(path: Path, folder: Path, seen: set[Path]) -> Iterator[str]:
     """Lines of one requirements file and, in their place, of those that it includes."""
     path = path.resolve()
     if path in seen:
         return
     seen.add(path)
     # Comments go first, as pip has it: a backslash that ends a comment joins nothing.
-    bare = "\n".join(re.sub(r"(^|\s)#.*$", "", line) for line in _text(path).splitlines())
+    bare = "\n".join(re.sub(r"(^|\s)#.*$", "", line) for line in _read_text(path).splitlines())
     for line in bare.replace("\\\n", " ").splitlines():
         line = " ".join(line.split())
         include = re.fullmatch(r"(?:-r|--requirement)[ =]?(.+)", line)
         if include:
-            yield from _lines(_inside(path, include[1], folder), folder, seen)
+            yield from _requirement_lines(_included_file(path, include[1], folder), folder, seen)
         elif line and not re.match(r"(-e|--editable|-c|--constraint)\b|[./~]|file:", line):
             yield line
 
 
-def _inside(path: Path, named: str, folder: Path) -> Path:
+def _included_file(path: Path, named: str, folder: Path) -> Path:
     """The file that a `-r` names. Raises UsageError when it is outside the project, or absent."""
     target = (path.parent / named).resolve()
     if not target.is_relative_to(folder.resolve()):
@@ -184,7 +184,7 @@ def _inside(path: Path, named: str, folder: Path) -> Path:
     return target
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return read_small(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -193,7 +193,7 @@ def _text(path: Path) -> str:
 
 def _dependencies(path: Path) -> list[str]:
     try:
-        project = tomllib.loads(_text(path)).get("project", {})
+        project = tomllib.loads(_read_text(path)).get("project", {})
         return [str(line) for line in project.get("dependencies", [])]
     except (ValueError, RecursionError, AttributeError, TypeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", "correct [project] and its dependencies") from error

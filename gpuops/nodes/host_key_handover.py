@@ -93,7 +93,7 @@ def met(machine: Resource, index: int) -> Resource:
     """
     connection = connect(machine, index)
     try:
-        found = bootstrap.look(connection)
+        found = bootstrap.probe_machine(connection)
         told = {"home": found.home, "python": found.python}
         if machine.data.get("throwaway_key"):
             first, key = list(machine.data["target"]["host_keys"]), _new_key(connection, _as_root(machine))
@@ -115,7 +115,7 @@ def taken_over(
     machine = _with(machine, {"root": root, "artefact": agent.stem, "token": token})
     connection = connect(machine, index)
     try:
-        path = bootstrap.bring(connection, root, agent)
+        path = bootstrap.install_agent(connection, root, agent)
         folder = f"{root}/{row.name}/n{index}"
         watch = str(data.get("boot_watch") or "")
         rented = is_rented(provisioner)
@@ -156,7 +156,7 @@ def recognised(machine: Resource, index: int, cluster: str, owner: str) -> Resou
         machine = _with(machine, {"keys": list(keys), "throwaway_key": False})
     connection = connect(machine, index)
     try:
-        found = bootstrap.look(connection)
+        found = bootstrap.probe_machine(connection)
         root = str(machine.data.get("root") or f"{found.home}/.gpuops-{owner}")
         words = _said(
             connection, ["sh", "-c", 'cat "$1" 2>/dev/null; exit 0', "sh", f"{root}/{cluster}/n{index}/node.json"]

@@ -1,7 +1,7 @@
 """Before a launch on several machines: does every node reach every other, where, and how well?
 
 Each node listens on the ports that the run will use and, since gloo and NCCL choose their own, on one more of
-the kernel's choice; each tries every address of every other. `gpuops.nodes.rendezvous` decides what that means.
+the kernel's choice; each tries every address of every other. `gpuops.nodes.rendezvous` chooses the endpoints.
 """
 
 from __future__ import annotations
@@ -15,31 +15,40 @@ from typing import TYPE_CHECKING, Any
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, MalformedAnswer
 from gpuops.core.parallel import on_each
-from gpuops.nodes.rendezvous import Meeting, Party, Spot, Tried, Way, candidates, decide, distinct
+from gpuops.nodes.rendezvous import (
+    Endpoint,
+    NetworkPath,
+    Peer,
+    ProbeResult,
+    Rendezvous,
+    choose_endpoints,
+    list_candidates,
+    without_shared_addresses,
+)
 from gpuops.nodes.session import ClusterSession
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
     from gpuops.transport.answers import Addresses, Attempt, Listening, Reached, Route
 
-LIMIT_S = 10.0
-"""How long an address may take to answer: its node may be busy."""
+PROBE_TIMEOUT_S = 10.0
+"""Time limit for an address to answer: its node may be busy."""
 SETTLE_S = 1.5
-"""How long other addresses of a node that was reached are still waited for: a lost packet is sent again after 1 s."""
-LISTEN_S = 60.0
-ANSWER_S = 15.0
-"""How long an agent may take over each of its parts, in seconds."""
+"""Once a node was reached, how long its other addresses are waited for: TCP retransmits a lost packet after 1 s."""
+LISTEN_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 15.0
+"""Time limit for an agent's answer to each request."""
 LAUNCH_PORTS = 2
 """On the head: torchrun's and the gang link's."""
 SLOW_MB_S = 50.0
 GRADIENTS_MB = 100
-SKEW_S = 5.0
-NAMED = 4
-"""So many nodes are shown with their addresses."""
+MAX_CLOCK_SKEW_S = 5.0
+MAX_SHOWN_NODES = 4
+"""How many nodes are shown with their addresses."""
 
 
 @dataclass(frozen=True)
-class Speed:
+class LinkSpeed:
     """How fast one node reaches another: milliseconds to connect, MB/s; None where that was not measured."""
 
     start: int
@@ -48,164 +57,175 @@ class Speed:
     mb_s: float | None
 
 
-def meet(ctx: Context, live: ClusterSession, nodes: int, *, alone: bool) -> Meeting:
-    """Where the first `nodes` nodes meet; what was found is said. Raises NodeError.
+def find_rendezvous(ctx: Context, live: ClusterSession, nodes: int, *, alone: bool) -> Rendezvous:
+    """Probe the network between the first `nodes` nodes, print what was found, and choose endpoints. Raises NodeError.
 
-    `alone`: nothing of the run leaves a node, or all of them are this computer. So do nodes that turn out to be on
-    one machine meet on its loopback, which needs no proof.
+    `alone`: no traffic of the run leaves a node, or all nodes are on this computer. Then, and where all nodes turn out
+    to be on one machine, they use its loopback interface, which is not probed.
     """
     clients = live.clients[:nodes]
     if alone or nodes == 1:
-        return _loopback(clients)
-    homes: list[Addresses] = on_each(lambda client: client.call("addresses", timeout=ANSWER_S), clients)
-    if len({_machine(home) for home in homes}) == 1:
-        return _loopback(clients)
-    for note in notes(live, nodes):
+        return _loopback_rendezvous(clients)
+    networks: list[Addresses] = on_each(lambda client: client.call("addresses", timeout=ANSWER_TIMEOUT_S), clients)
+    if len({_machine_identity(network) for network in networks}) == 1:
+        return _loopback_rendezvous(clients)
+    for note in clock_notes(live, nodes):
         ctx.out.say(f"note: {note}")
-    return _probed(ctx, live, clients, homes)
+    return _probe_network(ctx, live, clients, networks)
 
 
-def _loopback(clients: Sequence[AgentClient]) -> Meeting:
+def _loopback_rendezvous(clients: Sequence[AgentClient]) -> Rendezvous:
     routes: list[Route] = on_each(lambda client: client.call("route", to="127.0.0.1"), clients)
-    return Meeting([Spot(route.address, route.interface) for route in routes])
+    return Rendezvous([Endpoint(route.address, route.interface) for route in routes])
 
 
-def _machine(home: Addresses) -> str:
+def _machine_identity(network: Addresses) -> str:
     """Which machine a node is on. Copies of one virtual machine may agree in all but their addresses."""
-    return " ".join([home.machine, *sorted(entry.address for entry in home.addresses)])
+    return " ".join([network.machine, *sorted(entry.address for entry in network.addresses)])
 
 
-def _probed(ctx: Context, live: ClusterSession, clients: Sequence[AgentClient], homes: Sequence[Addresses]) -> Meeting:
+def _probe_network(
+    ctx: Context, live: ClusterSession, clients: Sequence[AgentClient], networks: Sequence[Addresses]
+) -> Rendezvous:
     token = secrets.token_hex(32)
     with _listening(clients, token) as ports:
-        parties = distinct(
+        peers = without_shared_addresses(
             [
-                Party(
-                    candidates(home.addresses, machine.private_address, machine.address),
+                Peer(
+                    list_candidates(network.addresses, machine.private_address, machine.address),
                     ports[index],
-                    _machine(home),
+                    _machine_identity(network),
                 )
-                for index, (machine, home) in enumerate(zip(live.machines, homes, strict=False))
+                for index, (machine, network) in enumerate(zip(live.machines, networks, strict=False))
             ]
         )
-        ways = _reached(clients, token, parties)
-        spots = decide(parties, ways)
-        ring = _ring(clients, token, spots, ports)
-    for line in report(spots, ring):
+        results = _probe_paths(clients, token, peers)
+        endpoints = choose_endpoints(peers, results)
+        ring = _measure_ring(clients, token, endpoints, ports)
+    for line in format_report(endpoints, ring):
         ctx.out.say(line)
-    return Meeting(spots, ports[0][:LAUNCH_PORTS])
+    return Rendezvous(endpoints, ports[0][:LAUNCH_PORTS])
 
 
 @contextmanager
 def _listening(clients: Sequence[AgentClient], token: str) -> Iterator[list[list[int]]]:
-    """Each node's ports, the head's own two first; free again at the end."""
+    """Each node listens on its ports (node0's two launch ports come first) until the context ends."""
 
-    def one(index: int) -> list[int]:
+    def listen(index: int) -> list[int]:
         fresh = LAUNCH_PORTS if index == 0 else 0
         answer: Listening = clients[index].call(
-            "listen", timeout=ANSWER_S, node=index, token=token, fresh=fresh, ephemeral=1, for_s=LISTEN_S
+            "listen",
+            timeout=ANSWER_TIMEOUT_S,
+            node=index,
+            token=token,
+            fresh=fresh,
+            ephemeral=1,
+            for_s=LISTEN_TIMEOUT_S,
         )
         if (len(answer.fresh), len(answer.ephemeral)) != (fresh, 1):
             raise MalformedAnswer(clients[index].label, "to 'listen': more ports than were asked for, or fewer")
         return [*answer.fresh, *answer.ephemeral]
 
     try:
-        yield on_each(one, range(len(clients)))
+        yield on_each(listen, range(len(clients)))
     finally:
         on_each(lambda client: _release(client, token), clients)
 
 
 def _release(client: AgentClient, token: str) -> None:
     try:
-        client.call("release", timeout=ANSWER_S, token=token)
+        client.call("release", timeout=ANSWER_TIMEOUT_S, token=token)
     except GpuopsError:
-        pass  # its listeners end by themselves; that it is away is noticed by what comes next
+        pass  # its listeners time out by themselves, and the next request reports that it is unreachable
 
 
-def _reached(clients: Sequence[AgentClient], token: str, parties: Sequence[Party]) -> dict[Way, Tried]:
-    """Every node's attempts at every other, all at once."""
+def _probe_paths(clients: Sequence[AgentClient], token: str, peers: Sequence[Peer]) -> dict[NetworkPath, ProbeResult]:
+    """All nodes try to reach all others, at the same time."""
 
-    def one(start: int) -> dict[Way, Tried]:
+    def probe_from(start: int) -> dict[NetworkPath, ProbeResult]:
         targets = [
-            {"node": end, "places": [[one.address, port] for one in party.candidates for port in party.ports]}
-            for end, party in enumerate(parties)
+            {"node": end, "places": [[candidate.address, port] for candidate in peer.candidates for port in peer.ports]}
+            for end, peer in enumerate(peers)
             if end != start
         ]
         return {
-            (start, tried.node, tried.address, tried.port): Tried(tried.state, tried.why, tried.source)
-            for tried in _reach(clients[start], start, token, targets, burst=False)
+            (start, tried.node, tried.address, tried.port): ProbeResult(tried.state, tried.why, tried.source)
+            for tried in _call_reach(clients[start], start, token, targets, burst=False)
         }
 
-    return {way: tried for tries in on_each(one, range(len(clients))) for way, tried in tries.items()}
+    return {path: tried for tries in on_each(probe_from, range(len(clients))) for path, tried in tries.items()}
 
 
-def _reach(
+def _call_reach(
     client: AgentClient, start: int, token: str, targets: Sequence[Mapping[str, Any]], *, burst: bool
 ) -> list[Attempt]:
-    timing = {"limit_s": LIMIT_S, "settle_s": SETTLE_S}
+    timing = {"limit_s": PROBE_TIMEOUT_S, "settle_s": SETTLE_S}
     arguments: dict[str, Any] = {"from": start, "token": token, "targets": targets, "burst": burst, **timing}
-    reached: Reached = client.call("reach", timeout=LIMIT_S + ANSWER_S, **arguments)
+    reached: Reached = client.call("reach", timeout=PROBE_TIMEOUT_S + ANSWER_TIMEOUT_S, **arguments)
     return reached.tried
 
 
-def _ring(
-    clients: Sequence[AgentClient], token: str, spots: Sequence[Spot], ports: Sequence[Sequence[int]]
-) -> list[Speed]:
-    """How well each node reaches the next one: what gradients are added up along is a ring, too."""
+def _measure_ring(
+    clients: Sequence[AgentClient], token: str, endpoints: Sequence[Endpoint], ports: Sequence[Sequence[int]]
+) -> list[LinkSpeed]:
+    """Measure how fast each node reaches the next one: NCCL and gloo add up gradients along such a ring, too."""
 
-    def one(start: int) -> list[Speed]:
+    def measure_from(start: int) -> list[LinkSpeed]:
         end = (start + 1) % len(clients)
-        target = {"node": end, "places": [[spots[end].address, ports[end][-1]]]}
-        attempts = _reach(clients[start], start, token, [target], burst=True)
-        return [Speed(start, attempt.node, attempt.ms, attempt.mb_s) for attempt in attempts]
+        target = {"node": end, "places": [[endpoints[end].address, ports[end][-1]]]}
+        attempts = _call_reach(clients[start], start, token, [target], burst=True)
+        return [LinkSpeed(start, attempt.node, attempt.ms, attempt.mb_s) for attempt in attempts]
 
-    return [speed for speeds in on_each(one, range(len(clients))) for speed in speeds]
+    return [speed for speeds in on_each(measure_from, range(len(clients))) for speed in speeds]
 
 
-def report(spots: Sequence[Spot], ring: Sequence[Speed]) -> list[str]:
+def format_report(endpoints: Sequence[Endpoint], ring: Sequence[LinkSpeed]) -> list[str]:
     """`network: eth0, 10.0.0.5 (node0) and 10.0.0.6 (node1), 0.2 ms, 1.1 GB/s`, and a note where that is slow.
 
-    What counts is the slowest way of the ring.
+    The slowest link of the ring counts.
     """
-    interfaces = {spot.interface for spot in spots}
-    shared = f"{spots[0].interface}, " if len(interfaces) == 1 else ""
-    names = [f"{'' if shared else spot.interface + ' '}{spot.address} (node{node})" for node, spot in enumerate(spots)]
-    if len(names) > NAMED:
-        names = [*names[: NAMED - 2], "…", names[-1]]
+    interfaces = {endpoint.interface for endpoint in endpoints}
+    shared = f"{endpoints[0].interface}, " if len(interfaces) == 1 else ""
+    names = [
+        f"{'' if shared else endpoint.interface + ' '}{endpoint.address} (node{node})"
+        for node, endpoint in enumerate(endpoints)
+    ]
+    if len(names) > MAX_SHOWN_NODES:
+        names = [*names[: MAX_SHOWN_NODES - 2], "…", names[-1]]
     delays = [speed.ms for speed in ring if speed.ms is not None]
     slowest = min((speed for speed in ring if speed.mb_s), key=lambda speed: speed.mb_s or 0.0, default=None)
     parts = [f"{', '.join(names[:-1])} and {names[-1]}"]
-    parts += [f"{_short(max(delays))} ms"] if delays else []
-    parts += [_rate(slowest.mb_s)] if slowest and slowest.mb_s else []
+    parts += [f"{_two_digits(max(delays))} ms"] if delays else []
+    parts += [_format_rate(slowest.mb_s)] if slowest and slowest.mb_s else []
     lines = [f"network: {shared}{', '.join(parts)}"]
     if slowest and slowest.mb_s and slowest.mb_s < SLOW_MB_S:
-        lines.append(_slow(slowest, slowest.mb_s, len(spots)))
+        lines.append(_slow_network_note(slowest, slowest.mb_s, len(endpoints)))
     return lines
 
 
-def _slow(slowest: Speed, mb_s: float, nodes: int) -> str:
+def _slow_network_note(slowest: LinkSpeed, mb_s: float, nodes: int) -> str:
     seconds = 2 * (nodes - 1) / nodes * GRADIENTS_MB / mb_s
     return (
-        f"note: the network is slow: DistributedDataParallel takes about {_short(seconds)} s a step to add up "
+        f"note: the network is slow: DistributedDataParallel takes about {_two_digits(seconds)} s a step to add up "
         f"{GRADIENTS_MB} MB of gradients ({GRADIENTS_MB // 4} million parameters), since node{slowest.start} sends "
-        f"{_rate(mb_s)} to node{slowest.end}"
+        f"{_format_rate(mb_s)} to node{slowest.end}"
     )
 
 
-def _short(number: float) -> str:
-    """Two digits that count."""
+def _two_digits(number: float) -> str:
+    """A number with two significant digits."""
     return f"{number:.0f}" if number >= 10 else f"{number:.1f}" if number >= 0.1 else f"{number:.2f}"
 
 
-def _rate(mb_s: float) -> str:
-    return f"{_short(mb_s / 1000)} GB/s" if mb_s >= 1000 else f"{_short(mb_s)} MB/s"
+def _format_rate(mb_s: float) -> str:
+    return f"{_two_digits(mb_s / 1000)} GB/s" if mb_s >= 1000 else f"{_two_digits(mb_s)} MB/s"
 
 
-def notes(live: ClusterSession, nodes: int) -> list[str]:
-    """What differs between machines and a user should know, though it stops nothing."""
+def clock_notes(live: ClusterSession, nodes: int) -> list[str]:
+    """Notes on clocks that differ between nodes: they do not stop a run."""
     found = []
     skews = live.skews[:nodes]
-    if skews and max(skews) - min(skews) > SKEW_S:
+    if skews and max(skews) - min(skews) > MAX_CLOCK_SKEW_S:
         slow, fast = skews.index(max(skews)), skews.index(min(skews))
         found.append(
             f"the clock of node{slow} is {max(skews) - min(skews):.0f} s behind that of node{fast}; times that a "

@@ -1,6 +1,6 @@
 """The Python of each node of a run: found or made there, checked against the node's GPUs, and set up for the project.
 
-A torch that cannot use the GPUs is refused before the launch, so that it is not found out at the cost of a run.
+A torch that cannot use the GPUs is refused before the launch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpuops.core.reporting import Progress
 from gpuops.core.settings import Settings
 from gpuops.nodes import cuda as compat
 from gpuops.nodes import environment
-from gpuops.nodes.rendezvous import Spot
+from gpuops.nodes.rendezvous import Endpoint
 from gpuops.nodes.session import ClusterSession
 from gpuops.nodes.virtual import lots, ranks_for
 from gpuops.transport.bulk import exchange
@@ -34,44 +34,44 @@ if TYPE_CHECKING:
     from gpuops.transport.answers import Gpu, NodeHello, Output, Python, Saying, SetUp
 
 
-PROOF = "import torch; torch.ones(1, device='cuda').add(1).item()"
-PROOF_S = 120.0
-"""How long importing torch and using a GPU may take, in seconds."""
-NO_GPU = ("", "-1")
-"""CUDA_VISIBLE_DEVICES of who wants to train on the CPU."""
+TORCH_PROBE = "import torch; torch.ones(1, device='cuda').add(1).item()"
+TORCH_PROBE_TIMEOUT_S = 120.0
+"""Time limit for importing torch and using a GPU."""
+CPU_ONLY_VALUES = ("", "-1")
+"""Values of CUDA_VISIBLE_DEVICES that mean training on the CPU."""
 
 
-def check(
+def check_torch(
     client: AgentClient, python: str, torch: str | None, cuda: str | None, gpus: Sequence[Gpu],
     request: RunRequest,
 ) -> str:  # fmt: skip
-    """What the user should know, or nothing. Raises NodeError for a torch that does not run on these GPUs.
+    """Check torch against the GPUs; returns a note for the user, or "". Raises NodeError if it cannot use them.
 
-    The tables cost nothing and know most; before anything is refused the node has the last word, since NVIDIA's
-    compat package may stand in for a newer driver.
+    The tables decide most cases at once. Before a refusal torch is tried on the node, since NVIDIA's compat package may
+    stand in for a newer driver.
     """
-    if request.kind != "torchrun" or not torch or request.env.get("CUDA_VISIBLE_DEVICES") in NO_GPU:
+    if request.kind != "torchrun" or not torch or request.env.get("CUDA_VISIBLE_DEVICES") in CPU_ONLY_VALUES:
         return ""
-    against = compat.misfit(torch, cuda, gpus, python)
-    if against is None:
+    misfit = compat.misfit(torch, cuda, gpus, python)
+    if misfit is None:
         return ""
-    if against.kind == "cpu":
-        return f"{client.label}: {against.say}; {against.hint}"
-    if _proves(client, python, str(gpus[0].index), request):
+    if misfit.kind == "cpu":
+        return f"{client.label}: {misfit.say}; {misfit.hint}"
+    if _can_use_gpu(client, python, str(gpus[0].index), request):
         return ""
-    hint = f"{against.hint}; or train on the CPU: --env CUDA_VISIBLE_DEVICES="
-    raise NodeError(f"{client.label}: {against.say}", hint)
+    hint = f"{misfit.hint}; or train on the CPU: --env CUDA_VISIBLE_DEVICES="
+    raise NodeError(f"{client.label}: {misfit.say}", hint)
 
 
-def _proves(client: AgentClient, python: str, gpu: str, request: RunRequest) -> bool:
-    """Whether torch uses a GPU nevertheless, surrounded as in the run."""
-    around = [f"{name}={value}" for name, value in {"CUDA_VISIBLE_DEVICES": gpu, **request.env}.items()]
+def _can_use_gpu(client: AgentClient, python: str, gpu: str, request: RunRequest) -> bool:
+    """Whether torch uses a GPU, tried in the run's environment."""
+    variables = [f"{name}={value}" for name, value in {"CUDA_VISIBLE_DEVICES": gpu, **request.env}.items()]
     script = "\n".join([*request.prelude, 'exec "$@"'])
     try:
         exchange(
-            client.connection.open(["env", *around, "sh", "-c", script, "sh", python, "-c", PROOF]),
+            client.connection.open(["env", *variables, "sh", "-c", script, "sh", python, "-c", TORCH_PROBE]),
             client.label,
-            silence_s=PROOF_S,
+            silence_s=TORCH_PROBE_TIMEOUT_S,
         )
     except NodeError:
         return False
@@ -79,11 +79,11 @@ def _proves(client: AgentClient, python: str, gpu: str, request: RunRequest) -> 
 
 
 PYTHON_SILENCE_S = 1800.0
-"""How long the making of an environment may say nothing."""
+"""Time without output after which making an environment fails."""
 
 
 @dataclass(frozen=True)
-class Equipped:
+class PreparedNode:
     """One node ready to launch on: what a spec needs to know of it, and the torch that was found."""
 
     facts: NodeFacts
@@ -94,24 +94,24 @@ class Equipped:
     gpus: int = 0
 
 
-def equip(
+def prepare_pythons(
     ctx: Context,
     settings: Settings,
     live: ClusterSession,
     request: RunRequest,
     folder: Path,
-    spots: Sequence[Spot],
+    endpoints: Sequence[Endpoint],
     progress: Progress,
-) -> list[Equipped]:
-    """Each node's Python and ranks, at its spot. Raises NodeError where torch differs between nodes, or cannot use
+) -> list[PreparedNode]:
+    """Each node's Python and ranks, at its endpoint. Raises NodeError where torch differs between nodes, or cannot use
     their GPUs."""
 
     shared = has_capability(ctx.provisioner(live.row.provider), "shares_disk")
     given, _ = lots(live.machines[: request.nodes], live.gpus(), request.gpus)
 
-    def one(index: int) -> Equipped:
+    def prepare(index: int) -> PreparedNode:
         client, hello, lot = live.clients[index], live.hello(index), given[index]
-        found = _python(ctx, settings, client, hello, request, folder, shared, progress)
+        found = _choose_python(ctx, settings, client, hello, request, folder, shared, progress)
         facts = NodeFacts(
             index=index,
             python=found["python"],
@@ -119,17 +119,17 @@ def equip(
             cores_share=lot.cores_share,
             ranks=ranks_for(request, lot.count),
             gpus=lot.gpus,
-            interface=spots[index].interface,
-            address=spots[index].address,
+            interface=endpoints[index].interface,
+            address=endpoints[index].address,
             env=dict(live.machines[index].data.get("env") or {}),
         )
         own = [gpu for gpu in hello.gpus if lot.gpus is None or str(gpu.index) in lot.gpus]
         used = own[: facts.ranks]
-        if note := check(client, found["python"], found["torch"], found.get("cuda"), used, request):
+        if note := check_torch(client, found["python"], found["torch"], found.get("cuda"), used, request):
             ctx.out.say(f"note: {note}")
-        return Equipped(facts, found["torch"], found["why"], found["version"], lot.count)
+        return PreparedNode(facts, found["torch"], found["why"], found["version"], lot.count)
 
-    nodes = on_each(one, range(request.nodes))
+    nodes = on_each(prepare, range(request.nodes))
     first = nodes[0]
     torch = f"torch {first.torch}" if first.torch else "no torch"
     ctx.out.say(f"python: {first.facts.python} ({torch}; {first.why})")
@@ -139,13 +139,13 @@ def equip(
                 f"node{index} has torch {node.torch}, node0 has {first.torch}",
                 "name one that is the same on all nodes with --python PATH",
             )
-    for note in differences(nodes) if request.kind == "torchrun" else ():
+    for note in describe_differences(nodes) if request.kind == "torchrun" else ():
         ctx.out.say(f"note: {note}")
     return nodes
 
 
-def differences(nodes: Sequence[Equipped]) -> list[str]:
-    """What a user should know of nodes that are not alike, though it stops nothing."""
+def describe_differences(nodes: Sequence[PreparedNode]) -> list[str]:
+    """Notes on nodes that differ; they do not stop the run."""
     found = []
     minors = [".".join(node.version.split(".")[:2]) for node in nodes]
     if other := next((index for index, minor in enumerate(minors) if minor != minors[0]), 0):
@@ -160,7 +160,7 @@ def differences(nodes: Sequence[Equipped]) -> list[str]:
     return found
 
 
-def _python(
+def _choose_python(
     ctx: Context,
     settings: Settings,
     client: AgentClient,
@@ -170,7 +170,7 @@ def _python(
     shared: bool,
     progress: Progress,
 ) -> Python:
-    """Verb `python`. A plain command takes any Python where none with torch is to be had."""
+    """Verb `python`. A plain command gets any Python where none has torch."""
     make = environment.make_plan(folder, hello.gpus, settings, workload=bool(request.workload))
     arguments: dict[str, Any] = {
         "explicit": request.python,
@@ -217,13 +217,13 @@ def setup_command(request: RunRequest, folder: Path, python: str, *, rented: boo
     return shlex.join([python, "-m", "pip", "install", "-e", "."]) if environment.is_package(folder) else ""
 
 
-def set_up(
+def run_setup(
     ctx: Context,
     live: ClusterSession,
     tree: str,
     folder: Path,
     commands: Sequence[str],
-    nodes: Sequence[Equipped],
+    nodes: Sequence[PreparedNode],
     progress: Progress,
 ) -> None:
     """Run each node's set-up command in the tree; skipped where it has succeeded before and what it reads of the
@@ -232,7 +232,7 @@ def set_up(
     Nodes on one machine have one Python, which only one of them may change at a time.
     """
 
-    def one(node: Equipped, command: str) -> None:
+    def set_up(node: PreparedNode, command: str) -> None:
         client = live.clients[node.facts.index]
         key = setup_key(command, node.facts.python, folder)
         output = b""
@@ -265,21 +265,21 @@ def set_up(
 
     by_index = {node.facts.index: (node, command) for node, command in zip(nodes, commands, strict=True)}
 
-    def one_by_one(group: Sequence[int]) -> None:
+    def set_up_in_turn(group: Sequence[int]) -> None:
         for index in group:
-            one(*by_index[index])
+            set_up(*by_index[index])
 
-    on_each(one_by_one, by_machine(live, by_index))
+    on_each(set_up_in_turn, group_by_machine(live, by_index))
 
 
 def setup_key(command: str, python: str, folder: Path) -> str:
-    """The name of one set-up. It is another one when a file that the command reads has changed."""
-    read = [hashlib.sha256(content).hexdigest() for content in environment.read_by(command, folder)]
+    """The key of a set-up: it changes with the command, the Python and the files that the command reads."""
+    read = [hashlib.sha256(content).hexdigest() for content in environment.files_read_by(command, folder)]
     return hashlib.sha256("\0".join([command, python, *read]).encode()).hexdigest()[:12]
 
 
-def by_machine(live: ClusterSession, nodes: Iterable[int]) -> list[list[int]]:
-    """Nodes by the machine that they are on."""
+def group_by_machine(live: ClusterSession, nodes: Iterable[int]) -> list[list[int]]:
+    """The nodes, grouped by their machine."""
     machines: dict[str, list[int]] = {}
     for index in nodes:
         login = live.machines[index].data.get("target")  # none where it is this computer
@@ -291,8 +291,8 @@ def _last_line(output: bytes) -> str:
     return next((line for line in reversed(output.decode(errors="replace").splitlines()) if line.strip()), "")
 
 
-def versions(live: ClusterSession, nodes: Sequence[Equipped]) -> dict[str, Any]:
-    """What the receipt says the run was made with."""
+def run_versions(live: ClusterSession, nodes: Sequence[PreparedNode]) -> dict[str, Any]:
+    """Versions for the run's receipt."""
     gpus = live.hello(0).gpus
     return {
         "torch": nodes[0].torch,

@@ -1,4 +1,4 @@
-"""A cluster that answers: a conversation with each node's agent, and what is asked of machines that are known."""
+"""Sessions with the agents of a cluster's nodes, and questions about machines that the ledger knows."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Met = tuple[AgentClient, "NodeHello | None", float]
+NodeContact = tuple[AgentClient, "NodeHello | None", float]
 """A node's agent, its `hello` where it answers, and the seconds to add to its clock to get ours."""
 CLOCK_ATTEMPTS = 3
-"""How often a node's clock is asked for: one slow round trip must not decide what its skew is."""
+"""How many times a node's clock is read: one slow round trip must not decide its skew."""
 PROMPT_ANSWER_S = 0.5
-"""An answer within this many seconds says the time well enough; no further one is asked for."""
+"""An answer within this time is precise enough; the clock is not read again."""
 ENDED_KINDS = ("ended", "no-node")
 """Kinds of refusal of a node that has ended."""
 
@@ -68,11 +68,11 @@ class ClusterSession:
     def reconnect(self, index: int) -> AgentClient:
         """A new conversation with one node. Raises ConnectionLost."""
         self.clients[index].close()
-        self.clients[index] = _client(self.clients[index].paths, self.machines[index], index)
+        self.clients[index] = _open_client(self.clients[index].paths, self.machines[index], index)
         return self.clients[index]
 
-    def join(self, index: int, machine: Resource, met: Met) -> None:
-        """Another node, the next one, or one in the place of a node that is over."""
+    def join(self, index: int, machine: Resource, met: NodeContact) -> None:
+        """Add a node at `index`, or replace one that has ended."""
         columns: list[list[Any]] = [self.machines, self.clients, self.hellos, self.skews]
         for column, value in zip(columns, (machine, *met), strict=True):
             column[index : index + 1] = [value]
@@ -83,43 +83,43 @@ class ClusterSession:
             client.connection.close()
 
 
-def reach(
+def contact_cluster(
     row: ClusterRow, machines: Sequence[Resource], *, some: bool = False, progress: Progress | None = None
 ) -> ClusterSession:
     """Converse with every node of a cluster; with `some`, with those that answer, at least one.
 
-    A virtual node that is over keeps nobody from the others: a run that needs it makes it anew.
-    Who has not answered yet is told to `progress`. Raises ConnectionLost, NodeRefused.
+    A virtual node that has ended is no error: a run that needs it creates it again. `progress` shows the nodes that
+    have not answered yet. Raises ConnectionLost, NodeRefused.
     """
-    told = progress or Silent()
+    display = progress or Silent()
     if not machines:
         raise NodeError(f"{row.name} has no machines", f"gpuops down {row.name}")
 
-    def one(index: int) -> Met:
-        told.waits("no answer yet", f"node{index}")
+    def contact(index: int) -> NodeContact:
+        display.waits("no answer yet", f"node{index}")
         try:
-            return meet(row, machines[index], index)
+            return contact_node(row, machines[index], index)
         except NodeError as error:
             failed[index] = error
             return Absent(f"node{index}", _paths(row.name, machines[index], index), error), None, 0.0
         finally:
-            told.waits("", f"node{index}")
+            display.waits("", f"node{index}")
 
     failed: dict[int, NodeError] = {}
-    nodes = on_each(one, range(len(machines)))
+    nodes = on_each(contact, range(len(machines)))
     live = ClusterSession(row, list(machines), *(list(column) for column in zip(*nodes, strict=True)))
-    missed = [index for index, error in failed.items() if not (is_virtual(machines[index]) and _says_over(error))]
+    missed = [index for index, error in failed.items() if not (is_virtual(machines[index]) and _means_ended(error))]
     if len(failed) == len(machines) or (missed and not some):
         live.close()
-        raise _in_its_words(row, failed[min(missed)])
+        raise _with_cluster_hint(row, failed[min(missed)])
     return live
 
 
-def meet(row: ClusterRow, machine: Resource, index: int) -> Met:
+def contact_node(row: ClusterRow, machine: Resource, index: int) -> NodeContact:
     """A conversation with one node. Raises ConnectionLost, NodeRefused."""
-    client = _client(_paths(row.name, machine, index), machine, index)
+    client = _open_client(_paths(row.name, machine, index), machine, index)
     try:
-        return client, *_hello(row.name, client)
+        return client, *_read_hello(row.name, client)
     except BaseException:
         client.close()
         client.connection.close()
@@ -131,31 +131,31 @@ def virtual_node_ended(row: ClusterRow, machine: Resource, index: int) -> bool:
     if not is_virtual(machine):
         return False
     try:
-        client, *_ = meet(row, machine, index)
+        client, *_ = contact_node(row, machine, index)
     except NodeRefused as refusal:
-        return _says_over(refusal)
+        return _means_ended(refusal)
     client.close()
     client.connection.close()
     return False
 
 
-def _says_over(error: NodeError) -> bool:
+def _means_ended(error: NodeError) -> bool:
     return isinstance(error, NodeRefused) and error.kind in ENDED_KINDS
 
 
-def open_live(ctx: Context, row: ClusterRow, *, some: bool = False) -> ClusterSession:
+def open_session(ctx: Context, row: ClusterRow, *, some: bool = False) -> ClusterSession:
     """Reach a cluster that the ledger says is up; with `some`, as much of it as answers. Raises NodeError."""
     with ctx.progress.during(f"reaching {row.name}"):
         try:
-            return reach(row, nodes_of(ctx, row), some=some, progress=ctx.progress)
+            return contact_cluster(row, nodes_of(ctx, row), some=some, progress=ctx.progress)
         except ConnectionLost as error:
-            if not admitted(ctx, row, ctx.ledger.resources(row.id)):
-                raise (error if some else explained(ctx, row, error)) from error.__cause__
-        return reach(row, nodes_of(ctx, row), some=some, progress=ctx.progress)
+            if not readmit_this_computer(ctx, row, ctx.ledger.resources(row.id)):
+                raise (error if some else explain_connection_loss(ctx, row, error)) from error.__cause__
+        return contact_cluster(row, nodes_of(ctx, row), some=some, progress=ctx.progress)
 
 
-def explained(ctx: Context, row: ClusterRow, error: ConnectionLost) -> ConnectionLost:
-    """A rented machine that is no more answers nobody, and its provider knows why."""
+def explain_connection_loss(ctx: Context, row: ClusterRow, error: ConnectionLost) -> ConnectionLost:
+    """The error to show: that rented machines have ended, if their provider says so; else the given one."""
     gone = [index for index, machine in enumerate(nodes_of(ctx, row)) if rented_machine_ended(ctx, row, machine)]
     if not gone:
         return error
@@ -166,44 +166,44 @@ def explained(ctx: Context, row: ClusterRow, error: ConnectionLost) -> Connectio
     )
 
 
-def admitted(ctx: Context, row: ClusterRow, resources: Sequence[Resource]) -> bool:
-    """Whether a provider that lets this computer alone in had to be told its new address; said where that is so."""
+def readmit_this_computer(ctx: Context, row: ClusterRow, resources: Sequence[Resource]) -> bool:
+    """Admit this computer's new address where the provider's firewall admits only one. Whether that was needed."""
     try:
         admit: Callable[[Sequence[Resource]], bool] | None = getattr(ctx.provisioner_of(row), "admit", None)
         if admit is None or not admit(resources):
             return False
     except GpuopsError:
-        return False  # that nothing answers is the better sentence
+        return False  # the caller reports that the node does not answer
     ctx.out.say(f"note: this computer's address has changed: {row.name} lets it in now")
     return True
 
 
-def _client(paths: NodePaths, machine: Resource, index: int) -> AgentClient:
+def _open_client(paths: NodePaths, machine: Resource, index: int) -> AgentClient:
     connection = connect(machine, index)
     try:
         return AgentClient(connection, paths)
     except NodeRefused as refusal:
         if refusal.kind != "no-agent" or not machine.data.get("revives"):
             raise
-        revive(connection, paths.python, paths.agent, paths.node)  # the machine was started anew
+        revive(connection, paths.python, paths.agent, paths.node)  # the machine was restarted
         return AgentClient(connection, paths)
 
 
-def _in_its_words(row: ClusterRow, error: NodeError) -> NodeError:
-    """A node that has ended does not know what its cluster is called here."""
+def _with_cluster_hint(row: ClusterRow, error: NodeError) -> NodeError:
+    """Add the command that fetches the results of an ended node, which does not know its cluster's name."""
     if isinstance(error, NodeRefused) and error.kind == "ended":
         hint = f"what it left comes home with: gpuops down {row.name}; then bring up another"
         return NodeRefused(error.say, hint, error.kind, error.data)
     return error
 
 
-def absent(row: ClusterRow, machines: Sequence[Resource], error: NodeError) -> ClusterSession:
-    """A cluster none of whose nodes answers: asked anything, they say why."""
-    nodes = [Absent(f"node{index}", _paths(row.name, one, index), error) for index, one in enumerate(machines)]
+def absent_session(row: ClusterRow, machines: Sequence[Resource], error: NodeError) -> ClusterSession:
+    """A session with a cluster none of whose nodes answers: every request raises `error`."""
+    nodes = [Absent(f"node{index}", _paths(row.name, machine, index), error) for index, machine in enumerate(machines)]
     return ClusterSession(row, list(machines), [*nodes], [None for _ in nodes], [0.0 for _ in nodes])
 
 
-def programs_of(row: ClusterRow, machine: Resource, index: int) -> Programs:
+def open_programs(row: ClusterRow, machine: Resource, index: int) -> Programs:
     """The agent's bulk programs on one node, whether its agent lives or not. Close its `connection` at the end."""
     return Programs(connect(machine, index), _paths(row.name, machine, index))
 
@@ -212,11 +212,11 @@ def _paths(cluster: str, machine: Resource, index: int) -> NodePaths:
     return NodePaths(machine, cluster, index, str(machine.data.get("artefact", "")))
 
 
-def _hello(cluster: str, client: AgentClient) -> tuple[NodeHello, float]:
-    """What a node says of itself, and its clock's distance from ours (the middle of the round trip is the moment).
+def _read_hello(cluster: str, client: AgentClient) -> tuple[NodeHello, float]:
+    """What a node says of itself, and the seconds to add to its clock to get ours.
 
-    The clock is asked by `ping`: `hello` waits for the GPUs' driver. Raises NodeRefused (`protocol`) for
-    an agent that speaks another version, MalformedAnswer.
+    The clock is read by `ping`, since `hello` waits for the GPUs' driver. Raises NodeRefused (`protocol`) for an agent
+    that speaks another version, MalformedAnswer.
     """
     pong, moment = _ping(client)
     answer: NodeHello | OtherHello = client.call("hello")
@@ -232,22 +232,22 @@ def _hello(cluster: str, client: AgentClient) -> tuple[NodeHello, float]:
 
 
 def _ping(client: AgentClient) -> tuple[Pong, float]:
-    """An answer, and the moment here that belongs to it; the promptest of some, for the middle of a long round trip may
-    be seconds off."""
-    found: list[tuple[float, float, Pong]] = []
-    while len(found) < CLOCK_ATTEMPTS:
+    """The fastest of some answers to `ping`, and the middle of its round trip by our clock (UTC seconds). The middle of
+    a slow round trip may be seconds off."""
+    pongs: list[tuple[float, float, Pong]] = []
+    while len(pongs) < CLOCK_ATTEMPTS:
         before, began = time.time(), time.monotonic()
-        said = client.call("ping")
-        found.append((time.monotonic() - began, (before + time.time()) / 2, said))
-        if found[-1][0] < PROMPT_ANSWER_S:
+        pong = client.call("ping")
+        pongs.append((time.monotonic() - began, (before + time.time()) / 2, pong))
+        if pongs[-1][0] < PROMPT_ANSWER_S:
             break
-    _, moment, pong = min(found, key=lambda one: one[0])
+    _, moment, pong = min(pongs, key=lambda timed: timed[0])
     return pong, moment
 
 
 def machines_of(ctx: Context, row: ClusterRow) -> list[Resource]:
     """The cluster's machines as the ledger knows them, in node order."""
-    return in_order([one for one in ctx.ledger.resources(row.id) if one.kind == "machine"])
+    return sort_by_node([machine for machine in ctx.ledger.resources(row.id) if machine.kind == "machine"])
 
 
 def nodes_of(ctx: Context, row: ClusterRow) -> list[Resource]:
@@ -285,9 +285,9 @@ def watchdogs_ended(ctx: Context, row: ClusterRow) -> bool:
     """Whether every node says that its watchdog has ended it; its machine may go on, and cost money."""
     machines = machines_of(ctx, row)
 
-    def one(index: int) -> bool:
+    def has_ended(index: int) -> bool:
         try:
-            programs = programs_of(row, machines[index], index)
+            programs = open_programs(row, machines[index], index)
             try:
                 AgentClient(programs.connection, programs.paths).close()
             finally:
@@ -298,13 +298,13 @@ def watchdogs_ended(ctx: Context, row: ClusterRow) -> bool:
             return False
         return False
 
-    return bool(machines) and all(on_each(one, range(len(machines))))
+    return bool(machines) and all(on_each(has_ended, range(len(machines))))
 
 
 def send_lease(live: ClusterSession, lease: Lease, now: float) -> None:
-    """Tell every watchdog; clocks differ, so what travels is the time left.
+    """Send the lease to every watchdog, as the time left, since clocks differ.
 
-    A virtual node has no idle end of its own: it goes with its machine's own node.
+    A virtual node has no idle end of its own: it ends with its machine's own node.
     """
     ends_in = max(0.0, lease.end - now) if lease.end is not None else None
 
@@ -316,15 +316,15 @@ def send_lease(live: ClusterSession, lease: Lease, now: float) -> None:
     live.each(tell)
 
 
-def name_hosts(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> None:
+def write_ssh_names(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> None:
     """Write the names under which plain `ssh`, rsync and editors reach nodes that have an sshd."""
     targets = [machine.data["target"] for machine in machines if machine.data.get("connection") == "ssh"]
     if targets and len(targets) == len(machines):
         from gpuops.transport import ssh
 
-        ssh.write_config(ctx.home / "ssh", row.name, [ssh.Target.from_document(one) for one in targets])
+        ssh.write_config(ctx.home / "ssh", row.name, [ssh.Target.from_document(target) for target in targets])
 
 
-def in_order(resources: Sequence[Resource]) -> list[Resource]:
-    """By the last part of the mark: machines in node order."""
-    return sorted(resources, key=lambda one: one.name.rpartition("-")[2].zfill(6))
+def sort_by_node(resources: Sequence[Resource]) -> list[Resource]:
+    """Sort by the number at the end of the name: machines in node order."""
+    return sorted(resources, key=lambda resource: resource.name.rpartition("-")[2].zfill(6))

@@ -20,7 +20,7 @@ from gpuops.core.models import Resource
 from gpuops.core.parallel import on_each
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import ClusterSession, absent, end_reason, nodes_of
+from gpuops.nodes.session import ClusterSession, absent_session, end_reason, nodes_of
 from gpuops.runs.judgement import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
 from gpuops.runs.report import NodeReport, ReasonKind, lost_report
 from gpuops.runs.salvage import salvage
@@ -104,7 +104,9 @@ class Disks:
         found, unreachable = salvage(ctx, self.cluster, row)
         if unreachable and ctx.provisioner(self.cluster.provider).capabilities.get("rented") is not True:
             raise next(iter(unreachable.values()))
-        return Agents(absent(self.cluster, machines, self.error), {**known, **found}).collect(ctx, row, progress)
+        return Agents(absent_session(self.cluster, machines, self.error), {**known, **found}).collect(
+            ctx, row, progress
+        )
 
     def release(self, row: RunRow) -> None:
         """No agent is there to be released."""

@@ -16,7 +16,7 @@ from gpuops.core.format import span
 from gpuops.core.models import Resource
 from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import ClusterSession, admitted, end_reason, virtual_node_ended
+from gpuops.nodes.session import ClusterSession, end_reason, readmit_this_computer, virtual_node_ended
 from gpuops.runs.report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome, mirror
@@ -288,5 +288,5 @@ class _Admission:
     def __call__(self) -> None:
         with self._lock:
             if not self._asked_at or time.monotonic() - self._asked_at > ADMISSION_INTERVAL_S:
-                admitted(self._ctx, self._row, self._resources)
+                readmit_this_computer(self._ctx, self._row, self._resources)
                 self._asked_at = time.monotonic()

@@ -24,8 +24,8 @@ from gpuops.core.provider import has_capability, is_rented
 from gpuops.core.reporting import Progress
 from gpuops.core.settings import Settings, secret_origins, secret_values
 from gpuops.ledger.store import RunRow
-from gpuops.nodes.network import meet
-from gpuops.nodes.python import equip, set_up, setup_command, versions
+from gpuops.nodes.network import find_rendezvous
+from gpuops.nodes.python import prepare_pythons, run_setup, run_versions, setup_command
 from gpuops.nodes.session import ClusterSession
 from gpuops.offers.payer import refuse_tracked
 from gpuops.sync import DEFAULT_OUTS, RunHome, inputs, upload
@@ -177,7 +177,7 @@ def _prepare_nodes(
     clients = live.clients[: request.nodes]
     alone = shared or not (request.kind == "torchrun" or request.all_nodes)
     with progress.during(f"trying the network between {request.nodes} nodes"):
-        meeting = meet(ctx, live, request.nodes, alone=alone)
+        meeting = find_rendezvous(ctx, live, request.nodes, alone=alone)
     began = time.monotonic()
     with progress.during("comparing the project with what the nodes have"):
         record = PushRecord(ctx.home, live.row.token, name)
@@ -191,16 +191,16 @@ def _prepare_nodes(
             count = restore_files(clients, name, find_run(ctx, request.resume))
         ctx.out.say(f"{plural(count, 'file')} of {request.resume} put back on every node")
     with progress.during("looking for a Python with torch" if request.kind == "torchrun" else "looking for a Python"):
-        nodes = equip(ctx, settings, live, request, folder, meeting.spots, progress)
+        nodes = prepare_pythons(ctx, settings, live, request, folder, meeting.endpoints, progress)
     rented = is_rented(ctx.provisioner(live.row.provider))
     commands = [setup_command(request, folder, node.facts.python, rented=rented) for node in nodes]
     if any(commands):
         with progress.during("running the set-up command"):
-            set_up(ctx, live, name, folder, commands, nodes, progress)
+            run_setup(ctx, live, name, folder, commands, nodes, progress)
     size = sum(node.facts.ranks for node in nodes)
     origin = {"commit": None, "dirty": False} if request.workload else {"commit": tree.commit, "dirty": tree.dirty}
     held = [one.path for one in tree.held]
-    facts = {**row.facts, **origin, "held": held, "nodes": request.nodes, "world": size, **versions(live, nodes)}
+    facts = {**row.facts, **origin, "held": held, "nodes": request.nodes, "world": size, **run_versions(live, nodes)}
     ctx.ledger.set_run(row.id, facts=facts)
     parts = [dataclasses.replace(node.facts, data=places.get(node.facts.index)) for node in nodes]
     return Prepared(ctx.ledger.run(row.id), home, request, parts, meeting.ports, values)

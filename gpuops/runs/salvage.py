@@ -16,7 +16,7 @@ from gpuops.core.context import Context
 from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk
 from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.ledger.store import ClusterRow, RunRow
-from gpuops.nodes.session import nodes_of, programs_of
+from gpuops.nodes.session import nodes_of, open_programs
 from gpuops.runs.report import NodeReport, parse_report
 from gpuops.sync import RunHome
 from gpuops.sync.archive import replace_shorter_log
@@ -36,7 +36,7 @@ def salvage(ctx: Context, row: ClusterRow, run: RunRow) -> tuple[dict[int, NodeR
     reports, unreachable = {}, {}
     for index, machine in enumerate(nodes_of(ctx, row)[: int(run.request["nodes"])]):
         try:
-            programs = programs_of(row, machine, index)
+            programs = open_programs(row, machine, index)
             try:
                 result = _salvage_node(programs, run, index)
             finally:

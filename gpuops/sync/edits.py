@@ -20,7 +20,7 @@ from gpuops.core.models import Resource
 from gpuops.core.reporting import Progress
 from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.ledger.store import ClusterRow
-from gpuops.nodes.session import nodes_of, programs_of, rented_machine_ended
+from gpuops.nodes.session import nodes_of, open_programs, rented_machine_ended
 from gpuops.sync import RunHome
 from gpuops.sync.leftovers import Leftover, describe_leftovers, find_already_home, list_leftovers, save_leftovers
 from gpuops.sync.outputs import MEMORY_FILE, OutFolder
@@ -188,7 +188,7 @@ def save_cluster_leftovers(ctx: Context, row: ClusterRow, progress: Progress) ->
 
 def save_node_leftovers(ctx: Context, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
     """Save one node's files. Returns a sentence, empty where it had none. Raises NodeError, LocalDisk."""
-    programs = programs_of(row, machine, index)
+    programs = open_programs(row, machine, index)
     try:
         with progress.during(f"looking for what was edited or made on node{index}"):
             found = _find_unsaved(ctx, row, index, programs)

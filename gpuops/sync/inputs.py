@@ -20,7 +20,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.models import DATA, RunRequest
 from gpuops.core.names import did_you_mean
 from gpuops.core.provider import has_capability
-from gpuops.nodes.python import by_machine
+from gpuops.nodes.python import group_by_machine
 from gpuops.nodes.session import ClusterSession
 from gpuops.sync.project import FileEntry, printable_path
 from gpuops.transport.rpc import AgentClient
@@ -134,7 +134,7 @@ def _push_to_machines(
         clients: list[AgentClient] = [live.clients[index] for index in indices]
         sync.push_many(clients, name, what, overwrite=overwrite, progress=ctx.progress)
 
-    groups = by_machine(live, range(nodes))
+    groups = group_by_machine(live, range(nodes))
     put([first for first, *_ in groups], tree)
     for first, *others in groups:
         if others:

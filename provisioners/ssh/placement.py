@@ -16,7 +16,7 @@ from gpuops.nodes.virtual import divide
 from provisioners.ssh.hosts import HostBook
 
 if TYPE_CHECKING:
-    from gpuops.nodes.bootstrap import Found
+    from gpuops.nodes.bootstrap import MachineProbe
     from gpuops.transport.connection import Connection
     from gpuops.transport.ssh import Target
 
@@ -44,7 +44,7 @@ class Host:
 
     name: str
     target: Target
-    found: Found
+    found: MachineProbe
 
 
 class UnconfirmedKey(NodeError):
@@ -90,7 +90,7 @@ class Logins:
         target = ssh.resolve(typed, identity=_identity_path(request))
         name = host_name(target)
         target = dataclasses.replace(target, host_keys=self._trusted(name, target, request))
-        found = bootstrap.look(self.connection(name, target))
+        found = bootstrap.probe_machine(self.connection(name, target))
         host = Host(name, target, found)
         self._logged_in[typed] = host
         return host

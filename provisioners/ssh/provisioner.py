@@ -151,7 +151,7 @@ class SshProvisioner:
         from gpuops.nodes import bootstrap
 
         known_host = self._book.require(name)
-        return bootstrap.bring(self._logins.connection(name, known_host.target), known_host.root, agent)
+        return bootstrap.install_agent(self._logins.connection(name, known_host.target), known_host.root, agent)
 
     def _create_node(self, index: int, one: Mapping[str, Any], agent: str, intent: Intent) -> Resource:
         from gpuops.nodes import bootstrap
@@ -209,7 +209,9 @@ class SshProvisioner:
         """Remove what a crashed command has left on a host that has no node."""
         from gpuops.nodes import bootstrap
 
-        _as_provider_errors(lambda: bootstrap.tidy(self._logins.connection(name, known_host.target), known_host.root))
+        _as_provider_errors(
+            lambda: bootstrap.remove_agent(self._logins.connection(name, known_host.target), known_host.root)
+        )
         self._book.remove_unchanged(name, known_host)
 
     def _list_nodes(self, name: str, known_host: KnownHost) -> list[Resource]:
@@ -218,7 +220,7 @@ class SshProvisioner:
 
         argv = ["sh", "-c", LIST_SCRIPT, "sh", known_host.python, f"{known_host.root}/agent", known_host.root, name]
         try:
-            answer = bootstrap.program(self._logins.connection(name, known_host.target), argv)
+            answer = bootstrap.call_agent_mode(self._logins.connection(name, known_host.target), argv)
         except NodeRefused as error:
             raise Rejected(error.say, error.hint) from error
         except NodeError as error:
@@ -286,7 +288,7 @@ class SshProvisioner:
             f"{known_host.root}/agent",
             str(resource.data["folder"]),
         ]
-        _as_provider_errors(lambda: bootstrap.program(self._logins.connection(name, known_host.target), argv))
+        _as_provider_errors(lambda: bootstrap.call_agent_mode(self._logins.connection(name, known_host.target), argv))
         if entry is not None and not self._list_nodes(name, known_host):
             self._book.remove_unchanged(name, entry)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import urllib3.util.connection  # noqa: F401 - its first import binds a socket, to learn of IPv6
 
 FORBIDDEN = {
     "subprocess.Popen": "starts no process",

@@ -30,7 +30,7 @@ from gpuops.core.provider import has_capability, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
 from gpuops.nodes.python import own_pythons
-from gpuops.nodes.session import nodes_of, programs_of
+from gpuops.nodes.session import nodes_of, open_programs
 from gpuops.offers.payer import KEY_ORDER, find_payer, refuse_tracked
 from gpuops.transport.bulk import exchange
 from gpuops.transport.connection import Connection, ProcessConnection
@@ -64,7 +64,9 @@ def run_checkup(connection: Connection, where: str, python: str, options: Sequen
     """Run the checkup over a connection. `reached`: gpuops logged in there. Raises NodeError where the place is
     unreachable or its answer cannot be read."""
     argv = ["sh", "-c", CHECKUP_SCRIPT, "sh", python, *(["--login"] if reached else []), *options]
-    said = exchange(connection.open(argv), where, bootstrap.pack(bootstrap.sources()), CHECKUP_SILENCE_TIMEOUT_S)
+    said = exchange(
+        connection.open(argv), where, bootstrap.pack_zip(bootstrap.agent_sources()), CHECKUP_SILENCE_TIMEOUT_S
+    )
     return Checkup(
         where, _parse_facts(said, where), reached, _measure_clock(connection, where, python) if reached else None
     )
@@ -204,7 +206,7 @@ def check_cluster(ctx: Context, row: ClusterRow, python: str) -> Report:
     places = []
     for nodes in _group_by_machine(machines):
         first = machines[nodes[0]]
-        programs = programs_of(row, first, nodes[0])
+        programs = open_programs(row, first, nodes[0])
         here = first.data.get("connection") == "process"
         own = own_pythons(ctx) if here else []
         options = [*_options(python, own), "--node", programs.paths.node]

@@ -176,7 +176,7 @@ class Sandbox:
         return f"{self.prefix}-{part}"
 
     def intent(self, row: ClusterRow) -> Intent:
-        agent, _ = bootstrap.build(self.ctx.home / "cache")
+        agent, _ = bootstrap.build_agent(self.ctx.home / "cache")
         return Intent(self.ctx.owner, row.name, f"{row.token}-{uuid.uuid4().hex[:8]}", row.boot_deadline, agent)
 
     def create(self, offer: Offer, intent: Intent, journal: Journal) -> list[Resource]:

@@ -57,7 +57,7 @@ class RealNode:
     """One node. `client` is a fresh conversation each time it is asked for."""
 
     def __init__(self, root: Path, cluster: str, index: int) -> None:
-        agent, sha = bootstrap.build(root / "agent")
+        agent, sha = bootstrap.build_agent(root / "agent")
         machine = Resource(
             "machine", "x", "", "", False, data={"root": str(root), "python": PYTHON, "connection": "process"}
         )

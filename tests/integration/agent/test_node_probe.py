@@ -13,8 +13,8 @@ import pytest
 
 from gpuops.core.errors import NodeError
 from gpuops.core.models import Resource
-from gpuops.nodes.network import meet
-from gpuops.nodes.rendezvous import Meeting, Spot
+from gpuops.nodes.network import find_rendezvous
+from gpuops.nodes.rendezvous import Endpoint, Rendezvous
 from gpuops.nodes.session import ClusterSession
 from gpuops.transport.connection import ProcessChannel, ProcessConnection
 from tests.integration.agent.conftest import RealNode
@@ -25,14 +25,14 @@ OWN_NETWORK = pytest.mark.skipif(
 MakeNode = Callable[..., RealNode]
 
 
-def met(nodes: Sequence[RealNode], alone: bool = False, **machine: str) -> tuple[Meeting, list[str]]:
+def met(nodes: Sequence[RealNode], alone: bool = False, **machine: str) -> tuple[Rendezvous, list[str]]:
     """What the probe finds, and what it says."""
     said: list[str] = []
     world = cast(Any, SimpleNamespace(out=SimpleNamespace(say=said.append)))
     machines = [Resource("machine", f"m{index}", "", f"m{index}", False, **machine) for index in range(len(nodes))]
     live = ClusterSession(cast(Any, None), machines, [node.client() for node in nodes], skews=[0.0] * len(nodes))
     try:
-        return meet(world, live, len(nodes), alone=alone), said
+        return find_rendezvous(world, live, len(nodes), alone=alone), said
     finally:
         for client in live.clients:
             client.close()
@@ -41,7 +41,7 @@ def met(nodes: Sequence[RealNode], alone: bool = False, **machine: str) -> tuple
 @pytest.mark.parametrize("alone", [True, False])
 def test_nodes_of_one_machine_meet_on_loopback(make_node: MakeNode, alone: bool) -> None:
     meeting, said = met([make_node(0), make_node(1)], alone)
-    assert meeting == Meeting([Spot("127.0.0.1", "lo")] * 2)
+    assert meeting == Rendezvous([Endpoint("127.0.0.1", "lo")] * 2)
     assert said == []
 
 
@@ -148,7 +148,7 @@ def test_two_machines_with_docker_meet_on_their_network(lan: Lan) -> None:
         lan.machine(v6=True)
         lan.docker(index)
     meeting, said = met(lan.nodes)
-    assert meeting.spots == [Spot("10.77.0.5", "lan0"), Spot("10.77.0.6", "lan0")]
+    assert meeting.endpoints == [Endpoint("10.77.0.5", "lan0"), Endpoint("10.77.0.6", "lan0")]
     assert len(said) == 1
     assert said[0].startswith("network: lan0, 10.77.0.5 (node0) and 10.77.0.6 (node1), ")
     assert "B/s" in said[0]
@@ -166,7 +166,7 @@ def test_a_bridge_that_leads_nowhere_is_passed_over(lan: Lan) -> None:
     lan.machine()
     lan.docker(0)
     meeting, _ = met(lan.nodes, private_address="172.17.0.1")
-    assert meeting.spots[0] == Spot("10.77.0.5", "lan0")
+    assert meeting.endpoints[0] == Endpoint("10.77.0.5", "lan0")
 
 
 @OWN_NETWORK
@@ -204,7 +204,7 @@ def test_nodes_beside_each_other_and_one_elsewhere_on_ipv6_alone(lan: Lan) -> No
     lan.machine(v4=False, v6=True, nodes=2)
     lan.machine(v4=False, v6=True)
     meeting, said = met(lan.nodes)
-    assert meeting.spots == [Spot("fd77::5", "lan0"), Spot("fd77::5", "lan0"), Spot("fd77::6", "lan0")]
+    assert meeting.endpoints == [Endpoint("fd77::5", "lan0"), Endpoint("fd77::5", "lan0"), Endpoint("fd77::6", "lan0")]
     assert said[0].startswith("network: lan0, fd77::5 (node0), fd77::5 (node1) and fd77::6 (node2), ")
     gang = {"address": "fd77::5", "port": meeting.ports[1]}
     for node in lan.nodes:

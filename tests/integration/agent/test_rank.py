@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def start(run: Path, *command: str, **env: str) -> subprocess.Popen[bytes]:
-    agent, _ = bootstrap.build(run / "agent")
+    agent, _ = bootstrap.build_agent(run / "agent")
     wrapper = [sys.executable, "-I", str(agent), "rank", "--node-run", str(run), "--", *command]
     return subprocess.Popen(wrapper, env={**os.environ, "RANK": "5", "LOCAL_RANK": "1", **env})
 

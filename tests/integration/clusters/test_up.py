@@ -15,7 +15,7 @@ from gpuops.core.context import Context
 from gpuops.core.models import Request, Resource
 from gpuops.core.polling import Clock
 from gpuops.ledger.store import ClusterRow
-from gpuops.nodes.session import ClusterSession, reach
+from gpuops.nodes.session import ClusterSession, contact_cluster
 from tests.conftest import no_guards
 from tests.fakes.provider import NAME, Cloud, Fault, surroundings
 from tests.unit.clusters.test_up import assert_nothing_left, up
@@ -53,14 +53,14 @@ def test_a_machine_that_boots_is_waited_for(tmp_path: Path, monkeypatch: pytest.
         folder = world.home / "local" / "lab" / "n1"
         looks.append(len(looks))
         if len(looks) > 1:
-            return reach(row, machines)
+            return contact_cluster(row, machines)
         aside = folder.rename(folder.with_name("aside"))
         try:
-            return reach(row, machines)
+            return contact_cluster(row, machines)
         finally:
             aside.rename(folder)
 
-    monkeypatch.setattr(wait, "reach", early)
+    monkeypatch.setattr(wait, "contact_cluster", early)
     try:
         up(world).close()
     finally:

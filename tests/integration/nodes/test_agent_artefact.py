@@ -14,7 +14,7 @@ from gpuops.nodes import bootstrap
 
 @pytest.mark.parametrize("arguments", [[], ["juggle"], ["connect"], ["rank", "--node-run"], ["init", "--node", "/x"]])
 def test_wrong_use_is_one_line(tmp_path: Path, arguments: list[str]) -> None:
-    agent, _ = bootstrap.build(tmp_path)
+    agent, _ = bootstrap.build_agent(tmp_path)
     argv = [sys.executable, "-I", str(agent), *arguments]
     done = subprocess.run(argv, capture_output=True, text=True, input="no json", timeout=600, check=False)
     assert done.returncode == 1

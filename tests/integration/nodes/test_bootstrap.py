@@ -17,10 +17,10 @@ GOOD = "home /root\npython /usr/bin/python3\nfree_kb 9000000\n"
 
 
 def test_a_look_tells_what_is_there() -> None:
-    assert bootstrap.read(GOOD, "box") == bootstrap.Found("/root", "/usr/bin/python3", 0)
-    assert bootstrap.read(GOOD + "gpus 4\n", "box").gpus == 4
-    assert bootstrap.read("home /a b\nold /usr/bin/python3 is Python 3.6\npython /opt/p\nfree_kb \n", "box") == (
-        bootstrap.Found("/a b", "/opt/p")
+    assert bootstrap.parse_probe(GOOD, "box") == bootstrap.MachineProbe("/root", "/usr/bin/python3", 0)
+    assert bootstrap.parse_probe(GOOD + "gpus 4\n", "box").gpus == 4
+    assert bootstrap.parse_probe("home /a b\nold /usr/bin/python3 is Python 3.6\npython /opt/p\nfree_kb \n", "box") == (
+        bootstrap.MachineProbe("/a b", "/opt/p")
     )
 
 
@@ -44,12 +44,12 @@ def test_a_look_tells_what_is_there() -> None:
 )
 def test_what_cannot_become_a_node_is_one_sentence(text: str, say: str, hint: str) -> None:
     with pytest.raises(NodeError) as error:
-        bootstrap.read(text, "box")
+        bootstrap.parse_probe(text, "box")
     assert (error.value.say, error.value.hint) == (say, hint)
 
 
 def test_a_look_at_this_machine() -> None:
-    found = bootstrap.look(ProcessConnection("here"))
+    found = bootstrap.probe_machine(ProcessConnection("here"))
     assert Path(found.home) == Path(os.environ["HOME"])
     assert Path(found.python).exists()
 
@@ -57,11 +57,11 @@ def test_a_look_at_this_machine() -> None:
 def test_the_agent_is_brought_once_and_a_node_begins(tmp_path: Path) -> None:
     root = tmp_path / "a root"
     connection = ProcessConnection("here")
-    agent, sha = bootstrap.build(tmp_path / "cache")
-    path = bootstrap.bring(connection, str(root), agent)
+    agent, sha = bootstrap.build_agent(tmp_path / "cache")
+    path = bootstrap.install_agent(connection, str(root), agent)
     assert Path(path).read_bytes() == agent.read_bytes()
     before = Path(path).stat()
-    assert bootstrap.bring(connection, str(root), agent) == path
+    assert bootstrap.install_agent(connection, str(root), agent) == path
     assert Path(path).stat().st_mtime_ns == before.st_mtime_ns
     assert [one.name for one in (root / "agent").iterdir()] == [f"{sha}.pyz"]
 
@@ -71,43 +71,43 @@ def test_the_agent_is_brought_once_and_a_node_begins(tmp_path: Path) -> None:
     document = {"node": node, "lease": {"boot_in": 600.0}}
     bootstrap.init(connection, sys.executable, path, str(folder), document)
     nodes = [sys.executable, "-I", path, "nodes", "--root", str(root), "--host"]
-    (seen,) = bootstrap.program(connection, [*nodes, "here"])["nodes"]
+    (seen,) = bootstrap.call_agent_mode(connection, [*nodes, "here"])["nodes"]
     assert (seen["mark"], seen["state"], seen["folder"]) == (node["mark"], "running", str(folder))
-    assert bootstrap.program(connection, [*nodes, "another host that shares the home"])["nodes"] == []
+    assert bootstrap.call_agent_mode(connection, [*nodes, "another host that shares the home"])["nodes"] == []
     with pytest.raises(NodeRefused) as refused:
         bootstrap.init(connection, sys.executable, path, str(folder), {**document, "node": {**node, "token": "other"}})
     assert refused.value.kind == "foreign"
 
     end = [sys.executable, "-I", path, "end", "--node", str(folder), "--remove", "--root"]
-    bootstrap.program(connection, end)
+    bootstrap.call_agent_mode(connection, end)
     assert not root.exists(), "nothing is left of us"
     connection.close()
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, _ = bootstrap.build(tmp_path / "cache")
+    agent, _ = bootstrap.build_agent(tmp_path / "cache")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("draft", str(tmp_path / "file"))
     monkeypatch.setenv("done", "yes")
     with pytest.raises(NodeError, match=r"the agent cannot be put on here: mkdir: .*Not a directory"):
-        bootstrap.bring(ProcessConnection("here"), str(tmp_path / "file"), agent)
+        bootstrap.install_agent(ProcessConnection("here"), str(tmp_path / "file"), agent)
     assert (tmp_path / "file").exists(), "a variable of the user's own is no file of ours"
 
 
 def test_tidying_takes_what_is_ours_alone(tmp_path: Path) -> None:
-    agent, _ = bootstrap.build(tmp_path / "cache")
+    agent, _ = bootstrap.build_agent(tmp_path / "cache")
     root = tmp_path / "root"
     connection = ProcessConnection("here")
-    bootstrap.bring(connection, str(root), agent)
+    bootstrap.install_agent(connection, str(root), agent)
     (root / "lab").mkdir()
-    bootstrap.tidy(connection, str(root))
+    bootstrap.remove_agent(connection, str(root))
     assert sorted(path.name for path in root.iterdir()) == ["agent", "lab"], "a node is there, or may be"
     (root / "lab").rmdir()
-    bootstrap.tidy(connection, str(root))
-    bootstrap.tidy(connection, str(root))
+    bootstrap.remove_agent(connection, str(root))
+    bootstrap.remove_agent(connection, str(root))
     assert not root.exists()
 
 
 def test_a_program_that_says_something_else_is_said() -> None:
     with pytest.raises(NodeError, match="here gave no answer but 'login banner'"):
-        bootstrap.program(ProcessConnection("here"), ["echo", json.dumps({})[:-1] + "\nlogin banner"])
+        bootstrap.call_agent_mode(ProcessConnection("here"), ["echo", json.dumps({})[:-1] + "\nlogin banner"])

@@ -10,7 +10,7 @@ import pytest
 
 from gpuops.core.errors import NodeError
 from gpuops.core.models import Resource, RunRequest
-from gpuops.nodes.python import check
+from gpuops.nodes.python import check_torch
 from gpuops.transport.connection import ProcessConnection
 from gpuops.transport.rpc import AgentClient, NodePaths, Programs
 
@@ -36,7 +36,7 @@ def python(tmp_path: Path) -> Path:
 
 def ask(client: AgentClient, python: Path, build: tuple[str | None, str | None] = NO_KERNELS, **changes: Any) -> str:
     gpus = changes.pop("gpus", V100)
-    return check(client, str(python), *build, gpus, replace(TRAIN, **changes))
+    return check_torch(client, str(python), *build, gpus, replace(TRAIN, **changes))
 
 
 def test_what_has_no_kernels_is_refused(client: AgentClient, python: Path, tmp_path: Path) -> None:

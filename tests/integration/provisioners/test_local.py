@@ -52,7 +52,7 @@ def test_what_another_process_is_now_is_not_ended(tmp_path: Path, sleeper: subpr
 
 def test_a_node_whose_agent_was_deleted_is_ended_before_its_folder_goes(tmp_path: Path) -> None:
     provisioner = LocalProvisioner(Context("0a1b2c3d", tmp_path, {}))
-    agent = provisioner._install(bootstrap.build(tmp_path / "cache")[0])
+    agent = provisioner._install(bootstrap.build_agent(tmp_path / "cache")[0])
     folder = provisioner.root / "lab" / "n0"
     folder.mkdir(parents=True)
     start_node(agent, folder, {"node": {"cluster": "lab", "owner": "0a1b2c3d"}, "lease": {"boot_in": 600.0}})

@@ -50,7 +50,7 @@ def start(spec: Mapping[str, Any], program: list[str], folder: Path, tree: Path)
 
 def test_two_nodes_of_two_ranks_get_every_argument_byte_for_byte(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    agent, _ = bootstrap.build(tmp_path / "agent")
+    agent, _ = bootstrap.build_agent(tmp_path / "agent")
     tree = tmp_path / "a tree"
     tree.mkdir()
     (tree / "say it.py").write_text(SAY)

@@ -160,7 +160,7 @@ def planted(path: Path) -> None:
 
 @pytest.fixture
 def agent(tmp_path: Path) -> str:
-    return bootstrap.build(tmp_path / "elsewhere")[0].name
+    return bootstrap.build_agent(tmp_path / "elsewhere")[0].name
 
 
 def test_what_was_planted_in_an_open_folder_does_not_run(shell: Shell, agent: str) -> None:
@@ -189,7 +189,7 @@ def test_an_agent_with_other_bytes_is_replaced_before_it_runs(shell: Shell, agen
 
 @pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b""), lambda path: path.write_bytes(b"PK" * 1000)])
 def test_an_artefact_with_other_bytes_is_written_again(tmp_path: Path, damage: Callable[[Path], Any]) -> None:
-    path, _ = bootstrap.build(tmp_path)
+    path, _ = bootstrap.build_agent(tmp_path)
     whole = path.read_bytes()
     damage(path)
-    assert bootstrap.build(tmp_path)[0].read_bytes() == whole
+    assert bootstrap.build_agent(tmp_path)[0].read_bytes() == whole

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuops.core.errors import UsageError
-from gpuops.nodes.environment import wants
+from gpuops.nodes.environment import read_requirements
 from gpuops.sync import scan, scan_data
 from gpuops.sync.project import project_files
 from tests.conftest import Shell
@@ -173,4 +173,4 @@ def test_requirements_are_the_projects_own(tmp_path: Path, name: str) -> None:
     (tmp_path / "private").write_text(CANARY)
     (project / name).symlink_to("../private")
     with pytest.raises(UsageError, match=f"{name} is a link that leads out of the project"):
-        wants(project)
+        read_requirements(project)

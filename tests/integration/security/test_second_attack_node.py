@@ -174,7 +174,7 @@ def test_a_checksum_ends_with_its_last_digit() -> None:
 
 @pytest.mark.parametrize("number", ["²", "9" * 5000, "٣" * 30, "-5", ""])
 def test_a_machine_says_numbers_that_are_none(number: str) -> None:
-    found = bootstrap.read(f"home /root\npython /usr/bin/python3\ngpus {number}\nfree_kb {number}\n", "node0")
+    found = bootstrap.parse_probe(f"home /root\npython /usr/bin/python3\ngpus {number}\nfree_kb {number}\n", "node0")
     assert found.gpus == 0
 
 

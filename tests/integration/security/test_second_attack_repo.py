@@ -14,7 +14,7 @@ from pathspec import GitIgnoreSpec
 from gpuops.core.errors import UsageError
 from gpuops.core.files import MAX_SMALL_BYTES, read_small
 from gpuops.core.settings import MAX_TOML_BYTES, read_dotenv, read_toml
-from gpuops.nodes.environment import wants
+from gpuops.nodes.environment import read_requirements
 from gpuops.sync.project import IgnoreRules, in_linear_time, list_files, project_files
 from tests.conftest import Shell
 
@@ -39,7 +39,7 @@ def test_files_that_are_too_large_are_not_read(tmp_path: Path) -> None:
         lambda: read_toml(tmp_path / "gpuops.toml", TABLES),
         lambda: read_dotenv(tmp_path / ".env"),
         lambda: IgnoreRules(tmp_path, ".gpuopsignore").ignores("x"),
-        lambda: wants(tmp_path),
+        lambda: read_requirements(tmp_path),
     ):
         with pytest.raises(UsageError):
             read()
@@ -64,7 +64,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 def test_requirements_that_no_parser_bears(tmp_path: Path, text: str) -> None:
     (tmp_path / "pyproject.toml").write_text(text)
     with pytest.raises(UsageError):
-        wants(tmp_path)
+        read_requirements(tmp_path)
 
 
 @pytest.mark.timeout(120)

@@ -118,7 +118,7 @@ def nobodys(client: InProcessClient, tmp_path: Path, monkeypatch: pytest.MonkeyP
     """A cluster without runs, on whose one node something was made."""
     client.connection = SimpleNamespace(close=lambda: None)  # type: ignore[attr-defined]
     monkeypatch.setattr(edits, "nodes_of", lambda *_: [None])
-    monkeypatch.setattr(edits, "programs_of", lambda *_: client)
+    monkeypatch.setattr(edits, "open_programs", lambda *_: client)
     (there(client) / "notes.txt").write_text("precious")
     nobody = SimpleNamespace(capabilities={})
     ledger = SimpleNamespace(runs=lambda **_: [])
@@ -174,7 +174,7 @@ def test_a_rented_machine_that_is_no_more_keeps_no_other_waiting(
 
     machines = [Resource("machine", f"m{index}", "r", f"gpuops-0a1b2c3d-lab-{index}", True) for index in range(2)]
     monkeypatch.setattr(edits, "nodes_of", lambda *_: machines)
-    monkeypatch.setattr(edits, "programs_of", programs)
+    monkeypatch.setattr(edits, "open_programs", programs)
     provider = SimpleNamespace(
         capabilities={"rented": rented},
         describe=lambda machine: dataclasses.replace(machine, state="ended" if ended else "running"),

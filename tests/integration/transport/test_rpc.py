@@ -273,7 +273,7 @@ def hello_agent(protocol: int, hello_behind_s: float) -> str:
 
 
 def test_the_clock_is_asked_by_what_answers_at_once(dial: Dial) -> None:
-    hello, skew = session._hello("lab", dial(hello_agent(PROTOCOL, 10_000)))
+    hello, skew = session._read_hello("lab", dial(hello_agent(PROTOCOL, 10_000)))
     assert hello.protocol == PROTOCOL
     assert 1000 - HANG_S < skew < 1000 + HANG_S
 
@@ -296,13 +296,13 @@ def test_the_promptest_answer_says_what_time_it_is(
             return SimpleNamespace(time=said)
 
     monkeypatch.setattr(session, "time", SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0]))
-    assert session._hello("lab", cast(AgentClient, Slow()))[1] == pytest.approx(skew)
+    assert session._read_hello("lab", cast(AgentClient, Slow()))[1] == pytest.approx(skew)
     assert not rest
 
 
 def test_an_agent_of_another_version_is_refused(dial: Dial) -> None:
     with pytest.raises(NodeRefused) as caught:
-        session._hello("lab", dial(hello_agent(PROTOCOL + 1, 0)))
+        session._read_hello("lab", dial(hello_agent(PROTOCOL + 1, 0)))
     assert caught.value.say == "node0 was started by another version of gpuops"
     assert (caught.value.hint, caught.value.kind) == ("gpuops down lab", "protocol")
 
@@ -322,7 +322,7 @@ def test_nodes_are_logged_in_to_at_once(tmp_path: Path) -> None:
     )
     data = {"root": str(tmp_path), "python": executable, "artefact": "fake", "connection": "process"}
     machines = [Resource("machine", name, "r", name, False, data=data) for name in ("a", "b")]
-    found = session.reach(SimpleNamespace(name="lab"), machines)  # type: ignore[arg-type]
+    found = session.contact_cluster(SimpleNamespace(name="lab"), machines)  # type: ignore[arg-type]
     assert [client.label for client in found.clients] == ["node0", "node1"]
     found.close()
 
@@ -336,8 +336,8 @@ def test_a_node_that_is_away_among_others(tmp_path: Path) -> None:
     machines = [Resource("machine", name, "r", name, False, data=data) for name in ("a", "b")]
     row = SimpleNamespace(name="lab")
     with pytest.raises(ConnectionLost, match="no way there"):
-        session.reach(row, machines)  # type: ignore[arg-type]
-    found = session.reach(row, machines, some=True)  # type: ignore[arg-type]
+        session.contact_cluster(row, machines)  # type: ignore[arg-type]
+    found = session.contact_cluster(row, machines, some=True)  # type: ignore[arg-type]
     assert found.clients[0].call("ping")
     for ask in (lambda: found.clients[1].call("ping"), lambda: found.clients[1].bulk("left")):
         with pytest.raises(ConnectionLost, match="no way there"):

@@ -445,7 +445,7 @@ def test_a_machine_that_does_not_know_our_key_yet_is_waited_for(
         looks.append(world.clock.monotonic())
         raise Denied("permission denied for root@192.0.2.1", "pass --identity KEY")
 
-    monkeypatch.setattr(wait, "reach", denied)
+    monkeypatch.setattr(wait, "contact_cluster", denied)
     with pytest.raises(Denied):
         up(world, Request(NAME, nodes=2, timeout_min=20.0))
     assert wait.LOGIN_REFUSED_LIMIT_S <= looks[-1] - looks[0] < 2 * wait.LOGIN_REFUSED_LIMIT_S

@@ -69,7 +69,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *given: Any) -> list[Any]:
             raise answer
         return answer
 
-    monkeypatch.setattr(session, "reach", reach)
+    monkeypatch.setattr(session, "contact_cluster", reach)
     return left
 
 
@@ -82,7 +82,7 @@ def test_it_is_let_in_and_tried_once_more(world: Context, monkeypatch: pytest.Mo
     door = Door(True)
     row = a_cluster(world, door)
     answers(monkeypatch, AWAY, THERE)
-    assert session.open_live(world, row) is THERE
+    assert session.open_session(world, row) is THERE
     assert door.asked == [["group", "machine"]]
     assert said(world) == "note: this computer's address has changed: lab lets it in now\n"
 
@@ -97,7 +97,7 @@ def test_what_nobody_changed_is_not_tried_again(
     row = a_cluster(world, provider)
     left = answers(monkeypatch, AWAY, THERE)
     with pytest.raises(ConnectionLost, match="does not answer"):
-        session.open_live(world, row)
+        session.open_session(world, row)
     assert left == [THERE]
     assert len(getattr(provider, "asked", [])) == asked
     assert said(world) == ""
@@ -110,7 +110,7 @@ def test_a_rented_machine_that_is_no_more_is_said_to_be(world: Context, monkeypa
     row = a_cluster(world, landlord)
     answers(monkeypatch, AWAY)
     with pytest.raises(ConnectionLost) as caught:
-        session.open_live(world, row)
+        session.open_session(world, row)
     assert caught.value.say == "node0 of lab has ended: gpuops status says why"
     assert caught.value.hint.startswith("gpuops down lab ")
 
@@ -164,7 +164,7 @@ def test_a_second_failure_is_the_answer(world: Context, monkeypatch: pytest.Monk
     row = a_cluster(world, door)
     answers(monkeypatch, AWAY, ConnectionLost("still not"))
     with pytest.raises(ConnectionLost, match="still not"):
-        session.open_live(world, row)
+        session.open_session(world, row)
     assert len(door.asked) == 1
 
 
@@ -174,10 +174,10 @@ def test_who_answers_needs_no_door(world: Context, monkeypatch: pytest.MonkeyPat
     row = a_cluster(world, door)
     answers(monkeypatch, answer)
     if answer is THERE:
-        assert session.open_live(world, row) is THERE
+        assert session.open_session(world, row) is THERE
     else:
         with pytest.raises(NodeRefused):
-            session.open_live(world, row)
+            session.open_session(world, row)
     assert door.asked == []
 
 

@@ -36,7 +36,7 @@ def run(world: Context) -> RunRow:
 def answer(patch: pytest.MonkeyPatch, *kinds: str) -> None:
     """Each node's answer."""
     results = {index: lost_report(index, "as it says", ReasonKind(kind)) for index, kind in enumerate(kinds)}
-    patch.setattr(stop, "open_live", lambda *_, **__: SimpleNamespace(close=lambda: None))
+    patch.setattr(stop, "open_session", lambda *_, **__: SimpleNamespace(close=lambda: None))
     patch.setattr(stop, "stop_and_wait", lambda *_: results)
 
 

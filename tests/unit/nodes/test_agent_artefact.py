@@ -16,18 +16,18 @@ from gpuops.nodes import bootstrap
 
 
 def test_its_name_is_its_content_and_it_is_made_once(tmp_path: Path) -> None:
-    path, sha = bootstrap.build(tmp_path / "cache")
+    path, sha = bootstrap.build_agent(tmp_path / "cache")
     assert path == tmp_path / "cache" / f"{sha}.pyz"
     assert hashlib.sha256(path.read_bytes()).hexdigest()[:12] == sha
     before = path.stat()
-    assert bootstrap.build(tmp_path / "cache") == (path, sha)
+    assert bootstrap.build_agent(tmp_path / "cache") == (path, sha)
     assert path.stat().st_ino == before.st_ino
     assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [path.name]
-    assert bootstrap.build(tmp_path / "other")[0].read_bytes() == path.read_bytes()
+    assert bootstrap.build_agent(tmp_path / "other")[0].read_bytes() == path.read_bytes()
 
 
 def test_it_holds_the_agent_and_nothing_else(tmp_path: Path) -> None:
-    with zipfile.ZipFile(bootstrap.build(tmp_path)[0]) as archive:
+    with zipfile.ZipFile(bootstrap.build_agent(tmp_path)[0]) as archive:
         names = archive.namelist()
         assert archive.read("gpuops/__init__.py") == b""
     assert names[0] == "__main__.py"

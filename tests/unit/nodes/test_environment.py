@@ -9,7 +9,14 @@ import pytest
 
 from gpuops.core.errors import UsageError
 from gpuops.core.settings import Settings
-from gpuops.nodes.environment import TORCH, WHEELS, WORKLOAD, make_plan, torch_choice, wants
+from gpuops.nodes.environment import (
+    TESTED_TORCH,
+    WHEEL_INDEX,
+    WORKLOAD_REQUIREMENTS,
+    choose_torch,
+    make_plan,
+    read_requirements,
+)
 from gpuops.transport.answers import Gpu
 
 NONE = Settings()
@@ -56,25 +63,25 @@ K80 = ("3.7", "Tesla K80")
     ],
 )
 def test_the_build_fits_driver_and_gpu(driver: str, card: tuple[str, str], asked: str, tag: str) -> None:
-    assert torch_choice([gpu(driver, *card)], NONE, asked) == (asked or TORCH, WHEELS + tag)
+    assert choose_torch([gpu(driver, *card)], NONE, asked) == (asked or TESTED_TORCH, WHEEL_INDEX + tag)
 
 
 def test_without_gpus_it_is_the_cpu_build() -> None:
-    assert torch_choice([], NONE) == (TORCH, "https://download.pytorch.org/whl/cpu")
+    assert choose_torch([], NONE) == (TESTED_TORCH, "https://download.pytorch.org/whl/cpu")
 
 
 def test_nodes_that_train_together_get_one_build() -> None:
-    assert torch_choice([gpu("580.1", *H100), gpu("550.1", *H100)], NONE)[1] == WHEELS + "cu126"
-    assert torch_choice([gpu("580.1", *H100), gpu("580.1", *V100)], NONE)[1] == WHEELS + "cu126"
+    assert choose_torch([gpu("580.1", *H100), gpu("550.1", *H100)], NONE)[1] == WHEEL_INDEX + "cu126"
+    assert choose_torch([gpu("580.1", *H100), gpu("580.1", *V100)], NONE)[1] == WHEEL_INDEX + "cu126"
 
 
 @pytest.mark.parametrize(
     ("gpus", "asked", "say"),
     [
-        ([gpu("550.54", *B200)], "", f"no build of {TORCH} is known for NVIDIA B200 with driver 550"),
-        ([gpu("440.33", *A100)], "", f"no build of {TORCH} is known for NVIDIA A100-SXM4-80GB with driver 440"),
+        ([gpu("550.54", *B200)], "", f"no build of {TESTED_TORCH} is known for NVIDIA B200 with driver 550"),
+        ([gpu("440.33", *A100)], "", f"no build of {TESTED_TORCH} is known for NVIDIA A100-SXM4-80GB with driver 440"),
         ([gpu("580.1", *V100), gpu("580.1", *B200)], "",
-         f"no build of {TORCH} is known for NVIDIA B200 and Tesla V100-SXM2-16GB with driver 580"),
+         f"no build of {TESTED_TORCH} is known for NVIDIA B200 and Tesla V100-SXM2-16GB with driver 580"),
         ([gpu("580.1", *B200)], "torch==2.3.1", "no build of torch==2.3.1 is known for NVIDIA B200 with driver 580"),
         ([gpu("", *B200)], "", "the node does not say which driver its GPU has"),
         ([gpu("580.1", "[N/A]")], "", "the node does not say which generation its GPU has"),
@@ -82,22 +89,22 @@ def test_nodes_that_train_together_get_one_build() -> None:
 )  # fmt: skip
 def test_what_fits_nothing_is_said(gpus: list[Gpu], asked: str, say: str) -> None:
     with pytest.raises(UsageError) as caught:
-        torch_choice(gpus, NONE, asked)
+        choose_torch(gpus, NONE, asked)
     assert caught.value.say == say
     assert "GPUOPS_TORCH_INDEX" in caught.value.hint
 
 
 def test_settings_have_the_last_word() -> None:
     both = Settings({"GPUOPS_TORCH_SPEC": "torch==2.7.0", "GPUOPS_TORCH_INDEX": "https://mirror/simple"})
-    assert torch_choice([gpu("440.33", *K80)], both, "torch==2.5.1") == ("torch==2.7.0", "https://mirror/simple")
-    assert torch_choice([], Settings({"GPUOPS_TORCH_INDEX": ""})) == (TORCH, "")
-    assert torch_choice([], Settings({"GPUOPS_TORCH_SPEC": ""}), "torch<2.9")[0] == "torch<2.9"
+    assert choose_torch([gpu("440.33", *K80)], both, "torch==2.5.1") == ("torch==2.7.0", "https://mirror/simple")
+    assert choose_torch([], Settings({"GPUOPS_TORCH_INDEX": ""})) == (TESTED_TORCH, "")
+    assert choose_torch([], Settings({"GPUOPS_TORCH_SPEC": ""}), "torch<2.9")[0] == "torch<2.9"
 
 
 @pytest.mark.parametrize("spec", ["--index-url=https://x", "torchvision", "torch-geometric==2", "numpy"])
 def test_a_spec_that_is_not_torch(spec: str) -> None:
     with pytest.raises(UsageError, match="does not ask for torch"):
-        torch_choice([], Settings({"GPUOPS_TORCH_SPEC": spec}))
+        choose_torch([], Settings({"GPUOPS_TORCH_SPEC": spec}))
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -116,7 +123,7 @@ def test_requirements_are_read_as_pip_reads_them(tmp_path: Path) -> None:
         'tqdm; python_version < "3.9" and sys_platform == "linux"\nthing @ git+https://host/thing.git#egg=thing\n',
         more__base_txt="lightning\n--requirement=../requirements.txt\n",
     )
-    assert wants(tmp_path) == [
+    assert read_requirements(tmp_path) == [
         "numpy>=1.26",
         "lightning",
         "hydra-core ==1.3.2",
@@ -127,7 +134,7 @@ def test_requirements_are_read_as_pip_reads_them(tmp_path: Path) -> None:
 
 
 def test_a_comment_that_ends_in_a_backslash_joins_nothing(tmp_path: Path) -> None:
-    assert wants(write(tmp_path, requirements_txt="numpy # or \\\npandas\n")) == ["numpy", "pandas"]
+    assert read_requirements(write(tmp_path, requirements_txt="numpy # or \\\npandas\n")) == ["numpy", "pandas"]
 
 
 @pytest.mark.parametrize(
@@ -146,25 +153,25 @@ def test_an_include_stays_in_the_project(tmp_path: Path, line: str, say: str) ->
     (project / "link.txt").symlink_to(tmp_path / "base.txt")
     (project / "requirements.txt").write_text(line + "\n")
     with pytest.raises(UsageError) as caught:
-        wants(project)
+        read_requirements(project)
     assert caught.value.say == say
 
 
 def test_pyproject_when_there_are_no_requirements(tmp_path: Path) -> None:
-    assert wants(tmp_path) == []
+    assert read_requirements(tmp_path) == []
     (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["torch==2.5.1", "pandas"]\n')
-    assert wants(tmp_path) == ["torch==2.5.1", "pandas"]
+    assert read_requirements(tmp_path) == ["torch==2.5.1", "pandas"]
     (tmp_path / "pyproject.toml").write_text("[tool.poetry]\nname = 'x'\n")
-    assert wants(tmp_path) == []
+    assert read_requirements(tmp_path) == []
     write(tmp_path, requirements_txt="numpy\n")
-    assert wants(tmp_path) == ["numpy"]
+    assert read_requirements(tmp_path) == ["numpy"]
 
 
 @pytest.mark.parametrize("text", ["[project\n", "project = 3\n", "[project]\ndependencies = 3\n"])
 def test_a_broken_pyproject(tmp_path: Path, text: str) -> None:
     (tmp_path / "pyproject.toml").write_text(text)
     with pytest.raises(UsageError, match=r"pyproject\.toml cannot be read"):
-        wants(tmp_path)
+        read_requirements(tmp_path)
 
 
 def test_a_plan_for_a_project(tmp_path: Path) -> None:
@@ -173,7 +180,7 @@ def test_a_plan_for_a_project(tmp_path: Path) -> None:
     assert plan == {
         "requirements": ["torchvision", "torch-geometric", "numpy"],
         "torch": "torch==2.5.1 ; sys_platform == 'linux'",
-        "index": WHEELS + "cu124",
+        "index": WHEEL_INDEX + "cu124",
         "name": plan["name"],
     }
     assert len(plan["name"]) == 12
@@ -197,9 +204,9 @@ def test_the_name_follows_the_content(tmp_path: Path) -> None:
 def test_a_workload_does_not_read_the_project(tmp_path: Path) -> None:
     write(tmp_path, requirements_txt="-r absent.txt\n")
     plan = make_plan(tmp_path, [], NONE, workload=True)
-    assert (plan["requirements"], plan["torch"]) == (list(WORKLOAD), TORCH)
+    assert (plan["requirements"], plan["torch"]) == (list(WORKLOAD_REQUIREMENTS), TESTED_TORCH)
 
 
 def test_workloads_get_what_the_package_says() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    assert project["optional-dependencies"]["train"] == [TORCH, *WORKLOAD]
+    assert project["optional-dependencies"]["train"] == [TESTED_TORCH, *WORKLOAD_REQUIREMENTS]

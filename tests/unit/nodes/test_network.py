@@ -7,39 +7,39 @@ from typing import Any, cast
 import pytest
 
 from gpuops.core.models import NodeFacts
-from gpuops.nodes.network import Speed, notes, report
-from gpuops.nodes.python import Equipped, differences
-from gpuops.nodes.rendezvous import Spot
+from gpuops.nodes.network import LinkSpeed, clock_notes, format_report
+from gpuops.nodes.python import PreparedNode, describe_differences
+from gpuops.nodes.rendezvous import Endpoint
 from gpuops.nodes.session import ClusterSession
 
 
-def ring(*numbers: tuple[float | None, float | None]) -> list[Speed]:
-    return [Speed(start, (start + 1) % len(numbers), ms, mb_s) for start, (ms, mb_s) in enumerate(numbers)]
+def ring(*numbers: tuple[float | None, float | None]) -> list[LinkSpeed]:
+    return [LinkSpeed(start, (start + 1) % len(numbers), ms, mb_s) for start, (ms, mb_s) in enumerate(numbers)]
 
 
-def spots(*interfaces: str) -> list[Spot]:
-    return [Spot(f"10.0.0.{5 + node}", name) for node, name in enumerate(interfaces)]
+def spots(*interfaces: str) -> list[Endpoint]:
+    return [Endpoint(f"10.0.0.{5 + node}", name) for node, name in enumerate(interfaces)]
 
 
 def test_one_line_where_all_is_well() -> None:
-    assert report(spots("eth0", "eth0"), ring((0.21, 1100.0), (0.15, 1240.0))) == [
+    assert format_report(spots("eth0", "eth0"), ring((0.21, 1100.0), (0.15, 1240.0))) == [
         "network: eth0, 10.0.0.5 (node0) and 10.0.0.6 (node1), 0.2 ms, 1.1 GB/s"
     ]
 
 
 def test_interfaces_that_differ_and_nothing_measured() -> None:
-    assert report(spots("eth0", "ib0"), ring((0.04, None), (None, None))) == [
+    assert format_report(spots("eth0", "ib0"), ring((0.04, None), (None, None))) == [
         "network: eth0 10.0.0.5 (node0) and ib0 10.0.0.6 (node1), 0.04 ms"
     ]
 
 
 def test_many_nodes_are_not_all_shown() -> None:
-    (line,) = report(spots(*["eth0"] * 6), ring(*[(12.0, 99.0)] * 6))
+    (line,) = format_report(spots(*["eth0"] * 6), ring(*[(12.0, 99.0)] * 6))
     assert line == "network: eth0, 10.0.0.5 (node0), 10.0.0.6 (node1), … and 10.0.0.10 (node5), 12 ms, 99 MB/s"
 
 
 def test_a_slow_network_says_what_that_means() -> None:
-    line, note = report(spots("eth0", "eth0"), ring((0.2, 900.0), (0.2, 11.2)))
+    line, note = format_report(spots("eth0", "eth0"), ring((0.2, 900.0), (0.2, 11.2)))
     assert line.endswith(", 11 MB/s")
     assert note == (
         "note: the network is slow: DistributedDataParallel takes about 8.9 s a step to add up 100 MB of gradients "
@@ -58,19 +58,19 @@ def test_a_slow_network_says_what_that_means() -> None:
 )
 def test_clocks(skews: list[float], found: list[str]) -> None:
     live = ClusterSession(cast(Any, None), [], skews=skews)
-    assert [note.partition(";")[0] for note in notes(live, 3)] == found
+    assert [note.partition(";")[0] for note in clock_notes(live, 3)] == found
 
 
-def node(index: int, version: str = "3.11.4", gpus: int = 0, ranks: int = 2) -> Equipped:
-    return Equipped(NodeFacts(index, "python", ranks=ranks, cores=4), "2.8.0", "why", version, gpus)
+def node(index: int, version: str = "3.11.4", gpus: int = 0, ranks: int = 2) -> PreparedNode:
+    return PreparedNode(NodeFacts(index, "python", ranks=ranks, cores=4), "2.8.0", "why", version, gpus)
 
 
 def test_nodes_that_are_alike_are_no_news() -> None:
-    assert differences([node(0), node(1, "3.11.9")]) == []
+    assert describe_differences([node(0), node(1, "3.11.9")]) == []
 
 
 def test_nodes_that_differ() -> None:
-    found = differences([node(0, gpus=8, ranks=8), node(1, "3.8.10", gpus=1, ranks=1)])
+    found = describe_differences([node(0, gpus=8, ranks=8), node(1, "3.8.10", gpus=1, ranks=1)])
     assert found == [
         "node1 has Python 3.8, node0 3.11; what one pickles the other may not read",
         "node0 has 8 GPUs, node1 has 1 GPU: they run 8 and 1 ranks; a script that takes all nodes for alike may fail",

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from gpuops.core.errors import NodeError
-from gpuops.nodes.rendezvous import Candidate, Party, Spot, Tried, Way, candidates, decide, distinct
+from gpuops.nodes.rendezvous import (
+    Candidate,
+    Endpoint,
+    NetworkPath,
+    Peer,
+    ProbeResult,
+    choose_endpoints,
+    list_candidates,
+    without_shared_addresses,
+)
 from gpuops.transport.answers import Address, Entry
 
 PORTS = {0: [23456, 23457, 40000], 1: [40001], 2: [40002]}
@@ -40,7 +49,7 @@ def entry(address: str, interface: str = "eth0", **more: Any) -> Entry:
     ],
 )
 def test_addresses_in_order(entries: list[Entry], preferred: str, public: str, expected: list[str]) -> None:
-    found = candidates(entries, preferred, public)
+    found = list_candidates(entries, preferred, public)
     assert [one.address for one in found] == expected
     assert [bool(one.interface) for one in found] == [one.address in {e.address for e in entries} for one in found]
 
@@ -50,7 +59,7 @@ class World:
 
     def __init__(self, *nodes: Sequence[str], machines: Sequence[str] = ()) -> None:
         self.parties = [
-            Party(
+            Peer(
                 [
                     Candidate(name.lstrip("~"), "" if name.startswith("~") else f"eth{at}")
                     for at, name in enumerate(names)
@@ -60,8 +69,8 @@ class World:
             )
             for index, names in enumerate(nodes)
         ]
-        self.ways: dict[Way, Tried] = {
-            (start, end, one.address, port): Tried("ok")
+        self.ways: dict[NetworkPath, ProbeResult] = {
+            (start, end, one.address, port): ProbeResult("ok")
             for end, party in enumerate(self.parties)
             for start in range(len(nodes))
             if start != end
@@ -74,11 +83,11 @@ class World:
     ) -> World:
         for way in self.ways:
             if way[:3] == (start, end, address) and port in (None, way[3]):
-                self.ways[way] = Tried(state, why, f"10.0.0.{start}")
+                self.ways[way] = ProbeResult(state, why, f"10.0.0.{start}")
         return self
 
-    def spots(self) -> list[Spot]:
-        return decide(distinct(self.parties), self.ways)
+    def spots(self) -> list[Endpoint]:
+        return choose_endpoints(without_shared_addresses(self.parties), self.ways)
 
     def error(self) -> NodeError:
         with pytest.raises(NodeError) as raised:
@@ -88,14 +97,14 @@ class World:
 
 def test_the_first_that_all_reach() -> None:
     world = World(["10.0.0.0", "8.8.4.4"], ["10.0.0.1", "8.8.8.8"])
-    assert world.spots() == [Spot("10.0.0.0", "eth0"), Spot("10.0.0.1", "eth0")]
+    assert world.spots() == [Endpoint("10.0.0.0", "eth0"), Endpoint("10.0.0.1", "eth0")]
     world.cut(1, 0, "10.0.0.0")
-    assert world.spots() == [Spot("8.8.4.4", "eth1"), Spot("10.0.0.1", "eth0")]
+    assert world.spots() == [Endpoint("8.8.4.4", "eth1"), Endpoint("10.0.0.1", "eth0")]
 
 
 def test_one_blocked_port_is_enough() -> None:
     world = World(["10.0.0.0", "8.8.4.4"], ["10.0.0.1"]).cut(1, 0, "10.0.0.0", port=40000)
-    assert world.spots()[0] == Spot("8.8.4.4", "eth1")
+    assert world.spots()[0] == Endpoint("8.8.4.4", "eth1")
 
 
 def test_a_bridge_that_every_machine_has_is_nobodys() -> None:

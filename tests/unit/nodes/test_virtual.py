@@ -168,8 +168,8 @@ def refusing(kind: str, *indices: int) -> Any:
 def test_a_virtual_node_that_is_over_keeps_nobody_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     row: Any = SimpleNamespace(name="lab")
     nodes = with_virtual([machine()], 3)
-    monkeypatch.setattr(session, "meet", refusing("ended", 1))
-    found = session.reach(row, nodes)
+    monkeypatch.setattr(session, "contact_node", refusing("ended", 1))
+    found = session.contact_cluster(row, nodes)
     assert len(found.present()) == 2
     session.send_lease(found, Lease(idle_s=60.0), 0.0)
     assert [client.heard for client in found.present()] == [  # type: ignore[attr-defined]
@@ -180,10 +180,10 @@ def test_a_virtual_node_that_is_over_keeps_nobody_from_the_others(monkeypatch: p
 @pytest.mark.parametrize(("kind", "index"), [("ended", 0), ("protocol", 1)])
 def test_any_other_failure_is_raised(monkeypatch: pytest.MonkeyPatch, kind: str, index: int) -> None:
     row: Any = SimpleNamespace(name="lab")
-    monkeypatch.setattr(session, "meet", refusing(kind, index))
+    monkeypatch.setattr(session, "contact_node", refusing(kind, index))
     with pytest.raises(NodeRefused):
-        session.reach(row, with_virtual([machine()], 2))
-    assert len(session.reach(row, with_virtual([machine()], 2), some=True).present()) == 1
+        session.contact_cluster(row, with_virtual([machine()], 2))
+    assert len(session.contact_cluster(row, with_virtual([machine()], 2), some=True).present()) == 1
 
 
 def test_what_it_holds_holds_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

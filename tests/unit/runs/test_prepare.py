@@ -15,7 +15,7 @@ from gpuops.core.errors import NodeRefused, RunFailed
 from gpuops.core.models import NodeFacts, RunRequest
 from gpuops.core.reporting import Silent
 from gpuops.ledger.rows import RunFacts
-from gpuops.nodes.python import Equipped, set_up, setup_command, setup_key
+from gpuops.nodes.python import PreparedNode, run_setup, setup_command, setup_key
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs.launch import launch
 from gpuops.runs.prepare import Prepared, run_name_stem
@@ -133,10 +133,10 @@ def test_nodes_on_one_machine_are_set_up_one_after_the_other(machines: str, at_o
     data = [{"target": {"host": name, "port": 22}} if name.strip() else {} for name in machines]
     agents = [SettingUp(name, busy, barrier) for name in machines]
     live = ClusterSession(cast(Any, None), cast(Any, [SimpleNamespace(data=one) for one in data]), cast(Any, agents))
-    nodes = [Equipped(NodeFacts(index, "python", ranks=1, cores=1, address=""), None, "") for index in range(4)]
+    nodes = [PreparedNode(NodeFacts(index, "python", ranks=1, cores=1, address=""), None, "") for index in range(4)]
     said: list[str] = []
     world = SimpleNamespace(out=SimpleNamespace(say=said.append))
-    set_up(cast(Any, world), live, "project", tmp_path, ["make deps"] * 4, nodes, Silent())
+    run_setup(cast(Any, world), live, "project", tmp_path, ["make deps"] * 4, nodes, Silent())
     assert sorted(said) == [f"node{index}: set up" for index in range(4)]
 
 
@@ -166,9 +166,9 @@ def failed_set_up(said: bytes, folder: Path, ephemeral: bool = True, index: int 
     agent = SimpleNamespace(stream=lambda *_, **__: Stream(items()))
     row = SimpleNamespace(name="lab", ephemeral=ephemeral)
     live = ClusterSession(cast(Any, row), cast(Any, [SimpleNamespace(data={})] * 2), cast(Any, [agent] * 2))
-    nodes = [Equipped(NodeFacts(index, "python", ranks=1, cores=1, address=""), None, "")]
+    nodes = [PreparedNode(NodeFacts(index, "python", ranks=1, cores=1, address=""), None, "")]
     with pytest.raises(RunFailed) as caught:
-        set_up(cast(Any, None), live, "project", folder, ["make deps"], nodes, Silent())
+        run_setup(cast(Any, None), live, "project", folder, ["make deps"], nodes, Silent())
     return caught.value
 
 

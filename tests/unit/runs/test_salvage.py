@@ -26,7 +26,7 @@ def salvaged(monkeypatch: pytest.MonkeyPatch, answers: list[Any], home: Path = P
         return SimpleNamespace(connection=SimpleNamespace(close=lambda: None))
 
     monkeypatch.setattr("gpuops.runs.salvage.nodes_of", lambda *_: [None] * len(answers))
-    monkeypatch.setattr("gpuops.runs.salvage.programs_of", programs)
+    monkeypatch.setattr("gpuops.runs.salvage.open_programs", programs)
     run = SimpleNamespace(name="r-1", home=home, request={"nodes": len(answers)})
     return salvage(cast("Any", None), cast("Any", None), cast("Any", run))
 
@@ -72,7 +72,7 @@ def test_nodes_that_ended_while_they_were_followed(monkeypatch: pytest.MonkeyPat
     world = cast("Any", SimpleNamespace(provisioner=lambda _: SimpleNamespace(capabilities={"rented": rented})))
     monkeypatch.setattr("gpuops.runs.collect.salvage", lambda *_: ({1: found}, {0: AWAY} if away else {}))
     monkeypatch.setattr("gpuops.runs.collect.nodes_of", lambda *_: [])
-    monkeypatch.setattr("gpuops.runs.collect.absent", lambda *_: "no agent answers")
+    monkeypatch.setattr("gpuops.runs.collect.absent_session", lambda *_: "no agent answers")
     monkeypatch.setattr("gpuops.runs.collect.Agents.collect", lambda self, *_: collected.append(self.reports))
     disks = Disks(cast("Any", SimpleNamespace(provider="p")), AWAY, reports=reports)
     if away and not rented:

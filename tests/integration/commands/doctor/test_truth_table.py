@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.nodes.bootstrap import build
+from gpuops.nodes.bootstrap import build_agent
 from tests.integration.commands.doctor.patient import GB, Patient, judged
 
 V100 = ("Tesla V100-SXM2-16GB", "7.0")
@@ -232,7 +232,7 @@ HEALTHY: list[tuple[str, Ail]] = [
 
 @pytest.fixture(scope="session")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("agent"))[0]
+    return build_agent(tmp_path_factory.mktemp("agent"))[0]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 from gpuops.nodes import bootstrap
 
 MAIN = Path(__file__).parents[1] / "hostile_main.py"
-honest = bootstrap.sources
+honest = bootstrap.agent_sources
 
 
 def lying() -> Iterator[tuple[str, bytes]]:
@@ -17,4 +17,4 @@ def lying() -> Iterator[tuple[str, bytes]]:
     yield "__main__.py", MAIN.read_bytes()
 
 
-bootstrap.sources = lying
+bootstrap.agent_sources = lying

@@ -10,7 +10,7 @@ import pytest
 from gpuops.core.errors import Rejected, Unknown, UsageError
 from gpuops.core.models import Request
 from gpuops.core.provider import Context
-from gpuops.nodes.bootstrap import Found
+from gpuops.nodes.bootstrap import MachineProbe
 from gpuops.transport.ssh import Target
 from provisioners.ssh.hosts import HostBook, KnownHost
 from provisioners.ssh.placement import Host, place_nodes
@@ -19,7 +19,9 @@ from provisioners.ssh.provisioner import SshProvisioner
 
 def host(name: str, gpus: int = 0) -> Host:
     return Host(
-        name, Target(name, user="root", host_keys=("ssh-ed25519 AAAA",)), Found("/root", "/usr/bin/python3", gpus)
+        name,
+        Target(name, user="root", host_keys=("ssh-ed25519 AAAA",)),
+        MachineProbe("/root", "/usr/bin/python3", gpus),
     )
 
 
