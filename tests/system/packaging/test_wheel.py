@@ -59,7 +59,7 @@ def test_the_core_install_is_light(installed: Path) -> None:
 def test_installed_it_finds_itself_and_its_workloads(installed: Path, tmp_path: Path) -> None:
     code = (
         "import gpuops, gpuops.core.provider, gpuops.sync.inputs as w; print(gpuops.__file__)\n"
-        "for name in w.names(): print(w.folder() / w.script(name))"
+        "for name in w.workload_names(): print(w.workloads_folder() / w.workload_script(name))"
     )
     package, *programs = map(Path, run(installed, "-c", code, cwd=tmp_path).split())
     assert package.is_relative_to(installed.parents[1])
