@@ -15,9 +15,9 @@ WORK = ["--", "sh", "-c", "echo working; sleep 0.3; echo made > made.pt"]
     "point",
     [
         "commit:2",
-        "signal:KILL:gpuops.nodes.bootstrap:bring",
+        "signal:KILL:gpuops.nodes.bootstrap:install_agent",
         "signal:KILL:gpuops.nodes.bootstrap:init",
-        "signal:KILL:gpuops.clusters.wait:reach",
+        "signal:KILL:gpuops.clusters.wait:contact_cluster",
         "commit:7",
         "call:start:1:KILL",
         "signal:KILL:gpuops.commands.train:finish",
