@@ -231,17 +231,17 @@ def test_a_member_of_a_run_does_not_fill_node_0s_memory(monkeypatch: pytest.Monk
         for number in range(50):
             wire.send({"event": "stop", "node": 1, "why": str(number)})
         assert [heard.get(timeout=HANG_S)["why"] for _ in range(20)] == [str(number) for number in range(20)]
-        wire.limit(HANG_S)
+        wire.limit_silence(HANG_S)
         with suppress(OSError):
             while wire.receive() is not None:
                 pass
-        assert len(head._said) == 20
+        assert len(head._events) == 20
         other = ends.wire(2)
         other.send({"event": "stop", "node": 2, "why": "x" * 100_000})
         with suppress(OSError):
             while (said := other.receive()) is not None:
                 assert said.get("node") != 2
-        assert len(head._said) == 20
+        assert len(head._events) == 20
     finally:
         for link in ends.links:
             link.close()
