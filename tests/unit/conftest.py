@@ -22,27 +22,44 @@ FORBIDDEN = {
 }
 """Python's audit events by what they break: the interpreter reports each, whatever name the code calls it by."""
 SLEEP = time.sleep
+START = threading.Thread.start
 
 
 class Watch:
-    """Stops the test that is under way at the first forbidden event, whichever thread of the test it comes from."""
+    """Stops the test that is under way at the first forbidden event, in its own thread or in one that it started.
+
+    Threads that tests before it have left behind do not count, nor what these start.
+    """
 
     def __init__(self) -> None:
         self.active = False
-        self.others: set[int] = set()
-        """Threads that were alive before the test: those of earlier tests do not count."""
+        self.threads: set[int] = set()
+        """The test's own, by `id` of the Thread; kept alive by `started`."""
+        self.started: list[threading.Thread] = []
         self.broken: list[str] = []
 
+    def begin(self) -> None:
+        self.started = [threading.current_thread()]
+        self.threads = {id(self.started[0])}
+        self.broken, self.active = [], True
+
+    def start(self, thread: threading.Thread) -> None:
+        """What `Thread.start` is while a test runs."""
+        if id(threading.current_thread()) in self.threads:
+            self.started.append(thread)
+            self.threads.add(id(thread))
+        START(thread)
+
     def hook(self, event: str, arguments: tuple[object, ...]) -> None:
-        if not self.active or event not in FORBIDDEN or threading.get_ident() in self.others:
+        if not self.active or event not in FORBIDDEN or id(threading.current_thread()) not in self.threads:
             return
         self.broken.append(f"a unit test {FORBIDDEN[event]} ({event} {arguments[:2]}); move it to tests/integration")
         pytest.fail(self.broken[-1])
 
 
-def no_sleep(seconds: float) -> None:  # noqa: ARG001
-    """What `time.sleep` is in a unit test: other threads get their turn, and no time passes."""
-    SLEEP(0)
+def no_sleep(seconds: float) -> None:
+    """What `time.sleep` is in a unit test: other threads get their turn, and no time passes for the test's own."""
+    SLEEP(0 if id(threading.current_thread()) in watch.threads else seconds)
 
 
 watch = Watch()
@@ -52,8 +69,8 @@ sys.addaudithook(watch.hook)
 @pytest.fixture(autouse=True)
 def _pure(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test below this folder is watched, its other fixtures included; an error that was swallowed counts too."""
-    watch.others = {thread.ident or 0 for thread in threading.enumerate() if thread is not threading.current_thread()}
-    watch.broken, watch.active = [], True
+    watch.begin()
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: watch.start(thread))
     monkeypatch.setattr(time, "sleep", no_sleep)
     yield
     watch.active = False
