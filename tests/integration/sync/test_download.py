@@ -608,7 +608,7 @@ def test_a_stream_cut_at_any_byte_publishes_nothing_torn(scene: Scene, size: int
 def test_a_refusal_travels_as_its_sentence(scene: Scene) -> None:
     scene.nodes[0].put("a.pt", b"x")
     scene.nodes[0].before["send"] = (scene.nodes[0].run / "spec.json").unlink
-    with pytest.raises(NodeError, match="node0: there is no run 'digits-1' on this node"):
+    with pytest.raises(NodeError, match="node0: no run 'digits-1' was started on this node"):
         scene.fetch()
 
 
