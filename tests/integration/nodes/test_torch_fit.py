@@ -11,10 +11,11 @@ import pytest
 from gpuops.core.errors import NodeError
 from gpuops.core.models import Resource, RunRequest
 from gpuops.nodes.python import check_torch
+from gpuops.transport.answers import Gpu
 from gpuops.transport.connection import ProcessConnection
 from gpuops.transport.rpc import AgentClient, NodePaths, Programs
 
-V100 = [{"index": 3, "name": "Tesla V100-SXM2-16GB", "driver": "595.10", "compute_cap": "7.0"}]
+V100 = [Gpu(3, "Tesla V100-SXM2-16GB", "595.10", "7.0")]
 NO_KERNELS = ("2.11.0+cu128", "12.8")
 TRAIN = RunRequest("torchrun", "multigpu", 1, None, script="train.py")
 
