@@ -188,13 +188,13 @@ def test_the_idle_end_is_the_machines(lab: Shell) -> None:
     until(lambda: not [line for line in lab.processes() if "/local/lab/n" in line], "the end of both nodes")
 
 
-@pytest.mark.parametrize("moment", ["_init_node", "machines_of", "meet"])
+@pytest.mark.parametrize("moment", ["_init_node", "machines_of", "contact_node"])
 def test_a_command_that_is_killed_while_it_makes_one(lab: Shell, moment: str) -> None:
     """Before there is one, before the ledger hears of it, and after."""
     killed = lab.run(*WHO, "2", *TELLS, driver=f"signal:KILL:gpuops.clusters.virtual:{moment}")
     assert killed.returncode == -signal.SIGKILL
     assert (n1(lab) / "node.json").exists() is (moment != "_init_node")
-    assert len(lab.clusters()[0]["nodes"]) == (2 if moment == "meet" else 1)
+    assert len(lab.clusters()[0]["nodes"]) == (2 if moment == "contact_node" else 1)
     if moment != "machines_of":
         assert lab.run(*WHO, "2", *TELLS).returncode == 0
     assert lab.run("down").returncode == 0
