@@ -54,10 +54,11 @@ def remove_config(folder: Path, cluster: str) -> None:
         return
     config = folder / f"{cluster}.conf"
     others = [path for path in folder.glob("*.conf") if path != config]
-    for ours in _marks(config) - {theirs for path in others for theirs in _marks(path)}:
-        for socket in (folder / "cm").glob(f"{ours}-*"):
+    shared = {target for path in others for target in _marks(path)}
+    for target in _marks(config) - shared:
+        for socket in (folder / "cm").glob(f"{target}-*"):
             end_master(socket)
-        for path in (folder / "own").glob(f"{mark}[.-]*"):
+        for path in (folder / "own").glob(f"{target}[.-]*"):
             _unlink(path)
     _unlink(config)
     _unlink(folder / f"{cluster}.known_hosts")
