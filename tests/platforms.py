@@ -22,7 +22,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
     "windows": {
         "tests/unit/agent/": AGENT,
         "tests/integration/agent/": AGENT,
-        "tests/integration/sync/test_leftovers.py": AGENT,
+        "tests/integration/sync/test_unmatched_files.py": AGENT,
         "tests/integration/sync/test_upload.py": AGENT,
         "tests/integration/sync/test_download.py": AGENT,
         "tests/unit/security/test_any_input.py": AGENT,
@@ -44,7 +44,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "tests/unit/ledger/test_store.py::test_a_home_that_may_only_be_read": DISK,
         "tests/unit/core/test_settings.py": "expects the sentences and paths of Unix",
         "tests/integration/core/test_settings.py": "expects the sentences and paths of Unix",
-        "tests/unit/runs/test_log_view.py::test_a_time_without_a_zone_is_the_one_here": "needs time.tzset",
+        "tests/unit/runs/logs/test_view.py::test_a_time_without_a_zone_is_the_one_here": "needs time.tzset",
         "tests/integration/core/test_platform.py::test_openssh_reads_it": "needs an OpenSSH with ControlMaster",
         "tests/unit/core/test_platform.py::test_how_a_folder_is_kept_from_others": DISK,
         "tests/unit/core/test_platform.py::test_what_is_said_of_a_file_that_goes": DISK,

@@ -13,8 +13,8 @@ from gpuops.core.models import RunRequest
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.sync import RunHome
 from gpuops.sync.inputs import WORKLOADS
-from gpuops.sync.leftovers import list_leftovers, save_leftovers
 from gpuops.sync.run_folder import MAX_DOCUMENT_BYTES, read_json
+from gpuops.sync.unmatched_files import list_unmatched_files, save_unmatched_files
 from gpuops.transport.rpc import Programs
 
 TREE = "runs"
@@ -38,19 +38,19 @@ class Traces:
 
 def read_traces(programs: Programs, index: int) -> dict[str, Traces]:
     """By the name of the run. Raises NodeRefused, ConnectionLost, LocalDisk."""
-    from gpuops.transport import answers
+    from gpuops.transport import schemas
 
-    found = [one for one in list_leftovers({index: programs}, [], tree=TREE) if KEPT_FILES.fullmatch(one.path)]
+    found = [one for one in list_unmatched_files({index: programs}, [], tree=TREE) if KEPT_FILES.fullmatch(one.path)]
     began = {one.path: min(one.mtime_ns, MTIME_MAX_NS) / 1e9 for one in found}
     with tempfile.TemporaryDirectory() as folder:
         if found:
-            save_leftovers(programs, TREE, found, SafeFolder(Path(folder)))
+            save_unmatched_files(programs, TREE, found, SafeFolder(Path(folder)))
         names = sorted({one.path.partition("/")[0] for one in found})
         runs = {}
         for name in names:
             spec = read_json(Path(folder, name, "spec.json"))
             if is_valid_spec(spec, name, index):
-                result = answers.result(read_json(Path(folder, name, "result.json")))
+                result = schemas.result(read_json(Path(folder, name, "result.json")))
                 events = Path(folder, name, "events.jsonl")
                 log = events.read_bytes() if events.is_file() and events.stat().st_size <= MAX_DOCUMENT_BYTES else b""
                 runs[name] = Traces(spec, began[f"{name}/spec.json"], result, log)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpuops.clusters import virtual
+from gpuops.clusters import virtual_nodes
 from gpuops.clusters.node_traces import Traces, find_run_home, read_traces, rebuild_request
 from gpuops.core.context import Context
 from gpuops.core.errors import GpuopsError, NodeError, UsageError
@@ -23,14 +23,14 @@ from gpuops.core.provider import is_rented
 from gpuops.ledger.rows import RunFacts
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes import host_key_handover
+from gpuops.nodes.gpu_shares import folded, with_virtual
 from gpuops.nodes.session import contact_cluster, open_programs, open_session, send_lease, sort_by_node, write_ssh_names
-from gpuops.nodes.virtual import folded, with_virtual
 from gpuops.offers import lease as leases
-from gpuops.offers.payer import find_payer, payer_record
+from gpuops.offers.billing_account import find_payer, payer_record
 from gpuops.sync.run_folder import read_json
 
 if TYPE_CHECKING:
-    from gpuops.transport.answers import NodeHello
+    from gpuops.transport.schemas import NodeHello
 
 LIVE = "running"
 RUN_AGE_MAX_S = 366 * 86400.0
@@ -137,7 +137,7 @@ def adopt(ctx: Context, lost: LostCluster, *, complete: bool = True) -> Adopted:
     rented = is_rented(provisioner)
     if rented:  # who lists machines knows nothing of what is beside the first node on one
         machines = with_virtual(
-            on_each(lambda index: virtual.find_virtual_nodes(draft, machines[index], index), range(len(machines)))
+            on_each(lambda index: virtual_nodes.find_virtual_nodes(draft, machines[index], index), range(len(machines)))
         )
     nodes = _inspect_nodes(draft, machines)
     lease, adrift = merge_leases(nodes)

@@ -35,8 +35,8 @@ from gpuops.nodes import bootstrap
 from gpuops.nodes.session import ClusterSession, machines_of, send_lease
 from gpuops.offers import table
 from gpuops.offers.approval import PRICE_ROUNDING, PriceApproval
+from gpuops.offers.billing_account import payer_record
 from gpuops.offers.lease import MIN_LEASE_S, LeaseLimits, until_offer_ends
-from gpuops.offers.payer import payer_record
 from gpuops.offers.search import OfferSearch, OfferSource, Refusals
 from gpuops.offers.terms import Terms
 

@@ -28,7 +28,7 @@ from gpuops.nodes.session import ClusterSession, contact_cluster, machines_of, w
 from gpuops.offers import lease as leases
 
 if TYPE_CHECKING:
-    from gpuops.transport.answers import NodeHello
+    from gpuops.transport.schemas import NodeHello
 
 FAST_POLL_PERIOD_S = 10.0
 """Seconds for which a new machine is polled at the short interval."""

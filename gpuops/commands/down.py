@@ -12,11 +12,11 @@ from gpuops.core.errors import GpuopsError, Interrupted, MalformedAnswer, NodeEr
 from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RunRow
 from gpuops.nodes.session import ClusterSession, all_machines_ended, open_session
-from gpuops.runs.collect import Agents, Disks
 from gpuops.runs.finish import Policy, RunOutcome, finish
-from gpuops.runs.stop import stop_and_wait
+from gpuops.runs.graceful_stop import stop_and_wait
+from gpuops.runs.results.collect import Agents, Disks
 from gpuops.sync import archive
-from gpuops.sync.edits import save_cluster_leftovers
+from gpuops.sync.edits import save_cluster_edits
 
 DeferredFetch = Callable[[], RunOutcome]
 """Downloads what a run kept in a bucket; called once no machine bills any more."""
@@ -145,7 +145,7 @@ def _save_runs(ctx: Context, row: ClusterRow, progress: Progress, failed: list[G
 def _save_edits(ctx: Context, row: ClusterRow, progress: Progress, failed: list[GpuopsError]) -> None:
     """Download what was edited or made outside of runs. Raises NodeError, which stops the teardown."""
     try:
-        for said in save_cluster_leftovers(ctx, row, progress):
+        for said in save_cluster_edits(ctx, row, progress):
             ctx.out.say(said)
     except MalformedAnswer as error:
         failed.append(_given_up_error(row, "what was edited or made there", error.say))
@@ -157,7 +157,7 @@ def _save_edits(ctx: Context, row: ClusterRow, progress: Progress, failed: list[
 def _save_reachable(ctx: Context, row: ClusterRow, progress: Progress) -> None:
     """`--force`: download what nodes still give, and give up the rest."""
     try:
-        for said in save_cluster_leftovers(ctx, row, progress):
+        for said in save_cluster_edits(ctx, row, progress):
             ctx.out.say(said)
     except Exception as error:  # a node may answer anything
         why = error.say if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"

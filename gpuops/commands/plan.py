@@ -22,8 +22,8 @@ from gpuops.core.models import NodeFacts, Request, RunRequest
 from gpuops.core.provider import has_capability
 from gpuops.core.settings import secret_origins
 from gpuops.ledger.store import ClusterRow
+from gpuops.nodes.gpu_shares import lots, ranks_for, sentence, with_virtual
 from gpuops.nodes.session import machines_of
-from gpuops.nodes.virtual import lots, ranks_for, sentence, with_virtual
 from gpuops.offers import table
 from gpuops.offers.lease import LeaseLimits
 from gpuops.runs.prepare import Sending, check_request, choose_tree, describe_secrets

@@ -14,9 +14,9 @@ from gpuops.core.format import plural
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, open_session
-from gpuops.runs.collect import Agents, fetch_now
 from gpuops.runs.finish import Policy, finish, finish_late, is_awaited
-from gpuops.runs.report import NodeReport, parse_report
+from gpuops.runs.outcome.node_report import NodeReport, parse_report
+from gpuops.runs.results.collect import Agents, fetch_now
 from gpuops.sync import RunHome, archive, mirror
 from gpuops.sync.edits import PulledEdit, pull_edits
 from gpuops.sync.push_record import PushRecord

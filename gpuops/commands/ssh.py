@@ -20,8 +20,8 @@ from gpuops.core.format import plural
 from gpuops.core.models import Resource
 from gpuops.core.platform import HERE, System
 from gpuops.ledger.store import ClusterRow
+from gpuops.nodes.gpu_shares import owner
 from gpuops.nodes.session import explain_connection_loss, nodes_of, readmit_this_computer
-from gpuops.nodes.virtual import owner
 from gpuops.transport.dial import connect
 
 PORT_TIMEOUT_S = 2.0

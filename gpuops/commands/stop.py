@@ -7,11 +7,11 @@ from gpuops.core.errors import UsageError
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import open_session
-from gpuops.runs.collect import Agents
 from gpuops.runs.finish import Policy, finish
+from gpuops.runs.graceful_stop import stop_and_wait
+from gpuops.runs.outcome.node_report import ReasonKind
 from gpuops.runs.prepare import find_run
-from gpuops.runs.report import ReasonKind
-from gpuops.runs.stop import stop_and_wait
+from gpuops.runs.results.collect import Agents
 
 
 def pick_run(ctx: Context, name: str | None, *, running: bool) -> RunRow:

@@ -26,17 +26,18 @@ from gpuops.nodes.session import ClusterSession, open_session
 from gpuops.offers import lease as leases
 from gpuops.offers.approval import PriceApproval
 from gpuops.offers.lease import LeaseLimits
-from gpuops.runs import retention, retries
-from gpuops.runs.collect import Agents, release
+from gpuops.runs import retries
 from gpuops.runs.finish import Policy, RunOutcome, finish
 from gpuops.runs.launch import launch
-from gpuops.runs.log_view import Filter, HomeTail, TracebackFilter
+from gpuops.runs.logs.view import Filter, HomeTail, TracebackFilter
 from gpuops.runs.monitor import show_run, tensorboard_command
+from gpuops.runs.outcome.node_report import NodeReport
+from gpuops.runs.outcome.verdict import RETRIES_HINT, is_port_clash
 from gpuops.runs.prepare import Prepared, choose_tree, describe_secrets, prepare, record_not_started
 from gpuops.runs.receipt import format_receipt
-from gpuops.runs.report import NodeReport
+from gpuops.runs.results import retention
+from gpuops.runs.results.collect import Agents, release
 from gpuops.runs.retries import JobOutcome, RetryState
-from gpuops.runs.verdict import RETRIES_HINT, is_port_clash
 from gpuops.sync import RunHome, archive, bucket, inputs, sinks, upload
 
 TRACEBACK_HOLD_S = 5.0

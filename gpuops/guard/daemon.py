@@ -335,9 +335,9 @@ def _run_job(ctx: Context, row: ClusterRow, job: Job) -> None:
 
         teardown.clear_leftovers(ctx, row)
     else:
-        from gpuops.guard import tend
+        from gpuops.guard import cleanup
 
-        tend.tend(ctx, row.id, saving=job is Job.TEND)
+        cleanup.clean_up(ctx, row.id, saving=job is Job.TEND)
         heartbeat.record_refusal(ctx.home, row, None)
 
 

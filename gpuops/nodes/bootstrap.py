@@ -19,7 +19,7 @@ from gpuops.transport.bulk import exchange
 from gpuops.transport.connection import Connection
 
 if TYPE_CHECKING:
-    from gpuops.transport import answers
+    from gpuops.transport import schemas
 
 
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -198,13 +198,13 @@ def revive(connection: Connection, python: str, agent: str, folder: str) -> None
     call_agent_mode(connection, [python, "-I", agent, "init", "--node", folder, "--revive"])
 
 
-def call_agent_mode(connection: Connection, argv: Sequence[str], question: bytes = b"") -> answers.Told:
+def call_agent_mode(connection: Connection, argv: Sequence[str], question: bytes = b"") -> schemas.Told:
     """One of the agent's modes that answers with one line of JSON. Raises NodeRefused, ConnectionLost."""
-    from gpuops.transport import answers
+    from gpuops.transport import schemas
 
     said = exchange(connection.open(argv), connection.label, question, STEP_SILENCE_LIMIT_S)
     try:
-        answer: answers.Told = answers.shaped(answers.parsed(said), answers.Told)
+        answer: schemas.Told = schemas.shaped(schemas.parsed(said), schemas.Told)
     except ValueError as error:
         last = (said.decode(errors="replace").strip().splitlines() or ["nothing"])[-1][:200]
         raise ConnectionLost(f"{connection.label} gave no answer but '{last}'", "try again") from error

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpuops.transport.answers import Gpu
+    from gpuops.transport.schemas import Gpu
 
 INDEX = "https://download.pytorch.org/whl/"
 EVER = (99, 0)

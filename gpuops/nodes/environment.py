@@ -19,7 +19,7 @@ from gpuops.core.settings import Settings
 from gpuops.nodes import cuda
 
 if TYPE_CHECKING:
-    from gpuops.transport.answers import Gpu
+    from gpuops.transport.schemas import Gpu
 
 TESTED_TORCH = "torch>=2.4,<2.14"
 """The torch that gpuops is tested with; also in the package's extra `train`."""

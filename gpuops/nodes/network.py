@@ -29,7 +29,7 @@ from gpuops.nodes.session import ClusterSession
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
-    from gpuops.transport.answers import Addresses, Attempt, Listening, Reached, Route
+    from gpuops.transport.schemas import Addresses, Attempt, Listening, Reached, Route
 
 PROBE_TIMEOUT_S = 10.0
 """Time limit for an address to answer: its node may be busy."""

@@ -24,14 +24,14 @@ from gpuops.core.reporting import Progress
 from gpuops.core.settings import Settings
 from gpuops.nodes import cuda as compat
 from gpuops.nodes import environment
+from gpuops.nodes.gpu_shares import lots, ranks_for
 from gpuops.nodes.rendezvous import Endpoint
 from gpuops.nodes.session import ClusterSession
-from gpuops.nodes.virtual import lots, ranks_for
 from gpuops.transport.bulk import exchange
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
-    from gpuops.transport.answers import Gpu, NodeHello, Output, Python, Saying, SetUp
+    from gpuops.transport.schemas import Gpu, NodeHello, Output, Python, Saying, SetUp
 
 
 TORCH_PROBE = "import torch; torch.ones(1, device='cuda').add(1).item()"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gpuops.core.errors import NodeError
 
 if TYPE_CHECKING:
-    from gpuops.transport.answers import Entry
+    from gpuops.transport.schemas import Entry
 
 MAX_SHOWN_FAILURES = 3
 """How many failed paths an error explains in full."""

@@ -16,12 +16,12 @@ from gpuops.core.provider import is_rented
 from gpuops.core.reporting import Progress, Silent
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.bootstrap import revive
-from gpuops.nodes.virtual import is_virtual, with_virtual
+from gpuops.nodes.gpu_shares import is_virtual, with_virtual
 from gpuops.transport.dial import connect
 from gpuops.transport.rpc import Absent, AgentClient, NodePaths, Programs
 
 if TYPE_CHECKING:
-    from gpuops.transport.answers import NodeHello, OtherHello, Pong
+    from gpuops.transport.schemas import NodeHello, OtherHello, Pong
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class ClusterSession:
 
     row: ClusterRow
     machines: list[Resource]
-    """Each node's, in node order; virtual nodes share some of them (`gpuops.nodes.virtual`)."""
+    """Each node's, in node order; virtual nodes share some of them (`gpuops.nodes.gpu_shares`)."""
     clients: list[AgentClient] = field(default_factory=list)
     hellos: list[NodeHello | None] = field(default_factory=list)
     """What each node says of itself; None where it does not answer."""

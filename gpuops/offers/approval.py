@@ -15,7 +15,7 @@ from gpuops.core.errors import UsageError
 from gpuops.core.format import money, span
 from gpuops.core.models import Offer, Payer, Request
 from gpuops.core.provider import is_rented
-from gpuops.offers.payer import find_payer
+from gpuops.offers.billing_account import find_payer
 from gpuops.offers.table import format_payer
 
 PRICE_ROUNDING = 0.01

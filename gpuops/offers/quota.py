@@ -14,7 +14,7 @@ from gpuops.core.errors import Interrupted, RateLimited, Unknown, UsageError
 from gpuops.core.format import span
 from gpuops.core.models import Increase, Quota, QuotaReport, Request
 from gpuops.core.signals import Signals
-from gpuops.offers.payer import refuse_dotenv
+from gpuops.offers.billing_account import refuse_dotenv
 from gpuops.offers.quota_report import (
     describe_calculation,
     describe_increase,

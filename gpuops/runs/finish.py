@@ -19,8 +19,7 @@ from gpuops.core.format import SCHEMA, plural
 from gpuops.core.models import Verdict
 from gpuops.core.reporting import Progress
 from gpuops.ledger.store import RunRow
-from gpuops.runs.collect import Source, fetch_bucket
-from gpuops.runs.judgement import (
+from gpuops.runs.outcome.judgement import (
     BucketFetch,
     Evidence,
     Judgement,
@@ -31,11 +30,12 @@ from gpuops.runs.judgement import (
     may_defer,
     weigh_reports,
 )
-from gpuops.runs.report import NodeReport, ReasonKind, lost_report, parse_report
+from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
+from gpuops.runs.outcome.verdict import read_progress
+from gpuops.runs.results.collect import Source, fetch_bucket
 from gpuops.runs.spec import request_of
-from gpuops.runs.verdict import read_progress
 from gpuops.sync import RunHome, archive, bucket, sinks
-from gpuops.sync.outputs import inherit
+from gpuops.sync.merged_outputs import inherit
 from gpuops.sync.restore import list_outputs
 from gpuops.sync.run_folder import read_json
 

@@ -17,7 +17,7 @@ from gpuops.core.models import Resource
 from gpuops.core.provider import Provisioner
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession, end_reason, readmit_this_computer, virtual_node_ended
-from gpuops.runs.report import NodeReport, ReasonKind, lost_report, parse_report
+from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.spec import request_of
 from gpuops.sync import RunHome, mirror
 

@@ -20,7 +20,7 @@ from gpuops.runs.spec import Place, node_specs
 from gpuops.sync import bucket, sinks
 
 if TYPE_CHECKING:
-    from gpuops.transport.answers import PortFound
+    from gpuops.transport.schemas import PortFound
 
 START_TIMEOUT_S = 600.0
 """How long a node may take to start a run: its agent first lists what lies in the tree, to tell later what the run

@@ -22,13 +22,13 @@ from gpuops.core.reporting import Silent
 from gpuops.core.signals import HandOver
 from gpuops.ledger.store import RunRow
 from gpuops.nodes.session import ClusterSession
-from gpuops.runs.address_renewal import AddressRenewal
-from gpuops.runs.collect import fetch_now
 from gpuops.runs.follow import Follower, make_follower
-from gpuops.runs.log_lines import STREAM
-from gpuops.runs.log_view import Filter, HomeTail
+from gpuops.runs.graceful_stop import show_stopping, stop_nodes
+from gpuops.runs.logs.lines import STREAM
+from gpuops.runs.logs.view import Filter, HomeTail
+from gpuops.runs.results.collect import fetch_now
+from gpuops.runs.results.url_renewal import AddressRenewal
 from gpuops.runs.spec import request_of
-from gpuops.runs.stop import show_stopping, stop_nodes
 from gpuops.sync import RunHome
 
 LIVE_FETCH_INTERVAL_S = 10.0
@@ -154,9 +154,9 @@ class Remarks:
 def describe_notice(line: bytes) -> tuple[str, float | None]:
     """The sentence for an event of a node that announces a preemption, or the node's end; empty for any other event.
     With the end its time (UTC seconds), since every node announces it."""
-    from gpuops.transport import answers
+    from gpuops.transport import schemas
 
-    event = answers.event(line)
+    event = schemas.event(line)
     reason = event.get("reason") if event else None
     if not event or not reason:
         return "", None  # cut off, or not an event of ours

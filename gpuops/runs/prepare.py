@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuops import __version__, sync
-from gpuops.clusters.virtual import add_virtual_nodes
+from gpuops.clusters.virtual_nodes import add_virtual_nodes
 from gpuops.core.context import Context
 from gpuops.core.errors import BUG, GpuopsError, Interrupted, UsageError
 from gpuops.core.format import first_few, plural
@@ -27,14 +27,14 @@ from gpuops.ledger.store import RunRow
 from gpuops.nodes.network import find_rendezvous
 from gpuops.nodes.python import prepare_pythons, run_setup, run_versions, setup_command
 from gpuops.nodes.session import ClusterSession
-from gpuops.offers.payer import refuse_tracked
+from gpuops.offers.billing_account import refuse_tracked
 from gpuops.sync import DEFAULT_OUTS, RunHome, inputs, upload
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.restore import restore_files
 from gpuops.transport.rpc import Absent, AgentClient
 
 if TYPE_CHECKING:
-    from gpuops.transport.answers import NodeHello
+    from gpuops.transport.schemas import NodeHello
 
 QUEUE_POLL_INTERVAL_S = 2.0
 """How often a run that waits for its turn asks the ledger and the nodes whether an earlier run has ended."""

@@ -180,7 +180,7 @@ def first_step_time(row: RunRow) -> float | None:
 
 def first_event_time(row: RunRow, wanted: Callable[[Mapping[str, Any]], bool]) -> float | None:
     """When any node of a run first noted such an event, by the events that are home (UTC seconds, our clock)."""
-    from gpuops.transport import answers
+    from gpuops.transport import schemas
 
     skews = row.facts.skews
     found = []
@@ -190,7 +190,7 @@ def first_event_time(row: RunRow, wanted: Callable[[Mapping[str, Any]], bool]) -
         except OSError:
             continue
         for line in lines:
-            event = answers.event(line)
+            event = schemas.event(line)
             if event and wanted(event):
                 found.append(event["at"] + (skews[index] if index < len(skews) else 0.0))
     return min(found, default=None)

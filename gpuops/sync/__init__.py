@@ -1,22 +1,22 @@
 """What travels between this computer and the nodes: code and data go out, logs and results come back.
 
-project           which files a project sends, by the rules of git and of .gpuopsignore
-secret_scan       which of them hold keys and stay here
-inputs            the workloads that come with gpuops, and the data that `--data` names
-upload            compares a tree with what nodes have, and sends the difference
-push_record       what this computer has pushed to each node
-edits             files that were edited or made on a node come back into the project
-restore           an earlier run's snapshots go back onto every node (`--resume`)
-run_folder        `runs/<run>/` on this computer
-download          mirrors logs, fetches and verifies results
-download_plan     which file of which node travels, and in which order
-outputs           `out/`: all nodes' files merged into one tree, never over a person's work
-outputs_record    what `out/` holds, from which node
-leftovers         files on a node that no pattern names
-sinks             where results are kept besides this computer (`--sink`)
-object_store      S3 requests of this computer: credentials, client, errors
-bucket            one sink in an object store: checked, opened to nodes by presigned URLs, read, cleaned up
-archive           what nodes kept in a bucket, fetched, verified and unpacked
+project                which files a project sends, by the rules of git and of .gpuopsignore
+secret_scan            which of them hold keys and stay here
+inputs                 the workloads that come with gpuops, and the data that `--data` names
+upload                 compares a tree with what nodes have, and sends the difference
+push_record            what this computer has pushed to each node
+edits                  files that were edited or made on a node come back into the project
+restore                an earlier run's snapshots go back onto every node (`--resume`)
+run_folder             `runs/<run>/` on this computer
+download               mirrors logs, fetches and verifies results
+download_plan          which file of which node travels, and in which order
+merged_outputs         `out/`: all nodes' files merged into one tree, never over a person's work
+merged_outputs_record  what `out/` holds, from which node
+unmatched_files        files on a node that no pattern names
+sinks                  where results are kept besides this computer (`--sink`)
+object_store           S3 requests of this computer: credentials, client, errors
+bucket                 one sink in an object store: checked, opened to nodes by presigned URLs, read, cleaned up
+archive                what nodes kept in a bucket, fetched, verified and unpacked
 """
 
 from gpuops.sync.download import DEFAULT_OUTS, FetchReport, fetch, mirror

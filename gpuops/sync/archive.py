@@ -20,13 +20,13 @@ from gpuops.core.reporting import Progress
 from gpuops.core.safe_folder import DISK_RESERVE_BYTES, Readable, SafeFolder, local_errors, may_come
 from gpuops.ledger.store import RunRow
 from gpuops.sync import bucket
-from gpuops.sync.outputs import OutFolder
-from gpuops.sync.outputs_record import Arrival
+from gpuops.sync.merged_outputs import OutFolder
+from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.run_folder import MAX_DOCUMENT_BYTES, STREAM_NAME, RunHome
 from gpuops.transport.tar_reader import Content, Member, TarError, members
 
 if TYPE_CHECKING:
-    from gpuops.transport.answers import Result
+    from gpuops.transport.schemas import Result
 
 
 SAFE_DOCUMENT = "safe.json"
@@ -58,7 +58,7 @@ def unpack(source: Readable, node: int, folder: SafeFolder, on_bytes: Callable[[
     `on_bytes` is called with the number of bytes of each block. Raises NodeError where a file differs or the archive is
     malformed, LocalDisk, and what `source` raises.
     """
-    from gpuops.transport import answers
+    from gpuops.transport import schemas
 
     files: dict[str, _File] = {}
     documents: dict[str, Any] = {}
@@ -70,7 +70,7 @@ def unpack(source: Readable, node: int, folder: SafeFolder, on_bytes: Callable[[
                 files[member.name] = _store_file(folder, f"{node}-{len(files)}", member, content, on_bytes)
                 if member.name in (SAFE_DOCUMENT, RESULT_DOCUMENT):
                     documents[member.name] = _read_document(folder, files[member.name])
-        said: answers.Kept = answers.shaped(documents[SAFE_DOCUMENT], answers.Kept)
+        said: schemas.Kept = schemas.shaped(documents[SAFE_DOCUMENT], schemas.Kept)
         rows = {name: (size, sha256, mtime_ns) for name, size, sha256, mtime_ns in said["files"]}
         refused = {name for name in rows if not _has_place(name)}
         missing = (said.get("missing") or 0) + len(refused)
@@ -79,7 +79,7 @@ def unpack(source: Readable, node: int, folder: SafeFolder, on_bytes: Callable[[
         raise NodeError(f"what node{node} kept is no whole archive of gpuops: {why}", "look at it by hand") from error
     rows = {name: row for name, row in rows.items() if name not in refused}
     _verify(node, files, rows)
-    return _sort_files(folder, node, files, rows, answers.result(documents.get(RESULT_DOCUMENT)), missing)
+    return _sort_files(folder, node, files, rows, schemas.result(documents.get(RESULT_DOCUMENT)), missing)
 
 
 def _has_place(name: str) -> bool:
@@ -96,12 +96,12 @@ def _store_file(
 
 
 def _read_document(folder: SafeFolder, file: _File) -> Any:
-    from gpuops.transport import answers
+    from gpuops.transport import schemas
 
     if file.size > MAX_DOCUMENT_BYTES:
         raise TarError(f"a document of it has {file.size:,} bytes")
     with local_errors(folder.path), folder.reading(file.temp) as content:
-        return answers.parsed(content.read(MAX_DOCUMENT_BYTES))
+        return schemas.parsed(content.read(MAX_DOCUMENT_BYTES))
 
 
 def _verify(node: int, files: dict[str, _File], rows: dict[str, tuple[int, Any, int]]) -> None:

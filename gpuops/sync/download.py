@@ -27,8 +27,8 @@ from gpuops.sync.download_plan import (
     possible_duplicates,
     split_by_room,
 )
-from gpuops.sync.outputs import OutFolder
-from gpuops.sync.outputs_record import Arrival, Stamp
+from gpuops.sync.merged_outputs import OutFolder
+from gpuops.sync.merged_outputs_record import Arrival, Stamp
 from gpuops.sync.project import printable_path
 from gpuops.sync.run_folder import RunHome
 from gpuops.transport.bulk import finish, read_files, transfer
@@ -36,7 +36,7 @@ from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
     from gpuops.core.reporting import Progress
-    from gpuops.transport.answers import Outs, Piece, Result, Sum, Tail
+    from gpuops.transport.schemas import Outs, Piece, Result, Sum, Tail
 
 
 Received = dict[tuple[int, str], Arrival]

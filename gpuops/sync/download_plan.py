@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpuops.sync.outputs_record import Arrival, Memory, Stamp
+from gpuops.sync.merged_outputs_record import Arrival, Memory, Stamp
 
 Listing = Mapping[int, Mapping[str, Stamp]]
 """What each node has: node -> path -> (size, mtime_ns)."""

@@ -22,18 +22,24 @@ from gpuops.core.safe_folder import SafeFolder, local_errors
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes.session import nodes_of, open_programs, rented_machine_ended
 from gpuops.sync import RunHome
-from gpuops.sync.leftovers import Leftover, describe_leftovers, find_already_home, list_leftovers, save_leftovers
-from gpuops.sync.outputs import MEMORY_FILE, OutFolder
-from gpuops.sync.outputs_record import Held
+from gpuops.sync.merged_outputs import MEMORY_FILE, OutFolder
+from gpuops.sync.merged_outputs_record import Held
 from gpuops.sync.project import FileEntry, printable_path, read_entry
 from gpuops.sync.push_record import PushRecord
 from gpuops.sync.run_folder import make_ignored_folder, read_json
+from gpuops.sync.unmatched_files import (
+    UnmatchedFile,
+    describe_unmatched_files,
+    find_already_home,
+    list_unmatched_files,
+    save_unmatched_files,
+)
 from gpuops.transport.bulk import finish, read_files, transfer
 from gpuops.transport.rpc import AgentClient, Programs
 from gpuops.transport.tar_reader import Content, Member
 
 if TYPE_CHECKING:
-    from gpuops.transport.answers import Edits
+    from gpuops.transport.schemas import Edits
 
 
 EDITS_TIMEOUT_S = 600.0
@@ -157,7 +163,7 @@ class _EditReceiver:
         return self._folder.target(path) == link if sha256 is None else self._folder.sha256(path) == sha256
 
 
-def save_cluster_leftovers(ctx: Context, row: ClusterRow, progress: Progress) -> Iterator[str]:
+def save_cluster_edits(ctx: Context, row: ClusterRow, progress: Progress) -> Iterator[str]:
     """Save edited and new files of every node in `runs/<cluster>-left/node<i>/` of the cluster's folder, or in
     `<cluster>-left-2` where an earlier cluster of that name has the folder. Yields a sentence per node that had some.
 
@@ -169,7 +175,7 @@ def save_cluster_leftovers(ctx: Context, row: ClusterRow, progress: Progress) ->
     nodes = nodes_of(ctx, row)
     for index, machine in enumerate(nodes):
         try:
-            said = save_node_leftovers(ctx, row, machine, index, progress)
+            said = save_node_edits(ctx, row, machine, index, progress)
         except GpuopsError as error:
             if isinstance(error, NodeError) and rented_machine_ended(ctx, row, machine):
                 gone[index] = error
@@ -186,7 +192,7 @@ def save_cluster_leftovers(ctx: Context, row: ClusterRow, progress: Progress) ->
         yield f"node{index} has ended: what was edited or made there outside of runs is gone with it"
 
 
-def save_node_leftovers(ctx: Context, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
+def save_node_edits(ctx: Context, row: ClusterRow, machine: Resource, index: int, progress: Progress) -> str:
     """Save one node's files. Returns a sentence, empty where it had none. Raises NodeError, LocalDisk."""
     programs = open_programs(row, machine, index)
     try:
@@ -199,16 +205,16 @@ def save_node_leftovers(ctx: Context, row: ClusterRow, machine: Resource, index:
         if not found:
             return ""
         target = _leftovers_folder(row).below(f"node{index}")
-        with progress.during(f"saving what was edited or made on node{index}: {describe_leftovers(found)}"):
-            saved = save_leftovers(programs, PROJECT_TREE, found, target)
+        with progress.during(f"saving what was edited or made on node{index}: {describe_unmatched_files(found)}"):
+            saved = save_unmatched_files(programs, PROJECT_TREE, found, target)
         if saved.missing:
             raise NodeError(
-                f"node{index} does not give {describe_leftovers(saved.missing)}; what else was edited or made is in "
-                f"{target.path}",
+                f"node{index} does not give {describe_unmatched_files(saved.missing)}; "
+                f"what else was edited or made is in {target.path}",
                 "make it readable for the login on the node, or remove it there",
             )
         renamed = "".join(f"; {name} is {path}" for path, name in saved.renamed.items())
-        return f"edited or made on node{index}, saved in {target.path}: {describe_leftovers(found)}{renamed}"
+        return f"edited or made on node{index}, saved in {target.path}: {describe_unmatched_files(found)}{renamed}"
     finally:
         programs.connection.close()
 
@@ -227,11 +233,11 @@ def _belongs_to(path: Path, row: ClusterRow) -> bool:
     return read_json(path / MEMORY_FILE).get("cluster") == row.token or not any(path.glob("[!.]*"))
 
 
-def _find_unsaved(ctx: Context, row: ClusterRow, index: int, programs: Programs) -> list[Leftover]:
+def _find_unsaved(ctx: Context, row: ClusterRow, index: int, programs: Programs) -> list[UnmatchedFile]:
     runs = ctx.ledger.runs(cluster=row.id)
     given_up = [one for run in runs for one in run.request.get("outs") or () if one.startswith("!")]
     try:
-        found = list_leftovers({index: programs}, given_up, tree=PROJECT_TREE)
+        found = list_unmatched_files({index: programs}, given_up, tree=PROJECT_TREE)
     except NodeRefused as refusal:
         if refusal.kind == "no-node":
             return []
@@ -240,7 +246,7 @@ def _find_unsaved(ctx: Context, row: ClusterRow, index: int, programs: Programs)
     return [one for one in found if not any(_is_home(one, memory) for memory in held)]
 
 
-def _is_home(one: Leftover, held: Mapping[str, Mapping[int, Held]]) -> bool:
+def _is_home(one: UnmatchedFile, held: Mapping[str, Mapping[int, Held]]) -> bool:
     """Whether a run of this cluster has fetched exactly this version of the file."""
     arrived = held.get(one.path, {}).get(one.node)
     return arrived is not None and arrived.stamp == (one.size, one.mtime_ns)

@@ -15,8 +15,8 @@ from gpuops.core.parallel import on_each
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.ledger.store import RunRow
 from gpuops.sync import RunHome
-from gpuops.sync.outputs import OutFolder
-from gpuops.sync.outputs_record import Memory
+from gpuops.sync.merged_outputs import OutFolder
+from gpuops.sync.merged_outputs_record import Memory
 from gpuops.transport.bulk import Sending, finish, transfer
 from gpuops.transport.rpc import AgentClient
 

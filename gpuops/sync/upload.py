@@ -42,7 +42,7 @@ from gpuops.transport.bulk import finish, transfer, write_files
 from gpuops.transport.rpc import AgentClient
 
 if TYPE_CHECKING:
-    from gpuops.transport import answers
+    from gpuops.transport import schemas
 
 
 RATE_FILE = "uplink.json"
@@ -291,7 +291,7 @@ class _Plan:
     client: AgentClient
     tree_name: str
     tree: Tree
-    answer: answers.Plan
+    answer: schemas.Plan
 
     @property
     def need(self) -> list[tuple[int, FileEntry]]:
@@ -311,8 +311,8 @@ def _plan(tree_name: str, tree: Tree, overwrite: bool, client: AgentClient) -> _
     return _Plan(client, tree_name, tree, answer)
 
 
-def _request_plan(client: AgentClient, args: Mapping[str, Any]) -> answers.Plan:
-    answer: answers.Plan = client.call("plan", timeout=TREE_TIMEOUT_S, **args)
+def _request_plan(client: AgentClient, args: Mapping[str, Any]) -> schemas.Plan:
+    answer: schemas.Plan = client.call("plan", timeout=TREE_TIMEOUT_S, **args)
     for numbers in (answer["need"], answer["ask"]):
         if len(set(numbers)) < len(numbers) or max(numbers, default=-1) >= len(args["files"]):
             raise MalformedAnswer(
@@ -385,7 +385,7 @@ def _commit(record: PushRecord | None, plan: _Plan) -> PushReport:
     key = record.begin(plan.client.label, plan.tree.files) if record else ""
     removed = 0
     if plan.answer["push"]:  # else everything is there as it should be
-        done: answers.Committed = plan.client.call(
+        done: schemas.Committed = plan.client.call(
             "commit", timeout=TREE_TIMEOUT_S, tree=plan.tree_name, push=plan.answer["push"]
         )
         removed = done["removed"]

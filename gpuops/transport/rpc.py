@@ -6,7 +6,7 @@
     -> {"id": 7, "verb": "cancel"}       the stream ends with an error of kind `cancelled`
 
 A shell's start-up file may talk before the agent does: everything up to the magic line is noise. What a node says
-after it has a shape (`transport.answers`), or the request fails at once: nothing that has none gets past this module.
+after it has a shape (`transport.schemas`), or the request fails at once: nothing that has none gets past this module.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class AgentClient(Programs):
 
     def _no_answer(self, seen: bytes) -> NodeError:
         """Why the magic line never came: the agent's own refusal, or the last thing anybody said."""
-        from gpuops.transport import answers
+        from gpuops.transport import schemas
 
         try:
             self._channel.wait(timeout=WORDS_S)
@@ -167,7 +167,7 @@ class AgentClient(Programs):
             pass  # it talks but is no agent: close() ends it
         complaint = (self._channel.errors().strip() or seen.decode(errors="replace").strip()).splitlines()
         last = complaint[-1] if complaint else "nothing was said"
-        return answers.refused(self.label, last) or ConnectionLost(
+        return schemas.refused(self.label, last) or ConnectionLost(
             f"the agent on {self.label} does not answer ({_shown(last)})",
             "see `gpuops status`; `gpuops down` cleans up",
         )
@@ -293,7 +293,7 @@ class AgentClient(Programs):
         return Stream(self._items(verb, timeout, args, within))
 
     def _items(self, verb: str, timeout: float, args: dict[str, Any], within: float = inf) -> Items:
-        from gpuops.transport import answers  # and msgspec: not before a node is talked to
+        from gpuops.transport import schemas  # and msgspec: not before a node is talked to
 
         line_id, inbox = self._ask(verb, args)
         finished, end = False, time.monotonic() + within
@@ -303,7 +303,7 @@ class AgentClient(Programs):
                 if time.monotonic() > end:
                     raise MalformedAnswer(self.label, f"to '{verb}': no end after {span(within)}")
                 try:
-                    kind, said = answers.message(self.label, verb, line)
+                    kind, said = schemas.message(self.label, verb, line)
                 except NodeRefused:
                     finished = True
                     raise

@@ -15,7 +15,7 @@ from gpuops.core.files import write_atomic
 from gpuops.core.format import plural
 from gpuops.core.models import Intent, Journal, Offer, Option, Problem, Request, Resource
 from gpuops.core.platform import HERE, System
-from gpuops.nodes.virtual import divide
+from gpuops.nodes.gpu_shares import divide
 from provisioners.base import CONTRACT, Context
 from provisioners.local.processes import is_watchdog_alive, kill_processes, start_node
 from provisioners.ssh.placement import refuse_rental_flags

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpuops.core.errors import GpuopsError, NodeError, UsageError
 from gpuops.core.format import plural
 from gpuops.core.models import Problem, Request
-from gpuops.nodes.virtual import divide
+from gpuops.nodes.gpu_shares import divide
 from provisioners.ssh.hosts import HostBook
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ SSH = {"gpuops.transport.ssh", "gpuops.nodes.bootstrap", "gpuops.core.parallel",
 HOSTS = {"provisioners.ssh.provisioner", "provisioners.ssh.hosts", "provisioners.ssh.placement"}
 STORIES = {"gpuops.clusters.up", "gpuops.runs.prepare"}
 SERVICES = ["ledger.store", "transport.connection", "transport.rpc", "sync.upload", "runs.spec", "runs.log_lines",
-            "offers.lease", "sync.download", "core.settings", "runs.verdict"]  # fmt: skip
+            "offers.lease", "sync.download", "core.settings", "runs.outcome.verdict"]  # fmt: skip
 
 
 def name_of(path: Path) -> str:

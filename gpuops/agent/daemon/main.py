@@ -13,7 +13,7 @@ from gpuops.agent.daemon import image_environment
 from gpuops.agent.daemon.init import start_watchdog
 from gpuops.agent.daemon.watchdog import Wake, note_self
 from gpuops.agent.node import Node, log, node_of
-from gpuops.agent.retain import early_end, sink
+from gpuops.agent.retain import end_once_stored, sink
 from gpuops.agent.rpc.server import Server
 from gpuops.agent.run import preemption, registry
 from gpuops.agent.run.result import settle
@@ -55,7 +55,7 @@ def finish_sinks(node: Node) -> None:
         sink.resume(node)
     done.set()
     for name in node.runs()[-1:]:
-        early_end.start_watch(node, name)
+        end_once_stored.start_watch(node, name)
 
 
 def hurry(notice: preemption.Notice) -> None:

@@ -18,8 +18,8 @@ from typing import Any, Iterable, Sequence
 from gpuops.agent import lease, presence, processes
 from gpuops.agent.node import Node, log, node_of, open_append, program, write_json
 from gpuops.agent.processes import find
-from gpuops.agent.retain import early_end
-from gpuops.agent.retain.hold import HeldRuns
+from gpuops.agent.retain import end_once_stored
+from gpuops.agent.retain.await_download import HeldRuns
 from gpuops.agent.rpc.connect import ask
 from gpuops.agent.run_files import markers
 
@@ -123,7 +123,7 @@ class Watchdog:
         if limit_s is not None and self._work_schedule.is_due(now.mono, limit_s) and presence.at_work(self._node):
             self._node.touch()
         quiet_s = self._quiet.seconds(lease.touched(self._node), now)
-        return lease.next_end(current, now, quiet_s, live, hold_s, early_end.end_reason(self._node))
+        return lease.next_end(current, now, quiet_s, live, hold_s, end_once_stored.end_reason(self._node))
 
     def _hold_s(self) -> float | None:
         """How long results that would be lost with this machine are held for a client; None: nothing is held."""

@@ -17,7 +17,7 @@ import threading
 import time
 from typing import Any, Iterator, Mapping, NamedTuple
 
-from gpuops.agent.network.strangers import close, proof
+from gpuops.agent.network.unauthenticated import close, proof
 
 HEAD = struct.Struct(">IB32s")
 COUNTED = struct.Struct(">QIB")

@@ -25,7 +25,7 @@ from gpuops.agent.files.folder import TreeFolder, checked, free_bytes, raw
 from gpuops.agent.gang.channel import FRAME_LIMIT, Channel
 from gpuops.agent.gang.link import Link
 from gpuops.agent.node import Node, Refusal, log, read_json, remove_file, write_json
-from gpuops.agent.retain import early_end, hold, sink
+from gpuops.agent.retain import await_download, end_once_stored, sink
 
 LATEST_START_S = 30.0
 """While a client is connected, which may download the results, a handover starts this long before the machine ends."""
@@ -124,14 +124,14 @@ class Handover:
         """Whether the results exist only here. A connected client gets the time to download them first."""
         while not self._is_safe():
             left_s = self._preempted[self._me] - time.monotonic()
-            if left_s < LATEST_START_S or not early_end.is_attended(presence.count(), presence.silent_s()):
+            if left_s < LATEST_START_S or not end_once_stored.is_attended(presence.count(), presence.silent_s()):
                 return True
             time.sleep(SAFETY_CHECK_INTERVAL_S)
         return False
 
     def _is_safe(self) -> bool:
         """Whether the results were downloaded, or are in their sink."""
-        home = os.path.join(self._node.run(self._spec["run"]), hold.HOME)
+        home = os.path.join(self._node.run(self._spec["run"]), await_download.HOME)
         return os.path.exists(home) or (sink.sink_state(self._node, self._spec["run"]) or {}).get("state") == "safe"
 
     # Giving.
@@ -241,7 +241,7 @@ class Handover:
         folder = self._node.run(self._spec["run"])
         with self._lock:
             write_json(os.path.join(folder, STATE), {**handed(folder), path: of})
-            remove_file(os.path.join(folder, hold.HOME))
+            remove_file(os.path.join(folder, await_download.HOME))
         self._node.touch()
 
     def _tree(self) -> str:

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Callable, Mapping, NamedTuple
 
 from gpuops.agent.gang.channel import Channel, session_keys
-from gpuops.agent.network.strangers import ACCEPT_PAUSE_S, BACKLOG, Strangers, close, proof, read_line
+from gpuops.agent.network.unauthenticated import ACCEPT_PAUSE_S, BACKLOG, Strangers, close, proof, read_line
 from gpuops.agent.node import log
 
 Receive = Callable[[Mapping[str, Any]], None]

@@ -17,7 +17,7 @@ import time
 from typing import Any, Sequence
 
 from gpuops.agent.network.interfaces import DISCARD_PORT, port_candidates, source_address
-from gpuops.agent.network.strangers import ACCEPT_PAUSE_S, BACKLOG, Strangers, proof, read_line
+from gpuops.agent.network.unauthenticated import ACCEPT_PAUSE_S, BACKLOG, Strangers, proof, read_line
 from gpuops.agent.node import Emit, Node, Refusal
 
 HELLO = b"gpuops-probe"

@@ -1,12 +1,12 @@
 """Results kept where they outlive this node, and how long the node lives for them.
 
-sink             stores a run's results: in a folder, or in a bucket
-run_contents     which files of a run are stored
-safe_copy        one file copied to another disk and read back
-bucket           a bucket as sink: one archive for each node
-upload           the multipart upload of an archive
-virtual_tar      an archive composed while it is sent
-object_requests  requests to an object store with presigned URLs
-hold             a node waits for clients to download results
-early_end        a node ends as soon as its results are safe
+sink              stores a run's results: in a folder, or in a bucket
+run_contents      which files of a run are stored
+safe_copy         one file copied to another disk and read back
+bucket_sink       a bucket as sink: one archive for each node
+multipart_upload  sends that archive in parts
+virtual_tar       an archive composed while it is sent
+object_requests   requests to an object store with presigned URLs
+await_download    a node waits for clients to download results
+end_once_stored   a node ends as soon as its results are safe
 """

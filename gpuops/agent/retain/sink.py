@@ -23,9 +23,9 @@ from typing import Any, Callable, Mapping
 from gpuops.agent import run_files
 from gpuops.agent.files.folder import raw
 from gpuops.agent.node import Node, Refusal, log, read_json, remove_file, write_json
-from gpuops.agent.retain import bucket, hold, run_contents
+from gpuops.agent.retain import await_download, bucket_sink, run_contents
+from gpuops.agent.retain.multipart_upload import NEVER
 from gpuops.agent.retain.safe_copy import copy_verified
-from gpuops.agent.retain.upload import NEVER
 
 STATE = "sink.json"
 SAFE = "safe.json"
@@ -56,8 +56,10 @@ def claim(node: Node, spec: Mapping[str, Any], urls: Mapping[str, Any] | None = 
     sink = spec.get("sink")
     if not sink:
         return
-    if bucket.uses_bucket(spec):
-        _record_state(node.run(spec["run"]), {"state": "claimed", "folder": bucket.claim_place(node, spec, urls or {})})
+    if bucket_sink.uses_bucket(spec):
+        _record_state(
+            node.run(spec["run"]), {"state": "claimed", "folder": bucket_sink.claim_place(node, spec, urls or {})}
+        )
         return
     mark = f".of-{sink['id']}"
     try:
@@ -116,7 +118,11 @@ def store_results(node: Node, name: str) -> None:
             return  # the run never started
         with _LOCK:
             _store(
-                node, folder, spec, state["folder"], lambda: min(bucket.machine_deadline(spec, result), _machine_ends)
+                node,
+                folder,
+                spec,
+                state["folder"],
+                lambda: min(bucket_sink.machine_deadline(spec, result), _machine_ends),
             )
     except Exception:
         log(f"the results of {name} could not be stored\n{traceback.format_exc()}")
@@ -124,7 +130,7 @@ def store_results(node: Node, name: str) -> None:
 
 def _store(node: Node, folder: str, spec: Mapping[str, Any], sink: str, deadline: Callable[[], float]) -> None:
     try:
-        if bucket.uses_bucket(spec):
+        if bucket_sink.uses_bucket(spec):
             files, size, changed = _upload(node, spec, folder, sink, deadline)
         else:
             (files, size), changed = _Copy(node, spec, folder, sink).run(), []
@@ -137,9 +143,9 @@ def _store(node: Node, folder: str, spec: Mapping[str, Any], sink: str, deadline
     more = {"changed": changed} if changed else {}
     _record_state(folder, {"state": "safe", "folder": sink, "at": time.time(), "files": files, "bytes": size, **more})
     run_files.event(folder, "safe", sink=sink, files=files, bytes=size, **more)
-    hold.release(folder)
-    if bucket.uses_bucket(spec):
-        bucket.remove_upload_urls(folder)
+    await_download.release(folder)
+    if bucket_sink.uses_bucket(spec):
+        bucket_sink.remove_upload_urls(folder)
 
 
 def _upload(
@@ -147,7 +153,7 @@ def _upload(
 ) -> tuple[int, int, list[str]]:
     """How many files and bytes were sent, and the names of files that changed meanwhile. Raises OSError if some are
     missing in the bucket."""
-    stored = bucket.upload_results(node, spec, folder, deadline, lambda total: Progress(node, folder, sink, total))
+    stored = bucket_sink.upload_results(node, spec, folder, deadline, lambda total: Progress(node, folder, sink, total))
     if stored.missing and stored.missing == len(stored.unread):
         raise OSError(errno.EACCES, f"{_count_files(stored.missing)} cannot be read: {', '.join(stored.unread[:3])}")
     if stored.missing:
@@ -180,8 +186,8 @@ def start_heartbeat(node: Node, spec: Mapping[str, Any], done: threading.Event) 
     def show() -> None:
         while not done.is_set() or is_unsafe(node, spec["run"]):
             try:
-                if bucket.uses_bucket(spec):
-                    bucket.write_state(node, spec, sink_state(node, spec["run"]) or {})
+                if bucket_sink.uses_bucket(spec):
+                    bucket_sink.write_state(node, spec, sink_state(node, spec["run"]) or {})
                 else:
                     os.utime(path)
             except OSError as error:
@@ -194,7 +200,7 @@ def start_heartbeat(node: Node, spec: Mapping[str, Any], done: threading.Event) 
 
 def is_unsafe(node: Node, name: str) -> bool:
     """Whether a run's results exist only here, since storing them failed."""
-    at_home = os.path.exists(os.path.join(node.run(name), hold.HOME))
+    at_home = os.path.exists(os.path.join(node.run(name), await_download.HOME))
     return not at_home and (sink_state(node, name) or {}).get("state") == "failed"
 
 

@@ -5,7 +5,7 @@ supervisor        the life of one run: start, watch, stop, end
 launcher          which command line is started, in which environment
 rank              mode `rank`: between torchrun and the script
 result            how a run ended: decisions from what was seen
-rendezvous        which ranks joined the rendezvous
+joined_ranks      which ranks joined the rendezvous
 preemption        the provider's notices that it takes the machine back
 snapshot_request  asking a run to save a snapshot and go on
 logs              verb `tail`: the run's streams as bytes

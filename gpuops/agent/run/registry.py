@@ -96,7 +96,7 @@ def _claim(supervisor: Supervisor) -> None:
 
 
 def _prepare(node: Node, spec: dict[str, Any], urls: dict[str, Any] | None) -> None:
-    """Make the run's folder, with all files that its first process needs. `urls`: see retain.bucket."""
+    """Make the run's folder, with all files that its first process needs. `urls`: see retain.bucket_sink."""
     tree = node.tree(spec["tree"])
     if not os.path.isdir(tree):
         raise Refusal("no-tree", f"the tree '{spec['tree']}' was never pushed to this node", "push it first")

@@ -20,9 +20,9 @@ from gpuops.agent.lease import read_clocks
 from gpuops.agent.machine import boot_id
 from gpuops.agent.node import Node, log, open_append, program, write_json
 from gpuops.agent.processes import catches
-from gpuops.agent.retain import early_end, sink
+from gpuops.agent.retain import end_once_stored, sink
 from gpuops.agent.run import launcher, preemption, snapshot_request
-from gpuops.agent.run.rendezvous import Sampler
+from gpuops.agent.run.joined_ranks import Sampler
 from gpuops.agent.run.result import Step, Stop, decide, first_failure, hasten, ladder, result
 
 SUPERVISION_INTERVAL_S = 0.2
@@ -104,7 +104,7 @@ class Supervisor:
             self.done.set()
             if self._handover is not None:
                 self._handover.begin()
-            early_end.start_watch(self._node, self.name)
+            end_once_stored.start_watch(self._node, self.name)
 
     def _live(self) -> None:
         live = {"run": self.name, "started": self._started, "boot_id": boot_id()}

@@ -8,7 +8,7 @@ from typing import Any
 from gpuops.commands.doctor.report import Checkup, Finding, error, megabytes, note, warning
 from gpuops.core.format import plural
 from gpuops.nodes import cuda as compat
-from gpuops.transport.answers import Gpu
+from gpuops.transport.schemas import Gpu
 
 IN_USE_MIN_MB = 1000
 """MB in use above which a GPU counts as used by another program: a desktop alone takes less."""

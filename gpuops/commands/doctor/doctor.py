@@ -31,7 +31,7 @@ from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
 from gpuops.nodes.python import own_pythons
 from gpuops.nodes.session import nodes_of, open_programs
-from gpuops.offers.payer import KEY_ORDER, find_payer, refuse_tracked
+from gpuops.offers.billing_account import KEY_ORDER, find_payer, refuse_tracked
 from gpuops.transport.bulk import exchange
 from gpuops.transport.connection import Connection, ProcessConnection
 from gpuops.transport.dial import connect
@@ -73,10 +73,10 @@ def run_checkup(connection: Connection, where: str, python: str, options: Sequen
 
 
 def _parse_facts(said: bytes, where: str) -> Mapping[str, Any]:
-    from gpuops.transport import answers
+    from gpuops.transport import schemas
 
     try:
-        facts = answers.parsed(said)
+        facts = schemas.parsed(said)
         if facts["schema"] == 1:
             return dict(facts)
     except (ValueError, KeyError, TypeError):

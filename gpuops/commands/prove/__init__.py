@@ -8,6 +8,6 @@ them against the real provider and writes a record.
 - `sandbox`: the provisioner under test, its clusters and what they cost.
 - `shared_clusters`: clusters that several scenarios act on.
 - `faults`: outcomes, and journals and provisioners that lose answers or kill the process.
-- `victim`: the process that one scenario starts and kills.
+- `killed_process`: the process that one scenario starts and kills.
 - `record`: the JSON document, and its row in docs/verified.md.
 """

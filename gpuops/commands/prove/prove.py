@@ -16,7 +16,7 @@ from gpuops.core.errors import GpuopsError, Interrupted, ProviderError, UsageErr
 from gpuops.core.format import span, table
 from gpuops.core.models import Offer, Request
 from gpuops.offers.approval import confirm_price
-from gpuops.offers.payer import find_payer, refuse_dotenv
+from gpuops.offers.billing_account import find_payer, refuse_dotenv
 from gpuops.offers.table import format_payer as paid_by
 
 CLUSTER_LIFETIMES_S = {"made": 150.0, "adopted": 480.0, "killed": 150.0, "unattended": 210.0}

@@ -22,7 +22,7 @@ from gpuops.core.models import Intent, Journal, Lease, Offer, Problem, Request, 
 from gpuops.core.provider import Provisioner, is_rented
 from gpuops.ledger.store import ClusterRow
 from gpuops.nodes import bootstrap
-from gpuops.offers.payer import find_payer, payer_record
+from gpuops.offers.billing_account import find_payer, payer_record
 from gpuops.offers.terms import BOOT_MARGIN_S
 from provisioners import checked, registry
 from provisioners.checked import CallTimeout, CheckedProvisioner, call_with_timeout

@@ -128,7 +128,7 @@ def _kill_another(sandbox: Sandbox, row: ClusterRow) -> str:
     question = {"home": str(sandbox.ctx.home), "owner": sandbox.ctx.owner, "cluster": row.id}
     env = {**sandbox.ctx.env, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
-        argv = [sys.executable, "-m", "gpuops.commands.prove.victim"]
+        argv = [sys.executable, "-m", "gpuops.commands.prove.killed_process"]
         done = subprocess.run(argv, input=json.dumps(question), env=env,
                               capture_output=True, text=True, timeout=CREATE_TIMEOUT_S, check=False)  # fmt: skip
     except subprocess.TimeoutExpired:

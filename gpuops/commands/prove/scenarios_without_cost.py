@@ -15,7 +15,7 @@ from gpuops.core.format import money
 from gpuops.core.models import Option, Payer, Request
 from gpuops.core.provider import CONTRACT, has_capability
 from gpuops.ledger.store import LedgerJournal
-from gpuops.offers.payer import PAYER_WAIT_S
+from gpuops.offers.billing_account import PAYER_WAIT_S
 from provisioners.registry import REQUIRED_MEMBERS
 
 CAPABILITIES = ("multinode", "spot", "self_destruct", "host_keys", "rented", "shares_disk")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpuops.agent.gang.link import Head, Link, Member, Times
-from gpuops.agent.network.strangers import proof
+from gpuops.agent.network.unauthenticated import proof
 from tests.ports import free_port
 
 HANG_S = 600.0

@@ -19,7 +19,7 @@ from gpuops.agent.gang import handover
 from gpuops.agent.gang.handover import Handover
 from gpuops.agent.gang.link import Head, Link, Member, Times
 from gpuops.agent.node import Node
-from gpuops.agent.retain import hold
+from gpuops.agent.retain import await_download
 from tests.integration.agent.conftest import until
 from tests.ports import free_port
 
@@ -107,7 +107,7 @@ def test_what_goes_lies_where_somebody_stays(pair: Pair, going: int) -> None:
     giver.file("snapshots/toy/last", b"step-00000120.pt\n")
     giver.file("empty.pt", b"")
     giver.file("notes.txt", b"no pattern names it")
-    (taker.run / hold.HOME).write_text("{}")  # all that it had before is at home
+    (taker.run / await_download.HOME).write_text("{}")  # all that it had before is at home
     pair.reclaim(going)
     assert giver.said("handed") == {"to": taker.spec["node"], "files": 3, "bytes": len(large) + 17}
     assert taker.said("took") == {"of": going, "files": 3, "bytes": len(large) + 17}
@@ -115,7 +115,7 @@ def test_what_goes_lies_where_somebody_stays(pair: Pair, going: int) -> None:
         "snapshots/toy/step-00000120.pt": large, "snapshots/toy/last": b"step-00000120.pt\n", "empty.pt": b"",
     }  # fmt: skip
     assert (taker.tree / "snapshots/toy/last").stat().st_mtime_ns == NEW
-    assert not (taker.run / hold.HOME).exists(), "it is held again"
+    assert not (taker.run / await_download.HOME).exists(), "it is held again"
     assert handover.handed(str(taker.run)) == dict.fromkeys(taker.files(), going)
     assert not list(taker.folder.glob(f"{handover.PART}*"))
 
@@ -146,7 +146,7 @@ def test_who_came_second_takes_what_the_first_did_not(pair: Pair) -> None:
 
 def test_two_that_hand_over_at_once_are_both_noted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of node 0's was at home: whoever comes first says that it is not any more."""
-    (pair.head.run / hold.HOME).write_text("{}")
+    (pair.head.run / await_download.HOME).write_text("{}")
     exists = os.path.exists
 
     def slowly(path: str) -> bool:
@@ -160,7 +160,7 @@ def test_two_that_hand_over_at_once_are_both_noted(pair: Pair, monkeypatch: pyte
         for one in noted:
             one.result(HANG_S)
     assert handover.handed(str(pair.head.run)) == {"1.pt": 1, "2.pt": 2}
-    assert not (pair.head.run / hold.HOME).exists()
+    assert not (pair.head.run / await_download.HOME).exists()
 
 
 def test_a_file_that_cannot_be_read_keeps_no_other_behind(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,10 +243,10 @@ def test_what_was_fetched_is_not_handed_over(pair: Pair, going: int, monkeypatch
     giver.file("a.pt", b"a")
     monkeypatch.setattr(presence, "silent_s", lambda: 0.0)
     looked = threading.Event()
-    monkeypatch.setattr(handover.early_end, "is_attended", lambda *_: looked.set() or True)
+    monkeypatch.setattr(handover.end_once_stored, "is_attended", lambda *_: looked.set() or True)
     pair.reclaim(going)
     assert looked.wait(HANG_S), "it waits for who is there"
-    (giver.run / hold.HOME).write_text("{}")
+    (giver.run / await_download.HOME).write_text("{}")
     until(lambda: not any(thread.name == "handover" for thread in threading.enumerate()), "it is over")
     assert taker.files() == {}
 
@@ -254,7 +254,7 @@ def test_what_was_fetched_is_not_handed_over(pair: Pair, going: int, monkeypatch
 def test_with_somebody_there_it_is_handed_over_before_it_is_too_late(pair: Pair, monkeypatch: Any) -> None:
     giver, taker = pair.sides(1)
     giver.file("a.pt", b"a")
-    monkeypatch.setattr(handover.early_end, "is_attended", lambda *_: True)
+    monkeypatch.setattr(handover.end_once_stored, "is_attended", lambda *_: True)
     pair.reclaim(1, left_s=handover.LATEST_START_S + 0.5)
     assert taker.said("took")["files"] == 1
 

@@ -12,7 +12,7 @@ import pytest
 from gpuops.core.errors import ConnectionLost, NodeRefused
 from gpuops.runs import follow
 from gpuops.runs.follow import Follower
-from gpuops.runs.report import ReasonKind, parse_report
+from gpuops.runs.outcome.node_report import ReasonKind, parse_report
 from gpuops.sync import RunHome
 from tests.integration.agent.conftest import HANG_S, until
 

@@ -17,8 +17,8 @@ import pytest
 
 from gpuops.agent.wire import PROTOCOL
 from gpuops.core.errors import NodeRefused
-from gpuops.transport.answers import Address, Route
 from gpuops.transport.rpc import AgentClient
+from gpuops.transport.schemas import Address, Route
 from tests.integration.agent.conftest import RealNode, alive, carrying, until
 
 NOTE = "import os; open(f'pid.{os.getpid()}', 'w').close();"

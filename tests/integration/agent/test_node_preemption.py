@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from gpuops.core.models import RunRequest
-from gpuops.runs.report import parse_report
-from gpuops.runs.verdict import judge
+from gpuops.runs.outcome.node_report import parse_report
+from gpuops.runs.outcome.verdict import judge
 from tests.fakes.aws.imds import Service
 from tests.files import change
 from tests.integration.agent.conftest import RealNode, until

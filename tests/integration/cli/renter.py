@@ -18,7 +18,7 @@ import pytest
 from gpuops.core.errors import BUG
 from gpuops.core.polling import Clock
 from gpuops.ledger.store import Ledger
-from gpuops.offers import payer, search, terms
+from gpuops.offers import billing_account, search, terms
 from provisioners.runpod import account, api, lifecycle
 from provisioners.runpod.provisioner import RunpodProvisioner
 from tests.conftest import HANG_S, until
@@ -200,7 +200,7 @@ def money(renter: Renter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Re
         (account, "QUERY_TIMEOUT_S"),
         (search, "ACCOUNT_WAIT_FOR_OFFERS_S"),
         (terms, "ACCOUNT_WAIT_S"),
-        (payer, "PAYER_WAIT_S"),
+        (billing_account, "PAYER_WAIT_S"),
     ):
         monkeypatch.setattr(module, patience, HANG_S)
     return renter

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuops.offers.payer import KEY_ORDER
+from gpuops.offers.billing_account import KEY_ORDER
 from provisioners.aws import credentials
 from provisioners.aws.stock import UNPRICED_HINT
 from tests.conftest import Shell

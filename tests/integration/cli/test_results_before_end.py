@@ -17,7 +17,7 @@ GUARD_SAYS = "the guard brings the results home and ends local-1"
 @pytest.mark.parametrize("name", ["INT", "HUP"])
 def test_a_signal_during_the_last_fetch(shell: Shell, name: str) -> None:
     done = shell.run(
-        "run", "--", "sh", "-c", "echo made > made.pt", driver=f"signal:{name}:gpuops.runs.collect:fetch_now"
+        "run", "--", "sh", "-c", "echo made > made.pt", driver=f"signal:{name}:gpuops.runs.results.collect:fetch_now"
     )
     assert done.returncode == 130, done.stderr
     assert (GUARD_SAYS in done.stderr) is (name == "INT")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.agent.run.rendezvous import MIN_SAMPLED_S
+from gpuops.agent.run.joined_ranks import MIN_SAMPLED_S
 from tests.conftest import HANG_S, Shell, until
 from tests.integration.cli.counting import PROGRAM, Counting, remove
 

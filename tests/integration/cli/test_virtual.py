@@ -191,7 +191,7 @@ def test_the_idle_end_is_the_machines(lab: Shell) -> None:
 @pytest.mark.parametrize("moment", ["_init_node", "machines_of", "contact_node"])
 def test_a_command_that_is_killed_while_it_makes_one(lab: Shell, moment: str) -> None:
     """Before there is one, before the ledger hears of it, and after."""
-    killed = lab.run(*WHO, "2", *TELLS, driver=f"signal:KILL:gpuops.clusters.virtual:{moment}")
+    killed = lab.run(*WHO, "2", *TELLS, driver=f"signal:KILL:gpuops.clusters.virtual_nodes:{moment}")
     assert killed.returncode == -signal.SIGKILL
     assert (n1(lab) / "node.json").exists() is (moment != "_init_node")
     assert len(lab.clusters()[0]["nodes"]) == (2 if moment == "contact_node" else 1)

@@ -22,8 +22,8 @@ from gpuops.core.errors import NodeError
 from gpuops.core.models import Lease, Request
 from gpuops.core.polling import Clock
 from gpuops.core.processes import Identity, myself, started
+from gpuops.guard import cleanup as keep
 from gpuops.guard import daemon, ensure, heartbeat
-from gpuops.guard import tend as keep
 from gpuops.guard.daemon import Job
 from gpuops.ledger.store import ClusterRow, Ledger, RunRow
 from gpuops.offers.lease import LeaseLimits
@@ -162,7 +162,7 @@ def told(world: Context) -> str:
 def test_what_a_dead_command_left(there: tuple[Cloud, Context], state: str, ephemeral: bool, say: str) -> None:
     cloud, world = there
     lab = cluster(world, state=state, ephemeral=ephemeral)
-    keep.tend(world, lab)
+    keep.clean_up(world, lab)
     assert cloud.machines() == []
     assert world.ledger.cluster(lab).state == "gone"
     assert say in told(world)
@@ -172,19 +172,19 @@ def test_what_a_living_command_has_in_hand_is_left_to_it(there: tuple[Cloud, Con
     cloud, world = there
     for state in ("creating", "ending", "up"):
         lab = cluster(world, state=state, ephemeral=True, owner_process=other)
-        keep.tend(world, lab)
+        keep.clean_up(world, lab)
         assert len(cloud.machines()) == 1
         world.ledger.set_cluster(lab, owner_process=DEAD)
-        keep.tend(world, lab)
+        keep.clean_up(world, lab)
 
 
 def test_a_lease_ends_a_cluster_even_while_its_keeper_lives(there: tuple[Cloud, Context], other: Identity) -> None:
     cloud, world = there
     lab = cluster(world, owner_process=other, lease=Lease(hard_end=world.clock.now() + 10))
-    keep.tend(world, lab)
+    keep.clean_up(world, lab)
     assert len(cloud.machines()) == 1, "not before its end"
     world.clock.sleep(20)
-    keep.tend(world, lab)
+    keep.clean_up(world, lab)
     assert cloud.machines() == []
     assert "lab reached the end of its lease and was ended" in told(world)
 
@@ -196,15 +196,13 @@ def test_a_lease_that_is_extended_at_the_last_moment_counts(
     cloud, world = there
     now = world.clock.now()
     lab = cluster(world, lease=Lease(hard_end=now - 1, idle_s=60.0))
-    monkeypatch.setattr(
-        keep, "save_cluster_leftovers", lambda *_: world.ledger.extend(lab, Lease(now + 3600, 60.0)) and []
-    )
-    keep.tend(world, lab)
+    monkeypatch.setattr(keep, "save_cluster_edits", lambda *_: world.ledger.extend(lab, Lease(now + 3600, 60.0)) and [])
+    keep.clean_up(world, lab)
     assert (world.ledger.cluster(lab).state, len(cloud.machines())) == ("up", 1)
     assert world.ledger.cluster(lab).owner_process is None
     world.clock.sleep(3700)
-    monkeypatch.setattr(keep, "save_cluster_leftovers", lambda *_: [])
-    keep.tend(world, lab)
+    monkeypatch.setattr(keep, "save_cluster_edits", lambda *_: [])
+    keep.clean_up(world, lab)
     assert cloud.machines() == []
     assert not world.ledger.extend(lab, Lease()), "too late"
 
@@ -216,7 +214,7 @@ def test_who_takes_a_cluster_over_while_the_guard_looks_at_it_keeps_it(
     _, world = there
     lab = cluster(world)
     monkeypatch.setattr(keep, "all_machines_ended", lambda *_: bool(world.ledger.set_cluster(lab, owner_process=other)))
-    keep.tend(world, lab)
+    keep.clean_up(world, lab)
     assert world.ledger.cluster(lab).owner_process == other
 
 
@@ -229,7 +227,7 @@ def test_a_run_that_a_command_was_quicker_to_take_is_left_to_it(
     one = running(world, lab, DEAD)
     take = keep._take_run
     monkeypatch.setattr(keep, "_take_run", lambda ctx, run: world.ledger.take_run(run.id, other) and take(ctx, run))
-    keep.tend(world, lab)
+    keep.clean_up(world, lab)
     assert (world.ledger.run(one.id).state, world.ledger.run(one.id).owner_process) == ("running", other)
 
 
@@ -237,7 +235,7 @@ def test_a_command_that_hangs_while_creating_is_ended_for(there: tuple[Cloud, Co
     cloud, world = there
     lab = cluster(world, owner_process=other, state="creating", lease=Lease(hard_end=world.clock.now() + 86400))
     world.clock.sleep(61)
-    keep.tend(world, lab)
+    keep.clean_up(world, lab)
     assert cloud.machines() == []
     assert "lab was not ready in time: undone" in told(world)
 
@@ -248,11 +246,11 @@ def test_a_node_that_cannot_be_reached_is_waited_for_but_not_beyond_its_lease(th
     lab = cluster(world, lease=Lease(hard_end=world.clock.now() + 10))
     one = running(world, lab, owner_process=None)
     with pytest.raises(NodeError, match="node0 is reached by 'pigeon'"):
-        keep.tend(world, lab)
+        keep.clean_up(world, lab)
     assert len(cloud.machines()) == 1
     assert world.ledger.run(one.id).state == "running"
     world.clock.sleep(20)
-    keep.tend(world, lab)
+    keep.clean_up(world, lab)
     assert cloud.machines() == []
     assert world.ledger.run(one.id).state == "home"
     assert "toy-1: " in told(world)
@@ -277,26 +275,26 @@ def test_what_a_command_takes_over_is_not_ended_under_it(
             world.ledger.set_run(one.id, owner_process=other)
 
     monkeypatch.setattr(keep, "_finish_run", finish)
-    keep.tend(world, lab)
+    keep.clean_up(world, lab)
     assert len(cloud.machines()) == 1
     found = world.ledger.cluster(lab)
     assert (found.state, found.owner_process) == ("up", None if queued else other)
     for run in world.ledger.runs(cluster=lab):
         world.ledger.set_run(run.id, state="home", owner_process=None)
     world.ledger.set_cluster(lab, owner_process=DEAD)
-    keep.tend(world, lab)
+    keep.clean_up(world, lab)
     assert cloud.machines() == []
 
 
 def test_a_cluster_that_ended_by_itself_is_cleared_away(there: tuple[Cloud, Context]) -> None:
     cloud, world = there
     lab = cluster(world, lease=Lease(None, 1800.0))
-    keep.tend(world, lab)
+    keep.clean_up(world, lab)
     assert world.ledger.cluster(lab).state == "up"
     assert world.ledger.cluster(lab).owner_process is None, "the guard keeps nothing that it does not work on"
     for path in cloud.folder.glob("machines/*"):
         path.unlink()
-    keep.tend(world, lab)
+    keep.clean_up(world, lab)
     assert world.ledger.cluster(lab).state == "gone"
     assert "lab had ended by itself and was cleared away" in told(world)
 
@@ -311,14 +309,14 @@ def test_machines_do_not_outlive_their_nodes(tmp_path: Path, monkeypatch: pytest
     live = bring_up(world, Request(NAME, timeout_min=10.0), name="lab", ephemeral=False, wish=LeaseLimits(idle_min=1.0))
     live.close()
     world.ledger.set_cluster(live.row.id, owner_process=None)
-    keep.tend(world, live.row.id)
+    keep.clean_up(world, live.row.id)
     assert (world.ledger.cluster(live.row.id).state, len(cloud.machines())) == ("up", 1)
     (world.home / "local" / "lab" / "n0" / "ended.json").write_text('{"at": 0, "why": "nothing was run on it"}')
     if able is True:
-        keep.tend(world, live.row.id)
+        keep.clean_up(world, live.row.id)
         assert len(cloud.machines()) == 1, "before it may have been idle for too long it is not asked"
         world.ledger.set_cluster(live.row.id, ready=world.clock.now() - 61.0)
-    keep.tend(world, live.row.id)
+    keep.clean_up(world, live.row.id)
     assert (world.ledger.cluster(live.row.id).state, cloud.machines()) == ("gone", [])
     assert "its nodes had ended by themselves" in told(world)
 
@@ -333,8 +331,8 @@ def test_what_is_rented_waits_once_for_what_is_on_it(
     running(world, lab, DEAD)
     asked: list[str] = []
     monkeypatch.setattr(keep, "_finish_run", lambda *_: asked.append("results"))
-    monkeypatch.setattr(keep, "save_cluster_leftovers", lambda *_: asked.append("edits") or [])
-    keep.tend(world, lab, saving=False)
+    monkeypatch.setattr(keep, "save_cluster_edits", lambda *_: asked.append("edits") or [])
+    keep.clean_up(world, lab, saving=False)
     assert (asked, cloud.machines()) == ([], [])
 
 
@@ -664,7 +662,7 @@ def test_who_sees_that_a_cluster_is_gone_sees_why(
         seen.append(told(world))
 
     monkeypatch.setattr(Ledger, "gone", gone)
-    keep.tend(world, lab)
+    keep.clean_up(world, lab)
     assert ["lab was torn down" in say for say in seen] == [True]
 
 

@@ -11,9 +11,9 @@ import pytest
 from gpuops.core.errors import NodeError
 from gpuops.core.models import Resource, RunRequest
 from gpuops.nodes.python import check_torch
-from gpuops.transport.answers import Gpu
 from gpuops.transport.connection import ProcessConnection
 from gpuops.transport.rpc import AgentClient, NodePaths, Programs
+from gpuops.transport.schemas import Gpu
 
 V100 = [Gpu(3, "Tesla V100-SXM2-16GB", "595.10", "7.0")]
 NO_KERNELS = ("2.11.0+cu128", "12.8")

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from gpuops.agent.gang.channel import BYTES, FRAME_LIMIT, HEAD, MESSAGE, Channel, Keys, Seal, session_keys
 from gpuops.agent.gang.link import GIVE, TAKE, Head, Member, Times
 from gpuops.agent.network import probe
-from gpuops.agent.network.strangers import MAX_LINE_BYTES, MAX_STRANGERS, SHORTAGE, Strangers, proof
+from gpuops.agent.network.unauthenticated import MAX_LINE_BYTES, MAX_STRANGERS, SHORTAGE, Strangers, proof
 from gpuops.agent.node import Node
 from tests.integration.agent.conftest import until
 from tests.integration.agent.test_handover import HANG_S, Side

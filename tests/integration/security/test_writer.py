@@ -25,10 +25,10 @@ from gpuops.core.safe_folder import SafeFolder, is_gits, is_inside
 from gpuops.sync import RunHome
 from gpuops.sync.archive import unpack
 from gpuops.sync.download import Received, receive
-from gpuops.sync.leftovers import Leftover, save_leftovers
-from gpuops.sync.outputs import MEMORY_FILE, OutFolder
-from gpuops.sync.outputs_record import Arrival
+from gpuops.sync.merged_outputs import MEMORY_FILE, OutFolder
+from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.project import read_entry
+from gpuops.sync.unmatched_files import UnmatchedFile, save_unmatched_files
 from tests.conftest import Shell
 from tests.integration.security.hostile import a_file, a_link, tar_of
 
@@ -450,8 +450,8 @@ def test_hostile_members_by_every_way_home(tmp_path: Path, capsys: pytest.Captur
             out.publish(unpack(node.stdout, 0, staging, lambda _: None).arrivals, staging)
 
     def saved(node: Any, path: str) -> None:
-        asked = [Leftover(0, name, 0, 1, False) for name in (path, f"{path}/behind")]
-        save_leftovers(node, "project", asked, home.folder.below("saved"))
+        asked = [UnmatchedFile(0, name, 0, 1, False) for name in (path, f"{path}/behind")]
+        save_unmatched_files(node, "project", asked, home.folder.below("saved"))
 
     before = everything(tmp_path / "outside")
     for way, act in (("results", results), ("archives", archives), ("saved files", saved)):
@@ -476,8 +476,8 @@ def test_hostile_members_by_every_way_home(tmp_path: Path, capsys: pytest.Captur
 # --- that it stays so ----------------------------------------------------------------------------
 
 
-SYNC = ("edits", "restore", "outputs", "outputs_record", "archive", "download", "leftovers")
-WAYS_HOME = [*(f"sync/{name}" for name in SYNC), "runs/salvage", "transport/bulk", "transport/tar_reader"]
+SYNC = ("edits", "restore", "merged_outputs", "merged_outputs_record", "archive", "download", "unmatched_files")
+WAYS_HOME = [*(f"sync/{name}" for name in SYNC), "runs/results/dead_agents", "transport/bulk", "transport/tar_reader"]
 WRITES = {"open", "write_text", "write_bytes", "read_text", "read_bytes", "mkdir", "touch", "unlink", "rename", "rmdir",
           "symlink_to", "hardlink_to", "symlink", "makedirs", "rmtree", "copyfileobj", "utime", "chmod"}  # fmt: skip
 ALLOWED = {("transport/bulk", "open")}

@@ -27,8 +27,8 @@ from gpuops.core.errors import ConnectionLost, GpuopsError, LocalDisk, Malformed
 from gpuops.core.safe_folder import DISK_RESERVE_BYTES, SafeFolder
 from gpuops.sync import DEFAULT_OUTS, FetchReport, RunHome, fetch, mirror
 from gpuops.sync import download_plan as outplan
-from gpuops.sync.outputs import MEMORY_FILE, OutFolder
-from gpuops.sync.outputs_record import Arrival, Memory, choose_places
+from gpuops.sync.merged_outputs import MEMORY_FILE, OutFolder
+from gpuops.sync.merged_outputs_record import Arrival, Memory, choose_places
 from gpuops.transport.connection import ProcessChannel
 from gpuops.transport.rpc import Items, Stream
 from tests.fakes.inprocess import heard
@@ -735,8 +735,8 @@ def test_fetches_at_once_leave_each_file_once(scene: Scene) -> None:
 KILLED = """
 import io, os, sys
 from pathlib import Path
-from gpuops.sync.outputs import OutFolder
-from gpuops.sync.outputs_record import Arrival
+from gpuops.sync.merged_outputs import OutFolder
+from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.run_folder import RunHome
 home, count = RunHome(Path(sys.argv[1])), int(sys.argv[2])
 out, real, calls = OutFolder(home), os.replace, 0

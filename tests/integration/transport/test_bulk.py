@@ -16,7 +16,7 @@ from gpuops.agent.wire import Whole
 from gpuops.core.errors import ConnectionLost, NodeRefused, UsageError
 from gpuops.core.safe_folder import SafeFolder
 from gpuops.sync import restore
-from gpuops.sync.outputs_record import Held, Memory
+from gpuops.sync.merged_outputs_record import Held, Memory
 from gpuops.sync.project import read_entry
 from gpuops.transport import bulk
 from gpuops.transport.bulk import finish, read_files, transfer, write_files

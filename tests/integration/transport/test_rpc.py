@@ -16,9 +16,9 @@ from gpuops.core.errors import ConnectionLost, MalformedAnswer, NodeError, NodeR
 from gpuops.core.models import Resource
 from gpuops.nodes import session
 from gpuops.transport import rpc
-from gpuops.transport.answers import PortFound
 from gpuops.transport.connection import ProcessConnection
 from gpuops.transport.rpc import AgentClient, NodePaths
+from gpuops.transport.schemas import PortFound
 from tests.conftest import until
 
 HANG_S = 120.0

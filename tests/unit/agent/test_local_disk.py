@@ -14,7 +14,7 @@ from gpuops.agent.node import Node
 from gpuops.agent.rpc import hello
 from gpuops.agent.wire import PROTOCOL
 from gpuops.clusters.wait import describe_local_disks
-from gpuops.transport.answers import LocalDisk, NodeHello
+from gpuops.transport.schemas import LocalDisk, NodeHello
 
 Room = dict[str, int]
 TREE = "dataabcdefgh"

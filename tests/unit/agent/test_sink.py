@@ -14,8 +14,8 @@ from gpuops.agent.daemon import watchdog
 from gpuops.agent.lease import Now, next_end, renewed
 from gpuops.agent.node import Node
 from gpuops.agent.presence import heard, silent_s
-from gpuops.agent.retain import bucket, safe_copy, sink
-from gpuops.agent.retain.early_end import (
+from gpuops.agent.retain import bucket_sink, safe_copy, sink
+from gpuops.agent.retain.end_once_stored import (
     OTHERS_LIMIT_S,
     LastActivity,
     StallTimer,
@@ -24,8 +24,8 @@ from gpuops.agent.retain.early_end import (
     is_attended,
     may_end,
 )
+from gpuops.agent.retain.multipart_upload import NEVER, Stored
 from gpuops.agent.retain.safe_copy import copy_verified
-from gpuops.agent.retain.upload import NEVER, Stored
 from tests.conftest import until
 
 NOW = Now(1_000_000.0, 500.0, "b")
@@ -79,11 +79,11 @@ def test_all_are_safe_when_each_has_said_so(tmp_path: Path) -> None:
 
 
 def test_a_bucket_that_answers_now_and_then_is_no_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / bucket.URLS).write_text(json.dumps({"heads": ["h0", "h1"], "states": ["s0", "s1"]}))
-    monkeypatch.setattr(bucket, "OTHERS_CHECK_INTERVAL_S", 0.0)
+    (tmp_path / bucket_sink.URLS).write_text(json.dumps({"heads": ["h0", "h1"], "states": ["s0", "s1"]}))
+    monkeypatch.setattr(bucket_sink, "OTHERS_CHECK_INTERVAL_S", 0.0)
     answers = {"s0": "a", "s1": "b"}
-    monkeypatch.setattr(bucket, "_fetch_etag", lambda url: answers.get(url, ""))
-    seen, waited = bucket.StoredArchives(str(tmp_path)), StallTimer()
+    monkeypatch.setattr(bucket_sink, "_fetch_etag", lambda url: answers.get(url, ""))
+    seen, waited = bucket_sink.StoredArchives(str(tmp_path)), StallTimer()
     assert waited.seconds(seen.alive(), 0.0) == 0.0
     answers["s1"] = ""
     assert waited.seconds(seen.alive(), 300.0) == 300.0
@@ -103,7 +103,7 @@ def test_a_bucket_that_answers_now_and_then_is_no_sign_of_life(tmp_path: Path, m
 def test_what_is_not_all_there_is_not_safe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Stored, why: str
 ) -> None:
-    monkeypatch.setattr(bucket, "upload_results", lambda *_: found)
+    monkeypatch.setattr(bucket_sink, "upload_results", lambda *_: found)
     spec = {"run": "r-1", "node": 0, "sink": {"bucket": "s3://results/r-1"}}
     sink._store(Node(str(tmp_path)), str(tmp_path), spec, "s3://results/r-1", lambda: NEVER)
     noted = json.loads((tmp_path / sink.STATE).read_text())

@@ -12,7 +12,7 @@ import pytest
 
 from gpuops.agent.wire import PROTOCOL
 from gpuops.cli.terminal.output import Output
-from gpuops.clusters import orphans, recovery, virtual
+from gpuops.clusters import orphans, recovery, virtual_nodes
 from gpuops.clusters.orphans import record_rented
 from gpuops.commands import down, status
 from gpuops.core import provider as contract
@@ -20,10 +20,10 @@ from gpuops.core.context import Context
 from gpuops.core.errors import LocalDisk, NodeError, StillBilling, UsageError
 from gpuops.core.models import Lease, Resource
 from gpuops.core.reporting import Silent
-from gpuops.guard import tend
+from gpuops.guard import cleanup
 from gpuops.ledger.rows import RunFacts
 from gpuops.ledger.store import Ledger, RowGone
-from gpuops.transport.answers import NodeHello, WatchdogLease
+from gpuops.transport.schemas import NodeHello, WatchdogLease
 from gpuops.transport.ssh import Target
 from provisioners import registry
 from provisioners.ssh.hosts import HostBook, KnownHost
@@ -368,7 +368,7 @@ def test_what_is_rented_and_taken_back_lives_no_longer_than_what_is_new(
     now = world.clock.now()
     lease = {} if kept_h is None else {"hard_wall": now + kept_h * 3600, "idle_s": 60.0}
     monkeypatch.setattr(recovery, "_inspect_nodes", lambda *_: [recovery._Node(a_hello(**lease))])
-    monkeypatch.setattr(virtual, "find_virtual_nodes", lambda _row, machine, _index: machine)
+    monkeypatch.setattr(virtual_nodes, "find_virtual_nodes", lambda _row, machine, _index: machine)
     (lost,) = orphans.group_orphans(orphans.find_orphans(world)[0])
     back = recovery.adopt(world, lost)
     assert back.row.lease == Lease(now + lives_h * 3600, 1800.0 if kept_h is None else 60.0)
@@ -433,8 +433,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, odd: Exception) -> None:
     def fails(*_: Any) -> None:
         raise odd
 
-    monkeypatch.setattr(tend, "_finish_run", fails)
-    monkeypatch.setattr(tend, "save_cluster_leftovers", fails)
+    monkeypatch.setattr(cleanup, "_finish_run", fails)
+    monkeypatch.setattr(cleanup, "save_cluster_edits", fails)
 
 
 @pytest.mark.parametrize("odd", [OverflowError("a number of 400 digits"), RowGone("it is gone"), LocalDisk("full")])
@@ -444,7 +444,7 @@ def test_a_lease_that_is_over_waits_for_no_result(
     cloud, world, row = with_a_run
     world.ledger.set_cluster(row, lease=Lease(hard_end=1.0))
     failing(monkeypatch, odd)
-    tend.tend(world, row)
+    cleanup.clean_up(world, row)
     assert cloud.machines() == []
     assert next(say for _, say in world.ledger.take_notices()).startswith("train-1 is not all home: ")
 
@@ -457,6 +457,6 @@ def test_a_lease_that_lasts_waits_for_them(
     world.ledger.set_cluster(row, ephemeral=1, lease=Lease(hard_end=world.clock.now() + 60))
     failing(monkeypatch, LocalDisk("full"))
     with pytest.raises(LocalDisk):
-        tend.tend(world, row)
+        cleanup.clean_up(world, row)
     assert cloud.machines() == [f"gpuops-{OWNER}-lab-0"]
     assert world.ledger.take_notices() == []

@@ -16,7 +16,7 @@ from gpuops.clusters.node_traces import find_run_home, is_valid_spec, rebuild_re
 from gpuops.clusters.recovery import _Node, merge_leases
 from gpuops.core.models import Lease, NodeFacts, RunRequest
 from gpuops.runs.spec import node_specs
-from gpuops.transport.answers import NodeHello, WatchdogLease
+from gpuops.transport.schemas import NodeHello, WatchdogLease
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 NODES = [NodeFacts(index, "/venv/bin/python", 2, 4, address=f"10.0.0.{index}") for index in range(2)]

@@ -14,7 +14,7 @@ from gpuops.core.models import Lease, Verdict
 from gpuops.core.reporting import Silent
 from gpuops.ledger.store import ClusterRow
 from gpuops.runs.finish import RunOutcome
-from gpuops.runs.judgement import Complete, Lost
+from gpuops.runs.outcome.judgement import Complete, Lost
 from gpuops.sync import RunHome
 
 PULL = "gpuops pull r-1 fetches what is in s3://results/lab/r-1"

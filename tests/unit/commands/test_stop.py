@@ -15,7 +15,7 @@ from gpuops.core.models import Lease
 from gpuops.core.processes import Identity, started
 from gpuops.core.reporting import Silent
 from gpuops.ledger.store import RunRow
-from gpuops.runs.report import ReasonKind, lost_report
+from gpuops.runs.outcome.node_report import ReasonKind, lost_report
 
 
 @pytest.fixture

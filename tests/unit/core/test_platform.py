@@ -20,8 +20,8 @@ from gpuops.core.platform import HERE, System, named, obey_escapes, pass_over_cu
 from gpuops.core.processes import start_background
 from gpuops.core.provider import Context
 from gpuops.core.safe_folder import SafeFolder, is_inside
-from gpuops.sync.outputs import OutFolder
-from gpuops.sync.outputs_record import Arrival
+from gpuops.sync.merged_outputs import OutFolder
+from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.project import read_entry
 from gpuops.sync.restore import _send_files
 from gpuops.sync.run_folder import RunHome

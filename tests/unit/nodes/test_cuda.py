@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuops.nodes.cuda import CHOICE, DRIVERS, WHEELS, capability, choose, has_kernels, misfit, numbers, wheel_of
-from gpuops.transport.answers import Gpu
+from gpuops.transport.schemas import Gpu
 
 
 def gpu(capability: str, driver: str = "595.10") -> Gpu:

@@ -17,7 +17,7 @@ from gpuops.nodes.environment import (
     make_plan,
     read_requirements,
 )
-from gpuops.transport.answers import Gpu
+from gpuops.transport.schemas import Gpu
 
 NONE = Settings()
 

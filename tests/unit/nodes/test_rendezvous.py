@@ -18,7 +18,7 @@ from gpuops.nodes.rendezvous import (
     list_candidates,
     without_shared_addresses,
 )
-from gpuops.transport.answers import Address, Entry
+from gpuops.transport.schemas import Address, Entry
 
 PORTS = {0: [23456, 23457, 40000], 1: [40001], 2: [40002]}
 

@@ -19,12 +19,12 @@ from gpuops.core.reporting import Silent
 from gpuops.ledger.store import ClusterRow, RunRow
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs import retries
-from gpuops.runs.collect import Agents, _fetch_from_nodes
 from gpuops.runs.finish import Policy, RunOutcome, finish, finish_late, is_awaited
-from gpuops.runs.judgement import FinalFetch, Retryable
 from gpuops.runs.monitor import LiveFetch
+from gpuops.runs.outcome.judgement import FinalFetch, Retryable
+from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report, parse_report
 from gpuops.runs.prepare import Sending, _wait_for_turn
-from gpuops.runs.report import NodeReport, ReasonKind, lost_report, parse_report
+from gpuops.runs.results.collect import Agents, _fetch_from_nodes
 from gpuops.sync import RunHome
 from gpuops.sync.archive import FetchedNode
 from tests.conftest import HANG_S, until
@@ -121,7 +121,7 @@ def test_a_node_that_answers_nonsense_keeps_no_others_files_away() -> None:
 def test_nonsense_leaves_nothing_to_try_again(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes may go, the run is done with, and whoever reads the verdict knows."""
     monkeypatch.setattr(
-        "gpuops.runs.collect._run_final_fetch", lambda *_: FinalFetch(nonsense="node0 answers nonsense (x)")
+        "gpuops.runs.results.collect._run_final_fetch", lambda *_: FinalFetch(nonsense="node0 answers nonsense (x)")
     )
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
@@ -137,8 +137,8 @@ def test_a_machine_that_goes_while_its_results_are_fetched(
     world: Context, monkeypatch: pytest.MonkeyPatch, looks: int, state: str
 ) -> None:
     """What the others have comes home; while the machine may still be there, nothing is given up."""
-    monkeypatch.setattr("gpuops.runs.collect.VANISHING_TIMEOUT_S", HANG_S if state == "home" else 0.5)
-    monkeypatch.setattr("gpuops.runs.collect.VANISHING_POLL_INTERVAL_S", 0.02)
+    monkeypatch.setattr("gpuops.runs.results.collect.VANISHING_TIMEOUT_S", HANG_S if state == "home" else 0.5)
+    monkeypatch.setattr("gpuops.runs.results.collect.VANISHING_POLL_INTERVAL_S", 0.02)
     seen: list[str] = []
 
     def describe(machine: Resource) -> Resource:
@@ -148,7 +148,7 @@ def test_a_machine_that_goes_while_its_results_are_fetched(
 
     world.provisioners["local"] = cast(Any, type("Provider", (), {"describe": staticmethod(describe)})())
     fetched = Fetched(1)
-    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", fetched)
+    monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", fetched)
     cluster = a_cluster(world, created=time.time())
     row = a_run(world, cluster, created=time.time())
     world.ledger.set_run(row.id, request={**dataclasses.asdict(REQUEST), "nodes": 2})
@@ -201,7 +201,7 @@ def test_what_a_machine_kept_before_it_went_comes_home_though_it_had_answered(
         return {node: brought for node in nodes if brought}, []
 
     monkeypatch.setattr("gpuops.sync.archive.fetch_archives", bring)
-    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", Fetched(0))
+    monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", Fetched(0))
     ended = type("Provider", (), {"describe": lambda _, machine: dataclasses.replace(machine, state="ended")})()
     world.provisioners["local"] = cast("Any", ended)
     cluster, row, said = a_reclaimed_run(world)
@@ -219,7 +219,9 @@ def test_what_is_on_a_node_comes_before_what_is_in_a_bucket(world: Context, monk
     monkeypatch.setattr(
         "gpuops.sync.archive.fetch_archives", lambda *_: (order.append("bucket"), ({0: FetchedNode(None, 0)}, []))[1]
     )
-    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", lambda *_: (order.append("node"), FinalFetch())[1])
+    monkeypatch.setattr(
+        "gpuops.runs.results.collect._run_final_fetch", lambda *_: (order.append("node"), FinalFetch())[1]
+    )
     cluster, row, said = a_reclaimed_run(world)
     world.ledger.set_run(row.id, request={**row.request, "nodes": 2})
     results = {0: lost_report(0, "node0 ended without a word", ReasonKind.ENDED), 1: {**said, "node": 1}}
@@ -246,7 +248,9 @@ def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: Context, mon
         return {0: FetchedNode(DONE, 0)}, []
 
     monkeypatch.setattr("gpuops.sync.archive.fetch_archives", bring)
-    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", lambda *_: (order.append("node"), FinalFetch())[1])
+    monkeypatch.setattr(
+        "gpuops.runs.results.collect._run_final_fetch", lambda *_: (order.append("node"), FinalFetch())[1]
+    )
     monkeypatch.setattr("gpuops.sync.bucket.abort_uploads", lambda *_: order.append("abandon"))
     live, row, results = a_run_that_lost_a_node(world)
     end = conclude(world, live, row, results, ends_nodes=True)
@@ -272,7 +276,7 @@ def test_what_is_in_a_bucket_is_left_for_after_the_nodes_end(world: Context, mon
 
 def test_what_was_left_there_is_fetched_later_and_nothing_else(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """And judged as it would have been then: what the other node told is known."""
-    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", Fetched())
+    monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", Fetched())
     live, row, results = a_run_that_lost_a_node(world)
     conclude(world, live, row, results, ends_nodes=True)
     asked: list[list[int]] = []
@@ -293,7 +297,7 @@ def test_what_was_left_there_is_fetched_later_and_nothing_else(world: Context, m
 def test_a_node_that_was_taken_back_and_kept_nothing_is_remembered_so(
     world: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", Fetched())
+    monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", Fetched())
     monkeypatch.setattr("gpuops.sync.archive.fetch_archives", lambda *_: ({}, []))
     live, row, results = a_run_that_lost_a_node(world)
     taken = lost_report(
@@ -311,7 +315,7 @@ def test_while_something_may_be_on_a_node_alone_the_bucket_is_asked_first(
 ) -> None:
     """Only what has come from there says whether the node may go."""
     monkeypatch.setattr("gpuops.sync.archive.fetch_archives", lambda *_: ({0: FetchedNode(DONE, 0)}, []))
-    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", lambda *_: FinalFetch(failed))
+    monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", lambda *_: FinalFetch(failed))
     live, row, results = a_run_that_lost_a_node(world)
     end = conclude(
         world, live, row, {**results, 0: lost_report(0, "node0 is silent", ReasonKind(kind))}, ends_nodes=True
@@ -338,7 +342,7 @@ def test_without_what_is_in_the_bucket_nothing_is_begun_anew(
 ) -> None:
     """Where another node has answered, what it has is home; else a new run would begin from something older."""
     monkeypatch.setattr("gpuops.sync.archive.fetch_archives", lambda *_: ({}, [AUTH]))
-    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", Fetched())
+    monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", Fetched())
     cluster, row, said = a_reclaimed_run(world)
     if talks:
         world.ledger.set_run(row.id, request={**row.request, "nodes": 2})
@@ -415,8 +419,8 @@ def test_what_is_safe_elsewhere_keeps_no_node_alive(world: Context) -> None:
 
 def test_nodes_that_get_no_further_are_waited_for_together(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them costs money meanwhile."""
-    monkeypatch.setattr("gpuops.runs.collect.SINK_STALL_TIMEOUT_S", 1.0)
-    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", Fetched())
+    monkeypatch.setattr("gpuops.runs.results.collect.SINK_STALL_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", Fetched())
     cluster, row = a_kept_run(world)
     world.ledger.set_run(row.id, request={**row.request, "nodes": 12})
     all_at_once = threading.Barrier(12)
@@ -435,8 +439,8 @@ def test_nodes_that_get_no_further_are_waited_for_together(world: Context, monke
 
 def test_a_node_that_never_comes_to_an_end_is_not_waited_for(world: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets one byte further at each look."""
-    monkeypatch.setattr("gpuops.runs.collect.SINK_TIMEOUT_S", 1.0)
-    monkeypatch.setattr("gpuops.runs.collect._run_final_fetch", Fetched())
+    monkeypatch.setattr("gpuops.runs.results.collect.SINK_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("gpuops.runs.results.collect._run_final_fetch", Fetched())
     cluster, row = a_kept_run(world, hold_s=0.5)
 
     class Dripping(Keeping):

@@ -20,8 +20,8 @@ from gpuops.ledger.rows import RunFacts
 from gpuops.runs import finish
 from gpuops.sync import RunHome
 from gpuops.sync.archive import FetchedNode
-from gpuops.sync.outputs import OutFolder
-from gpuops.sync.outputs_record import Arrival
+from gpuops.sync.merged_outputs import OutFolder
+from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.run_folder import read_json
 
 BROKEN = NodeError("what node0 kept could not be verified: out/a.pt", "`gpuops pull` tries again")

@@ -19,8 +19,8 @@ from gpuops.nodes.python import PreparedNode, run_setup, setup_command, setup_ke
 from gpuops.nodes.session import ClusterSession
 from gpuops.runs.launch import launch
 from gpuops.runs.prepare import Prepared, run_name_stem
-from gpuops.transport.answers import PortFound
 from gpuops.transport.rpc import Items, Stream
+from gpuops.transport.schemas import PortFound
 from tests.conftest import HANG_S
 
 TRAIN = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=None, script="train.py")

@@ -11,7 +11,7 @@ import pytest
 from gpuops.agent.run import launcher
 from gpuops.core.errors import UsageError
 from gpuops.core.models import NodeFacts, RunRequest
-from gpuops.nodes.virtual import ranks_for
+from gpuops.nodes.gpu_shares import ranks_for
 from gpuops.runs.spec import SCRUB, node_specs, rank_command
 
 TRAIN = RunRequest(kind="torchrun", mode="multinode", nodes=2, gpus=None, script="train.py", argv=("50", "10"))

@@ -28,7 +28,7 @@ from gpuops.core.models import Lease, Resource, RunRequest
 from gpuops.core.processes import Identity
 from gpuops.ledger.store import Ledger
 from gpuops.runs.spec import request_of
-from gpuops.transport import answers
+from gpuops.transport import schemas
 from gpuops.transport.rpc import AgentClient, NodePaths
 from gpuops.transport.ssh import resolution
 from provisioners.ssh.hosts import HostBook
@@ -162,7 +162,7 @@ def test_an_agent_that_says_anything(examples: int) -> None:
         connection = Spoken(greeting + MAGIC + said[: len(said) - cut])
         try:
             client = AgentClient(connection, NodePaths(MACHINE, "lab", 0, "a"), HANG_S)  # type: ignore[arg-type]
-            assert isinstance(client.call("hello", timeout=HANG_S), answers.NodeHello | answers.OtherHello)
+            assert isinstance(client.call("hello", timeout=HANG_S), schemas.NodeHello | schemas.OtherHello)
         except NodeError as error:
             one_sentence(error)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpuops.sync import RunHome
-from gpuops.sync.outputs import OutFolder, inherit
-from gpuops.sync.outputs_record import Arrival
+from gpuops.sync.merged_outputs import OutFolder, inherit
+from gpuops.sync.merged_outputs_record import Arrival
 from gpuops.sync.restore import select_places
 
 LAST, OLD, NEW = "snapshots/toy/last", "snapshots/toy/step-100.pt", "snapshots/toy/step-120.pt"

@@ -1,0 +1,68 @@
+"""Results that exist only here: the node waits for a client to download them, instead of its idle time.
+
+The state is in files, since neither the agent nor the watchdog may have lived all the time: a run is held from its
+`result.json` on, until `home.json` says that its results are where its user wants them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Mapping
+
+from gpuops.agent import run_files
+from gpuops.agent.node import Emit, Node, read_json, write_json
+from gpuops.agent.retain import bucket_sink
+
+HOME = "home.json"
+
+
+class HeldRuns:
+    """The held runs of one node. A run that asks for no hold is read once only."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._durations: dict[str, float] = {}
+        """Held runs, and the seconds for which each asks to be held."""
+        self._never_held: set[str] = set()
+
+    def hold_s(self) -> float | None:
+        """For how many seconds results are held: the longest time of all runs. None: nothing is held."""
+        for name in self._node.runs():
+            if name not in self._never_held:
+                self._check(name)
+        return max(self._durations.values(), default=None)
+
+    def _check(self, name: str) -> None:
+        folder = self._node.run(name)
+        if os.path.exists(os.path.join(folder, HOME)):
+            self._durations.pop(name, None)  # for now: files that another node hands over are held again
+        elif name not in self._durations and (result := read_json(os.path.join(folder, "result.json"))):
+            span = hold_duration_s(run_files.spec(self._node, name), result)
+            if span is None:
+                self._never_held.add(name)
+            else:
+                self._durations[name] = span
+
+
+def hold_duration_s(spec: Mapping[str, Any], result: Mapping[str, Any]) -> float | None:
+    """For how many seconds the results of an ended run are held; None if it never started, or does not ask for it."""
+    if (result.get("reason") or {}).get("kind") == "start":
+        return None
+    span = spec.get("hold_s")
+    return float(span) if isinstance(span, (int, float)) else None
+
+
+def home(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
+    """Verb: a client has downloaded everything that the run left here; the node holds it no longer."""
+    folder = node.run(args["run"])
+    if not os.path.isdir(folder):
+        raise run_files.no_run(args["run"])
+    release(folder)
+    bucket_sink.remove_urls(folder)
+    return {}
+
+
+def release(folder: str) -> None:
+    """Record that a run's results are safe elsewhere. Raises OSError."""
+    write_json(os.path.join(folder, HOME), {"at": time.time()})

@@ -1,0 +1,176 @@
+"""A bucket as sink: one archive per node, uploaded with presigned URLs.
+
+    <place>/node<i>.tar    result.json, logs/, out/ and, last, safe.json
+    <place>/node<i>.json   the node's state, as in `runs/<run>/sink.json`; rewritten each minute while it goes on
+
+The URLs come with the launch, beside the spec, and newer ones before they expire (verb `urls`). Each permits one kind
+of request on one object until it expires. They are stored in `runs/<run>/urls.json` (0600), so that a restarted
+agent has them, and are removed after use.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from typing import Any, Callable, Mapping
+
+from gpuops.agent.node import Emit, Node, Refusal, read_json, remove_file, write_json
+from gpuops.agent.retain import run_contents
+from gpuops.agent.retain.multipart_upload import NEVER, Stored, Upload, size_excess
+from gpuops.agent.retain.object_requests import object_size, send_request, with_retries
+from gpuops.agent.retain.virtual_tar import Archive
+
+URLS = "urls.json"
+PARTS = "parts.json"
+"""The parts that were sent, so that a restarted agent continues."""
+CLAIM_LIMIT_S = 30.0
+"""How long writing to the bucket is retried before the run is refused."""
+STATE_LIMIT_S = 30.0
+OTHERS_CHECK_INTERVAL_S = 15.0
+"""Time between two searches for the other nodes' archives."""
+
+_uploading: dict[str, dict[str, Any]] = {}
+"""The URLs of uploads in progress, by the run's folder."""
+
+
+def uses_bucket(spec: Mapping[str, Any]) -> bool:
+    """Whether a run's sink is a bucket."""
+    return bool((spec.get("sink") or {}).get("bucket"))
+
+
+def claim_place(node: Node, spec: Mapping[str, Any], urls: Mapping[str, Any]) -> str:
+    """Before a run starts: check that this node can write to its place. Returns the place. Raises Refusal(`sink`)."""
+    folder, place = node.run(spec["run"]), str(spec["sink"]["bucket"])
+    write_json(os.path.join(folder, URLS), urls)
+    remove_file(os.path.join(folder, PARTS))
+    try:
+        write_state(node, spec, {"state": "claimed"}, CLAIM_LIMIT_S)
+    except OSError as error:
+        say = f"{place} cannot keep this run's results: {error.strerror or error}"
+        raise Refusal("sink", say, "see that the node reaches the bucket, or leave out --sink") from error
+    return place
+
+
+def renew(node: Node, args: dict[str, Any], _emit: Emit) -> dict[str, Any]:
+    """Verb: newer URLs for a run's place, used also by an upload in progress. Only the kinds of URLs that the run
+    still needs are stored."""
+    folder = node.run(args["run"])
+    before = read_json(os.path.join(folder, URLS)) or {}
+    urls = {name: value for name, value in dict(args["urls"]).items() if name in before}
+    if urls:
+        write_json(os.path.join(folder, URLS), urls)
+        _uploading.get(folder, {}).update(urls)
+    return {}
+
+
+def write_state(node: Node, spec: Mapping[str, Any], state: Mapping[str, Any], limit_s: float = STATE_LIMIT_S) -> None:
+    """Write this node's state to the bucket. Raises OSError."""
+    urls = read_json(os.path.join(node.run(spec["run"]), URLS)) or {}
+    body = json.dumps({**state, "node": spec["node"], "at": time.time()}).encode()
+    if urls.get("state"):
+        url = urls["state"]
+        with_retries(lambda: send_request("PUT", url, [body], len(body)), time.time() + limit_s)
+
+
+def upload_results(
+    node: Node,
+    spec: Mapping[str, Any],
+    folder: str,
+    deadline: Callable[[], float],
+    progress_of: Callable[[int], Callable[[int], None]],
+) -> Stored:
+    """Upload everything that a run left. Idempotent: an archive that is complete is not sent again. Raises OSError.
+
+    `deadline` returns when this machine ends, as far as is known now (UTC seconds); `progress_of` takes the archive's
+    size and returns a function that is called with the number of bytes of each part sent.
+    """
+    urls = read_json(os.path.join(folder, URLS))
+    if not urls:
+        raise OSError(errno.ENOENT, "the permission to write to the bucket is not on this node any more")
+    archive = Archive(run_contents.newest_first(list(run_contents.list_items(node, spec, folder))))
+    size = object_size(urls["head"], min(deadline(), float(urls["until"])))
+    if size is not None:
+        return Stored(len(archive.items), size, 0, [])  # a killed agent had completed it
+    if time.time() > urls["until"]:
+        raise OSError(errno.EACCES, "the permission to write to the bucket has ended")
+    if say := size_excess(archive, urls):
+        raise OSError(errno.EFBIG, say)
+    about = {"schema": 1, "run": spec["run"], "node": spec["node"]}
+    path = os.path.join(folder, PARTS)
+    upload = Upload(
+        archive,
+        urls,
+        about,
+        deadline=deadline,
+        progress=progress_of(archive.size),
+        sent=read_json(path) or {},
+        record=lambda parts: write_json(path, parts),
+    )
+    _uploading[folder] = urls
+    try:
+        return upload.run()
+    finally:
+        del _uploading[folder]
+
+
+def machine_deadline(spec: Mapping[str, Any], result: Mapping[str, Any]) -> float:
+    """When this machine ends, as far as the run's result says (UTC seconds)."""
+    reason = result.get("reason") or {}
+    ours = reason.get("kind") == "reclaim" and reason.get("node", spec["node"]) == spec["node"]
+    return float(reason["at"]) if ours and isinstance(reason.get("at"), (int, float)) else NEVER
+
+
+def remove_upload_urls(folder: str) -> None:
+    """The archive is complete: remove all URLs but those that show the state of the nodes."""
+    urls = read_json(os.path.join(folder, URLS)) or {}
+    left = {name: urls[name] for name in ("state", "heads", "states", "until") if name in urls}
+    write_json(os.path.join(folder, URLS), left)
+    remove_file(os.path.join(folder, PARTS))
+
+
+def remove_urls(folder: str) -> None:
+    """Remove all URLs of a run: none is needed any more."""
+    remove_file(os.path.join(folder, URLS))
+    remove_file(os.path.join(folder, PARTS))
+
+
+class StoredArchives:
+    """The archives and states of a run's nodes in the bucket, checked every OTHERS_CHECK_INTERVAL_S."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._safe: set[int] = set()
+        self._alive: list[str] = []
+        self._checked = -OTHERS_CHECK_INTERVAL_S
+
+    def all_safe(self, nodes: int) -> bool:
+        self._check()
+        return len(self._safe) >= nodes
+
+    def alive(self) -> list[str]:
+        """The ETag of each node's state: it changes each time that a node writes its state."""
+        self._check()
+        return self._alive
+
+    def _check(self) -> None:
+        if time.monotonic() - self._checked < OTHERS_CHECK_INTERVAL_S:
+            return
+        self._checked = time.monotonic()
+        urls = read_json(os.path.join(self._folder, URLS)) or {}
+        for index, url in enumerate(urls.get("heads") or []):
+            if index not in self._safe and _fetch_etag(url):
+                self._safe.add(index)
+        etags = [_fetch_etag(url) for url in urls.get("states") or []]
+        # A failed request is no sign of life: the last known ETag stays.
+        self._alive = [new or old for new, old in zip(etags, self._alive or etags)]
+
+
+def _fetch_etag(url: str) -> str:
+    """The object's ETag; empty where it does not exist or the request fails."""
+    try:
+        answer = send_request("HEAD", url)
+    except Exception:  # the next check tries again
+        return ""
+    return answer.headers.get("etag", "") if answer.status == 200 else ""

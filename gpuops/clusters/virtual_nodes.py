@@ -1,0 +1,130 @@
+"""Nodes beyond a cluster's machines, made when a run asks for more than there are: `train --nodes 2` on one machine.
+
+Each is made by `init`, as every node is, and asking again makes no second one. It has the cluster's hard end and no
+idle one: it goes with its machine's own node (docs/protocol.md), and by `down` with the machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from gpuops.core.context import Context
+from gpuops.core.errors import NodeError
+from gpuops.core.models import Resource, RunRequest
+from gpuops.core.parallel import on_each
+from gpuops.ledger.store import ClusterRow
+from gpuops.nodes import bootstrap, gpu_shares
+from gpuops.nodes.gpu_shares import MOST_NODES
+from gpuops.nodes.session import ClusterSession, contact_node, machines_of
+from gpuops.sync.edits import save_node_edits
+from gpuops.transport.dial import connect
+from gpuops.transport.rpc import Absent, NodePaths
+
+
+def add_virtual_nodes(ctx: Context, live: ClusterSession, request: RunRequest) -> None:
+    """See to it that a cluster that answers has the nodes that a run asks for, and say where they are.
+
+    Raises UsageError where the machines have not what is asked of them, NodeError.
+    """
+    machines = [machine for machine in live.machines if not gpu_shares.is_virtual(machine)]
+    if request.nodes <= len(machines):
+        return
+    wanted = gpu_shares.with_virtual(machines, request.nodes)[: request.nodes]
+    given, notes = gpu_shares.lots(wanted, live.gpus(), request.gpus)
+    ctx.out.say(gpu_shares.sentence(given, len(machines)))
+    for note in notes:
+        ctx.out.say(f"note: {note}")
+    missing = [index for index in range(len(machines), request.nodes) if _is_missing(live, index)]
+    if missing:
+        names = ", ".join(f"node{index}" for index in missing)
+        with ctx.progress.during(f"making {names}"):
+            _create_nodes(ctx, live, wanted, missing)
+
+
+def _is_missing(live: ClusterSession, index: int) -> bool:
+    return index >= len(live.clients) or isinstance(live.clients[index], Absent)
+
+
+def _create_nodes(ctx: Context, live: ClusterSession, wanted: list[Resource], missing: list[int]) -> None:
+    """The ledger knows of them when they are there: one that it does not know of is found by its mark, or goes with
+    its machine."""
+    for index in missing:
+        if index < len(live.clients):  # it was there, and is over
+            _remove_ended_node(ctx, live.row, wanted[index], index)
+    on_each(lambda index: _init_node(ctx, live.row, wanted[index], index), missing)
+    for first, machine in enumerate(machines_of(ctx, live.row)):
+        here = [index for index in missing if gpu_shares.owner(wanted[index], index) == first]
+        ctx.ledger.virtual(live.row.id, machine, here)
+    met = on_each(lambda index: contact_node(live.row, wanted[index], index), missing)
+    for index, node in zip(missing, met, strict=True):
+        live.join(index, wanted[index], node)
+
+
+def _init_node(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> None:
+    paths = _node_paths(row, machine, index)
+    connection = connect(machine, index)
+    try:
+        bootstrap.init(connection, paths.python, paths.agent, paths.node, init_document(ctx, row, machine, index))
+    finally:
+        connection.close()
+
+
+def init_document(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> Mapping[str, Any]:
+    """What `init` reads. The mark and the token are those by which a provider's own list knows it as this cluster's."""
+    end = row.lease.end
+    return {
+        "node": {
+            "cluster": row.name,
+            "owner": ctx.owner,
+            "index": index,
+            "mark": machine.name,
+            "token": f"{row.token}-v{index}",
+            "end": None,
+            "gpus": None,
+            "cores_share": 1.0,
+            "artefact": machine.data["artefact"],
+            "host": machine.region,
+            "on": gpu_shares.owner(machine, index),
+        },
+        "lease": {"ends_in": None if end is None else max(0.0, end - ctx.clock.now()), "idle_s": None},
+    }
+
+
+def find_virtual_nodes(row: ClusterRow, machine: Resource, index: int) -> Resource:
+    """A machine as the ledger should know it, told by the folders there. Raises NodeRefused, ConnectionLost."""
+    paths = _node_paths(row, machine, index)
+    connection = connect(machine, index)
+    try:
+        there = bootstrap.call_agent_mode(connection, [paths.python, "-I", paths.agent, "nodes", "--root", paths.root])
+    finally:
+        connection.close()
+    ours = [one for one in there.get("nodes", ()) if (one.get("cluster"), one.get("on")) == (row.name, index)]
+    made = [one["index"] for one in ours if one.get("index") in range(1, MOST_NODES)]
+    return dataclasses.replace(machine, data={**machine.data, "virtual": made}) if made else machine
+
+
+def _remove_ended_node(ctx: Context, row: ClusterRow, machine: Resource, index: int) -> None:
+    """Remove what is left of a node that has ended while its machine goes on; what lies there comes home first.
+
+    Raises NodeError where a run's results may lie there, or what is there cannot be had.
+    """
+    waiting = [run.name for run in ctx.ledger.runs(cluster=row.id) if run.state != "home"]
+    if waiting:
+        raise NodeError(
+            f"node{index} of {row.name} has ended, and {waiting[-1]} is not all home yet",
+            "wait until it is: gpuops status; a run with fewer --nodes does not need that node",
+        )
+    if said := save_node_edits(ctx, row, machine, index, ctx.progress):
+        ctx.out.say(said)
+    paths = _node_paths(row, machine, index)
+    connection = connect(machine, index)
+    try:
+        bootstrap.call_agent_mode(connection, paths.argv("end", "--remove"))
+    finally:
+        connection.close()
+
+
+def _node_paths(row: ClusterRow, machine: Resource, index: int) -> NodePaths:
+    return NodePaths(machine, row.name, index, str(machine.data.get("artefact", "")))

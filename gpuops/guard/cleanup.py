@@ -1,0 +1,319 @@
+"""An attempt of the guard for a cluster without a live command: undo, follow runs, fetch results, tear down."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from gpuops.clusters.teardown import tear_down
+from gpuops.core.context import Context
+from gpuops.core.errors import ConnectionLost, GpuopsError, MalformedAnswer, NodeError
+from gpuops.core.provider import has_capability, is_rented
+from gpuops.core.reporting import Silent
+from gpuops.ledger.store import ClusterRow, LedgerUnwritable, RowGone, RunRow
+from gpuops.nodes.session import ClusterSession, all_machines_ended, machines_of, open_session, watchdogs_ended
+from gpuops.runs.finish import Policy, RunOutcome, finish
+from gpuops.runs.follow import make_follower
+from gpuops.runs.graceful_stop import stop_nodes
+from gpuops.runs.monitor import LiveFetch
+from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report
+from gpuops.runs.results.collect import Agents, Disks
+from gpuops.runs.results.url_renewal import AddressRenewal
+from gpuops.runs.spec import request_of
+from gpuops.sync.edits import save_cluster_edits
+
+POLL_INTERVAL_S = 1.0
+NONSENSE_ATTEMPTS_MAX = 3
+"""Attempts to open a session with a cluster that answers nonsense, before its results are given up."""
+STOP_REASON = "its lease ended"
+RETRY_HINT = "the guard tries again"
+RESULTS_TIMEOUT_S = 60.0
+"""How long the results of a run on an expired cluster are waited for."""
+
+
+def clean_up(ctx: Context, cluster: int, *, saving: bool = True) -> None:
+    """Look after one cluster that has no living owner process, or has outlived its lease.
+
+    Raises GpuopsError where a later attempt may succeed.
+
+    `saving`: where its lease is over, what is on its nodes is brought home first; what is rented does not wait
+    for that twice.
+    """
+    taken = ctx.ledger.take(cluster, ctx.me)
+    row = ctx.ledger.cluster(cluster)  # as whoever had it has left it
+    expired = row.is_overdue(ctx.clock.now())
+    at_once = expired and not saving and is_rented(ctx.provisioner(row.provider))
+    if row.state == "gone" or not (taken or expired):
+        return
+    if row.state == "creating":
+        why = "was not ready in time" if expired else "was half-made when its command died"
+        _tear_down(ctx, row, f"{row.name} {why}: undone")
+    elif row.state == "ending":
+        if row.ready is not None and machines_of(ctx, row) and not at_once:
+            _save_edits(ctx, row)
+        _tear_down(ctx, row, f"{row.name}: teardown finished")
+    elif at_once:
+        _tear_down(ctx, row, f"{row.name} reached the end of its lease and was ended, before all of it was home")
+    else:
+        _tend_live(ctx, row, expired)
+
+
+def _tend_live(ctx: Context, row: ClusterRow, expired: bool) -> None:
+    unfinished = [run for run in ctx.ledger.runs(cluster=row.id) if run.state != "home"]
+    runs = [run for run in unfinished if not run.has_live_owner(besides=ctx.me) and _take_run(ctx, run)]
+    if expired:
+        _stop_owned_runs(ctx, row, [run for run in unfinished if run not in runs])
+    ends = expired or row.ephemeral
+    deferred: list[Callable[[], None]] = []
+    for run in runs:
+        try:
+            _finish_run(ctx, row, run, RESULTS_TIMEOUT_S if expired else None, deferred if ends else None)
+        except Exception as error:
+            if not expired or _can_retry(ctx, row, error):
+                raise
+            _note_given_up(ctx, f"{run.name} is not all home", error)
+    _end_or_leave(ctx, row, expired, unfinished, runs)
+    for fetch in deferred:
+        fetch()
+
+
+def _end_or_leave(
+    ctx: Context, row: ClusterRow, expired: bool, unfinished: Sequence[RunRow], runs: Sequence[RunRow]
+) -> None:
+    """What becomes of a cluster whose runs have ended. `unfinished`: those that had not; `runs`: its orphans."""
+    now = ctx.ledger.cluster(row.id)
+    if now.state != "up" or not (expired or now.owner_process == ctx.me):
+        return None  # somebody tore it down meanwhile, or is about to: what it brings home first is still there
+    if expired:
+        _save_edits(ctx, row)
+        if _confirm_lease_over(ctx, row):
+            return _tear_down(ctx, row, f"{row.name} reached the end of its lease and was ended")
+        if ctx.ledger.cluster(row.id).owner_process != ctx.me:
+            return None
+    if row.ephemeral and not _has_other_runs(ctx, row, runs):
+        _tear_down(
+            ctx,
+            row,
+            f"{row.name} was torn down after its run"
+            if runs
+            else f"{row.name} was torn down: its command died before a run was started",
+        )
+    elif all_machines_ended(ctx, row) and all(run.state == "home" for run in ctx.ledger.runs(cluster=row.id)):
+        _save_edits(ctx, row)
+        _tear_down(ctx, row, f"{row.name} had ended by itself and was cleared away")
+    elif not unfinished and _bills_without_nodes(ctx, row):
+        _save_edits(ctx, row)
+        _tear_down(ctx, row, f"{row.name} was ended: its nodes had ended by themselves, and its machines went on")
+    else:
+        ctx.ledger.leave(row.id, ctx.me)
+    return None
+
+
+def _confirm_lease_over(ctx: Context, row: ClusterRow) -> bool:
+    """Check the lease and begin the teardown in one transaction: another command may just have extended it."""
+    try:
+        return ctx.ledger.ending(row.id, lease=row.lease)
+    except LedgerUnwritable:
+        return True  # a full disk keeps nothing alive
+
+
+def _has_other_runs(ctx: Context, row: ClusterRow, runs: Sequence[RunRow]) -> bool:
+    """Whether a command that lives has a run on it, or waits with one for its turn; or had one, and died while `runs`
+    were seen to: the next look is for that."""
+    seen_to = {run.id for run in runs}
+    left = [run for run in ctx.ledger.runs(cluster=row.id) if run.state != "home"]
+    return any(run.id not in seen_to or run.has_live_owner(besides=ctx.me) for run in left)
+
+
+def _bills_without_nodes(ctx: Context, row: ClusterRow) -> bool:
+    """Whether machines that cost money are still there after their nodes have ended. Those that can end themselves are
+    asked for that once they may have been idle for too long."""
+    able = has_capability(ctx.provisioner(row.provider), "self_destruct") and all(
+        one.data.get("ends_itself", True) for one in ctx.ledger.resources(row.id)
+    )
+    idle_s = row.lease.idle_s if row.lease.idle_s is not None else math.inf
+    early = able and ctx.clock.now() < (row.ready or 0.0) + idle_s
+    return is_rented(ctx.provisioner(row.provider)) and not early and watchdogs_ended(ctx, row)
+
+
+def _stop_owned_runs(ctx: Context, row: ClusterRow, runs: list[RunRow]) -> None:
+    """Stop runs whose own commands live, and give these time to bring everything home."""
+    if not runs:
+        return
+    try:
+        live = open_session(ctx, row, some=True)
+    except NodeError:
+        return  # it has ended already, or is out of reach for their commands too
+    except Exception as error:
+        _note_given_up(ctx, f"what runs on {row.name} could not be stopped in good order", error)
+        return
+    try:
+        for run in runs:
+            stop_nodes(live, run.name, "graceful", STOP_REASON, kind="lease")
+    except Exception as error:
+        _note_given_up(ctx, f"what runs on {row.name} could not be stopped in good order", error)
+        return
+    finally:
+        live.close()
+    deadline = time.monotonic() + RESULTS_TIMEOUT_S
+    while any(ctx.ledger.run(run.id).state != "home" for run in runs) and time.monotonic() < deadline:
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _take_run(ctx: Context, run: RunRow) -> bool:
+    try:
+        return ctx.ledger.take_run(run.id, ctx.me)
+    except RowGone:
+        return False
+    except LedgerUnwritable:
+        return True  # a full disk keeps nothing alive
+
+
+def _finish_run(
+    ctx: Context, row: ClusterRow, run: RunRow, stop_s: float | None, deferred: list[Callable[[], None]] | None
+) -> None:
+    """Follow a run to its end, bring its results home, write its verdict. Only the nodes know whether it was started.
+
+    `stop_s`: the run is stopped, and has so many seconds to end gracefully, and again as many to end at once.
+    `deferred`, where the machines are ended next: gets the fetch that is to be done after that.
+    """
+    if not _take_run(ctx, run):
+        return None  # a command took it while another run was finished
+    try:
+        live = _open_session(ctx, row)
+    except NodeError as error:
+        return _finish_unreachable(
+            ctx, row, run, error, given_up=stop_s is not None or isinstance(error, MalformedAnswer)
+        )
+    try:
+        reports = _follow(ctx, live, run, stop_s)
+        if reports is not None:
+            policy = Policy(Silent(), deferred is not None, retry_hint=RETRY_HINT if stop_s is None else None)
+            _conclude(ctx, live, run, reports, policy, deferred)
+    finally:
+        live.close()
+
+
+def _open_session(ctx: Context, row: ClusterRow) -> ClusterSession:
+    """Raises NodeError; MalformedAnswer where retries did not help."""
+    for _ in range(NONSENSE_ATTEMPTS_MAX - 1):
+        try:
+            return open_session(ctx, row, some=True)
+        except MalformedAnswer:
+            time.sleep(POLL_INTERVAL_S)
+    return open_session(ctx, row, some=True)
+
+
+def _follow(ctx: Context, live: ClusterSession, run: RunRow, stop_s: float | None) -> dict[int, NodeReport] | None:
+    """The reports of its nodes, of those that ended in time; None where a command took the run over."""
+    if stop_s is not None:
+        stop_nodes(live, run.name, "graceful", STOP_REASON, kind="lease")
+    following = make_follower(ctx, live, run, lambda *_: None, Silent().say)
+    following.start()
+    fetching, renewal = LiveFetch(live, run), AddressRenewal(ctx, live, run)
+    began = time.monotonic()
+    hurried = False
+    while not following.wait(POLL_INTERVAL_S):
+        if ctx.ledger.cluster(live.row.id).state != "up" or ctx.ledger.run(run.id).owner_process != ctx.me:
+            following.quit()
+            return None
+        if stop_s is not None and time.monotonic() - began > stop_s:
+            if hurried:
+                following.quit()
+                break
+            stop_nodes(live, run.name, "now", STOP_REASON, kind="lease")
+            hurried, began = True, time.monotonic()
+        fetching.poll()
+        renewal.poll()
+    return dict(following.reports)  # a copy: a thread may still add one
+
+
+def _conclude(
+    ctx: Context,
+    live: ClusterSession,
+    run: RunRow,
+    reports: Mapping[int, NodeReport],
+    policy: Policy,
+    deferred: list[Callable[[], None]] | None,
+) -> None:
+    if reports and all(report.kind == ReasonKind.NEVER_STARTED for report in reports.values()):
+        return _record_never_started(ctx, run)
+    outcome = finish(ctx, run, _results_source(ctx, live, run, reports), policy)
+    _notify(ctx, live.row, run, outcome)
+    if deferred is not None and (fetch := outcome.deferred_fetch):
+        deferred.append(lambda: _notify(ctx, live.row, run, fetch()))
+    return None
+
+
+def _results_source(
+    ctx: Context, live: ClusterSession, run: RunRow, reports: Mapping[int, NodeReport]
+) -> Agents | Disks:
+    """The agents; where all nodes ended while they were followed, the disks of hosts of the user's own, which stay."""
+    nodes = range(request_of(run).nodes)
+    ended = len(reports) == len(nodes) and all(report.kind == ReasonKind.ENDED for report in reports.values())
+    if ended and not is_rented(ctx.provisioner(live.row.provider)):
+        error = NodeError("its node has ended", "gpuops runs shows what came of it")
+        return Disks(live.row, error, reports=reports)
+    running = {index: lost_report(index, f"node{index} did not stop in time", ReasonKind.UNREACHABLE)
+               for index in nodes}  # fmt: skip
+    return Agents(live, {**running, **reports})
+
+
+def _notify(ctx: Context, row: ClusterRow, run: RunRow, outcome: RunOutcome) -> None:
+    results = f"{outcome.missing}; what came home is" if outcome.missing else "results"
+    left = outcome.document.get("left_behind")
+    stays = f"; still on {row.name}: {left}" if left else ""
+    if kept := outcome.document.get("kept"):
+        stays += f"; {kept}"
+    ctx.ledger.notice(f"{run.name}: {outcome.verdict.say}; {results} in {run.home}{stays}")
+
+
+def _save_edits(ctx: Context, row: ClusterRow) -> None:
+    """Download edits before the teardown. A failure delays the end of a lease only where it can be retried.
+
+    Raises ConnectionLost where that can wait.
+    """
+    try:
+        for said in save_cluster_edits(ctx, row, Silent()):
+            ctx.ledger.notice(said)
+    except Exception as error:
+        if _can_retry(ctx, row, error):
+            raise
+        _note_given_up(ctx, f"what was edited or made on {row.name} outside of runs is not all home", error)
+
+
+def _can_retry(ctx: Context, row: ClusterRow, error: Exception) -> bool:
+    """Whether a host of the user's own is out of reach. It costs nothing, and cannot be cleared either: what it has
+    would be lost if it came back just as its cluster is torn down."""
+    return isinstance(error, ConnectionLost) and not is_rented(ctx.provisioner(row.provider))
+
+
+def _note_given_up(ctx: Context, what: str, error: Exception) -> None:
+    """Leave a notice of what is given up: no node's answer and no full disk may keep a lease from ending."""
+    why = error.say if isinstance(error, GpuopsError) else f"{type(error).__name__}: {error}"
+    with suppress(GpuopsError):
+        ctx.ledger.notice(f"{what}: {why}")
+
+
+def _record_never_started(ctx: Context, run: RunRow) -> None:
+    ctx.ledger.set_run(run.id, state="home", owner_process=None, ended=time.time())
+    ctx.ledger.notice(f"{run.name} was never started: its command died first")
+
+
+def _finish_unreachable(ctx: Context, row: ClusterRow, run: RunRow, error: NodeError, *, given_up: bool) -> None:
+    """No node answers. While its provider still knows the machines and the lease lasts, they are tried again later,
+    unless they are there and answer nonsense."""
+    gone = not given_up and all_machines_ended(ctx, row)
+    if not (given_up or gone):
+        raise error
+    if run.started is None:
+        return _record_never_started(ctx, run)
+    outcome = finish(ctx, run, Disks(row, error, ended=gone), Policy(Silent()))
+    ctx.ledger.notice(f"{run.name}: {outcome.verdict.say}; what had come home is in {run.home}")
+    return None
+
+
+def _tear_down(ctx: Context, row: ClusterRow, say: str) -> None:
+    tear_down(ctx, row.id, say, notice=True)

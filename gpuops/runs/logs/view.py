@@ -1,0 +1,281 @@
+"""Lines of a run's logs as they are home, in the order in which they were written.
+
+`LogTimes` knows when a byte was written, from the notes of its node (`times.jsonl`): a note has the streams' sizes at
+one moment, and bytes between two notes count as written at the later one. `HomeTail` reads on in every stream, and
+`Veil` holds back tracebacks until it is known whose they are.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+import time
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from gpuops.core.errors import UsageError
+from gpuops.offers.lease import parse_span
+from gpuops.runs.logs.lines import STREAM, LineMerger
+from gpuops.sync import RunHome
+
+TIMES_FILE = "times.jsonl"
+NOT_NOTED_YET = float("inf")
+"""The moment of bytes that no note covers yet."""
+LATEST, LONGEST = 1e11, 1 << 40
+"""The largest moment (UTC seconds) and size (bytes) that are believed in a note."""
+MAX_NOTES_BYTES = 256 << 20
+"""How many bytes of notes are read: a month has fewer."""
+MAX_LINE_BYTES = 1 << 16
+"""How far back the beginning of a line is searched, and the longest note that is read."""
+CHUNK_BYTES = 1 << 20
+NODE_FOLDER = re.compile(r"node(\d+)")
+EVENTS_FILE = "events.jsonl"
+FAILED_EVENT = b'"event": "failed"'
+"""What an agent notes when one of its ranks has failed (docs/protocol.md)."""
+
+
+@dataclass
+class Notes:
+    """The notes of one stream: it had `sizes[i]` bytes at `moments[i]`; both only rise."""
+
+    moments: list[float] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+    def add(self, moment: float, size: int) -> None:
+        if not self.sizes or (size > self.sizes[-1] and moment >= self.moments[-1]):
+            self.moments.append(moment)
+            self.sizes.append(size)
+
+    def start(self, since: float) -> int:
+        """How many bytes were certainly written before `since`."""
+        first = bisect_left(self.moments, since)
+        return self.sizes[first - 1] if first else 0
+
+    def slices(self, begin: int, end: int) -> Iterator[tuple[float, int, int]]:
+        """The bytes from `begin` to `end` as (moment, from, to)."""
+        at = begin
+        for index in range(bisect_right(self.sizes, begin), len(self.sizes)):
+            if self.sizes[index] >= end:
+                break
+            yield self.moments[index], at, self.sizes[index]
+            at = self.sizes[index]
+        if at < end:
+            index = bisect_right(self.sizes, at)
+            yield (self.moments[index] if index < len(self.sizes) else NOT_NOTED_YET), at, end
+
+
+class LogTimes:
+    """The notes that are home, by node and stream. `skews`: seconds to add to each node's clock to get ours."""
+
+    def __init__(self, home: RunHome, skews: Sequence[float] = ()) -> None:
+        self._notes: dict[tuple[int, str], Notes] = {}
+        for path in sorted((home.path / "logs").glob(f"node*/{TIMES_FILE}")):
+            number = path.parent.name.removeprefix("node")
+            if number.isdecimal():
+                node = int(number)
+                self._read(path, node, skews[node] if node < len(skews) else 0.0)
+
+    def __bool__(self) -> bool:
+        return bool(self._notes)
+
+    def of(self, node: int, stream: str) -> Notes:
+        """A stream's notes; empty where there are none."""
+        return self._notes.get((node, stream), Notes())
+
+    def latest(self) -> float | None:
+        """When anything was last written."""
+        return max((notes.moments[-1] for notes in self._notes.values()), default=None)
+
+    def _read(self, path: Path, node: int, skew: float) -> None:
+        for line in _read_notes(path):
+            try:
+                note = json.loads(line)
+                moment = float(note["at"]) + skew
+                sizes = {str(stream): int(size) for stream, size in note["sizes"].items()}
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+                continue  # cut off by a full disk, or not complete yet
+            if not (0 <= moment < LATEST and all(0 <= size < LONGEST for size in sizes.values())):
+                continue
+            for stream, size in sizes.items():
+                self._notes.setdefault((node, stream), Notes()).add(moment, size)
+
+
+def _read_notes(path: Path) -> Iterator[bytes]:
+    """A file's lines, up to `MAX_NOTES_BYTES` in all."""
+    left = MAX_NOTES_BYTES
+    with path.open("rb") as file:
+        while left > 0 and (line := file.readline(MAX_LINE_BYTES)):
+            left -= len(line)
+            yield line
+
+
+def find_line_start(path: Path, offset: int) -> int:
+    """Where the line begins that holds the byte at `offset`."""
+    begin = max(0, offset - MAX_LINE_BYTES)
+    with path.open("rb") as file:
+        file.seek(begin)
+        found = file.read(offset - begin).rfind(b"\n")
+    return begin + found + 1 if found >= 0 else begin if begin == 0 else offset
+
+
+def parse_moment(text: str, now: float) -> float:
+    """`10m` (ago) or `2026-11-21T12:00` (local time unless it names a zone) as UTC seconds. Raises UsageError."""
+    try:
+        then = datetime.fromisoformat(text).timestamp() if text[4:5] == "-" else now - parse_span(text)
+    except (UsageError, ValueError, OverflowError, OSError):
+        raise UsageError(f"'{text}' is no time", "write it like 10m, 2h, 2026-11-21 or 2026-11-21T12:00") from None
+    if then > now:
+        raise UsageError(f"'{text}' is still to come", "write it like 10m, 2h or 2026-11-21T12:00")
+    return then
+
+
+class HomeTail:
+    """Reads every stream of a run from where the last call stopped; yields complete lines.
+
+    With `times`, what is home at the first call comes in the order in which it was written, nodes and ranks mixed;
+    what was certainly written before `since` (UTC seconds) is left out.
+    """
+
+    def __init__(
+        self,
+        home: RunHome,
+        merger: LineMerger,
+        veil: TracebackFilter | None = None,
+        times: LogTimes | None = None,
+        since: float | None = None,
+    ) -> None:
+        self._logs = home.path / "logs"
+        self._merger = merger
+        self._veil = veil
+        self._times = times
+        self._since = since
+        self._read: dict[Path, int] = {}
+
+    def new(self) -> Iterator[str]:
+        """Lines that have come home since the last call."""
+        if self._times is not None:
+            times, self._times = self._times, None
+            yield from self._in_order(times)
+        if self._veil and not self._veil.failed:
+            self._veil.failed = any(FAILED_EVENT in chunk for path in self._events() for chunk in self._chunks(path))
+        for node, path in self._streams():
+            lines = (line for data in self._chunks(path) for line in self._merger.feed(node, path.name, data))
+            yield from self._veil.over(path, lines) if self._veil else lines
+        yield from self._merger.idle()
+        if self._veil:
+            yield from self._veil.due()
+
+    def rest(self) -> Iterator[str]:
+        """The lines that are left when the run is over, unfinished ones included."""
+        yield from self.new()
+        yield from self._merger.flush()
+        if self._veil:
+            yield from self._veil.lifted()
+
+    def _events(self) -> list[Path]:
+        return sorted(self._logs.glob(f"node*/{EVENTS_FILE}"))
+
+    def _streams(self) -> list[tuple[int, Path]]:
+        found = []
+        for folder in self._logs.glob("node*"):
+            if match := NODE_FOLDER.fullmatch(folder.name):
+                found += [(int(match[1]), path) for path in folder.iterdir() if STREAM.fullmatch(path.name)]
+        return sorted(found, key=_stream_order)
+
+    def _in_order(self, times: LogTimes) -> Iterator[str]:
+        """What is home, slice by slice."""
+        written = []
+        for place, (node, path) in enumerate(self._streams()):
+            notes = times.of(node, path.name)
+            begin = 0 if self._since is None else find_line_start(path, notes.start(self._since))
+            self._read[path] = begin
+            slices = notes.slices(begin, path.stat().st_size)
+            written.append([(moment, place, node, path, end) for moment, _, end in slices])
+        for _, _, node, path, end in heapq.merge(*written):
+            for data in self._chunks(path, end):
+                yield from self._merger.feed(node, path.name, data)
+
+    def _chunks(self, path: Path, end: int | None = None) -> Iterator[bytes]:
+        """What was added to a file since the last call, up to `end`."""
+        offset = self._read.get(path, 0)
+        end = path.stat().st_size if end is None else end
+        if end <= offset:
+            return
+        with path.open("rb") as file:
+            file.seek(offset)
+            while data := file.read(min(CHUNK_BYTES, end - offset)):
+                offset += len(data)
+                self._read[path] = offset
+                yield data
+
+
+class TracebackFilter:
+    """Holds back tracebacks for `hold_s` seconds, and drops them once a rank has failed.
+
+    One rank's exception breaks the collectives of all others, and each prints a traceback of its own. All of them stay
+    in the logs; the culprit's is shown with the verdict.
+    """
+
+    TRACEBACK = "Traceback (most recent call last)"
+
+    def __init__(self, hold_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.failed = False
+        self._hold_s = hold_s
+        self._clock = clock
+        self._suspects: set[Path] = set()
+        self._held: deque[tuple[float, str]] = deque()
+
+    def over(self, path: Path, lines: Iterator[str]) -> Iterator[str]:
+        """The lines of one stream that may be shown now."""
+        if not (path.name.startswith("rank") and path.suffix == ".err"):
+            yield from lines
+            return
+        for line in lines:
+            if path in self._suspects or self.TRACEBACK in line:
+                self._suspects.add(path)
+                self._held.append((self._clock() + self._hold_s, line))
+            elif not self.failed:
+                yield line
+
+    def due(self) -> Iterator[str]:
+        """Lines that were held for `hold_s` in a run that goes on."""
+        if self.failed:
+            self._held.clear()
+        while self._held and self._held[0][0] <= self._clock():
+            yield self._held.popleft()[1]
+
+    def lifted(self) -> Iterator[str]:
+        """All held lines of a run that ended without a failed rank."""
+        while self._held and not self.failed:
+            yield self._held.popleft()[1]
+
+
+def last_output_time(home: Path) -> float | None:
+    """When the last byte of a run's output came home (UTC seconds); None before the first."""
+    written = [path.stat().st_mtime for path in home.glob("logs/node*/*") if STREAM.fullmatch(path.name)]
+    return max(written, default=None)
+
+
+def _stream_order(stream: tuple[int, Path]) -> tuple[int, int, bool]:
+    """Sort key: nodes and ranks by number, a node's launcher first; of each, stderr after stdout."""
+    node, path = stream
+    match = STREAM.fullmatch(path.name)
+    return node, int(match[1]) if match and match[1] else -1, path.suffix == ".err"
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which lines are shown: of one node or rank, the last `tail`, torchrun's own as well (`launcher`), those that
+    match `grep`, those written after `since` (UTC seconds)."""
+
+    node: int | None = None
+    rank: int | None = None
+    tail: int | None = None
+    launcher: bool = False
+    grep: re.Pattern[str] | None = None
+    since: float | None = None

@@ -1,0 +1,237 @@
+"""The verdict on a run: one sentence, one hint, one exit code. Pure.
+
+`judge` weighs the reports of all nodes. The order: a rank or a launcher with a cause of its own; then what ended the
+run from outside (lease, preemption, a lost node, a stop); then deaths that only echo a peer's; then, when every process
+ended well, whether the ranks had formed the world that was asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from gpuops.core.models import RunRequest, Verdict
+from gpuops.runs.outcome import remedies
+from gpuops.runs.outcome.diagnosis import (
+    CULPRIT_WINDOW_S,
+    OWN,
+    PEER,
+    Death,
+    describe_death,
+    extract_exception,
+    find_culprit,
+    find_deaths,
+    logs_command,
+    suggest_fix,
+)
+from gpuops.runs.outcome.node_report import NodeReport, RankReport, ReasonKind
+
+STOPPED = 130
+"""Also for a run that `gpuops stop` ended from another terminal: nothing failed, and it is not done."""
+FAILED = 1
+NODE_FAILED = 4
+
+RESUME_HINT = "run it again with `--resume` to continue from the newest snapshot that came home"
+SEPARATE_RANKS_HINT = (
+    "check that the script calls `torch.distributed.init_process_group` on this kind of machine; "
+    "one that starts its ranks itself is for `gpuops run -- python SCRIPT`"
+)
+QUOTED_CHARS = 100
+"""How much of a program's last line is quoted, in characters."""
+RETRIES_HINT = "; with `--retries 2` it would have gone on by itself"
+START_OVER_HINT = "run it again: it left no snapshot to continue from"
+
+
+def read_progress(reports: Iterable[NodeReport]) -> dict[str, int]:
+    """How far the run's program says it got: `step`, and `saved`, the step of its newest snapshot, where known."""
+    found: dict[str, int] = {}
+    for report in reports:
+        for name in ("step", "saved"):
+            if name in report.progress:
+                found[name] = max(int(report.progress[name]), found.get(name, 0))
+    return found
+
+
+def resume_hint(run: str, saved: bool) -> str:
+    """How to go on after a run that did not end by itself. `saved`: something it had made is home."""
+    return (
+        f"run it again with `--resume {run}` to continue from the newest snapshot that came home"
+        if saved
+        else START_OVER_HINT
+    )
+
+
+def judge(
+    request: RunRequest, world_size: int, reports: Sequence[NodeReport], again: str = RESUME_HINT, run: str = ""
+) -> Verdict:
+    """The verdict over all nodes' reports; `world_size` is the number of ranks that was asked for.
+
+    `again`: the hint for a run that was ended from outside. `run`: its name, for what a hint tells to type.
+    """
+    if not reports:
+        return Verdict("lost", NODE_FAILED, "no node could say how the run ended", again)
+    several = len(reports) > 1
+    blamed = find_culprit(death for report in reports for death in find_deaths(request.kind, report, several))
+    outside = _ended_from_outside(reports, again)
+    if blamed and blamed.weight == OWN and not (outside and _precedes(outside[0], blamed)):
+        return _failed_verdict(blamed, reports, run)
+    if outside:
+        return outside[1]
+    if blamed:
+        return _failed_verdict(blamed, reports, run)
+    return _judge_world(request, world_size, reports, run)
+
+
+def is_port_clash(reports: Iterable[NodeReport]) -> bool:
+    """Whether a run failed only because its port was taken: a relaunch with a fresh one helps.
+
+    Torchrun finds out before it starts any rank; a port that
+    the user's program opens is the user's.
+    """
+    known = list(reports)
+    started = any(rank.started for report in known for rank in report.ranks)
+    return not started and any(report.outcome == "failed" and remedies.is_port_taken(report.tail) for report in known)
+
+
+def _ended_from_outside(reports: Sequence[NodeReport], again: str) -> tuple[NodeReport, Verdict] | None:
+    """What ended the run although no process of it failed: lease, reclaim, loss, stop, in this order."""
+    first = sorted(reports, key=lambda report: float("inf") if report.ended is None else report.ended)
+    for report in first:
+        if report.kind == ReasonKind.LEASE:
+            say = f"the lease of node{report.node} ended the run"
+            longer = f"give it longer (--max-hours, --max-cost, or in time `gpuops lease NAME --extend 2h`) and {again}"
+            return report, Verdict("stopped", NODE_FAILED, say, longer, node=report.node)
+    if preemption := _find_preempted_node(first):
+        return preemption, _preempted_verdict(preemption, reports, again)
+    # A node that heard of the loss by the gang link is a witness only: the lost one itself speaks first.
+    for report in sorted(first, key=lambda report: report.kind == ReasonKind.GANG):
+        if report.outcome == "lost":
+            return report, _lost_verdict(report, again)
+    for report in first:
+        if report.kind == ReasonKind.END:  # not by a stop, which would have been reported as one
+            return report, Verdict(
+                "lost", NODE_FAILED, f"node{report.node} was ended under the run", again, node=report.node
+            )
+    for report in first:
+        if report.outcome == "stopped" and report.kind != ReasonKind.GANG:
+            return report, Verdict("stopped", STOPPED, "the run was stopped before its end", again)
+    for report in first:
+        if report.kind == ReasonKind.GANG and all(other.outcome != "failed" for other in reports):
+            return report, _lost_verdict(report, again)
+    return None
+
+
+def _find_preempted_node(reports: Sequence[NodeReport]) -> NodeReport | None:
+    """A node of those whose provider took a machine back: with notice, which all of them then know of, or without."""
+    noticed = [report for report in reports if report.kind == ReasonKind.PREEMPTED]
+    if noticed or any(report.kind == ReasonKind.STOP for report in reports):
+        return min(noticed, key=lambda report: report.reason.origin is not None, default=None)
+    return next((report for report in reports if report.reason.preempted), None)
+
+
+def _preempted_verdict(report: NodeReport, reports: Sequence[NodeReport], again: str) -> Verdict:
+    """`reclaimed by AWS at step 120 (node1 at 08:22:00Z); the newest snapshot is of step 100`."""
+    reason, got = report.reason, read_progress(reports)
+    node, at = report.node if reason.node is None else reason.node, reason.at
+    step = f" at step {got['step']}" if "step" in got else ""
+    when = time.strftime(" at %H:%M:%SZ", time.gmtime(at)) if at is not None else ""
+    say = f"reclaimed by {reason.by or 'its provider'}{step} (node{node}{when})"
+    if "saved" in got:
+        say += f"; the newest snapshot is of step {got['saved']}"
+    return Verdict("reclaimed", NODE_FAILED, say, again + RETRIES_HINT, node=node)
+
+
+def _lost_verdict(report: NodeReport, again: str) -> Verdict:
+    why = report.reason.say or "it was gone"
+    node = report.node if report.reason.origin is None else report.reason.origin
+    say = why if why.startswith(f"node{node}") else f"the run was lost on node{node}: {why}"
+    return Verdict("lost", NODE_FAILED, say, again, node=node)
+
+
+def _precedes(report: NodeReport, death: Death) -> bool:
+    """Whether a lost node explains a death elsewhere that has its own words (a caught error)."""
+    if report.outcome != "lost" or death.oom:
+        return False
+    if report.kind in (ReasonKind.UNREACHABLE, ReasonKind.ENDED):
+        return True  # it vanished and can say nothing; what its peers say then, they say of that
+    if report.ended is None or death.ended is None:
+        return False
+    return report.ended <= death.ended + CULPRIT_WINDOW_S
+
+
+def _failed_verdict(death: Death, reports: Sequence[NodeReport], run: str) -> Verdict:
+    advice = suggest_fix(death, run)
+    if death.weight == PEER:
+        advice = _explain_early_exit(death, reports) or advice
+    return Verdict("failed", FAILED, describe_death(death), advice, death.rank, death.node, death.tail)
+
+
+def _explain_early_exit(death: Death, reports: Sequence[NodeReport]) -> str:
+    """A rank that ended well while its peers still needed it: nothing else would name it.
+
+    One that leaves the world closes its connections before it ends, so its end may be the later one.
+    """
+    joining = remedies.was_joining(extract_exception(death.tail))
+    for rank in (rank for report in reports for rank in report.ranks):
+        if joining and rank.code == 0 and rank.joined is not False:
+            return f"rank {rank.rank} on node{rank.node} left while others still joined: {remedies.BARRIER}"
+        if rank.code == 0 and rank.ended and death.ended and rank.ended <= death.ended:
+            return (
+                f"rank {rank.rank} on node{rank.node} had ended before, with exit code 0: "
+                "let every rank take part in the same steps"
+            )
+    return ""
+
+
+def _judge_world(request: RunRequest, world_size: int, reports: Sequence[NodeReport], run: str) -> Verdict:
+    """All ended well; did they train together?"""
+    if request.kind != "torchrun":
+        return _judge_alone("the command ended well", [_last_line(report) for report in reports])
+    ranks = [rank for report in reports for rank in report.ranks]
+    if world_size <= 1:
+        return _judge_alone("the run ended well", [_last_line(rank) for rank in ranks])
+    together = sum(rank.joined is True for rank in ranks)
+    unwilling = not together and all(remedies.wants_gpus(_last_line(rank)) for rank in ranks)
+    well = f"all {world_size} ranks ended well"
+    if unwilling or any(rank.joined is False for rank in ranks):
+        formed = f"only {together} of them joined" if together else "none of them joined"
+        say = f"{well}, but {formed} the world of {world_size} that was asked for"
+        apart = {rank.rank: _last_line(rank) for rank in ranks if not rank.joined}
+        return Verdict(
+            "unformed",
+            FAILED,
+            f"{say}: {_describe_last_lines(apart)}",
+            remedies.GPUS if unwilling else SEPARATE_RANKS_HINT,
+        )
+    if together < world_size:
+        say = f"{well}, but too soon: gpuops could not tell whether they formed one world of {world_size}"
+        return Verdict(
+            "unclear", 0, say, f"look for the world size in what rank 0 printed (`{logs_command(run)} --rank 0`)"
+        )
+    return Verdict("done", 0, well)
+
+
+def _judge_alone(well: str, last: Sequence[str]) -> Verdict:
+    """Of what ran alone nothing is known but its exit code, 0, and its last line."""
+    unwilling = next(filter(remedies.wants_gpus, last), "")
+    if not unwilling:
+        return Verdict("done", 0, well if any(last) else f"{well}, and printed nothing")
+    return Verdict("unclear", 0, f"{well}, but it says {_quote(unwilling)}", remedies.GPUS)
+
+
+def _last_line(one: RankReport | NodeReport) -> str:
+    """The last line that it printed."""
+    return remedies.last_line(one.out) or remedies.last_line(one.tail)
+
+
+def _describe_last_lines(last: Mapping[int, str]) -> str:
+    """What these ranks printed last, by rank."""
+    rank, line = next(((rank, line) for rank, line in last.items() if line), (None, ""))
+    if rank is None:
+        return "they printed nothing"
+    who = "they say" if len(last) > 1 and set(last.values()) == {line} else f"rank {rank} says"
+    return f"{who} {_quote(line)}"
+
+
+def _quote(line: str) -> str:
+    return f'"{line}"' if len(line) <= QUOTED_CHARS else f'"{line[:QUOTED_CHARS]}…"'

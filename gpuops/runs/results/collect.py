@@ -1,0 +1,313 @@
+"""Where the results of an ended run come from: its agents, the disks of nodes whose agents ended, its bucket.
+
+Every source gives `Evidence`; nothing is judged here. Nodes come before the bucket: they cost money and may vanish,
+the bucket stays.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpuops.core.context import Context
+from gpuops.core.errors import GpuopsError, Interrupted, MalformedAnswer, NodeError
+from gpuops.core.format import amount
+from gpuops.core.models import Resource
+from gpuops.core.parallel import on_each
+from gpuops.core.reporting import Progress
+from gpuops.ledger.store import ClusterRow, RunRow
+from gpuops.nodes.session import ClusterSession, absent_session, end_reason, nodes_of
+from gpuops.runs.outcome.judgement import BucketFetch, Evidence, FinalFetch, classify_nodes, join_sentences
+from gpuops.runs.outcome.node_report import NodeReport, ReasonKind, lost_report
+from gpuops.runs.results.dead_agents import salvage
+from gpuops.runs.spec import request_of
+from gpuops.sync import RunHome, archive, fetch, sinks
+from gpuops.sync.unmatched_files import choose_unasked, describe_unmatched_files, exact_patterns, list_unmatched_files
+from gpuops.transport.rpc import AgentClient
+
+if TYPE_CHECKING:
+    from gpuops.transport.schemas import Run
+
+
+POLL_INTERVAL_S = 0.2
+VANISHING_TIMEOUT_S = 60.0
+"""How long, after a failed fetch, machines that are being preempted are waited for until their provider says that they
+have ended: only then what they held is certainly lost."""
+VANISHING_POLL_INTERVAL_S = 2.0
+SINK_STALL_TIMEOUT_S = 300.0
+"""How long a node that keeps results elsewhere is waited for while it makes no progress."""
+SINK_TIMEOUT_S = 7200.0
+"""How long such a node is waited for at most, or `--grace` where that is longer."""
+RELEASE_TIMEOUT_S = 10.0
+"""How long a node may take to hear that its results are home."""
+HURRIED_FETCH_S = 10.0
+"""How long the last fetch may go on after a second signal."""
+
+
+@dataclass(frozen=True)
+class Agents:
+    """The nodes of a run that were followed to their end; `reports` has one for each of them."""
+
+    live: ClusterSession
+    reports: Mapping[int, NodeReport]
+
+    def collect(self, ctx: Context, row: RunRow, progress: Progress) -> Evidence:
+        """Fetch and verify what is on the nodes, and wait for what they keep elsewhere."""
+        ended_at = row.ended or time.time()
+        nodes = classify_nodes(self.reports)
+        asked = [index for index, state in nodes.items() if state.gives_files]
+        with progress.during(f"looking at what {row.name} made"):
+            fetched = _run_final_fetch(ctx, self.live, row, progress, asked)
+            vanished = _find_vanished(ctx, self.live, asked, self.reports) if fetched.failed else []
+            if vanished:
+                asked = [index for index in asked if index not in vanished]
+                fetched = _run_final_fetch(ctx, self.live, row, progress, asked)
+        absentees = [index for index, state in nodes.items() if state.is_absent or index in vanished]
+        preempted = any(report.kind == ReasonKind.PREEMPTED for report in self.reports.values())
+        return Evidence(
+            ended_at,
+            self.reports,
+            fetched,
+            vanished,
+            handed=_list_handed_over(self.live, row, asked, absentees) if absentees or preempted else {},
+            sink_states=_sink_states(ctx, self.live, row, progress, asked) if request_of(row).sink else {},
+        )
+
+    def release(self, row: RunRow) -> None:
+        release(self.live, row)
+
+
+@dataclass(frozen=True)
+class Disks:
+    """The nodes of a run whose agents have ended: their disks may still have its logs and its report.
+
+    `ended`: their provider says that the machines have ended, and `reports` is what is known without them. Otherwise
+    `error` says why no agent answers.
+    """
+
+    cluster: ClusterRow
+    error: NodeError
+    ended: bool = False
+    reports: Mapping[int, NodeReport] | None = None
+
+    def collect(self, ctx: Context, row: RunRow, progress: Progress) -> Evidence:
+        """Raises ConnectionLost where a host of the user's own is out of reach: it costs nothing, and keeps what it
+        has; LocalDisk."""
+        machines = nodes_of(ctx, self.cluster)
+        known = self.reports
+        if known is None:
+            endings = _describe_endings(ctx, self.cluster, machines) if self.ended else {}
+            known = unreachable_reports(row, self.error, ended=self.ended, endings=endings)
+        found, unreachable = salvage(ctx, self.cluster, row)
+        if unreachable and ctx.provisioner(self.cluster.provider).capabilities.get("rented") is not True:
+            raise next(iter(unreachable.values()))
+        return Agents(absent_session(self.cluster, machines, self.error), {**known, **found}).collect(
+            ctx, row, progress
+        )
+
+    def release(self, row: RunRow) -> None:
+        """No agent is there to be released."""
+
+
+Source = Agents | Disks
+
+
+def fetch_now(
+    live: ClusterSession, row: RunRow, progress: Progress, *, final: bool, nodes: list[int] | None = None
+) -> int:
+    """Bring home what the run has made so far; with `final`, all of it, verified. Returns files fetched."""
+    request = request_of(row)
+    wanted = range(request.nodes) if nodes is None else nodes
+    clients = {index: live.clients[index] for index in wanted}
+    report = fetch(clients, row.name, row.tree, request.outs, RunHome(row.home), final=final, progress=progress)
+    for conflict in report.conflicts:
+        progress.say(conflict)
+    return int(report.files)
+
+
+def fetch_bucket(ctx: Context, row: RunRow, nodes: Sequence[int], progress: Progress) -> BucketFetch:
+    """What absent nodes have kept in a bucket. Raises Interrupted."""
+    if not nodes or not archive.is_kept_in_bucket(row):
+        return BucketFetch()
+    try:
+        brought, errors = archive.fetch_archives(ctx, row, nodes, progress)
+        return BucketFetch(brought, join_sentences(*dict.fromkeys(error.say for error in errors)))
+    except GpuopsError as error:
+        return BucketFetch(trouble=error.say)
+    except Interrupted as error:
+        error.hint = f"gpuops pull {row.name} fetches what is in {row.facts.bucket_place}"
+        raise
+
+
+def release(live: ClusterSession, row: RunRow) -> None:
+    """Tell the nodes that the run's results are home. A node that does not hear it holds them until its grace ends."""
+    request = request_of(row)
+    if request.hold_s is None:
+        return  # nothing is held
+
+    def tell(index: int) -> None:
+        with suppress(GpuopsError):
+            live.clients[index].call("home", timeout=RELEASE_TIMEOUT_S, run=row.name)
+
+    on_each(tell, range(min(request.nodes, len(live.clients))))
+
+
+def unreachable_reports(
+    row: RunRow, error: NodeError, *, ended: bool, endings: Mapping[int, Mapping[str, Any]]
+) -> dict[int, NodeReport]:
+    """Reports for a run none of whose nodes answers. `ended`: their provider says that the machines have;
+    `endings`: and how (`nodes.session.end_reason`)."""
+    nonsense = isinstance(error, MalformedAnswer)
+    kind = ReasonKind.ENDED if ended else ReasonKind.NONSENSE if nonsense else ReasonKind.UNREACHABLE
+    return {index: lost_report(index, error.say, kind, endings.get(index)) for index in range(request_of(row).nodes)}
+
+
+def _describe_endings(ctx: Context, row: ClusterRow, machines: Sequence[Resource]) -> dict[int, dict[str, Any]]:
+    """What their provider says of how machines ended; empty where it does not answer."""
+    with suppress(GpuopsError):
+        provider = ctx.provisioner_of(row)
+        return {index: end_reason(provider.describe(machine)) for index, machine in enumerate(machines)}
+    return {}
+
+
+def _find_vanished(
+    ctx: Context, live: ClusterSession, nodes: Sequence[int], reports: Mapping[int, NodeReport]
+) -> list[int]:
+    """Nodes whose machines ended while their results were fetched. A machine that is being preempted is waited for."""
+    provider, machines = ctx.provisioner_of(live.row), dict(enumerate(live.machines))
+    preempted = any(report.kind == ReasonKind.PREEMPTED or report.reason.preempted for report in reports.values())
+    deadline = time.monotonic() + (VANISHING_TIMEOUT_S if preempted else 0.0)
+    while True:
+        try:
+            vanished = [
+                index for index in nodes if index in machines and provider.describe(machines[index]).status.has_ended
+            ]
+        except GpuopsError:
+            vanished = []
+        if vanished or ctx.signals.hurry or time.monotonic() >= deadline:
+            return vanished
+        time.sleep(VANISHING_POLL_INTERVAL_S)
+
+
+def _run_final_fetch(
+    ctx: Context, live: ClusterSession, row: RunRow, progress: Progress, nodes: list[int]
+) -> FinalFetch:
+    """The final fetch, in a thread, so that signals are heard: the first raises here, a second limits the fetch to
+    `HURRIED_FETCH_S`."""
+    failures: list[BaseException] = []
+    fetched: list[FinalFetch] = []
+
+    def fetch_some(some: list[int]) -> str:
+        fetch_now(live, row, progress, final=True, nodes=some)
+        return _fetch_unnamed(live, row, progress, some)
+
+    def fetch_all() -> None:
+        try:
+            fetched.append(_fetch_from_nodes(fetch_some, nodes))
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=fetch_all, daemon=True, name=f"last fetch {row.name}")
+    thread.start()
+    hurried: float | None = None
+    while thread.is_alive():
+        thread.join(POLL_INTERVAL_S)
+        if ctx.signals.hurry:
+            hurried = hurried or time.monotonic()
+            if time.monotonic() - hurried > HURRIED_FETCH_S:
+                return FinalFetch("the last fetch was cut short")
+    for error in failures:
+        if not isinstance(error, GpuopsError):
+            raise error
+        return FinalFetch(error.say)
+    return fetched[0]
+
+
+def _fetch_from_nodes(fetch_some: Callable[[list[int]], str], nodes: list[int]) -> FinalFetch:
+    """From all nodes at once; where one answers nonsense, from each alone, so that it affects no other node.
+    `fetch_some` returns what stays behind, and raises GpuopsError."""
+    try:
+        return FinalFetch(left_behind=fetch_some(nodes))
+    except MalformedAnswer:
+        pass
+    behind, nonsense = [], []
+    for index in nodes:
+        try:
+            behind.append(fetch_some([index]))
+        except MalformedAnswer as error:
+            nonsense.append(error.say)
+    return FinalFetch(nonsense=join_sentences(*nonsense), left_behind=", ".join(filter(None, behind)))
+
+
+def _fetch_unnamed(live: ClusterSession, row: RunRow, progress: Progress, nodes: list[int]) -> str:
+    """What the run made and no pattern names comes home too; large files only where they would end with their node.
+
+    Returns what stays behind.
+    """
+    clients = {index: live.clients[index] for index in nodes}
+    found = list_unmatched_files(clients, request_of(row).outs, run=row.name)
+    worthy, large = choose_unasked(found)
+    if live.row.ephemeral and large:
+        size = amount(sum(one.size for one in found))
+        progress.say(
+            f"bringing home {size} that no --out names: {describe_unmatched_files(large)}; "
+            "next time --out '!GLOB' leaves it"
+        )
+        worthy, large = found, []
+    if worthy:
+        fetch(clients, row.name, row.tree, exact_patterns(worthy), RunHome(row.home), final=True, progress=progress)
+    return describe_unmatched_files(large)
+
+
+def _list_handed_over(
+    live: ClusterSession, row: RunRow, nodes: Sequence[int], absentees: Sequence[int]
+) -> dict[int, Mapping[str, int]]:
+    """By node: the paths that absent nodes handed to it before they ended, which count as theirs. What a node that
+    answers has made, only that node says."""
+    handed: dict[int, Mapping[str, int]] = {}
+
+    def ask(index: int) -> None:
+        with suppress(GpuopsError):
+            answer: Run = live.clients[index].call("run", run=row.name)
+            handed[index] = {path: node for path, node in (answer.get("handed") or {}).items() if node in absentees}
+
+    on_each(ask, nodes)
+    return handed
+
+
+def _sink_states(
+    ctx: Context, live: ClusterSession, row: RunRow, progress: Progress, nodes: list[int]
+) -> dict[int, Mapping[str, Any]]:
+    """What each node says of the results that it keeps elsewhere, once that has ended or stalls. All nodes are waited
+    for together."""
+    states: dict[int, Mapping[str, Any]] = {}
+    deadline = time.monotonic() + max(SINK_TIMEOUT_S, request_of(row).hold_s or 0.0)
+
+    def wait(index: int) -> None:
+        with suppress(GpuopsError):
+            states[index] = _wait_for_sink(ctx, live.clients[index], row.name, deadline)
+
+    elsewhere = "in its bucket" if sinks.is_bucket(request_of(row).sink) else "on its volume"
+    with progress.during(f"waiting for what {row.name} keeps {elsewhere}"):
+        on_each(wait, nodes)
+    return states
+
+
+def _wait_for_sink(ctx: Context, client: AgentClient, run: str, deadline: float) -> Mapping[str, Any]:
+    latest: Mapping[str, Any] = {}
+    since = time.monotonic()
+    while True:
+        answer: Run = client.call("run", run=run)
+        state: Mapping[str, Any] = answer.get("sink") or {}
+        if state.get("state") not in ("claimed", "copying"):
+            return state
+        if state != latest:
+            latest, since = state, time.monotonic()
+        now = time.monotonic()
+        if ctx.signals.hurry or now - since > SINK_STALL_TIMEOUT_S or now > deadline:
+            return {**state, "why": "it was not waited for any longer"}
+        time.sleep(POLL_INTERVAL_S)

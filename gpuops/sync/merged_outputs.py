@@ -1,0 +1,314 @@
+"""`runs/<run>/out/`: all nodes' outputs merged into one tree, and never over a person's work.
+
+The same path with the same bytes on several nodes is one file. With other bytes, the lowest node's file has the path
+and the others lie under `node<i>/`. `out/.gpuops.json` records each written file (size and time); a file that looks
+different belongs to a person, and what comes home for its path lies beside it as `<name>.new`.
+
+The record is written before the files are renamed into place, so a process killed between any two renames leaves no
+file that the next one takes for a person's. Several processes may publish at once (a terminal and the guard): each
+publication holds a lock, and nothing slow is done under it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import PurePosixPath
+
+from filelock import FileLock, Timeout
+
+from gpuops.core.errors import NodeError
+from gpuops.core.platform import HERE, System
+from gpuops.core.safe_folder import SafeFolder, is_inside, local_errors, may_come
+from gpuops.sync.merged_outputs_record import (
+    Arrival,
+    Held,
+    Memory,
+    Move,
+    Stamp,
+    Written,
+    choose_places,
+    inherited_arrivals,
+    is_beside,
+)
+from gpuops.sync.run_folder import RunHome
+
+MEMORY_FILE = ".gpuops.json"
+MEMORY_DRAFT = ".publish.tmp"
+LOCK_FILE = ".lock"
+LOCK_TIMEOUT_S = 120.0
+"""How long another process may take to publish."""
+MAX_STAGE_ATTEMPTS = 10
+NOT_OURS = (-1, -1)
+"""The stamp of a link, and of whatever else is not a plain file."""
+
+
+class OutFolder:
+    """The merged tree of one run. Errors of this computer's disk are LocalDisk."""
+
+    def __init__(self, home: RunHome, system: System = HERE) -> None:
+        self.root = home.out
+        self.folder = home.folder.below("out")
+        self._system = system
+        self._home = home.folder
+        self._incoming = home.folder.below("incoming")
+        # One lock for all runs of a folder: its file stays, and would be litter in each run's folder.
+        self._runs = SafeFolder(home.path.parent)
+        self._lock = FileLock(home.path.parent / LOCK_FILE, timeout=LOCK_TIMEOUT_S)
+
+    def memory(self) -> Memory:
+        """The record; empty where its file is damaged, and then every file counts as a person's."""
+        try:
+            with self.folder.reading(MEMORY_FILE) as file:
+                memory = Memory.parse(json.load(file), self._system.key)
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            return Memory(key=self._system.key)
+        at = {held.at for nodes in memory.held.values() for held in nodes.values()}
+        sound = all(isinstance(place, str) and is_inside(place) for place in at | memory.written.keys())
+        return memory if sound else Memory(key=self._system.key)
+
+    @contextmanager
+    def staging(self) -> Iterator[SafeFolder]:
+        """A folder on the same filesystem for files that are being received; removed afterwards."""
+        name = f"{os.getpid()}-{secrets.token_hex(4)}"
+        with local_errors(self._incoming.path):
+            folder = self._stage(name)
+        try:
+            yield folder
+        finally:
+            self._incoming.remove_tree(name)
+            self._remove_incoming()
+
+    def _stage(self, name: str, tries: int = MAX_STAGE_ATTEMPTS) -> SafeFolder:
+        try:
+            return self._incoming.below(name).make()
+        except FileNotFoundError:  # another process found `incoming` empty and removed it in between
+            if tries == 1:
+                raise
+            return self._stage(name, tries - 1)
+
+    def _remove_incoming(self) -> None:
+        """Remove `incoming` unless another process is receiving files."""
+        self._home.remove_empty("incoming")
+
+    def clear_dead(self) -> None:
+        """Remove the staging folders of processes that have ended."""
+        import psutil
+
+        for name in self._incoming.names():
+            pid = name.partition("-")[0]
+            if not (pid.isdigit() and psutil.pid_exists(int(pid))):
+                self._incoming.remove_tree(name)
+        self._remove_incoming()
+
+    def publish(self, arrivals: Sequence[Arrival], staging: SafeFolder) -> list[str]:
+        """Put arrivals in their places. Returns a sentence for each that lies under another name than its own.
+
+        All nodes' arrivals of one path belong in one call, so that equal files stay one file.
+        """
+        if not arrivals:
+            return []
+        with local_errors(self.root), self._locked():
+            memory = self.memory()
+            moves: list[Move] = []
+            by_path: dict[str, list[Arrival]] = {}
+            for arrival in arrivals:
+                by_path.setdefault(arrival.path, []).append(arrival)
+            for path in sorted(by_path):
+                settled = self._settle(memory, path, by_path[path], staging)
+                record_moves(memory, settled, staging)
+                moves += settled
+            self._remember(memory)
+            for move in moves:
+                self.folder.move(staging, move.temp, move.place)
+            self._drop_unused(memory, set(by_path))
+            self._finish(memory, moves)
+        return [said for move in moves if (said := self._remark(memory, move))]
+
+    def _remark(self, memory: Memory, move: Move) -> str:
+        """Why a file has another name here than on its node; empty where it has its own."""
+        other = memory.owner(move.wanted)
+        if move.place == move.wanted:
+            ours = self._system.stored(move.path)
+            return "" if ours == move.path else f"out/{move.place} is {move.path}, a name that no file can have here"
+        if memory.becomes_folder(move.wanted) or self._is_folder(move.wanted):
+            return f"out/{move.place} is {move.path}: a folder has that name here"
+        if other not in (None, move.path):
+            return f"out/{move.place} is {move.path}: to this computer that is the same name as {other}"
+        return f"out/{move.place} lies beside a file that was changed here"
+
+    def forget(self, wrong: Iterable[tuple[int, str]]) -> None:
+        """Remove (node, path) pairs from the record: the next fetch brings them again."""
+        with local_errors(self.root), self._locked():
+            memory = self.memory()
+            for node, path in wrong:
+                held = memory.held.get(path, {}).pop(node, None)
+                written = memory.written.get(held.at) if held else None
+                if held and written:
+                    memory.written[held.at] = Written(written.path, "", written.looks)
+            self._remember(memory)
+
+    def is_home(self, memory: Memory, node: int, path: str, stamp: Stamp) -> bool:
+        """Whether this version is home, and no crash came between the record and its file."""
+        held = memory.held.get(path, {}).get(node)
+        if held is None or held.stamp != stamp:
+            return False
+        now, written = self._look(held.at), memory.written.get(held.at)
+        return now is not None and not (written and now in written.looks[:-1])
+
+    def sha256(self, place: str) -> str | None:
+        """SHA-256 of the file that lies there now; None without one."""
+        return self.folder.sha256(place)
+
+    def _look(self, place: str) -> Stamp | None:
+        return read_stamp(self.folder, place)
+
+    def _is_folder(self, place: str) -> bool:
+        seen = self.folder.look(place)
+        return seen is not None and stat.S_ISDIR(seen.st_mode)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.folder.make()
+        if self._runs.look(LOCK_FILE) is None:
+            with suppress(FileExistsError):
+                self._runs.create(LOCK_FILE, io.BytesIO(), 0)
+        self._runs.reading(LOCK_FILE).close()  # raises for a link, which a repository may contain
+        try:
+            with self._lock:
+                yield
+        except Timeout as error:
+            raise NodeError(
+                f"another gpuops has been writing to {self.root} for {LOCK_TIMEOUT_S:.0f} s",
+                "end it (perhaps it is suspended in a terminal), then run `gpuops pull`",
+            ) from error
+
+    def _remember(self, memory: Memory) -> None:
+        # One name is enough under the lock, and what a crash leaves there is overwritten.
+        self._home.write_json(f"out/{MEMORY_FILE}", memory.dump(), draft=MEMORY_DRAFT)
+
+    def _settle(self, memory: Memory, path: str, arrivals: Sequence[Arrival], staging: SafeFolder) -> list[Move]:
+        """Update the record for one path. Returns which files move where."""
+        before = memory.held.get(path, {})
+        arrived = {a.node: a for a in arrivals if self._at_hand(memory, before, a.sha256, arrivals)}
+        stamps = {node: held.stamp for node, held in before.items()} | {n: a.stamp for n, a in arrived.items()}
+        sums = {node: held.sha256 for node, held in before.items()} | {n: a.sha256 for n, a in arrived.items()}
+        after: dict[int, Held] = {}
+        moves: list[Move] = []
+        name = self._system.stored(path)
+        for sha256, place in choose_places(name, sums).items():
+            nodes = [node for node in sums if sums[node] == sha256]
+            lying = sorted({held.at for held in before.values() if held.sha256 == sha256})
+            at = next((at for at in lying if at == place or is_beside(at, place)), None)
+            if at is None or not arrived.keys().isdisjoint(nodes):
+                at = self._free(memory, path, f"node{min(nodes)}/{name}", place, sha256)
+                if not self._has(memory, at, sha256):
+                    temps = [arrived[node].temp for node in nodes if node in arrived]
+                    temp = next(filter(None, temps), None) or self._kept(memory, sha256, lying, staging)
+                    if temp is None:
+                        continue  # its bytes are missing: not recorded, so that the next fetch brings them
+                    moves.append(Move(temp, at, path, sha256, wanted=place))
+            after |= {node: Held(stamps[node], sha256, at) for node in nodes}
+        memory.held[path] = after
+        return moves
+
+    def _at_hand(self, memory: Memory, before: Mapping[int, Held], sha256: str, arrivals: Sequence[Arrival]) -> bool:
+        """Whether these bytes were received or are home; otherwise the node's earlier version must stay."""
+        if any(arrival.temp for arrival in arrivals if arrival.sha256 == sha256):
+            return True
+        return any(self._has(memory, held.at, sha256) for held in before.values() if held.sha256 == sha256)
+
+    def _kept(self, memory: Memory, sha256: str, lying: Sequence[str], staging: SafeFolder) -> str | None:
+        """A staged copy of bytes that are home under a name that another node's version is about to take."""
+        source = next((at for at in lying if self._has(memory, at, sha256)), None)
+        if source is None:
+            return None
+        temp = f"kept-{sha256}"
+        if staging.look(temp) is None:
+            self.folder.share(source, staging, temp)
+        return temp
+
+    def _free(self, memory: Memory, path: str, aside: str, place: str, sha256: str) -> str:
+        """`place`, or the nearest name that no person's file and no other path's file has."""
+        if self._blocked(memory, place):
+            place = aside
+        while not self._may_write(memory, path, place, sha256):
+            longer = place + ".new"
+            place = longer if may_come(longer) else f"{sha256[:32]}-{secrets.token_hex(4)}"
+        return place
+
+    def _blocked(self, memory: Memory, place: str) -> bool:
+        """A folder lies there, or a file lies (or is about to) where one of its folders would have to be."""
+        above = [parent.as_posix() for parent in PurePosixPath(place).parents][:-1]
+        if self._system.key(MEMORY_FILE) in map(self._system.key, [place, *above]):
+            return True
+        files = (memory.owner(parent) or self._look(parent) for parent in above)
+        return self._is_folder(place) or memory.becomes_folder(place) or any(files)
+
+    def _may_write(self, memory: Memory, path: str, place: str, sha256: str) -> bool:
+        if self._blocked(memory, place):
+            return False
+        now = self._look(place)
+        written = memory.written.get(place)
+        if memory.owner(place) not in (None, path):
+            return False
+        return now is None or bool(written and now in written.looks) or self.sha256(place) == sha256
+
+    def _has(self, memory: Memory, place: str, sha256: str) -> bool:
+        """Whether exactly these bytes lie there, written by gpuops or by a person."""
+        now, written = self._look(place), memory.written.get(place)
+        if now is None:
+            return False
+        if written and now in written.looks and len(written.looks) == 1:
+            return written.sha256 == sha256
+        return self.sha256(place) == sha256
+
+    def _drop_unused(self, memory: Memory, paths: set[str]) -> None:
+        """Remove written files that no node's version needs any more, unless a person changed them."""
+        used = {held.at for path in paths for held in memory.held.get(path, {}).values()}
+        for place, written in list(memory.written.items()):
+            if written.path not in paths or place in used:
+                continue
+            if self._look(place) in written.looks:
+                self.folder.remove(place)
+                self.folder.remove_empty(place.rpartition("/")[0])
+            del memory.written[place]
+
+    def _finish(self, memory: Memory, moves: Sequence[Move]) -> None:
+        for move in moves:
+            written = memory.written[move.place]
+            memory.written[move.place] = Written(written.path, written.sha256, written.looks[-1:])
+        self._remember(memory)
+
+
+def record_moves(memory: Memory, moves: Sequence[Move], staging: SafeFolder) -> None:
+    """Record files that are about to be renamed into place: old and new looks both count as written by gpuops."""
+    for move in moves:
+        old, new = memory.written.get(move.place), read_stamp(staging, move.temp)
+        looks = (*(old.looks if old else ()), *((new,) if new else ()))
+        memory.announce(move.place, Written(move.path, move.sha256, looks))
+
+
+def read_stamp(folder: SafeFolder, path: str) -> Stamp | None:
+    """(size, mtime_ns) of the file at `path`; None where nothing or a folder lies there, NOT_OURS for all else."""
+    seen = folder.look(path)
+    if seen is None or stat.S_ISDIR(seen.st_mode):
+        return None
+    return (seen.st_size, seen.st_mtime_ns) if stat.S_ISREG(seen.st_mode) else NOT_OURS
+
+
+def inherit(home: RunHome, handed: Mapping[int, Mapping[str, int]]) -> None:
+    """Count files that one node handed to another as the first node's, once they are home.
+
+    `handed`: node that holds the files -> path -> node that made the file.
+    """
+    out = OutFolder(home)
+    arrivals = inherited_arrivals(out.memory(), handed)
+    if arrivals:
+        with out.staging() as staging:
+            out.publish(arrivals, staging)

@@ -1,0 +1,214 @@
+"""What is shown of a run's files at home: every byte once, nodes and ranks in the order of their numbers."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuops.core.errors import UsageError
+from gpuops.runs.logs.lines import LineMerger
+from gpuops.runs.logs.view import HomeTail, LogTimes, TracebackFilter, parse_moment
+from gpuops.sync import RunHome
+
+
+def write(home: Path, node: int, stream: str, text: str) -> None:
+    path = home / "logs" / f"node{node}" / stream
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(text)
+
+
+def tail(home: Path) -> HomeTail:
+    return HomeTail(RunHome(home), LineMerger(nodes=12, ranks=24, launcher=True))
+
+
+def test_ranks_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for node, rank in ((10, 20), (0, 10), (0, 2), (2, 3)):
+        write(tmp_path, node, f"rank{rank}.out", "here\n")
+    write(tmp_path, 0, "launcher.err", "first\n")
+    assert list(tail(tmp_path).rest()) == [
+        "[n0] first",
+        "[n0 r2] here",
+        "[n0 r10] here",
+        "[n2 r3] here",
+        "[n10 r20] here",
+    ]
+
+
+def test_each_byte_is_shown_once(tmp_path: Path) -> None:
+    shown = tail(tmp_path)
+    assert list(shown.new()) == []
+    write(tmp_path, 0, "rank0.out", "one\ntw")
+    assert list(shown.new()) == ["[n0 r0] one"]
+    write(tmp_path, 0, "rank0.out", "o\n")
+    assert list(shown.new()) == ["[n0 r0] two"]
+    assert list(shown.rest()) == []
+
+
+def test_what_is_no_output_is_not_shown(tmp_path: Path) -> None:
+    write(tmp_path, 0, "events.jsonl", "{}\n")
+    write(tmp_path, 0, "notes.txt", "mine\n")
+    (tmp_path / "logs" / "elsewhere").mkdir()
+    assert list(tail(tmp_path).rest()) == []
+
+
+def note(home: Path, node: int, at: float, **sizes: int) -> None:
+    named = {stream.replace("_", "."): size for stream, size in sizes.items()}
+    write(home, node, "times.jsonl", json.dumps({"at": at, "sizes": named}) + "\n")
+
+
+def timed(home: Path, since: float | None = None, skews: tuple[float, ...] = ()) -> HomeTail:
+    return HomeTail(RunHome(home), LineMerger(nodes=2, ranks=4), times=LogTimes(RunHome(home), skews), since=since)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """Two ranks take turns; node1's clock is 5 s behind."""
+    write(tmp_path, 0, "rank0.out", "one\nthree, be")
+    note(tmp_path, 0, 10.0, rank0_out=4)
+    note(tmp_path, 0, 30.0, rank0_out=13)
+    write(tmp_path, 0, "rank0.out", "gun before\nlast\n")
+    note(tmp_path, 0, 50.0, rank0_out=24)
+    write(tmp_path, 1, "rank2.out", "two\nfour\n")
+    note(tmp_path, 1, 15.0, rank2_out=4)
+    note(tmp_path, 1, 35.0, rank2_out=9)
+    return tmp_path
+
+
+def test_what_is_home_comes_in_the_order_in_which_it_was_written(written: Path) -> None:
+    shown = timed(written, skews=(0.0, 5.0))
+    inorder = ["[n0 r0] one", "[n1 r2] two", "[n1 r2] four", "[n0 r0] three, begun before", "[n0 r0] last"]
+    assert list(shown.new()) == inorder
+    write(written, 1, "rank2.out", "six\n")
+    assert list(shown.new()) == ["[n1 r2] six"]
+    assert list(timed(written).rest()) == [*inorder, "[n1 r2] six"]
+
+
+@pytest.mark.parametrize(
+    ("since", "lines"),
+    [
+        (0.0, 5), (10.0, 5), (10.1, 4), (20.0, 4), (20.1, 3), (30.1, 3), (40.1, 2), (50.0, 2), (50.1, 1), (9e9, 1),
+    ],
+)  # fmt: skip
+def test_since_leaves_out_what_was_surely_written_before(written: Path, since: float, lines: int) -> None:
+    """A line that was begun before counts by its end; what no note tells of is from just now."""
+    every = list(timed(written, skews=(0.0, 5.0)).rest())
+    assert list(timed(written, since, (0.0, 5.0)).rest()) == every[len(every) - lines :]
+
+
+def test_notes_that_cannot_be_read_are_left_out(written: Path) -> None:
+    write(written, 0, "times.jsonl", '{"at": 60.0, "si\n\nnull\n{"at": "x", "sizes": {}}\n{"at": 1, "sizes": 3}\n')
+    note(written, 0, 70.0, rank0_out=29)
+    assert list(timed(written, 69.0, (0.0, 5.0)).rest()) == ["[n0 r0] last"]
+    assert LogTimes(RunHome(written)).latest() == 70.0
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        '{"at": 1e999, "sizes": {"rank2.out": 1}}', '{"at": NaN, "sizes": {"rank2.out": 1}}',
+        '{"at": 1e300, "sizes": {"rank2.out": 1}}', '{"at": 1.0, "sizes": {"rank2.out": 1e999}}',
+        '{"at": 1.0, "sizes": {"rank2.out": 1e30}}', '{"at": 1.0, "sizes": {"rank2.out": -1}}',
+    ],
+)  # fmt: skip
+def test_notes_that_no_honest_node_makes_spoil_no_others(tmp_path: Path, odd: str) -> None:
+    write(tmp_path, 1, "rank2.out", "a\nb\n")
+    write(tmp_path, 1, "times.jsonl", odd + "\n")
+    note(tmp_path, 1, 10.0, rank2_out=2)
+    assert list(timed(tmp_path, 20.0).rest()) == ["[n1 r2] b"]
+    assert LogTimes(RunHome(tmp_path)).latest() == 10.0
+
+
+def test_runs_without_notes_are_shown_rank_by_rank(tmp_path: Path) -> None:
+    write(tmp_path, 1, "rank2.out", "b\n")
+    write(tmp_path, 0, "rank0.out", "a\n")
+    assert list(timed(tmp_path).rest()) == ["[n0 r0] a", "[n1 r2] b"]
+    assert not LogTimes(RunHome(tmp_path))
+
+
+TEN = st.integers(0, 9)
+
+
+@given(st.lists(st.tuples(TEN, st.sampled_from(["a\n", "b", "\n", "long line\n"])), max_size=12), st.integers(-1, 11))
+def test_every_byte_is_shown_once_whatever_was_noted(said: list[tuple[int, str]], since: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        text = ""
+        for at, words in sorted(said):
+            write(home, 0, "rank0.out", words)
+            text += words
+            note(home, 0, float(at), rank0_out=len(text))
+        lines = text.splitlines()
+        shown = [line.removeprefix("[n0 r0] ") for line in timed(home).rest()]
+        assert shown == lines
+        late = [line.removeprefix("[n0 r0] ") for line in timed(home, float(since)).rest()]
+        assert late == lines[len(lines) - len(late) :]
+        assert len(late) == len(lines) or since > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "ago"),
+    [
+        ("10m", 600.0),
+        ("1h30m", 5400.0),
+        ("90s", 90.0),
+        ("2001-09-09T00:06:40Z", 6000.0),
+        ("2001-09-09T02:06:40+02:00", 6000.0),
+    ],
+)
+def test_when(text: str, ago: float) -> None:
+    assert parse_moment(text, 1e9) == 1e9 - ago
+
+
+def test_a_time_without_a_zone_is_the_one_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC-3")
+    time.tzset()
+    try:
+        assert parse_moment("2001-09-09T03:06:40", 1e9) == 1e9 - 6000
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize("text", ["", "x", "10", "2026-13-01", "2026-", "-10m", "0001-01-01", "9999-01-01", "2e9m\0"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(UsageError, match=r"is no time|is still to come"):
+        parse_moment(text, 1e9)
+
+
+TRACE = "Traceback (most recent call last):\n  File x\nRuntimeError: peer\n"
+
+
+def veiled(home: Path, now: list[float]) -> HomeTail:
+    return HomeTail(RunHome(home), LineMerger(nodes=2, ranks=4), TracebackFilter(5.0, lambda: now[0]))
+
+
+def test_tracebacks_of_a_run_that_fails_stay_in_the_logs(tmp_path: Path) -> None:
+    now = [0.0]
+    shown = veiled(tmp_path, now)
+    write(tmp_path, 0, "rank0.err", "a warning\n" + TRACE)
+    write(tmp_path, 1, "rank2.out", "epoch 1\n")
+    assert list(shown.new()) == ["[n0 r0] a warning", "[n1 r2] epoch 1"]
+    write(tmp_path, 1, "events.jsonl", '{"at": 1.0, "event": "failed", "reason": {}}\n')
+    write(tmp_path, 1, "rank2.err", TRACE)
+    now[0] = 10.0
+    assert list(shown.new()) == []
+    assert list(shown.rest()) == []
+
+
+def test_a_traceback_in_a_run_that_goes_on_is_shown_late(tmp_path: Path) -> None:
+    now = [0.0]
+    shown = veiled(tmp_path, now)
+    write(tmp_path, 0, "rank0.err", TRACE)
+    assert list(shown.new()) == []
+    now[0] = 5.0
+    assert len(list(shown.new())) == 3
+    write(tmp_path, 0, "rank0.err", "after\n")
+    assert list(shown.new()) == []
+    assert list(shown.rest()) == ["[n0 r0] after"]
