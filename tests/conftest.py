@@ -27,6 +27,7 @@ from gpuops.core.signals import Signals
 from gpuops.guard import heartbeat
 from gpuops.guard.services import SERVICES
 from gpuops.ledger.store import Ledger
+from tests.fakes import torchrun
 from tests.platforms import LEFT_OUT, why_not
 
 HANG_S = 600.0
@@ -120,7 +121,8 @@ class Shell:
 
     def environment(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUOPS_", "VIRTUAL_ENV"))}
-        return {**clean, "GPUOPS_HOME": str(self.home), "GPUOPS_TEST_HOME": str(self.home), **self.env}
+        launcher = {"PYTHONPATH": str(torchrun.FOLDER)} if torchrun.is_stub() else {}
+        return {**clean, **launcher, "GPUOPS_HOME": str(self.home), "GPUOPS_TEST_HOME": str(self.home), **self.env}
 
     def start(self, *arguments: str, driver: str | None = None, **options: Any) -> subprocess.Popen[str]:
         """Type a command and go on; `driver` is a point of sabotage (tests/system/chaos/driver.py)."""
@@ -220,6 +222,12 @@ def no_guards(home: Path) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def launcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are launched by the stub of torchrun, unless the test is marked `real_torch`."""
+    monkeypatch.setenv(torchrun.VARIABLE, "real" if request.node.get_closest_marker("real_torch") else "stub")
+
+
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
     """A fresh home and an empty project folder; whatever is left at the end is ended."""
@@ -228,12 +236,6 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     one = Shell(tmp_path / "home", folder)
     yield one
     one.end()
-
-
-@pytest.fixture
-def stub_torchrun(shell: Shell) -> None:
-    """Runs of `shell` are launched by tests/fakes/torchrun: for tests of starting and ending ranks, not of torch."""
-    shell.env["PYTHONPATH"] = str(TESTS / "fakes" / "torchrun")
 
 
 @pytest.fixture

@@ -89,7 +89,6 @@ def holders_of(name: str, value: str) -> Iterator[list[str]]:
                 yield process.cmdline()
 
 
-@pytest.mark.usefixtures("stub_torchrun")
 def test_the_prelude_runs_in_every_ranks_shell(shell: Shell) -> None:
     shell.write("a.py", MEETS + "print(os.environ['LOADED'], os.environ['RANK'])\n")
     words = ["--prelude", "load() { export LOADED=$1-$RANK; }", "--prelude", "load cuda"]
@@ -146,7 +145,6 @@ def test_all_nodes_each_know_their_place(shell: Shell) -> None:
     assert good(shell, "run", "--nodes", "2", "--", "sh", "-c", script) == "0 of 1, head 127.0.0.1\n"
 
 
-@pytest.mark.usefixtures("stub_torchrun")
 def test_toml_fills_what_was_not_typed(shell: Shell) -> None:
     shell.write("gpuops.toml", "[train]\nnodes = 3\ngpus = 1\nenv = ['WORD=toml']\n\n[run]\nout = ['*.txt']\n")
     shell.write("a.py", MEETS + "print(os.environ['WORLD_SIZE'], os.environ['WORD'])\n")
@@ -228,7 +226,6 @@ def test_a_file_edited_on_the_node_is_never_overwritten_unasked(lab: Shell) -> N
     assert node_file(lab, "a.py").read_text() == "edited here"
 
 
-@pytest.mark.usefixtures("stub_torchrun")
 def test_resume_puts_each_nodes_own_files_back(shell: Shell) -> None:
     shell.write(
         "count.py",
@@ -293,7 +290,6 @@ def test_run_finds_the_torchrun_of_the_chosen_python(shell: Shell, tmp_path: Pat
     assert {f"0 {tmp_path}/other", f"1 {tmp_path}/other", "our own"} <= set(out.splitlines())
 
 
-@pytest.mark.usefixtures("stub_torchrun")
 def test_modules_and_scripts_in_subfolders(shell: Shell) -> None:
     shell.write("pack/__init__.py", "")
     shell.write("pack/go.py", "import sys\nprint(__name__, __package__, sys.argv[1:])\n")

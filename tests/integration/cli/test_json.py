@@ -167,7 +167,6 @@ def on_a_terminal(shell: Shell, *words: str, gates: Mapping[str, Path] | None = 
     return code, sent.decode()
 
 
-@pytest.mark.usefixtures("stub_torchrun")
 def test_a_terminal_gets_whole_lines_and_colour_only_where_wanted(shell: Shell) -> None:
     shell.write("big.bin", "x" * 3_000_000)
     shell.write("a.py", MEETS + "print('rank', os.environ['RANK'], 'says hello')\n")

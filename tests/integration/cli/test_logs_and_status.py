@@ -57,7 +57,6 @@ def is_noted(shell: Shell, node: int, lines: int) -> bool:
     return notes is not None and notes.read_text().count("\n") >= lines
 
 
-@pytest.mark.usefixtures("stub_torchrun")
 def test_lines_of_a_past_run(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,6 @@ STOPPED = "the run was stopped before its end"
 
 
 @pytest.mark.parametrize(("kind", "sign"), [(PLAIN, signal.SIGINT), (PLAIN, signal.SIGTERM), (TORCHRUN, signal.SIGINT)])
-@pytest.mark.usefixtures("stub_torchrun")
 def test_the_first_signal_stops_in_good_order(
     shell: Shell, tmp_path: Path, kind: tuple[str, ...], sign: signal.Signals
 ) -> None:

@@ -15,6 +15,8 @@ from gpuops.agent.run.joined_ranks import MIN_SAMPLED_S
 from tests.conftest import HANG_S, Shell, until
 from tests.integration.cli.counting import PROGRAM, Counting, remove
 
+pytestmark = pytest.mark.real_torch
+
 GANG = PROGRAM.parent / "gang.py"
 TWO_BY_TWO = ("train", "multinode", "--nodes", "2", "--gpus", "2")
 MEMORY = Path("/sys/fs/cgroup/memory")

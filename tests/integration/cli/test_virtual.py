@@ -79,6 +79,7 @@ def test_each_run_divides_the_machine_anew(lab: Shell) -> None:
     lab.expect_clean()
 
 
+@pytest.mark.real_torch
 def test_torchrun_on_virtual_nodes(shell: Shell) -> None:
     assert shell.run("up", "local", "--name", "lab").returncode == 0
     two = shell.run("train", "multinode", "--workload", "toy", "--", "2", "1")

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tests.fakes import torchrun
 from tests.system.lab.net import HANG_S
 
 LOCALHOST = "127.0.0.1 localhost\n::1 localhost ip6-localhost\n"
@@ -144,6 +145,11 @@ def give_system_torch(upper: Path, names: Iterable[str]) -> None:
 
 
 def _give_packages(library: Path) -> None:
-    """A folder for packages that finds the tests' own as well: nothing that is installed there changes those."""
+    """A folder for packages that finds the tests' own as well: nothing that is installed there changes those.
+
+    torch in it is the stub, unless the test wants the real one.
+    """
     packages = sysconfig.get_path("purelib")
     write(library / "site-packages", {"lab.pth": f"import site; site.addsitedir({packages!r})\n"})
+    if torchrun.is_stub():
+        shutil.copytree(torchrun.FOLDER / "torch", library / "site-packages" / "torch")

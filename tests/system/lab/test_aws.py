@@ -17,6 +17,8 @@ from tests.fakes.aws import FakeAWS, Instance
 from tests.system.lab.available import why_no_machines
 from tests.system.lab.laptop import Laptop
 
+pytestmark = pytest.mark.real_torch
+
 PROVE_S = 900
 """A hang guard, in seconds."""
 PROGRAMS = Path(__file__).parents[3] / "train"

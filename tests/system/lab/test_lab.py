@@ -379,6 +379,7 @@ def test_hosts_end_with_a_killed_test_run(tmp_path: Path) -> None:
 
 
 @needs_torch
+@pytest.mark.real_torch
 def test_torch_is_found_in_a_host(quiet: Lab) -> None:
     import torch
 
@@ -404,6 +405,7 @@ dist.destroy_process_group()
 
 
 @needs_torch
+@pytest.mark.real_torch
 def test_two_hosts_train_with_plain_torchrun(lab: Lab) -> None:
     """By the launch line that gpuops uses, on hosts with every trap for it."""
     hosts = [lab.host(name, names="127.0.1.1", docker0=True) for name in ("a", "b")]

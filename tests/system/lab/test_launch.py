@@ -9,6 +9,8 @@ import pytest
 from tests.system.lab.hosts import Lab
 from tests.system.lab.laptop import Laptop, root
 
+pytestmark = pytest.mark.real_torch
+
 SCRIPT = """
 import os, sys
 import torch, torch.distributed as dist

@@ -13,6 +13,8 @@ from tests.fakes.runpod import FakeRunPod
 from tests.system.lab.hosts import Lab
 from tests.system.lab.laptop import Laptop
 
+pytestmark = pytest.mark.real_torch
+
 PROVE_S = 280
 """A hang guard, in seconds."""
 NETWORK = """

@@ -16,6 +16,8 @@ from tests.system.lab.available import why_no_lab
 from tests.system.lab.hosts import Host, Lab
 from tests.system.lab.laptop import Laptop, root
 
+pytestmark = pytest.mark.real_torch
+
 MULTINODE = ("train", "multinode", "--gpus", "1", "--env", "OMP_NUM_THREADS=1")
 """Two hosts of one rank each: what costs time is how often torch is loaded. Each host believes that all cores are its
 own, so that threads of both would wait for each other."""
